@@ -1,0 +1,36 @@
+# `make demo` and `make test` need only Python 3.11 or newer; everything else they set up themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint format docs bench wheel soak clean
+
+.venv/.done: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@
+
+demo: .venv/.done
+	$(BIN)/gridless demo --out demo
+
+test: .venv/.done
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: .venv/.done
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
+
+format: .venv/.done
+	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+docs: .venv/.done
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[docs]"
+	$(BIN)/mkdocs build --strict
+
+bench: .venv/.done
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[peers]"
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+wheel: .venv/.done
+	rm -rf dist && $(BIN)/python -m build --wheel
+
+clean:
+	rm -rf .venv dist site demo

@@ -1,0 +1,46 @@
+"""gridless: convolutions for data that does not live on a grid, point clouds and event streams."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gridless.backends import use_backend
+from gridless.geometry import ball, farthest_sample, nearest, random_sample, rejection_sample
+from gridless.plan import Plan
+from gridless.structures import Cloud, Edges, Events, Geometry, collate
+
+__version__ = "0.1.0"
+
+# Imported when first touched, so that `import gridless` stays quick: name -> module.
+_LAZY: dict[str, str] = {}
+_MODULES = ("augment", "data", "geometry", "models", "nn", "ops", "show", "streaming", "training")
+
+__all__ = [
+    "Cloud",
+    "Edges",
+    "Events",
+    "Geometry",
+    "Plan",
+    "ball",
+    "collate",
+    "farthest_sample",
+    "nearest",
+    "random_sample",
+    "rejection_sample",
+    "use_backend",
+    *_LAZY,
+]
+
+if TYPE_CHECKING:
+    from gridless import augment, data, geometry, models, nn, ops, show, streaming, training
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"gridless.{name}")
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'gridless' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES])

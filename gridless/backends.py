@@ -1,0 +1,124 @@
+"""Which implementation runs: `reference` (torch), `cpu` (Numba) or `gpu` (Triton).
+
+The device of the tensors decides; `use_backend` overrides it, and an explicit choice never falls back.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+
+BACKENDS = ("reference", "cpu", "gpu")
+
+_forced: ContextVar[str | None] = ContextVar("gridless_backend", default=None)
+
+
+@contextmanager
+def use_backend(name: str | None) -> Iterator[None]:
+    """Run everything inside the block on one backend: `with gl.use_backend("reference"): ...`.
+
+    `None` restores the choice by device. Asking for `gpu` with tensors on the CPU is an error, not a fallback.
+    """
+    if name is not None and name not in BACKENDS:
+        raise ValueError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}, or None to follow the device")
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def interpreting() -> bool:
+    """Triton kernels run on CPU tensors under its interpreter."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def backend_for(device: torch.device) -> str:
+    """The name of the backend that tensors on `device` get now."""
+    name = _forced.get()
+    if name is None:
+        return "gpu" if device.type == "cuda" else "cpu" if device.type == "cpu" else "reference"
+    if name == "cpu" and device.type != "cpu":
+        raise ValueError(f"backend 'cpu' was asked for, but the tensors are on {device}: move them with .to('cpu')")
+    if name == "gpu" and device.type != "cuda" and not interpreting():
+        raise ValueError(f"backend 'gpu' was asked for, but the tensors are on {device}: move them with .to('cuda')")
+    return name
+
+
+def implementation(package: str, device: torch.device) -> ModuleType:
+    """The module of `package` (its `__name__`) that serves `device`, imported on first use."""
+    return _load(package, backend_for(device))
+
+
+@cache
+def _load(package: str, name: str) -> ModuleType:
+    if name == "cpu":
+        _announce_compilation()
+    return import_module(f"{package}.{name}")
+
+
+def num_threads() -> int:
+    """Threads a CPU kernel may use: torch's own setting, so DataLoader workers get one."""
+    return torch.get_num_threads()
+
+
+def in_threads(function: Callable[..., Any], jobs: Sequence[tuple]) -> list:
+    """Call `function(*job)` for every job, on as many threads as torch uses; results in order.
+
+    The functions are Numba kernels that release the GIL. Plain threads rather than Numba's parallel loops:
+    those abort when two Python threads enter them at once, and do not survive a fork.
+    """
+    if len(jobs) <= 1 or num_threads() == 1:
+        return [function(*job) for job in jobs]
+    return list(_pool(num_threads()).map(lambda job: function(*job), jobs))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="gridless")
+
+
+# A forked child inherits the pool's object but none of its threads.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+
+@cache
+def _announce_compilation() -> None:
+    """Say once, on stderr, that kernels are being compiled, if one takes over a second."""
+    from numba.core import event
+
+    class Listener(event.Listener):
+        timer: threading.Timer | None = None
+        said = False
+        depth = 0
+
+        def say(self) -> None:
+            if not Listener.said:
+                Listener.said = True
+                print("gridless: compiling CPU kernels, once; the result is kept on disk", file=sys.stderr, flush=True)
+
+        def on_start(self, event: Any) -> None:
+            self.depth += 1
+            if self.depth == 1 and not Listener.said:
+                self.timer = threading.Timer(1.0, self.say)
+                self.timer.daemon = True
+                self.timer.start()
+
+        def on_end(self, event: Any) -> None:
+            self.depth -= 1
+            if self.depth == 0 and self.timer is not None:
+                self.timer.cancel()
+
+    event.register("numba:compile", Listener())

@@ -1,0 +1,484 @@
+"""The values that flow through gridless: ragged, frozen, and made of plain tensors.
+
+A batch of B examples is the concatenation of their rows, with `splits` (B + 1) marking where each begins.
+Every field says what it is (rows, splits, an index into something, a size), so that moving, collating and
+padding are written once, here, for all structures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MAX_EDGES = 2**31 - 1
+
+
+def rows(**kwargs: Any) -> Any:
+    """A tensor with one row per point, event or edge."""
+    return field(metadata={"kind": "rows"}, **kwargs)
+
+
+def splits_field(of: str, **kwargs: Any) -> Any:
+    """Cumulative counts: entry i to entry i + 1 of `of` belong to i."""
+    return field(metadata={"kind": "splits", "of": of}, **kwargs)
+
+
+def index(into: str, **kwargs: Any) -> Any:
+    """Positions in something that has as many rows as the field `into` says."""
+    return field(metadata={"kind": "index", "into": into}, **kwargs)
+
+
+def size(**kwargs: Any) -> Any:
+    """A count of rows: the counts of a batch add up."""
+    return field(metadata={"kind": "size"}, **kwargs)
+
+
+def same(**kwargs: Any) -> Any:
+    """A setting that every example of a batch shares."""
+    return field(metadata={"kind": "same"}, **kwargs)
+
+
+@cache
+def _kinds(cls: type) -> tuple[tuple[str, str, str | None], ...]:
+    """(field name, kind, what it refers to) for each field of a structure."""
+    return tuple(
+        (f.name, f.metadata["kind"], f.metadata.get("of") or f.metadata.get("into")) for f in dataclasses.fields(cls)
+    )
+
+
+class Structure:
+    """What all structures share. Subclasses are frozen dataclasses whose fields declare their kind."""
+
+    # Named after the field whose rows carry the data: its length is the length of the structure.
+    _length: ClassVar[str]
+
+    @property
+    def device(self) -> torch.device:
+        return getattr(self, self._length).device
+
+    def __len__(self) -> int:
+        return getattr(self, self._length).shape[0]
+
+    def _map(self, function: Any) -> Self:
+        changes = {n: function(v) for n, *_ in _kinds(type(self)) if isinstance(v := getattr(self, n), Tensor)}
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """The same structure on another device."""
+        if self.device == torch.device(device):
+            return self
+        return self._map(lambda t: t.to(device, non_blocking=non_blocking))
+
+    def cpu(self) -> Self:
+        return self.to("cpu")
+
+    def cuda(self) -> Self:
+        return self.to("cuda")
+
+    def pin_memory(self) -> Self:
+        """A copy in page-locked memory, from which transfers to the GPU overlap with work."""
+        return self._map(Tensor.pin_memory)
+
+    def cached(self, name: str, make: Any) -> Any:
+        """A value derived once and kept beside the structure; never copied, compared or pickled."""
+        kept = self.__dict__.setdefault("_kept", {})
+        if name not in kept:
+            kept[name] = make()
+        return kept[name]
+
+    def __getstate__(self) -> dict:
+        return {k: v for k, v in self.__dict__.items() if k != "_kept"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        parts = []
+        for name, *_ in _kinds(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                parts.append(f"{name}={tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}")
+            elif value:
+                parts.append(f"{name}={value}")
+        return f"{type(self).__name__}({', '.join(parts)}, {self.device})"
+
+
+class Ragged(Structure):
+    """A batch of examples with different numbers of rows."""
+
+    splits: Tensor
+    padding: int
+
+    @property
+    def num_examples(self) -> int:
+        return self.splits.shape[0] - 1
+
+    @property
+    def sizes(self) -> Tensor:
+        """Rows of each example (B)."""
+        return self.splits.diff()
+
+    @property
+    def example(self) -> Tensor:
+        """The example each row belongs to (S); padding rows have num_examples."""
+
+        def make() -> Tensor:
+            at = torch.arange(len(self), device=self.device)
+            return torch.searchsorted(self.splits[1:].contiguous(), at, right=True)
+
+        return self.cached("example", make)
+
+    def check_splits(self, what: str) -> None:
+        """Refuse splits that do not describe the rows. Reads values: a synchronisation on the GPU."""
+        _check_splits(self.splits, len(self) - self.padding, what)
+
+
+def _check_splits(splits: Tensor, end: int, what: str) -> None:
+    host = splits.cpu()
+    if host[0] != 0:
+        raise ValueError(f"{what}: splits must begin with 0, not {host[0]}")
+    down = (host.diff() < 0).nonzero()
+    if len(down):
+        i = int(down[0])
+        raise ValueError(f"{what}: splits must ascend, but entry {i + 1} is {host[i + 1]} after {host[i]}")
+    if host[-1] != end:
+        raise ValueError(f"{what}: splits end at {host[-1]}, but there are {end} rows")
+
+
+def _as_splits(splits: Any, device: torch.device, what: str) -> Tensor:
+    splits = torch.as_tensor(splits)
+    if splits.dtype not in (torch.int64, torch.int32) or splits.ndim != 1 or splits.shape[0] < 1:
+        raise ValueError(
+            f"{what}: splits must be a 1-D integer tensor with one entry more than there are groups, "
+            f"not {splits.dtype} of shape {tuple(splits.shape)}"
+        )
+    if splits.device != device:
+        raise ValueError(f"{what}: splits are on {splits.device}, the rows on {device}: move both to one device")
+    return splits.long()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Cloud(Ragged):
+    """Points of a batch of examples: coords (S, D) float32 or float64, splits (B + 1).
+
+    A cloud that was sampled from another knows where its points came from: `parent_index` (S), rows of a cloud of
+    `num_parent` points. `distance` (num_parent), on request, is how far each of those is from its closest sample.
+    """
+
+    coords: Tensor = rows()
+    splits: Tensor = splits_field("coords")
+    parent_index: Tensor | None = index("num_parent", default=None)
+    num_parent: int = size(default=0)
+    distance: Tensor | None = rows(default=None)
+    padding: int = same(default=0)
+
+    _length: ClassVar[str] = "coords"
+
+    def __post_init__(self) -> None:
+        coords = self.coords
+        if not isinstance(coords, Tensor):
+            raise TypeError(f"Cloud: coords must be a tensor, not {type(coords).__name__}: use Cloud.of(...)")
+        if coords.ndim != 2 or not 1 <= coords.shape[1] <= 8:
+            raise ValueError(f"Cloud: coords must be (points, 1 to 8 dimensions), not {tuple(coords.shape)}")
+        if coords.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"Cloud: coords must be float32 or float64, not {coords.dtype}: convert with .float()")
+        object.__setattr__(self, "coords", coords.detach().contiguous() if not coords.requires_grad else coords)
+        object.__setattr__(self, "splits", _as_splits(self.splits, coords.device, "Cloud"))
+        if coords.device.type == "cpu":
+            self.check_splits("Cloud")
+
+    @classmethod
+    def of(cls, x: Any) -> Cloud:
+        """One example from an (S, D) tensor or array, or a batch from a sequence of them."""
+        if isinstance(x, Cloud):
+            return x
+        if isinstance(x, (list, tuple)):
+            clouds = [_as_coords(c) for c in x]
+            if not clouds:
+                raise ValueError("Cloud.of: an empty list has no dimension: pass at least one (S, D) array")
+            sizes = torch.tensor([0] + [len(c) for c in clouds], device=clouds[0].device)
+            return cls(torch.cat(clouds), sizes.cumsum(0))
+        coords = _as_coords(x)
+        return cls(coords, torch.tensor([0, len(coords)], device=coords.device))
+
+    @property
+    def dim(self) -> int:
+        return self.coords.shape[1]
+
+    def __getitem__(self, i: int) -> Cloud:
+        """Example i, alone."""
+        if not -self.num_examples <= i < self.num_examples:
+            raise IndexError(f"example {i} of a cloud with {self.num_examples} examples")
+        a, b = self.splits[i % self.num_examples :][:2].tolist()
+        return Cloud.of(self.coords[a:b])
+
+    def check(self, what: str = "cloud") -> None:
+        """Refuse splits that do not fit and coordinates that are not finite, naming example and row."""
+        self.check_splits(what)
+        bad = (~self.coords.isfinite()).any(1).nonzero()
+        if len(bad):
+            row = int(bad[0])
+            example = int(self.example[row])
+            inside = row - int(self.splits[example]) if example < self.num_examples else row
+            raise ValueError(
+                f"{what}: {len(bad)} points are not finite, the first at row {inside} of example {example} "
+                f"({self.coords[row].tolist()}): remove them first, e.g. x[x.isfinite().all(1)]"
+            )
+
+
+def _as_coords(x: Any) -> Tensor:
+    coords = torch.as_tensor(x) if not isinstance(x, np.ndarray) else torch.from_numpy(np.ascontiguousarray(x))
+    if coords.ndim != 2:
+        raise ValueError(f"a cloud is an (S, D) array of coordinates, not {tuple(coords.shape)}")
+    return coords
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Edges(Structure):
+    """Neighbourhoods in CSR form: the sources of target i are source[splits[i]:splits[i + 1]], ascending.
+
+    splits (S' + 1) int64, source (E) int32, num_source = S. `limit` is set when the search was told to keep only so
+    many neighbours. `symmetric` marks a neighbourhood that is its own transpose (a ball of a cloud with itself).
+    """
+
+    splits: Tensor = splits_field("source")
+    source: Tensor = index("num_source")
+    num_source: int = size()
+    limit: int | None = same(default=None)
+    symmetric: bool = same(default=False)
+    padding: int = same(default=0)
+
+    _length: ClassVar[str] = "source"
+
+    def __post_init__(self) -> None:
+        source = self.source
+        if not isinstance(source, Tensor) or source.ndim != 1 or source.dtype not in (torch.int32, torch.int64):
+            raise TypeError("Edges: source must be a 1-D int32 or int64 tensor of row numbers")
+        if len(source) > MAX_EDGES or self.num_source > MAX_EDGES:
+            raise ValueError(f"Edges: {len(source)} edges are more than {MAX_EDGES}: search smaller batches")
+        object.__setattr__(self, "source", source.to(torch.int32).contiguous())
+        object.__setattr__(self, "splits", _as_splits(self.splits, source.device, "Edges"))
+
+    @property
+    def num_target(self) -> int:
+        return self.splits.shape[0] - 1
+
+    @property
+    def target(self) -> Tensor:
+        """The target of each edge (E) int32, cached; padding edges have num_target."""
+
+        def make() -> Tensor:
+            at = torch.arange(len(self), device=self.device)
+            return torch.searchsorted(self.splits[1:].contiguous(), at, right=True, out_int32=True)
+
+        return self.cached("target", make)
+
+    @property
+    def counts(self) -> Tensor:
+        """Neighbours of each target (S')."""
+        return self.splits.diff()
+
+    def check(self, what: str = "edges") -> None:
+        """Refuse splits or sources out of range. Reads values: a synchronisation on the GPU."""
+        _check_splits(self.splits, len(self) - self.padding, what)
+        if len(self):
+            low, high = self.source.min().item(), self.source.max().item()
+            if low < 0 or high >= self.num_source:
+                raise ValueError(f"{what}: sources run from {low} to {high}, but num_source is {self.num_source}")
+
+    def transpose(self) -> Edges:
+        """The same edges seen from the sources: CSR to CSR, cached both ways."""
+        if self.symmetric:
+            return self
+
+        def make() -> Edges:
+            from gridless.geometry.transpose import transpose
+
+            back = transpose(self)
+            back.cached("transpose", lambda: self)
+            return back
+
+        return self.cached("transpose", make)
+
+    # Exchange with other libraries. PyG writes an edge (source, target); so do we.
+
+    def to_edge_index(self) -> Tensor:
+        """PyG's edge_index (2, E) int64: sources above, targets below."""
+        return torch.stack([self.source.long(), self.target.long()])[:, : len(self) - self.padding]
+
+    @classmethod
+    def from_edge_index(cls, edge_index: Tensor, num_source: int, num_target: int) -> Edges:
+        """From PyG's edge_index, in any order; repeated edges are kept."""
+        if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+            raise ValueError(f"edge_index must be (2, E), not {tuple(edge_index.shape)}")
+        source, target = edge_index.long()
+        if len(target) and not (0 <= int(target.min()) and int(target.max()) < num_target):
+            raise ValueError(f"edge_index: targets run from {target.min()} to {target.max()} of {num_target}")
+        order = torch.argsort(target * num_source + source, stable=True)
+        counts = torch.bincount(target, minlength=num_target)
+        splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        edges = cls(splits, source[order].int(), num_source)
+        edges.check("edge_index")
+        return edges
+
+    def to_scipy(self, values: Any = None) -> Any:
+        """A SciPy CSR matrix (num_target, num_source), of ones unless values (E) are given."""
+        from scipy.sparse import csr_array
+
+        end = len(self) - self.padding
+        values = np.ones(end, np.float32) if values is None else np.asarray(values)
+        return csr_array(
+            (values, self.source[:end].cpu().numpy(), self.splits.cpu().numpy()), (self.num_target, self.num_source)
+        )
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> Edges:
+        """The sparsity pattern of a SciPy sparse matrix whose rows are targets."""
+        csr = matrix.tocsr()
+        csr.sort_indices()
+        return cls(torch.from_numpy(csr.indptr.astype(np.int64)), torch.from_numpy(csr.indices), csr.shape[1])
+
+    def to_torch_csr(self, values: Tensor | None = None) -> Tensor:
+        """A torch.sparse_csr tensor (num_target, num_source), of ones unless values (E) are given."""
+        end = len(self) - self.padding
+        values = torch.ones(end, device=self.device) if values is None else values
+        return torch.sparse_csr_tensor(
+            self.splits, self.source[:end].long(), values, (self.num_target, self.num_source), check_invariants=False
+        )
+
+    @classmethod
+    def from_torch_csr(cls, matrix: Tensor) -> Edges:
+        """The sparsity pattern of a torch.sparse_csr tensor whose rows are targets."""
+        splits, source = matrix.crow_indices().long(), matrix.col_indices()
+        row = torch.repeat_interleave(splits.diff())
+        order = torch.argsort(row * matrix.shape[1] + source, stable=True)
+        return cls(splits, source[order].int(), matrix.shape[1])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Events(Ragged):
+    """Camera events of a batch of recordings, in arrival order.
+
+    pixel (S, 2) int32 as (x, y), time (S) int64 microseconds, polarity (S) bool (True is ON), splits (B + 1),
+    sensor (width, height). Events that were fired by other events (LIF) know which: `cause` (S), rows of a stream of
+    `num_parent` events; their polarity is None.
+    """
+
+    pixel: Tensor = rows()
+    time: Tensor = rows()
+    polarity: Tensor | None = rows()
+    splits: Tensor = splits_field("pixel")
+    sensor: tuple[int, int] = same()
+    cause: Tensor | None = index("num_parent", default=None)
+    num_parent: int = size(default=0)
+    padding: int = same(default=0)
+
+    _length: ClassVar[str] = "pixel"
+
+    def __getitem__(self, at: slice) -> Events:
+        """A run of events of one recording, as one recording."""
+        if not isinstance(at, slice) or at.step not in (None, 1):
+            raise TypeError("Events are cut with a slice: events[a:b]")
+        if self.num_examples != 1:
+            raise ValueError(f"only one recording can be cut, these are {self.num_examples}")
+        polarity = None if self.polarity is None else self.polarity[at]
+        pixel = self.pixel[at]
+        return Events(
+            pixel, self.time[at], polarity, torch.tensor([0, len(pixel)], device=self.device), self.sensor
+        )
+
+
+class Geometry(Mapping[str, Structure]):
+    """What a plan computed, by name: `geometry["X1"]` is a cloud, `geometry["N01"]` its edges."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise KeyError(
+                f"this geometry has no {name!r}, only {', '.join(self._values)}: was it made by another plan?"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        lines = "\n".join(f"  {name}: {value!r}" for name, value in self._values.items())
+        return f"Geometry(\n{lines}\n)"
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self._values.values())).device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Geometry:
+        return Geometry({n: v.to(device, non_blocking=non_blocking) for n, v in self._values.items()})
+
+    def pin_memory(self) -> Geometry:
+        return Geometry({n: v.pin_memory() for n, v in self._values.items()})
+
+
+def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) -> Any:
+    """One ragged batch from a list of examples: the `collate_fn` of a DataLoader.
+
+    Structures and geometries become block-diagonal; tuples and dicts are collated part by part; numbers, arrays and
+    tensors are stacked. With `bucket` ("power_of_two", or a list of allowed sizes) every structure is padded to the
+    next bucket, so that compiled and captured graphs meet few shapes; the padding belongs to no example and no edge.
+    """
+    if not examples:
+        raise ValueError("collate: an empty list of examples")
+    first = examples[0]
+    if isinstance(first, Geometry):
+        return Geometry({n: collate([e[n] for e in examples], bucket) for n in first})
+    if isinstance(first, Structure):
+        from gridless.padding import pad
+
+        merged = _merge(examples)
+        return merged if bucket is None else pad(merged, bucket)
+    if isinstance(first, tuple | list):
+        return type(first)(collate(list(part), bucket) for part in zip(*examples, strict=True))
+    if isinstance(first, Mapping):
+        return {k: collate([e[k] for e in examples], bucket) for k in first}
+    return torch.utils.data.default_collate(list(examples))
+
+
+def _merge(parts: Sequence[Structure]) -> Structure:
+    """Concatenate structures; indices and splits are shifted by what came before them."""
+    cls = type(parts[0])
+    values: dict[str, Any] = {}
+    for name, kind, refers in _kinds(cls):
+        column = [getattr(p, name) for p in parts]
+        if kind == "same":
+            if any(v != column[0] for v in column):
+                raise ValueError(f"collate: {cls.__name__}s with different {name} cannot share a batch")
+            if name == "padding" and column[0]:
+                raise ValueError("collate: padded batches cannot be collated again")
+            values[name] = column[0]
+        elif kind == "size":
+            values[name] = sum(column)
+        elif column[0] is None:
+            values[name] = None
+        elif kind == "rows":
+            values[name] = torch.cat(column)
+        elif kind == "splits":
+            ends = torch.tensor([0] + [len(getattr(p, refers)) for p in parts[:-1]]).cumsum(0)
+            tail = torch.cat([s[1:] for s in column])
+            tail += torch.repeat_interleave(ends, torch.tensor([len(s) - 1 for s in column]))
+            values[name] = torch.cat([tail.new_zeros(1), tail])
+        elif kind == "index":
+            ends = torch.tensor([0] + [getattr(p, refers) for p in parts[:-1]]).cumsum(0).to(column[0].dtype)
+            values[name] = torch.cat(column)
+            values[name] += torch.repeat_interleave(ends, torch.tensor([len(c) for c in column]))
+    return cls(**values)

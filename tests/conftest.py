@@ -1,0 +1,39 @@
+"""Shared fixtures. Backends are parametrised by name; `gpu` runs on a CUDA device, or on the CPU under Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import gridless as gl
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+@pytest.fixture(params=["reference", "cpu", "gpu"])
+def backend(request: pytest.FixtureRequest):
+    """Each backend in turn, made current; skipped where its device is missing."""
+    name = request.param
+    if name == "gpu" and not (torch.cuda.is_available() or INTERPRET):
+        pytest.skip("no CUDA device, and TRITON_INTERPRET is not set")
+    with gl.use_backend(name):
+        yield name
+
+
+@pytest.fixture
+def device(backend: str) -> torch.device:
+    """The device on which the current backend's tensors live."""
+    return torch.device("cuda" if backend == "gpu" and not INTERPRET else "cpu")
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder of real recordings and clouds; tests that need it skip where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip("no real data beside the project")
+    return SHARED
