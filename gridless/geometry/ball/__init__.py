@@ -1,0 +1,32 @@
+"""All points within a radius."""
+
+from __future__ import annotations
+
+from gridless.backends import implementation
+from gridless.geometry.checks import check_clouds, check_radius
+from gridless.structures import Cloud, Edges
+
+
+def ball(source: Cloud, target: Cloud, radius: float, limit: int | None = None) -> Edges:
+    """Edges from every target to the sources of its example within `radius`, inclusive, sources ascending.
+
+        edge (i, j)  when  |source_j - target_i|^2 <= radius^2
+
+    A ball is never cut short unless `limit` is given: then each target keeps its `limit` nearest sources (of equally
+    near ones those with the smaller index), and the edges say so.
+
+    Every backend returns the same edges. The squared distance is ((dx dx + dy dy) + dz dz)..., in dimension order, and
+    it and the square of the radius are rounded to the dtype of the clouds after every operation.
+
+    Refused: a radius that is not positive and finite, points that are not finite, clouds that differ in dimension,
+    dtype, device or number of examples, and more than 2^31 - 1 edges (before they are allocated).
+
+    A backend's `ball(source, target, radius, limit)` gets checked clouds and a radius already rounded to their dtype,
+    and returns splits (S' + 1) int64 and source (E) int32. Padding rows of a cloud have no edges.
+    """
+    check_clouds("ball", source, target)
+    radius = check_radius("ball", radius, source.coords.dtype)
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
+        raise ValueError(f"ball: limit must be a whole number of neighbours, 1 or more, not {limit!r}")
+    splits, index = implementation(__name__, source.device).ball(source, target, radius, limit)
+    return Edges(splits, index, len(source), limit=limit, symmetric=source is target and limit is None)

@@ -1,0 +1,76 @@
+"""What searches refuse, before any kernel runs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from gridless.structures import MAX_EDGES, Cloud
+
+
+def check_clouds(what: str, source: Cloud, target: Cloud) -> None:
+    """Refuse a pair of clouds that no search can join. Finite coordinates are checked once per cloud.
+
+    On a CUDA device nothing is read here: the kernels report points that are not finite together with the number of
+    edges, and `Cloud.check` then names them.
+    """
+    for role, cloud in (("source", source), ("target", target)):
+        if not isinstance(cloud, Cloud):
+            raise TypeError(f"{what}: {role} must be a Cloud, not {type(cloud).__name__}: use Cloud.of(x)")
+    if source is not target:
+        if source.dim != target.dim:
+            raise ValueError(f"{what}: source has {source.dim} dimensions, target {target.dim}")
+        if source.coords.dtype != target.coords.dtype:
+            raise TypeError(
+                f"{what}: source is {source.coords.dtype}, target {target.coords.dtype}: convert one of them"
+            )
+        if source.device != target.device:
+            raise ValueError(f"{what}: source is on {source.device}, target on {target.device}: move one with .to(...)")
+        if source.num_examples != target.num_examples:
+            raise ValueError(
+                f"{what}: source has {source.num_examples} examples, target {target.num_examples}: "
+                "both must be the same batch"
+            )
+    if source.device.type == "cpu":
+        check_finite(f"{what}: source", source)
+        check_finite(f"{what}: target", target)
+
+
+def check_finite(what: str, cloud: Cloud) -> None:
+    """Refuse coordinates that are not finite, naming example and row; a cloud is read once in its life."""
+    cloud.cached("finite", lambda: cloud.check(what) or True)
+
+
+def check_radius(what: str, radius: float, dtype: torch.dtype) -> float:
+    """The radius rounded to the dtype of the clouds, whose square must be a normal number of that dtype."""
+    radius = float(radius)
+    if not radius > 0 or math.isinf(radius):
+        raise ValueError(f"{what}: radius must be positive and finite, not {radius}")
+    limits = torch.finfo(dtype)
+    rounded = round_to(radius, dtype)
+    if not limits.tiny <= rounded * rounded <= limits.max:
+        raise ValueError(
+            f"{what}: the square of radius {radius} is out of the range of {dtype}: rescale the coordinates"
+            + (" or use float64" if dtype == torch.float32 else "")
+        )
+    return rounded
+
+
+def check_edge_count(what: str, count: int) -> None:
+    """Refuse more edges than an int32 can number; called before they are allocated."""
+    if count > MAX_EDGES:
+        raise ValueError(
+            f"{what}: {count} edges are more than {MAX_EDGES}: take a smaller radius, set limit=, or cut the batch"
+        )
+
+
+def round_to(value: float, dtype: torch.dtype) -> float:
+    """`value` rounded to `dtype`, as a Python float (which holds it exactly)."""
+    return torch.tensor(value, dtype=dtype).item() if dtype == torch.float32 else float(value)
+
+
+def squared_radius(radius: float, dtype: torch.dtype) -> float:
+    """r * r with r and the product rounded to `dtype`: a pair is inside when its squared distance is <= this."""
+    r = round_to(radius, dtype)
+    return round_to(r * r, dtype)
