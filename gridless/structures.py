@@ -93,6 +93,11 @@ class Structure:
             kept[name] = make()
         return kept[name]
 
+    def trusted(self) -> Self:
+        """The same structure, marked as checked: for values that our own searches and samplers made."""
+        self.cached("checked", lambda: True)
+        return self
+
     def __getstate__(self) -> dict:
         return {k: v for k, v in self.__dict__.items() if k != "_kept"}
 
@@ -220,8 +225,17 @@ class Cloud(Ragged):
         return Cloud.of(self.coords[a:b])
 
     def check(self, what: str = "cloud") -> None:
-        """Refuse splits that do not fit and coordinates that are not finite, naming example and row."""
+        """Refuse splits that do not fit and coordinates that are not finite, naming example and row.
+
+        Reads values, once: a synchronisation on the GPU.
+        """
+        self.cached("checked", lambda: self._check(what))
+
+    def _check(self, what: str) -> bool:
         self.check_splits(what)
+        # A sum is finite only if all its terms are; where it is not, huge coordinates may have overflowed.
+        if self.coords.sum().isfinite():
+            return True
         bad = (~self.coords.isfinite()).any(1).nonzero()
         if len(bad):
             row = int(bad[0])
@@ -231,6 +245,7 @@ class Cloud(Ragged):
                 f"{what}: {len(bad)} points are not finite, the first at row {inside} of example {example} "
                 f"({self.coords[row].tolist()}): remove them first, e.g. x[x.isfinite().all(1)]"
             )
+        return True
 
 
 def _as_coords(x: Any) -> Tensor:
@@ -286,12 +301,16 @@ class Edges(Structure):
         return self.splits.diff()
 
     def check(self, what: str = "edges") -> None:
-        """Refuse splits or sources out of range. Reads values: a synchronisation on the GPU."""
+        """Refuse splits or sources out of range. Reads values, once: a synchronisation on the GPU."""
+        self.cached("checked", lambda: self._check(what))
+
+    def _check(self, what: str) -> bool:
         _check_splits(self.splits, len(self) - self.padding, what)
         if len(self):
-            low, high = self.source.min().item(), self.source.max().item()
+            low, high = (int(v) for v in self.source.aminmax())
             if low < 0 or high >= self.num_source:
                 raise ValueError(f"{what}: sources run from {low} to {high}, but num_source is {self.num_source}")
+        return True
 
     def transpose(self) -> Edges:
         """The same edges seen from the sources: CSR to CSR, cached both ways."""

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from gridless.structures import MAX_EDGES, Cloud
+from gridless.structures import MAX_EDGES, Cloud, Edges
 
 
 def check_clouds(what: str, source: Cloud, target: Cloud) -> None:
@@ -39,7 +39,28 @@ def check_clouds(what: str, source: Cloud, target: Cloud) -> None:
 
 def check_finite(what: str, cloud: Cloud) -> None:
     """Refuse coordinates that are not finite, naming example and row; a cloud is read once in its life."""
-    cloud.cached("finite", lambda: cloud.check(what) or True)
+    cloud.check(what)
+
+
+def check_cloud(what: str, cloud: Cloud) -> None:
+    """Refuse what is not a cloud of finite points."""
+    if not isinstance(cloud, Cloud):
+        raise TypeError(f"{what}: expected a Cloud, not {type(cloud).__name__}: use Cloud.of(x)")
+    check_finite(what, cloud)
+
+
+def check_near(what: str, cloud: Cloud, near: Edges) -> None:
+    """Refuse edges that do not join a cloud to itself; edges that our own searches made are not read."""
+    if not isinstance(near, Edges):
+        raise TypeError(f"{what}: near must be Edges, not {type(near).__name__}: use ball(cloud, cloud, radius)")
+    if near.device != cloud.device:
+        raise ValueError(f"{what}: near is on {near.device}, the cloud on {cloud.device}: move one with .to(...)")
+    if near.num_source != len(cloud) or near.num_target != len(cloud):
+        raise ValueError(
+            f"{what}: near joins {near.num_source} sources to {near.num_target} targets, but the cloud has "
+            f"{len(cloud)} points: near must be a search of this cloud in itself, e.g. ball(cloud, cloud, radius)"
+        )
+    near.check(f"{what}: near")
 
 
 def check_radius(what: str, radius: float, dtype: torch.dtype) -> float:

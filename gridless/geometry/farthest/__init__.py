@@ -1,0 +1,114 @@
+"""Iterative farthest point sampling: exact, approximate, approximate after rejection; and random, to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gridless import backends
+from gridless.geometry.checks import check_cloud, check_near
+from gridless.structures import Cloud, Edges
+
+Size = int | float | Sequence[int] | Tensor
+
+
+def farthest_sample(
+    cloud: Cloud, size: Size, start: int = 0, near: Edges | None = None, reject: bool = False
+) -> Cloud:
+    """Iterative farthest points (IFP): each sample is the point farthest from the samples before it.
+
+    d[j] is the squared distance of point j to the closest sample so far, infinite before the first. Repeatedly, take
+    the point with the largest d that was not taken, the smaller index where several are equal, and lower d where it is
+    nearer to that point. The first is row `start` of each example. d2 = (dx*dx + dy*dy) + dz*dz, each operation
+    rounded in the dtype of the cloud and in this order, so that every backend takes the same points.
+
+    With `near`, d is lowered only at the neighbours of each sample (row j of `near`, and j itself): the paper's
+    approximate IFP, a priority queue in O(samples x neighbours). With `reject=True`, rejection sampling over `near`
+    comes first and the queue goes on from its distances (the paper's Algorithm 5); if rejection alone keeps more than
+    `size` points, the first `size` of them are the result. While infinite distances remain, the queue gives points in
+    index order, so that from `start=0` both variants take the same points unless squared distances overflow.
+
+    Args:
+        cloud: S points.
+        size: samples per example: a number; a fraction above 0 and up to 1 (rounded up); or one number per example.
+            An example with fewer points gives all of them.
+        start: the row of every example to begin with; must be 0 with `reject`, which begins in index order.
+        near: Edges of the cloud in itself, for the approximation.
+        reject: rejection sampling first; needs `near`.
+    Returns:
+        Cloud of the samples in the order in which they were taken, with `parent_index`.
+    """
+    check_cloud("farthest_sample", cloud)
+    sizes = sample_sizes(cloud, size, "farthest_sample")
+    if near is not None:
+        check_near("farthest_sample", cloud, near)
+    elif reject:
+        raise ValueError("farthest_sample: reject=True needs near, e.g. near=ball(cloud, cloud, radius)")
+    if reject and start != 0:
+        raise ValueError("farthest_sample: with reject=True sampling begins in index order: leave start at 0")
+    _check_start(cloud, start)
+    taken = backends.implementation(__name__, cloud.device).sample(cloud, sizes, start, near, reject)
+    return _sampled(cloud, sizes, taken)
+
+
+def random_sample(cloud: Cloud, size: Size, generator: torch.Generator | None = None) -> Cloud:
+    """Points drawn without replacement, all equally likely, in random order; `size` as in `farthest_sample`.
+
+    The draw depends on the generator (torch's own by default) and its device, not on the backend.
+    """
+    check_cloud("random_sample", cloud)
+    sizes = sample_sizes(cloud, size, "random_sample")
+    draw = torch.rand(len(cloud), dtype=torch.float64, device=cloud.device, generator=generator)
+    # Padding rows have example B, and so come last and are never reached.
+    order = torch.argsort(cloud.example + draw)
+    splits = _splits(sizes)
+    at = torch.arange(int(splits[-1]), device=cloud.device)
+    example = torch.searchsorted(splits[1:].contiguous(), at, right=True)
+    return _sampled(cloud, sizes, order[cloud.splits[example] + at - splits[example]])
+
+
+def sample_sizes(cloud: Cloud, size: Size, what: str) -> Tensor:
+    """Samples of each example (B) int64, never more than it has points."""
+    have = cloud.sizes
+    if isinstance(size, bool) or not isinstance(size, (int, float, Sequence, Tensor)) or isinstance(size, str):
+        raise TypeError(f"{what}: size must be a number, a fraction or one number per example, not {size!r}")
+    if isinstance(size, float):
+        if not 0 < size <= 1:
+            raise ValueError(f"{what}: a fraction must be above 0 and at most 1, not {size}: for a number pass an int")
+        # 0.07 * 100 is a little above 7 in floating point, and must not become 8.
+        return torch.ceil(have.double() * size - 1e-9).long()
+    if isinstance(size, int):
+        if size < 0:
+            raise ValueError(f"{what}: size must not be negative, not {size}")
+        return have.clamp(max=size)
+    each = torch.as_tensor(size)
+    if each.dtype not in (torch.int64, torch.int32) or each.shape != have.shape:
+        raise ValueError(
+            f"{what}: size must have one whole number for each of {len(have)} examples, "
+            f"not {each.dtype} of shape {tuple(each.shape)}"
+        )
+    if len(each) and int(each.min()) < 0:
+        raise ValueError(f"{what}: size must not be negative, not {int(each.min())}")
+    return torch.minimum(each.to(have.device, torch.int64), have)
+
+
+def _check_start(cloud: Cloud, start: int) -> None:
+    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+        raise ValueError(f"farthest_sample: start must be a row number, not {start!r}")
+    if start == 0:
+        return
+    have = cloud.sizes
+    short = ((have <= start) & (have > 0)).nonzero()
+    if len(short):
+        at = int(short[0])
+        raise ValueError(f"farthest_sample: start is row {start}, but example {at} has {int(have[at])} points")
+
+
+def _splits(sizes: Tensor) -> Tensor:
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+def _sampled(cloud: Cloud, sizes: Tensor, taken: Tensor) -> Cloud:
+    return Cloud(torch.index_select(cloud.coords, 0, taken), _splits(sizes), taken, len(cloud)).trusted()

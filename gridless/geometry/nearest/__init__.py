@@ -1,0 +1,31 @@
+"""The k nearest sources of each target, exactly."""
+
+from __future__ import annotations
+
+from gridless import backends
+from gridless.geometry.checks import check_clouds
+from gridless.structures import MAX_EDGES, Cloud, Edges
+
+
+def nearest(source: Cloud, target: Cloud, k: int) -> Edges:
+    """The k sources nearest to each target, example by example.
+
+    Exact; among equal distances the smaller index is taken. A target whose example has fewer than k sources gets all
+    of them. The edges of a target are listed by ascending source, as everywhere, not by distance.
+
+    Distances are compared squared, d2 = (dx*dx + dy*dy) + dz*dz, each operation rounded in the dtype of the cloud and
+    in this order, so that every backend returns the same edges.
+
+    Args:
+        source: S points; target: S' points; both with the same number of examples.
+        k: at least 1.
+    Returns:
+        Edges from source to target, at most k per target.
+    """
+    check_clouds("nearest", source, target)
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise ValueError(f"nearest: k must be a whole number of at least 1, not {k!r}")
+    if min(k, len(source)) * len(target) > MAX_EDGES:
+        raise ValueError(f"nearest: {k} neighbours of {len(target)} targets may exceed {MAX_EDGES} edges: split the batch")
+    splits, index = backends.implementation(__name__, source.device).search(source, target, k)
+    return Edges(splits, index, len(source), limit=k).trusted()

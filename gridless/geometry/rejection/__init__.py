@@ -1,0 +1,39 @@
+"""Rejection sampling: thin a cloud until no two survivors are neighbours."""
+
+from __future__ import annotations
+
+import torch
+
+from gridless import backends
+from gridless.geometry.checks import check_cloud, check_near, check_radius
+from gridless.structures import Cloud, Edges
+
+
+def rejection_sample(
+    cloud: Cloud, near: Edges | None = None, *, radius: float | None = None, distance: bool = False
+) -> Cloud:
+    """The paper's rejection sampling: in index order, keep each point that no earlier kept point has as a neighbour.
+
+    Neighbours are given by `near`, a search of the cloud in itself that a convolution may need anyway, or by `radius`
+    (distance <= radius, inclusive, rounded as in `ball`), and then no edges are made. Both give the same samples:
+    `rejection_sample(cloud, ball(cloud, cloud, r)) == rejection_sample(cloud, radius=r)`, index for index.
+
+    No two samples are neighbours, and every point is a sample or a neighbour of one.
+
+    Args:
+        cloud: S points.
+        near: Edges of the cloud in itself; row i lists what a sample i rejects.
+        radius: instead of `near`.
+        distance: also return how far every point of `cloud` is from the closest sample that has it as a neighbour.
+    Returns:
+        Cloud of the samples in index order, with `parent_index`, and `distance` (S) on request (0 for padding).
+    """
+    check_cloud("rejection_sample", cloud)
+    if (near is None) == (radius is None):
+        raise ValueError("rejection_sample: give either near or radius: rejection_sample(cloud, near)")
+    if near is not None:
+        check_near("rejection_sample", cloud, near)
+    if radius is not None:
+        radius = check_radius("rejection_sample", radius, cloud.coords.dtype)
+    kept, splits, to_sample = backends.implementation(__name__, cloud.device).sample(cloud, near, radius, distance)
+    return Cloud(torch.index_select(cloud.coords, 0, kept), splits, kept, len(cloud), to_sample).trusted()

@@ -1,0 +1,17 @@
+"""Edges seen from the other side: CSR to CSR."""
+
+from __future__ import annotations
+
+from gridless import backends
+from gridless.structures import Edges
+
+
+def transpose(edges: Edges) -> Edges:
+    """The same edges with source and target exchanged: a stable counting sort by source.
+
+    The edges of each source are listed by ascending target; `Edges.transpose()` is the same, cached.
+    """
+    if not isinstance(edges, Edges):
+        raise TypeError(f"transpose: expected Edges, not {type(edges).__name__}")
+    splits, index = backends.implementation(__name__, edges.device).transpose(edges)
+    return Edges(splits, index, edges.num_target, symmetric=edges.symmetric, padding=edges.padding)
