@@ -381,39 +381,6 @@ class Edges(Structure):
         return cls(splits, source[order].int(), matrix.shape[1])
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Events(Ragged):
-    """Camera events of a batch of recordings, in arrival order.
-
-    pixel (S, 2) int32 as (x, y), time (S) int64 microseconds, polarity (S) bool (True is ON), splits (B + 1),
-    sensor (width, height). Events that were fired by other events (LIF) know which: `cause` (S), rows of a stream of
-    `num_parent` events; their polarity is None.
-    """
-
-    pixel: Tensor = rows()
-    time: Tensor = rows()
-    polarity: Tensor | None = rows()
-    splits: Tensor = splits_field("pixel")
-    sensor: tuple[int, int] = same()
-    cause: Tensor | None = index("num_parent", default=None)
-    num_parent: int = size(default=0)
-    padding: int = same(default=0)
-
-    _length: ClassVar[str] = "pixel"
-
-    def __getitem__(self, at: slice) -> Events:
-        """A run of events of one recording, as one recording."""
-        if not isinstance(at, slice) or at.step not in (None, 1):
-            raise TypeError("Events are cut with a slice: events[a:b]")
-        if self.num_examples != 1:
-            raise ValueError(f"only one recording can be cut, these are {self.num_examples}")
-        polarity = None if self.polarity is None else self.polarity[at]
-        pixel = self.pixel[at]
-        return Events(
-            pixel, self.time[at], polarity, torch.tensor([0, len(pixel)], device=self.device), self.sensor
-        )
-
-
 class Geometry(Mapping[str, Structure]):
     """What a plan computed, by name: `geometry["X1"]` is a cloud, `geometry["N01"]` its edges."""
 
@@ -501,3 +468,7 @@ def _merge(parts: Sequence[Structure]) -> Structure:
             values[name] = torch.cat(column)
             values[name] += torch.repeat_interleave(ends, torch.tensor([len(c) for c in column]))
     return cls(**values)
+
+
+# At the end: the module it is defined in builds on this one.
+from gridless.events import Events  # noqa: E402, F401

@@ -1,0 +1,320 @@
+"""Events: what an event camera saw, in the order in which it arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gridless.structures import Ragged, _as_splits, index, rows, same, size, splits_field
+
+# What other libraries call the four fields.
+ALIASES = {
+    "x": ("x",),
+    "y": ("y",),
+    "t": ("t", "ts", "timestamp", "time"),
+    "p": ("p", "on", "pol", "polarity"),
+}
+REPAIRS = ("unwrap", "drop", "hold", "sort", "shift")
+DTYPE = np.dtype([("t", "<i8"), ("x", "<i4"), ("y", "<i4"), ("p", "?")])
+WRAP = 2**32
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Events(Ragged):
+    """Camera events of a batch of recordings, in arrival order.
+
+    pixel (S, 2) int32 as (x, y), time (S) int64 microseconds, polarity (S) bool (True is ON), splits (B + 1),
+    sensor (width, height). Events that were fired by other events (LIF) know which: `cause` (S), rows of a stream of
+    `num_parent` events; their polarity is None.
+    """
+
+    pixel: Tensor = rows()
+    time: Tensor = rows()
+    polarity: Tensor | None = rows()
+    splits: Tensor = splits_field("pixel")
+    sensor: tuple[int, int] = same()
+    cause: Tensor | None = index("num_parent", default=None)
+    num_parent: int = size(default=0)
+    padding: int = same(default=0)
+
+    _length: ClassVar[str] = "pixel"
+
+    def __post_init__(self) -> None:
+        pixel = self.pixel
+        if not isinstance(pixel, Tensor):
+            raise TypeError(f"Events: pixel must be a tensor, not {type(pixel).__name__}: use Events.of(...)")
+        if pixel.ndim != 2 or pixel.shape[1] != 2 or pixel.dtype != torch.int32:
+            raise ValueError(f"Events: pixel must be (S, 2) int32, not {tuple(pixel.shape)} {pixel.dtype}")
+        for name, dtype in (("time", torch.int64), ("polarity", torch.bool), ("cause", None)):
+            value = getattr(self, name)
+            if value is None and name != "time":
+                continue
+            if not isinstance(value, Tensor) or value.shape != pixel.shape[:1] or dtype not in (None, value.dtype):
+                wanted = "" if dtype is None else f" {str(dtype).removeprefix('torch.')}"
+                raise ValueError(f"Events: {name} must be ({len(pixel)},){wanted}, one entry for each pixel")
+            if value.device != pixel.device:
+                raise ValueError(f"Events: {name} is on {value.device}, pixel on {pixel.device}: move both")
+        object.__setattr__(self, "sensor", _as_sensor(self.sensor))
+        object.__setattr__(self, "splits", _as_splits(self.splits, pixel.device, "Events"))
+        if pixel.device.type == "cpu":
+            self.check_splits("Events")
+
+    @classmethod
+    def of(cls, x: Any, sensor: tuple[int, int] | None = None, repair: str | Sequence[str] = ()) -> Events:
+        """One recording from an array of events, or a batch from a list of them, checked.
+
+        An array is a NumPy structured array (or a mapping of equally long arrays) with the fields x, y, t and p, in
+        any order and of any integer type; `ts`, `timestamp` and `time` are read as t, `on`, `pol` and `polarity` as p.
+        Times are whole microseconds, polarity is 0/1, -1/+1 or bool, `sensor` is (width, height).
+
+        Times that step back, negative times and events outside the sensor are refused (`check`), unless `repair`, one
+        name or several, says what to do; repairs are made in this order, each recording on its own:
+
+        - `"unwrap"`: a 32-bit counter that started again from zero goes on counting (a step back of over 2**31);
+        - `"drop"`: events outside the sensor are left out;
+        - `"hold"`: a time that steps back becomes the latest time so far; the order stays the order of arrival;
+        - `"sort"`: events are put in order of time; equal times keep their order;
+        - `"shift"`: the earliest event happens at time zero.
+        """
+        names = as_repairs(repair)
+        device = torch.device("cpu")
+        if isinstance(x, Events):
+            if sensor is not None and _as_sensor(sensor) != x.sensor:
+                raise ValueError(f"Events.of: these events have the sensor {x.sensor}, not {tuple(sensor)}")
+            if not names:
+                x.check("Events.of")
+                return x
+            sensor, device = x.sensor, x.device
+            x = [x.recording(i) for i in range(x.num_examples)]
+        if sensor is None:
+            raise ValueError("Events.of: an array does not say how large the camera is: pass sensor=(width, height)")
+        recordings = x if isinstance(x, (list, tuple)) else [x]
+        return from_columns([_columns(r, "Events.of") for r in recordings], sensor, names).to(device)
+
+    def __getitem__(self, at: slice) -> Events:
+        """A run of events of one recording, as one recording."""
+        if not isinstance(at, slice) or at.step not in (None, 1):
+            raise TypeError("Events are cut with a slice: events[a:b]; a recording of a batch is events.recording(i)")
+        if self.num_examples != 1:
+            raise ValueError(f"only one recording can be cut, these are {self.num_examples}: events.recording(i)[a:b]")
+        a, b, _ = at.indices(len(self) - self.padding)
+        return self._cut(a, max(a, b))
+
+    def recording(self, i: int) -> Events:
+        """Recording i of a batch, alone."""
+        if not -self.num_examples <= i < self.num_examples:
+            raise IndexError(f"recording {i} of events with {self.num_examples} recordings")
+        a, b = self.splits[i % self.num_examples :][:2].tolist()
+        return self._cut(a, b)
+
+    def _cut(self, a: int, b: int) -> Events:
+        polarity = None if self.polarity is None else self.polarity[a:b]
+        splits = torch.tensor([0, b - a], device=self.device)
+        return Events(self.pixel[a:b], self.time[a:b], polarity, splits, self.sensor)
+
+    def select(self, keep: Tensor) -> Events:
+        """The events where `keep` (S) bool is True, in the same recordings. What caused them is forgotten."""
+        counts = torch.cat([keep.new_zeros(1, dtype=torch.int64), keep.cumsum(0)])
+        polarity = None if self.polarity is None else self.polarity[keep]
+        return Events(self.pixel[keep], self.time[keep], polarity, counts[self.splits], self.sensor)
+
+    def numpy(self) -> np.ndarray:
+        """A structured array with the fields t, x, y, p, of all recordings one after the other."""
+        out = np.empty(len(self) - self.padding, DTYPE)
+        end = len(out)
+        out["t"] = self.time[:end].cpu().numpy()
+        out["x"], out["y"] = self.pixel[:end].cpu().numpy().T
+        out["p"] = False if self.polarity is None else self.polarity[:end].cpu().numpy()
+        return out
+
+    def check(self, what: str = "events") -> None:
+        """Refuse times that step back, negative times and events outside the sensor, naming recording and row.
+
+        Reads values: a synchronisation on the GPU.
+        """
+        self.check_splits(what)
+        fault = self.fault()
+        if fault is not None:
+            row, words = fault
+            recording = int(self.example[row])
+            raise ValueError(f"{what}: row {row - int(self.splits[recording])} of recording {recording} {words}")
+
+    def fault(self) -> tuple[int, str] | None:
+        """The first row that `check` refuses, and why; None when all is well."""
+        end = len(self) - self.padding
+        pixel, time = self.pixel[:end], self.time[:end]
+        if not end:
+            return None
+        outside = _first_outside(pixel, self.sensor)
+        if outside is not None:
+            x, y = pixel[outside].tolist()
+            words = (
+                f"is at pixel ({x}, {y}), outside the sensor of {self.sensor[0]} x {self.sensor[1]}: "
+                "pass repair='drop' to leave such events out"
+            )
+            return outside, words
+        back = time[1:] < time[:-1]
+        starts = self.splits[1:-1]
+        back[starts[(starts > 0) & (starts < end)] - 1] = False
+        if bool(back.any()):
+            row = int(back.nonzero()[0]) + 1
+            words = (
+                f"has time {int(time[row])} after {int(time[row - 1])}: pass repair='sort' to put the events in order, "
+                "'hold' to keep their order, or 'unwrap' if a 32-bit counter started again"
+            )
+            return row, words
+        # Sorted from here on: a negative time, if any, comes first in its recording.
+        begins = self.splits[:-1][self.sizes > 0]
+        negative = begins[time[begins] < 0]
+        if len(negative):
+            row = int(negative[0])
+            return row, f"has the negative time {int(time[row])}: pass repair='shift' to start at zero"
+        return None
+
+
+def _as_sensor(sensor: Any) -> tuple[int, int]:
+    try:
+        width, height = (int(v) for v in sensor)
+    except (TypeError, ValueError):
+        raise ValueError(f"Events: sensor must be (width, height), not {sensor!r}") from None
+    if not (0 < width < 2**31 and 0 < height < 2**31):
+        raise ValueError(f"Events: a sensor of {width} x {height} pixels cannot be")
+    return width, height
+
+
+def _first_outside(pixel: Tensor, sensor: tuple[int, int]) -> int | None:
+    for axis, limit in enumerate(sensor):
+        low, high = (int(v) for v in pixel[:, axis].aminmax())
+        if low < 0 or high >= limit:
+            break
+    else:
+        return None
+    bad = (pixel < 0) | (pixel >= torch.tensor(sensor, device=pixel.device))
+    return int(bad.any(1).nonzero()[0])
+
+
+Columns = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
+
+
+def from_columns(columns: Sequence[Columns], sensor: tuple[int, int], repair: Sequence[str] = ()) -> Events:
+    """Checked events from (pixel (S, 2) int32, time (S) int64, polarity (S) bool) of each recording."""
+    events = unchecked(columns, sensor, repair)
+    events.check("Events.of")
+    return events
+
+
+def unchecked(columns: Sequence[Columns], sensor: tuple[int, int], repair: Sequence[str] = ()) -> Events:
+    sensor = _as_sensor(sensor)
+    if repair:
+        columns = [_repaired(c, sensor, repair) for c in columns]
+    if len(columns) == 1:
+        pixel, time, polarity = columns[0]
+    else:
+        pixel = np.concatenate([c[0] for c in columns] or [np.empty((0, 2), np.int32)])
+        time = np.concatenate([c[1] for c in columns] or [np.empty(0, np.int64)])
+        polarities = [c[2] for c in columns if c[2] is not None]
+        polarity = np.concatenate(polarities or [np.empty(0, bool)]) if len(polarities) == len(columns) else None
+    splits = torch.tensor([0] + [len(c[1]) for c in columns]).cumsum(0)
+    return Events(
+        torch.from_numpy(pixel),
+        torch.from_numpy(time),
+        None if polarity is None else torch.from_numpy(polarity),
+        splits,
+        sensor,
+    )
+
+
+def as_repairs(repair: str | Sequence[str]) -> tuple[str, ...]:
+    names = (repair,) if isinstance(repair, str) else tuple(repair)
+    for name in names:
+        if name not in REPAIRS:
+            raise ValueError(f"unknown repair {name!r}: choose from {', '.join(REPAIRS)}")
+    return names
+
+
+def _repaired(columns: Columns, sensor: tuple[int, int], repair: Sequence[str]) -> Columns:
+    pixel, time, polarity = columns
+    if "unwrap" in repair and len(time):
+        wraps = np.cumsum(np.diff(time, prepend=time[:1]) < -WRAP // 2)
+        time = time + wraps * WRAP
+    if "drop" in repair:
+        keep = ((pixel >= 0) & (pixel < np.array(sensor))).all(1)
+        pixel, time, polarity = pixel[keep], time[keep], None if polarity is None else polarity[keep]
+    if "hold" in repair:
+        time = np.maximum.accumulate(time) if len(time) else time
+    if "sort" in repair and (np.diff(time) < 0).any():
+        order = np.argsort(time, kind="stable")
+        pixel, time, polarity = pixel[order], time[order], None if polarity is None else polarity[order]
+    if "shift" in repair and len(time):
+        time = time - time.min()
+    return pixel, time, polarity
+
+
+def _columns(array: Any, what: str) -> Columns:
+    """pixel, time and polarity of one recording, converted and checked for type but not for order."""
+    if isinstance(array, Events):
+        if array.num_examples != 1:
+            raise ValueError(f"{what}: a list of events holds one recording each, not {array.num_examples}")
+        polarity = None if array.polarity is None else array.polarity.cpu().numpy()
+        return array.pixel.cpu().numpy(), array.time.cpu().numpy(), polarity
+    if isinstance(array, Mapping):
+        fields = tuple(array)
+    else:
+        fields = array.dtype.names if isinstance(array, np.ndarray) else None
+    if fields is None:
+        raise TypeError(
+            f"{what}: a recording is a structured array with the fields x, y, t, p, or a mapping of such arrays, "
+            f"not {type(array).__name__}{'' if not hasattr(array, 'shape') else f' of shape {tuple(array.shape)}'}"
+        )
+    values = {}
+    for name, aliases in ALIASES.items():
+        found = [f for f in fields if f.lower() in aliases]
+        if len(found) != 1:
+            said = f"has {' and '.join(found)}" if found else f"has no {' or '.join(aliases)}"
+            raise ValueError(f"{what}: the array {said}, its fields are {', '.join(fields)}")
+        value = np.asarray(array[found[0]])
+        values[name] = value.reshape(-1) if value.ndim != 1 and value.size == max(value.shape, default=0) else value
+    return columns_of(values["x"], values["y"], values["t"], values["p"], what)
+
+
+def columns_of(x: np.ndarray, y: np.ndarray, t: np.ndarray, p: np.ndarray, what: str) -> Columns:
+    """The three columns of a recording from its four fields; refuses what would change a value."""
+    for name, value in (("x", x), ("y", y), ("t", t), ("p", p)):
+        if value.ndim != 1 or len(value) != len(t):
+            raise ValueError(f"{what}: x, y, t and p must be equally long, but {name} is {value.shape} and t {t.shape}")
+        if value.dtype.kind not in "iub":
+            remedy = ": whole microseconds, e.g. (seconds * 1e6).round().astype('int64')" if name == "t" else ""
+            raise TypeError(f"{what}: {name} must hold integers, not {value.dtype}{remedy}")
+    pixel = np.empty((len(t), 2), np.int32)
+    for axis, value in enumerate((x, y)):
+        if value.dtype.itemsize >= 4 and len(value):
+            _refuse_beyond(value, np.iinfo(np.int32).max, "xy"[axis], what)
+        pixel[:, axis] = value
+    if t.dtype == np.uint64 and len(t):
+        _refuse_beyond(t, np.iinfo(np.int64).max, "t", what)
+    return pixel, np.array(t, np.int64), as_polarity(p, what)
+
+
+def _refuse_beyond(value: np.ndarray, limit: int, name: str, what: str) -> None:
+    low, high = int(value.min()), int(value.max())
+    if high > limit or low < -limit - 1:
+        bad = (value > limit) | (value < -limit - 1) if value.dtype.kind == "i" else value > limit
+        row = int(np.flatnonzero(bad)[0])
+        raise ValueError(f"{what}: row {row} has {name} = {value[row]}, which no camera has")
+
+
+def as_polarity(p: np.ndarray, what: str) -> np.ndarray:
+    """True for ON, from bool, 0/1 or -1/+1."""
+    if p.dtype == bool:
+        return np.array(p)
+    if len(p):
+        low, high = int(p.min()), int(p.max())
+        if low < -1 or high > 1 or (low == -1 and bool((p == 0).any())):
+            row = int(np.flatnonzero((p < -1) | (p > 1) if low < -1 or high > 1 else p == 0)[0])
+            raise ValueError(f"{what}: row {row} has polarity {p[row]}, which must be 0 or 1 (or -1 and 1)")
+    return p > 0
