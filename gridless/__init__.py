@@ -11,8 +11,11 @@ from gridless.structures import Cloud, Edges, Events, Geometry, collate
 __version__ = "0.1.0"
 
 # Imported when first touched, so that `import gridless` stays quick: name -> module.
-_LAZY: dict[str, str] = {}
-_MODULES = ("augment", "data", "geometry", "models", "nn", "ops", "show", "streaming", "training")
+_LAZY: dict[str, str] = {
+    "featureless_conv": "gridless.ops.point_conv",
+    "point_conv": "gridless.ops.point_conv",
+}
+_MODULES = ("augment", "data", "geometry", "models", "nn", "ops", "pictures", "streaming", "training")
 
 __all__ = [
     "Cloud",
@@ -31,7 +34,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from gridless import augment, data, geometry, models, nn, ops, show, streaming, training
+    from gridless import augment, data, geometry, models, nn, ops, pictures, streaming, training
+    from gridless.ops.point_conv import featureless_conv, point_conv
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,123 @@
+"""Point convolutions as layers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gridless.nn.basis import Basis, Monomials
+from gridless.ops.point_conv import featureless_conv, point_conv
+from gridless.plan import Name
+from gridless.structures import Geometry
+
+
+class _Conv(nn.Module):
+    """What the convolutions share: where their edges are found, and the kernel over them."""
+
+    def __init__(
+        self, edges: Name, basis: Basis | None, falloff: str | None, normalise: bool, radius: float | None
+    ) -> None:
+        super().__init__()
+        if radius is None:
+            radius = edges.radius
+        if radius is None:
+            raise ValueError(f"{edges} has no radius of its own: pass radius=, the scale its vectors are divided by")
+        self.edges, self.radius = edges, float(radius)
+        self.basis = Monomials(edges.dim, 2) if basis is None else basis
+        self.falloff, self.normalise = falloff, normalise
+
+    def _geometry(self, geometry: Geometry) -> tuple:
+        edges = self.edges
+        clouds = geometry[edges.source], geometry[edges.target]
+        return (
+            geometry[edges],
+            clouds[0].coords,
+            clouds[1].coords,
+            self.radius,
+            self.basis,
+            self.falloff,
+            self.normalise,
+        )
+
+    def _kernel_repr(self) -> str:
+        normalised = ", normalise=False" if not self.normalise else ""
+        return f"{self.basis}, radius={self.radius:g}, falloff={self.falloff!r}{normalised}"
+
+
+class PointConv(_Conv):
+    """F' = sum over m of N(m) F Theta(m) + bias, over the edges of one line of a plan.
+
+    features (S, in_channels) to (S', out_channels). `edges` names a line that makes edges; the vectors are divided by
+    its radius (or by `radius`, for searches that have none). The basis is `Monomials(dim, 2)` unless given; see
+    `gl.point_conv` for `falloff`, `normalise` and `order`. The weight (M, in_channels, out_channels) begins
+    uniform within +-sqrt(6 / (M (in_channels + out_channels))), the bias at zero.
+    """
+
+    def __init__(
+        self,
+        edges: Name,
+        in_channels: int,
+        out_channels: int,
+        basis: Basis | None = None,
+        falloff: str | None = "linear",
+        normalise: bool = True,
+        bias: bool = True,
+        order: str | None = None,
+        radius: float | None = None,
+    ) -> None:
+        super().__init__(edges, basis, falloff, normalise, radius)
+        self.in_channels, self.out_channels, self.order = in_channels, out_channels, order
+        self.weight = nn.Parameter(torch.empty(self.basis.size, in_channels, out_channels))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        size, q, p = self.weight.shape
+        _glorot_uniform(self.weight, size * q, size * p)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        return point_conv(features, self.weight, *self._geometry(geometry), bias=self.bias, order=self.order)
+
+    def extra_repr(self) -> str:
+        return f"{self.edges}, {self.in_channels}, {self.out_channels}, {self._kernel_repr()}"
+
+
+class FeaturelessConv(_Conv):
+    """The first convolution of a cloud without features: the sums of the edge values of each target, times Theta.
+
+    geometry to (S', out_channels). The weight (M, out_channels) begins uniform within +-sqrt(6 / (M + out_channels)).
+    """
+
+    def __init__(
+        self,
+        edges: Name,
+        out_channels: int,
+        basis: Basis | None = None,
+        falloff: str | None = "linear",
+        normalise: bool = True,
+        bias: bool = True,
+        radius: float | None = None,
+    ) -> None:
+        super().__init__(edges, basis, falloff, normalise, radius)
+        self.out_channels = out_channels
+        self.weight = nn.Parameter(torch.empty(self.basis.size, out_channels))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        _glorot_uniform(self.weight, *self.weight.shape)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, geometry: Geometry) -> Tensor:
+        return featureless_conv(self.weight, *self._geometry(geometry), bias=self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.edges}, {self.out_channels}, {self._kernel_repr()}"
+
+
+def _glorot_uniform(weight: Tensor, fan_in: int, fan_out: int) -> None:
+    bound = (6 / (fan_in + fan_out)) ** 0.5
+    nn.init.uniform_(weight, -bound, bound)

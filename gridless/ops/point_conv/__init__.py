@@ -1,0 +1,266 @@
+"""The point convolution: F' = sum over m of N(m) F Theta(m), in either order, with or without features.
+
+What a backend provides (`cpu.py`, `gpu.py`). All tensors are contiguous and on one device; `kernel` is an
+`EdgeKernel` (kernel.py), which also gives the formula and the derivatives of the edge values n_m. Edge values are made
+on the fly and never stored; sums are kept in float64 for float64 features and in float32 for all others.
+
+    conv(features (S, Q), weight (M, Q, P), bias (P) or None, splits (S' + 1), source (E) int32, source_coords (S, D),
+         target_coords (S', D), kernel, transform_first)
+        -> out (S', P) in the dtype of the features, inverse (S') in the compute dtype
+        `inverse` is 1 / W of each target, 0 where W is 0; an empty tensor (0) where the kernel does not normalise.
+
+    conv_backward(grad (S', P), features, weight, inverse, back_splits (S + 1), back_source (E) int32, source_coords,
+                  target_coords, kernel, need_features, need_weight)
+        -> grad_features (S, Q) or None, grad_weight (M, Q, P) or None
+        The edges are the transposed ones: row j of `back_splits` lists the targets i of source j. One gather
+        B[j, m] = sum over i of n_m(i, j) grad[i], then dF = sum of B[:, m] Theta(m)^T and dTheta(m) = F^T B[:, m].
+        The same for both orders.
+
+    conv_coords_backward(grad, features, weight, inverse, splits, source, back_splits, back_source, source_coords,
+                         target_coords, kernel, need_source, need_target)
+        -> grad_source_coords (S, D) or None, grad_target_coords (S', D) or None, in the dtype of the coordinates
+        With c_m = <grad[i], F[j] Theta(m)>, a = sum of c_m p_m and D_i = sum over the row of a w / W:
+        dL/dv = sum of c_m (w / W) dp_m/dv + (a - D_i if normalise else a) / W dw/dv;
+        targets gather +dL/dv / radius over `splits`, sources -dL/dv / radius over `back_splits`.
+
+    edge_sums(splits, source, source_coords, target_coords, kernel)
+        -> sums (S', M) of the edge values in the dtype of the coordinates, inverse (S') or (0)
+
+    edge_sums_backward(grad (S', M), sums (S', M), inverse, splits, source, back_splits, back_source, source_coords,
+                       target_coords, kernel, need_source, need_target)
+        -> grad_source_coords or None, grad_target_coords or None
+        As above with c_m = grad[i, m], so that D_i = <grad[i], sums[i]>.
+
+`back_splits` and `back_source` are None where only the targets' coordinates need gradients. `reference.py` is the
+specification of all of it: it takes the structures themselves and is differentiated by autograd.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gridless import backends
+from gridless.ops.point_conv import registered
+from gridless.ops.point_conv.kernel import Basis, EdgeKernel
+from gridless.structures import Edges
+
+__all__ = ["Basis", "EdgeKernel", "cheaper_order", "featureless_conv", "point_conv"]
+
+FALLOFFS = ("linear", None)
+ORDERS = ("gather_first", "transform_first")
+
+
+def point_conv(
+    features: Tensor,
+    weight: Tensor,
+    edges: Edges,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    radius: float,
+    basis: Basis,
+    falloff: str | None = "linear",
+    normalise: bool = True,
+    bias: Tensor | None = None,
+    order: str | None = None,
+) -> Tensor:
+    """F'_i = sum over m and the sources j of i of n_m(i, j) F_j Theta(m) + bias.
+
+    n_m = p_m(v) w / W with v = (target_i - source_j) / radius, p the basis, w = 1 - |v| for the "linear" fall-off (0
+    from the radius on) and 1 for None, and W the sum of w over the row if `normalise` and 1 otherwise. A target without
+    neighbours, or whose weights are all 0, gets the bias.
+
+    features (S, Q) float32, float64, bfloat16 or float16; weight (M, Q, P) and bias (P) of the same dtype;
+    source_coords (S, D), target_coords (S', D) float32 or float64; returns (S', P). Sums are kept in float32 (float64
+    for float64 features). Differentiable in features, weight, bias and both coordinates; for second derivatives use
+    `gl.use_backend("reference")`.
+
+    `order` is "gather_first" for (N F) Theta or "transform_first" for N (F Theta), by default the cheaper.
+    Up-sampling is a convolution over `edges.transpose()`, with the coarse cloud as the source.
+    """
+    features, weight, bias = _autocast(features, weight, bias)
+    kernel = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
+    _check_features(features, weight, bias, edges, basis)
+    if order is None:
+        order = cheaper_order(len(edges), edges.num_source, edges.num_target, features.shape[1], weight.shape[2])
+    elif order not in ORDERS:
+        raise ValueError(f"point_conv: order must be one of {ORDERS} or None, not {order!r}")
+    transform_first = order == "transform_first"
+    backend = backends.backend_for(features.device)
+    if backend == "reference":
+        from gridless.ops.point_conv import reference
+
+        with torch.autocast(features.device.type, enabled=False):
+            return reference.conv(
+                features,
+                weight,
+                bias,
+                edges,
+                source_coords,
+                target_coords,
+                basis,
+                float(radius),
+                kernel.falloff,
+                normalise,
+                transform_first,
+            )
+    _check_described(kernel, basis, backend)
+    back = _transposed(edges, features, weight, source_coords)
+    out, _ = registered.conv(
+        features,
+        weight,
+        bias,
+        edges.splits,
+        edges.source,
+        *back,
+        source_coords.contiguous(),
+        target_coords.contiguous(),
+        *registered.numbers(kernel),
+        transform_first,
+        backend,
+    )
+    return out
+
+
+def featureless_conv(
+    weight: Tensor,
+    edges: Edges,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    radius: float,
+    basis: Basis,
+    falloff: str | None = "linear",
+    normalise: bool = True,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """The convolution of a cloud that has no features: F'_i = sum over m of (sum over j of n_m(i, j)) Theta(m) + bias.
+
+    weight (M, P), bias (P); returns (S', P) in the dtype of the weight. One sum over the edges of each target, then one
+    matrix product. Arguments and edge values as in `point_conv`. With `normalise` the first sum is 1 for the constant
+    term of `Monomials`.
+    """
+    kernel = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
+    if weight.ndim != 2 or weight.shape[0] != basis.size:
+        raise ValueError(
+            f"featureless_conv: weight must be (basis.size = {basis.size}, out channels), not {tuple(weight.shape)}"
+        )
+    _check_bias(bias, weight)
+    if weight.device != edges.device:
+        raise ValueError(f"featureless_conv: weight is on {weight.device}, the edges on {edges.device}: use .to(...)")
+    backend = backends.backend_for(weight.device)
+    if backend == "reference":
+        from gridless.ops.point_conv import reference
+
+        sums = reference.edge_sums(
+            edges, source_coords, target_coords, basis, float(radius), kernel.falloff, kernel.normalise
+        )
+    else:
+        _check_described(kernel, basis, backend)
+        back = _transposed(edges, source_coords)
+        coords = (source_coords.contiguous(), target_coords.contiguous())
+        sums, _ = registered.edge_sums(edges.splits, edges.source, *back, *coords, *registered.numbers(kernel), backend)
+    return torch.nn.functional.linear(sums.to(weight.dtype), weight.t(), bias)
+
+
+def cheaper_order(num_edges: int, num_source: int, num_target: int, in_channels: int, out_channels: int) -> str:
+    """The order with fewer multiply-adds: M Q (E + S' P) to gather first, M P (E + S Q) to transform first."""
+    gather_first = in_channels * (num_edges + num_target * out_channels)
+    transform_first = out_channels * (num_edges + num_source * in_channels)
+    return "gather_first" if gather_first <= transform_first else "transform_first"
+
+
+# Checks.
+
+
+def _autocast(features: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Under autocast, features and parameters in its dtype; coordinates keep theirs."""
+    device = features.device.type
+    if not torch.is_autocast_enabled(device) or not features.is_floating_point() or features.dtype == torch.float64:
+        return features, weight, bias
+    dtype = torch.get_autocast_dtype(device)
+    return features.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _check(
+    edges: Edges,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    radius: float,
+    basis: Basis,
+    falloff: str | None,
+    normalise: bool,
+) -> EdgeKernel:
+    if falloff not in FALLOFFS:
+        raise ValueError(f"point_conv: falloff must be 'linear' or None, not {falloff!r}")
+    if not 0 < radius < float("inf"):
+        raise ValueError(f"point_conv: radius must be positive and finite, not {radius}")
+    for name, coords, rows in (
+        ("source_coords", source_coords, edges.num_source),
+        ("target_coords", target_coords, edges.num_target),
+    ):
+        if coords.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"point_conv: {name} must be float32 or float64, not {coords.dtype}: use .float()")
+        if coords.ndim != 2 or coords.shape[0] != rows:
+            raise ValueError(f"point_conv: the edges need {name} of {rows} rows, but it is {tuple(coords.shape)}")
+        if coords.shape[1] != basis.dim:
+            raise ValueError(
+                f"point_conv: {name} has {coords.shape[1]} dimensions, the basis {basis.dim}: {basis!r} does not fit"
+            )
+        if coords.device != edges.device:
+            raise ValueError(f"point_conv: {name} is on {coords.device}, the edges on {edges.device}: use .to(...)")
+    if source_coords.dtype != target_coords.dtype:
+        raise TypeError(
+            f"point_conv: source_coords is {source_coords.dtype}, target_coords {target_coords.dtype}: use one dtype"
+        )
+    description = basis.description()
+    kind, table, width = (-1, (0.0,) * (basis.size * basis.dim), 1.0) if description is None else description
+    return EdgeKernel(kind, table, width, basis.dim, float(radius), falloff is not None, bool(normalise))
+
+
+def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges: Edges, basis: Basis) -> None:
+    if features.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        raise TypeError(f"point_conv: features must be floating point, not {features.dtype}: use .float()")
+    if features.ndim != 2 or features.shape[0] != edges.num_source:
+        raise ValueError(
+            f"point_conv: the edges have {edges.num_source} sources, so features must be "
+            f"({edges.num_source}, channels), not {tuple(features.shape)}"
+        )
+    if weight.ndim != 3 or weight.shape[0] != basis.size or weight.shape[1] != features.shape[1]:
+        raise ValueError(
+            f"point_conv: weight must be (basis.size = {basis.size}, in channels = {features.shape[1]}, out channels), "
+            f"not {tuple(weight.shape)}"
+        )
+    if not features.is_contiguous():
+        raise ValueError("point_conv: features are not contiguous: pass features.contiguous()")
+    if weight.dtype != features.dtype:
+        raise TypeError(
+            f"point_conv: features are {features.dtype}, weight {weight.dtype}: convert one, or use torch.autocast"
+        )
+    _check_bias(bias, weight)
+    for name, tensor in (("features", features), ("weight", weight)):
+        if tensor.device != edges.device:
+            raise ValueError(f"point_conv: {name} are on {tensor.device}, the edges on {edges.device}: use .to(...)")
+
+
+def _check_bias(bias: Tensor | None, weight: Tensor) -> None:
+    if bias is not None and (bias.shape != weight.shape[-1:] or bias.dtype != weight.dtype):
+        raise ValueError(
+            f"point_conv: bias must be ({weight.shape[-1]},) {weight.dtype} like the weight, "
+            f"not {tuple(bias.shape)} {bias.dtype}"
+        )
+
+
+def _check_described(kernel: EdgeKernel, basis: Basis, backend: str) -> None:
+    if kernel.kind < 0:
+        raise NotImplementedError(
+            f"{type(basis).__name__} has no description in numbers, so backend {backend!r} cannot make its values: "
+            "give it one, or run under gl.use_backend('reference')"
+        )
+
+
+def _transposed(edges: Edges, *sources: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Splits and targets of the transposed edges, where some gradient will walk them."""
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in sources):
+        return None, None
+    back = edges.transpose()
+    return back.splits, back.source

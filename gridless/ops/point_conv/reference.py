@@ -1,0 +1,88 @@
+"""The specification: plain torch, differentiable as often as one likes, with every edge value stored."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gridless.ops.point_conv.kernel import Basis, compute_dtype
+from gridless.structures import Edges
+
+
+def conv(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    edges: Edges,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    basis: Basis,
+    radius: float,
+    falloff: bool,
+    normalise: bool,
+    transform_first: bool,
+) -> Tensor:
+    """F' = sum over m of N(m) F Theta(m) + bias: (S, Q), (M, Q, P) to (S', P)."""
+    dtype = compute_dtype(features.dtype)
+    values = edge_values(edges, source_coords, target_coords, basis, radius, falloff, normalise, dtype)  # (E, M)
+    source, target = _ends(edges)
+    shape = (edges.num_target, basis.size)
+    inputs, theta = features.to(dtype), weight.to(dtype)
+    if transform_first:
+        transformed = torch.einsum("sq,mqp->smp", inputs, theta)[source]  # (E, M, P)
+        messages = torch.einsum("em,emp->ep", values, transformed)
+        out = messages.new_zeros(edges.num_target, weight.shape[2]).index_add(0, target, messages)
+    else:
+        messages = values[:, :, None] * inputs[source][:, None, :]  # (E, M, Q)
+        gathered = messages.new_zeros(*shape, features.shape[1]).index_add(0, target, messages)
+        out = torch.einsum("tmq,mqp->tp", gathered, theta)
+    return (out if bias is None else out + bias.to(dtype)).to(features.dtype)
+
+
+def edge_sums(
+    edges: Edges,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    basis: Basis,
+    radius: float,
+    falloff: bool,
+    normalise: bool,
+) -> Tensor:
+    """Sums of the edge values of each target: (S', M)."""
+    dtype = source_coords.dtype
+    values = edge_values(edges, source_coords, target_coords, basis, radius, falloff, normalise, dtype)
+    return values.new_zeros(edges.num_target, basis.size).index_add(0, _ends(edges)[1], values)
+
+
+def edge_values(
+    edges: Edges,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    basis: Basis,
+    radius: float,
+    falloff: bool,
+    normalise: bool,
+    dtype: torch.dtype,
+) -> Tensor:
+    """n_m = p_m(v) w / W for every edge: (E, M)."""
+    source, target = _ends(edges)
+    vector = ((target_coords[target] - source_coords[source]) / radius).to(dtype)  # (E, D)
+    falls = _falloff(vector) if falloff else torch.ones_like(vector[:, 0])
+    if normalise:
+        total = falls.new_zeros(edges.num_target).index_add(0, target, falls)[target]
+        falls = torch.where(total > 0, falls / torch.where(total > 0, total, 1), 0)
+    return basis(vector) * falls[:, None]
+
+
+def _falloff(vector: Tensor) -> Tensor:
+    """max(0, 1 - |v|), with the derivative 0 at the centre and from the radius on."""
+    square = vector.square().sum(-1)
+    away = square > 0
+    length = torch.where(away, torch.where(away, square, 1).sqrt(), 0)
+    return torch.relu(1 - length)
+
+
+def _ends(edges: Edges) -> tuple[Tensor, Tensor]:
+    """Source and target rows of the edges that are not padding."""
+    real = len(edges) - edges.padding
+    return edges.source[:real].long(), edges.target[:real].long()
