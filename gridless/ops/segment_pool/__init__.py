@@ -1,0 +1,107 @@
+"""Maximum and mean over each example of ragged rows: what leaves the cloud.
+
+    segment_max(F, splits)[b, c]  = max  of F[s, c] over s in splits[b] .. splits[b + 1] - 1
+    segment_mean(F, splits)[b, c] = mean of F[s, c] over the same rows
+
+Examples without rows give 0. Rows after splits[-1] are padding and belong to nobody: they are not read, and their
+gradient is 0. The gradient of a maximum goes to the first row that holds it; a NaN counts as the largest value.
+float16 and bfloat16 are summed in float32. Both are deterministic, and can be differentiated twice.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gridless.backends import implementation
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def segment_max(features: Tensor, splits: Tensor) -> Tensor:
+    """The largest feature of each example: features (S, C), splits (B + 1) to (B, C)."""
+    _check(features, splits, "segment_max")
+    return _max(features, splits)[0]
+
+
+def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
+    """The mean feature of each example: features (S, C), splits (B + 1) to (B, C)."""
+    _check(features, splits, "segment_mean")
+    return _mean(features, splits)
+
+
+def _check(features: Tensor, splits: Tensor, what: str) -> None:
+    if features.ndim != 2:
+        raise ValueError(f"{what}: features must be (rows, channels), not {tuple(features.shape)}")
+    if features.dtype not in FLOATS:
+        raise TypeError(f"{what}: features must be floating point, not {features.dtype}: convert with .float()")
+    if splits.ndim != 1 or splits.dtype != torch.int64 or splits.shape[0] < 1:
+        raise ValueError(f"{what}: splits must be int64 (examples + 1), not {splits.dtype} {tuple(splits.shape)}")
+    if splits.device != features.device:
+        raise ValueError(f"{what}: splits on {splits.device}, features on {features.device}: put both on one device")
+
+
+@torch.library.custom_op("gridless::segment_max", mutates_args=())
+def _max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (B, C), and the row each came from (B, C) int64, the number of rows where there is none."""
+    return implementation(__name__, features.device).segment_max(features.contiguous(), splits.contiguous())
+
+
+@_max.register_fake
+def _(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (splits.shape[0] - 1, features.shape[1])
+    return features.new_empty(shape), splits.new_empty(shape)
+
+
+def _max_context(ctx, inputs, output) -> None:
+    ctx.rows = inputs[0].shape[0]
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _max_backward(ctx, grad: Tensor, _) -> tuple[Tensor, None]:
+    # Rows are distinct within a column, except the spare one that collects the empty examples: no two writes race.
+    (row,) = ctx.saved_tensors
+    return grad.new_zeros(ctx.rows + 1, grad.shape[1]).scatter(0, row, grad)[:-1], None
+
+
+_max.register_autograd(_max_backward, setup_context=_max_context)
+
+
+@torch.library.custom_op("gridless::segment_mean", mutates_args=())
+def _mean(features: Tensor, splits: Tensor) -> Tensor:
+    return implementation(__name__, features.device).segment_mean(features.contiguous(), splits.contiguous())
+
+
+@torch.library.custom_op("gridless::segment_spread", mutates_args=())
+def _spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
+    """The transpose of the mean: row s gets values[b] / size of b, where b is its example; padding rows get 0."""
+    return implementation(__name__, values.device).segment_spread(values.contiguous(), splits.contiguous(), rows)
+
+
+@_mean.register_fake
+def _(features: Tensor, splits: Tensor) -> Tensor:
+    return features.new_empty(splits.shape[0] - 1, features.shape[1])
+
+
+@_spread.register_fake
+def _(values: Tensor, splits: Tensor, rows: int) -> Tensor:
+    return values.new_empty(rows, values.shape[1])
+
+
+def _mean_context(ctx, inputs, output) -> None:
+    features, splits = inputs
+    ctx.rows = features.shape[0]
+    ctx.save_for_backward(splits)
+
+
+def _spread_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+_mean.register_autograd(
+    lambda ctx, grad: (_spread(grad, ctx.saved_tensors[0], ctx.rows), None), setup_context=_mean_context
+)
+_spread.register_autograd(
+    lambda ctx, grad: (_mean(grad, ctx.saved_tensors[0]), None, None), setup_context=_spread_context
+)

@@ -1,0 +1,130 @@
+"""Segment pooling in Triton: a program owns one example and a block of channels, and walks its rows in order."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_ROWS = 16
+
+
+def segment_max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (len(splits) - 1, features.shape[1])
+    value = features.new_empty(shape)
+    row = torch.empty(shape, dtype=torch.int64, device=features.device)
+    if value.numel():
+        grid, block = _launch(shape)
+        double = features.dtype == torch.float64
+        _max[grid](features, splits, value, row, features.shape[0], shape[1], _ROWS, block, double)
+    return value, row
+
+
+def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
+    value = features.new_empty(len(splits) - 1, features.shape[1])
+    if value.numel():
+        grid, block = _launch(value.shape)
+        _mean[grid](features, splits, value, value.shape[1], _ROWS, block, features.dtype == torch.float64)
+    return value
+
+
+def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
+    spread = values.new_empty(rows, values.shape[1])
+    if spread.numel():
+        channels = values.shape[1]
+        block = min(triton.next_power_of_2(channels), 128)
+        grid = (triton.cdiv(rows, _ROWS), triton.cdiv(channels, block))
+        examples = len(splits) - 1
+        double = values.dtype == torch.float64
+        _spread[grid](values, splits, spread, rows, channels, examples, examples.bit_length(), _ROWS, block, double)
+    return spread
+
+
+def _launch(shape: tuple[int, ...]) -> tuple[tuple[int, int], int]:
+    block = min(triton.next_power_of_2(shape[1]), 64)
+    return (shape[0], triton.cdiv(shape[1], block)), block
+
+
+@triton.jit
+def _max(
+    features, splits, value, row, num_rows, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr
+):
+    wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    example = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = c < channels
+    first = tl.load(splits + example)
+    last = tl.load(splits + example + 1)
+    lane = tl.arange(0, ROWS)[:, None]
+    # A NaN ranks above infinity: compare (is NaN, value), each lane keeping its first.
+    best = tl.full([ROWS, BLOCK], float("-inf"), wide)
+    at = tl.full([ROWS, BLOCK], num_rows, tl.int64)
+    for start in range(first, last, ROWS):
+        s = start + lane
+        ok = (s < last) & inside[None, :]
+        x = tl.load(features + s * channels + c[None, :], ok, other=float("-inf")).to(wide)
+        more = ok & ((at == num_rows) | (x > best) | ((x != x) & (best == best)))
+        best = tl.where(more, x, best)
+        at = tl.where(more, s.to(tl.int64), at)
+    nan = best != best
+    any_nan = tl.max(nan.to(tl.int32), 0) > 0
+    top = tl.max(tl.where(nan, float("-inf"), best), 0)
+    holds = tl.where(any_nan[None, :], nan, best == top[None, :])
+    where = tl.min(tl.where(holds, at, num_rows), 0)
+    out = tl.where(any_nan, float("nan"), top)
+    out = tl.where(first < last, out, 0.0)
+    at_out = example * channels + c
+    tl.store(value + at_out, out.to(value.dtype.element_ty), inside)
+    tl.store(row + at_out, where, inside)
+
+
+@triton.jit
+def _mean(features, splits, value, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr):
+    wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    example = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = c < channels
+    first = tl.load(splits + example)
+    last = tl.load(splits + example + 1)
+    lane = tl.arange(0, ROWS)[:, None]
+    total = tl.zeros([ROWS, BLOCK], wide)
+    for start in range(first, last, ROWS):
+        s = start + lane
+        x = tl.load(features + s * channels + c[None, :], (s < last) & inside[None, :], other=0.0)
+        total += x.to(wide)
+    mean = tl.sum(total, 0) / tl.maximum(last - first, 1).to(wide)
+    tl.store(value + example * channels + c, mean.to(value.dtype.element_ty), inside)
+
+
+@triton.jit
+def _spread(
+    values,
+    splits,
+    spread,
+    rows,
+    channels,
+    examples,
+    STEPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DOUBLE: tl.constexpr,
+):
+    wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    s = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # The number of examples that end at or before s: a binary search in splits[1:].
+    low = tl.zeros([ROWS], tl.int64)
+    high = low + examples
+    for _ in range(STEPS):
+        middle = (low + high) // 2
+        end = tl.load(splits + 1 + middle, (s < rows) & (middle < examples), other=0)
+        right = (end <= s) & (low < high)
+        low = tl.where(right, middle + 1, low)
+        high = tl.where(right, high, tl.minimum(high, middle))
+    mine = (s < rows) & (low < examples)
+    size = tl.load(splits + low + 1, mine, other=1) - tl.load(splits + low, mine, other=0)
+    x = tl.load(values + low[:, None] * channels + c[None, :], mine[:, None] & (c < channels)[None, :], other=0.0)
+    y = x.to(wide) / tl.maximum(size, 1).to(wide)[:, None]
+    ok = (s < rows)[:, None] & (c < channels)[None, :]
+    tl.store(spread + s[:, None] * channels + c[None, :], y.to(spread.dtype.element_ty), ok)

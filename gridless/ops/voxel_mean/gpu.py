@@ -1,0 +1,70 @@
+"""The mean over cells in Triton: rows sorted by cell (stably), then one program per cell and block of channels."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_ROWS = 16
+
+
+def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tensor]:
+    channels = features.shape[1]
+    # Out of range sorts to the end, after every cell, where no split points.
+    key = torch.where((cell >= 0) & (cell < cells), cell, cells)
+    sorted_key, order = torch.sort(key, stable=True)
+    splits = torch.searchsorted(sorted_key, torch.arange(cells + 1, device=cell.device, dtype=cell.dtype))
+    value = features.new_empty(cells, channels)
+    if value.numel():
+        block = min(triton.next_power_of_2(channels), 64)
+        grid = (cells, triton.cdiv(channels, block))
+        _mean[grid](features, order, splits, value, channels, _ROWS, block, features.dtype == torch.float64)
+    return value, splits.diff()
+
+
+def voxel_spread(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:
+    rows, channels = len(cell), values.shape[1]
+    spread = values.new_empty(rows, channels)
+    if spread.numel():
+        block = min(triton.next_power_of_2(channels), 128)
+        grid = (triton.cdiv(rows, _ROWS), triton.cdiv(channels, block))
+        double = values.dtype == torch.float64
+        _spread[grid](values, cell, count, spread, rows, channels, len(values), _ROWS, block, double)
+    return spread
+
+
+@triton.jit
+def _mean(features, order, splits, value, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr):
+    wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    cell = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = c < channels
+    first = tl.load(splits + cell)
+    last = tl.load(splits + cell + 1)
+    lane = tl.arange(0, ROWS)
+    total = tl.zeros([ROWS, BLOCK], wide)
+    for start in range(first, last, ROWS):
+        ok = start + lane < last
+        s = tl.load(order + start + lane, ok, other=0).to(tl.int64)
+        x = tl.load(features + s[:, None] * channels + c[None, :], ok[:, None] & inside[None, :], other=0.0)
+        total += x.to(wide)
+    mean = tl.sum(total, 0) / tl.maximum(last - first, 1).to(wide)
+    tl.store(value + cell * channels + c, mean.to(value.dtype.element_ty), inside)
+
+
+@triton.jit
+def _spread(
+    values, cell, count, spread, rows, channels, cells, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr
+):
+    wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    s = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    v = tl.load(cell + s, s < rows, other=-1).to(tl.int64)
+    mine = (v >= 0) & (v < cells)
+    size = tl.load(count + v, mine, other=1)
+    x = tl.load(values + v[:, None] * channels + c[None, :], mine[:, None] & (c < channels)[None, :], other=0.0)
+    y = x.to(wide) / size.to(wide)[:, None]
+    ok = (s < rows)[:, None] & (c < channels)[None, :]
+    tl.store(spread + s[:, None] * channels + c[None, :], y.to(spread.dtype.element_ty), ok)

@@ -1,0 +1,128 @@
+"""Batch normalisation over ragged, possibly padded, rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gridless as gl
+from gridless.nn.norm import BatchNorm
+
+
+def geometry(sizes, bucket=None):
+    cloud = gl.collate([gl.Cloud.of(torch.rand(n, 3)) for n in sizes], bucket)
+    return gl.Geometry({"X0": cloud})
+
+
+def twin(channels=6):
+    """Our layer, and torch's with the same parameters."""
+    ours, theirs = BatchNorm(channels, "X0"), torch.nn.BatchNorm1d(channels, momentum=0.01, eps=1e-3)
+    with torch.no_grad():
+        theirs.weight.uniform_(0.5, 2)
+        theirs.bias.uniform_(-1, 1)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def assert_same_state(ours, theirs):
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("bucket", [None, "power_of_two"])
+def test_equals_torch_on_the_real_rows(bucket):
+    ours, theirs = twin()
+    sizes = (5, 0, 13, 3)
+    total = sum(sizes)
+    batch = geometry(sizes, bucket)
+    for step in range(3):
+        x = torch.randn(len(batch["X0"]), 6, generator=torch.Generator().manual_seed(step)) * 3 + 7
+        x[total:] = torch.nan  # whatever padding holds, it is not read
+        a, b = x.clone().requires_grad_(), x[:total].clone().requires_grad_()
+        ya, yb = ours(a, batch), theirs(b)
+        torch.testing.assert_close(ya[:total], yb)
+        assert (ya[total:] == 0).all()
+        grad = torch.randn(yb.shape, generator=torch.Generator().manual_seed(9))
+        (ya[:total] * grad).sum().backward()
+        (yb * grad).sum().backward()
+        torch.testing.assert_close(a.grad[:total], b.grad, rtol=1e-4, atol=1e-6)
+        assert (a.grad[total:] == 0).all()
+        torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours.bias.grad, theirs.bias.grad, rtol=1e-4, atol=1e-5)
+        assert_same_state(ours, theirs)
+    ours.eval(), theirs.eval()
+    torch.testing.assert_close(ours(x, batch)[:total], theirs(x[:total]))
+    assert_same_state(ours, theirs)
+
+
+@pytest.mark.parametrize("bucket", [None, [8]])
+def test_no_rows_leave_the_statistics_alone(bucket):
+    ours, _ = twin()
+    before = {k: v.clone() for k, v in ours.state_dict().items()}
+    batch = geometry((0, 0), bucket)
+    x = torch.randn(len(batch["X0"]), 6, requires_grad=True)
+    y = ours(x, batch)
+    y.sum().backward()
+    assert y.shape == x.shape
+    assert (y == 0).all()
+    assert (x.grad == 0).all()
+    assert (ours.weight.grad == 0).all()
+    for name, value in ours.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("bucket", [None, [8]])
+def test_one_row_has_no_variance(bucket):
+    ours, _ = twin()
+    batch = geometry((1,), bucket)
+    x = torch.randn(len(batch["X0"]), 6, requires_grad=True)
+    y = ours(x, batch)
+    y.sum().backward()
+    torch.testing.assert_close(y[0], ours.bias)
+    assert x.grad.isfinite().all()
+    torch.testing.assert_close(ours.running_mean, 0.01 * x[0].detach())
+    torch.testing.assert_close(ours.running_var, torch.full((6,), 0.99))
+
+
+def test_the_defaults_are_those_of_the_paper():
+    norm = BatchNorm(4)
+    assert (norm.momentum, norm.eps) == (0.01, 1e-3)
+
+
+def test_normalises_grids_with_channels_last():
+    x = torch.randn(2, 3, 4, 5, 6)
+    ours, theirs = BatchNorm(6), torch.nn.BatchNorm3d(6, momentum=0.01, eps=1e-3)
+    torch.testing.assert_close(ours(x), theirs(x.movedim(-1, 1)).movedim(1, -1))
+    assert_same_state(ours, theirs)
+
+
+@pytest.mark.parametrize("bucket", [None, "power_of_two"])
+def test_accumulates_bfloat16_in_float32(bucket):
+    batch = geometry((3000,), bucket)
+    x = torch.randn(len(batch["X0"]), 6).bfloat16()
+    ours, _ = twin()
+    wide, _ = twin()
+    wide.load_state_dict(ours.state_dict())
+    y = ours(x, batch)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), wide(x.float(), batch), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(ours.running_var, wide.running_var)
+
+
+@pytest.mark.parametrize("bucket", [None, "power_of_two"])
+def test_compiles_without_breaks(bucket):
+    ours, theirs = twin()
+    batch = geometry((5, 13, 3), bucket)
+    x = torch.randn(len(batch["X0"]), 6)
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, batch)[:21], theirs(x[:21]))
+    assert_same_state(ours, theirs)
+
+
+def test_refuses_the_wrong_width_and_a_missing_geometry():
+    with pytest.raises(ValueError, match="6"):
+        BatchNorm(6)(torch.randn(3, 5))
+    with pytest.raises(ValueError, match="geometry"):
+        BatchNorm(6, "X0")(torch.randn(3, 6))
+    with pytest.raises(ValueError, match="positive"):
+        BatchNorm(0)
