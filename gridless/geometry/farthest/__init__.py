@@ -14,9 +14,7 @@ from gridless.structures import Cloud, Edges
 Size = int | float | Sequence[int] | Tensor
 
 
-def farthest_sample(
-    cloud: Cloud, size: Size, start: int = 0, near: Edges | None = None, reject: bool = False
-) -> Cloud:
+def farthest_sample(cloud: Cloud, size: Size, start: int = 0, near: Edges | None = None, reject: bool = False) -> Cloud:
     """Iterative farthest points (IFP): each sample is the point farthest from the samples before it.
 
     d[j] is the squared distance of point j to the closest sample so far, infinite before the first. Repeatedly, take

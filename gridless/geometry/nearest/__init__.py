@@ -26,6 +26,8 @@ def nearest(source: Cloud, target: Cloud, k: int) -> Edges:
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
         raise ValueError(f"nearest: k must be a whole number of at least 1, not {k!r}")
     if min(k, len(source)) * len(target) > MAX_EDGES:
-        raise ValueError(f"nearest: {k} neighbours of {len(target)} targets may exceed {MAX_EDGES} edges: split the batch")
+        raise ValueError(
+            f"nearest: {k} neighbours of {len(target)} targets may exceed {MAX_EDGES} edges: split the batch"
+        )
     splits, index = backends.implementation(__name__, source.device).search(source, target, k)
     return Edges(splits, index, len(source), limit=k).trusted()

@@ -1,0 +1,48 @@
+"""Rejection sampling as a specification: one point after the other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gridless.geometry.ball.reference import squared_distance
+from gridless.geometry.checks import squared_radius
+from gridless.structures import Cloud, Edges
+
+
+def sample(
+    cloud: Cloud, near: Edges | None, radius: float | None, distance: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    coords, splits = cloud.coords.detach(), cloud.splits.tolist()
+    closest = torch.full((len(cloud),), torch.inf, dtype=coords.dtype, device=cloud.device)
+    kept: list[int] = []
+    ends = [0]
+    for first, last in zip(splits, splits[1:], strict=False):
+        kept += sample_example(coords, first, last, near, radius, closest)
+        ends.append(len(kept))
+    closest[splits[-1] :] = 0
+    index = torch.tensor(kept, dtype=torch.int64, device=cloud.device)
+    return index, torch.tensor(ends, device=cloud.device), closest.sqrt() if distance else None
+
+
+def sample_example(
+    coords: Tensor, first: int, last: int, near: Edges | None, radius: float | None, closest: Tensor
+) -> list[int]:
+    """The samples among rows first to last; lowers `closest`, the squared distances, at all they reject."""
+    rejected = torch.zeros(len(coords), dtype=torch.bool, device=coords.device)
+    kept = []
+    for i in range(first, last):
+        if rejected[i]:
+            continue
+        kept.append(i)
+        if near is not None:
+            j = near.source[near.splits[i] : near.splits[i + 1]].long()
+            d2 = squared_distance(coords[j], coords[i : i + 1])[0]
+        else:
+            d2 = squared_distance(coords[first:last], coords[i : i + 1])[0]
+            j = (d2 <= squared_radius(radius or 0, coords.dtype)).nonzero()[:, 0]
+            j, d2 = j + first, d2[j]
+        rejected[j] = True
+        closest[j] = torch.minimum(closest[j], d2)
+        closest[i] = 0
+    return kept

@@ -1,0 +1,60 @@
+"""The transpose on the CPU: a counting sort, one pass to count and one to place."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from gridless import backends
+from gridless.structures import Edges
+
+# Edges that are worth a thread of their own.
+_SHARE = 1 << 17
+
+
+@njit(nogil=True, cache=True)
+def _count(source, begin, end, count):
+    for e in range(begin, end):
+        count[source[e]] += 1
+
+
+@njit(nogil=True, cache=True)
+def _starts(count, splits):
+    """Turns counts (parts, S) into the first place of each part in the row of each source."""
+    total = 0
+    for j in range(count.shape[1]):
+        splits[j] = total
+        for p in range(count.shape[0]):
+            mine = count[p, j]
+            count[p, j] = total
+            total += mine
+    splits[count.shape[1]] = total
+
+
+@njit(nogil=True, cache=True)
+def _place(splits, source, first, last, place, out):
+    for i in range(first, last):
+        for e in range(splits[i], splits[i + 1]):
+            j = source[e]
+            out[place[j]] = i
+            place[j] += 1
+
+
+def transpose(edges: Edges) -> tuple[Tensor, Tensor]:
+    splits, source = edges.splits.numpy(), edges.source.numpy()
+    end = len(source) - edges.padding
+    parts = max(min(backends.num_threads(), end // _SHARE), 1)
+    # Parts of about equally many edges: cuts between targets.
+    cuts = np.searchsorted(splits, np.linspace(0, end, parts + 1).astype(np.int64)[1:-1])
+    cuts = np.concatenate([[0], cuts, [edges.num_target]])
+    place = np.zeros((parts, edges.num_source), np.int32)
+    ranges = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
+    backends.in_threads(_count, [(source, splits[a], splits[b], place[p]) for p, (a, b) in enumerate(ranges)])
+    back = np.empty(edges.num_source + 1, np.int64)
+    _starts(place, back)
+    out = np.empty_like(source)
+    out[end:] = 0
+    backends.in_threads(_place, [(splits, source, a, b, place[p], out) for p, (a, b) in enumerate(ranges)])
+    return torch.from_numpy(back), torch.from_numpy(out)
