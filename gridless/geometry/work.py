@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 
@@ -24,13 +25,13 @@ def cut_examples(splits: np.ndarray, share: int = _SHARE) -> list[tuple[int, int
         return [(0, examples)]
     cuts = np.searchsorted(splits, np.linspace(0, rows, parts + 1)[1:-1]).tolist()
     ends = sorted({0, *cuts, examples})
-    return list(zip(ends[:-1], ends[1:], strict=True))
+    return list(pairwise(ends))
 
 
-def refuse_stranger(what: str, results: Iterable[int]) -> None:
+def refuse_stranger(results: Iterable[int]) -> None:
     """Turn what kernels returned into an error."""
     if any(result == STRANGER for result in results):
         raise ValueError(
-            f"{what}: near joins points of different examples: it must be a search of this cloud in itself, "
+            "near joins points of different examples: it must be a search of this cloud in itself, "
             "e.g. ball(cloud, cloud, radius)"
         )

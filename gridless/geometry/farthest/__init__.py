@@ -28,6 +28,9 @@ def farthest_sample(cloud: Cloud, size: Size, start: int = 0, near: Edges | None
     `size` points, the first `size` of them are the result. While infinite distances remain, the queue gives points in
     index order, so that from `start=0` both variants take the same points unless squared distances overflow.
 
+    A backend's `sample(cloud, sizes, start, near, reject)` gets checked arguments, `sizes` (B) int64 on the device of
+    the cloud, and returns the rows of the samples int64, example after example.
+
     Args:
         cloud: S points.
         size: samples per example: a number; a fraction above 0 and up to 1 (rounded up); or one number per example.

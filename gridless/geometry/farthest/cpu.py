@@ -134,5 +134,5 @@ def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: 
     else:
         edges = near.splits.numpy(), near.source.numpy()
         jobs = [(coords, splits, a, b, ends, start, *edges, reject, taken) for a, b in cuts]
-        refuse_stranger("farthest_sample", backends.in_threads(_over_edges, jobs))
+        refuse_stranger(backends.in_threads(_over_edges, jobs))
     return torch.from_numpy(taken)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from gridless.geometry.ball.reference import squared_distance
+from gridless.geometry.rejection.reference import neighbours
 from gridless.geometry.rejection.reference import sample_example as reject_example
 from gridless.structures import Cloud, Edges
 
@@ -26,7 +27,7 @@ def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: 
 
 
 def _lower(closest: Tensor, coords: Tensor, i: int, near: Edges | None, example: slice) -> None:
-    j = example if near is None else near.source[near.splits[i] : near.splits[i + 1]].long()
+    j = example if near is None else neighbours(near, i, example.start, example.stop)
     closest[j] = torch.minimum(closest[j], squared_distance(coords[j], coords[i : i + 1])[0])
     closest[i] = -1
 

@@ -16,6 +16,9 @@ def nearest(source: Cloud, target: Cloud, k: int) -> Edges:
     Distances are compared squared, d2 = (dx*dx + dy*dy) + dz*dz, each operation rounded in the dtype of the cloud and
     in this order, so that every backend returns the same edges.
 
+    A backend's `search(source, target, k)` gets checked clouds and returns splits (S' + 1) int64 and source (E) int32.
+    Padding rows of a cloud have no edges.
+
     Args:
         source: S points; target: S' points; both with the same number of examples.
         k: at least 1.
@@ -27,7 +30,7 @@ def nearest(source: Cloud, target: Cloud, k: int) -> Edges:
         raise ValueError(f"nearest: k must be a whole number of at least 1, not {k!r}")
     if min(k, len(source)) * len(target) > MAX_EDGES:
         raise ValueError(
-            f"nearest: {k} neighbours of {len(target)} targets may exceed {MAX_EDGES} edges: split the batch"
+            f"nearest: {k} neighbours of {len(target)} targets may be more than {MAX_EDGES} edges: cut the batch"
         )
     splits, index = backends.implementation(__name__, source.device).search(source, target, k)
     return Edges(splits, index, len(source), limit=k).trusted()

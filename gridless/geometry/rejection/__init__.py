@@ -20,6 +20,9 @@ def rejection_sample(
 
     No two samples are neighbours, and every point is a sample or a neighbour of one.
 
+    A backend's `sample(cloud, near, radius, distance)` gets a checked cloud and either edges or a radius rounded to the
+    dtype, and returns the rows of the samples int64, their splits (B + 1) int64, and the distances (S) or None.
+
     Args:
         cloud: S points.
         near: Edges of the cloud in itself; row i lists what a sample i rejects.

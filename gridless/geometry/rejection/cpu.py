@@ -158,7 +158,7 @@ def sample(
         rejected = np.zeros(len(coords), np.bool_)
         edges = near.splits.numpy(), near.source.numpy()
         jobs = [(coords, splits, a, b, *edges, closest, rejected, kept, counts) for a, b in cuts]
-        refuse_stranger("rejection_sample", backends.in_threads(_over_edges, jobs))
+        refuse_stranger(backends.in_threads(_over_edges, jobs))
     else:
         reach = coords.dtype.type(squared_radius(radius or 0, cloud.coords.dtype))
         backends.in_threads(_in_grid, [(coords, splits, a, b, radius, reach, closest, kept, counts) for a, b in cuts])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 from gridless.geometry.ball.reference import squared_distance
 from gridless.geometry.checks import squared_radius
+from gridless.geometry.work import STRANGER, refuse_stranger
 from gridless.structures import Cloud, Edges
 
 
@@ -17,12 +20,20 @@ def sample(
     closest = torch.full((len(cloud),), torch.inf, dtype=coords.dtype, device=cloud.device)
     kept: list[int] = []
     ends = [0]
-    for first, last in zip(splits, splits[1:], strict=False):
+    for first, last in pairwise(splits):
         kept += sample_example(coords, first, last, near, radius, closest)
         ends.append(len(kept))
     closest[splits[-1] :] = 0
     index = torch.tensor(kept, dtype=torch.int64, device=cloud.device)
     return index, torch.tensor(ends, device=cloud.device), closest.sqrt() if distance else None
+
+
+def neighbours(near: Edges, i: int, first: int, last: int) -> Tensor:
+    """Row i of `near`, which must stay within its example."""
+    j = near.source[near.splits[i] : near.splits[i + 1]].long()
+    if len(j) and not (first <= int(j.min()) and int(j.max()) < last):
+        refuse_stranger([STRANGER])
+    return j
 
 
 def sample_example(
@@ -36,7 +47,7 @@ def sample_example(
             continue
         kept.append(i)
         if near is not None:
-            j = near.source[near.splits[i] : near.splits[i + 1]].long()
+            j = neighbours(near, i, first, last)
             d2 = squared_distance(coords[j], coords[i : i + 1])[0]
         else:
             d2 = squared_distance(coords[first:last], coords[i : i + 1])[0]

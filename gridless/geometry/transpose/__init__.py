@@ -9,6 +9,9 @@ from gridless.structures import Edges
 def transpose(edges: Edges) -> Edges:
     """The same edges with source and target exchanged: a stable counting sort by source.
 
+    A backend's `transpose(edges)` returns splits (S + 1) int64 and, for each edge, its target (E) int32; padding edges
+    stay at the end and belong to no row. The result does not carry `limit`, which is of the targets.
+
     The edges of each source are listed by ascending target; `Edges.transpose()` is the same, cached.
     """
     if not isinstance(edges, Edges):
