@@ -1,0 +1,118 @@
+"""One self-contained HTML page: text, tables, figures and clouds that turn. No network, no library."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --line: #d9dee5; --back: #fbfcfd; --card: #ffffff; --mark: #0b6bcb; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8edf3; --soft: #9aa7b6; --line: #2c3642; --back: #12171d; --card: #1a2129; --mark: #6db3ff; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1060px; padding: 40px 24px 80px; background: var(--back); color: var(--ink);
+  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+h1 { font-size: 34px; letter-spacing: -0.02em; margin: 0 0 6px; } h2 { font-size: 22px; margin: 48px 0 8px; letter-spacing: -0.01em; }
+p { max-width: 72ch; } .soft, figcaption { color: var(--soft); } figcaption { font-size: 14px; margin-top: 6px; }
+.row { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); margin: 16px 0; }
+.card { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 16px; margin: 0; min-width: 0; }
+.figures { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); margin: 24px 0; }
+.figures .card b { display: block; font-size: 28px; letter-spacing: -0.02em; } .figures span { color: var(--soft); font-size: 14px; }
+canvas { width: 100%; height: 340px; display: block; touch-action: none; cursor: grab; }
+img, svg { max-width: 100%; height: auto; } .card img { background: #fff; border-radius: 6px; width: 100%; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; font-size: 15px; }
+th, td { text-align: left; padding: 6px 12px 6px 0; border-bottom: 1px solid var(--line); } th { color: var(--soft); font-weight: 500; }
+pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px; font-size: 13.5px; }
+"""
+
+
+class Page:
+    """A page is a list of pieces of HTML; the methods add pieces, `save` writes the file in one go."""
+
+    def __init__(self, title: str, lead: str = "") -> None:
+        self.title = title
+        self.pieces = [f"<h1>{html.escape(title)}</h1>"]
+        if lead:
+            self.pieces.append(f'<p class="soft">{html.escape(lead)}</p>')
+
+    def heading(self, text: str) -> None:
+        self.pieces.append(f"<h2>{html.escape(text)}</h2>")
+
+    def text(self, text: str) -> None:
+        self.pieces.append(f"<p>{html.escape(text)}</p>")
+
+    def code(self, text: str) -> None:
+        self.pieces.append(f"<pre>{html.escape(text)}</pre>")
+
+    def figures(self, pairs: list[tuple[str, str]]) -> None:
+        """Large numbers with their meaning underneath."""
+        cards = "".join(
+            f'<div class="card"><b>{html.escape(n)}</b><span>{html.escape(t)}</span></div>' for n, t in pairs
+        )
+        self.pieces.append(f'<div class="figures">{cards}</div>')
+
+    def table(self, head: list[str], rows: list[list[Any]]) -> None:
+        cells = "".join(f"<th>{html.escape(h)}</th>" for h in head)
+        body = "".join("<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
+        self.pieces.append(f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>")
+
+    def row(self, *cards: str) -> None:
+        """Cards side by side: what `image` and `cloud` return."""
+        self.pieces.append('<div class="row">' + "".join(cards) + "</div>")
+
+    def html(self) -> str:
+        body = "\n".join(self.pieces)
+        script = files("gridless.pictures").joinpath("viewer.js").read_text("utf-8") if "<canvas" in body else ""
+        return (
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(self.title)}</title>\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f'<link rel="icon" href="data:,"><style>{STYLE}</style></head>\n<body>\n{body}\n'
+            f"<script>{script}</script>\n</body></html>\n"
+        )
+
+    def save(self, path: str | Path) -> Path:
+        return write_whole(path, self.html().encode())
+
+
+def write_whole(path: str | Path, content: bytes) -> Path:
+    """Write a file so that it is either whole or not there."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def image(figure: Any, caption: str = "") -> str:
+    """A matplotlib figure as a card."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return _card(f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">', caption)
+
+
+def cloud(points: np.ndarray, colours: np.ndarray, sizes: np.ndarray | int = 5, caption: str = "", **data: str) -> str:
+    """Points (N, 3) as a card that turns: scaled to the unit box, colours (N, 3) uint8, sizes in thirds of a pixel."""
+    points = np.asarray(points, np.float64)
+    if len(points):
+        middle = (points.max(0) + points.min(0)) / 2
+        points = (points - middle) / max(np.abs(points - middle).max(), 1e-12)
+    packed = np.empty(len(points), np.dtype([("xyz", "<i2", 3), ("rgb", "u1", 3), ("size", "u1")]))
+    packed["xyz"], packed["rgb"], packed["size"] = np.round(points * 1000), colours, sizes
+    words = "".join(f' data-{k}="{html.escape(v)}"' for k, v in data.items())
+    encoded = base64.b64encode(packed.tobytes()).decode()
+    return _card(f'<canvas data-points="{encoded}"{words}></canvas>', caption)
+
+
+def _card(inside: str, caption: str) -> str:
+    note = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+    return f'<figure class="card">{inside}{note}</figure>'
