@@ -6,6 +6,7 @@ sensors do; thresholds differ from pixel to pixel, a pixel rests after firing, a
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -52,7 +53,7 @@ def glyph_images() -> np.ndarray:
     for strokes in STROKES.values():
         nearest = np.full_like(x, np.inf)
         for line in strokes:
-            for (ax, ay), (bx, by) in zip(line[:-1], line[1:], strict=True):
+            for (ax, ay), (bx, by) in itertools.pairwise(line):
                 dx, dy = bx - ax, by - ay
                 along = np.clip(((x - ax) * dx + (y - ay) * dy) / (dx * dx + dy * dy), 0, 1)
                 nearest = np.minimum(nearest, np.hypot(x - ax - along * dx, y - ay - along * dy))
@@ -108,7 +109,7 @@ class MovingGlyphs(torch.utils.data.Dataset):
         images = glyph_images()
         settings = (*sensor, duration, _STEP, (threshold, threshold_noise), refractory, background)
         bounds = np.linspace(0, size, 1 + min(max(size, 1), 4 * num_threads())).astype(int)
-        jobs = [(images, seed, int(a), int(b), *settings) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        jobs = [(images, seed, int(a), int(b), *settings) for a, b in itertools.pairwise(bounds)]
         parts = in_threads(simulate, jobs)
         self.pixel = torch.from_numpy(np.concatenate([p[0] for p in parts]))
         self.time = torch.from_numpy(np.concatenate([p[1] for p in parts]))

@@ -20,7 +20,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Part:
-    """One surface in each of n examples: its area (n), and a map from (n, points, 3) uniform numbers to points on it."""
+    """One surface in each of n examples: its area (n), and how (n, points, 3) uniform numbers become points on it."""
 
     area: Array
     place: Callable[[Array], Array]

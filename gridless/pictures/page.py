@@ -11,25 +11,6 @@ from typing import Any
 
 import numpy as np
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6675; --line: #d9dee5; --back: #fbfcfd; --card: #ffffff; --mark: #0b6bcb; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8edf3; --soft: #9aa7b6; --line: #2c3642; --back: #12171d; --card: #1a2129; --mark: #6db3ff; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1060px; padding: 40px 24px 80px; background: var(--back); color: var(--ink);
-  font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-h1 { font-size: 34px; letter-spacing: -0.02em; margin: 0 0 6px; } h2 { font-size: 22px; margin: 48px 0 8px; letter-spacing: -0.01em; }
-p { max-width: 72ch; } .soft, figcaption { color: var(--soft); } figcaption { font-size: 14px; margin-top: 6px; }
-.row { display: grid; gap: 16px; grid-template-columns: repeat(auto-fit, minmax(300px, 1fr)); margin: 16px 0; }
-.card { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 16px; margin: 0; min-width: 0; }
-.figures { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); margin: 24px 0; }
-.figures .card b { display: block; font-size: 28px; letter-spacing: -0.02em; } .figures span { color: var(--soft); font-size: 14px; }
-canvas { width: 100%; height: 340px; display: block; touch-action: none; cursor: grab; }
-img, svg { max-width: 100%; height: auto; } .card img { background: #fff; border-radius: 6px; width: 100%; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100%; font-size: 15px; }
-th, td { text-align: left; padding: 6px 12px 6px 0; border-bottom: 1px solid var(--line); } th { color: var(--soft); font-weight: 500; }
-pre { overflow-x: auto; background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px; font-size: 13.5px; }
-"""
-
 
 class Page:
     """A page is a list of pieces of HTML; the methods add pieces, `save` writes the file in one go."""
@@ -67,12 +48,13 @@ class Page:
 
     def html(self) -> str:
         body = "\n".join(self.pieces)
-        script = files("gridless.pictures").joinpath("viewer.js").read_text("utf-8") if "<canvas" in body else ""
+        style, viewer = (files("gridless.pictures").joinpath(f).read_text("utf-8") for f in ("page.css", "viewer.js"))
+        script = f"<script>{viewer}</script>" if "<canvas" in body else ""
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(self.title)}</title>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f'<link rel="icon" href="data:,"><style>{STYLE}</style></head>\n<body>\n{body}\n'
-            f"<script>{script}</script>\n</body></html>\n"
+            f'<link rel="icon" href="data:,"><style>{style}</style></head>\n<body>\n{body}\n'
+            f"{script}\n</body></html>\n"
         )
 
     def save(self, path: str | Path) -> Path:
