@@ -41,7 +41,7 @@ def pad(value: Structure, bucket: Buckets) -> Any:
         field = getattr(value, name)
         if kind == "size":
             changes[name] = bucket_size(field, bucket) if field else field
-        elif isinstance(field, Tensor) and kind in ("rows", "index"):
+        elif isinstance(field, Tensor) and kind in ("rows", "index", "full index"):
             changes[name] = _grow(field, bucket_size(len(field), bucket))
         elif isinstance(value, Edges) and kind == "splits":
             rows = bucket_size(len(field) - 1, bucket) + 1

@@ -5,6 +5,8 @@ Every field says what it is (rows, splits, an index into something, a size), so 
 padding are written once, here, for all structures.
 """
 
+# ruff: noqa: RUF009 (the field makers are called once per class, as dataclasses.field is)
+
 from __future__ import annotations
 
 import dataclasses
@@ -30,9 +32,9 @@ def splits_field(of: str, **kwargs: Any) -> Any:
     return field(metadata={"kind": "splits", "of": of}, **kwargs)
 
 
-def index(into: str, **kwargs: Any) -> Any:
-    """Positions in something that has as many rows as the field `into` says."""
-    return field(metadata={"kind": "index", "into": into}, **kwargs)
+def index(into: str, holes: bool = True, **kwargs: Any) -> Any:
+    """Positions in something that has as many rows as the field `into` says; with holes, -1 is none."""
+    return field(metadata={"kind": "index" if holes else "full index", "into": into}, **kwargs)
 
 
 def size(**kwargs: Any) -> Any:
@@ -53,6 +55,11 @@ def _kinds(cls: type) -> tuple[tuple[str, str, str | None], ...]:
     )
 
 
+@cache
+def _defaults(cls: type) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
+
+
 class Structure:
     """What all structures share. Subclasses are frozen dataclasses whose fields declare their kind."""
 
@@ -68,7 +75,20 @@ class Structure:
 
     def _map(self, function: Any) -> Self:
         changes = {n: function(v) for n, *_ in _kinds(type(self)) if isinstance(v := getattr(self, n), Tensor)}
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return self._changed(**changes)
+
+    def _changed(self, **changes: Any) -> Self:
+        """The same structure with some fields replaced by values that are known to be right."""
+        new = self.made(**{n: getattr(self, n) for n, *_ in _kinds(type(self))} | changes)
+        return new.trusted() if self.is_checked else new
+
+    @classmethod
+    def made(cls, **values: Any) -> Self:
+        """A structure from values that our own code made: nothing is checked or converted."""
+        new = object.__new__(cls)
+        new.__dict__.update(_defaults(cls))
+        new.__dict__.update(values)
+        return new
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """The same structure on another device."""
@@ -95,8 +115,12 @@ class Structure:
 
     def trusted(self) -> Self:
         """The same structure, marked as checked: for values that our own searches and samplers made."""
-        self.cached("checked", lambda: True)
+        self.__dict__.setdefault("_kept", {})["checked"] = True
         return self
+
+    @property
+    def is_checked(self) -> bool:
+        return "checked" in self.__dict__.get("_kept", ())
 
     def __getstate__(self) -> dict:
         return {k: v for k, v in self.__dict__.items() if k != "_kept"}
@@ -146,12 +170,12 @@ class Ragged(Structure):
 
 
 def _check_splits(splits: Tensor, end: int, what: str) -> None:
-    host = splits.cpu()
+    host = splits.detach().cpu().numpy()
     if host[0] != 0:
         raise ValueError(f"{what}: splits must begin with 0, not {host[0]}")
-    down = (host.diff() < 0).nonzero()
-    if len(down):
-        i = int(down[0])
+    down = host[1:] < host[:-1]
+    if down.any():
+        i = int(down.argmax())
         raise ValueError(f"{what}: splits must ascend, but entry {i + 1} is {host[i + 1]} after {host[i]}")
     if host[-1] != end:
         raise ValueError(f"{what}: splits end at {host[-1]}, but there are {end} rows")
@@ -179,7 +203,7 @@ class Cloud(Ragged):
 
     coords: Tensor = rows()
     splits: Tensor = splits_field("coords")
-    parent_index: Tensor | None = index("num_parent", default=None)
+    parent_index: Tensor | None = index("num_parent", holes=False, default=None)
     num_parent: int = size(default=0)
     distance: Tensor | None = rows(default=None)
     padding: int = same(default=0)
@@ -196,6 +220,10 @@ class Cloud(Ragged):
             raise TypeError(f"Cloud: coords must be float32 or float64, not {coords.dtype}: convert with .float()")
         object.__setattr__(self, "coords", coords.detach().contiguous() if not coords.requires_grad else coords)
         object.__setattr__(self, "splits", _as_splits(self.splits, coords.device, "Cloud"))
+        for name, rows in (("parent_index", len(coords)), ("distance", self.num_parent)):
+            value = getattr(self, name)
+            if value is not None and (value.shape != (rows,) or value.device != coords.device):
+                raise ValueError(f"Cloud: {name} must be ({rows},) on {coords.device}, not {tuple(value.shape)}")
         if coords.device.type == "cpu":
             self.check_splits("Cloud")
 
@@ -264,7 +292,7 @@ class Edges(Structure):
     """
 
     splits: Tensor = splits_field("source")
-    source: Tensor = index("num_source")
+    source: Tensor = index("num_source", holes=False)
     num_source: int = size()
     limit: int | None = same(default=None)
     symmetric: bool = same(default=False)
@@ -280,6 +308,8 @@ class Edges(Structure):
             raise ValueError(f"Edges: {len(source)} edges are more than {MAX_EDGES}: search smaller batches")
         object.__setattr__(self, "source", source.to(torch.int32).contiguous())
         object.__setattr__(self, "splits", _as_splits(self.splits, source.device, "Edges"))
+        if source.device.type == "cpu":
+            self.check("Edges")
 
     @property
     def num_target(self) -> int:
@@ -338,7 +368,7 @@ class Edges(Structure):
         if edge_index.ndim != 2 or edge_index.shape[0] != 2:
             raise ValueError(f"edge_index must be (2, E), not {tuple(edge_index.shape)}")
         source, target = edge_index.long()
-        if len(target) and not (0 <= int(target.min()) and int(target.max()) < num_target):
+        if len(target) and not (int(target.min()) >= 0 and int(target.max()) < num_target):
             raise ValueError(f"edge_index: targets run from {target.min()} to {target.max()} of {num_target}")
         order = torch.argsort(target * num_source + source, stable=True)
         counts = torch.bincount(target, minlength=num_target)
@@ -360,8 +390,7 @@ class Edges(Structure):
     @classmethod
     def from_scipy(cls, matrix: Any) -> Edges:
         """The sparsity pattern of a SciPy sparse matrix whose rows are targets."""
-        csr = matrix.tocsr()
-        csr.sort_indices()
+        csr = matrix.tocsr().sorted_indices()
         return cls(torch.from_numpy(csr.indptr.astype(np.int64)), torch.from_numpy(csr.indices), csr.shape[1])
 
     def to_torch_csr(self, values: Tensor | None = None) -> Tensor:
@@ -434,7 +463,8 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
         merged = _merge(examples)
         return merged if bucket is None else pad(merged, bucket)
     if isinstance(first, tuple | list):
-        return type(first)(collate(list(part), bucket) for part in zip(*examples, strict=True))
+        parts = [collate(list(part), bucket) for part in zip(*examples, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     if isinstance(first, Mapping):
         return {k: collate([e[k] for e in examples], bucket) for k in first}
     return torch.utils.data.default_collate(list(examples))
@@ -443,6 +473,12 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
 def _merge(parts: Sequence[Structure]) -> Structure:
     """Concatenate structures; indices and splits are shifted by what came before them."""
     cls = type(parts[0])
+    others = {type(p).__name__ for p in parts} - {cls.__name__}
+    if others:
+        raise TypeError(f"collate: {cls.__name__} and {', '.join(sorted(others))} cannot share a batch")
+    devices = {p.device for p in parts}
+    if len(devices) > 1:
+        raise ValueError(f"collate: {cls.__name__}s are on different devices: {', '.join(map(str, devices))}")
     values: dict[str, Any] = {}
     for name, kind, refers in _kinds(cls):
         column = [getattr(p, name) for p in parts]
@@ -454,20 +490,33 @@ def _merge(parts: Sequence[Structure]) -> Structure:
             values[name] = column[0]
         elif kind == "size":
             values[name] = sum(column)
-        elif column[0] is None:
+        elif any(v is None for v in column):
+            if any(v is not None for v in column):
+                raise ValueError(f"collate: some {cls.__name__}s have {name} and some have none")
             values[name] = None
         elif kind == "rows":
             values[name] = torch.cat(column)
         elif kind == "splits":
-            ends = torch.tensor([0] + [len(getattr(p, refers)) for p in parts[:-1]]).cumsum(0)
-            tail = torch.cat([s[1:] for s in column])
-            tail += torch.repeat_interleave(ends, torch.tensor([len(s) - 1 for s in column]))
+            tail = _shifted([c[1:] for c in column], [len(getattr(p, refers or "")) for p in parts])
             values[name] = torch.cat([tail.new_zeros(1), tail])
-        elif kind == "index":
-            ends = torch.tensor([0] + [getattr(p, refers) for p in parts[:-1]]).cumsum(0).to(column[0].dtype)
-            values[name] = torch.cat(column)
-            values[name] += torch.repeat_interleave(ends, torch.tensor([len(c) for c in column]))
-    return cls(**values)
+        else:
+            values[name] = _shifted(column, [getattr(p, refers or "") for p in parts], holes=kind == "index")
+    if issubclass(cls, Edges) and (len(values["source"]) > MAX_EDGES or values["num_source"] > MAX_EDGES):
+        raise ValueError(f"collate: {len(values['source'])} edges are more than {MAX_EDGES}: take smaller batches")
+    batch = cls.made(**values)
+    return batch.trusted() if all(p.is_checked for p in parts) else batch
+
+
+def _shifted(parts: list[Tensor], sizes: list[int], holes: bool = False) -> Tensor:
+    """One tensor of all parts, each raised by the sizes of those before it, except where a hole points at nothing."""
+    merged = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
+    before = 0
+    for out, part, size in zip(merged.split([len(p) for p in parts]), parts, sizes, strict=True):
+        torch.add(part, before, out=out)
+        if holes:
+            out.copy_(torch.where(part < 0, part, out))
+        before += size
+    return merged
 
 
 # At the end: the module it is defined in builds on this one.
