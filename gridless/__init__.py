@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _LAZY: dict[str, str] = {
     "featureless_conv": "gridless.ops.point_conv",
     "point_conv": "gridless.ops.point_conv",
+    "show": "gridless.pictures",
 }
 _MODULES = ("augment", "data", "geometry", "models", "nn", "ops", "pictures", "streaming", "training")
 
@@ -36,6 +37,7 @@ __all__ = [
 if TYPE_CHECKING:
     from gridless import augment, data, geometry, models, nn, ops, pictures, streaming, training
     from gridless.ops.point_conv import featureless_conv, point_conv
+    from gridless.pictures import show
 
 
 def __getattr__(name: str) -> Any:
