@@ -7,7 +7,9 @@ it is one loop. Layers keep the names; `forward` looks the results up in the geo
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +19,8 @@ from gridless.structures import Cloud, Events, Geometry
 class Name(str):
     """The name of a line of a plan, with what a layer may want to know of it before anything has run.
 
-    Of a cloud: `dim`. Of edges: `source` and `target`, the names of the clouds they join, `dim`, and `radius`, the scale
-    their vectors are divided by (None where a search has none).
+    Of a cloud: `dim`. Of edges: `source` and `target`, the names of the clouds they join, `dim`, and `radius`, the
+    scale their vectors are divided by (None where a search has none).
     """
 
     dim: int
@@ -69,32 +71,89 @@ class Plan:
 
     def points(self, dim: int = 3) -> Name:
         """The cloud the plan is called with."""
-        return self._cloud(Step("points", (), (("dim", dim),)), dim)
+        if not 1 <= dim <= 8:
+            raise ValueError(f"points: dim must be 1 to 8, not {dim}")
+        return self._cloud(Step("points", (), (("dim", int(dim)),)), dim)
 
     def ball(self, source: Name, target: Name, radius: float, limit: int | None = None) -> Name:
         """All sources within `radius` of each target."""
+        if not 0 < radius < math.inf:
+            raise ValueError(f"ball: radius must be positive and finite, not {radius}")
         settings = (("radius", float(radius)),) + ((("limit", limit),) if limit is not None else ())
         return self._edges(Step("ball", (source, target), settings), source, target, float(radius))
 
     def nearest(self, source: Name, target: Name, k: int) -> Name:
         """The k sources nearest to each target."""
+        if k < 1:
+            raise ValueError(f"nearest: k must be at least 1, not {k}")
         return self._edges(Step("nearest", (source, target), (("k", k),)), source, target, None)
 
     def rejection_sample(self, near: Name) -> Name:
         """Points of the cloud of `near`, in index order, of which no two are neighbours."""
+        if near.source != near.target:
+            raise ValueError(f"rejection_sample: {near} must be a search of a cloud in itself, not {self.steps[near]}")
         return self._cloud(Step("rejection_sample", (near.target, near)), near.dim)
 
     def farthest_sample(
-        self, cloud: Name, size: int | float, start: int = 0, near: Name | None = None, reject: bool = False
+        self,
+        cloud: Name,
+        size: int | float | Sequence[int],
+        start: int = 0,
+        near: Name | None = None,
+        reject: bool = False,
     ) -> Name:
         """Iterative farthest points; with `near`, the paper's approximation, after rejection sampling if `reject`."""
+        if near is not None and not near.source == near.target == cloud:
+            raise ValueError(f"farthest_sample: {near} must be a search of {cloud} in itself, not {self.steps[near]}")
+        if reject and near is None:
+            raise ValueError("farthest_sample: reject=True needs near, a search of the cloud in itself")
         inputs = (cloud,) if near is None else (cloud, near)
+        size = size if isinstance(size, (int, float)) else tuple(map(int, size))
         settings: tuple[tuple[str, Any], ...] = (("size", size), ("start", start))
-        return self._cloud(Step("farthest_sample", inputs, settings + ((("reject", True),) if reject else ())), cloud.dim)
+        return self._cloud(
+            Step("farthest_sample", inputs, settings + ((("reject", True),) if reject else ())), cloud.dim
+        )
 
     def transpose(self, edges: Name) -> Name:
         """The same edges from target to source, for up-sampling."""
         return self._edges(Step("transpose", (edges,)), edges.target, edges.source, edges.radius)
+
+    # Lines on events.
+
+    def events(self, sensor: tuple[int, int]) -> Name:
+        """The events the plan is called with, of a sensor of (width, height)."""
+        width, height = (int(v) for v in sensor)
+        return self._stream(Step("events", (), (("sensor", (width, height)),)), (width, height))
+
+    def lif(
+        self, events: Name, kernel: int = 3, stride: int = 2, *, decay_time: float, threshold: float, reset: float
+    ) -> Name:
+        """The events that `events` fire on a grid `stride` times coarser."""
+        from gridless.geometry.taps import coarser
+
+        settings = (("kernel", kernel), ("stride", stride), ("decay_time", float(decay_time)))
+        settings += (("threshold", float(threshold)), ("reset", float(reset)))
+        return self._stream(Step("lif", (events,), settings), coarser(events.sensor, stride))
+
+    def causal(
+        self, source: Name, target: Name, kernel: int | str = 3, stride: int = 1, window: float | None = None
+    ) -> Name:
+        """The earlier events that each target sees through a kernel, at most `window` microseconds old.
+
+        Without a window nothing is written out, and no line is added: convolutions walk the two streams themselves.
+        """
+        facts = dict(source=source, target=target, kernel=kernel, stride=stride, window=window, dim=2, radius=None)
+        text = f"N{source[1:]}{target[1:]}"
+        if window is None:
+            return Name(text, **facts)
+        settings = (("kernel", kernel), ("stride", stride), ("window", float(window)))
+        return self._add(text, Step("causal", (source, target), settings), **facts)
+
+    def latest(self, source: Name, target: Name, kernel: int | str = 3, stride: int = 1) -> Name:
+        """For every target and tap the latest event that it sees there."""
+        facts = dict(source=source, target=target, kernel=kernel, stride=stride, window=None, dim=2, radius=None)
+        step = Step("latest", (source, target), (("kernel", kernel), ("stride", stride)))
+        return self._add(f"L{source[1:]}{target[1:]}", step, **facts)
 
     # Running.
 
@@ -104,6 +163,21 @@ class Plan:
             inputs = [values[i] for i in step.inputs]
             values[name] = _RUN[step.op](x, *inputs, **dict(step.settings))
         return Geometry(values)
+
+    def step(self, x: Any, memory: dict[str, Any] | None = None) -> tuple[Geometry, dict[str, Any]]:
+        """The geometry of the next packet of a stream: memory in (None before the first), memory out.
+
+        Lines that remember (`lif`) continue from their memory, which has their names; causes are rows of the packet.
+        """
+        memory, after = memory or {}, {}
+        values: dict[str, Any] = {}
+        for name, step in self.steps.items():
+            inputs = [values[i] for i in step.inputs]
+            if step.op in _REMEMBERS:
+                values[name], after[name] = _REMEMBERS[step.op](*inputs, memory.get(name), **dict(step.settings))
+            else:
+                values[name] = _RUN[step.op](x, *inputs, **dict(step.settings))
+        return Geometry(values), after
 
     # Values.
 
@@ -118,7 +192,7 @@ class Plan:
     __repr__ = __str__
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and list(self.steps.items()) == list(other.steps.items())
+        return isinstance(other, Plan) and str(self) == str(other)
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -132,8 +206,15 @@ class Plan:
         count = sum(name.startswith("X") for name in self.steps)
         return self._add(f"X{count}", step, dim=dim)
 
+    def _stream(self, step: Step, sensor: tuple[int, int]) -> Name:
+        count = sum(name.startswith("X") for name in self.steps)
+        return self._add(f"X{count}", step, dim=2, sensor=sensor)
+
     def _edges(self, step: Step, source: Name, target: Name, radius: float | None) -> Name:
-        text = f"N{source[1:]}{target[1:]}"
+        if source.dim != target.dim:
+            raise ValueError(f"{step.op}: {source} has {source.dim} dimensions, {target} has {target.dim}")
+        between = "" if len(source) == len(target) == 2 else "_"
+        text = f"N{source[1:]}{between}{target[1:]}"
         return self._add(text, step, source=source, target=target, dim=source.dim, radius=radius)
 
     def _add(self, text: str, step: Step, **facts: Any) -> Name:
@@ -143,13 +224,12 @@ class Plan:
         if not step.inputs and self.steps and next(iter(self.steps.values())) != step:
             raise ValueError(f"a plan has one input, and this one begins with {next(iter(self.steps.values()))}")
         for name, known in self.steps.items():
-            if known == step:
+            # By their words: 1 sample and a fraction of 1.0 are not the same, though the numbers are equal.
+            if str(known) == str(step):
                 return Name(name, **facts)
-        free = text
-        for letter in "bcdefghijklmnopqrstuvwxyz":
-            if free not in self.steps:
-                break
-            free = text + letter
+        free, letters = text, itertools.chain("bcdefghijklmnopqrstuvwxyz", (f"_{n}" for n in itertools.count(27)))
+        while free in self.steps:
+            free = text + next(letters)
         self.steps[free] = step
         return Name(free, **facts)
 
@@ -167,6 +247,20 @@ def _points(x: Any, dim: int) -> Cloud:
     if cloud.dim != dim:
         raise ValueError(f"this plan is for points of {dim} dimensions, not {cloud.dim}")
     return cloud
+
+
+def _events(x: Any, sensor: tuple[int, int]) -> Events:
+    if isinstance(x, Cloud):
+        raise TypeError("this plan begins with events, but it was called with a Cloud")
+    if isinstance(x, Events) and x.sensor != sensor:
+        raise ValueError(f"this plan is for a sensor of {sensor}, but these events have one of {x.sensor}")
+    return x if isinstance(x, Events) else Events.of(x, sensor=sensor)
+
+
+def _lif_step(events: Any, state: Any, **settings: Any) -> Any:
+    from gridless.geometry import lif_step
+
+    return lif_step(events, state, **settings)
 
 
 def _runner(name: str) -> Callable[..., Any]:
@@ -191,4 +285,11 @@ _RUN: dict[str, Callable[..., Any]] = {
     "rejection_sample": _runner("rejection_sample"),
     "farthest_sample": _farthest,
     "transpose": lambda _, edges: edges.transpose(),
+    "events": _events,
+    "lif": _runner("lif"),
+    "causal": _runner("causal"),
+    "latest": _runner("latest"),
 }
+
+# Steps that continue from where the last packet of a stream left them.
+_REMEMBERS: dict[str, Callable[..., Any]] = {"lif": _lif_step}

@@ -1,11 +1,24 @@
-"""What coordinates alone decide: searches find edges, samplers thin clouds. No gradients.
+"""What coordinates alone decide: searches find edges, samplers thin clouds, events fire events. No gradients.
 
 Each folder holds one of them: the contract and its checks, a reference in torch, and a kernel for CPU and GPU.
 """
 
 from gridless.geometry.ball import ball
+from gridless.geometry.causal import causal, latest
 from gridless.geometry.farthest import farthest_sample, random_sample
+from gridless.geometry.lif import LIFState, lif, lif_step
 from gridless.geometry.nearest import nearest
 from gridless.geometry.rejection import rejection_sample
 
-__all__ = ["ball", "farthest_sample", "nearest", "random_sample", "rejection_sample"]
+__all__ = [
+    "LIFState",
+    "ball",
+    "causal",
+    "farthest_sample",
+    "latest",
+    "lif",
+    "lif_step",
+    "nearest",
+    "random_sample",
+    "rejection_sample",
+]

@@ -1,0 +1,108 @@
+"""Earlier events in a small pixel window: as edges, or as the latest event per tap."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gridless.backends import implementation
+from gridless.geometry.lif import check_events
+from gridless.geometry.taps import Kernel, check_stride, coarser, offsets
+from gridless.structures import Edges, Events, Structure, index, same, size
+
+__all__ = ["Latest", "Link", "Runs", "by_pixel", "causal", "latest", "link"]
+
+
+class Runs(NamedTuple):
+    """Events sorted by (example, pixel): those of pixel (x, y) of example b are order[splits[c]:splits[c + 1]], with
+    c = (b H + y) W + x, in order of arrival. order (S) int32, splits (B H W + 1) int64.
+    """
+
+    order: Tensor
+    splits: Tensor
+
+
+def by_pixel(events: Events) -> Runs:
+    """The runs of `events`, made once and kept beside them. Padding rows come last and belong to no pixel."""
+    return events.cached("by_pixel", lambda: Runs(*implementation(__name__, events.device).by_pixel(events)))
+
+
+class Link(NamedTuple):
+    """Two streams and the kernel that joins them: what all searches and convolutions on events walk.
+
+    Target i sees, at tap u, the events of its example at the source pixel stride * pixel_i + offset_u that arrived up to
+    and including row `until[i]` of the source.
+    """
+
+    source: Events
+    target: Events
+    until: Tensor
+    offsets: tuple[tuple[int, int], ...]
+    stride: int
+
+
+def link(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1, what: str = "causal") -> Link:
+    """Check that `target` was made from `source`, or is `source` itself: then each event sees up to itself."""
+    taps = offsets(kernel)
+    grid = coarser(source.sensor, check_stride(stride))
+    for events in (source, target):
+        check_events(what, events)
+    if target.sensor != grid:
+        raise ValueError(
+            f"{what}: a stride of {stride} leaves a grid of {grid[0]} x {grid[1]} of the source's "
+            f"{source.sensor[0]} x {source.sensor[1]}, but the target's is {target.sensor[0]} x {target.sensor[1]}"
+        )
+    if source.device != target.device or source.num_examples != target.num_examples:
+        raise ValueError(f"{what}: source and target must be on one device and of the same examples")
+    if target is source:
+        until = source.cached("rows", lambda: torch.arange(len(source), device=source.device))
+    elif target.cause is None:
+        raise ValueError(f"{what}: the target does not know its causes: it must be the source, or made from it by lif")
+    elif target.num_parent != len(source):
+        raise ValueError(
+            f"{what}: the target was made from {target.num_parent} events, but the source has {len(source)}"
+        )
+    else:
+        until = target.cause
+    return Link(source, target, until, taps, stride)
+
+
+def causal(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1, window: float | None = None) -> Edges:
+    """Edges from every (target, tap) to the earlier events at that tap's pixel, sources ascending.
+
+        edge (i * U + u, j)  when  pixel_j = stride * pixel_i + offset_u,  j <= until_i  and  time_i - time_j <= window
+
+    A row of these edges is one tap of one target: U rows each. `until` is the target's `cause`; where the target is the
+    source itself, an event sees up to and including itself. Order of arrival decides, never equal time stamps. Without a
+    `window` (microseconds, inclusive) all history counts.
+
+    A backend's `causal(link, window)` returns splits (S' U + 1) int64 and source (E) int32.
+    """
+    joined = link(source, target, kernel, stride)
+    if window is not None and not window >= 0:
+        raise ValueError(f"causal: window must be a number of microseconds, 0 or more, not {window}")
+    # Ages are whole microseconds, so that a fraction of one changes nothing.
+    reach = 2**62 if window is None or window >= 2**62 else int(window)
+    splits, edges = implementation(__name__, source.device).causal(joined, reach)
+    return Edges(splits, edges, len(source)).trusted()
+
+
+def latest(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1) -> Latest:
+    """For every target and tap the latest event that `causal` without a window would find, or -1."""
+    joined = link(source, target, kernel, stride, "latest")
+    row = implementation(__name__, source.device).latest(joined)
+    return Latest(row, len(source)).trusted()
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Latest(Structure):
+    """The latest event per tap: row (S', U) int32, a row of a source of `num_source` events, or -1."""
+
+    row: Tensor = index("num_source")
+    num_source: int = size()
+    padding: int = same(default=0)
+
+    _length: ClassVar[str] = "row"

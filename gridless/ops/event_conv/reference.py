@@ -1,0 +1,77 @@
+"""The event convolution in plain torch: the specification. Torch differentiates it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gridless.geometry.causal import Link
+from gridless.geometry.causal.reference import cells, seen
+from gridless.structures import Edges
+
+CUTOFF = 80.0
+
+
+def decay(rate: Tensor, age: Tensor) -> Tensor:
+    """exp(-rate age), or 0 where that is under exp(-80)."""
+    x = rate * age
+    return torch.where(x > CUTOFF, 0.0, torch.exp(-x.clamp(max=CUTOFF)))
+
+
+def gather(features: Tensor, rate: Tensor, link: Link, decay_time: float, edges: Edges | None = None) -> Tensor:
+    """A (S', U, V, Q)."""
+    if edges is not None:
+        return _along(features, rate, link, decay_time, edges)
+    age = (link.target.time[:, None] - link.source.time[None]).to(features.dtype) / decay_time  # (S', S)
+    gathered = features.new_zeros(len(link.target), *rate.shape, features.shape[1])
+    taps = []
+    for u in range(rate.shape[0]):
+        mask = seen(link, u)
+        near = torch.where(mask, age, 0.0)
+        taps.append(torch.stack([(decay(r, near) * mask) @ features for r in rate[u]], 1))
+    return torch.stack(taps, 1) if taps else gathered
+
+
+def _along(features: Tensor, rate: Tensor, link: Link, decay_time: float, edges: Edges) -> Tensor:
+    end = len(edges) - edges.padding
+    row, source = edges.target[:end].long(), edges.source[:end].long()
+    target, tap = row // rate.shape[0], row % rate.shape[0]
+    age = (link.target.time[target] - link.source.time[source]).to(features.dtype) / decay_time  # (E)
+    value = decay(rate[tap], age[:, None])[:, :, None] * features[source, None]  # (E, V, Q)
+    gathered = value.new_zeros(edges.num_target, *value.shape[1:]).index_add(0, row, value)
+    return gathered.view(len(link.target), *rate.shape, features.shape[1])
+
+
+def scan_step(
+    features: Tensor, rate: Tensor, link: Link, decay_time: float, trace: Tensor, time: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A of a packet, and the memory after it."""
+    gathered = gather(features, rate, link, decay_time)
+    source, target = link.source, link.target
+    width, height = source.sensor
+    trace, before, time = trace.clone(), trace, time.clone()
+    for u, (dx, dy) in enumerate(link.offsets):
+        x, y = (target.pixel.long() * link.stride + torch.tensor([dx, dy], device=target.device)).unbind(1)
+        inside = (x >= 0) & (x < width) & (y >= 0) & (y < height) & (target.example < target.num_examples)
+        cell = torch.where(inside, (target.example * height + y) * width + x, 0)
+        age = (target.time - time[cell]).to(features.dtype)[:, None] / decay_time
+        gathered[:, u] += (decay(rate[u], age) * inside[:, None])[:, :, None] * before[cell, u]
+    used = _used(link)
+    for j, c in enumerate(cells(source).tolist()):
+        if c < len(time):
+            factor = decay(rate, (source.time[j] - time[c]).to(features.dtype) / decay_time)
+            trace[c] = (trace[c] * factor[:, :, None] + features[j]) * used[c % len(used), :, None, None]
+            time[c] = source.time[j]
+    return gathered, trace, time
+
+
+def _used(link: Link) -> Tensor:
+    """Whether some target pixel has source pixel (H W) at tap u: (H W, U) bool."""
+    (width, height), (columns, rows) = link.source.sensor, link.target.sensor
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    used = []
+    for dx, dy in link.offsets:
+        fits = ((x - dx) % link.stride == 0) & ((y - dy) % link.stride == 0)
+        ox, oy = (x - dx) // link.stride, (y - dy) // link.stride
+        used.append((fits & (ox >= 0) & (ox < columns) & (oy >= 0) & (oy < rows)).flatten())
+    return torch.stack(used, 1).to(link.source.device)
