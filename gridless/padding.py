@@ -6,7 +6,6 @@ target. Whatever walks splits never meets them.
 
 from __future__ import annotations
 
-import dataclasses
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
-from gridless.structures import Edges, Structure, _kinds
+from gridless.structures import Edges, _kinds
 
 Buckets = str | Sequence[int]
 
@@ -27,27 +26,30 @@ def bucket_size(length: int, bucket: Buckets) -> int:
             raise ValueError(f"bucket must be 'power_of_two' or a list of sizes, not {bucket!r}")
         return 1 << max(length - 1, 0).bit_length()
     sizes = sorted(bucket)
+    if not sizes or not all(isinstance(s, int) and s > 0 for s in sizes):
+        raise ValueError(f"bucket must be 'power_of_two' or a list of positive sizes, not {bucket!r}")
     at = bisect_left(sizes, length)
     if at == len(sizes):
-        raise ValueError(f"no bucket holds {length} rows: the largest is {sizes[-1] if sizes else 'missing'}")
+        raise ValueError(f"no bucket holds {length} rows: the largest is {sizes[-1]}")
     return sizes[at]
 
 
-def pad(value: Structure, bucket: Buckets) -> Any:
+def pad(value: Any, bucket: Buckets) -> Any:
     """The structure with every tensor grown to its bucket; example counts stay as they are."""
     changes: dict[str, Any] = {}
     # The splits of edges have a row per target, and so grow; those of clouds and events have one per example.
     for name, kind, _ in _kinds(type(value)):
         field = getattr(value, name)
         if kind == "size":
-            changes[name] = bucket_size(field, bucket) if field else field
+            used = any(into == name and getattr(value, user) is not None for user, _, into in _kinds(type(value)))
+            changes[name] = bucket_size(field, bucket) if used else field
         elif isinstance(field, Tensor) and kind in ("rows", "index", "full index"):
             changes[name] = _grow(field, bucket_size(len(field), bucket))
         elif isinstance(value, Edges) and kind == "splits":
             rows = bucket_size(len(field) - 1, bucket) + 1
             changes[name] = torch.cat([field, field[-1:].expand(rows - len(field))])
-    length = len(value)
-    return dataclasses.replace(value, padding=bucket_size(length, bucket) - length, **changes)
+    more = bucket_size(len(value), bucket) - len(value)
+    return value._changed(padding=value.padding + more, **changes)
 
 
 def _grow(tensor: Tensor, rows: int) -> Tensor:

@@ -112,4 +112,9 @@ def _splits(sizes: Tensor) -> Tensor:
 
 
 def _sampled(cloud: Cloud, sizes: Tensor, taken: Tensor) -> Cloud:
-    return Cloud(torch.index_select(cloud.coords, 0, taken), _splits(sizes), taken, len(cloud)).trusted()
+    return Cloud.made(
+        coords=torch.index_select(cloud.coords.detach(), 0, taken),
+        splits=_splits(sizes),
+        parent_index=taken,
+        num_parent=len(cloud),
+    ).trusted()

@@ -33,4 +33,4 @@ def nearest(source: Cloud, target: Cloud, k: int) -> Edges:
             f"nearest: {k} neighbours of {len(target)} targets may be more than {MAX_EDGES} edges: cut the batch"
         )
     splits, index = backends.implementation(__name__, source.device).search(source, target, k)
-    return Edges(splits, index, len(source), limit=k).trusted()
+    return Edges.made(splits=splits, source=index, num_source=len(source), limit=k).trusted()

@@ -39,4 +39,10 @@ def rejection_sample(
     if radius is not None:
         radius = check_radius("rejection_sample", radius, cloud.coords.dtype)
     kept, splits, to_sample = backends.implementation(__name__, cloud.device).sample(cloud, near, radius, distance)
-    return Cloud(torch.index_select(cloud.coords, 0, kept), splits, kept, len(cloud), to_sample).trusted()
+    return Cloud.made(
+        coords=torch.index_select(cloud.coords.detach(), 0, kept),
+        splits=splits,
+        parent_index=kept,
+        num_parent=len(cloud),
+        distance=to_sample,
+    ).trusted()

@@ -17,4 +17,11 @@ def transpose(edges: Edges) -> Edges:
     if not isinstance(edges, Edges):
         raise TypeError(f"transpose: expected Edges, not {type(edges).__name__}")
     splits, index = backends.implementation(__name__, edges.device).transpose(edges)
-    return Edges(splits, index, edges.num_target, symmetric=edges.symmetric, padding=edges.padding)
+    back = Edges.made(
+        splits=splits,
+        source=index,
+        num_source=edges.num_target,
+        symmetric=edges.symmetric,
+        padding=edges.padding,
+    )
+    return back.trusted() if edges.is_checked else back
