@@ -14,7 +14,9 @@ __version__ = "0.1.0"
 _LAZY: dict[str, str] = {
     "featureless_conv": "gridless.ops.point_conv",
     "point_conv": "gridless.ops.point_conv",
+    "read_events": "gridless.data.formats",
     "show": "gridless.pictures",
+    "write_events": "gridless.data.formats",
 }
 _MODULES = ("augment", "data", "geometry", "models", "nn", "ops", "pictures", "streaming", "training")
 

@@ -8,8 +8,11 @@ from typing import Any
 
 # name -> module
 _LAZY: dict[str, str] = {
+    "FormatError": "gridless.data.formats",
     "MovingGlyphs": "gridless.data.glyphs",
     "Shapes": "gridless.data.shapes",
+    "read_events": "gridless.data.formats",
+    "write_events": "gridless.data.formats",
 }
 
 __all__ = sorted(_LAZY)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,0 +1,126 @@
+"""What the readers of event files share: the bytes, the error, the header lines, the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+WRAP = 2**32
+
+
+class FormatError(ValueError):
+    """A file that is not what it should be. Says which (`path`) and, where known, at which byte (`offset`)."""
+
+    def __init__(self, path: Path | str, message: str, offset: int | None = None) -> None:
+        super().__init__(f"{path}{'' if offset is None else f', byte {offset}'}: {message}")
+        self.path, self.offset, self.message = Path(path), offset, message
+
+    def __reduce__(self) -> tuple:
+        return FormatError, (self.path, self.message, self.offset)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file in memory."""
+
+    path: Path
+    data: np.ndarray  # (bytes,) uint8
+    stream: int | None = None
+
+    @classmethod
+    def open(cls, path: str | Path, stream: int | None = None) -> File:
+        return cls(Path(path), np.fromfile(path, np.uint8), stream)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def bytes(self, start: int, end: int) -> bytes:
+        return self.data[start:end].tobytes()
+
+    def error(self, message: str, offset: int | None = None) -> FormatError:
+        return FormatError(self.path, message, offset)
+
+    def records(self, start: int, dtype: np.dtype | str, what: str) -> np.ndarray:
+        """Everything from byte `start` on, as an array of `dtype`; refuses half a record."""
+        dtype = np.dtype(dtype)
+        over = (len(self) - start) % dtype.itemsize
+        if over:
+            raise self.error(
+                f"truncated: the last {over} bytes are not a whole {what} of {dtype.itemsize} bytes", len(self) - over
+            )
+        return self.data[start:].view(dtype)
+
+    def lines(self, mark: bytes, last: bytes | None = None) -> tuple[list[str], int]:
+        """The header lines, each of which begins with `mark`, and the byte where the data begins.
+
+        A line with control characters is data that happens to begin like a header; `last` ends the header for sure.
+        """
+        lines, start = [], 0
+        head = self.bytes(0, min(len(self), 1 << 20))
+        while head[start : start + 1] == mark:
+            end = head.find(b"\n", start)
+            text = head[start : end if end >= 0 else len(head)].rstrip(b"\r")
+            if any(c < 32 and c != 9 for c in text):
+                break
+            if end < 0:
+                raise self.error("the header has no end", start)
+            lines.append(text[len(mark) :].decode("latin-1").strip())
+            start = end + 1
+            if last is not None and text.startswith(last):
+                break
+        return lines, start
+
+
+@dataclass
+class Recording:
+    """What a reader found: the columns of the events, in file order, and the sensor if the file says.
+
+    `cameras` are the sensors to choose from when it does not: the first that holds every event. `locate(row)` is the
+    byte where an event is stored, where that can be told.
+    """
+
+    pixel: np.ndarray  # (S, 2) int32
+    time: np.ndarray  # (S,) int64, microseconds
+    polarity: np.ndarray  # (S,) bool
+    sensor: tuple[int, int] | None = None
+    cameras: tuple[tuple[int, int], ...] = ()
+    locate: Callable[[int], int] | None = field(default=None, repr=False)
+
+    def guess_sensor(self) -> tuple[int, int]:
+        """The smallest known camera that holds all events, or else the smallest rectangle."""
+        if not len(self.time):
+            return self.cameras[0] if self.cameras else (1, 1)
+        width, height = (int(v) + 1 for v in (self.pixel[:, 0].max(), self.pixel[:, 1].max()))
+        fits = [c for c in self.cameras if width <= c[0] and height <= c[1]]
+        return fits[0] if fits else (max(width, 1), max(height, 1))
+
+
+def fixed(first: int, stride: int, rows: np.ndarray | None = None) -> Callable[[int], int]:
+    """`locate` for events of equal size; `rows` are those of the file that were kept, if not all were."""
+    return lambda row: first + stride * int(row if rows is None else rows[row])
+
+
+def columns(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """(S, 2) int32 from two integer arrays."""
+    pixel = np.empty((len(x), 2), np.int32)
+    pixel[:, 0], pixel[:, 1] = x, y
+    return pixel
+
+
+def unwrapped(stamps: np.ndarray) -> np.ndarray:
+    """int64 times from a 32-bit counter, which starts again from zero where it steps back by over half its range."""
+    time = stamps.astype(np.int64)
+    if len(time) > 1:
+        back = np.flatnonzero(stamps[1:] < stamps[:-1])
+        for row in back[time[back] - time[back + 1] > WRAP // 2] + 1 if len(back) else ():
+            time[row:] += WRAP
+    return time
+
+
+def shrink(array: np.ndarray, length: int) -> np.ndarray:
+    """The first rows of an array that owns its memory, and the rest of the memory given back."""
+    array.resize((length, *array.shape[1:]), refcheck=False)
+    return array

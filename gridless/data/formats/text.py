@@ -1,0 +1,180 @@
+"""CSV and other text: one event a line, columns apart by a comma, semicolon, tab or spaces.
+
+Lines that begin with `#` or `%` come first and are skipped, save `%geometry:WIDTH,HEIGHT`, which is the sensor. A line
+of names (x, y, t, p, in any order, with the aliases that `Events.of` knows) says which column is which; without one the
+two usual orders are told apart by their values: `t x y p` and `x y p t`. A time with a decimal point is in seconds.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+from numba import njit
+
+from gridless.data.formats.base import File, Recording, columns
+from gridless.events import ALIASES, as_polarity
+
+ORDERS = ("txyp", "xypt")
+MAX_COLUMNS = 64
+FAULTS = (
+    "",
+    "line {line} has something that is no whole number (only times may have a decimal point)",
+    "line {line} has not {wanted} columns",
+    "line {line} has a number too large",
+)
+
+
+def sniff(head: bytes) -> bool:
+    """Printable characters only, and a digit among the first."""
+    text = head[: head.rfind(b"\n") + 1] or head
+    return bool(text) and not re.search(rb"[^\t\r\n -~]", text) and bool(re.search(rb"[0-9]", text))
+
+
+def read(file: File) -> Recording:
+    start, sensor = _comments(file)
+    names, first = _names(file, start)
+    if first >= len(file):
+        if names is None:
+            raise file.error("has no line of events and no names of columns", start)
+        return Recording(np.empty((0, 2), np.int32), np.empty(0, np.int64), np.empty(0, bool), sensor)
+    line = file.bytes(first, _line_end(file, first)).decode("latin-1")
+    width = len(re.split(r"[,;\s]+", line.strip(" \t\r\n,;")))
+    if width < 4 or width > MAX_COLUMNS:
+        raise file.error(f"an event has x, y, t and p, but the first line has {width} columns", first)
+    values, decimal = _numbers(file, first, width)
+    if names is None:
+        names = _guessed(file, values, decimal, first)
+    if decimal >= 0 and decimal != names["t"]:
+        raise file.error("only times may have a decimal point", first)
+    x, y = values[:, names["x"]], values[:, names["y"]]
+    for name, value in (("x", x), ("y", y)):
+        bad = np.flatnonzero((value < -(2**31)) | (value >= 2**31))
+        if len(bad):
+            raise file.error(f"row {bad[0]} has {name} = {value[bad[0]]}, which no camera has")
+    try:
+        polarity = as_polarity(values[:, names["p"]], "polarity")
+    except ValueError as error:
+        raise file.error(str(error), first) from None
+    return Recording(columns(x, y), np.ascontiguousarray(values[:, names["t"]]), polarity, sensor)
+
+
+def _line_end(file: File, start: int) -> int:
+    step = 1 << 16
+    for at in range(start, len(file), step):
+        found = np.flatnonzero(file.data[at : at + step] == 10)
+        if len(found):
+            return at + int(found[0]) + 1
+    return len(file)
+
+
+def _comments(file: File) -> tuple[int, tuple[int, int] | None]:
+    start, sensor = 0, None
+    while start < len(file) and file.data[start] in b"#%\r\n":
+        end = _line_end(file, start)
+        said = re.match(rb"%\s*geometry\s*:\s*(\d{1,5})\s*,\s*(\d{1,5})\s*$", file.bytes(start, min(end, start + 100)))
+        if said:
+            sensor = int(said[1]), int(said[2])
+            if not all(sensor):
+                raise file.error(f"the geometry says the sensor is {sensor[0]} x {sensor[1]}", start)
+        start = end
+    return start, sensor
+
+
+def _names(file: File, start: int) -> tuple[dict[str, int] | None, int]:
+    """The column of each field, if the first line names them, and where the events begin."""
+    end = _line_end(file, start)
+    text = file.bytes(start, min(end, start + 4096)).decode("latin-1")
+    if not re.search(r"[A-Za-z]", text):
+        return None, start
+    words = [w.strip(' "').lower() for w in re.split(r"[,;\s]+", text.strip())]
+    found = {name: [i for i, w in enumerate(words) if w in aliases] for name, aliases in ALIASES.items()}
+    wrong = [name for name, at in found.items() if len(at) != 1]
+    if wrong:
+        raise file.error(f"the names {', '.join(words)[:80]} do not say which column is {' and '.join(wrong)}", start)
+    return {name: at[0] for name, at in found.items()}, end
+
+
+def _numbers(file: File, start: int, width: int) -> tuple[np.ndarray, int]:
+    """All numbers as (rows, width) int64, and the one column with decimal points, in millionths (-1: none)."""
+    body = file.data[start:]
+    first = file.bytes(start, _line_end(file, start)).decode("latin-1")
+    points = [i for i, word in enumerate(re.split(r"[,;\s]+", first.strip(" \t\r\n,;"))) if "." in word]
+    decimal = points[0] if len(points) == 1 else -1
+    values = np.empty((int(np.count_nonzero(body == 10)) + 1, width), np.int64)
+    rows, fault, position = _parse(body, width, decimal, values)
+    if fault:
+        line = int(np.count_nonzero(file.data[: start + position] == 10)) + 1
+        raise file.error(FAULTS[fault].format(line=line, wanted=width), start + position)
+    return values[:rows], decimal
+
+
+def _guessed(file: File, values: np.ndarray, decimal: int, at: int) -> dict[str, int]:
+    fits = []
+    for order in ORDERS if values.shape[1] == 4 else ():
+        t, p = values[:, order.index("t")], values[:, order.index("p")]
+        if decimal in (-1, order.index("t")) and p.min() >= -1 and p.max() <= 1 and (t[1:] >= t[:-1]).all():
+            fits.append(order)
+    if len(fits) != 1:
+        raise file.error("which column is which cannot be told: begin the file with a line of names, e.g. t,x,y,p", at)
+    return {name: fits[0].index(name) for name in "xytp"}
+
+
+@njit(nogil=True, cache=True)
+def _parse(data, width, decimal, values):  # type: ignore[no-untyped-def]
+    """Rows written, the kind of fault (0: none), and its byte."""
+    row, column, i, size = 0, 0, 0, len(data)
+    limit = np.int64(9_000_000_000_000)  # of what is scaled by a million
+    while i < size:
+        c = data[i]
+        if c == 10:
+            if column == width:
+                row += 1
+            elif column != 0:
+                return row, 2, i
+            column = 0
+            i += 1
+            continue
+        if c == 32 or c == 44 or c == 59 or c == 9 or c == 13:
+            i += 1
+            continue
+        negative = c == 45
+        if negative or c == 43:
+            i += 1
+        digits = 0
+        value = np.int64(0)
+        while i < size and data[i] >= 48 and data[i] <= 57:
+            value = value * 10 + np.int64(data[i] - 48)
+            digits += 1
+            i += 1
+            if digits > 18:
+                return row, 3, i
+        if column == decimal:
+            if value > limit:
+                return row, 3, i
+            fraction, places, half = np.int64(0), 0, False
+            if i < size and data[i] == 46:
+                i += 1
+                while i < size and data[i] >= 48 and data[i] <= 57:
+                    if places < 6:
+                        fraction = fraction * 10 + np.int64(data[i] - 48)
+                    elif places == 6:
+                        half = data[i] >= 53
+                    places += 1
+                    digits += 1
+                    i += 1
+            while places < 6:
+                fraction *= 10
+                places += 1
+            value = value * 1_000_000 + fraction + np.int64(half)
+        if digits == 0 or (i < size and data[i] not in (10, 13, 32, 44, 59, 9)):
+            return row, 1, i
+        if column == width:
+            return row, 2, i
+        values[row, column] = -value if negative else value
+        column += 1
+    if column == width:
+        row += 1
+    elif column != 0:
+        return row, 2, i
+    return row, 0, i

@@ -1,0 +1,96 @@
+"""Writing events: the forms that need no more than a few lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from gridless.structures import Events
+
+PAUSE, LONGEST = 0xFF, 127
+
+
+def write_events(path: str | Path, events: Events) -> None:
+    """One recording as a file; the suffix says which form.
+
+    `.npz` (x, y, t, p, sensor), `.npy` (a structured array), `.csv` (t,x,y,p with a line of names and the geometry),
+    `.es` (Event Stream 2.0), `.dat` (Prophesee, 32-bit times), `.bin` (N-MNIST's, 23-bit times, pixels below 256).
+    """
+    path = Path(path)
+    if path.suffix.lower() not in WRITERS:
+        raise ValueError(f"{path}: events are written as {', '.join(WRITERS)}, not {path.suffix or 'without suffix'}")
+    if events.num_examples != 1 or events.polarity is None:
+        raise ValueError(f"{path}: one recording with polarity can be written, these are {events.num_examples}")
+    events.check(str(path))
+    WRITERS[path.suffix.lower()](path, events.cpu())
+
+
+def _fields(events: Events) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    x, y = events.pixel.numpy().T
+    assert events.polarity is not None
+    return x, y, events.time.numpy(), events.polarity.numpy()
+
+
+def _refuse_over(path: Path, what: str, value: int, limit: int) -> None:
+    if value >= limit:
+        raise ValueError(
+            f"{path}: {what} {value} does not fit this form, whose limit is {limit - 1}: write .npz instead"
+        )
+
+
+def _npz(path: Path, events: Events) -> None:
+    x, y, t, p = _fields(events)
+    # Through a file object: given a name, NumPy would add its own suffix.
+    with path.open("wb") as out:
+        np.savez_compressed(out, x=x, y=y, t=t, p=p, sensor=np.array(events.sensor, np.int32))
+
+
+def _npy(path: Path, events: Events) -> None:
+    with path.open("wb") as out:
+        np.save(out, events.numpy(), allow_pickle=False)
+
+
+def _csv(path: Path, events: Events) -> None:
+    x, y, t, p = _fields(events)
+    with path.open("w", newline="\n") as out:
+        out.write(f"%geometry:{events.sensor[0]},{events.sensor[1]}\nt,x,y,p\n")
+        out.writelines(f"{a},{b},{c},{int(d)}\n" for a, b, c, d in zip(t.tolist(), x.tolist(), y.tolist(), p.tolist()))
+
+
+def _es(path: Path, events: Events) -> None:
+    _refuse_over(path, "a sensor side of", max(events.sensor), 1 << 16)
+    x, y, t, p = _fields(events)
+    gap = np.diff(t, prepend=0)
+    pauses = gap // LONGEST
+    start = np.arange(len(t)) * 5 + np.cumsum(pauses)
+    out = np.full(5 * len(t) + int(pauses.sum()), PAUSE, np.uint8)
+    out[start] = (gap % LONGEST) << 1 | p
+    for i, value in enumerate((x & 0xFF, x >> 8, y & 0xFF, y >> 8)):
+        out[start + 1 + i] = value
+    head = b"Event Stream" + bytes([2, 0, 0, 1]) + np.array(events.sensor, "<u2").tobytes()
+    path.write_bytes(head + out.tobytes())
+
+
+def _dat(path: Path, events: Events) -> None:
+    x, y, t, p = _fields(events)
+    _refuse_over(path, "a time of", int(t.max(initial=0)), 1 << 32)
+    _refuse_over(path, "a sensor side of", max(events.sensor), 1 << 14)
+    out = np.empty((len(t), 2), "<u4")
+    out[:, 0], out[:, 1] = t, x | y << 14 | p.astype(np.int32) << 28
+    head = f"% Data file containing CD events.\n% Version 2\n% Width {events.sensor[0]}\n% Height {events.sensor[1]}\n"
+    path.write_bytes(head.encode() + bytes([12, 8]) + out.tobytes())
+
+
+def _bin(path: Path, events: Events) -> None:
+    x, y, t, p = _fields(events)
+    _refuse_over(path, "a time of", int(t.max(initial=0)), 1 << 23)
+    _refuse_over(path, "a column of", int(x.max(initial=0)), 256)
+    _refuse_over(path, "a row of", int(y.max(initial=0)), 240)
+    out = np.empty((len(t), 5), np.uint8)
+    for i, value in enumerate((x, y, p.astype(np.int64) << 7 | t >> 16, t >> 8 & 0xFF, t & 0xFF)):
+        out[:, i] = value
+    path.write_bytes(out.tobytes())
+
+
+WRITERS = {".npz": _npz, ".npy": _npy, ".csv": _csv, ".es": _es, ".dat": _dat, ".bin": _bin}
