@@ -1,0 +1,55 @@
+"""The networks: sizes are functions, and every network can be rebuilt from its `config`, a dict of plain values."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+# Every network class that a config may name, and every ready-made size: name -> module.
+CLASSES: dict[str, str] = {
+    "PointResNet": "gridless.models.points",
+    "PointResNetPlus": "gridless.models.points",
+    "PointUNet": "gridless.models.points",
+}
+SIZES: dict[str, str] = {
+    "point_resnet_large": "gridless.models.points",
+    "point_resnet_small": "gridless.models.points",
+    "point_resnet_plus": "gridless.models.points",
+    "point_unet": "gridless.models.points",
+}
+
+__all__ = [*CLASSES, *SIZES, "build"]
+
+if TYPE_CHECKING:
+    from gridless.models.points import PointResNet as PointResNet
+    from gridless.models.points import PointResNetPlus as PointResNetPlus
+    from gridless.models.points import PointUNet as PointUNet
+    from gridless.models.points import point_resnet_large as point_resnet_large
+    from gridless.models.points import point_resnet_plus as point_resnet_plus
+    from gridless.models.points import point_resnet_small as point_resnet_small
+    from gridless.models.points import point_unet as point_unet
+
+
+def build(config: dict[str, Any]) -> nn.Module:
+    """The network that a config describes: {"model": a class or size by name, and its arguments}."""
+    arguments = dict(config)
+    name = arguments.pop("model", None)
+    if name not in CLASSES and name not in SIZES:
+        raise ValueError(f"unknown model {name!r}: choose one of {', '.join([*SIZES, *CLASSES])}")
+    try:
+        return __getattr__(name)(**arguments)
+    except TypeError as error:
+        raise TypeError(f"model {name}: {error}") from None
+
+
+def __getattr__(name: str) -> Any:
+    module = CLASSES.get(name) or SIZES.get(name)
+    if module is None:
+        raise AttributeError(f"module 'gridless.models' has no attribute {name!r}")
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,230 @@
+"""Point-cloud networks: the paper's classifiers, a segmentation network of the same parts, and a modern variant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gridless.nn.blocks import Dense, DownBlock, ResBlock, UpBlock, WideBlock, with_coords
+from gridless.nn.conv import FeaturelessConv, PointConv
+from gridless.nn.norm import BatchNorm
+from gridless.nn.pool import MaxPool, MeanPool
+from gridless.plan import Plan
+from gridless.structures import Geometry
+
+ROOT2 = 2**0.5
+
+
+def _arguments(local: dict[str, Any]) -> dict[str, Any]:
+    """What a constructor was called with, from its first line's locals()."""
+    return {name: value for name, value in local.items() if name not in ("self", "__class__")}
+
+
+class PointResNet(nn.Module):
+    """The paper's point-cloud classifier: every ball, sample and filter is written once, here.
+
+    A convolution of the bare coordinates, then per level a down-sampling and an in-place residual block; radius and
+    channels double from level to level. Then Dense, max over each cloud, two more Dense layers: logits (B, classes).
+    With `down_stem` the first convolution already down-samples, in place of the first level's blocks (the paper's small
+    network). `model(model.plan(cloud))`.
+    """
+
+    def __init__(
+        self,
+        classes: int = 40,
+        width: int = 32,
+        levels: int = 3,
+        radius: float = 0.1125,
+        dropout: float = 0.5,
+        down_stem: bool = False,
+        dim: int = 3,
+    ) -> None:
+        arguments = _arguments(locals())
+        super().__init__()
+        self.config = {"model": "PointResNet", **arguments}
+        plan = self.plan = Plan()  # what coordinates alone decide
+        cloud = plan.points(dim)
+        near = plan.ball(cloud, cloud, radius)
+        self.stem_dropout = nn.Dropout(dropout if down_stem else 0.0)
+        self.blocks = nn.ModuleList()
+        if not down_stem:
+            self.stem = FeaturelessConv(near, width)
+            self.stem_norm = BatchNorm(width, cloud)
+        for level in range(levels):
+            coarse = plan.rejection_sample(near)
+            down = plan.ball(cloud, coarse, radius * ROOT2)
+            radius = 2 * radius
+            near = plan.ball(coarse, coarse, radius)
+            if down_stem and level == 0:
+                self.stem = FeaturelessConv(down, width)
+                self.stem_norm = BatchNorm(width, coarse)
+            else:
+                self.blocks.append(DownBlock(down, width, 2 * width, dropout))
+                width = 2 * width
+            self.blocks.append(ResBlock(near, width, dropout))
+            cloud = coarse
+        self.lift = Dense(width, 4 * width)
+        self.pool = MaxPool(cloud)
+        self.head = nn.Sequential(
+            nn.ReLU(),
+            BatchNorm(4 * width),
+            nn.Dropout(dropout),
+            Dense(4 * width, 256),
+            nn.ReLU(),
+            BatchNorm(256),
+            nn.Dropout(dropout),
+            Dense(256, classes),
+        )
+
+    def forward(self, geometry: Geometry) -> Tensor:
+        features = self.stem_dropout(self.stem_norm(self.stem(geometry), geometry)).relu()
+        for block in self.blocks:
+            features = block(features, geometry)
+        return self.head(self.pool(self.lift(features), geometry))
+
+
+def point_resnet_large(classes: int = 40, **changes: Any) -> PointResNet:
+    """The paper's large network: 769,992 parameters for 40 classes, 7 searches and 3 samplings."""
+    return PointResNet(classes, **changes)
+
+
+def point_resnet_small(classes: int = 40, **changes: Any) -> PointResNet:
+    """The paper's small network: 266,968 parameters for 40 classes; its first convolution down-samples."""
+    return PointResNet(classes, down_stem=True, **changes)
+
+
+class PointResNetPlus(nn.Module):
+    """The same convolution in a network built as one would today, for accuracy.
+
+    Finer sampling; absolute coordinates beside the convolution of the bare cloud; norm before ReLU throughout; wider
+    bottlenecks (`WideBlock`), `depth` in-place blocks per level; a normalised lift before the pooling, which is max and
+    mean; dropout only in the head. Level l keeps points `spacing` * 2^l apart and convolves within `reach` times that
+    (down-sampling within reach / sqrt 2; the paper's reach is 2). Logits (B, classes).
+    """
+
+    def __init__(
+        self,
+        classes: int = 40,
+        width: int = 48,
+        levels: int = 3,
+        spacing: float = 0.08,
+        reach: float = 2.5,
+        stem_radius: float = 0.1125,
+        depth: int = 1,
+        ratio: float = 0.5,
+        coords: bool = True,
+        lift: int = 1024,
+        dropout: float = 0.5,
+        dim: int = 3,
+    ) -> None:
+        arguments = _arguments(locals())
+        super().__init__()
+        self.config = {"model": "PointResNetPlus", **arguments}
+        plan = self.plan = Plan()
+        cloud = self.cloud = plan.points(dim)
+        self.stem = FeaturelessConv(plan.ball(cloud, cloud, stem_radius), width)
+        self.where = Dense(dim, width, bias=False) if coords else None
+        self.stem_norm = BatchNorm(width, cloud, momentum=0.1)
+        self.blocks = nn.ModuleList()
+        for _ in range(levels):
+            coarse = plan.rejection_sample(plan.ball(cloud, cloud, spacing))
+            down = plan.ball(cloud, coarse, spacing * reach / ROOT2)
+            near = plan.ball(coarse, coarse, spacing * reach)
+            self.blocks.append(WideBlock(down, width, 2 * width, ratio, coords))
+            self.blocks.extend(WideBlock(near, 2 * width, 2 * width, ratio, coords) for _ in range(depth))
+            cloud, width, spacing = coarse, 2 * width, 2 * spacing
+        self.last, self.coords = cloud, coords
+        self.lift = Dense(width + (dim if coords else 0), lift, bias=False)
+        self.lift_norm = BatchNorm(lift, cloud, momentum=0.1)
+        self.max_pool, self.mean_pool = MaxPool(cloud), MeanPool(cloud)
+        self.head = nn.Sequential(
+            Dense(2 * lift, 512, bias=False),
+            BatchNorm(512, momentum=0.1),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            Dense(512, 256, bias=False),
+            BatchNorm(256, momentum=0.1),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            Dense(256, classes),
+        )
+
+    def forward(self, geometry: Geometry) -> Tensor:
+        features = self.stem(geometry)
+        if self.where is not None:
+            features = features + self.where(geometry[self.cloud].coords)
+        features = self.stem_norm(features, geometry).relu()
+        for block in self.blocks:
+            features = block(features, geometry)
+        features = with_coords(features, geometry, self.last) if self.coords else features
+        features = self.lift_norm(self.lift(features), geometry).relu()
+        return self.head(torch.cat([self.max_pool(features, geometry), self.mean_pool(features, geometry)], 1))
+
+
+def point_resnet_plus(classes: int = 40, **changes: Any) -> PointResNetPlus:
+    """The modern variant at the size that the shipped weights have."""
+    return PointResNetPlus(classes, **changes)
+
+
+class PointUNet(nn.Module):
+    """Segmentation: the paper's encoder, a decoder along the transposed down-sampling edges with skips.
+
+    `model(geometry)`, or with `in_channels` `model(geometry, features)`, features (S, in_channels) such as normals or
+    colours; logits (S, classes), one row per point.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        width: int = 32,
+        levels: int = 3,
+        radius: float = 0.1125,
+        dropout: float = 0.5,
+        in_channels: int = 0,
+        dim: int = 3,
+    ) -> None:
+        arguments = _arguments(locals())
+        super().__init__()
+        self.config = {"model": "PointUNet", **arguments}
+        plan = self.plan = Plan()
+        cloud = plan.points(dim)
+        near = plan.ball(cloud, cloud, radius)
+        self.stem = FeaturelessConv(near, width)
+        self.feature_stem = PointConv(near, in_channels, width, bias=False) if in_channels else None
+        self.stem_norm = BatchNorm(width, cloud)
+        self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
+        for _ in range(levels):
+            coarse = plan.rejection_sample(near)
+            down = plan.ball(cloud, coarse, radius * ROOT2)
+            finer, radius = near, 2 * radius
+            near = plan.ball(coarse, coarse, radius)
+            self.encoder.append(
+                nn.ModuleList([DownBlock(down, width, 2 * width, dropout), ResBlock(near, 2 * width, dropout)])
+            )
+            up = plan.transpose(down)
+            self.decoder.insert(0, nn.ModuleList([UpBlock(up, 2 * width, width), ResBlock(finer, width, dropout)]))
+            cloud, width = coarse, 2 * width
+        self.head = Dense(width >> levels, classes)
+
+    def forward(self, geometry: Geometry, features: Tensor | None = None) -> Tensor:
+        if (features is None) != (self.feature_stem is None):
+            wanted = "no features" if self.feature_stem is None else f"features (S, {self.config['in_channels']})"
+            raise ValueError(f"PointUNet: this network was built for {wanted}")
+        x = self.stem(geometry)
+        if self.feature_stem is not None:
+            x = x + self.feature_stem(features, geometry)
+        x = self.stem_norm(x, geometry).relu()
+        skips = []
+        for down, in_place in self.encoder:  # type: ignore[misc]
+            skips.append(x)
+            x = in_place(down(x, geometry), geometry)
+        for (up, in_place), skip in zip(self.decoder, reversed(skips), strict=True):  # type: ignore[misc]
+            x = in_place(up(x, skip, geometry), geometry)
+        return self.head(x)
+
+
+def point_unet(classes: int, **changes: Any) -> PointUNet:
+    """The segmentation network at the size of the paper's large encoder."""
+    return PointUNet(classes, **changes)

@@ -1,0 +1,139 @@
+"""Residual blocks of point convolutions: the paper's, and a leaner modern one.
+
+A block is given the name of the edges it convolves along; channels follow, as in torch's layers. `forward` takes
+features of the source cloud and the geometry, and returns features of the target cloud.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gridless.nn.conv import PointConv
+from gridless.nn.norm import BatchNorm
+from gridless.plan import Name
+from gridless.structures import Geometry
+
+
+class Dense(nn.Linear):
+    """A point-wise linear map, initialised as the paper's: Glorot-uniform weights, zero bias."""
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class Bottleneck(nn.Module):
+    """Dense Q to P/4, ReLU, norm; convolution P/4, ReLU, norm; Dense P, norm, dropout: (S, Q) to (S', P)."""
+
+    def __init__(self, edges: Name, in_channels: int, out_channels: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        if out_channels % 4:
+            raise ValueError(f"Bottleneck: out_channels must be a multiple of 4, not {out_channels}")
+        inner = out_channels // 4
+        self.reduce = Dense(in_channels, inner)
+        self.norm1 = BatchNorm(inner, edges.source)
+        self.conv = PointConv(edges, inner, inner)
+        self.norm2 = BatchNorm(inner, edges.target)
+        self.expand = Dense(inner, out_channels)
+        self.norm3 = BatchNorm(out_channels, edges.target)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        y = self.norm1(self.reduce(features).relu(), geometry)  # (S, P/4)
+        y = self.norm2(self.conv(y, geometry).relu(), geometry)  # (S', P/4)
+        return self.dropout(self.norm3(self.expand(y), geometry))  # (S', P)
+
+
+class ResBlock(nn.Module):
+    """The paper's in-place residual block: relu(F + bottleneck(F)), (S, Q) to (S, Q)."""
+
+    def __init__(self, near: Name, channels: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.branch = Bottleneck(near, channels, channels, dropout)
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        return (features + self.branch(features, geometry)).relu()
+
+
+class DownBlock(nn.Module):
+    """The paper's down-sampling residual block, (S, Q) to (S', P), S' a sample of S.
+
+    relu(bottleneck(F) + dropout(norm(dense(F[sampled]))))
+    """
+
+    def __init__(self, down: Name, in_channels: int, out_channels: int, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.target = down.target
+        self.branch = Bottleneck(down, in_channels, out_channels, dropout)
+        self.shortcut = Dense(in_channels, out_channels)
+        self.norm = BatchNorm(out_channels, down.target)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        short = self.dropout(self.norm(self.shortcut(sampled(features, geometry, self.target)), geometry))
+        return (self.branch(features, geometry) + short).relu()
+
+
+class UpBlock(nn.Module):
+    """A decoder step: relu(norm(convolution of the coarse features) + skip), (S', Q) and (S, P) to (S, P).
+
+    `up` are the edges of a down-sampling convolution, transposed.
+    """
+
+    def __init__(self, up: Name, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        self.conv = PointConv(up, in_channels, out_channels)
+        self.norm = BatchNorm(out_channels, up.target)
+
+    def forward(self, features: Tensor, skip: Tensor, geometry: Geometry) -> Tensor:
+        return (self.norm(self.conv(features, geometry), geometry) + skip).relu()
+
+
+class WideBlock(nn.Module):
+    """A residual block in today's manner: norm before each ReLU, a wider bottleneck, no dropout.
+
+    relu(shortcut + norm(dense(relu(norm(conv(relu(norm(dense(F, x))))))))), (S, Q) to (S', P). With `coords` the first
+    map also sees where the points are. The shortcut is the identity in place, and the last norm then begins at zero, so
+    that a deep network starts as a shallow one; down-sampling, it is a linear map of the sampled points.
+    """
+
+    def __init__(
+        self, edges: Name, in_channels: int, out_channels: int, ratio: float = 0.5, coords: bool = True
+    ) -> None:
+        super().__init__()
+        inner = max(8, round(out_channels * ratio / 8) * 8)
+        self.source, self.target, self.coords = edges.source, edges.target, coords
+        self.reduce = Dense(in_channels + (edges.dim if coords else 0), inner, bias=False)
+        self.norm1 = BatchNorm(inner, edges.source, momentum=0.1)
+        self.conv = PointConv(edges, inner, inner, bias=False)
+        self.norm2 = BatchNorm(inner, edges.target, momentum=0.1)
+        self.expand = Dense(inner, out_channels, bias=False)
+        self.norm3 = BatchNorm(out_channels, edges.target, momentum=0.1)
+        self.shortcut = nn.Identity()
+        self.norm = None
+        if edges.source != edges.target:
+            self.shortcut = Dense(in_channels, out_channels, bias=False)
+            self.norm = BatchNorm(out_channels, edges.target, momentum=0.1)
+        else:
+            nn.init.zeros_(self.norm3.weight)
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        y = with_coords(features, geometry, self.source) if self.coords else features
+        y = self.norm1(self.reduce(y), geometry).relu()
+        y = self.norm2(self.conv(y, geometry), geometry).relu()
+        y = self.norm3(self.expand(y), geometry)
+        if self.norm is None:
+            return (features + y).relu()
+        return (self.norm(self.shortcut(sampled(features, geometry, self.target)), geometry) + y).relu()
+
+
+def sampled(features: Tensor, geometry: Geometry, cloud: str) -> Tensor:
+    """The features of those points of the parent cloud that were sampled into `cloud`: (S, C) to (S', C)."""
+    return features.index_select(0, geometry[cloud].parent_index)
+
+
+def with_coords(features: Tensor, geometry: Geometry, cloud: str) -> Tensor:
+    """Features beside the coordinates of their points: (S, C) to (S, C + D)."""
+    return torch.cat([features, geometry[cloud].coords.to(features.dtype)], 1)

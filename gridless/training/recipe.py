@@ -1,0 +1,189 @@
+"""Recipes: everything that decides a training run, as a YAML file that is read into a documented dataclass."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from gridless.training.policy import Policy
+from gridless.training.schedule import Cosine, Plateau
+
+# Beside the package in a checkout, inside it once installed.
+FOLDERS = (Path(__file__).parents[2] / "recipes", Path(__file__).parents[1] / "recipes")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training run. Every field can be changed on the command line: `--set epochs=10 --set augment.shift=0.1`."""
+
+    model: dict[str, Any]
+    """What `gridless.models.build` takes: the model's name, and its arguments."""
+    data: str = "modelnet40"
+    """The data set."""
+    points: int = 1024
+    """Points per cloud: the first so many."""
+    augment: Policy = field(default_factory=Policy)
+    """What is done to each training cloud."""
+    epochs: int = 400
+    """Passes over the training set."""
+    batch_size: int = 128
+    """Clouds per step, over all devices."""
+    optimiser: str = "adam"
+    """`adam`, or `adamw` whose weight decay is apart from the gradient."""
+    learning_rate: float = 1e-3
+    """The full rate."""
+    beta2: float = 0.999
+    """Adam's memory of squared gradients."""
+    epsilon: float = 1e-7
+    """Adam's epsilon."""
+    l2: float = 0.0
+    """l2 * sum(w^2) is added to the loss, over the kernels of dense layers and convolutions."""
+    weight_decay: float = 0.0
+    """AdamW's, over the same kernels."""
+    smoothing: float = 0.0
+    """Label smoothing."""
+    clip: float | None = None
+    """Longest gradient; longer ones are shortened to it."""
+    schedule: str = "plateau"
+    """`plateau`, the paper's rule on training accuracy, or `cosine`."""
+    factor: float = 0.2
+    """Of `plateau`: what the rate is multiplied by."""
+    patience: int = 20
+    """Of `plateau`: epochs without a rise."""
+    warm_up: float = 0.0
+    """Of `cosine`: epochs of linear rise."""
+    floor: float = 0.0
+    """Of `cosine`: the last rate, as a part of the full one."""
+    average: float | None = None
+    """Keep a moving average of the weights, with this much of it kept at each step, and ship that."""
+    precision: str = "32"
+    """`32`, or `bf16` by autocast."""
+    compiled: bool = False
+    """Compile the network with torch.compile."""
+    capture: bool | None = None
+    """Capture each step as a graph on the GPU; None does where there is a GPU and one process."""
+    votes: int = 1
+    """Views of each cloud whose probabilities are averaged in an evaluation: 1 is the cloud as it is."""
+    validate_every: int = 10
+    """Epochs between evaluations of the validation clouds."""
+    seed: int = 0
+    """Of initialisation, order, augmentation and dropout."""
+
+    def __post_init__(self) -> None:
+        _one_of("optimiser", self.optimiser, ("adam", "adamw"))
+        _one_of("schedule", self.schedule, ("plateau", "cosine"))
+        _one_of("precision", self.precision, ("32", "bf16"))
+        for name in ("points", "epochs", "batch_size", "votes", "validate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"recipe: {name} must be at least 1, not {getattr(self, name)}")
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise ValueError(f"recipe: learning_rate must be positive, not {self.learning_rate}")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Recipe:
+        values = dict(values)
+        if "model" not in values:
+            raise ValueError("recipe: `model` is missing: give at least its name, model: {model: point_resnet_large}")
+        _known(values, cls, "recipe")
+        augment = dict(values.pop("augment", None) or {})
+        _known(augment, Policy, "recipe: augment")
+        if "scale" in augment:
+            augment["scale"] = tuple(float(v) for v in augment["scale"])
+        return cls(augment=Policy(**augment), **values)
+
+    def to_dict(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self)
+        values["augment"]["scale"] = list(values["augment"]["scale"])
+        values["augment"] = {k: v for k, v in values["augment"].items() if v != math.inf}
+        return values
+
+    def changed(self, **changes: Any) -> Recipe:
+        """The same recipe with other values; `augment__shift=0.1` and `model__width=64` reach inside."""
+        values = self.to_dict()
+        for name, value in changes.items():
+            outer, _, inner = name.partition("__")
+            if inner:
+                values[outer] = {**values[outer], inner: value}
+            else:
+                values[outer] = value
+        return Recipe.from_dict(values)
+
+    # What a run is made of.
+
+    def make_model(self) -> nn.Module:
+        """The network, initialised from the seed."""
+        from gridless.models import build
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return build(self.model)
+
+    def make_schedule(self) -> Cosine | Plateau:
+        if self.schedule == "cosine":
+            return Cosine(self.learning_rate, self.epochs, self.warm_up, self.floor)
+        return Plateau(self.learning_rate, self.factor, self.patience)
+
+    def make_optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Adam over two groups: kernels, which are kept small, and everything else."""
+        kernels, others = [], []
+        for parameter in model.parameters():
+            # Biases and norms are vectors; the kernels of dense layers and convolutions have more dimensions.
+            (kernels if parameter.ndim > 1 else others).append(parameter)
+        device = next(model.parameters()).device
+        on_gpu = device.type == "cuda"
+        # The gradient of l2 * sum(w^2) is 2 * l2 * w, which is what Adam's own weight decay adds.
+        decay = 2 * self.l2 if self.optimiser == "adam" else self.weight_decay
+        kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.AdamW
+        return kind(
+            [{"params": kernels, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}],
+            lr=torch.tensor(self.learning_rate, device=device) if on_gpu else self.learning_rate,
+            betas=(0.9, self.beta2),
+            eps=self.epsilon,
+            fused=on_gpu or None,
+            capturable=on_gpu,
+        )
+
+
+def _one_of(name: str, value: Any, allowed: tuple) -> None:
+    if value not in allowed:
+        raise ValueError(f"recipe: {name} must be one of {', '.join(allowed)}, not {value!r}")
+
+
+def _known(values: dict[str, Any], cls: type, what: str) -> None:
+    names = [f.name for f in dataclasses.fields(cls)]
+    for name in values:
+        if name not in names:
+            raise ValueError(f"{what}: unknown entry {name!r}: there are {', '.join(names)}")
+
+
+def available() -> dict[str, Path]:
+    """Recipes by name."""
+    return {path.stem: path for folder in FOLDERS if folder.is_dir() for path in sorted(folder.glob("*.yaml"))}
+
+
+def load_recipe(name: str | Path) -> Recipe:
+    """A recipe by the name of a shipped one, or by the path of a YAML file."""
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        known = available()
+        if str(name) not in known:
+            raise ValueError(
+                f"unknown recipe {str(name)!r}: there are {', '.join(known) or 'none'}, or give a YAML file"
+            )
+        path = known[str(name)]
+    if not path.is_file():
+        raise FileNotFoundError(f"no recipe at {path}")
+    try:
+        values = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must be a mapping of names to values")
+    return Recipe.from_dict(values)

@@ -1,0 +1,68 @@
+"""Learning rates over the course of a run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Cosine:
+    """From the full rate to `floor` of it along half a cosine, after `warm_up` epochs of linear rise.
+
+    A function of the position alone: `position` is in epochs, 3.5 the middle of the fourth.
+    """
+
+    def __init__(self, rate: float, epochs: int, warm_up: float = 0.0, floor: float = 0.0) -> None:
+        self.rate, self.epochs, self.warm_up, self.floor = rate, epochs, warm_up, floor
+
+    def __call__(self, position: float) -> float:
+        if position < self.warm_up:
+            return self.rate * (position + 0.01) / (self.warm_up + 0.01)
+        along = (position - self.warm_up) / max(self.epochs - self.warm_up, 1e-9)
+        return self.rate * (self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * min(along, 1.0))))
+
+    def epoch_ended(self, accuracy: float) -> None:
+        """Nothing to learn from it."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to restore."""
+
+
+class Plateau:
+    """The paper's rule: times `factor` when the training accuracy has not risen by 1e-4 for `patience` epochs."""
+
+    def __init__(self, rate: float, factor: float = 0.2, patience: int = 20, min_delta: float = 1e-4) -> None:
+        self.rate, self.factor, self.patience, self.min_delta = rate, factor, patience, min_delta
+        self.best, self.waited = -math.inf, 0
+
+    def __call__(self, position: float) -> float:
+        return self.rate
+
+    def epoch_ended(self, accuracy: float) -> None:
+        if accuracy > self.best + self.min_delta:
+            self.best, self.waited = accuracy, 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            self.rate, self.waited = self.rate * self.factor, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rate": self.rate, "best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.rate, self.best, self.waited = state["rate"], state["best"], state["waited"]
+
+
+def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
+    """For every group; a rate that is a tensor, as captured graphs need it, keeps its address."""
+    for group in optimiser.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

@@ -1,0 +1,62 @@
+"""Random numbers without a state: a function of (seed, epoch, example, stream, position) alone.
+
+Whatever is drawn for an example does not depend on the batch it is in, on what was drawn before, on the number of
+processes or on the device, so that a run resumed in mid-epoch, or cut differently, sees the same data.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def keys(seed: int, epoch: int, index: Tensor) -> Tensor:
+    """One well-mixed int32 key per example, on the CPU: index (B) to (B)."""
+    start = _mix64(np.uint64((seed + 0x9E3779B97F4A7C15 * (epoch + 1)) % 2**64))
+    mixed = _mix64(_mix64(index.cpu().numpy().astype(np.uint64)) ^ start)
+    return torch.from_numpy((mixed >> np.uint64(32)).astype(np.uint32).view(np.int32).copy())
+
+
+def uniform(key: Tensor, stream: int, count: int) -> Tensor:
+    """Numbers in (0, 1), odd multiples of 2^-25: keys (B) int32 to (B, count) float32, on the keys' device."""
+    return (bits(key, stream, count) & 0xFFFFFF).float() * 2**-24 + 2**-25
+
+
+def normal(key: Tensor, stream: int, count: int) -> Tensor:
+    """Standard normal numbers by Box and Muller: keys (B) int32 to (B, count) float32."""
+    pair = uniform(key, stream, 2 * count)
+    return (-2 * pair[:, :count].log()).sqrt() * (2 * math.pi * pair[:, count:]).cos()
+
+
+def bits(key: Tensor, stream: int, count: int) -> Tensor:
+    """Random int32: keys (B) to (B, count)."""
+    at = torch.arange(count, device=key.device, dtype=torch.int32) + _wrap(0x3504F333 * (stream + 1))
+    return _mix32(_mix32(at)[None] + key[:, None])
+
+
+def permutation(seed: int, epoch: int, size: int) -> Tensor:
+    """A random order of `size` things, one per epoch (CPU, int64)."""
+    key = int(keys(seed, epoch, torch.tensor([-1]))[0]) & 0xFFFFFFFF
+    return torch.randperm(size, generator=torch.Generator().manual_seed(key))
+
+
+def _mix32(x: Tensor) -> Tensor:
+    """A bijection of int32 that leaves no visible pattern; shifts are logical."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _wrap(0x846CA68B)
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def _wrap(value: int) -> int:
+    return (value + 2**31) % 2**32 - 2**31
+
+
+def _mix64(x: np.ndarray | np.uint64) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        x = np.asarray(x, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return x ^ (x >> np.uint64(31))

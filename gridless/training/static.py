@@ -1,0 +1,115 @@
+"""Geometry at fixed sizes and fixed addresses, so that one captured graph serves every batch.
+
+Capacities are a little above what was seen; the padding belongs to no example and no edge (`gridless.padding`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from gridless.plan import Plan
+from gridless.structures import Cloud, Edges, Geometry
+from gridless.training.resident import Batch, tensors_of
+
+Sizes = dict[str, int]
+
+
+def sizes(geometry: Geometry) -> Sizes:
+    """Rows of every cloud and edges of every neighbourhood."""
+    return {name: len(value) for name, value in geometry.items()}
+
+
+def capacity(seen: Mapping[str, int], slack: float = 0.05) -> Sizes:
+    """Sizes that hold `seen` and a little more: a multiple of 64, so that rows stay aligned."""
+    return {name: -(-int(size * (1 + slack) + 64) // 64) * 64 for name, size in seen.items()}
+
+
+def holds(room: Mapping[str, int], needed: Mapping[str, int]) -> bool:
+    # One row of padding at least, so that every layer knows it must look at the splits.
+    return all(needed[name] < room[name] for name in needed)
+
+
+def padded(batch: Batch, plan: Plan, room: Sizes) -> Batch:
+    """The batch with every structure, and the transposed edges, grown to its capacity."""
+    values = {}
+    for name, value in batch.geometry.items():
+        step = plan.steps[name]
+        if isinstance(value, Edges):
+            source, target = _ends(plan, name)
+            values[name] = _grow_edges(value, room[source], room[target], room[name])
+            if not value.symmetric:
+                back = _grow_edges(value.transpose(), room[target], room[source], room[name])
+                values[name].cached("transpose", lambda back=back: back)
+                back.cached("transpose", lambda edges=values[name]: edges)
+        elif isinstance(value, Cloud):
+            parent = room[step.inputs[0]] if step.inputs else 0
+            values[name] = _grow_cloud(value, room[name], parent)
+        else:
+            raise TypeError(f"{name}: a {type(value).__name__} cannot be given a fixed size")
+    return Batch(Geometry(values), batch.labels, batch.share)
+
+
+def _ends(plan: Plan, name: str) -> tuple[str, str]:
+    step = plan.steps[name]
+    if step.op == "transpose":
+        source, target = _ends(plan, step.inputs[0])
+        return target, source
+    return step.inputs[0], step.inputs[1]
+
+
+def _rows(tensor: Tensor, rows: int) -> Tensor:
+    return pad(tensor, [0, 0] * (tensor.ndim - 1) + [0, rows - len(tensor)])
+
+
+def _grow_edges(edges: Edges, sources: int, targets: int, length: int) -> Edges:
+    splits = torch.cat([edges.splits, edges.splits[-1:].expand(targets + 1 - len(edges.splits))])
+    return dataclasses.replace(
+        edges,
+        splits=splits,
+        source=_rows(edges.source, length),
+        num_source=sources,
+        padding=length - len(edges) + edges.padding,
+    )
+
+
+def _grow_cloud(cloud: Cloud, length: int, parent: int) -> Cloud:
+    index = None if cloud.parent_index is None else _rows(cloud.parent_index, length)
+    padding = length - len(cloud) + cloud.padding
+    coords = _rows(cloud.coords, length)
+    return Cloud(coords, cloud.splits, parent_index=index, num_parent=parent, padding=padding)
+
+
+class Slot:
+    """One padded batch at fixed addresses. `load` overwrites it; `batch` is what the network is given."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._tensors = list(tensors_of(batch))
+        self._share = batch.share
+        self._batch = batch
+
+    def load(self, batch: Batch) -> None:
+        """Copy another batch of the same capacities over this one, in a few launches."""
+        by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for mine, other in zip(self._tensors, tensors_of(batch), strict=True):
+            into, out_of = by_dtype.setdefault(mine.dtype, ([], []))
+            into.append(mine)
+            out_of.append(other)
+        for into, out_of in by_dtype.values():
+            torch._foreach_copy_(into, out_of)
+
+    @property
+    def batch(self) -> Batch:
+        """The same tensors in fresh structures, so that nothing derived from an earlier batch is found beside them."""
+        values = {}
+        for name, value in self._batch.geometry.items():
+            values[name] = fresh = dataclasses.replace(value)
+            if isinstance(value, Edges) and not value.symmetric:
+                back = dataclasses.replace(value.transpose())
+                fresh.cached("transpose", lambda back=back: back)
+                back.cached("transpose", lambda fresh=fresh: fresh)
+        return Batch(Geometry(values), self._batch.labels, self._share)

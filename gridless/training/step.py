@@ -1,0 +1,162 @@
+"""One step of training: forward, loss, backward, optimiser, running averages; eager, compiled or captured."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from gridless.training import static
+from gridless.training.resident import Batch
+
+# Real batches that run before the first capture: they settle autotuning, optimiser state and capacities.
+WARM_UP = 4
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager:
+    """`32` (TF32 products on the GPU where torch allows them), or `bf16` by autocast."""
+    if precision not in ("32", "bf16"):
+        raise ValueError(f"precision must be '32' or 'bf16', not {precision!r}")
+    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+class Average:
+    """An exponential moving average of the weights and running statistics of a model."""
+
+    def __init__(self, model: nn.Module, keep: float) -> None:
+        self.keep = keep
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        theirs, mine = model.state_dict(), self.model.state_dict()
+        names = [n for n, t in theirs.items() if t.is_floating_point()]
+        self._theirs, self._mine = [theirs[n] for n in names], [mine[n] for n in names]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        torch._foreach_lerp_(self._mine, self._theirs, 1 - self.keep)
+
+
+class TrainStep:
+    """Calling it with a `Batch` makes one step; `totals` (loss sum, correct, examples) grows on the device.
+
+    Nothing waits for the device. With `capture`, batches of one size are padded to common capacities and, after a few,
+    the whole step is one captured graph; a batch that does not fit makes the capacities grow and the graph anew.
+    `alone` is entered while a graph is captured: the lock of whoever else uses the device.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        smoothing: float = 0.0,
+        precision: str = "32",
+        clip: float | None = None,
+        average: Average | None = None,
+        compiled: bool = False,
+        capture: bool = False,
+        backward: Callable[[Tensor], Any] = Tensor.backward,
+    ) -> None:
+        self.model, self.optimiser, self.smoothing = model, optimiser, smoothing
+        self.precision, self.clip, self.average, self.backward = precision, clip, average, backward
+        self.device = next(model.parameters()).device
+        self.totals = torch.zeros(3, dtype=torch.float64, device=self.device)
+        if capture and self.device.type != "cuda":
+            raise ValueError("capturing graphs needs a CUDA device: leave capture off")
+        self.forward = torch.compile(model, dynamic=not capture) if compiled else model
+        self.capture = capture
+        self.alone: AbstractContextManager = nullcontext()
+        self._graphs: dict[int, _Captured] = {}
+
+    def __call__(self, batch: Batch) -> None:
+        if self.capture:
+            self._captured(batch)(batch)
+        else:
+            self.run(batch)
+
+    def finish(self, batch: Batch) -> Batch:
+        """Padding, where it is known already: what a loader can do ahead of the step."""
+        return self._captured(batch).pad(batch) if self.capture else batch
+
+    def run(self, batch: Batch) -> None:
+        """The step itself, launch by launch."""
+        self.optimiser.zero_grad(set_to_none=True)
+        with autocast(self.device, self.precision):
+            logits = self.forward(batch.geometry)
+        logits = logits.float()
+        loss = cross_entropy(logits, batch.labels, label_smoothing=self.smoothing)
+        self.backward(loss * batch.share)
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip, foreach=True)
+        self.optimiser.step()
+        with torch.no_grad():
+            correct = (logits.argmax(1) == batch.labels).sum()
+            count = torch.full_like(loss, len(batch.labels))
+            self.totals += torch.stack([loss * count, correct, count])
+            if self.average is not None:
+                self.average.update()
+
+    def read(self) -> tuple[float, float]:
+        """Mean loss and accuracy since the last reading. Waits for the device."""
+        loss, correct, count = self.totals.tolist()
+        self.totals.zero_()
+        return (loss / count, correct / count) if count else (float("nan"), float("nan"))
+
+    def _captured(self, batch: Batch) -> _Captured:
+        return self._graphs.setdefault(len(batch.labels), _Captured(self))
+
+
+class _Captured:
+    """The step for batches of one number of examples, as a graph."""
+
+    def __init__(self, step: TrainStep) -> None:
+        self.step = step
+        self.seen: static.Sizes = {}
+        self.room: static.Sizes = {}
+        self.slot: static.Slot | None = None
+        self.graph: Any = None
+        self.warm = 0
+
+    def pad(self, batch: Batch) -> Batch:
+        """The batch at the present capacities, or as it is where they are unknown or too small."""
+        room, needed = self.room, static.sizes(batch.geometry)
+        if not room or needed == room or not static.holds(room, needed):
+            return batch
+        return static.padded(batch, self.step.model.plan, room)  # type: ignore[arg-type]
+
+    def __call__(self, batch: Batch) -> None:
+        needed = static.sizes(batch.geometry)
+        if needed != self.room and not (self.room and static.holds(self.room, needed)):
+            self.seen = {name: max(size, self.seen.get(name, 0)) for name, size in needed.items()}
+            if self.warm < WARM_UP:
+                # Unpadded, while the sizes of batches are being learned.
+                self.warm += 1
+                self.step.run(batch)
+                return
+            self.room, self.graph = static.capacity(self.seen), None
+        batch = self.pad(batch)
+        if self.graph is None:
+            self.slot = static.Slot(batch)
+            self._record(self.slot)
+        else:
+            assert self.slot is not None
+            self.slot.load(batch)
+            self.graph.replay()
+
+    def _record(self, slot: static.Slot) -> None:
+        """One padded step outside the graph (it counts), then the capture (which runs nothing)."""
+        step = self.step
+        with step.alone:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                step.run(slot.batch)
+            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.synchronize()
+            step.optimiser.zero_grad(set_to_none=True)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                step.run(slot.batch)
