@@ -113,7 +113,7 @@ def _splits(sizes: Tensor) -> Tensor:
 
 def _sampled(cloud: Cloud, sizes: Tensor, taken: Tensor) -> Cloud:
     return Cloud.made(
-        coords=torch.index_select(cloud.coords.detach(), 0, taken),
+        coords=torch.index_select(cloud.coords, 0, taken),
         splits=_splits(sizes),
         parent_index=taken,
         num_parent=len(cloud),

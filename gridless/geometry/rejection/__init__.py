@@ -40,7 +40,7 @@ def rejection_sample(
         radius = check_radius("rejection_sample", radius, cloud.coords.dtype)
     kept, splits, to_sample = backends.implementation(__name__, cloud.device).sample(cloud, near, radius, distance)
     return Cloud.made(
-        coords=torch.index_select(cloud.coords.detach(), 0, kept),
+        coords=torch.index_select(cloud.coords, 0, kept),
         splits=splits,
         parent_index=kept,
         num_parent=len(cloud),

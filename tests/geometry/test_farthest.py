@@ -1,0 +1,203 @@
+"""Iterative farthest points, and random points."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clouds import lattice, scattered, ugly
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gridless as gl
+
+
+def reference(cloud: gl.Cloud, *args, **kwargs) -> torch.Tensor:
+    with gl.use_backend("reference"):
+        return gl.farthest_sample(cloud, *args, **kwargs).parent_index
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 0.3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [1, 3, 8])
+def test_every_backend_takes_the_points_of_the_reference(backend, device, dim, dtype, size):
+    cloud = ugly(dim, dtype, points=50)
+    found = gl.farthest_sample(cloud.to(device), size).cpu()
+    assert torch.equal(found.parent_index, reference(cloud, size))
+    assert torch.equal(found.coords, cloud.coords[found.parent_index])
+    assert found.num_parent == len(cloud)
+
+
+@pytest.mark.parametrize("reject", [False, True])
+@pytest.mark.parametrize("search", ["ball", "nearest"])
+@pytest.mark.parametrize("dim", [1, 3])
+def test_the_approximation_takes_the_points_of_the_reference(backend, device, dim, search, reject):
+    cloud = ugly(dim)
+    near = gl.ball(cloud, cloud, 0.3) if search == "ball" else gl.nearest(cloud, cloud, 5)
+    for size in (1, 20, 0.6, 1000):
+        found = gl.farthest_sample(cloud.to(device), size, near=near.to(device), reject=reject).cpu()
+        assert torch.equal(found.parent_index, reference(cloud, size, near=near, reject=reject))
+
+
+def test_each_sample_is_the_farthest_from_those_before_it():
+    x = scattered(200, 3, torch.float64)
+    taken = gl.farthest_sample(gl.Cloud.of(x), 50, start=17).parent_index
+    assert taken[0] == 17
+    distance = torch.cdist(x, x)
+    for i in range(1, 50):
+        closest = distance[:, taken[:i]].min(1).values
+        assert closest[taken[i]] == closest.max()
+
+
+@pytest.mark.parametrize("points", [1000, 20_000])
+def test_large_clouds_agree_with_the_reference(points):
+    cloud = gl.Cloud.of([scattered(points, 3), lattice(points // 2, 3)])
+    assert torch.equal(gl.farthest_sample(cloud, 60).parent_index, reference(cloud, 60))
+
+
+def test_no_point_is_taken_twice_even_where_all_are_equal(backend, device):
+    cloud = gl.Cloud.of([torch.zeros(9, 3), lattice(300, 3)]).to(device)
+    found = gl.farthest_sample(cloud, 300).parent_index.tolist()
+    assert found[:9] == list(range(9))
+    assert sorted(found) == list(range(309))
+
+
+def test_start_is_a_row_of_every_example(backend, device):
+    cloud = gl.Cloud.of([scattered(9, 3), scattered(0, 3), scattered(30, 3)])
+    for near in (None, gl.ball(cloud, cloud, 0.3)):
+        found = gl.farthest_sample(cloud.to(device), 4, start=5, near=None if near is None else near.to(device)).cpu()
+        assert found.parent_index[[0, 4]].tolist() == [5, 14]
+        assert torch.equal(found.parent_index, reference(cloud, 4, start=5, near=near))
+
+
+def test_algorithm_5_is_rejection_sampling_and_then_the_queue():
+    cloud = gl.Cloud.of([scattered(300, 3), lattice(100, 3)])
+    near = gl.ball(cloud, cloud, 0.25)
+    kept = gl.rejection_sample(cloud, near, distance=True)
+    found = gl.farthest_sample(cloud, 90, near=near, reject=True)
+    for e in range(2):
+        first = kept.parent_index[kept.splits[e] : kept.splits[e + 1]]
+        mine = found.parent_index[found.splits[e] : found.splits[e + 1]]
+        assert len(first) < 90
+        assert torch.equal(mine[: len(first)], first)
+        # The first of the queue is the point farthest from the samples of the rejection.
+        closest = kept.distance[cloud.splits[e] : cloud.splits[e + 1]].clone()
+        assert kept.distance[mine[len(first)]] == closest.max()
+
+
+def test_rejection_that_keeps_too_many_is_cut_to_size(backend, device):
+    cloud = gl.Cloud.of(scattered(200, 3)).to(device)
+    near = gl.ball(cloud, cloud, 0.1)
+    kept = gl.rejection_sample(cloud, near).parent_index
+    found = gl.farthest_sample(cloud, 20, near=near, reject=True).parent_index
+    assert len(kept) > 20
+    assert torch.equal(found, kept[:20])
+
+
+@pytest.mark.parametrize(
+    ("size", "counts"),
+    [(4, [4, 0, 1, 4]), (0.5, [5, 0, 1, 4]), (1.0, [10, 0, 1, 7]), (0, [0] * 4), ([3, 5, 0, 9], [3, 0, 0, 7])],
+)
+def test_sizes_are_numbers_fractions_or_one_for_each_example(backend, device, size, counts):
+    cloud = gl.Cloud.of([scattered(10, 3), scattered(0, 3), scattered(1, 3), scattered(7, 3)]).to(device)
+    for sample in (gl.farthest_sample, gl.random_sample):
+        assert sample(cloud, size).sizes.tolist() == counts
+
+
+def test_a_fraction_is_not_rounded_up_by_its_rounding_error():
+    assert gl.farthest_sample(gl.Cloud.of(scattered(100, 3)), 0.07).sizes.tolist() == [7]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(0, 9), st.booleans())
+def test_how_a_batch_is_cut_does_not_matter(sizes, seed, approximate):
+    parts = [lattice(n, 2, seed=seed + i) for i, n in enumerate(sizes)]
+
+    def sample(cloud: gl.Cloud) -> gl.Cloud:
+        return gl.farthest_sample(cloud, 0.4, near=gl.ball(cloud, cloud, 0.25) if approximate else None)
+
+    whole = sample(gl.Cloud.of(parts))
+    for i, part in enumerate(parts):
+        assert torch.equal(whole[i].coords, sample(gl.Cloud.of(part)).coords)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_do_not_matter(threads):
+    cloud = gl.Cloud.of([scattered(n, 3, seed=n) for n in (900, 10, 0, 700, 1300, 600)])
+    near = gl.ball(cloud, cloud, 0.2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        exact = gl.farthest_sample(cloud, 20).parent_index
+        queue = gl.farthest_sample(cloud, 200, near=near).parent_index
+        kept = gl.rejection_sample(cloud, near).parent_index
+        in_grid = gl.rejection_sample(cloud, radius=0.2).parent_index
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(exact, reference(cloud, 20))
+    assert torch.equal(queue, reference(cloud, 200, near=near))
+    with gl.use_backend("reference"):
+        assert torch.equal(kept, gl.rejection_sample(cloud, near).parent_index)
+    assert torch.equal(kept, in_grid)
+
+
+def test_distances_that_overflow_are_no_trouble(backend, device):
+    cloud = gl.Cloud.of((scattered(40, 3) - 0.5) * 3e38)
+    found = gl.farthest_sample(cloud.to(device), 40).cpu()
+    assert torch.equal(found.parent_index, reference(cloud, 40))
+
+
+def test_random_samples_are_distinct_and_stay_in_their_example():
+    cloud = gl.Cloud.of([scattered(50, 3), scattered(0, 3), scattered(30, 3)])
+    sample = gl.random_sample(cloud, 20, generator=torch.Generator().manual_seed(1))
+    assert len(set(sample.parent_index.tolist())) == 40
+    assert torch.equal(cloud.example[sample.parent_index], sample.example)
+    assert torch.equal(cloud.coords[sample.parent_index], sample.coords)
+    again = gl.random_sample(cloud, 20, generator=torch.Generator().manual_seed(1))
+    other = gl.random_sample(cloud, 20, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(again.parent_index, sample.parent_index)
+    assert not torch.equal(other.parent_index, sample.parent_index)
+
+
+def test_random_samples_are_uniform():
+    cloud = gl.Cloud.of([scattered(6, 3)] * 3000)
+    counts = torch.bincount(gl.random_sample(cloud, 2).parent_index % 6, minlength=6)
+    # 1000 each, standard deviation 26.
+    assert (counts - 1000).abs().max() < 160
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, 0.0, float("nan"), "many", None, True, [1, 2, 3], [1.5, 2.5], [-1, 2]])
+def test_sizes_that_make_no_sense_are_refused(size):
+    cloud = gl.Cloud.of([scattered(10, 3)] * 2)
+    for sample in (gl.farthest_sample, gl.random_sample):
+        with pytest.raises((ValueError, TypeError), match=r"size|fraction"):
+            sample(cloud, size)
+
+
+@pytest.mark.parametrize("start", [-1, 10, 0.5, None])
+def test_start_must_be_a_row(start):
+    with pytest.raises(ValueError, match="start"):
+        gl.farthest_sample(gl.Cloud.of([scattered(30, 3), scattered(10, 3)]), 3, start=start)
+
+
+def test_rejection_needs_edges_and_begins_in_index_order():
+    cloud = gl.Cloud.of(scattered(30, 3))
+    with pytest.raises(ValueError, match="needs near"):
+        gl.farthest_sample(cloud, 3, reject=True)
+    with pytest.raises(ValueError, match="leave start at 0"):
+        gl.farthest_sample(cloud, 3, start=2, near=gl.ball(cloud, cloud, 0.1), reject=True)
+
+
+def test_edges_between_examples_are_refused():
+    x = scattered(10, 3)
+    one, two = gl.Cloud.of(x), gl.Cloud.of([x[:5], x[5:]])
+    for name in ("reference", "cpu"):
+        with gl.use_backend(name), pytest.raises(ValueError, match="different examples"):
+            gl.farthest_sample(two, 5, near=gl.ball(one, one, 10.0))
+
+
+def test_points_that_are_not_finite_are_named():
+    x = scattered(20, 3)
+    x[4, 0] = torch.nan
+    for sample in (gl.farthest_sample, gl.random_sample):
+        with pytest.raises(ValueError, match="row 4 of example 1"):
+            sample(gl.Cloud.of([scattered(7, 3), x]), 3)

@@ -1,0 +1,126 @@
+"""The k nearest sources of each target."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from clouds import lattice, scattered, ugly
+from scipy.spatial import cKDTree
+
+import gridless as gl
+from gridless import structures
+
+
+def reference(source: gl.Cloud, target: gl.Cloud, k: int) -> gl.Edges:
+    with gl.use_backend("reference"):
+        return gl.nearest(source.cpu(), target.cpu(), k)
+
+
+@pytest.mark.parametrize("k", [1, 4, 33, 200])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [1, 3, 8])
+def test_every_backend_finds_the_edges_of_the_reference(backend, device, dim, dtype, k):
+    cloud = ugly(dim, dtype, points=60)
+    found = gl.nearest(cloud.to(device), cloud.to(device), k).cpu()
+    wanted = reference(cloud, cloud, k)
+    assert torch.equal(found.splits, wanted.splits)
+    assert torch.equal(found.source, wanted.source)
+    assert found.splits.dtype == torch.int64
+    assert found.source.dtype == torch.int32
+
+
+@pytest.mark.parametrize("make", [scattered, lattice])
+def test_sources_and_targets_may_be_different_clouds(backend, device, make):
+    source = gl.Cloud.of([make(300, 3), make(5, 3, seed=1), make(7, 3, seed=2)])
+    target = gl.Cloud.of([make(20, 3, seed=3), make(0, 3), make(9, 3, seed=4)])
+    found = gl.nearest(source.to(device), target.to(device), 6).cpu()
+    wanted = reference(source, target, 6)
+    assert torch.equal(found.splits, wanted.splits)
+    assert torch.equal(found.source, wanted.source)
+    assert (found.num_source, found.num_target, found.limit) == (312, 29, 6)
+
+
+def test_distances_are_those_of_scipy(backend, device):
+    source, target = scattered(500, 3, torch.float64), scattered(100, 3, torch.float64, seed=1)
+    edges = gl.nearest(gl.Cloud.of(source).to(device), gl.Cloud.of(target).to(device), 10).cpu()
+    distance = (source[edges.source.long()] - target[edges.target.long()]).norm(dim=1).view(100, 10)
+    wanted, _ = cKDTree(source.numpy()).query(target.numpy(), 10)
+    np.testing.assert_allclose(distance.sort(1).values.numpy(), wanted, rtol=1e-12)
+
+
+def test_sources_of_a_target_ascend(backend, device):
+    cloud = gl.Cloud.of(scattered(200, 2)).to(device)
+    source = gl.nearest(cloud, cloud, 7).source.view(200, 7)
+    assert (source.diff(dim=1) > 0).all()
+
+
+def test_equal_distances_go_to_the_smaller_index(backend, device):
+    source = gl.Cloud.of(torch.tensor([[1.0], [-1.0], [1.0], [-1.0], [5.0]])).to(device)
+    target = gl.Cloud.of(torch.tensor([[0.0]])).to(device)
+    assert gl.nearest(source, target, 2).source.tolist() == [0, 1]
+    assert gl.nearest(source, target, 3).source.tolist() == [0, 1, 2]
+
+
+def test_an_example_with_fewer_points_gives_all_of_them(backend, device):
+    source = gl.Cloud.of([scattered(3, 3), scattered(0, 3), scattered(9, 3)]).to(device)
+    target = gl.Cloud.of([scattered(2, 3), scattered(4, 3), scattered(1, 3)]).to(device)
+    edges = gl.nearest(source, target, 5)
+    assert edges.counts.tolist() == [3, 3, 0, 0, 0, 0, 5]
+
+
+def test_huge_and_tiny_coordinates_keep_the_order(backend, device):
+    for scale in (1e-30, 1e15):
+        cloud = gl.Cloud.of(scattered(100, 3, seed=5) * scale)
+        found = gl.nearest(cloud.to(device), cloud.to(device), 5).cpu()
+        assert torch.equal(found.source, reference(cloud, cloud, 5).source)
+
+
+def test_one_large_cloud_is_searched_in_parts(monkeypatch):
+    cloud = gl.Cloud.of(scattered(3000, 3))
+    alone = gl.nearest(cloud, cloud, 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        threaded = gl.nearest(cloud, cloud, 8)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(alone.source, threaded.source)
+    assert torch.equal(alone.source, reference(cloud, cloud, 8).source)
+
+
+@pytest.mark.parametrize("k", [0, -1, 2.0, True, None])
+def test_k_must_be_a_whole_number(k):
+    cloud = gl.Cloud.of(scattered(5, 3))
+    with pytest.raises(ValueError, match="k must be a whole number"):
+        gl.nearest(cloud, cloud, k)
+
+
+def test_points_that_are_not_finite_are_named():
+    x = scattered(20, 3)
+    x[13, 1] = torch.nan
+    bad = gl.Cloud(x, torch.tensor([0, 10, 20]))
+    good = gl.Cloud(scattered(20, 3), torch.tensor([0, 10, 20]))
+    for source, target in ((bad, good), (good, bad), (bad, bad)):
+        with pytest.raises(ValueError, match="row 3 of example 1"):
+            gl.nearest(source, target, 2)
+
+
+def test_clouds_that_do_not_belong_together_are_refused():
+    one = gl.Cloud.of(scattered(5, 3))
+    with pytest.raises(ValueError, match="dimensions"):
+        gl.nearest(one, gl.Cloud.of(scattered(5, 2)), 1)
+    with pytest.raises(TypeError, match="float64"):
+        gl.nearest(one, gl.Cloud.of(scattered(5, 3).double()), 1)
+    with pytest.raises(ValueError, match="examples"):
+        gl.nearest(one, gl.Cloud.of([scattered(5, 3)] * 2), 1)
+    with pytest.raises(ValueError, match="move one"):
+        gl.nearest(one, gl.Cloud(scattered(5, 3).to("meta"), torch.zeros(2, dtype=torch.int64, device="meta")), 1)
+    with pytest.raises(TypeError, match="Cloud.of"):
+        gl.nearest(scattered(5, 3), one, 1)
+
+
+def test_more_edges_than_can_be_numbered_are_refused_before_they_are_allocated(monkeypatch):
+    cloud = gl.Cloud.of(torch.zeros(1, 1).expand(2**17, 1))
+    with pytest.raises(ValueError, match=str(structures.MAX_EDGES)):
+        gl.nearest(cloud, cloud, 2**14)

@@ -1,0 +1,146 @@
+"""Rejection sampling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clouds import lattice, scattered, ugly
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gridless as gl
+
+
+def reference(cloud: gl.Cloud, *args, **kwargs) -> gl.Cloud:
+    with gl.use_backend("reference"):
+        return gl.rejection_sample(cloud, *args, **kwargs)
+
+
+def assert_same(found: gl.Cloud, wanted: gl.Cloud) -> None:
+    found = found.cpu()
+    assert torch.equal(found.parent_index, wanted.parent_index)
+    assert torch.equal(found.splits, wanted.splits)
+    assert torch.equal(found.coords, wanted.coords)
+    assert found.parent_index.dtype == torch.int64
+    assert found.num_parent == wanted.num_parent
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [1, 2, 3, 8])
+def test_every_backend_keeps_the_points_of_the_reference(backend, device, dim, dtype):
+    cloud = ugly(dim, dtype)
+    # 0.25 apart are neighbours on the lattice: inclusive, exactly at the radius.
+    radius = 0.25 * max(dim - 2, 1)
+    near = gl.ball(cloud.to(device), cloud.to(device), radius)
+    wanted = reference(cloud, near.cpu())
+    assert_same(gl.rejection_sample(cloud.to(device), near), wanted)
+    assert_same(gl.rejection_sample(cloud.to(device), radius=radius), wanted)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 5])
+def test_distances_are_to_the_closest_sample_in_reach(backend, device, dim):
+    cloud = ugly(dim, torch.float64)
+    radius = 0.3 * dim**0.5
+    near = gl.ball(cloud.to(device), cloud.to(device), radius)
+    for sample in (
+        gl.rejection_sample(cloud.to(device), near, distance=True).cpu(),
+        gl.rejection_sample(cloud.to(device), radius=radius, distance=True).cpu(),
+    ):
+        assert sample.distance.shape == (len(cloud),)
+        for e in range(cloud.num_examples):
+            a, b = cloud.splits[e : e + 2].tolist()
+            c, d = sample.splits[e : e + 2].tolist()
+            if a < b:
+                wanted = (cloud.coords[a:b, None] - sample.coords[None, c:d]).norm(dim=2).min(1).values
+                torch.testing.assert_close(sample.distance[a:b], wanted)
+    assert gl.rejection_sample(cloud.to(device), near).distance is None
+
+
+def test_no_two_samples_are_neighbours_and_every_point_has_one(backend, device):
+    cloud = gl.Cloud.of([scattered(400, 3), lattice(200, 3)]).to(device)
+    sample = gl.rejection_sample(cloud, radius=0.25)
+    assert gl.ball(sample, sample, 0.25).counts.tolist() == [1] * len(sample)
+    assert gl.ball(sample, cloud, 0.25).counts.min() >= 1
+
+
+def test_samples_come_in_index_order_and_know_their_parents(backend, device):
+    cloud = gl.Cloud.of([scattered(100, 3), scattered(50, 3, seed=1)]).to(device)
+    sample = gl.rejection_sample(cloud, radius=0.4)
+    assert (sample.parent_index.diff() > 0).all()
+    assert torch.equal(sample.coords, cloud.coords[sample.parent_index])
+    assert torch.equal(cloud.example[sample.parent_index], sample.example)
+    assert sample.num_parent == 150
+
+
+def test_edges_need_not_be_symmetric_nor_hold_the_point_itself(backend, device):
+    cloud = gl.Cloud.of(scattered(4, 3)).to(device)
+    # 0 rejects 2; 1 nothing; 3 rejects 1, which was kept before.
+    near = gl.Edges(torch.tensor([0, 1, 1, 1, 2]), torch.tensor([2, 1]), 4).to(device)
+    assert gl.rejection_sample(cloud, near, distance=True).parent_index.tolist() == [0, 1, 3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=5), st.sampled_from([0.1, 0.25, 0.6]), st.integers(0, 9))
+def test_how_a_batch_is_cut_does_not_matter(sizes, radius, seed):
+    parts = [lattice(n, 2, seed=seed + i) for i, n in enumerate(sizes)]
+    whole = gl.rejection_sample(gl.Cloud.of(parts), radius=radius)
+    for i, part in enumerate(parts):
+        alone = gl.rejection_sample(gl.Cloud.of(part), radius=radius)
+        assert torch.equal(whole[i].coords, alone.coords)
+
+
+def test_radii_far_from_the_extent_are_no_trouble(backend, device):
+    cloud = gl.Cloud.of(scattered(100, 3) * 1e4)
+    for radius in (1e-12, 1e-3, 1e6, 1e15):
+        assert_same(gl.rejection_sample(cloud.to(device), radius=radius), reference(cloud, radius=radius))
+
+
+def test_huge_coordinates_are_no_trouble(backend, device):
+    cloud = gl.Cloud.of((scattered(50, 3, torch.float64) * 2 - 1) * 1.7e308)
+    assert_same(gl.rejection_sample(cloud.to(device), radius=1e150), reference(cloud, radius=1e150))
+
+
+def test_coordinates_keep_their_gradient(backend, device):
+    coords = scattered(30, 3).to(device).requires_grad_()
+    sample = gl.rejection_sample(gl.Cloud(coords, torch.tensor([0, 30], device=device)), radius=0.3)
+    sample.coords.sum().backward()
+    assert torch.equal(coords.grad.sum(1).nonzero()[:, 0], sample.parent_index)
+
+
+@pytest.mark.parametrize("radius", [0, -1.0, float("nan"), float("inf"), 1e-30])
+def test_a_radius_must_be_positive_and_finite(radius):
+    with pytest.raises(ValueError, match="radius"):
+        gl.rejection_sample(gl.Cloud.of(scattered(5, 3)), radius=radius)
+
+
+def test_either_edges_or_a_radius():
+    cloud = gl.Cloud.of(scattered(5, 3))
+    with pytest.raises(ValueError, match="either near or radius"):
+        gl.rejection_sample(cloud)
+    with pytest.raises(ValueError, match="either near or radius"):
+        gl.rejection_sample(cloud, gl.ball(cloud, cloud, 0.1), radius=0.1)
+
+
+def test_edges_of_another_cloud_are_refused(backend, device):
+    cloud, other = gl.Cloud.of(scattered(5, 3)).to(device), gl.Cloud.of(scattered(6, 3)).to(device)
+    with pytest.raises(ValueError, match="must be a search of this cloud in itself"):
+        gl.rejection_sample(cloud, gl.ball(other, other, 0.1))
+    with pytest.raises(TypeError, match="near must be Edges"):
+        gl.rejection_sample(cloud, 0.1)
+
+
+def test_edges_between_examples_are_refused():
+    x = scattered(10, 3)
+    one, two = gl.Cloud.of(x), gl.Cloud.of([x[:5], x[5:]])
+    for name in ("reference", "cpu"):
+        with gl.use_backend(name), pytest.raises(ValueError, match="different examples"):
+            gl.rejection_sample(two, gl.ball(one, one, 10.0))
+
+
+def test_points_that_are_not_finite_are_named():
+    x = scattered(20, 3)
+    x[4, 0] = torch.inf
+    with pytest.raises(ValueError, match="row 4 of example 0"):
+        gl.rejection_sample(gl.Cloud.of([x, x]), radius=0.1)
+    with pytest.raises(TypeError, match="Cloud.of"):
+        gl.rejection_sample(x, radius=0.1)

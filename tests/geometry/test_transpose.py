@@ -1,0 +1,85 @@
+"""Edges seen from the other side."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clouds import scattered, ugly
+
+import gridless as gl
+from gridless.geometry.transpose import transpose
+
+
+def make(backend_device: torch.device) -> gl.Edges:
+    source, target = ugly(3), ugly(3, points=40)
+    return gl.nearest(source, target, 5).to(backend_device)
+
+
+def test_it_agrees_with_scipy(backend, device):
+    edges = make(device)
+    back = transpose(edges).cpu()
+    wanted = edges.cpu().to_scipy().T.tocsr()
+    wanted.sort_indices()
+    assert back.splits.tolist() == wanted.indptr.tolist()
+    assert back.source.tolist() == wanted.indices.tolist()
+    assert (back.num_source, back.num_target) == (edges.num_target, edges.num_source)
+    assert back.source.dtype == torch.int32
+
+
+def test_repeated_edges_are_kept(backend, device):
+    edges = gl.Edges(torch.tensor([0, 3, 4]), torch.tensor([1, 1, 0, 1]), 3).to(device)
+    back = transpose(edges)
+    assert back.splits.tolist() == [0, 1, 4, 4]
+    assert back.source.tolist() == [0, 0, 0, 1]
+
+
+def test_twice_is_the_same(backend, device):
+    edges = make(device)
+    again = transpose(transpose(edges))
+    assert torch.equal(again.splits, edges.splits)
+    assert torch.equal(again.source, edges.source)
+
+
+@pytest.mark.parametrize("splits", [[0], [0, 0, 0]])
+def test_no_edges_at_all(backend, device, splits):
+    edges = gl.Edges(torch.tensor(splits), torch.zeros(0, dtype=torch.int32), 4).to(device)
+    back = transpose(edges)
+    assert back.splits.tolist() == [0] * 5
+    assert len(back) == 0
+
+
+def test_many_edges_in_several_threads():
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randint(0, 1000, (2, 400_000), generator=generator)
+    edges = gl.Edges.from_edge_index(pairs, 1000, 1000)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        threaded = transpose(edges)
+    finally:
+        torch.set_num_threads(before)
+    with gl.use_backend("reference"):
+        wanted = transpose(edges)
+    assert torch.equal(threaded.splits, wanted.splits)
+    assert torch.equal(threaded.source, wanted.source)
+
+
+def test_the_method_is_cached_both_ways():
+    edges = make(torch.device("cpu"))
+    back = edges.transpose()
+    assert edges.transpose() is back
+    assert back.transpose() is edges
+
+
+def test_a_symmetric_search_is_its_own_transpose():
+    cloud = gl.Cloud.of(scattered(50, 3))
+    near = gl.ball(cloud, cloud, 0.3)
+    assert near.transpose() is near
+    back = transpose(near)
+    assert torch.equal(back.splits, near.splits)
+    assert torch.equal(back.source, near.source)
+
+
+def test_other_things_are_refused():
+    with pytest.raises(TypeError, match="Edges"):
+        transpose(torch.zeros(3))
