@@ -20,13 +20,18 @@ class Name(str):
     """The name of a line of a plan, with what a layer may want to know of it before anything has run.
 
     Of a cloud: `dim`. Of edges: `source` and `target`, the names of the clouds they join, `dim`, and `radius`, the
-    scale their vectors are divided by (None where a search has none).
+    scale their vectors are divided by (None where a search has none). Of events: `sensor`. Of edges between events:
+    `source`, `target`, `kernel`, `stride` and `window`.
     """
 
     dim: int
     source: Name
     target: Name
     radius: float | None
+    sensor: tuple[int, int]
+    kernel: int | str
+    stride: int
+    window: float | None
 
     def __new__(cls, text: str, **facts: Any) -> Name:
         name = super().__new__(cls, text)
@@ -142,7 +147,7 @@ class Plan:
 
         Without a window nothing is written out, and no line is added: convolutions walk the two streams themselves.
         """
-        facts = dict(source=source, target=target, kernel=kernel, stride=stride, window=window, dim=2, radius=None)
+        facts = {"source": source, "target": target, "kernel": kernel, "stride": stride, "window": window, "dim": 2}
         text = f"N{source[1:]}{target[1:]}"
         if window is None:
             return Name(text, **facts)
@@ -151,7 +156,7 @@ class Plan:
 
     def latest(self, source: Name, target: Name, kernel: int | str = 3, stride: int = 1) -> Name:
         """For every target and tap the latest event that it sees there."""
-        facts = dict(source=source, target=target, kernel=kernel, stride=stride, window=None, dim=2, radius=None)
+        facts = {"source": source, "target": target, "kernel": kernel, "stride": stride, "dim": 2}
         step = Step("latest", (source, target), (("kernel", kernel), ("stride", stride)))
         return self._add(f"L{source[1:]}{target[1:]}", step, **facts)
 

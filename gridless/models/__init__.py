@@ -9,6 +9,7 @@ from torch import nn
 
 # Every network class that a config may name, and every ready-made size: name -> module.
 CLASSES: dict[str, str] = {
+    "EventResNet": "gridless.models.events",
     "PointResNet": "gridless.models.points",
     "PointResNetPlus": "gridless.models.points",
     "PointUNet": "gridless.models.points",
@@ -18,11 +19,26 @@ SIZES: dict[str, str] = {
     "point_resnet_small": "gridless.models.points",
     "point_resnet_plus": "gridless.models.points",
     "point_unet": "gridless.models.points",
+    "event_resnet": "gridless.models.events",
+    "n_mnist": "gridless.models.events",
+    "mnist_dvs": "gridless.models.events",
+    "cifar10_dvs": "gridless.models.events",
+    "n_caltech101": "gridless.models.events",
+    "asl_dvs": "gridless.models.events",
+    "n_cars": "gridless.models.events",
 }
 
 __all__ = [*CLASSES, *SIZES, "build"]
 
 if TYPE_CHECKING:
+    from gridless.models.events import EventResNet as EventResNet
+    from gridless.models.events import asl_dvs as asl_dvs
+    from gridless.models.events import cifar10_dvs as cifar10_dvs
+    from gridless.models.events import event_resnet as event_resnet
+    from gridless.models.events import mnist_dvs as mnist_dvs
+    from gridless.models.events import n_caltech101 as n_caltech101
+    from gridless.models.events import n_cars as n_cars
+    from gridless.models.events import n_mnist as n_mnist
     from gridless.models.points import PointResNet as PointResNet
     from gridless.models.points import PointResNetPlus as PointResNetPlus
     from gridless.models.points import PointUNet as PointUNet

@@ -33,8 +33,8 @@ def by_pixel(events: Events) -> Runs:
 class Link(NamedTuple):
     """Two streams and the kernel that joins them: what all searches and convolutions on events walk.
 
-    Target i sees, at tap u, the events of its example at the source pixel stride * pixel_i + offset_u that arrived up to
-    and including row `until[i]` of the source.
+    Target i sees, at tap u, the events of its example at the source pixel stride * pixel_i + offset_u that arrived up
+    to and including row `until[i]` of the source.
     """
 
     source: Events
@@ -76,8 +76,8 @@ def causal(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1, 
         edge (i * U + u, j)  when  pixel_j = stride * pixel_i + offset_u,  j <= until_i  and  time_i - time_j <= window
 
     A row of these edges is one tap of one target: U rows each. `until` is the target's `cause`; where the target is the
-    source itself, an event sees up to and including itself. Order of arrival decides, never equal time stamps. Without a
-    `window` (microseconds, inclusive) all history counts.
+    source itself, an event sees up to and including itself. Order of arrival decides, never equal time stamps. Without
+    a `window` (microseconds, inclusive) all history counts.
 
     A backend's `causal(link, window)` returns splits (S' U + 1) int64 and source (E) int32.
     """
@@ -101,7 +101,7 @@ def latest(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1) 
 class Latest(Structure):
     """The latest event per tap: row (S', U) int32, a row of a source of `num_source` events, or -1."""
 
-    row: Tensor = index("num_source")
+    row: Tensor = index("num_source")  # noqa: RUF009
     num_source: int = size()
     padding: int = same(default=0)
 

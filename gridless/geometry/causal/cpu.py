@@ -10,7 +10,8 @@ from numba import njit
 from torch import Tensor
 
 from gridless.backends import in_threads, num_threads
-from gridless.geometry.causal import Link, by_pixel as runs_of
+from gridless.geometry.causal import Link
+from gridless.geometry.causal import by_pixel as runs_of
 from gridless.structures import MAX_EDGES, Events
 
 

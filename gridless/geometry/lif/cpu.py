@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from numba import njit
@@ -19,7 +21,7 @@ def fire(events: Events, rule: Rule, potential: Tensor, time: Tensor) -> tuple[T
     settings = (*rule.low, *rule.high, rule.share, rule.coarse, rule.fine, rule.bits, rule.threshold, rule.reset)
     cause, at = [], []
     jobs = []
-    for b, (first, last) in enumerate(zip(splits[:-1], splits[1:], strict=True)):
+    for b, (first, last) in enumerate(pairwise(splits)):
         # Room for the most that could fire; pages that are not written to are never claimed.
         cause.append(np.empty((last - first) * rule.most, np.int64))
         at.append(np.empty((last - first) * rule.most, np.int64))

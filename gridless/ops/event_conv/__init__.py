@@ -5,8 +5,8 @@
     age_ij = (time_i - time_j) / decay_time
 
 with features (S, Q), weight (U, V, Q, P), rate (U, V) >= 0, bias (P). Which events a target sees is said by
-`gridless.geometry.causal`: those at the pixel of tap u that arrived up to and including the target's cause. There are two
-exact forms with the same parameters:
+`gridless.geometry.causal`: those at the pixel of tap u that arrived up to and including the target's cause. There are
+two exact forms with the same parameters:
 
 - **scan** (no `edges`): all history. Each source pixel keeps, per tap and v, the state z, which its events update,
 
@@ -164,8 +164,8 @@ def _checked(
     for name, value in (("weight", weight), ("rate", rate), ("bias", bias)):
         if value is not None and (value.dtype != features.dtype or value.device != features.device):
             raise TypeError(
-                f"event_conv: {name} is {value.dtype} on {value.device}, features {features.dtype} on {features.device}: "
-                "convert one of them"
+                f"event_conv: {name} is {value.dtype} on {value.device}, features {features.dtype} on "
+                f"{features.device}: convert one of them"
             )
     if features.device != source.device:
         raise ValueError(f"event_conv: features are on {features.device}, the events on {source.device}: move one")
@@ -180,7 +180,7 @@ def _check_edges(edges: Edges, joined: Link) -> None:
     if edges.num_target != rows or edges.num_source != len(joined.source):
         raise ValueError(
             f"event_conv: edges must join {len(joined.source)} sources and {rows} (target, tap) rows, "
-            f"not {edges.num_source} and {edges.num_target}: make them with causal(source, target, kernel, stride, window)"
+            f"not {edges.num_source} and {edges.num_target}: make them with causal(source, target, kernel, stride)"
         )
     if edges.device != joined.source.device:
         raise ValueError(f"event_conv: edges are on {edges.device}, the events on {joined.source.device}: move one")

@@ -1,19 +1,18 @@
 """The convolution and its gradients, tile by tile, over what a backend offers: gather, and its transpose.
 
-A (S', U, V, Q) is U V / 1 times larger than the features, so it is never whole: a tile of taps is gathered, multiplied by
+A (S', U, V, Q) is U V times as large as the features, so it is never whole: a tile of taps is gathered, multiplied by
 its part of the weight, and dropped. With g the gradient of the result, B = g weight^T that of A:
 
     d weight = A^T g,   d features = gather^T B,   d rate = <B, d A / d rate>
 
-A backend has `gather(features, rate, walk)` and `scatter(grad, features, rate, walk, features_too)`, the latter
-returning the gradients of features (or None) and rate.
+A backend has `gather(features, rate, walk)`, and `scatter(grad, features, rate, walk, total)`, which adds the gradient
+of the features to `total` (unless it is None) and returns that of the rate.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -108,7 +107,7 @@ class _Convolve(torch.autograd.Function):
                 del gathered
             if wants_features or wants_rate:
                 inner = (grad @ kernel.flatten(0, 2).T).view(-1, *kernel.shape[:3])
-                d_features, d_rate[taps, vs] = _scatter(backend, inner, features, tile, part, d_features)
+                d_rate[taps, vs] = backend.scatter(inner, features, tile, part, d_features)
         return d_features, d_weight if wants_weight else None, d_rate if wants_rate else None, None
 
 
@@ -126,11 +125,5 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
         features, rate = ctx.saved_tensors
         total = torch.zeros_like(features) if ctx.needs_input_grad[0] else None
-        return *_scatter(ctx.backend, grad.contiguous(), features, rate, ctx.walk, total), None
-
-
-def _scatter(
-    backend: ModuleType, grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, total: Tensor | None
-) -> tuple[Tensor | None, Tensor]:
-    """Adds to the gradient of the features, unless it is not wanted."""
-    return total, backend.scatter(grad, features, rate, walk, total)
+        d_rate = ctx.backend.scatter(grad.contiguous(), features, rate, ctx.walk, total)
+        return total, d_rate, None

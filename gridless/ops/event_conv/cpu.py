@@ -1,7 +1,7 @@
 """The event convolution in Numba.
 
-Scan: for every (target pixel, tap) one merge, in order of arrival, of the run of its source pixel, whose events update a
-state, with its own run, whose events read it. The transpose is the same merge back in time, with the roles exchanged.
+Scan: for every (target pixel, tap) one merge, in order of arrival, of the run of its source pixel, whose events update
+a state, with its own run, whose events read it. The transpose is the same merge back in time, with the roles exchanged.
 Edges: one pass over the rows, and in the transpose over the edges by source. Threads share pixels (or rows); what they
 add up is added in a fixed number of parts, so that the number of threads does not change a bit.
 """
@@ -183,8 +183,11 @@ def _scatter(
             state[:] = 0
             slope[:] = 0
             at = t_time[t_order[k]]
+            latest = until[t_order[k]]
             for s in range(s_end - 1, begin - 1, -1):
                 j = s_order[s]
+                if j > latest:
+                    continue
                 while k >= first and until[t_order[k]] >= j:
                     i = t_order[k]
                     age = rate.dtype.type((at - t_time[i]) * scale)

@@ -1,0 +1,300 @@
+"""Event networks: the paper's classifier, its sizes, and a second head that can run for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gridless.nn.blocks import Dense
+from gridless.nn.events import (
+    DownConv,
+    EventConv,
+    InceptionBlock,
+    LeakyMean,
+    Memory,
+    VoxelMean,
+    VoxelMerge,
+)
+from gridless.nn.norm import BatchNorm
+from gridless.plan import Name, Plan
+from gridless.structures import Geometry
+
+# Edges are cut after so many decay times.
+WINDOW = 4
+
+
+class EventResNet(nn.Module):
+    """The paper's event classifier: every stream and kernel is written once, here.
+
+    Per level: the stream fires a coarser one (LIF), a strided 3 x 3 convolution takes the features along, and an
+    inception block works in place; channels and decay time double from level to level, and the block already has the
+    next level's decay time. The first convolution sees polarity.
+
+    Two heads. "voxel" is the paper's: from level `pooled` on, the mean features of voxels (x, y, t) are merged from
+    coarse to coarser into one grid and classified: logits (B, classes). The time axis of the voxels is the recording,
+    or the first `duration` microseconds of it. "stream" predicts after every event of the last stream, from a leaky
+    mean of that stream, in constant memory; `model(geometry)` is the prediction after the last of them.
+
+    `form` is how convolutions are computed: "scan" sees all history; "edges" writes the neighbourhoods out, cut after 4
+    decay times as in the paper. Both have the same parameters.
+
+    `model(model.plan(events))`; packet by packet, `geometry, lif = model.plan.step(packet, lif)` and
+    `model(geometry, memory)` with a dict that the layers keep their memory in.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        sensor: tuple[int, int],
+        width: int = 8,
+        levels: int = 5,
+        pooled: int = 2,
+        decay_time: float = 4000.0,
+        threshold: float = 1.5,
+        reset: float = -3.0,
+        head: str = "voxel",
+        duration: int | None = None,
+        form: str = "scan",
+        rates: str = "spread",
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        for name, value, known in (("form", form, ("scan", "edges")), ("head", head, ("voxel", "stream"))):
+            if value not in known:
+                raise ValueError(f"EventResNet: {name} must be one of {', '.join(map(repr, known))}, not {value!r}")
+        if not 0 <= pooled < levels:
+            raise ValueError(f"EventResNet: pooled must be one of the {levels} levels, counted from 0, not {pooled}")
+        arguments = dict(locals())
+        self.config = {"model": "EventResNet"} | {k: arguments[k] for k in _ARGUMENTS}
+        self.config["sensor"] = list(map(int, sensor))
+        plan = self.plan = Plan()  # what pixels and times alone decide
+        window = WINDOW if form == "edges" else None
+        clock = stream = plan.events(sensor)
+        self.downs, self.blocks = nn.ModuleList(), nn.ModuleList()
+        self.streams: list[Name] = []
+        channels = None
+        for _ in range(levels):
+            coarse = plan.lif(stream, 3, 2, decay_time=decay_time, threshold=threshold, reset=reset)
+            down = plan.causal(stream, coarse, 3, 2, window and window * decay_time)
+            grown = width if channels is None else 2 * channels
+            self.downs.append(DownConv(down, channels, grown, decay_time, dropout=dropout, rates=rates))
+            decay_time, channels, stream = 2 * decay_time, grown, coarse
+            cross = plan.causal(stream, stream, "cross5", 1, window and window * decay_time)
+            point = plan.causal(stream, stream, 1, 1, window and 4 * window * decay_time)
+            self.blocks.append(InceptionBlock(cross, point, channels, decay_time, rates=rates))
+            self.streams.append(stream)
+        widths = [width * 2**i for i in range(levels)]
+        if head == "voxel":
+            self.head: nn.Module = VoxelHead(self.streams, widths, pooled, clock, classes, duration, dropout)
+        else:
+            self.head = StreamHead(stream, widths[-1], classes, 4 * decay_time, dropout)
+
+    def trunk(self, geometry: Geometry, memory: Memory | None = None) -> list[Tensor]:
+        """The features of the events of every level."""
+        features: Tensor | None = None
+        levels = []
+        for down, block in zip(self.downs, self.blocks, strict=True):
+            features = block(down(features, geometry, memory), geometry, memory)
+            levels.append(features)
+        return levels
+
+    def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        return self.head(self.trunk(geometry, memory), geometry, memory)
+
+    def predictions(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        """Of a stream head: logits (S, classes) after every event of the last stream."""
+        if not isinstance(self.head, StreamHead):
+            raise ValueError("only a network with head='stream' predicts after every event")
+        return self.head.predictions(self.trunk(geometry, memory), geometry, memory)
+
+    def loss(self, geometry: Geometry, label: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+        """The cross entropy, of a stream head over time, and the logits (B, classes) at the end."""
+        return self.head.loss(self.trunk(geometry), geometry, label, smoothing)
+
+    def cost(self, geometry: Geometry) -> dict[str, float]:
+        """Multiply-adds per input event when run event by event, by part; the voxel head's own is not counted."""
+        events = max(len(geometry["X0"]), 1)
+        parts: dict[str, float] = {}
+        for name, layer in self.named_modules():
+            if isinstance(layer, EventConv):
+                parts[name] = _conv_cost(layer, geometry) / events
+            elif isinstance(layer, InceptionBlock):
+                dense = 2 * layer.expand.weight.numel() + layer.norm.channels
+                parts[f"{name}.dense"] = len(geometry[layer.norm.cloud]) * dense / events
+            elif isinstance(layer, StreamHead):
+                work = layer.hidden.weight.numel() + layer.logits.weight.numel() + 2 * layer.hidden.out_features
+                parts[name] = len(geometry[layer.stream]) * work / events
+        return parts | {"total": sum(parts.values())}
+
+
+_ARGUMENTS = (
+    "classes", "sensor", "width", "levels", "pooled", "decay_time", "threshold", "reset",
+    "head", "duration", "form", "rates", "dropout",
+)  # fmt: skip
+
+
+def _conv_cost(layer: EventConv, geometry: Geometry) -> float:
+    """Every source event updates the taps its pixel feeds; every target event reads all of them, then transforms."""
+    near = layer.near
+    taps, temporal, q, p = layer.weight.shape
+    (width, height), (columns, rows) = near.source.sensor, near.target.sensor
+    fed = taps * columns * rows / (width * height)
+    update = len(geometry[near.source]) * fed * temporal * q
+    return update + len(geometry[near.target]) * taps * temporal * q * (1 + p)
+
+
+class VoxelHead(nn.Module):
+    """Voxel grids of the last levels, merged from fine to coarse, then classified: logits (B, classes).
+
+    The grid of level `pooled` has 2^(levels - 1 - pooled) frames, that of the last level one. Dense to twice the
+    channels, max over the pixels, norm, dropout, Dense 256, ReLU, norm, dropout, Dense.
+    """
+
+    def __init__(
+        self,
+        streams: list[Name],
+        widths: list[int],
+        pooled: int,
+        clock: Name,
+        classes: int,
+        duration: int | None,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        levels = len(streams)
+        self.pooled, self.duration = pooled, duration
+        means = [VoxelMean(streams[i], clock, 2 ** (levels - 1 - i), duration) for i in range(pooled, levels)]
+        self.mean, self.norm = means[0], BatchNorm(widths[pooled])
+        sizes = zip(means[1:], widths[pooled:], widths[pooled + 1 :], strict=False)
+        self.merges = nn.ModuleList(VoxelMerge(mean, q, p) for mean, q, p in sizes)
+        self.lift = Dense(widths[-1], 2 * widths[-1])
+        self.classify = nn.Sequential(
+            BatchNorm(2 * widths[-1]),
+            nn.Dropout(dropout),
+            Dense(2 * widths[-1], 256),
+            nn.ReLU(),
+            BatchNorm(256),
+            nn.Dropout(dropout),
+            Dense(256, classes),
+        )
+
+    def forward(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        grid = self.norm(self.mean(levels[self.pooled], geometry, memory))  # (B, T, H, W, C)
+        for merge, features in zip(self.merges, levels[self.pooled + 1 :], strict=True):
+            grid = merge(grid, features, geometry, memory)
+        return self.classify(self.lift(grid[:, 0]).amax((1, 2)))
+
+    def loss(
+        self, levels: list[Tensor], geometry: Geometry, label: Tensor, smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        logits = self(levels, geometry)
+        return functional.cross_entropy(logits, label, label_smoothing=smoothing), logits
+
+    def restart(self, memory: Memory) -> None:
+        """Begin the next window of `duration` microseconds."""
+        for mean in [self.mean, *(merge.mean for merge in self.merges)]:
+            mean.restart(memory)
+
+
+class StreamHead(nn.Module):
+    """A prediction after every event of a stream: classify(leaky mean of relu(dense(features) + place)).
+
+    `place` (H, W, hidden) tells the pixels apart. Constant memory, so that it can run for ever.
+    """
+
+    def __init__(self, stream: Name, channels: int, classes: int, decay_time: float, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.stream = stream
+        self.hidden = Dense(channels, 2 * channels)
+        width, height = stream.sensor
+        self.place = nn.Parameter(torch.zeros(height * width, 2 * channels))
+        self.mean = LeakyMean(stream, decay_time)
+        self.norm = BatchNorm(2 * channels, stream)
+        self.dropout = nn.Dropout(dropout)
+        self.logits = Dense(2 * channels, classes)
+
+    def predictions(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        """logits (S, classes) after every event."""
+        events = geometry[self.stream]
+        x, y = events.pixel.long().unbind(1)
+        hidden = (self.hidden(levels[-1]) + self.place[y * events.sensor[0] + x]).relu()
+        hidden = self.norm(self.mean(hidden, geometry, memory), geometry)
+        return self.logits(self.dropout(hidden))
+
+    def forward(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        """logits (B, classes) after the last event; the bias alone before the first."""
+        events = geometry[self.stream]
+        before = None if memory is None else memory.get(self)
+        if before is None:
+            before = self.logits.bias.expand(events.num_examples, -1)
+        logits = self._last(self.predictions(levels, geometry, memory), geometry, before)
+        if memory is not None:
+            memory[self] = logits
+        return logits
+
+    def _last(self, logits: Tensor, geometry: Geometry, before: Tensor) -> Tensor:
+        events = geometry[self.stream]
+        rows = torch.arange(events.num_examples, device=logits.device) + len(logits)
+        last = torch.where(events.sizes > 0, events.splits[1:] - 1, rows)
+        return torch.cat([logits, before.to(logits.dtype)])[last]
+
+    def loss(
+        self, levels: list[Tensor], geometry: Geometry, label: Tensor, smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
+        """The mean over recordings of the mean over their events; a recording without one counts with its bias."""
+        events = geometry[self.stream]
+        logits = self.predictions(levels, geometry)
+        before = self.logits.bias.expand(events.num_examples, -1)
+        everything = torch.cat([logits, before.to(logits.dtype)])
+        example = events.example.clamp(max=events.num_examples - 1)
+        sizes = events.sizes
+        share = torch.where(events.example < events.num_examples, 1 / sizes.clamp(min=1)[example], 0.0)
+        weight = torch.cat([share, (sizes == 0).to(share.dtype)]).to(logits.dtype)
+        every = functional.cross_entropy(
+            everything, torch.cat([label[example], label]), reduction="none", label_smoothing=smoothing
+        )
+        return (every * weight).sum() / events.num_examples, self._last(logits, geometry, before)
+
+
+def event_resnet(classes: int, sensor: tuple[int, int], **options: Any) -> EventResNet:
+    """The paper's event network of any size; see `EventResNet`."""
+    return EventResNet(classes, sensor, **options)
+
+
+def n_mnist(classes: int = 10, sensor: tuple[int, int] = (34, 34), **options: Any) -> EventResNet:
+    """The paper's N-MNIST network: 3 levels from 32 channels, all of them pooled; 1,849,490 parameters."""
+    sizes = {"width": 32, "levels": 3, "pooled": 0, "decay_time": 2000.0, "threshold": 1.5, "reset": -3.0}
+    return EventResNet(classes, sensor, **sizes | options)
+
+
+def mnist_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Any) -> EventResNet:
+    """The paper's MNIST-DVS network: 5 levels from 8 channels; 1,890,466 parameters."""
+    sizes = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 10000.0, "threshold": 1.5, "reset": -2.0}
+    return EventResNet(classes, sensor, **sizes | options)
+
+
+def cifar10_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Any) -> EventResNet:
+    """The paper's CIFAR10-DVS network: 5 levels from 8 channels; 1,890,466 parameters."""
+    sizes = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 4000.0, "threshold": 1.6, "reset": -3.0}
+    return EventResNet(classes, sensor, **sizes | options)
+
+
+def n_caltech101(classes: int = 102, sensor: tuple[int, int] = (117, 87), **options: Any) -> EventResNet:
+    """The paper's N-Caltech101 network, on recordings of half resolution: 5 levels from 16; 7,432,414 parameters."""
+    sizes = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.25, "reset": -2.0}
+    return EventResNet(classes, sensor, **sizes | options)
+
+
+def asl_dvs(classes: int = 24, sensor: tuple[int, int] = (120, 90), **options: Any) -> EventResNet:
+    """The paper's ASL-DVS network, on recordings of half resolution: 5 levels from 16; 7,412,368 parameters."""
+    sizes = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.0, "reset": -3.0}
+    return EventResNet(classes, sensor, **sizes | options)
+
+
+def n_cars(classes: int = 2, sensor: tuple[int, int] = (120, 100), **options: Any) -> EventResNet:
+    """A network for N-Cars, of our own sizing: 4 levels from 16 channels."""
+    sizes = {"width": 16, "levels": 4, "pooled": 1, "decay_time": 4000.0, "threshold": 1.0, "reset": -1.0}
+    return EventResNet(classes, sensor, **sizes | options)

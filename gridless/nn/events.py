@@ -1,0 +1,297 @@
+"""Layers on event streams. Those that remember take a memory, and a batch is a stream of one packet.
+
+`layer(features, geometry)` is the forward of whole recordings. `layer(features, geometry, memory)` is that of the next
+packet of each stream: `memory` is a dict from layers to what they remember; a layer reads its own entry (none before
+the first packet) and puts a new one in its place. The geometry of packets comes from `plan.step`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gridless.geometry.taps import offsets
+from gridless.nn.blocks import Dense
+from gridless.nn.norm import BatchNorm
+from gridless.ops.event_conv import event_conv, event_conv_step, event_gather, event_gather_step
+from gridless.ops.voxel_mean import voxel_mean
+from gridless.plan import Name
+from gridless.structures import Events, Geometry
+
+Memory = dict[nn.Module, Any]
+
+
+class EventConv(nn.Module):
+    """out_i = bias + sum over u, v and the events j seen at tap u of exp(-rate_uv age_ij) features_j weight_uv.
+
+    features (S, in_channels) of the source events to (S', out_channels) of the target events, as in
+    `gridless.ops.event_conv`. `near` is a line `plan.causal(...)`: with a window the convolution runs along its edges,
+    without one by scan, over all history. weight (U, V, in_channels, out_channels), V = `temporal`; ages are in units
+    of `decay_time`. The rate (U, V) is exp(log_rate), so it is positive. It begins spread evenly in logarithm from 1/4
+    to 4 along v, so that the kernel sees several time scales at once, or at 1 (`rates="ones"`, as the authors).
+    """
+
+    def __init__(
+        self,
+        near: Name,
+        in_channels: int,
+        out_channels: int,
+        temporal: int = 4,
+        decay_time: float = 1000.0,
+        bias: bool = True,
+        rates: str = "spread",
+    ) -> None:
+        super().__init__()
+        if rates not in ("spread", "ones"):
+            raise ValueError(f"EventConv: rates must be 'spread' or 'ones', not {rates!r}")
+        self.near, self.decay_time, self.rates = near, float(decay_time), rates
+        taps = len(offsets(near.kernel))
+        self.weight = nn.Parameter(torch.empty(taps, temporal, in_channels, out_channels))
+        self.log_rate = nn.Parameter(torch.empty(taps, temporal))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    @property
+    def rate(self) -> Tensor:
+        """(U, V), in units of 1 / decay_time."""
+        return self.log_rate.exp()
+
+    def reset_parameters(self) -> None:
+        taps, temporal, q, p = self.weight.shape
+        bound = math.sqrt(6 / (taps * temporal * (q + p)))
+        nn.init.uniform_(self.weight, -bound, bound)
+        spread = math.log(4) if self.rates == "spread" and temporal > 1 else 0.0
+        with torch.no_grad():
+            self.log_rate.copy_(torch.linspace(-spread, spread, temporal).expand(taps, -1))
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        near = self.near
+        streams = geometry[near.source], geometry[near.target], near.kernel, near.stride, self.decay_time
+        values = features.to(self.weight.dtype), self.weight, self.rate, self.bias
+        if memory is None:
+            edges = None if near.window is None else geometry[near]
+            return event_conv(*values, *streams, edges)
+        if near.window is not None:
+            raise ValueError(f"EventConv over {near} has a window, which packets cannot honour: use form='scan'")
+        out, memory[self] = event_conv_step(*values, *streams, memory.get(self))
+        return out
+
+    def extra_repr(self) -> str:
+        taps, temporal, q, p = self.weight.shape
+        return f"{self.near}, {q}, {p}, taps={taps}, temporal={temporal}, decay_time={self.decay_time:g}"
+
+
+class PolarityConv(EventConv):
+    """The first convolution, on polarity: an OFF event has the features (1, 0), an ON event (0, 1)."""
+
+    def __init__(self, near: Name, out_channels: int, temporal: int = 4, **options: Any) -> None:
+        super().__init__(near, 2, out_channels, temporal, **options)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        taps, temporal, q, p = self.weight.shape
+        # As the authors, whose kernel counts v among the input channels only.
+        bound = math.sqrt(6 / (taps * (q * temporal + p)))
+        nn.init.uniform_(self.weight, -bound, bound)
+
+    def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:  # type: ignore[override]
+        return super().forward(polarity_features(geometry[self.near.source], self.weight.dtype), geometry, memory)
+
+
+def polarity_features(events: Events, dtype: torch.dtype = torch.float32) -> Tensor:
+    """(S, 2): (1, 0) for OFF, (0, 1) for ON."""
+    if events.polarity is None:
+        raise ValueError("these events have no polarity: the first convolution needs that of a camera")
+    on = events.polarity.to(dtype)
+    return torch.stack([1 - on, on], 1)
+
+
+class InceptionBlock(nn.Module):
+    """The paper's in-place block: F + norm(relu(cross(F) + point(F) + dense(F))), (S, C) to (S, C).
+
+    cross: the row and the column of 5 x 5 pixels; point: the event's own pixel, with four times the temporal taps and
+    the decay time; dense: C to 4 C, ReLU, to C. The two convolutions are linear.
+    """
+
+    def __init__(
+        self, cross: Name, point: Name, channels: int, decay_time: float, temporal: int = 4, rates: str = "spread"
+    ) -> None:
+        super().__init__()
+        self.cross = EventConv(cross, channels, channels, temporal, decay_time, rates=rates)
+        self.point = EventConv(point, channels, channels, 4 * temporal, 4 * decay_time, rates=rates)
+        self.expand = Dense(channels, 4 * channels)
+        self.reduce = Dense(4 * channels, channels)
+        self.norm = BatchNorm(channels, cross.target)
+
+    def forward(self, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        y = self.cross(features, geometry, memory) + self.point(features, geometry, memory)
+        y = y + self.reduce(self.expand(features).relu())
+        return features + self.norm(y.relu(), geometry)
+
+
+class DownConv(nn.Module):
+    """A strided convolution, ReLU, norm and dropout: (S, Q) to (S', P). Without features, on polarity."""
+
+    def __init__(
+        self,
+        near: Name,
+        in_channels: int | None,
+        out_channels: int,
+        decay_time: float,
+        temporal: int = 4,
+        dropout: float = 0.5,
+        rates: str = "spread",
+    ) -> None:
+        super().__init__()
+        if in_channels is None:
+            self.conv = PolarityConv(near, out_channels, temporal, decay_time=decay_time, rates=rates)
+        else:
+            self.conv = EventConv(near, in_channels, out_channels, temporal, decay_time, rates=rates)
+        self.norm = BatchNorm(out_channels, near.target)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, features: Tensor | None, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        y = self.conv(geometry, memory) if features is None else self.conv(features, geometry, memory)
+        return self.dropout(self.norm(y.relu(), geometry))
+
+
+class VoxelMemory(NamedTuple):
+    """Sums (cells, C) and counts (cells) int64 of the window that begins at `start` (B) int64."""
+
+    total: Tensor
+    count: Tensor
+    start: Tensor
+
+
+class VoxelMean(nn.Module):
+    """The mean feature of the events of each voxel: (S, C) to (B, frames, H, W, C), 0 where there are none.
+
+        frame = floor(frames (time - start) / duration)
+
+    start is the time of the first event of the recording (of `clock`, the plan's input). Without `duration`
+    (microseconds) the frames share the whole recording, so that its last event is in the last frame: duration = last -
+    start + 1. With it, events after the duration are in no voxel, and the layer can run live: its memory holds sums and
+    counts of the window so far, the means returned are those of the window so far, and `restart` begins the next one.
+    """
+
+    def __init__(self, stream: Name, clock: Name, frames: int, duration: int | None = None) -> None:
+        super().__init__()
+        if duration is not None and (not isinstance(duration, int) or duration < frames):
+            raise ValueError(f"VoxelMean: duration must be whole microseconds, {frames} or more, not {duration!r}")
+        self.stream, self.clock, self.frames, self.duration = stream, clock, frames, duration
+
+    def forward(self, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        events, clock = geometry[self.stream], geometry[self.clock]
+        width, height = events.sensor
+        shape = (events.num_examples, self.frames, height, width, features.shape[1])
+        if memory is None:
+            first, last = _ends(clock)
+            span = (last - first + 1) if self.duration is None else torch.full_like(first, self.duration)
+            return voxel_mean(features, self._cell(events, first, span), math.prod(shape[:4])).view(shape)
+        if self.duration is None:
+            raise ValueError("the voxel head of this network waits for the end of the recording: give it a duration")
+        mine = memory.get(self)
+        if mine is None:
+            total = features.new_zeros(math.prod(shape[:4]), shape[4])
+            mine = VoxelMemory(total, torch.zeros(len(total), dtype=torch.int64, device=total.device), _ends(clock)[0])
+        cell = self._cell(events, mine.start, torch.full_like(mine.start, self.duration))
+        kept = cell >= 0
+        count = mine.count + torch.bincount(cell[kept], minlength=len(mine.count))
+        total = mine.total.index_add(0, cell[kept], features[kept])
+        memory[self] = VoxelMemory(total, count, mine.start)
+        return (total / count.clamp(min=1)[:, None]).view(shape)
+
+    def restart(self, memory: Memory) -> None:
+        """Forget the window, and begin the next one where it ends."""
+        mine: VoxelMemory | None = memory.get(self)
+        if mine is not None and self.duration is not None:
+            nothing = torch.zeros_like(mine.total), torch.zeros_like(mine.count)
+            memory[self] = VoxelMemory(*nothing, mine.start + self.duration)
+
+    def _cell(self, events: Events, start: Tensor, span: Tensor) -> Tensor:
+        width, height = events.sensor
+        example = events.example.clamp(max=events.num_examples - 1)
+        frame = torch.div((events.time - start[example]) * self.frames, span[example], rounding_mode="floor")
+        x, y = events.pixel.long().unbind(1)
+        inside = (frame >= 0) & (frame < self.frames) & (events.example < events.num_examples)
+        return torch.where(inside, ((example * self.frames + frame) * height + y) * width + x, -1)
+
+    def extra_repr(self) -> str:
+        return f"{self.stream}, frames={self.frames}, duration={self.duration}"
+
+
+def _ends(events: Events) -> tuple[Tensor, Tensor]:
+    """The times of the first and the last event of each recording (B); 0 of an empty one."""
+    first, last = events.splits[:-1], events.splits[1:] - 1
+    if not len(events):
+        return torch.zeros_like(first), torch.zeros_like(last)
+    some = last >= first
+    limit = len(events) - 1
+    return tuple(torch.where(some, events.time[at.clamp(0, limit)], 0) for at in (first, last))  # type: ignore
+
+
+class LeakyMean(nn.Module):
+    """The mean of a stream so far, at each of its events, in which older events count less: (S, C) to (S, C).
+
+    mean_i = sum over j <= i of exp(-rate age_ij) features_j / sum over j <= i of exp(-rate age_ij), wherever on the
+    sensor the events are; age in units of `decay_time`, rate = exp(log_rate) learned. It remembers C + 1 numbers.
+    """
+
+    def __init__(self, stream: Name, decay_time: float) -> None:
+        super().__init__()
+        self.stream, self.decay_time = stream, float(decay_time)
+        self.log_rate = nn.Parameter(torch.zeros(1, 1))
+
+    def forward(self, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        events = together(geometry[self.stream])
+        counted = torch.cat([features.to(self.log_rate.dtype), features.new_ones(len(features), 1)], 1)  # (S, C + 1)
+        values = counted, self.log_rate.exp(), events, events, 1, 1, self.decay_time
+        if memory is None:
+            total = event_gather(*values)
+        else:
+            total, memory[self] = event_gather_step(*values, memory.get(self))
+        total = total[:, 0, 0]
+        # Every event counts itself, with 1; only padding rows have none.
+        return total[:, :-1] / total[:, -1:].clamp(min=1)
+
+    def extra_repr(self) -> str:
+        return f"{self.stream}, decay_time={self.decay_time:g}"
+
+
+def together(events: Events) -> Events:
+    """The same events, all at one pixel."""
+
+    def make() -> Events:
+        pixel = torch.zeros_like(events.pixel)
+        one = Events(pixel, events.time, None, events.splits, (1, 1), padding=events.padding)
+        return one.trusted()
+
+    return events.cached("together", make)
+
+
+class VoxelMerge(nn.Module):
+    """norm(relu(conv3d(grid))) + norm(mean of the stream's events): a coarser voxel grid from a finer one and a stream.
+
+    The convolution is 2 x 2 x 2 with stride 2; a side of odd length is extended by a plane of zeros.
+    """
+
+    def __init__(self, mean: VoxelMean, in_channels: int, channels: int) -> None:
+        super().__init__()
+        self.mean = mean
+        self.conv = nn.Conv3d(in_channels, channels, 2, 2)
+        nn.init.xavier_uniform_(self.conv.weight)
+        nn.init.zeros_(self.conv.bias)
+        self.norm = BatchNorm(channels)
+        self.mean_norm = BatchNorm(channels)
+
+    def forward(self, grid: Tensor, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        grid = grid.movedim(-1, 1)  # (B, C, T, H, W)
+        sides = [side for size in reversed(grid.shape[2:]) for side in (0, size % 2)]
+        y = self.conv(functional.pad(grid, sides)).relu().movedim(1, -1)
+        return self.norm(y) + self.mean_norm(self.mean(features, geometry, memory))
