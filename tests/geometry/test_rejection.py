@@ -142,5 +142,5 @@ def test_points_that_are_not_finite_are_named():
     x[4, 0] = torch.inf
     with pytest.raises(ValueError, match="row 4 of example 0"):
         gl.rejection_sample(gl.Cloud.of([x, x]), radius=0.1)
-    with pytest.raises(TypeError, match="Cloud.of"):
+    with pytest.raises(TypeError, match=r"Cloud\.of"):
         gl.rejection_sample(x, radius=0.1)

@@ -1,0 +1,139 @@
+"""Padding to buckets: few shapes, the same results."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gridless as gl
+from gridless.padding import bucket_size, pad
+
+
+def plan() -> gl.Plan:
+    plan = gl.Plan()
+    points = plan.points()
+    near = plan.ball(points, points, 0.3)
+    coarse = plan.rejection_sample(near)
+    down = plan.ball(points, coarse, 0.5)
+    plan.transpose(down)
+    plan.farthest_sample(points, 0.4)
+    return plan
+
+
+def examples(*sizes: int) -> list[gl.Geometry]:
+    generator = torch.Generator().manual_seed(0)
+    return [plan()(torch.rand(n, 3, generator=generator)) for n in sizes]
+
+
+@pytest.mark.parametrize(("length", "bucket"), [(0, 1), (1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
+def test_the_next_power_of_two(length, bucket):
+    assert bucket_size(length, "power_of_two") == bucket
+
+
+def test_given_buckets_need_not_be_sorted():
+    assert [bucket_size(n, [100, 10]) for n in (0, 10, 11, 100)] == [10, 10, 100, 100]
+    with pytest.raises(ValueError, match="no bucket holds 101 rows: the largest is 100"):
+        bucket_size(101, [100, 10])
+
+
+@pytest.mark.parametrize("bucket", ["fibonacci", [], [0, 4], [2.5]])
+def test_other_buckets_are_refused(bucket):
+    with pytest.raises(ValueError, match="bucket must be"):
+        bucket_size(3, bucket)
+
+
+@pytest.mark.parametrize("bucket", ["power_of_two", [5000, 777]])
+@pytest.mark.parametrize("sizes", [(20, 1, 0, 33), (0,), (0, 0), (64,)])
+def test_padding_belongs_to_no_example_and_no_edge(sizes, bucket):
+    plain, padded = gl.collate(examples(*sizes)), gl.collate(examples(*sizes), bucket=bucket)
+    for name in plain:
+        a, b = plain[name], padded[name]
+        assert len(b) == bucket_size(len(a), bucket)
+        assert b.padding == len(b) - len(a)
+        if isinstance(a, gl.Cloud):
+            assert torch.equal(a.splits, b.splits)
+            assert torch.equal(a.coords, b.coords[: len(a)])
+            assert (b.example[len(a) :] == b.num_examples).all()
+        else:
+            assert torch.equal(a.source, b.source[: len(a)])
+            assert torch.equal(a.counts, b.counts[: a.num_target])
+            assert not b.counts[a.num_target :].any()
+            assert (b.target[len(a) :] == b.num_target).all()
+            assert torch.equal(a.to_edge_index(), b.to_edge_index())
+        b.check()
+
+
+@pytest.mark.parametrize("sizes", [(20, 1, 0, 33), (0, 3)])
+def test_sizes_still_say_how_many_rows_an_index_points_into(sizes):
+    padded = gl.collate(examples(*sizes), bucket="power_of_two")
+    for name, cloud in (("N00", "X0"), ("N01", "X0"), ("N10", "X1")):
+        assert padded[name].num_source == len(padded[cloud])
+    for name, cloud in (("N00", "X0"), ("N01", "X1"), ("N10", "X0")):
+        assert padded[name].num_target == len(padded[cloud])
+    assert padded["X1"].num_parent == padded["X2"].num_parent == len(padded["X0"])
+    assert padded["X0"].num_parent == 0
+
+
+def test_searches_and_samplers_pass_padding_by(backend, device):
+    parts = [torch.rand(n, 3, generator=torch.Generator().manual_seed(n)) for n in (20, 0, 33)]
+    plain = gl.Cloud.of(parts).to(device)
+    padded = pad(plain, "power_of_two")
+    near, same = gl.ball(plain, plain, 0.4), gl.ball(padded, padded, 0.4)
+    assert torch.equal(near.source, same.source)
+    assert same.num_target == 64
+    for search in (near, gl.nearest(plain, plain, 4)):
+        other = same if search is near else gl.nearest(padded, padded, 4)
+        assert torch.equal(search.source, other.source)
+        assert torch.equal(search.counts, other.counts[:53])
+        assert not other.counts[53:].any()
+    for sample in (
+        lambda cloud, near: gl.rejection_sample(cloud, near, distance=True),
+        lambda cloud, near: gl.rejection_sample(cloud, radius=0.4, distance=True),
+        lambda cloud, near: gl.farthest_sample(cloud, 0.3),
+        lambda cloud, near: gl.farthest_sample(cloud, 30, near=near),
+        lambda cloud, near: gl.random_sample(cloud, 12, torch.Generator(device).manual_seed(0)),
+    ):
+        a, b = sample(plain, near), sample(padded, same)
+        assert torch.equal(a.splits, b.splits)
+        assert b.num_parent == 64
+        if a.distance is not None:
+            assert torch.equal(a.distance, b.distance[:53])
+            assert not b.distance[53:].any()
+    assert torch.equal(a.example, b.example)
+    for size in (0.3, 30):
+        a, b = (gl.farthest_sample(c, size, near=n if size == 30 else None) for c, n in ((plain, near), (padded, same)))
+        assert torch.equal(a.parent_index, b.parent_index)
+
+
+def test_padded_edges_are_transposed_without_their_padding(backend, device):
+    edges = gl.collate(examples(20, 33))["N01"].to(device)
+    padded = pad(edges, [5000])
+    back, same = edges.transpose(), padded.transpose()
+    assert torch.equal(back.source, same.source[: len(back)])
+    assert torch.equal(back.splits, same.splits[: len(back.splits)])
+    assert same.padding == len(same) - len(back)
+    assert torch.equal(same.transpose().source, padded.source)
+
+
+def test_sums_over_edges_do_not_change():
+    plain, padded = gl.collate(examples(20, 33)), gl.collate(examples(20, 33), bucket="power_of_two")
+    features = torch.rand(len(plain["X0"]), 5, generator=torch.Generator().manual_seed(0))
+    more = torch.full((len(padded["X0"]), 5), torch.nan)
+    more[: len(features)] = features
+    wanted = plain["N01"].to_torch_csr() @ features
+    found = torch.from_numpy(padded["N01"].to_scipy() @ more.numpy())
+    torch.testing.assert_close(found[: len(wanted)], wanted)
+    assert not found[len(wanted) :].any()
+
+
+def test_padding_again_keeps_count():
+    cloud = gl.Cloud.of(torch.rand(5, 3))
+    twice = pad(pad(cloud, "power_of_two"), [100])
+    assert (len(twice), twice.padding) == (100, 95)
+    twice.check()
+
+
+def test_padded_batches_are_not_collated_again():
+    padded = gl.collate([gl.Cloud.of(torch.rand(5, 3))], bucket="power_of_two")
+    with pytest.raises(ValueError, match="cannot be collated again"):
+        gl.collate([padded, padded])

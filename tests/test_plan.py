@@ -1,0 +1,224 @@
+"""The plan: written once, run anywhere."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gridless as gl
+
+
+def paper(radius: float = 0.1125, levels: int = 3) -> gl.Plan:
+    """The searches and samplings of the paper's large network."""
+    plan = gl.Plan()
+    cloud = plan.points(dim=3)
+    near = plan.ball(cloud, cloud, radius)
+    for _ in range(levels):
+        coarse = plan.rejection_sample(near)
+        plan.ball(cloud, coarse, radius * 2**0.5)
+        radius = 2 * radius
+        near = plan.ball(coarse, coarse, radius)
+        cloud = coarse
+    return plan
+
+
+PRINTED = """\
+X0 = points(dim=3)
+N00 = ball(X0, X0, radius=0.1125)
+X1 = rejection_sample(X0, N00)
+N01 = ball(X0, X1, radius=0.1590990257669732)
+N11 = ball(X1, X1, radius=0.225)
+X2 = rejection_sample(X1, N11)
+N12 = ball(X1, X2, radius=0.3181980515339464)
+N22 = ball(X2, X2, radius=0.45)
+X3 = rejection_sample(X2, N22)
+N23 = ball(X2, X3, radius=0.6363961030678928)
+N33 = ball(X3, X3, radius=0.9)"""
+
+
+def everything() -> gl.Plan:
+    plan = gl.Plan()
+    points = plan.points(dim=2)
+    near = plan.ball(points, points, 0.25)
+    few = plan.farthest_sample(points, 0.3)
+    plan.farthest_sample(points, 7, near=near)
+    plan.farthest_sample(points, 0.5, near=near, reject=True)
+    down = plan.nearest(points, few, 4)
+    plan.transpose(down)
+    plan.ball(points, plan.rejection_sample(near), 0.4, limit=3)
+    return plan
+
+
+def assert_same(a: gl.Geometry, b: gl.Geometry) -> None:
+    assert list(a) == list(b)
+    for name in a:
+        for field, value in vars(a[name]).items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, getattr(b[name], field)), (name, field)
+            elif field != "_kept":
+                assert value == getattr(b[name], field), (name, field)
+
+
+def test_the_papers_network_prints_seven_searches_and_three_samplings():
+    assert str(paper()) == PRINTED
+    assert str(paper()).count("ball(") == 7
+    assert str(paper()).count("rejection_sample(") == 3
+
+
+def test_the_digest_is_the_same_on_any_machine():
+    assert paper().digest == "84cb5b30b1ba711b"
+    assert paper(0.1).digest != paper().digest
+
+
+def test_equal_plans_are_equal():
+    assert paper() == paper()
+    assert hash(paper()) == hash(paper())
+    assert paper() != paper(levels=2)
+    assert paper() != str(paper())
+
+
+def test_a_pickled_plan_is_small_and_comes_back():
+    for plan in (paper(), everything()):
+        packed = pickle.dumps(plan)
+        assert len(packed) < 1000
+        assert pickle.loads(packed) == plan
+        assert copy.deepcopy(plan) == plan
+
+
+def test_names_know_their_clouds_and_survive_pickling():
+    plan = gl.Plan()
+    cloud = plan.points(dim=2)
+    near = plan.ball(cloud, cloud, 0.5)
+    coarse = plan.rejection_sample(near)
+    down = plan.ball(cloud, coarse, 0.7)
+    up = plan.transpose(down)
+    assert (down, down.source, down.target, down.dim, down.radius) == ("N01", "X0", "X1", 2, 0.7)
+    assert (up, up.source, up.target, up.radius) == ("N10", "X1", "X0", 0.7)
+    assert plan.nearest(cloud, coarse, 3).radius is None
+    back = pickle.loads(pickle.dumps(down))
+    assert (back, back.source, back.radius) == ("N01", "X0", 0.7)
+    assert copy.deepcopy(down).target == "X1"
+
+
+def test_equal_lines_are_one_line():
+    plan = gl.Plan()
+    cloud = plan.points()
+    assert plan.points() == cloud
+    assert plan.ball(cloud, cloud, 0.5) == plan.ball(cloud, cloud, 0.5)
+    assert len(plan.steps) == 2
+    names = [plan.ball(cloud, cloud, 0.5 + i / 64) for i in range(40)]
+    assert len(set(names)) == 40
+    assert len(plan.steps) == 41
+
+
+def test_one_sample_is_not_a_fraction_of_one():
+    plan = gl.Plan()
+    cloud = plan.points()
+    one, all_of_them = plan.farthest_sample(cloud, 1), plan.farthest_sample(cloud, 1.0)
+    assert one != all_of_them
+    geometry = plan(torch.rand(9, 3))
+    assert (len(geometry[one]), len(geometry[all_of_them])) == (1, 9)
+
+
+def test_names_of_many_clouds_are_not_mistaken():
+    plan = gl.Plan()
+    clouds = [plan.points()]
+    for i in range(11):
+        clouds.append(plan.farthest_sample(clouds[-1], 50 - i))
+    assert plan.nearest(clouds[1], clouds[11], 2) == "N1_11"
+    assert plan.nearest(clouds[11], clouds[1], 2) == "N11_1"
+    assert plan.nearest(clouds[1], clouds[2], 2) == "N12"
+
+
+def test_one_example_may_be_a_tensor_or_an_array_and_a_batch_a_cloud_or_a_list():
+    x = np.random.default_rng(0).random((40, 3), np.float32)
+    plan = paper(0.2)
+    one = plan(torch.from_numpy(x))
+    assert_same(plan(x), one)
+    assert_same(plan(gl.Cloud.of([x])), one)
+    assert_same(plan([x, x]), gl.collate([one, one]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=5), st.integers(0, 99))
+def test_the_plan_of_a_batch_is_the_batch_of_plans(sizes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    # Every second example lies on a lattice, with duplicates and equal distances.
+    parts = [torch.rand(n, 2, generator=generator) for n in sizes]
+    parts = [(p * 5).round() / 5 if i % 2 else p for i, p in enumerate(parts)]
+    plan = everything()
+    assert_same(plan(gl.Cloud.of(parts)), gl.collate([plan(p) for p in parts]))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(1, 5), st.integers(0, 99))
+def test_how_a_batch_is_cut_does_not_change_the_papers_geometry(cut, seed):
+    parts = list(torch.rand(6, 50, 3, generator=torch.Generator().manual_seed(seed)))
+    plan = paper(0.2)
+    pieces = gl.collate([plan(gl.Cloud.of(parts[:cut])), plan(gl.Cloud.of(parts[cut:]))])
+    assert_same(plan(gl.Cloud.of(parts)), pieces)
+
+
+def test_every_backend_gives_the_same_geometry(backend, device):
+    cloud = gl.Cloud.of([torch.rand(40, 2), torch.rand(0, 2), torch.rand(9, 2)])
+    found = everything()(cloud.to(device)).to("cpu")
+    with gl.use_backend("reference"):
+        assert_same(found, everything()(cloud))
+
+
+def test_symmetric_searches_are_marked():
+    geometry = paper(0.2)(torch.rand(50, 3))
+    assert [n for n in geometry if n[0] == "N" and geometry[n].symmetric] == ["N00", "N11", "N22", "N33"]
+
+
+def test_the_wrong_input_is_refused():
+    plan = paper()
+    with pytest.raises(ValueError, match="3 dimensions, not 2"):
+        plan(torch.rand(5, 2))
+    with pytest.raises(ValueError, match=r"\(S, D\)"):
+        plan(torch.rand(5))
+    with pytest.raises(TypeError, match="float32 or float64"):
+        plan(torch.zeros(5, 3, dtype=torch.int64))
+    x = torch.rand(5, 3)
+    x[2, 2] = torch.nan
+    with pytest.raises(ValueError, match="row 2 of example 0"):
+        plan(x)
+
+
+@pytest.mark.parametrize("radius", [0, -1, float("nan"), float("inf")])
+def test_a_radius_is_checked_where_it_is_written(radius):
+    plan = gl.Plan()
+    cloud = plan.points()
+    with pytest.raises(ValueError, match="radius"):
+        plan.ball(cloud, cloud, radius)
+    assert len(plan.steps) == 1
+
+
+def test_lines_that_make_no_sense_are_refused():
+    plan = gl.Plan()
+    cloud = plan.points()
+    near = plan.ball(cloud, cloud, 0.5)
+    coarse = plan.rejection_sample(near)
+    down = plan.ball(cloud, coarse, 0.5)
+    with pytest.raises(ValueError, match="in itself"):
+        plan.rejection_sample(down)
+    with pytest.raises(ValueError, match="search of X1 in itself"):
+        plan.farthest_sample(coarse, 5, near=near)
+    with pytest.raises(ValueError, match="needs near"):
+        plan.farthest_sample(cloud, 5, reject=True)
+    with pytest.raises(ValueError, match="k must be"):
+        plan.nearest(cloud, cloud, 0)
+    with pytest.raises(ValueError, match="one input"):
+        plan.points(dim=2)
+    with pytest.raises(ValueError, match="1 to 8"):
+        gl.Plan().points(dim=9)
+    other = gl.Plan()
+    other.points()
+    with pytest.raises(ValueError, match="not a line of this plan"):
+        other.ball(cloud, coarse, 0.5)

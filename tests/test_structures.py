@@ -1,0 +1,460 @@
+"""Clouds, edges, geometries, and how they are moved, pickled, collated and exchanged."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.sparse import coo_array, csr_array
+
+import gridless as gl
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def cloud(*sizes: int, dim: int = 3, seed: int = 0) -> gl.Cloud:
+    generator = torch.Generator().manual_seed(seed)
+    return gl.Cloud.of([torch.rand(n, dim, generator=generator) for n in sizes])
+
+
+def edges_of(*sizes: int) -> gl.Edges:
+    made = cloud(*sizes)
+    return gl.nearest(made, made, 3)
+
+
+def run(code: str, **env: str) -> str:
+    """The output of a fresh interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+# Clouds.
+
+
+def test_a_cloud_is_made_of_one_array_or_of_several():
+    one = gl.Cloud.of(np.zeros((4, 2)))
+    assert (one.num_examples, len(one), one.dim, one.coords.dtype) == (1, 4, 2, torch.float64)
+    several = gl.Cloud.of([torch.zeros(4, 3), torch.zeros(0, 3), torch.ones(2, 3)])
+    assert several.splits.tolist() == [0, 4, 4, 6]
+    assert several.sizes.tolist() == [4, 0, 2]
+    assert several.example.tolist() == [0, 0, 0, 0, 2, 2]
+    assert several[-1].coords.tolist() == torch.ones(2, 3).tolist()
+    assert len(several[1]) == 0
+    assert gl.Cloud.of(several) is several
+    with pytest.raises(IndexError, match="example 3"):
+        several[3]
+
+
+@pytest.mark.parametrize("splits", [[0, 3, 2, 5], [1, 5], [0, 4], [0, 6], [0, 2, 7, 5]])
+def test_splits_must_ascend_from_zero_to_the_number_of_rows(splits):
+    with pytest.raises(ValueError, match="splits"):
+        gl.Cloud(torch.zeros(5, 3), torch.tensor(splits))
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [(torch.tensor([0.0, 5.0]), "integer"), (torch.zeros(0, dtype=torch.int64), "one entry more"), ([[0, 5]], "1-D")],
+)
+def test_splits_must_be_whole_numbers_in_one_row(splits, message):
+    with pytest.raises(ValueError, match=message):
+        gl.Cloud(torch.zeros(5, 3), splits)
+
+
+def test_splits_and_coordinates_must_be_on_one_device():
+    with pytest.raises(ValueError, match="one device"):
+        gl.Cloud(torch.zeros(5, 3, device="meta"), torch.tensor([0, 5]))
+
+
+@pytest.mark.parametrize("coords", [torch.zeros(5), torch.zeros(5, 0), torch.zeros(5, 9), torch.zeros(1, 5, 3)])
+def test_coordinates_must_have_one_to_eight_dimensions(coords):
+    with pytest.raises(ValueError, match="coords must be"):
+        gl.Cloud(coords, torch.tensor([0, 5]))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float16, torch.bfloat16])
+def test_coordinates_must_be_single_or_double(dtype):
+    with pytest.raises(TypeError, match=r"\.float\(\)"):
+        gl.Cloud(torch.zeros(5, 3, dtype=dtype), torch.tensor([0, 5]))
+    with pytest.raises(TypeError, match=r"Cloud\.of"):
+        gl.Cloud([[0.0, 0.0]], torch.tensor([0, 1]))
+
+
+def test_points_that_are_not_finite_are_named_by_example_and_row():
+    x = torch.rand(10, 3)
+    x[7, 2] = torch.nan
+    made = gl.Cloud(x, torch.tensor([0, 4, 10]))
+    with pytest.raises(ValueError, match="here: 1 points are not finite, the first at row 3 of example 1"):
+        made.check("here")
+
+
+def test_huge_points_are_finite_although_their_sum_is_not():
+    gl.Cloud.of(torch.full((9, 3), 3e38)).check()
+
+
+def test_a_check_is_made_once():
+    made = cloud(5)
+    made.check()
+    made.coords[0] = torch.nan
+    made.check()
+
+
+def test_an_empty_cloud_is_a_cloud():
+    made = gl.Cloud.of(torch.zeros(0, 3))
+    made.check()
+    assert (len(made), made.num_examples) == (0, 1)
+    none = gl.Cloud(torch.zeros(0, 3), torch.tensor([0]))
+    assert (len(none), none.num_examples, none.example.tolist()) == (0, 0, [])
+
+
+def test_parents_must_fit():
+    with pytest.raises(ValueError, match="parent_index must be"):
+        gl.Cloud(torch.zeros(5, 3), torch.tensor([0, 5]), torch.zeros(4, dtype=torch.int64), 9)
+
+
+# Edges.
+
+
+@pytest.mark.parametrize("splits", [[0, 2, 1, 3], [1, 3], [0, 2], [0, 4]])
+def test_the_splits_of_edges_must_fit(splits):
+    with pytest.raises(ValueError, match="splits"):
+        gl.Edges(torch.tensor(splits), torch.tensor([0, 1, 2]), 5)
+
+
+@pytest.mark.parametrize("source", [[-1, 0, 1], [0, 1, 5]])
+def test_sources_must_be_rows_of_the_source(source):
+    with pytest.raises(ValueError, match="num_source is 5"):
+        gl.Edges(torch.tensor([0, 3]), torch.tensor(source), 5)
+
+
+def test_sources_must_be_whole_numbers():
+    with pytest.raises(TypeError, match="source must be"):
+        gl.Edges(torch.tensor([0, 3]), torch.tensor([0.0, 1.0, 2.0]), 5)
+
+
+def test_more_edges_than_can_be_numbered_are_refused():
+    source = torch.zeros(1, dtype=torch.int32).expand(2**31)
+    with pytest.raises(ValueError, match="smaller batches"):
+        gl.Edges(torch.tensor([0, 2**31]), source, 5)
+
+
+def test_targets_and_counts():
+    edges = gl.Edges(torch.tensor([0, 2, 2, 5]), torch.tensor([1, 3, 0, 1, 2]), 4)
+    assert edges.target.tolist() == [0, 0, 2, 2, 2]
+    assert edges.target.dtype == torch.int32
+    assert edges.target is edges.target
+    assert edges.counts.tolist() == [2, 0, 3]
+    assert (edges.num_target, edges.num_source, len(edges)) == (3, 4, 5)
+
+
+def test_edge_index_there_and_back_in_any_order():
+    edges = edges_of(10, 0, 7)
+    pairs = edges.to_edge_index()
+    assert pairs.dtype == torch.int64
+    shuffled = pairs[:, torch.randperm(pairs.shape[1], generator=torch.Generator().manual_seed(0))]
+    back = gl.Edges.from_edge_index(shuffled, 17, 17)
+    assert torch.equal(back.splits, edges.splits)
+    assert torch.equal(back.source, edges.source)
+
+
+def test_edge_index_is_read_as_pyg_reads_it():
+    from torch_geometric.nn import SimpleConv
+
+    edges = gl.nearest(cloud(9), cloud(5, seed=1), 3)
+    features = torch.rand(9, 4)
+    ours = edges.to_torch_csr() @ features
+    theirs = SimpleConv(aggr="sum")((features, torch.zeros(5, 4)), edges.to_edge_index())
+    torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("pairs", [[[0, 1], [0, 5]], [[0, 1], [-1, 0]], [[0, 9], [0, 1]]])
+def test_an_edge_index_out_of_range_is_refused(pairs):
+    with pytest.raises(ValueError, match=r"targets run|sources run"):
+        gl.Edges.from_edge_index(torch.tensor(pairs), 5, 5)
+    with pytest.raises(ValueError, match=r"\(2, E\)"):
+        gl.Edges.from_edge_index(torch.zeros(3, 4), 5, 5)
+
+
+def test_scipy_there_and_back():
+    edges = edges_of(10, 0, 7)
+    matrix = edges.to_scipy(np.arange(len(edges)))
+    assert matrix.shape == (17, 17)
+    assert matrix[0, int(edges.source[1])] == 1
+    back = gl.Edges.from_scipy(matrix)
+    assert torch.equal(back.splits, edges.splits)
+    assert torch.equal(back.source, edges.source)
+    assert torch.equal(gl.Edges.from_scipy(coo_array(matrix)).source, edges.source)
+
+
+def test_reading_a_scipy_matrix_leaves_it_alone():
+    matrix = csr_array((np.array([1.0, 2.0]), np.array([3, 1]), np.array([0, 2])), (1, 4))
+    assert gl.Edges.from_scipy(matrix).source.tolist() == [1, 3]
+    assert matrix.indices.tolist() == [3, 1]
+
+
+def test_torch_csr_there_and_back():
+    edges = edges_of(10, 0, 7)
+    matrix = edges.to_torch_csr(torch.arange(len(edges)).double())
+    assert torch.equal(matrix.to_dense(), torch.from_numpy(edges.to_scipy(np.arange(len(edges)) * 1.0).toarray()))
+    back = gl.Edges.from_torch_csr(matrix)
+    assert torch.equal(back.splits, edges.splits)
+    assert torch.equal(back.source, edges.source)
+
+
+# Moving and pickling.
+
+
+def geometry(*sizes: int) -> gl.Geometry:
+    plan = gl.Plan()
+    points = plan.points()
+    near = plan.ball(points, points, 0.3)
+    coarse = plan.rejection_sample(near)
+    plan.transpose(plan.ball(points, coarse, 0.5))
+    return plan(cloud(*sizes))
+
+
+def assert_same(a: gl.Geometry, b: gl.Geometry) -> None:
+    assert list(a) == list(b)
+    for name in a:
+        assert repr(a[name]) == repr(b[name])
+        for field, value in vars(a[name]).items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(value, getattr(b[name], field)), (name, field)
+            elif field != "_kept":
+                assert value == getattr(b[name], field), (name, field)
+
+
+def test_a_geometry_is_a_mapping_that_knows_its_names():
+    made = geometry(20)
+    assert list(made) == ["X0", "N00", "X1", "N01", "N10"]
+    assert len(made) == 5
+    with pytest.raises(KeyError, match="another plan"):
+        made["X7"]
+
+
+def test_moving_takes_every_tensor_along():
+    made = geometry(20, 10).to("meta")
+    assert {v.device.type for v in made.values()} == {"meta"}
+    assert made["X1"].parent_index.device.type == "meta"
+    assert made["N01"].num_source == 30
+    here = geometry(20)["X0"]
+    assert here.to("cpu") is here
+    assert here.cpu() is here
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="page-locked memory needs a CUDA device")
+def test_pinned_memory_and_the_gpu():
+    made = geometry(20, 10)
+    pinned = made.pin_memory()
+    assert all(v.splits.is_pinned() for v in pinned.values())
+    assert_same(pinned.to("cuda", non_blocking=True).to("cpu"), made)
+
+
+def test_pinning_asks_every_tensor(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda t: asked.append(t.shape) or t.clone())
+    made = geometry(20, 10)
+    assert_same(made.pin_memory(), made)
+    tensors = [v for s in made.values() for k, v in vars(s).items() if isinstance(v, torch.Tensor)]
+    assert len(asked) == len(tensors)
+
+
+def test_pickling_keeps_values_and_drops_what_is_derived():
+    made = geometry(20, 10)
+    made["N01"].transpose()
+    back = pickle.loads(pickle.dumps(made))
+    assert_same(back, made)
+    assert "_kept" not in vars(back["N01"])
+
+
+def test_structures_are_frozen():
+    with pytest.raises(AttributeError):
+        cloud(5).coords = torch.zeros(5, 3)
+    with pytest.raises(AttributeError):
+        edges_of(5).splits = torch.zeros(2)
+
+
+def test_a_value_is_derived_once():
+    made, calls = cloud(5), []
+    assert made.cached("thing", lambda: calls.append(1) or 7) == 7
+    assert made.cached("thing", lambda: calls.append(1) or 8) == 7
+    assert calls == [1]
+
+
+# Collating.
+
+
+def test_collating_examples_is_the_batch():
+    examples = [geometry(n) for n in (20, 1, 0, 33)]
+    batch = gl.collate(examples)
+    parts = [e["X0"].coords for e in examples]
+    plan = gl.Plan()
+    points = plan.points()
+    coarse = plan.rejection_sample(plan.ball(points, points, 0.3))
+    plan.transpose(plan.ball(points, coarse, 0.5))
+    assert_same(batch, plan(gl.Cloud.of(parts)))
+
+
+def test_tuples_mappings_and_labels_are_collated_part_by_part():
+    pair = namedtuple("pair", "cloud label")
+    batch = gl.collate([pair(cloud(3), 1), pair(cloud(5), 0)])
+    assert type(batch) is pair
+    assert batch.cloud.splits.tolist() == [0, 3, 8]
+    assert batch.label.tolist() == [1, 0]
+    plain = gl.collate([(cloud(3), {"y": 2.0}), (cloud(5), {"y": 3.0})])
+    assert isinstance(plain, tuple)
+    assert plain[1]["y"].tolist() == [2.0, 3.0]
+    assert gl.collate([[np.zeros(2)], [np.ones(2)]])[0].shape == (2, 2)
+
+
+def test_batches_are_collated_as_examples_are():
+    twice = gl.collate([gl.collate([cloud(3), cloud(4)]), cloud(2)])
+    assert twice.splits.tolist() == [0, 3, 7, 9]
+
+
+def test_what_does_not_belong_together_is_refused():
+    with pytest.raises(ValueError, match="empty list"):
+        gl.collate([])
+    near = cloud(5)
+    with pytest.raises(ValueError, match="different limit"):
+        gl.collate([gl.nearest(near, near, 2), gl.nearest(near, near, 3)])
+    with pytest.raises(TypeError, match="cannot share a batch"):
+        gl.collate([cloud(5), edges_of(5)])
+    with pytest.raises(ValueError, match="some have none"):
+        gl.collate([cloud(5), gl.farthest_sample(cloud(9), 5)])
+    with pytest.raises(ValueError, match="different devices"):
+        gl.collate([cloud(5), cloud(5).to("meta")])
+
+
+def test_data_loader_workers_compute_and_collate():
+    from torch.utils.data import DataLoader
+
+    plan = gl.Plan()
+    points = plan.points()
+    plan.rejection_sample(plan.ball(points, points, 0.3))
+    data = [np.random.default_rng(i).random((30 + i, 3), np.float32) for i in range(6)]
+    loader = DataLoader(_Mapped(data, plan), 3, num_workers=2, collate_fn=gl.collate)
+    for at, batch in enumerate(loader):
+        assert_same(batch, plan(gl.Cloud.of([torch.from_numpy(x) for x in data[3 * at : 3 * at + 3]])))
+
+
+class _Mapped(torch.utils.data.Dataset):
+    def __init__(self, data, function):
+        self.data, self.function = data, function
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, i):
+        return self.function(self.data[i])
+
+
+# Importing, backends and compiling.
+
+
+def test_importing_is_light():
+    heavy = ("numba", "triton", "lightning", "scipy", "matplotlib", "h5py", "torch_geometric")
+    code = f"""
+    import torch, sys
+    before = set(sys.modules)
+    import gridless
+    print([m for m in {heavy} if m in sys.modules and m not in before])
+    """
+    assert run(code).strip() == "[]"
+
+
+def test_a_backend_that_was_asked_for_never_falls_back(monkeypatch):
+    made = cloud(5)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with gl.use_backend("gpu"), pytest.raises(ValueError, match=r"\.to\('cuda'\)"):
+        gl.nearest(made, made, 2)
+    far = made.to("meta")
+    with gl.use_backend("cpu"), pytest.raises(ValueError, match=r"\.to\('cpu'\)"):
+        gl.nearest(far, far, 2)
+    with pytest.raises(ValueError, match="unknown backend"), gl.use_backend("fast"):
+        pass
+
+
+def test_the_backend_is_restored_even_after_an_error():
+    from gridless.backends import backend_for
+
+    with gl.use_backend("reference"):
+        assert backend_for(torch.device("cpu")) == "reference"
+    with pytest.raises(KeyError), gl.use_backend("reference"):
+        raise KeyError
+    assert backend_for(torch.device("cpu")) == "cpu"
+
+
+def test_threads_keep_the_order_of_jobs_and_pass_errors_on():
+    from gridless.backends import in_threads
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert in_threads(lambda i: i * i, [(i,) for i in range(50)]) == [i * i for i in range(50)]
+        with pytest.raises(ZeroDivisionError):
+            in_threads(lambda i: 1 / i, [(1,), (0,), (2,)])
+        assert in_threads(lambda i: i, []) == []
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_forked_child_has_threads_of_its_own():
+    code = """
+    import os, torch
+    from gridless.backends import in_threads
+    torch.set_num_threads(2)
+    in_threads(abs, [(1,), (-2,)])
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if in_threads(abs, [(1,), (-2,)]) == [1, 2] else 1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert run(code).strip() == "0"
+
+
+def test_a_slow_compilation_is_announced_once_and_a_quick_one_not():
+    code = """
+    import time
+    from numba.core import event
+    from gridless.backends import _announce_compilation
+    _announce_compilation()
+    _announce_compilation()
+    with event.trigger_event("numba:compile"):
+        time.sleep(0.2)
+    time.sleep(1.2)
+    print("quick one done", flush=True)
+    for _ in range(2):
+        with event.trigger_event("numba:compile"), event.trigger_event("numba:compile"):
+            time.sleep(1.3)
+    """
+    lines = run(code).splitlines()
+    assert len(lines) == 2
+    assert lines[0] == "quick one done"
+    assert "compiling CPU kernels" in lines[1]
+
+
+def test_kernels_are_kept_on_disk(tmp_path):
+    code = """
+    import gridless as gl, torch
+    from gridless.geometry.transpose.cpu import _count
+    edges = gl.Edges(torch.tensor([0, 2]), torch.tensor([1, 0]), 3)
+    print(edges.transpose().splits.tolist(), sum(_count.stats.cache_hits.values()))
+    """
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
+    assert run(code, **cache).strip().endswith("[0, 1, 2, 2] 0")
+    assert run(code, **cache).strip() == "[0, 1, 2, 2] 1"
