@@ -1,0 +1,26 @@
+"""Augmentation: frozen settings, example in, example out. `points` for clouds, `events` for recordings."""
+
+from importlib import import_module
+from typing import Any
+
+_MODULES = ("events", "points")
+
+_EVENTS = "Chain FirstEvents FirstMicroseconds Flip PoolPixels Recentre ReverseTime Rotate StartAtZero StretchTime"
+_EVENTS += " Thin Translate Zoom"
+
+# name -> module
+_LAZY: dict[str, str] = dict.fromkeys(_EVENTS.split(), "gridless.augment.events")
+
+__all__ = sorted(_LAZY)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    if name in _MODULES:
+        return import_module(f"gridless.augment.{name}")
+    raise AttributeError(f"module 'gridless.augment' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_MODULES])

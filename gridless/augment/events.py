@@ -1,0 +1,296 @@
+"""Augmentation and preparation of event recordings: frozen settings, events in, events out.
+
+Each takes one recording or a ragged batch, on any device, and draws anew for every recording. The numbers come from
+`generator` (a CPU `torch.Generator`), or from torch's own, which a DataLoader seeds in each worker. Order matters:
+events are augmented at full resolution, then cut, pooled, recentred and started at time zero.
+
+    train = Chain((Flip(0), ReverseTime(), Rotate(math.pi / 8), StartAtZero()))
+    events = train(events, generator=torch.Generator().manual_seed(0))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from gridless.structures import Events
+
+
+@dataclass(frozen=True)
+class EventTransform:
+    """Events to events. Subclasses write `apply`; `draw` makes the random numbers of each recording."""
+
+    def __call__(self, events: Events, generator: Generator | None = None) -> Events:
+        if not isinstance(events, Events):
+            raise TypeError(f"{type(self).__name__} takes Events, not {type(events).__name__}: use gl.Events.of(...)")
+        if events.padding:
+            raise ValueError(f"{type(self).__name__}: events are augmented before they are padded")
+        return self.apply(events, generator)
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        raise NotImplementedError
+
+
+def draw(events: Events, generator: Generator | None, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """A uniform number for each recording (B) float64. Drawn on the CPU: the same on every device."""
+    values = torch.rand(events.num_examples, dtype=torch.float64, generator=generator)
+    return (low + (high - low) * values).to(events.device)
+
+
+def replaced(events: Events, **changes: Any) -> Events:
+    """The events with other pixels, times or sensor; what caused them no longer holds."""
+    return dataclasses.replace(events, **{"cause": None, "num_parent": 0, **changes})
+
+
+def moved(events: Events, pixel: Tensor) -> Events:
+    """The events at real-valued pixels (S, 2), rounded; those that fall outside the sensor are dropped."""
+    pixel = pixel.round()
+    limit = torch.tensor(events.sensor, device=events.device)
+    inside = ((pixel >= 0) & (pixel < limit)).all(1)
+    safe = torch.where(inside[:, None], pixel, torch.zeros_like(pixel))
+    return replaced(events, pixel=safe.int()).select(inside)
+
+
+def centre(events: Events) -> Tensor:
+    return torch.tensor(events.sensor, dtype=torch.float64, device=events.device) / 2
+
+
+@dataclass(frozen=True)
+class Chain(EventTransform):
+    """One after the other. Steps that are not event transforms (a plan, say) come last and take one argument."""
+
+    steps: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", tuple(self.steps))
+
+    def apply(self, events: Events, generator: Generator | None) -> Any:
+        value: Any = events
+        for step in self.steps:
+            value = step(value, generator) if isinstance(step, EventTransform) else step(value)
+        return value
+
+
+@dataclass(frozen=True)
+class Rotate(EventTransform):
+    """Turn about the middle of the sensor, (width, height) / 2, by an angle from U(-limit, limit), in radians."""
+
+    limit: float
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        angle = draw(events, generator, -self.limit, self.limit)[events.example]
+        x, y = (events.pixel - centre(events)).unbind(1)
+        cos, sin = angle.cos(), angle.sin()
+        return moved(events, torch.stack([cos * x - sin * y, sin * x + cos * y], 1) + centre(events))
+
+
+@dataclass(frozen=True)
+class Zoom(EventTransform):
+    """Magnify about the middle of the sensor by a factor whose logarithm is uniform between log(low) and log(high)."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high:
+            raise ValueError(f"Zoom: needs 0 < low <= high, not {self.low} and {self.high}")
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        factor = draw(events, generator, math.log(self.low), math.log(self.high)).exp()[events.example]
+        return moved(events, (events.pixel - centre(events)) * factor[:, None] + centre(events))
+
+
+@dataclass(frozen=True)
+class Translate(EventTransform):
+    """Move by a whole number of pixels, up to `x` and `y` either way."""
+
+    x: int
+    y: int
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        reach = torch.tensor([self.x, self.y], device=events.device) + 0.5
+        by = torch.stack([draw(events, generator, -1, 1) for _ in range(2)], 1) * reach
+        by = by.round().clamp(1 - reach.ceil(), reach.ceil() - 1)
+        return moved(events, events.pixel + by[events.example])
+
+
+@dataclass(frozen=True)
+class Flip(EventTransform):
+    """Mirror along an axis (0: left and right, 1: top and bottom), with a probability."""
+
+    axis: int
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.axis not in (0, 1):
+            raise ValueError(f"Flip: axis must be 0 (left and right) or 1 (top and bottom), not {self.axis}")
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        flip = (draw(events, generator) < self.probability)[events.example]
+        pixel = events.pixel.clone()
+        pixel[:, self.axis] = torch.where(flip, events.sensor[self.axis] - 1 - pixel[:, self.axis], pixel[:, self.axis])
+        return replaced(events, pixel=pixel)
+
+
+@dataclass(frozen=True)
+class ReverseTime(EventTransform):
+    """Play backwards, with a probability: t becomes t_last - t, the order turns round, ON becomes OFF."""
+
+    probability: float = 0.5
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        flip = (draw(events, generator) < self.probability)[events.example]
+        at = torch.arange(len(events), device=events.device)
+        mirrored = (events.splits[:-1] + events.splits[1:] - 1)[events.example] - at
+        order = torch.where(flip, mirrored, at)
+        time = events.time[order]
+        last = events.time[(events.splits[1:] - 1).clamp(min=0)][events.example] if len(events) else time
+        polarity = None if events.polarity is None else events.polarity[order] ^ flip
+        return replaced(events, pixel=events.pixel[order], time=torch.where(flip, last - time, time), polarity=polarity)
+
+
+@dataclass(frozen=True)
+class StretchTime(EventTransform):
+    """Play slower or faster: times since the first event times a factor, log-uniform between low and high."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high:
+            raise ValueError(f"StretchTime: needs 0 < low <= high, not {self.low} and {self.high}")
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        factor = draw(events, generator, math.log(self.low), math.log(self.high)).exp()[events.example]
+        first = first_times(events)
+        return replaced(events, time=first + ((events.time - first) * factor).round().long())
+
+
+@dataclass(frozen=True)
+class Thin(EventTransform):
+    """Leave events out at random; the share that goes is uniform up to `most` for each recording."""
+
+    most: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.most < 1:
+            raise ValueError(f"Thin: the share must be at least 0 and below 1, not {self.most}")
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        share = draw(events, generator, 0, self.most)[events.example]
+        return events.select(torch.rand(len(events), generator=generator).to(events.device) >= share)
+
+
+@dataclass(frozen=True)
+class FirstEvents(EventTransform):
+    """At most the first `count` events of each recording."""
+
+    count: int
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        if len(events) <= self.count:
+            return events
+        at = torch.arange(len(events), device=events.device) - events.splits[:-1][events.example]
+        return events.select(at < self.count)
+
+
+@dataclass(frozen=True)
+class FirstMicroseconds(EventTransform):
+    """The events of the first `duration` microseconds of each recording, counted from its first event."""
+
+    duration: int
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        return events.select(events.time - first_times(events) < self.duration)
+
+
+@dataclass(frozen=True)
+class PoolPixels(EventTransform):
+    """A coarser sensor: pixels of `size` x `size` become one."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"PoolPixels: size must be 1 or more, not {self.size}")
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        width, height = (-(-side // self.size) for side in events.sensor)
+        return replaced(events, pixel=events.pixel // self.size, sensor=(width, height))
+
+
+@dataclass(frozen=True)
+class Recentre(EventTransform):
+    """Move each recording by (sensor - largest pixel) // 2 along each axis, as the paper's authors do.
+
+    The smallest pixel plays no part: recordings that fill only the corner at the origin come to the middle.
+    """
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        if not len(events):
+            return events
+        largest = torch.zeros(events.num_examples, 2, dtype=torch.int32, device=events.device)
+        largest.scatter_reduce_(0, events.example[:, None].expand(-1, 2), events.pixel, "amax")
+        by = (torch.tensor(events.sensor, dtype=torch.int32, device=events.device) - largest) // 2
+        return replaced(events, pixel=events.pixel + by[events.example])
+
+
+@dataclass(frozen=True)
+class StartAtZero(EventTransform):
+    """The first event of each recording happens at time zero."""
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        return replaced(events, time=events.time - first_times(events))
+
+
+def first_times(events: Events) -> Tensor:
+    """For each event, the time of the first event of its recording (S)."""
+    if not len(events):
+        return events.time
+    begin = events.splits[:-1].clamp(max=len(events) - 1)
+    return events.time[begin][events.example]
+
+
+# What each row of the paper's table of event data sets does to its examples.
+
+PAPER_ANGLE = math.pi / 8
+
+
+def _recipe(train: bool, augment: tuple[EventTransform, ...], prepare: tuple[EventTransform, ...] = ()) -> Chain:
+    return Chain((*(augment if train else ()), *prepare, Recentre(), StartAtZero()))
+
+
+def n_mnist(train: bool = True) -> Chain:
+    """Time reversal, rotation to 22.5 degrees either way."""
+    return _recipe(train, (ReverseTime(), Rotate(PAPER_ANGLE)))
+
+
+def mnist_dvs(train: bool = True) -> Chain:
+    """As N-MNIST."""
+    return _recipe(train, (ReverseTime(), Rotate(PAPER_ANGLE)))
+
+
+def cifar10_dvs(train: bool = True) -> Chain:
+    """A mirror, time reversal, rotation. The recordings are stored lying on their side: axis 1 is left and right."""
+    return _recipe(train, (Flip(1), ReverseTime(), Rotate(PAPER_ANGLE)))
+
+
+def n_caltech101(train: bool = True) -> Chain:
+    """A mirror, time reversal, rotation; then the first 300,000 events at half resolution."""
+    return _recipe(train, (Flip(0), ReverseTime(), Rotate(PAPER_ANGLE)), (FirstEvents(300_000), PoolPixels(2)))
+
+
+def asl_dvs(train: bool = True) -> Chain:
+    """Not augmented; the first 300,000 events at half resolution."""
+    return _recipe(train, (), (FirstEvents(300_000), PoolPixels(2)))
+
+
+def n_cars(train: bool = True) -> Chain:
+    """Ours, the paper has none: a mirror, small moves and zooms, a little thinning. Pixels are left where they are."""
+    augment = (Flip(0), Zoom(0.85, 1.2), Translate(8, 8), StretchTime(0.8, 1.25), Thin(0.3))
+    return Chain((*(augment if train else ()), StartAtZero()))

@@ -1,0 +1,220 @@
+"""Augmentation of events: what each transform does to pixels, times and order."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import gridless as gl
+from gridless.augment import events as ev
+
+SENSOR = (34, 28)
+
+
+def recording(count: int = 500, seed: int = 0, start: int = 1000, sensor: tuple[int, int] = SENSOR) -> gl.Events:
+    random = np.random.default_rng(seed)
+    t = start + np.sort(random.integers(0, 300_000, count))
+    x, y = random.integers(0, sensor[0], count), random.integers(0, sensor[1], count)
+    return gl.Events.of({"x": x, "y": y, "t": t, "p": random.integers(0, 2, count)}, sensor=sensor)
+
+
+def seed(number: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
+
+
+def same(a: gl.Events, b: gl.Events) -> bool:
+    return a.sensor == b.sensor and np.array_equal(a.numpy(), b.numpy()) and torch.equal(a.splits, b.splits)
+
+
+ALL = [
+    ev.Rotate(math.pi / 8),
+    ev.Zoom(0.8, 1.25),
+    ev.Translate(3, 2),
+    ev.Flip(0),
+    ev.Flip(1),
+    ev.ReverseTime(),
+    ev.StretchTime(0.5, 2.0),
+    ev.Thin(0.5),
+    ev.FirstEvents(100),
+    ev.FirstMicroseconds(50_000),
+    ev.PoolPixels(2),
+    ev.Recentre(),
+    ev.StartAtZero(),
+    ev.n_mnist(),
+    ev.mnist_dvs(),
+    ev.cifar10_dvs(),
+    ev.n_caltech101(),
+    ev.asl_dvs(),
+    ev.n_cars(),
+]
+
+
+@pytest.mark.parametrize("transform", ALL, ids=lambda t: type(t).__name__)
+class TestAll:
+    def test_results_are_valid_and_arguments_are_untouched(self, transform):
+        events = recording()
+        before = events.numpy()
+        for number in range(5):
+            result = transform(events, seed(number))
+            result.check()
+            assert result.num_examples == 1
+        assert np.array_equal(events.numpy(), before)
+
+    def test_the_seed_decides(self, transform):
+        events = recording()
+        assert same(transform(events, seed(3)), transform(events, seed(3)))
+        torch.manual_seed(3)
+        first = transform(events)
+        torch.manual_seed(3)
+        assert same(first, transform(events))
+
+    def test_empty_recordings_stay_empty(self, transform):
+        empty = recording(0)
+        assert len(transform(empty, seed())) == 0
+        batch = gl.collate([recording(50), empty, recording(20, 1)])
+        assert transform(batch, seed()).sizes.tolist()[1] == 0
+
+    def test_it_is_a_frozen_value(self, transform):
+        assert transform == dataclasses.replace(transform)
+        assert hash(transform) == hash(dataclasses.replace(transform))
+        name = dataclasses.fields(transform)[0].name if dataclasses.fields(transform) else "anything"
+        with pytest.raises((dataclasses.FrozenInstanceError, AttributeError, TypeError)):
+            setattr(transform, name, 1)
+
+
+@pytest.mark.parametrize("transform", [t for t in ALL if not isinstance(t, ev.Thin | ev.Chain)])
+def test_a_batch_of_equal_draws_is_the_recordings_one_by_one(transform, monkeypatch):
+    monkeypatch.setattr(
+        ev,
+        "draw",
+        lambda e, g, low=0.0, high=1.0: torch.full((e.num_examples,), low + 0.3 * (high - low), dtype=torch.float64),
+    )
+    parts = [recording(60, 0), recording(7, 1, start=50), recording(200, 2)]
+    batch = transform(gl.collate(parts))
+    for i, part in enumerate(parts):
+        assert np.array_equal(batch.recording(i).numpy(), transform(part).numpy())
+
+
+def test_recordings_of_a_batch_draw_their_own_numbers():
+    part = recording()
+    batch = ev.Rotate(1.0)(gl.collate([part, part]), seed())
+    assert not np.array_equal(batch.recording(0).numpy(), batch.recording(1).numpy())
+
+
+def test_rotation_by_a_right_angle_turns_about_half_the_sensor(monkeypatch):
+    monkeypatch.setattr(
+        ev, "draw", lambda e, g, low, high: torch.full((e.num_examples,), math.pi / 2, dtype=torch.float64)
+    )
+    events = _of([17, 20, 0], [17, 17, 0], (34, 34))
+    turned = ev.Rotate(1.0)(events)
+    # About (17, 17): (20, 17) goes to (17, 20), and (0, 0) to (34, 0), outside, where it is dropped.
+    assert turned.pixel.tolist() == [[17, 17], [17, 20]]
+
+
+def test_rotation_keeps_distances_to_within_rounding():
+    events = recording()
+    turned = ev.Rotate(math.pi / 8)(events, seed(1))
+    kept = {int(t): i for i, t in enumerate(events.time.tolist())}
+    half = torch.tensor(SENSOR) / 2
+    for row in range(0, len(turned), 25):
+        source = events.pixel[kept[int(turned.time[row])]]
+        gap = (turned.pixel[row] - half).norm() - (source - half).norm()
+        assert abs(gap) <= math.sqrt(0.5) + 1e-6
+
+
+def _of(x, y, sensor, t=None, p=None) -> gl.Events:
+    t = np.arange(len(x)) if t is None else np.asarray(t)
+    p = np.ones(len(x), bool) if p is None else np.asarray(p)
+    return gl.Events.of({"x": np.array(x), "y": np.array(y), "t": t, "p": p}, sensor=sensor)
+
+
+def test_flips_mirror_one_axis_and_undo_themselves():
+    events = recording()
+    for axis in (0, 1):
+        flip = ev.Flip(axis, probability=1.0)
+        once = flip(events)
+        assert torch.equal(once.pixel[:, axis], SENSOR[axis] - 1 - events.pixel[:, axis])
+        assert torch.equal(once.pixel[:, 1 - axis], events.pixel[:, 1 - axis])
+        assert same(flip(once), events)
+
+
+def test_time_reversal_turns_order_time_and_polarity_round():
+    events = _of([1, 2, 3], [4, 5, 6], SENSOR, t=[10, 15, 40], p=[True, False, False])
+    back = ev.ReverseTime(probability=1.0)(events)
+    assert back.numpy().tolist() == [(0, 3, 6, True), (25, 2, 5, True), (30, 1, 4, False)]
+
+
+def test_about_half_the_recordings_are_flipped():
+    batch = gl.collate([_of([0], [0], SENSOR)] * 1000)
+    assert 400 < int((ev.Flip(0)(batch, seed()).pixel[:, 0] > 0).sum()) < 600
+
+
+def test_translation_reaches_every_whole_offset_equally():
+    batch = gl.collate([_of([10], [10], SENSOR)] * 3500)
+    pixel = ev.Translate(3, 0)(batch, seed()).pixel
+    assert torch.equal(pixel[:, 1].unique(), torch.tensor([10], dtype=torch.int32))
+    counts = torch.bincount(pixel[:, 0].long())[7:]
+    assert len(counts) == 7
+    assert counts.min() > 400
+
+
+def test_pooling_and_recentring_follow_the_authors():
+    events = _of([0, 101, 233], [0, 50, 100], (234, 174))
+    pooled = ev.PoolPixels(2)(events)
+    assert pooled.sensor == (117, 87)
+    assert pooled.pixel.tolist() == [[0, 0], [50, 25], [116, 50]]
+    # (117 - 116) // 2 = 0 and (87 - 50) // 2 = 18.
+    assert ev.Recentre()(pooled).pixel.tolist() == [[0, 18], [50, 43], [116, 68]]
+
+
+def test_cutting_keeps_the_first_events():
+    batch = gl.collate([recording(50), recording(5, 1), recording(30, 2)])
+    cut = ev.FirstEvents(20)(batch)
+    assert cut.sizes.tolist() == [20, 5, 20]
+    assert np.array_equal(cut.recording(2).numpy(), recording(30, 2)[:20].numpy())
+    timed = ev.FirstMicroseconds(100_000)(batch)
+    assert (timed.recording(0).time - batch.time[0]).max() < 100_000
+    assert len(timed) < len(batch)
+
+
+def test_thinning_keeps_order_and_never_leaves_more_than_its_share_out():
+    events = recording(20_000)
+    thin = ev.Thin(0.5)(events, seed())
+    assert 0.45 * len(events) < len(thin) < len(events)
+
+
+def test_recipes_prepare_without_augmenting_when_not_training():
+    events = recording(sensor=(240, 180))
+    assert same(ev.asl_dvs(train=False)(events, seed(0)), ev.asl_dvs(train=True)(events, seed(1)))
+    plain = ev.n_caltech101(train=False)(events, seed(0))
+    assert same(plain, ev.n_caltech101(train=False)(events, seed(1)))
+    assert plain.sensor == (120, 90)
+    assert plain.time[0] == 0
+
+
+def test_a_chain_ends_in_a_plan_or_any_other_step():
+    assert ev.Chain((ev.StartAtZero(), len))(recording(12)) == 12
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ev.Flip(2),
+        lambda: ev.Zoom(0, 1),
+        lambda: ev.Thin(1.0),
+        lambda: ev.PoolPixels(0),
+        lambda: ev.StretchTime(2, 1),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(make):
+    with pytest.raises(ValueError, match=r"must|needs"):
+        make()
+
+
+def test_what_is_no_recording_is_refused_by_name():
+    with pytest.raises(TypeError, match="Rotate takes Events"):
+        ev.Rotate(1.0)(torch.zeros(3, 3))
