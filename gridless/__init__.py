@@ -13,8 +13,10 @@ __version__ = "0.1.0"
 # Imported when first touched, so that `import gridless` stays quick: name -> module.
 _LAZY: dict[str, str] = {
     "featureless_conv": "gridless.ops.point_conv",
+    "load": "gridless.weights",
     "point_conv": "gridless.ops.point_conv",
     "read_events": "gridless.data.formats",
+    "save": "gridless.weights",
     "show": "gridless.pictures",
     "write_events": "gridless.data.formats",
 }
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from gridless import augment, data, geometry, models, nn, ops, pictures, streaming, training
     from gridless.ops.point_conv import featureless_conv, point_conv
     from gridless.pictures import show
+    from gridless.weights import load, save
 
 
 def __getattr__(name: str) -> Any:

@@ -182,9 +182,19 @@ class VoxelHead(nn.Module):
         )
 
     def forward(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
-        grid = self.norm(self.mean(levels[self.pooled], geometry, memory))  # (B, T, H, W, C)
-        for merge, features in zip(self.merges, levels[self.pooled + 1 :], strict=True):
-            grid = merge(grid, features, geometry, memory)
+        pooled = zip(self.means, levels[self.pooled :], strict=True)
+        return self.merged([mean(features, geometry, memory) for mean, features in pooled])
+
+    @property
+    def means(self) -> list[VoxelMean]:
+        """The layers that pool the streams, from fine to coarse."""
+        return [self.mean, *(merge.mean for merge in self.merges)]  # type: ignore[union-attr]
+
+    def merged(self, grids: list[Tensor]) -> Tensor:
+        """logits (B, classes) of the means (B, T, H, W, C) of the pooled levels."""
+        grid = self.norm(grids[0])
+        for merge, mean in zip(self.merges, grids[1:], strict=True):
+            grid = merge(grid, mean)
         return self.classify(self.lift(grid[:, 0]).amax((1, 2)))
 
     def loss(
@@ -195,7 +205,7 @@ class VoxelHead(nn.Module):
 
     def restart(self, memory: Memory) -> None:
         """Begin the next window of `duration` microseconds."""
-        for mean in [self.mean, *(merge.mean for merge in self.merges)]:
+        for mean in self.means:
             mean.restart(memory)
 
 

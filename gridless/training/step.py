@@ -29,15 +29,18 @@ class Average:
     """An exponential moving average of the weights and running statistics of a model."""
 
     def __init__(self, model: nn.Module, keep: float) -> None:
-        self.keep = keep
+        self.keep, self.source = keep, model
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
-        theirs, mine = model.state_dict(), self.model.state_dict()
-        names = [n for n, t in theirs.items() if t.is_floating_point()]
-        self._theirs, self._mine = [theirs[n] for n in names], [mine[n] for n in names]
+        self._pairs: tuple[list[Tensor], list[Tensor]] | None = None
 
     @torch.no_grad()
     def update(self) -> None:
-        torch._foreach_lerp_(self._mine, self._theirs, 1 - self.keep)
+        if self._pairs is None:
+            # Not before the first step: until then the model may be moved to another device.
+            theirs, mine = self.source.state_dict(), self.model.state_dict()
+            names = [name for name, tensor in theirs.items() if tensor.is_floating_point()]
+            self._pairs = [mine[n] for n in names], [theirs[n] for n in names]
+        torch._foreach_lerp_(*self._pairs, 1 - self.keep)
 
 
 class TrainStep:

@@ -1,0 +1,136 @@
+"""Several recipes for ModelNet40 at once on one GPU, each in a process of its own, by the direct loop.
+
+    python benchmarks/sweep_points.py --data DIR --jobs 4 --out sweep.json [--epochs N] [NAME ...]
+
+Trains on the learning part of the training clouds and prints the accuracy on the validation part; nothing is chosen on
+test clouds. `VARIANTS` are the recipes, each a base and its changes. On a GPU, processes share it through MPS where
+that daemon can be started; without it they take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+# name -> (recipe, changes)
+VARIANTS: dict[str, tuple[str, dict]] = {
+    "large": ("modelnet40-large", {}),
+    "large-full": ("modelnet40-large", {"augment__drop": 0.0}),
+    "plus": ("modelnet40-plus", {}),
+    "plus-wide": ("modelnet40-plus", {"model__width": 64}),
+    "plus-deep": ("modelnet40-plus", {"model__depth": 2}),
+    "plus-fine": ("modelnet40-plus", {"model__spacing": 0.06}),
+    "plus-coarse": ("modelnet40-plus", {"model__spacing": 0.1125, "model__reach": 2.0}),
+    "plus-reach3": ("modelnet40-plus", {"model__reach": 3.0}),
+    "plus-nocoords": ("modelnet40-plus", {"model__coords": False}),
+    "plus-mirror": ("modelnet40-plus", {"augment__mirror": True}),
+    "plus-narrow-scale": ("modelnet40-plus", {"augment__scale": [0.8, 1.25]}),
+    "plus-nodrop": ("modelnet40-plus", {"augment__drop": 0.0}),
+    "plus-drop": ("modelnet40-plus", {"augment__drop": 0.5}),
+    "plus-b32": ("modelnet40-plus", {"batch_size": 32, "learning_rate": 1e-3}),
+    "plus-b128": ("modelnet40-plus", {"batch_size": 128, "learning_rate": 3e-3}),
+    "plus-wd2": ("modelnet40-plus", {"weight_decay": 0.2}),
+    "plus-smooth1": ("modelnet40-plus", {"smoothing": 0.1}),
+    "plus-smooth3": ("modelnet40-plus", {"smoothing": 0.3}),
+    "plus-bf16": ("modelnet40-plus", {"precision": "bf16"}),
+}
+
+
+def one(name: str, data: str, epochs: int | None, device: str, limit: int | None) -> None:
+    """Train one variant; every report is a line of JSON."""
+    import torch
+
+    from gridless.training import accuracy, fit, load_recipe
+    from gridless.training.sources import load_clouds
+
+    base, changes = VARIANTS[name]
+    recipe = load_recipe(base).changed(**changes, **({"epochs": epochs} if epochs else {}))
+    if device == "cpu":
+        torch.set_num_threads(1)
+    learn = load_clouds("modelnet40", data, "learn", recipe.points).to(device)
+    valid = load_clouds("modelnet40", data, "validate", recipe.points).to(device)
+    if limit:
+        learn = learn.take(torch.linspace(0, len(learn) - 1, limit).long())
+        valid = valid.take(torch.linspace(0, len(valid) - 1, limit).long())
+
+    def say(entry: dict) -> None:
+        print(json.dumps({"name": name, **entry}), flush=True)
+
+    model, _ = fit(recipe, learn.points, learn.labels, (valid.points, valid.labels), say)
+    votes = accuracy(model, valid.points, valid.labels, votes=10)
+    say({"final": True, "valid_10_votes": votes, "parameters": sum(p.numel() for p in model.parameters())})
+
+
+def mps() -> subprocess.CompletedProcess | None:
+    """Let the processes' kernels run side by side, where NVIDIA's daemon is installed."""
+    try:
+        return subprocess.run(["nvidia-cuda-mps-control", "-d"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(VARIANTS)}; all unless given")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--epochs", type=int)
+    parser.add_argument("--limit", type=int, help="so many clouds only, for a trial")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--out", type=Path, default=Path("sweep.json"))
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    names = arguments.names or list(VARIANTS)
+    for name in names:
+        if name not in VARIANTS:
+            sys.exit(f"no variant {name!r}: there are {', '.join(VARIANTS)}")
+    if arguments.one:
+        one(names[0], arguments.data, arguments.epochs, arguments.device, arguments.limit)
+        return
+    if arguments.device == "cuda" and arguments.jobs > 1:
+        started = mps()
+        print("MPS:", "not available" if started is None else started.stderr.strip() or "started", flush=True)
+    waiting, running, lines, began = list(names), {}, [], time.perf_counter()
+    folder = arguments.out.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    while waiting or running:
+        while waiting and len(running) < arguments.jobs:
+            name = waiting.pop(0)
+            words = [sys.executable, __file__, name, "--one", "--data", arguments.data, "--device", arguments.device]
+            words += ["--epochs", str(arguments.epochs)] if arguments.epochs else []
+            words += ["--limit", str(arguments.limit)] if arguments.limit else []
+            log = open(folder / f"sweep-{name}.log", "w")  # noqa: SIM115
+            environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+            running[name] = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        time.sleep(1)
+        for name, process in list(running.items()):
+            if process.poll() is not None:
+                del running[name]
+                text = (folder / f"sweep-{name}.log").read_text().splitlines()
+                entries = [json.loads(line) for line in text if line.startswith("{")]
+                lines += entries
+                arguments.out.write_text(json.dumps(lines, indent=1))
+                at = f"{time.perf_counter() - began:.0f} s"
+                if process.returncode:
+                    print(f"{at}: {name} failed:", *text[-8:], sep="\n  ", flush=True)
+                else:
+                    best = max(e["valid"] for e in entries if "valid" in e)
+                    last = [e for e in entries if "valid" in e][-1]
+                    print(
+                        f"{at}: {name}: valid {last['valid']:.4f} (best {best:.4f}, 10 votes "
+                        f"{entries[-1]['valid_10_votes']:.4f}), train {last['accuracy']:.4f}, "
+                        f"{last['seconds']:.1f} s for {last['epoch']} epochs, {entries[-1]['parameters']:,} parameters",
+                        flush=True,
+                    )
+
+
+if __name__ == "__main__":
+    main()

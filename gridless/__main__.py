@@ -1,0 +1,75 @@
+"""The command line: `gridless train | evaluate | predict | ...`.
+
+A command is one function in one module, and one line in `COMMANDS`; only the module of the command that runs is
+imported. The function's signature is the command's options (typer), its docstring the help.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+# name -> (module:function, one line of help).
+COMMANDS: dict[str, tuple[str, str]] = {
+    "train": ("gridless.training.commands:train", "train a network by a recipe"),
+    "evaluate": ("gridless.training.commands:evaluate", "accuracy of saved weights"),
+    "predict": ("gridless.training.commands:predict", "class and probabilities of your own files"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. Errors are one line; `--debug` shows where they came from."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
+    if not words or words[0] in ("-h", "--help"):
+        _help()
+        return 0
+    if words[0] in ("-V", "--version"):
+        from gridless import __version__
+
+        print(f"gridless {__version__}")
+        return 0
+    if words[0] not in COMMANDS:
+        print(f"gridless: no command {words[0]!r}: there are {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        return _run(words[0], words[1:])
+    except KeyboardInterrupt:
+        print("gridless: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if debug:
+            raise
+        text = str(error) or type(error).__name__
+        if isinstance(error, ModuleNotFoundError):
+            text += ": install it, e.g. with pip install 'gridless[train]'"
+        print(f"gridless {words[0]}: {text}", file=sys.stderr)
+        return 1
+
+
+def _run(name: str, words: list[str]) -> int:
+    import typer
+
+    module, _, function = COMMANDS[name][0].partition(":")
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command(name)(getattr(import_module(module), function))
+    try:
+        return app(words, prog_name=f"gridless {name}", standalone_mode=False) or 0
+    except Exception as error:
+        # Wrong options: the parser's own message, which names the option.
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
+            error.show()  # type: ignore[attr-defined]
+            return error.exit_code  # type: ignore[attr-defined]
+        raise
+
+
+def _help() -> None:
+    print("usage: gridless COMMAND ...   (gridless COMMAND --help says more)\n")
+    for name, (_, text) in COMMANDS.items():
+        print(f"  {name:<12}{text}")
+    print("\n  --debug     show where an error came from\n  --version   the version")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""Lightning around the training step: checkpoints, exact resume, logs, several processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor
+
+from gridless.structures import Geometry
+from gridless.training.loop import begin_step, make_loader, make_step
+from gridless.training.recipe import Recipe
+from gridless.training.resident import Batch, ResidentClouds
+from gridless.training.sources import Clouds
+from gridless.training.step import Average, TrainStep, autocast
+from gridless.training.synchronise import synchronise
+from gridless.weights import check_fit
+
+
+class CloudClassifier(lightning.LightningModule):
+    """A network and its recipe. The optimiser is stepped by `TrainStep`, which may be one captured graph."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.recipe = recipe
+        self.model = recipe.make_model()
+        self.average = Average(self.model, recipe.average) if recipe.average else None
+        self.averaged = None if self.average is None else self.average.model
+        self.schedule = recipe.make_schedule()
+        self.step: TrainStep | None = None
+        self._restored: dict[str, Any] | None = None
+        self._valid = [0, 0]
+
+    @property
+    def best(self) -> torch.nn.Module:
+        """The network to evaluate and ship."""
+        return self.model if self.averaged is None else self.averaged
+
+    def forward(self, geometry: Geometry) -> Tensor:
+        return self.best(geometry)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.recipe.make_optimiser(self.model)
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit" and self.trainer.world_size > 1:
+            synchronise(self.model)
+
+    def on_fit_start(self) -> None:
+        wrapped: Any = self.optimizers()
+        alone = self.trainer.world_size == 1
+        capture = self.recipe.capture
+        if capture is None:
+            capture = self.device.type == "cuda" and alone
+        elif capture and not alone:
+            raise ValueError("capture: graphs are captured for one process only: leave it off with several devices")
+        self.step = make_step(
+            self.recipe, self.model, wrapped.optimizer, self.average, capture, backward=self.manual_backward
+        )
+
+    def on_train_start(self) -> None:
+        if self._restored is not None:
+            assert self.step is not None
+            self.step.totals.copy_(self._restored["totals"][self.global_rank])
+            self.schedule.load_state_dict(self._restored["schedule"])
+            self._restored = None
+
+    def training_step(self, batch: Batch, number: int) -> None:
+        assert self.step is not None
+        wrapped: Any = self.optimizers()
+        steps = int(self.trainer.num_training_batches)
+        begin_step(self.recipe, self.schedule, wrapped.optimizer, self.current_epoch, number, steps)
+        # Lightning counts steps by these two; the optimiser itself is stepped inside, perhaps by a graph.
+        wrapped._on_before_step()
+        self.step(batch)
+        wrapped._on_after_step()
+
+    def on_train_epoch_end(self) -> None:
+        assert self.step is not None
+        totals = self.step.totals.clone()
+        if self.trainer.world_size > 1:
+            totals = self.all_gather(totals).sum(0)
+        loss, correct, count = totals.tolist()
+        self.step.totals.zero_()
+        self.schedule.epoch_ended(correct / count)
+        rate = float(self.optimizers().optimizer.param_groups[0]["lr"])  # type: ignore[union-attr]
+        values = {"train_loss": loss / count, "train_accuracy": correct / count, "learning_rate": rate}
+        self.log_dict(values, rank_zero_only=True)
+
+    def on_validation_epoch_start(self) -> None:
+        self._valid = [torch.zeros((), dtype=torch.int64, device=self.device), 0]
+
+    def validation_step(self, batch: Batch, number: int) -> None:
+        with autocast(self.device, self.recipe.precision):
+            logits = self.best.eval()(batch.geometry)
+        self._valid[0] += (logits.argmax(1) == batch.labels).sum()
+        self._valid[1] += len(batch.labels)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("valid_accuracy", float(self._valid[0]) / max(self._valid[1], 1), rank_zero_only=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        assert self.step is not None
+        totals = self.step.totals.clone()[None]
+        if self.trainer.world_size > 1:
+            totals = self.all_gather(totals[0])
+        checkpoint["gridless"] = {
+            "recipe": self.recipe.to_dict(),
+            "totals": totals.cpu(),
+            "schedule": self.schedule.state_dict(),
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "gridless" not in checkpoint:
+            raise ValueError("this checkpoint was not written by gridless train")
+        own = {k.removeprefix("model."): v for k, v in checkpoint["state_dict"].items() if k.startswith("model.")}
+        check_fit(self.model, own, "this checkpoint")
+        self._restored = checkpoint["gridless"]
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return batch if batch.labels.device == device else batch.to(device)
+
+
+class CloudData(lightning.LightningDataModule):
+    """Clouds that are moved to the device once, and batched, augmented and given geometry there."""
+
+    def __init__(self, recipe: Recipe, train: Clouds, valid: Clouds | None = None) -> None:
+        super().__init__()
+        self.recipe, self.train, self.valid = recipe, train, valid
+        self.loader: ResidentClouds | None = None
+        self._state: dict[str, Any] | None = None
+
+    def _module(self) -> CloudClassifier:
+        assert self.trainer is not None
+        return self.trainer.lightning_module  # type: ignore[return-value]
+
+    def train_dataloader(self) -> ResidentClouds:
+        module = self._module()
+        assert module.step is not None
+        assert self.trainer is not None
+        data = self.train.to(module.device)
+        place = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
+        self.loader = make_loader(self.recipe, data.points, data.labels, module.model, module.step, **place)
+        return self.loader
+
+    def val_dataloader(self) -> Any:
+        if self.valid is None:
+            return []
+        module = self._module()
+        data = self.valid.to(module.device)
+        plan: Any = module.model.plan
+        points = data.points[:, : self.recipe.points]
+        # Each process evaluates all of it: quick, and every process then logs the same.
+        return ResidentClouds(points, data.labels, plan, max(256, self.recipe.batch_size), shuffle=False)

@@ -1,0 +1,67 @@
+"""A progress bar over epochs that never makes the device wait."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import lightning
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+
+class EpochBar(lightning.Callback):
+    """One line: epochs done, time left, and the last epoch's loss, accuracies and clouds per second."""
+
+    def __init__(self) -> None:
+        self.bar: Progress | None = None
+        self.task: Any = None
+        self.seen, self.since, self.drawn = 0, 0.0, 0.0
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        if not trainer.is_global_zero:
+            return
+        self.bar = Progress(
+            TextColumn("epoch"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[words]}"),
+            console=Console(stderr=True),
+            refresh_per_second=4,
+        )
+        self.bar.start()
+        self.task = self.bar.add_task("train", total=trainer.max_epochs, completed=trainer.current_epoch, words="")
+        self.since = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
+        self.seen += len(batch.labels) * trainer.world_size
+        now = time.perf_counter()
+        if self.bar is not None and now - self.drawn > 0.25:
+            self.drawn = now
+            done = trainer.current_epoch + (number + 1) / trainer.num_training_batches
+            self.bar.update(self.task, completed=round(done, 2))
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        if self.bar is None:
+            return
+        now, values = time.perf_counter(), trainer.callback_metrics
+        words = [f"{values[k]:.{n}f} {t}" for k, n, t in _SHOWN if k in values]
+        words.append(f"{self.seen / (now - self.since):,.0f} clouds/s")
+        self.seen, self.since = 0, now
+        self.bar.update(self.task, completed=trainer.current_epoch + 1, words=", ".join(words))
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        self._stop()
+
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+_SHOWN = (("train_loss", 3, "loss"), ("train_accuracy", 3, "train"), ("valid_accuracy", 4, "valid"))

@@ -1,0 +1,86 @@
+"""A whole training run: trainer, logs, checkpoints, and the weights at the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+import yaml
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from gridless.training.lightning import CloudClassifier, CloudData
+from gridless.training.progress import EpochBar
+from gridless.training.recipe import Recipe
+from gridless.training.sources import Clouds
+from gridless.weights import save
+
+
+def run(
+    recipe: Recipe,
+    clouds: Clouds,
+    valid: Clouds | None,
+    out: Path,
+    device: torch.device | str = "cpu",
+    devices: int = 1,
+    nodes: int = 1,
+    resume: bool = False,
+    checkpoint_steps: int | None = None,
+    progress: bool = True,
+    callbacks: list[Callback] | None = None,
+) -> dict[str, Any] | None:
+    """Train by the recipe and write OUT/weights.*; returns what is worth knowing (None in processes but the first)."""
+    device, last = torch.device(device), out / "checkpoints" / "last.ckpt"
+    if resume and not last.is_file():
+        raise FileNotFoundError(f"nothing to resume: there is no {last}")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False))
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    module = CloudClassifier(recipe)
+    every = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
+    keep = ModelCheckpoint(out / "checkpoints", filename="last", save_top_k=1, enable_version_counter=False, **every)
+    trainer = lightning.Trainer(
+        accelerator="gpu" if device.type == "cuda" else "cpu",
+        devices=[device.index] if device.index is not None and devices == 1 else devices,
+        num_nodes=nodes,
+        strategy="ddp" if devices * nodes > 1 else "auto",
+        max_epochs=recipe.epochs,
+        check_val_every_n_epoch=recipe.validate_every,
+        num_sanity_val_steps=0,
+        logger=_loggers(out),
+        callbacks=[keep, *([EpochBar()] if progress else []), *(callbacks or [])],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=10**9,
+        use_distributed_sampler=False,
+    )
+    began = time.perf_counter()
+    with warnings.catch_warnings():
+        # Lightning's own advice, on loaders with workers, hooks in two places and the like: it does not apply here.
+        warnings.filterwarnings("ignore", module="lightning.*")
+        trainer.fit(module, CloudData(recipe, clouds, valid), ckpt_path=last if resume else None)
+    if not trainer.is_global_zero:
+        return None
+    results = {k: float(v) for k, v in trainer.callback_metrics.items()}
+    results |= {"epochs": recipe.epochs, "clouds": len(clouds), "seconds": time.perf_counter() - began}
+    save(module.best, out / "weights", classes=clouds.classes, recipe=recipe.to_dict(), results=results)
+    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    return results
+
+
+def _loggers(out: Path) -> list[Logger]:
+    loggers: list[Logger] = [CSVLogger(out, name="", version="logs", flush_logs_every_n_steps=1)]
+    if find_spec("tensorboard") or find_spec("tensorboardX"):
+        loggers.append(TensorBoardLogger(out, name="", version="tensorboard"))
+    else:
+        print("gridless: tensorboard is not installed: logs go to CSV only (pip install tensorboard)")
+    return loggers

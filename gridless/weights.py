@@ -1,0 +1,117 @@
+"""Weights: one safetensors file, and beside it one JSON file that says which network they belong to.
+
+Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+# Weights that come with the package.
+SHIPPED = Path(__file__).parent / "pretrained"
+
+
+def save(model: nn.Module, path: str | Path, **about: Any) -> Path:
+    """Write `path`.safetensors and `path`.json; `about` (classes, recipe, results...) is kept in the JSON file.
+
+    The network must have been made by `gridless.models`, so that its `config` can make it again.
+    """
+    from safetensors.torch import save_file
+
+    config = getattr(model, "config", None)
+    if not isinstance(config, dict) or "model" not in config:
+        raise TypeError(
+            f"save: a {type(model).__name__} has no config: only networks of gridless.models can be rebuilt from JSON"
+        )
+    path = _stem(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    about = {"model": config, **about}
+    text = json.dumps(about, indent=2)
+    # Both are complete under other names before either is seen under its own.
+    weights, words = path.with_name(path.name + ".safetensors"), path.with_name(path.name + ".json")
+    save_file(tensors, weights.with_suffix(".safetensors.part"))
+    words.with_suffix(".json.part").write_text(text + "\n")
+    weights.with_suffix(".safetensors.part").replace(weights)
+    words.with_suffix(".json.part").replace(words)
+    return weights
+
+
+def load(name: str | Path, device: torch.device | str = "cpu") -> nn.Module:
+    """The network, ready to evaluate, by the name of shipped weights or by path.
+
+    `model.about` is what was saved with it: classes, recipe, results.
+    """
+    from gridless.models import build
+
+    path, about = read_about(name)
+    model = build(about["model"])
+    restore(model, path)
+    model.about = about  # type: ignore[assignment]
+    return model.to(device).eval()
+
+
+def available() -> list[str]:
+    """Names of the weights that come with the package."""
+    return sorted(path.stem for path in SHIPPED.glob("*.safetensors"))
+
+
+def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
+    """Where the weights are, and the JSON file beside them."""
+    path = _stem(name)
+    if len(Path(name).parts) == 1 and not path.with_name(path.name + ".safetensors").is_file():
+        if str(name) not in available():
+            shipped = ", ".join(available()) or "none in this installation"
+            raise ValueError(
+                f"no weights named {str(name)!r}: shipped are {shipped}; or give the path of a .safetensors"
+            )
+        path = SHIPPED / str(name)
+    weights, words = path.with_name(path.name + ".safetensors"), path.with_name(path.name + ".json")
+    for file in (weights, words):
+        if not file.is_file():
+            raise FileNotFoundError(f"{file} is missing: weights are a .safetensors and a .json file of the same name")
+    try:
+        about = json.loads(words.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{words} is not JSON: {error}") from None
+    if not isinstance(about, dict) or not isinstance(about.get("model"), dict):
+        raise ValueError(f"{words} does not say which model the weights belong to")
+    return weights, about
+
+
+def restore(model: nn.Module, path: str | Path) -> None:
+    """Fill a network from a safetensors file; weights of another network are refused by the first that does not fit."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as safetensors: {error}") from None
+    check_fit(model, tensors, str(path))
+    model.load_state_dict(tensors)
+
+
+def check_fit(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:
+    """Refuse the state of another network, naming the first tensor that is missing, of another shape, or unknown."""
+    kind = type(model).__name__
+    wanted = model.state_dict()
+    for name, tensor in wanted.items():
+        if name not in tensors:
+            raise ValueError(f"{what} is of another network: {kind} has {name!r}, the file has not")
+        if tensors[name].shape != tensor.shape:
+            shapes = f"{tuple(tensor.shape)}, in the file {tuple(tensors[name].shape)}"
+            raise ValueError(f"{what} is of another network: {name!r} of this {kind} is {shapes}")
+    for name in tensors:
+        if name not in wanted:
+            raise ValueError(f"{what} is of another network: {kind} has no {name!r}")
+
+
+def _stem(path: str | Path) -> Path:
+    path = Path(path)
+    return path.with_suffix("") if path.suffix in (".safetensors", ".json") else path
