@@ -1,0 +1,224 @@
+"""Gradients of the coordinates in Numba.
+
+One kernel serves both ends of an edge: rows are targets over the edges, or sources over the transposed edges. With c_m
+the derivative of the loss by the edge value n_m = p_m w / W, and a = sum of c_m p_m,
+
+    dL/dv = sum of c_m (w / W) dp_m/dv + (a - D_i if normalise else a) / W dw/dv,    D_i = sum over the row of a w / W.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from torch import Tensor
+
+from gridless.backends import in_threads
+from gridless.ops.point_conv.kernel import MONOMIALS, EdgeKernel
+from gridless.ops.point_conv.products import BLOCK, lanes, matmul, pack
+from gridless.ops.point_conv.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight
+from gridless.ops.point_conv.values import falloffs, longest, recipe, run_of_rows, vectors
+
+
+def conv_coords_backward(
+    grad: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    inverse: Tensor,
+    splits: Tensor,
+    source: Tensor,
+    back_splits: Tensor | None,
+    back_source: Tensor | None,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    kernel: EdgeKernel,
+    need_source: bool,
+    need_target: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    compute = numpy_dtype(features)
+    g, f, theta = wide(grad, compute), wide(features, compute), wide_weight(weight, compute)
+    _, q, p = theta.shape
+    # Of a target, H = dF' Theta(m)^T, so that c_m = <H_m, F_j>; of a source, F Theta(m), so that c_m = <that, dF'_i>.
+    to_q = pack(np.ascontiguousarray(theta.transpose(2, 0, 1)).reshape(p, -1))
+    to_p = pack(np.ascontiguousarray(theta.transpose(1, 0, 2)).reshape(q, -1))
+    return _both_ends(
+        (g, to_q, f), (f, to_p, g), inverse, np.zeros(len(splits) - 1 if kernel.normalise else 0, compute),
+        splits, source, back_splits, back_source, source_coords, target_coords, kernel, need_source, need_target,
+    )  # fmt: skip
+
+
+def edge_sums_backward(
+    grad: Tensor,
+    sums: Tensor,
+    inverse: Tensor,
+    splits: Tensor,
+    source: Tensor,
+    back_splits: Tensor | None,
+    back_source: Tensor | None,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    kernel: EdgeKernel,
+    need_source: bool,
+    need_target: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    g = grad.detach().numpy()
+    none = np.empty((0, 0), g.dtype)
+    return _both_ends(
+        (g, none.ravel(), none), (none, none.ravel(), g), inverse,
+        np.zeros(len(splits) - 1 if kernel.normalise else 0, g.dtype),
+        splits, source, back_splits, back_source, source_coords, target_coords, kernel, need_source, need_target,
+    )  # fmt: skip
+
+
+def _both_ends(
+    of_targets: tuple, of_sources: tuple, inverse: Tensor, shared: np.ndarray,
+    splits: Tensor, source: Tensor, back_splits: Tensor | None, back_source: Tensor | None,
+    source_coords: Tensor, target_coords: Tensor, kernel: EdgeKernel, need_source: bool, need_target: bool,
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """`of_targets`: features of the rows, what they are multiplied with, features of the columns; and for sources."""
+    x, y = source_coords.detach().numpy(), target_coords.detach().numpy()
+    compute = of_targets[0].dtype
+    rule = recipe(kernel, x.dtype, compute)
+    d_source = d_target = None
+    # The sources of normalised rows need the D of the targets, which the pass over the targets leaves in `shared`.
+    if need_target or kernel.normalise:
+        d_target = target_coords.new_empty(target_coords.shape).detach()
+        edges = (splits.numpy(), source.numpy(), y, x)
+        _run(True, edges, rule, of_targets, inverse, shared, d_target)
+    if need_source and back_splits is not None and back_source is not None:
+        d_source = source_coords.new_empty(source_coords.shape).detach()
+        edges = (back_splits.numpy(), back_source.numpy(), x, y)
+        _run(False, edges, rule, of_sources, inverse, shared, d_source)
+    return d_source, d_target if need_target else None
+
+
+def _run(by_target, edges, rule, operands, inverse, shared, out) -> None:  # type: ignore[no-untyped-def]
+    row_features, packed, column_features = operands
+    channels = column_features.shape[1] if len(packed) else 0
+    height = tile_height(max(len(rule.table) * channels, 1), row_features.dtype)
+    sizes = (channels, height, lanes(row_features.dtype))
+    arrays = (row_features, packed, column_features, inverse.numpy(), shared, out.numpy())
+    in_threads(_gradients, [(a, b, by_target, *edges, *rule, *arrays, *sizes) for a, b in ranges(edges[0])])
+
+
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+def _dot(x, y):
+    total = x.dtype.type(0)
+    for n in range(len(y)):
+        total += x[n] * y[n]
+    return total
+
+
+@njit(nogil=True, cache=True)
+def _basis_at(v, kind, table, width, value, slope):
+    """value (M) = p_m(v), slope (M, D) = dp_m/dv."""
+    size, dim = table.shape
+    one = value.dtype.type(1)
+    for m in range(size):
+        if kind == MONOMIALS:
+            value[m] = one
+            for d in range(dim):
+                for _ in range(int(table[m, d])):
+                    value[m] *= v[d]
+            for d in range(dim):
+                slope[m, d] = table[m, d]
+                if table[m, d] > 0:
+                    for other in range(dim):
+                        for _ in range(int(table[m, other]) - (1 if other == d else 0)):
+                            slope[m, d] *= v[other]
+        else:
+            square = value.dtype.type(0)
+            for d in range(dim):
+                square += (v[d] - table[m, d]) * (v[d] - table[m, d])
+            value[m] = np.exp(square / (-2 * width * width))
+            for d in range(dim):
+                slope[m, d] = (table[m, d] - v[d]) / (width * width) * value[m]
+
+
+@njit(nogil=True, cache=True)
+def _gradients(
+    first, last, by_target, splits, column, row_coords, column_coords,
+    kind, table, chain, slots, width, radius, falloff, normalise,
+    row_features, packed, column_features, inverse, shared, out, channels, height, lane,
+):  # fmt: skip
+    size, dim = table.shape
+    dtype = row_features.dtype
+    capacity = longest(splits, first, last)
+    v = np.empty((dim, capacity), dtype)
+    w = np.empty(capacity, dtype)
+    c = np.empty((capacity, size), dtype)
+    a = np.empty(capacity, dtype)
+    value, slope, vector, total = (
+        np.empty(size, dtype),
+        np.empty((size, dim), dtype),
+        np.empty(dim, dtype),
+        np.empty(dim, dtype),
+    )
+    steps = row_features.shape[1]
+    rows_in = np.zeros((height, steps), dtype)
+    made = np.empty((height, size * channels), dtype)
+    for t in range(first, last, height):
+        stop = min(t + height, last)
+        if len(packed) > 0:
+            rows_in[: stop - t] = row_features[t:stop]
+            made[:] = 0
+            matmul(made, rows_in, steps, packed, (stop - t + BLOCK - 1) // BLOCK * BLOCK, size * channels, steps, lane)
+        i = t
+        while i < stop:
+            end = run_of_rows(splits, i, stop, capacity)
+            start = splits[i]
+            vectors(i, end, splits, column, row_coords, column_coords, radius if by_target else -radius, v)
+            falloffs(v, splits[end] - start, falloff, w)
+            for r in range(i, end):
+                for e in range(splits[r] - start, splits[r + 1] - start):
+                    j = column[start + e]
+                    for m in range(size):
+                        if len(packed) > 0:
+                            c[e, m] = _dot(made[r - t, m * channels : (m + 1) * channels], column_features[j])
+                        else:
+                            c[e, m] = row_features[r, m] if by_target else column_features[j, m]
+                _row_gradient(
+                    r, start, by_target, splits, column, kind, table, width, radius, falloff, normalise,
+                    v, w, c, value, slope, vector, total, inverse, shared, out,
+                )  # fmt: skip
+            i = end
+
+
+@njit(nogil=True, cache=True)
+def _row_gradient(
+    r, start, by_target, splits, column, kind, table, width, radius, falloff, normalise,
+    v, w, c, value, slope, vector, total, inverse, shared, out,
+):  # fmt: skip
+    size, dim = table.shape
+    one = w.dtype.type(1)
+    total[:] = 0
+    if normalise and by_target:
+        shared[r] = 0
+        for e in range(splits[r] - start, splits[r + 1] - start):
+            for d in range(dim):
+                vector[d] = v[d, e]
+            _basis_at(vector, kind, table, width, value, slope)
+            for m in range(size):
+                shared[r] += c[e, m] * value[m] * w[e] * inverse[r]
+    for e in range(splits[r] - start, splits[r + 1] - start):
+        j = column[start + e]
+        scale = one
+        mean = w.dtype.type(0)
+        if normalise:
+            scale = inverse[r] if by_target else inverse[j]
+            mean = shared[r] if by_target else shared[j]
+        square = w.dtype.type(0)
+        for d in range(dim):
+            vector[d] = v[d, e]
+            square += vector[d] * vector[d]
+        _basis_at(vector, kind, table, width, value, slope)
+        whole = -mean
+        for m in range(size):
+            whole += c[e, m] * value[m]
+            for d in range(dim):
+                total[d] += c[e, m] * w[e] * scale * slope[m, d]
+        if falloff and square > 0 and w[e] > 0:
+            length = np.sqrt(square)
+            for d in range(dim):
+                total[d] -= whole * scale * vector[d] / length
+    for d in range(dim):
+        out[r, d] = total[d] / radius if by_target else -total[d] / radius

@@ -1,0 +1,238 @@
+"""The point convolution in Numba: tiles of rows that stay in cache, gathered and multiplied at once.
+
+Forward: a tile of N F (targets x M Q) is gathered row by row, then multiplied by Theta (M Q x P).
+Backward: a tile of B = [N(m)]^T dF' (sources x M P) is gathered over the transposed edges, then
+dF = B Theta^T, and dTheta = F^T B is added up tile by tile. Beside the results only the tiles need memory.
+
+Channels are padded to whole vectors: features and gradients whose channels do not fill them, and those of 16 bits,
+are copied first. Each thread takes a run of rows; for a given number of threads two runs give the same bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from gridless.backends import in_threads
+from gridless.ops.point_conv.coords_cpu import conv_coords_backward, edge_sums_backward
+from gridless.ops.point_conv.kernel import EdgeKernel, compute_dtype
+from gridless.ops.point_conv.products import BLOCK, gather, lanes, matmul, matmul_transposed, pack
+from gridless.ops.point_conv.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight
+from gridless.ops.point_conv.values import (
+    basis_values,
+    falloffs,
+    longest,
+    normalise_rows,
+    recipe,
+    run_of_rows,
+    vectors,
+)
+
+__all__ = ["conv", "conv_backward", "conv_coords_backward", "edge_sums", "edge_sums_backward"]
+
+
+def conv(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    splits: Tensor,
+    source: Tensor,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    kernel: EdgeKernel,
+    transform_first: bool,
+) -> tuple[Tensor, Tensor]:
+    compute = numpy_dtype(features)
+    f, theta = wide(features, compute), wide_weight(weight, compute)
+    size, q, p = theta.shape
+    targets = len(splits) - 1
+    out = torch.empty(targets, weight.shape[2], dtype=compute_dtype(features.dtype))
+    inverse = out.new_empty(targets if kernel.normalise else 0)
+    start = np.zeros(p, compute)
+    if bias is not None:
+        start[: len(bias)] = bias.detach().to(out.dtype).numpy()
+    if transform_first:
+        f = (torch.from_numpy(f) @ torch.from_numpy(theta.transpose(1, 0, 2).reshape(q, -1))).numpy()
+        packed, channels = np.empty(0, compute), p
+    else:
+        packed, channels = pack(theta.reshape(-1, p)), q
+    edges = (splits.numpy(), source.numpy(), source_coords.detach().numpy(), target_coords.detach().numpy())
+    rule = recipe(kernel, edges[2].dtype, f.dtype)
+    arrays = (f, packed, start, out.numpy(), inverse.numpy())
+    sizes = (size, channels, p, tile_height(size * channels, compute), lanes(compute))
+    in_threads(_forward, [(a, b, *edges, *rule, *arrays, *sizes) for a, b in ranges(edges[0])])
+    return out.to(features.dtype), inverse
+
+
+def conv_backward(
+    grad: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    inverse: Tensor,
+    back_splits: Tensor,
+    back_source: Tensor,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    kernel: EdgeKernel,
+    need_features: bool,
+    need_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    compute = numpy_dtype(features)
+    g, theta = wide(grad, compute), wide_weight(weight, compute)
+    f = wide(features, compute) if need_weight else np.empty((0, 0), compute)
+    size, q, p = theta.shape
+    turned = pack(np.ascontiguousarray(theta.transpose(0, 2, 1)).reshape(-1, q))
+    edges = (back_splits.numpy(), back_source.numpy(), source_coords.detach().numpy(), target_coords.detach().numpy())
+    rule = recipe(kernel, edges[2].dtype, g.dtype)
+    cuts = ranges(edges[0])
+    shape = features.shape if need_features else (0, 0)
+    d_features = torch.empty(shape, dtype=compute_dtype(features.dtype))
+    d_weight = d_features.new_zeros((len(cuts), q, size * p) if need_weight else (len(cuts), 0, 0))
+    arrays = (inverse.numpy(), g, f, turned, d_features.numpy())
+    sizes = (size, q, p, tile_height(size * p, compute), lanes(compute))
+    in_threads(
+        _backward, [(a, b, *edges, *rule, *arrays, d_weight[n].numpy(), *sizes) for n, (a, b) in enumerate(cuts)]
+    )
+    if not need_weight:
+        return d_features.to(features.dtype), None
+    total = d_weight[0] if len(cuts) == 1 else d_weight.sum(0)
+    total = total.view(q, size, p)[: weight.shape[1], :, : weight.shape[2]].transpose(0, 1)
+    return d_features.to(features.dtype) if need_features else None, total.to(weight.dtype).contiguous()
+
+
+def edge_sums(
+    splits: Tensor, source: Tensor, source_coords: Tensor, target_coords: Tensor, kernel: EdgeKernel
+) -> tuple[Tensor, Tensor]:
+    sums = target_coords.new_empty(len(splits) - 1, kernel.size)
+    inverse = target_coords.new_empty(len(sums) if kernel.normalise else 0)
+    edges = (splits.numpy(), source.numpy(), source_coords.detach().numpy(), target_coords.detach().numpy())
+    rule = recipe(kernel, edges[2].dtype, edges[2].dtype)
+    arrays = (sums.detach().numpy(), inverse.detach().numpy())
+    in_threads(_sums, [(a, b, *edges, *rule, *arrays) for a, b in ranges(edges[0])])
+    return sums, inverse
+
+
+@njit(nogil=True, cache=True)
+def _gather_tile(
+    first, last, splits, column, row_coords, column_coords,
+    kind, table, chain, width, radius, falloff, normalise, by_row,
+    inverse, f, v, w, p, tile, stride, transposed_weight, size, channels, lane,
+):  # fmt: skip
+    """tile[i - first] = the M x channels sums over the edges of row i; M = 1 where f holds M runs of channels."""
+    i = first
+    while i < last:
+        end = run_of_rows(splits, i, last, len(w))
+        count = splits[end] - splits[i]
+        vectors(i, end, splits, column, row_coords, column_coords, radius, v)
+        falloffs(v, count, falloff, w)
+        if normalise:
+            if by_row:
+                normalise_rows(i, end, splits, w, inverse)
+            else:
+                for e in range(count):
+                    w[e] *= inverse[column[splits[i] + e]]
+        basis_values(v, w, count, kind, table, chain, width, p)
+        for r in range(i, end):
+            at, edges = splits[r] - splits[i], splits[r + 1] - splits[r]
+            c_at, b_row = (r - first) * stride, f.shape[1]
+            if transposed_weight:
+                for m in range(size):
+                    a_at = m * len(w) + at
+                    b_at = m * channels
+                    gather(tile, c_at, p, a_at, len(w), f, b_at, b_row, 1, channels, edges, column, splits[r], lane)
+            else:
+                gather(tile, c_at, p, at, len(w), f, 0, b_row, size, channels, edges, column, splits[r], lane)
+        i = end
+
+
+@njit(nogil=True, cache=True)
+def _forward(
+    first, last, splits, source, source_coords, target_coords,
+    kind, table, chain, slots, width, radius, falloff, normalise,
+    f, packed, start, out, inverse, size, channels, p_channels, tile_rows, lane,
+):  # fmt: skip
+    capacity = longest(splits, first, last)
+    v = np.empty((source_coords.shape[1], capacity), f.dtype)
+    w = np.empty(capacity, f.dtype)
+    p = np.empty((slots, capacity), f.dtype)
+    transformed = len(packed) == 0
+    stride = p_channels if transformed else size * channels + lane
+    tile = np.empty((tile_rows, stride), f.dtype)
+    result = np.empty((tile_rows, p_channels), f.dtype)
+    for t in range(first, last, tile_rows):
+        end = min(t + tile_rows, last)
+        if transformed:
+            tile[:] = start
+        else:
+            tile[:] = 0
+        _gather_tile(
+            t, end, splits, source, target_coords, source_coords, kind, table, chain, width, radius, falloff,
+            normalise, True, inverse, f, v, w, p, tile, stride, transformed, size, channels, lane,
+        )  # fmt: skip
+        if transformed:
+            out[t:end] = tile[: end - t, : out.shape[1]]
+        else:
+            result[:] = start
+            rows = (end - t + BLOCK - 1) // BLOCK * BLOCK
+            matmul(result, tile, stride, packed, rows, p_channels, size * channels, lane)
+            out[t:end] = result[: end - t, : out.shape[1]]
+
+
+@njit(nogil=True, cache=True)
+def _backward(
+    first, last, splits, target, source_coords, target_coords,
+    kind, table, chain, slots, width, radius, falloff, normalise,
+    inverse, grad, f, turned, d_features, d_weight, size, q_channels, p_channels, tile_rows, lane,
+):  # fmt: skip
+    capacity = longest(splits, first, last)
+    v = np.empty((source_coords.shape[1], capacity), grad.dtype)
+    w = np.empty(capacity, grad.dtype)
+    p = np.empty((slots, capacity), grad.dtype)
+    steps = size * p_channels
+    stride = steps + lane
+    tile = np.empty((tile_rows, stride), grad.dtype)
+    result = np.empty((tile_rows, q_channels), grad.dtype)
+    for t in range(first, last, tile_rows):
+        end = min(t + tile_rows, last)
+        tile[:] = 0
+        _gather_tile(
+            t, end, splits, target, source_coords, target_coords, kind, table, chain, width, -radius, falloff,
+            normalise, False, inverse, grad, v, w, p, tile, stride, False, size, p_channels, lane,
+        )  # fmt: skip
+        if d_features.shape[0] > 0:
+            result[:] = 0
+            rows = (end - t + BLOCK - 1) // BLOCK * BLOCK
+            matmul(result, tile, stride, turned, rows, q_channels, steps, lane)
+            d_features[t:end] = result[: end - t, : d_features.shape[1]]
+        if d_weight.shape[0] > 0:
+            a_at = t * q_channels
+            matmul_transposed(d_weight, f, a_at, q_channels, tile, stride, q_channels, steps, end - t, lane)
+
+
+@njit(nogil=True, cache=True)
+def _sums(
+    first, last, splits, source, source_coords, target_coords,
+    kind, table, chain, slots, width, radius, falloff, normalise, sums, inverse,
+):  # fmt: skip
+    capacity = longest(splits, first, last)
+    v = np.empty((source_coords.shape[1], capacity), sums.dtype)
+    w = np.empty(capacity, sums.dtype)
+    p = np.empty((slots, capacity), sums.dtype)
+    i = first
+    while i < last:
+        end = run_of_rows(splits, i, last, capacity)
+        count = splits[end] - splits[i]
+        vectors(i, end, splits, source, target_coords, source_coords, radius, v)
+        falloffs(v, count, falloff, w)
+        if normalise:
+            normalise_rows(i, end, splits, w, inverse)
+        basis_values(v, w, count, kind, table, chain, width, p)
+        for r in range(i, end):
+            for m in range(sums.shape[1]):
+                total = sums.dtype.type(0)
+                for e in range(splits[r] - splits[i], splits[r + 1] - splits[i]):
+                    total += p[m, e]
+                sums[r, m] = total
+        i = end

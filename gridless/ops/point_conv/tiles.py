@@ -1,0 +1,54 @@
+"""How the CPU convolution lays out its operands: whole vectors, tiles that stay in cache, a run of rows per thread."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gridless.backends import num_threads
+from gridless.ops.point_conv.kernel import compute_dtype
+from gridless.ops.point_conv.products import BLOCK, padded
+
+_TILE_BYTES = 1 << 18
+# Rows that are worth a thread of their own.
+_SHARE = 256
+
+
+def wide(x: Tensor, compute: np.dtype) -> np.ndarray:
+    """Rows of whole vectors in the compute dtype: the tensor's own memory where it already is that."""
+    missing = padded(x.shape[1], compute) - x.shape[1]
+    x = x.detach().to(compute_dtype(x.dtype))
+    return (torch.nn.functional.pad(x, (0, missing)) if missing else x.contiguous()).numpy()
+
+
+def wide_weight(weight: Tensor, compute: np.dtype) -> np.ndarray:
+    """(M, Q, P) with both channels padded with zeros."""
+    _, q, p = weight.shape
+    missing = (0, padded(p, compute) - p, 0, padded(q, compute) - q)
+    return torch.nn.functional.pad(weight.detach().to(compute_dtype(weight.dtype)), missing).contiguous().numpy()
+
+
+def ranges(splits: np.ndarray) -> list[tuple[int, int]]:
+    """A run of rows for each thread, of about equally many rows and edges."""
+    rows = len(splits) - 1
+    parts = max(1, min(num_threads(), rows // _SHARE))
+    if parts == 1:
+        return [(0, rows)]
+    # Rows cost a share of a matrix product, edges their gather: weigh an edge as an eighth of a row.
+    cost = splits / 8 + np.arange(rows + 1)
+    cuts = np.searchsorted(cost, np.linspace(0, cost[-1], parts + 1)[1:-1]).tolist()
+    return list(pairwise([0, *cuts, rows]))
+
+
+def numpy_dtype(features: Tensor) -> np.dtype:
+    """The compute dtype, as NumPy calls it."""
+    return np.dtype(np.float64 if features.dtype == torch.float64 else np.float32)
+
+
+def tile_height(channels: int, compute: np.dtype) -> int:
+    """Rows of a tile of so many channels: whole blocks."""
+    rows = _TILE_BYTES // (channels * compute.itemsize)
+    return max(min(rows, 512) // BLOCK, 1) * BLOCK
