@@ -1,0 +1,215 @@
+"""The event networks: their sizes, their two heads, and the same numbers batch by batch and packet by packet."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from streams import cut, of, stream
+
+import gridless as gl
+from gridless.models import EventResNet, asl_dvs, build, cifar10_dvs, mnist_dvs, n_caltech101, n_cars, n_mnist
+
+SMALL = {"width": 4, "levels": 2, "pooled": 0, "decay_time": 100.0, "threshold": 0.6, "reset": -0.3}
+
+
+def small(**options) -> EventResNet:
+    torch.manual_seed(0)
+    return EventResNet(3, (9, 7), **SMALL | options)
+
+
+def recordings() -> list[gl.Events]:
+    return [stream((n,), (9, 7), span=2000, seed=n) for n in (150, 80, 200)]
+
+
+@pytest.mark.parametrize(
+    ("size", "parameters"),
+    [
+        (n_mnist, 1_849_490),
+        (mnist_dvs, 1_890_466),
+        (cifar10_dvs, 1_890_466),
+        (n_caltech101, 7_432_414),
+        (asl_dvs, 7_412_368),
+    ],
+)
+def test_sizes_are_those_of_the_paper(size, parameters):
+    assert sum(p.numel() for p in size().parameters()) == parameters
+
+
+def test_streams_and_voxels_shrink_as_in_the_paper():
+    model = n_caltech101()
+    assert [s.sensor for s in model.streams] == [(59, 44), (30, 22), (15, 11), (8, 6), (4, 3)]
+    head = model.head
+    assert [m.frames for m in (head.mean, *(merge.mean for merge in head.merges))] == [4, 2, 1]
+    assert [b.cross.decay_time for b in model.blocks] == [2000, 4000, 8000, 16000, 32000]
+    assert [b.point.decay_time for b in model.blocks] == [8000, 16000, 32000, 64000, 128000]
+    assert [d.conv.decay_time for d in model.downs] == [1000, 2000, 4000, 8000, 16000]
+
+
+def test_edges_are_cut_after_four_decay_times():
+    lines = str(n_mnist(form="edges").plan).splitlines()
+    assert len(lines) == 1 + 3 * 4
+    assert lines[2] == "N01 = causal(X0, X1, kernel=3, stride=2, window=8000.0)"
+    assert lines[4] == "N11b = causal(X1, X1, kernel=1, stride=1, window=64000.0)"
+    assert len(n_mnist().plan.steps) == 4
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
+@pytest.mark.parametrize("form", ["scan", "edges"])
+def test_a_network_trains(head, form):
+    model = small(head=head, form=form, dropout=0.0)
+    geometry = gl.collate([model.plan(r) for r in recordings()])
+    label = torch.tensor([0, 1, 2])
+    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    losses = []
+    for _ in range(12):
+        loss, logits = model.loss(geometry, label)
+        optimiser.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert logits.shape == (3, 3)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
+@pytest.mark.parametrize("fires", ["some", "none"])
+def test_recordings_that_fire_nothing_still_train(head, fires):
+    model = small(head=head)
+    quiet = [of([(3, 3)], [3], (9, 7)), stream((0,), (9, 7))]
+    examples = [*recordings()[:1], *quiet] if fires == "some" else quiet
+    geometry = gl.collate([model.plan(e) for e in examples])
+    assert (len(geometry["X2"]) > 0) == (fires == "some")
+    loss, logits = model.loss(geometry, torch.arange(len(examples)))
+    loss.backward()
+    assert logits.isfinite().all()
+    assert loss.isfinite()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    assert all(b.isfinite().all() for b in model.buffers())
+    assert model.eval()(geometry).isfinite().all()
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
+def test_without_a_window_scan_and_edges_agree(head, monkeypatch):
+    monkeypatch.setattr(gl.models.events, "WINDOW", 10**9)
+    edges = small(head=head, form="edges").double().eval()
+    scan = small(head=head).double().eval()
+    scan.load_state_dict(edges.state_dict())
+    batch = gl.collate(recordings())
+    torch.testing.assert_close(scan(scan.plan(batch)), edges(edges.plan(batch)), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
+def test_a_batch_is_its_recordings(head):
+    model = small(head=head).double().eval()
+    alone = torch.cat([model(model.plan(r)) for r in recordings()])
+    collated = model(gl.collate([model.plan(r) for r in recordings()]))
+    batch = model(model.plan(gl.collate(recordings())))
+    torch.testing.assert_close(collated, alone, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(batch, alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
+@pytest.mark.parametrize("sizes", [(1,), (7, 50), (500,)])
+def test_packets_give_what_the_whole_recording_gives(head, sizes):
+    model = small(head=head, duration=2500).double().eval()
+    events = stream((120,), (9, 7), span=2000, start=2**45)
+    with torch.no_grad():
+        whole = model(model.plan(events))
+        memory, state = {}, None
+        for packet in cut(events, sizes):
+            geometry, state = model.plan.step(packet, state)
+            logits = model(geometry, memory)
+    torch.testing.assert_close(logits, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_a_prediction_after_every_event_is_that_of_the_recording_so_far():
+    model = small(head="stream").double().eval()
+    events = recordings()[0]
+    geometry = model.plan(events)
+    with torch.no_grad():
+        every = model.predictions(geometry)
+        assert len(every) == len(geometry["X2"])
+        for row in (0, len(every) // 2):
+            cause = int(geometry["X1"].cause[geometry["X2"].cause[row]])
+            so_far = model.predictions(model.plan(events[: cause + 1]))
+            torch.testing.assert_close(so_far[row], every[row], rtol=1e-12, atol=1e-12)
+
+
+def test_the_next_window_begins_where_the_last_one_ends():
+    model = small(duration=1000).double().eval()
+    events = stream((300,), (9, 7), span=2000)
+    first = int((events.time < int(events.time[0]) + 1000).sum())
+    with torch.no_grad():
+        memory, state = {}, None
+        geometry, state = model.plan.step(events[:first], state)
+        torch.testing.assert_close(model(geometry, memory), model(model.plan(events)), rtol=1e-12, atol=1e-12)
+        model.head.restart(memory)
+        geometry, state = model.plan.step(events[first:], state)
+        model(geometry, memory)
+    voxels = memory[model.head.mean]
+    assert int(voxels.start) == int(events.time[0]) + 1000
+    inside = geometry["X1"].time < int(voxels.start) + 1000
+    assert int(voxels.count.sum()) == int(inside.sum())
+
+
+def test_a_voxel_head_that_waits_for_the_end_cannot_run_live():
+    model = small().eval()
+    geometry, _ = model.plan.step(recordings()[0])
+    with pytest.raises(ValueError, match="duration"), torch.no_grad():
+        model(geometry, {})
+
+
+def test_frames_share_the_recording_equally():
+    model = small(levels=3)
+    events = of([(0, 0)] * 5, [100, 149, 150, 199, 399], (9, 7))
+    mean = gl.nn.events.VoxelMean(model.plan.events((9, 7)), model.plan.events((9, 7)), 4)
+    grid = mean(torch.arange(5.0)[:, None] + 1, gl.Geometry({"X0": events}))
+    # The recording lasts 300 microseconds, to the end of the last one: frames of 75.
+    assert grid.shape == (1, 4, 7, 9, 1)
+    assert grid[0, :, 0, 0, 0].tolist() == [2.0, 4.0, 0.0, 5.0]
+
+
+def test_rates_begin_spread_over_time_scales_or_at_one():
+    spread, ones = small().blocks[0].point.rate, small(rates="ones").blocks[0].point.rate
+    assert spread.shape == (1, 16)
+    assert float(spread.min()) == pytest.approx(0.25)
+    assert float(spread.max()) == pytest.approx(4.0)
+    assert (ones == 1).all()
+
+
+def test_polarity_matters_and_none_is_refused():
+    model = small().double().eval()
+    events = recordings()[0]
+    flipped = gl.Events(events.pixel, events.time, ~events.polarity, events.splits, events.sensor)
+    assert not torch.allclose(model(model.plan(events)), model(model.plan(flipped)))
+    silent = gl.Events(events.pixel, events.time, None, events.splits, events.sensor)
+    with pytest.raises(ValueError, match="polarity"):
+        model(model.plan(silent))
+
+
+def test_a_network_is_rebuilt_from_its_config_and_pickles():
+    model = small(head="stream", duration=5)
+    again = build(model.config)
+    again.load_state_dict(model.state_dict())
+    assert again.plan == model.plan
+    copy = pickle.loads(pickle.dumps(model))
+    geometry = model.plan(recordings()[0])
+    for other in (again, copy):
+        torch.testing.assert_close(other.eval()(geometry), model.eval()(geometry))
+
+
+def test_the_stream_network_for_cars_is_cheap():
+    model = n_cars(head="stream")
+    assert model.config["sensor"] == [120, 100]
+    events = stream((4000,), (120, 100), span=100_000)
+    parts = model.cost(model.plan(events))
+    assert parts["total"] == pytest.approx(sum(v for k, v in parts.items() if k != "total"))
+    assert parts["downs.0.conv"] > 0
+
+
+def test_a_wrong_sensor_is_refused():
+    with pytest.raises(ValueError, match="sensor"):
+        small().plan(stream((5,), (8, 8)))

@@ -1,0 +1,241 @@
+"""The event convolution: one function in two forms, on every backend, cut into packets or not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from streams import cut, of, stream, ugly
+
+import gridless as gl
+from gridless.geometry import causal, lif
+from gridless.geometry.taps import offsets
+from gridless.ops.event_conv import autograd, event_conv, event_conv_step, event_gather
+
+KERNELS = [(3, 2), ("cross5", 1), (1, 1), (3, 1)]
+SETTINGS = {"decay_time": 100.0, "threshold": 0.8, "reset": -0.5}
+DECAY = 50.0
+Q, V, P = 3, 4, 5
+
+
+def pair(events, stride):
+    return (events, events) if stride == 1 else (events, lif(events, 3, stride, **SETTINGS))
+
+
+def parameters(source, kernel, dtype=torch.float64, device="cpu", seed=1, temporal=V):
+    """features, weight, rate, bias."""
+    random = torch.Generator().manual_seed(seed)
+    taps = len(offsets(kernel))
+    shapes = (len(source), Q), (taps, temporal, Q, P), (taps, temporal), (P,)
+    values = [
+        torch.rand(s, generator=random, dtype=torch.float64) - (0.5 if k != 2 else -0.05) for k, s in enumerate(shapes)
+    ]
+    return [v.to(device, dtype).requires_grad_() for v in values]
+
+
+def run(source, target, kernel, stride, values, edges=None):
+    """The result and the gradients of all four parameters, for a fixed gradient of the result."""
+    values = [v.detach().requires_grad_() for v in values]
+    out = event_conv(*values, source, target, kernel, stride, DECAY, edges)
+    seed = torch.Generator().manual_seed(3)
+    grad = torch.randn(out.shape, generator=seed, dtype=torch.float64).to(out)
+    return [out.detach(), *torch.autograd.grad(out, values, grad)]
+
+
+def straight(source, target, kernel, stride, values):
+    """The formula, edge by edge, in Python."""
+    features, weight, rate, bias = (v.detach() for v in values)
+    out = bias.repeat(len(target), 1)
+    for i in range(len(target)):
+        until = i if target is source else int(target.cause[i])
+        for u, offset in enumerate(offsets(kernel)):
+            wanted = target.pixel[i] * stride + torch.tensor(offset)
+            for j in range(until + 1):
+                if torch.equal(source.pixel[j], wanted.int()) and source.example[j] == target.example[i]:
+                    age = float(target.time[i] - source.time[j]) / DECAY
+                    for v in range(rate.shape[1]):
+                        out[i] += torch.exp(-rate[u, v] * age) * features[j] @ weight[u, v]
+    return out
+
+
+@pytest.mark.parametrize("form", ["scan", "edges"])
+def test_is_the_formula(device, form):
+    source, target = pair(stream((12, 0, 20), (5, 4)), 2)
+    values = parameters(source, 3)
+    expected = straight(source, target, 3, 2, values)
+    source, target, values = source.to(device), target.to(device), [v.to(device) for v in values]
+    edges = causal(source, target, 3, 2) if form == "edges" else None
+    torch.testing.assert_close(event_conv(*values, source, target, 3, 2, DECAY, edges).cpu(), expected)
+
+
+@pytest.mark.parametrize(("kernel", "stride"), KERNELS)
+def test_scan_and_edges_are_one_function(device, kernel, stride):
+    events = stream()
+    source, target = pair(events, stride)
+    with gl.use_backend("reference"):
+        expected = run(source, target, kernel, stride, parameters(source, kernel))
+    moved = source.to(device)
+    target = moved if target is source else target.to(device)
+    values = parameters(source, kernel, device=device)
+    scan = run(moved, target, kernel, stride, values)
+    edges = run(moved, target, kernel, stride, values, causal(moved, target, kernel, stride))
+    for a, b, c in zip(scan, edges, expected):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(a.cpu(), c, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ugly())
+def test_awkward_streams(device, name):
+    events = ugly()[name]
+    for stride in (2, 1):
+        source, target = pair(events, stride)
+        kernel = 3 if stride == 2 else "cross5"
+        with gl.use_backend("reference"):
+            expected = run(source, target, kernel, stride, parameters(source, kernel))
+        moved = source.to(device)
+        target = moved if target is source else target.to(device)
+        values = parameters(source, kernel, device=device)
+        for edges in (None, causal(moved, target, kernel, stride)):
+            found = run(moved, target, kernel, stride, values, edges)
+            for a, b in zip(found, expected):
+                assert a.isfinite().all()
+                torch.testing.assert_close(a.cpu(), b, rtol=1e-10, atol=1e-10)
+
+
+def test_single_precision_is_as_good_as_it_can_be(device):
+    source, target = pair(stream((30, 100)), 2)
+    exact = run(source, target, 3, 2, parameters(source, 3))
+    values = parameters(source, 3, torch.float32, device)
+    source, target = source.to(device), target.to(device)
+    for edges in (None, causal(source, target, 3, 2)):
+        for a, b in zip(run(source, target, 3, 2, values, edges), exact):
+            assert a.dtype == torch.float32
+            torch.testing.assert_close(a.cpu().double(), b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("form", ["scan", "edges"])
+def test_gradients_are_derivatives(device, form):
+    source, target = pair(stream((8, 0, 12), (4, 3)), 2)
+    values = parameters(source, 3, device=device, temporal=2)
+    source, target = source.to(device), target.to(device)
+    edges = causal(source, target, 3, 2) if form == "edges" else None
+    assert torch.autograd.gradcheck(
+        lambda *v: event_conv(*v, source, target, 3, 2, DECAY, edges), values, fast_mode=True
+    )
+
+
+def test_the_gather_alone_has_gradients_too(device):
+    source = stream((8, 0, 12), (4, 3)).to(device)
+    features, _, rate, _ = parameters(source, 1, device=device)
+    assert torch.autograd.gradcheck(lambda f, r: event_gather(f, r, source, source, 1, 1, DECAY), (features, rate))
+
+
+def test_tiles_do_not_change_the_result(device, monkeypatch):
+    source, target = pair(stream(), 2)
+    values = parameters(source, 3, device=device)
+    source, target = source.to(device), target.to(device)
+    for edges in (None, causal(source, target, 3, 2)):
+        whole = run(source, target, 3, 2, values, edges)
+        for room in (1, 3, 9):
+            monkeypatch.setattr(autograd, "_room", lambda *_, room=room: room)
+            for a, b in zip(run(source, target, 3, 2, values, edges), whole):
+                torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+            monkeypatch.undo()
+
+
+def test_a_window_leaves_out_what_is_older(device):
+    events = of([(1, 1), (1, 1)], [0, 101]).to(device)
+    values = parameters(events, 1, device=device)
+    wide = event_conv(*values, events, events, 1, 1, DECAY, causal(events, events, 1, 1, 101))
+    narrow = event_conv(*values, events, events, 1, 1, DECAY, causal(events, events, 1, 1, 100))
+    torch.testing.assert_close(wide, event_conv(*values, events, events, 1, 1, DECAY))
+    assert not torch.allclose(wide[1], narrow[1])
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 2), ("cross5", 1)])
+@pytest.mark.parametrize("sizes", [(13, 40), (1000,)])
+def test_how_a_stream_is_cut_does_not_change_a_bit(backend, device, kernel, stride, sizes):
+    exact = backend != "reference"
+    for events in (stream((120,), span=900), ugly()["silence"]):
+        source, target = pair(events, stride)
+        values = [v.detach() for v in parameters(source, kernel, device=device)]
+        moved = source.to(device)
+        whole = event_conv(*values, moved, moved if target is source else target.to(device), kernel, stride, DECAY)
+        memory, state, at, parts = None, None, 0, []
+        for packet in cut(events, sizes):
+            packet = packet.to(device)
+            fired = packet
+            if stride == 2:
+                fired, state = gl.geometry.lif_step(packet, state, 3, 2, **SETTINGS)
+            own = values[0][at : at + len(packet)]
+            out, memory = event_conv_step(own, *values[1:], packet, fired, kernel, stride, DECAY, memory)
+            parts.append(out)
+            at += len(packet)
+        torch.testing.assert_close(torch.cat(parts), whole, rtol=1e-12, atol=1e-12)
+        _, end = event_conv_step(
+            *values, moved, moved if target is source else target.to(device), kernel, stride, DECAY
+        )
+        assert torch.equal(end.time, memory.time)
+        torch.testing.assert_close(memory.trace, end.trace, rtol=1e-12, atol=1e-12)
+        if exact:
+            assert torch.equal(memory.trace, end.trace)
+
+
+def test_memory_has_nothing_where_no_target_looks(device):
+    events = stream((120,))
+    source, target = pair(events, 2)
+    values = [v.detach().to(device) for v in parameters(source, 3)]
+    _, memory = event_conv_step(*values, source.to(device), target.to(device), 3, 2, DECAY)
+    used = memory.trace.abs().sum((2, 3)) > 0
+    # An even pixel feeds the middle tap of its axis, an odd one the two outer ones.
+    per_pixel = used.view(6, 7, 9).sum(2)
+    assert int(per_pixel[2, 2]) <= 1
+    assert int(per_pixel.max()) <= 4
+
+
+def test_padding_gives_the_bias_and_takes_no_gradient(device):
+    events = stream((20, 13))
+    padded = gl.collate([events.recording(0), events.recording(1)], bucket="power_of_two").to(device)
+    values = parameters(padded, "cross5", device=device)
+    found = run(padded, padded, "cross5", 1, values)
+    edges = run(padded, padded, "cross5", 1, values, causal(padded, padded, "cross5", 1))
+    for out in (found, edges):
+        torch.testing.assert_close(out[0][33:], values[3].detach().expand(len(padded) - 33, -1))
+        assert not out[1][33:].any()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_threads_do_not_change_a_bit(threads):
+    source, target = pair(stream((300, 200)), 2)
+    values = parameters(source, 3, torch.float32)
+    one = run(source, target, 3, 2, values)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for a, b in zip(one, run(source, target, 3, 2, values)):
+            assert torch.equal(a, b)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    events = stream((20,))
+    f, w, r, b = parameters(events, 1)
+    with pytest.raises(ValueError, match="features must be \\(20"):
+        event_conv(f[:5], w, r, b, events, events, 1, 1)
+    with pytest.raises(ValueError, match="weight must be \\(9 taps"):
+        event_conv(f, w, r, b, events, events, 3, 1)
+    with pytest.raises(ValueError, match="rate must be"):
+        event_conv(f, w, r[:, :1], b, events, events, 1, 1)
+    with pytest.raises(ValueError, match="bias must be"):
+        event_conv(f, w, r, b[:1], events, events, 1, 1)
+    with pytest.raises(TypeError, match="convert one of them"):
+        event_conv(f.float(), w, r, b, events, events, 1, 1)
+    with pytest.raises(TypeError, match="float32 or float64"):
+        event_conv(f.half(), w, r, b, events, events, 1, 1)
+    with pytest.raises(ValueError, match="decay_time"):
+        event_conv(f, w, r, b, events, events, 1, 1, 0.0)
+    with pytest.raises(ValueError, match="target, tap"):
+        event_conv(f, w, r, b, events, events, 1, 1, 9.0, causal(events, events, 3, 1))
+    memory = event_conv_step(f, w, r, b, events, events, 1, 1)[1]
+    with pytest.raises(ValueError, match="memory"):
+        event_conv_step(f, w, r, b, events, events, 1, 1, 9.0, memory._replace(trace=memory.trace[:3]))
