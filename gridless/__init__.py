@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gridless.backends import use_backend
-from gridless.geometry import ball, farthest_sample, nearest, random_sample, rejection_sample
+from gridless.geometry import ball, causal, farthest_sample, lif, nearest, random_sample, rejection_sample
 from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Events, Geometry, collate
 
@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 # Imported when first touched, so that `import gridless` stays quick: name -> module.
 _LAZY: dict[str, str] = {
+    "event_conv": "gridless.ops.event_conv",
     "featureless_conv": "gridless.ops.point_conv",
     "load": "gridless.weights",
     "point_conv": "gridless.ops.point_conv",
@@ -29,8 +30,10 @@ __all__ = [
     "Geometry",
     "Plan",
     "ball",
+    "causal",
     "collate",
     "farthest_sample",
+    "lif",
     "nearest",
     "random_sample",
     "rejection_sample",
@@ -40,6 +43,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gridless import augment, data, geometry, models, nn, ops, pictures, streaming, training
+    from gridless.ops.event_conv import event_conv
     from gridless.ops.point_conv import featureless_conv, point_conv
     from gridless.pictures import show
     from gridless.weights import load, save
