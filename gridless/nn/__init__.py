@@ -1,6 +1,25 @@
 """Layers over the ops. A layer is given names of a plan's lines, and finds the results in the geometry."""
 
 from gridless.nn.basis import Basis, GaussianBumps, KernelPoints, Monomials
+from gridless.nn.blocks import Bottleneck, Dense, DownBlock, ResBlock, UpBlock, WideBlock
 from gridless.nn.conv import FeaturelessConv, PointConv
+from gridless.nn.norm import BatchNorm
+from gridless.nn.pool import MaxPool, MeanPool
 
-__all__ = ["Basis", "FeaturelessConv", "GaussianBumps", "KernelPoints", "Monomials", "PointConv"]
+__all__ = [
+    "Basis",
+    "BatchNorm",
+    "Bottleneck",
+    "Dense",
+    "DownBlock",
+    "FeaturelessConv",
+    "GaussianBumps",
+    "KernelPoints",
+    "MaxPool",
+    "MeanPool",
+    "Monomials",
+    "PointConv",
+    "ResBlock",
+    "UpBlock",
+    "WideBlock",
+]

@@ -1,0 +1,132 @@
+"""The point-cloud networks: their sizes, their plans, and that they compute what they say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import gridless as gl
+from gridless import models
+from gridless.training.resident import Batch
+from gridless.training.static import capacity, padded, sizes
+
+
+@pytest.fixture
+def cloud() -> gl.Cloud:
+    generator = torch.Generator().manual_seed(0)
+    return gl.Cloud.of([torch.randn(n, 3, generator=generator) * 0.3 for n in (90, 1, 64, 120)])
+
+
+def small(name: str, **changes):
+    """A network of the same build that runs in no time."""
+    torch.manual_seed(0)
+    size = {"width": 8, "levels": 2} | changes
+    if name == "point_resnet_plus":
+        size |= {"lift": 16, "spacing": 0.2, "stem_radius": 0.25}
+    else:
+        size |= {"radius": 0.2}
+    return getattr(models, name)(5, **size)
+
+
+NAMES = ["point_resnet_large", "point_resnet_small", "point_resnet_plus", "point_unet"]
+CLASSIFIERS = NAMES[:3]
+
+
+def parameters(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_large_has_as_many_parameters_as_the_papers():
+    assert parameters(models.point_resnet_large()) == 769_992
+
+
+def test_small_has_as_many_parameters_as_the_papers():
+    assert parameters(models.point_resnet_small()) == 266_968
+
+
+@pytest.mark.parametrize("size", [models.point_resnet_large, models.point_resnet_small])
+def test_plan_has_seven_searches_and_three_samplings(size):
+    lines = str(size().plan).splitlines()
+    assert sum("= ball(" in line for line in lines) == 7
+    assert sum("= rejection_sample(" in line for line in lines) == 3
+    assert "radius=0.1125" in lines[1]
+    assert "radius=0.9" in lines[-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_is_rebuilt_from_its_config_as_json(name):
+    model = small(name)
+    again = models.build(json.loads(json.dumps(model.config)))
+    assert type(again) is type(model)
+    assert again.plan == model.plan
+    again.load_state_dict(model.state_dict())
+
+
+def test_unknown_models_and_arguments_are_named():
+    with pytest.raises(ValueError, match=r"unknown model 'point_resnet_hug': choose one of point_resnet_large"):
+        models.build({"model": "point_resnet_hug"})
+    with pytest.raises(TypeError, match="widht"):
+        models.build({"model": "point_resnet_large", "widht": 3})
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_every_parameter_gets_a_gradient(name, cloud):
+    model = small(name)
+    for norm in (m for m in model.modules() if isinstance(m, gl.nn.BatchNorm)):
+        torch.nn.init.ones_(norm.weight)
+    logits = model(model.plan(cloud))
+    assert logits.shape == (4, 5)
+    logits.square().sum().backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_a_cloud_is_classified_alike_alone_and_in_a_batch(name, cloud):
+    model = small(name).eval()
+    together = model(model.plan(cloud))
+    alone = torch.cat([model(model.plan(cloud[i])) for i in range(cloud.num_examples)])
+    torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
+
+
+def test_segmentation_gives_logits_for_every_point(cloud):
+    model = small("point_unet")
+    assert model(model.plan(cloud)).shape == (len(cloud), 5)
+
+
+def test_segmentation_takes_features_only_where_it_was_built_for_them(cloud):
+    plain, fed = small("point_unet"), small("point_unet", in_channels=3)
+    geometry = fed.plan(cloud)
+    assert fed(geometry, torch.randn(len(cloud), 3)).shape == (len(cloud), 5)
+    with pytest.raises(ValueError, match=r"built for features \(S, 3\)"):
+        fed(geometry)
+    with pytest.raises(ValueError, match="built for no features"):
+        plain(geometry, torch.randn(len(cloud), 3))
+
+
+@pytest.mark.parametrize("name", [*CLASSIFIERS])
+def test_padding_a_batch_changes_neither_logits_nor_gradients_nor_statistics(name, cloud):
+    results = []
+    for pad in (False, True):
+        model = small(name, dropout=0.0).double()
+        batch = Batch(model.plan(gl.Cloud(cloud.coords.double(), cloud.splits)), torch.arange(4))
+        if pad:
+            batch = padded(batch, model.plan, capacity(sizes(batch.geometry)))
+        logits = model(batch.geometry)
+        torch.nn.functional.cross_entropy(logits, batch.labels).backward()
+        results.append(
+            {"logits": logits.detach()}
+            | {k: p.grad for k, p in model.named_parameters()}
+            | {k: b for k, b in model.named_buffers()}
+        )
+    for key in results[0]:
+        torch.testing.assert_close(results[0][key], results[1][key], msg=lambda m, key=key: f"{key}: {m}")
+
+
+def test_the_small_network_samples_before_its_first_features(cloud):
+    model = small("point_resnet_small")
+    assert model.stem.edges.target == "X1"
+    assert model(model.plan(cloud)).shape == (4, 5)
