@@ -8,33 +8,130 @@ from numba import njit
 from torch import Tensor
 
 from gridless import backends
+from gridless.geometry.blocks import (
+    BLOCK,
+    aligned,
+    bound_blocks,
+    bound_boxes,
+    equal,
+    first_bit,
+    largest,
+    lower,
+    sort_into_blocks,
+    touched,
+)
 from gridless.geometry.work import STRANGER, cut_examples, refuse_stranger
 from gridless.structures import Cloud, Edges
+
+# Examples of at most so many points are scanned whole for each sample; larger ones are put into a tree of boxes.
+_SMALL = 2048
 
 
 @njit(nogil=True, cache=True)
 def _exact(coords, splits, e0, e1, ends, start, taken):
-    dim = coords.shape[1]
     for e in range(e0, e1):
-        first, n, size = splits[e], splits[e + 1] - splits[e], ends[e + 1] - ends[e]
-        closest = np.full(n, np.inf, coords.dtype)
-        at = start
-        for s in range(size):
-            taken[ends[e] + s] = first + at
-            mine = coords[first + at]
-            closest[at] = -1
-            best, where = coords.dtype.type(-1), 0
-            for j in range(n):
-                dx = coords[first + j, 0] - mine[0]
-                d2 = dx * dx
-                for d in range(1, dim):
-                    dx = coords[first + j, d] - mine[d]
-                    d2 += dx * dx
-                if d2 < closest[j]:
-                    closest[j] = d2
-                if closest[j] > best:
-                    best, where = closest[j], j
-            at = where
+        first, last = splits[e], splits[e + 1]
+        mine = taken[ends[e] : ends[e + 1]]
+        if len(mine) == 0:
+            continue
+        if last - first <= _SMALL:
+            _scan(coords[first:last], start, mine)
+        else:
+            _in_boxes(coords[first:last], start, mine)
+        mine += first
+
+
+@njit(nogil=True, cache=True)
+def _scan(coords, start, taken):
+    """Every sample looks at every block of points, in index order."""
+    n, dim = coords.shape
+    blocks = (n + BLOCK - 1) // BLOCK
+    x = aligned(blocks * BLOCK * dim, coords)
+    closest = aligned(blocks * BLOCK, coords)
+    for d in range(dim):
+        x[((blocks - 1) * dim + d) * BLOCK : ((blocks - 1) * dim + d + 1) * BLOCK] = 0
+    for i in range(n):
+        for d in range(dim):
+            x[((i // BLOCK) * dim + d) * BLOCK + i % BLOCK] = coords[i, d]
+    closest[:n] = np.inf
+    closest[n:] = -1
+    at = np.int64(start)
+    for s in range(len(taken)):
+        taken[s] = at
+        # A point that was taken is never the farthest again.
+        closest[at] = -1
+        best, where = coords.dtype.type(-2), 0
+        for b in range(blocks):
+            most = lower(x, b, dim, coords[at], closest)
+            if most > best:
+                best, where = most, b
+        at = where * BLOCK + first_bit(equal(closest, where, best))
+
+
+@njit(nogil=True, cache=True)
+def _in_boxes(coords, start, taken):
+    """Blocks of neighbouring points, groups of 64 blocks: what is too far from a sample to change is passed by."""
+    n, dim = coords.shape
+    blocks = (n + BLOCK - 1) // BLOCK
+    groups = (blocks + BLOCK - 1) // BLOCK
+    tops = (groups + BLOCK - 1) // BLOCK
+    x = aligned(blocks * BLOCK * dim, coords)
+    row = np.empty(blocks * BLOCK, np.int32)
+    low, high = aligned(groups * BLOCK * dim, coords), aligned(groups * BLOCK * dim, coords)
+    group_low, group_high = aligned(tops * BLOCK * dim, coords), aligned(tops * BLOCK * dim, coords)
+    sort_into_blocks(coords, x, row)
+    bound_blocks(x, blocks, dim, low, high)
+    bound_boxes(low, high, blocks, dim, group_low, group_high)
+    closest = aligned(blocks * BLOCK, coords)
+    most, group_most = aligned(groups * BLOCK, coords), aligned(tops * BLOCK, coords)
+    closest[:n] = most[:blocks] = group_most[:groups] = np.inf
+    closest[n:] = most[blocks:] = group_most[groups:] = -1
+    at = np.int64(0)
+    while row[at] != start:
+        at += 1
+    for s in range(len(taken)):
+        taken[s] = row[at]
+        point = coords[row[at]]
+        closest[at] = -1
+        for t in range(tops):
+            near_groups = touched(group_low, group_high, t, dim, point, group_most)
+            while near_groups:
+                g = t * BLOCK + first_bit(near_groups)
+                near_groups &= near_groups - np.uint64(1)
+                near = touched(low, high, g, dim, point, most)
+                if near == 0:
+                    continue
+                while near:
+                    b = g * BLOCK + first_bit(near)
+                    near &= near - np.uint64(1)
+                    most[b] = lower(x, b, dim, point, closest)
+                group_most[g] = largest(most, g)
+        at = _farthest(closest, most, group_most, row)
+
+
+@njit(nogil=True, cache=True)
+def _farthest(closest, most, group_most, row):
+    """Where the largest distance is; of equal ones, that of the smallest row."""
+    best = largest(group_most, 0)
+    for t in range(1, len(group_most) // BLOCK):
+        best = max(best, largest(group_most, t))
+    at = np.int64(-1)
+    for t in range(len(group_most) // BLOCK):
+        in_groups = equal(group_most, t, best)
+        while in_groups:
+            g = t * BLOCK + first_bit(in_groups)
+            in_groups &= in_groups - np.uint64(1)
+            in_blocks = equal(most, g, best)
+            while in_blocks:
+                b = g * BLOCK + first_bit(in_blocks)
+                in_blocks &= in_blocks - np.uint64(1)
+                points = equal(closest, b, best)
+                while points:
+                    i = b * BLOCK + first_bit(points)
+                    points &= points - np.uint64(1)
+                    if at < 0 or row[i] < row[at]:
+                        at = i
+    return at
 
 
 @njit(nogil=True, cache=True)

@@ -1,0 +1,343 @@
+"""Points in blocks of 64, and vector code over one block at a time.
+
+Numba does not vectorise searches for a minimum or maximum, so these few steps are written in LLVM's own vectors of 64
+bytes. LLVM breaks them up for machines with shorter ones. No operation is fused or reordered: d2 is rounded as
+specified.
+
+A block is stored axis by axis: coordinate d of point l of block b is at (b * dim + d) * 64 + l.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+BLOCK = 64
+
+
+class _Emit:
+    """Shorthands for emitting vector code over arrays of one float type."""
+
+    def __init__(self, context: Any, builder: Any, dtype: Any) -> None:
+        self.context, self.builder = context, builder
+        self.bits = dtype.bitwidth
+        self.lanes = 512 // self.bits
+        self.parts = BLOCK // self.lanes
+        self.scalar = ir.FloatType() if self.bits == 32 else ir.DoubleType()
+        self.vector = ir.VectorType(self.scalar, self.lanes)
+        self.whole = ir.IntType(64)
+
+    def pointer(self, array_type: Any, array: Any, offset: Any) -> Any:
+        """The address of element `offset`."""
+        data = self.context.make_array(array_type)(self.context, self.builder, array).data
+        return self.builder.gep(data, [offset])
+
+    def load(self, pointer: Any, part: int) -> Any:
+        return self.builder.load(self._at(pointer, part), align=self.bits // 8)
+
+    def store(self, value: Any, pointer: Any, part: int) -> None:
+        self.builder.store(value, self._at(pointer, part), align=self.bits // 8)
+
+    def _at(self, pointer: Any, part: int) -> Any:
+        moved = self.builder.gep(pointer, [self.whole(part * self.lanes)])
+        return self.builder.bitcast(moved, self.vector.as_pointer())
+
+    def splat(self, value: Any) -> Any:
+        one = self.builder.insert_element(ir.Constant(self.vector, ir.Undefined), value, ir.IntType(32)(0))
+        order = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
+        return self.builder.shuffle_vector(one, ir.Constant(self.vector, ir.Undefined), order)
+
+    def zeros(self) -> Any:
+        return ir.Constant(self.vector, [0.0] * self.lanes)
+
+    def larger(self, a: Any, b: Any) -> Any:
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
+    def smaller(self, a: Any, b: Any) -> Any:
+        return self.builder.select(self.builder.fcmp_ordered("<", a, b), a, b)
+
+    def over_axes(self, dim: Any, step: Any) -> list[Any]:
+        """Sums of squares, for each part: `step(d)` gives the differences along axis d."""
+        builder = self.builder
+        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        d = builder.phi(self.whole)
+        sums = [builder.phi(self.vector) for _ in range(self.parts)]
+        totals = [builder.fadd(s, builder.fmul(x, x)) for s, x in zip(sums, step(d), strict=True)]
+        following = builder.add(d, self.whole(1))
+        end = builder.block
+        builder.cbranch(builder.icmp_signed("<", following, dim), loop, after)
+        d.add_incoming(self.whole(0), before)
+        d.add_incoming(following, end)
+        for s, t in zip(sums, totals, strict=True):
+            s.add_incoming(self.zeros(), before)
+            s.add_incoming(t, end)
+        builder.position_at_end(after)
+        return totals
+
+    def mask(self, conditions: list[Any]) -> Any:
+        """One bit for each point of a block."""
+        builder, found = self.builder, self.whole(0)
+        for part, condition in enumerate(conditions):
+            bits = builder.zext(builder.bitcast(condition, ir.IntType(self.lanes)), self.whole)
+            found = builder.or_(found, builder.shl(bits, self.whole(part * self.lanes)))
+        return found
+
+    def largest(self, vectors: list[Any]) -> Any:
+        """The largest of all lanes."""
+        while len(vectors) > 1:
+            pairs = [self.larger(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+            vectors = pairs
+        vector, width = vectors[0], self.lanes
+        while width > 1:
+            width //= 2
+            nothing = ir.Constant(vector.type, ir.Undefined)
+            whole = ir.VectorType(ir.IntType(32), width)
+            low = self.builder.shuffle_vector(vector, nothing, ir.Constant(whole, list(range(width))))
+            high = self.builder.shuffle_vector(vector, nothing, ir.Constant(whole, list(range(width, 2 * width))))
+            vector = self.larger(low, high)
+        return self.builder.extract_element(vector, ir.IntType(32)(0))
+
+
+@intrinsic
+def lower(typingctx, x, block, dim, point, closest):
+    """Lower the squared distances `closest` of a block to those from `point`; returns the largest of them."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, x.dtype)
+        coords, at, axes, own, distances = arguments
+        first = builder.mul(at, emit.whole(BLOCK))
+        start = emit.pointer(x, coords, builder.mul(first, axes))
+
+        def step(d):
+            mine = emit.splat(builder.load(emit.pointer(point, own, d)))
+            axis = builder.gep(start, [builder.mul(d, emit.whole(BLOCK))])
+            return [builder.fsub(emit.load(axis, part), mine) for part in range(emit.parts)]
+
+        there = emit.pointer(closest, distances, first)
+        values = []
+        for part, total in enumerate(emit.over_axes(axes, step)):
+            values.append(emit.smaller(total, emit.load(there, part)))
+            emit.store(values[-1], there, part)
+        return emit.largest(values)
+
+    return x.dtype(x, types.int64, types.int64, point, closest), code
+
+
+@intrinsic
+def distances(typingctx, x, block, dim, point, bound, out):
+    """The squared distances of a block to `point`, written to `out`; returns a mask of those not above `bound`."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, x.dtype)
+        coords, at, axes, own, limit, found = arguments
+        start = emit.pointer(x, coords, builder.mul(builder.mul(at, emit.whole(BLOCK)), axes))
+
+        def step(d):
+            mine = emit.splat(builder.load(emit.pointer(point, own, d)))
+            axis = builder.gep(start, [builder.mul(d, emit.whole(BLOCK))])
+            return [builder.fsub(emit.load(axis, part), mine) for part in range(emit.parts)]
+
+        there, limits, inside = emit.pointer(out, found, emit.whole(0)), emit.splat(limit), []
+        for part, total in enumerate(emit.over_axes(axes, step)):
+            emit.store(total, there, part)
+            inside.append(builder.fcmp_ordered("<=", total, limits))
+        return emit.mask(inside)
+
+    return types.uint64(x, types.int64, types.int64, point, x.dtype, out), code
+
+
+@intrinsic
+def touched(typingctx, low, high, block, dim, point, most):
+    """A mask of the boxes of a block that are nearer to `point` than their `most`, in squared distance.
+
+    The distance to a box is rounded as that to a point; rounding is monotone, so no point inside has a smaller one.
+    """
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, low.dtype)
+        lows, highs, at, axes, own, mosts = arguments
+        first = builder.mul(at, emit.whole(BLOCK))
+        offset = builder.mul(first, axes)
+        low_start, high_start = emit.pointer(low, lows, offset), emit.pointer(high, highs, offset)
+
+        def step(d):
+            mine = emit.splat(builder.load(emit.pointer(point, own, d)))
+            shift = builder.mul(d, emit.whole(BLOCK))
+            below, above = builder.gep(low_start, [shift]), builder.gep(high_start, [shift])
+            return [
+                emit.larger(
+                    emit.larger(builder.fsub(emit.load(below, part), mine), builder.fsub(mine, emit.load(above, part))),
+                    emit.zeros(),
+                )
+                for part in range(emit.parts)
+            ]
+
+        there = emit.pointer(most, mosts, first)
+        return emit.mask(
+            [
+                builder.fcmp_ordered("<", total, emit.load(there, part))
+                for part, total in enumerate(emit.over_axes(axes, step))
+            ]
+        )
+
+    return types.uint64(low, high, types.int64, types.int64, point, most), code
+
+
+@intrinsic
+def largest(typingctx, values, block):
+    """The largest value of a block."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, values.dtype)
+        there = emit.pointer(values, arguments[0], builder.mul(arguments[1], emit.whole(BLOCK)))
+        return emit.largest([emit.load(there, part) for part in range(emit.parts)])
+
+    return values.dtype(values, types.int64), code
+
+
+@intrinsic
+def equal(typingctx, values, block, value):
+    """A mask of the values of a block that equal `value`."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, values.dtype)
+        there = emit.pointer(values, arguments[0], builder.mul(arguments[1], emit.whole(BLOCK)))
+        wanted = emit.splat(arguments[2])
+        return emit.mask([builder.fcmp_ordered("==", emit.load(there, p), wanted) for p in range(emit.parts)])
+
+    return types.uint64(values, types.int64, values.dtype), code
+
+
+@intrinsic
+def first_bit(typingctx, mask):
+    """The number of the lowest bit that is set."""
+
+    def code(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], ir.IntType(1)(1))
+
+    return types.int64(types.uint64), code
+
+
+@njit(nogil=True, cache=True)
+def aligned(count, like):
+    """An uninitialised array, of the dtype of another, that begins on a cache line."""
+    room = np.empty(count + 16, like.dtype)
+    skip = (64 - np.int64(room.ctypes.data) % 64) % 64 // room.itemsize
+    return room[skip : skip + count]
+
+
+@njit(nogil=True, cache=True)
+def sort_into_blocks(coords, x, row):
+    """Bring neighbours together: halve the cloud along its longest side until blocks of 64 are left.
+
+    x gets the points, block by block, the last block filled up with its last point; row (blocks * 64) where they were.
+    """
+    n, dim = coords.shape
+    points = coords.copy()
+    for i in range(n):
+        row[i] = i
+    stack = np.empty((64, 2), np.int64)
+    stack[0, 0], stack[0, 1] = 0, n
+    top = 1
+    while top:
+        top -= 1
+        a, b = stack[top, 0], stack[top, 1]
+        if b - a <= BLOCK:
+            continue
+        middle = a + ((b - a + BLOCK - 1) // BLOCK + 1) // 2 * BLOCK
+        _select(points, row, a, b, middle, _longest(points, a, b))
+        stack[top, 0], stack[top, 1] = middle, b
+        stack[top + 1, 0], stack[top + 1, 1] = a, middle
+        top += 2
+    row[n:] = -1
+    for i in range(len(row)):
+        for d in range(dim):
+            x[((i // BLOCK) * dim + d) * BLOCK + i % BLOCK] = points[min(i, n - 1), d]
+
+
+@njit(nogil=True, cache=True)
+def _longest(points, a, b):
+    """The axis along which points a to b extend farthest, halved so that nothing overflows."""
+    axis, extent = 0, points.dtype.type(-1)
+    for d in range(points.shape[1]):
+        low = high = points[a, d]
+        for i in range(a + 1, b):
+            low, high = min(low, points[i, d]), max(high, points[i, d])
+        if high / 2 - low / 2 > extent:
+            axis, extent = d, high / 2 - low / 2
+    return axis
+
+
+@njit(nogil=True, cache=True)
+def _select(points, row, low, high, middle, d):
+    """Exchange points low to high until none before `middle` is above one after it, along axis d."""
+    high -= 1
+    while low < high:
+        a, b, c = points[low, d], points[(low + high) >> 1, d], points[high, d]
+        pivot = max(min(a, b), min(max(a, b), c))
+        i, j = low, high
+        while i <= j:
+            while points[i, d] < pivot:
+                i += 1
+            while points[j, d] > pivot:
+                j -= 1
+            if i <= j:
+                row[i], row[j] = row[j], row[i]
+                for e in range(points.shape[1]):
+                    points[i, e], points[j, e] = points[j, e], points[i, e]
+                i += 1
+                j -= 1
+        if middle <= j:
+            high = j
+        elif middle >= i:
+            low = i
+        else:
+            return
+
+
+@njit(nogil=True, cache=True)
+def bound_blocks(x, blocks, dim, low, high):
+    """The box of each block of points; boxes are stored in blocks of 64 too."""
+    for b in range(blocks):
+        for d in range(dim):
+            start = (b * dim + d) * BLOCK
+            least = most = x[start]
+            for i in range(start + 1, start + BLOCK):
+                least, most = min(least, x[i]), max(most, x[i])
+            at = ((b // BLOCK) * dim + d) * BLOCK + b % BLOCK
+            low[at], high[at] = least, most
+    _fill(low, blocks, dim)
+    _fill(high, blocks, dim)
+
+
+@njit(nogil=True, cache=True)
+def bound_boxes(low, high, boxes, dim, group_low, group_high):
+    """The box of each block of boxes."""
+    groups = (boxes + BLOCK - 1) // BLOCK
+    for g in range(groups):
+        count = min(boxes - g * BLOCK, BLOCK)
+        for d in range(dim):
+            start = (g * dim + d) * BLOCK
+            least, most = low[start], high[start]
+            for i in range(start + 1, start + count):
+                least, most = min(least, low[i]), max(most, high[i])
+            at = ((g // BLOCK) * dim + d) * BLOCK + g % BLOCK
+            group_low[at], group_high[at] = least, most
+    _fill(group_low, groups, dim)
+    _fill(group_high, groups, dim)
+
+
+@njit(nogil=True, cache=True)
+def _fill(boxes, count, dim):
+    """Copies of the last box in the rest of its block, so that all of it is finite."""
+    last = count - 1
+    for d in range(dim):
+        start = ((last // BLOCK) * dim + d) * BLOCK
+        for i in range(last % BLOCK + 1, BLOCK):
+            boxes[start + i] = boxes[start + last % BLOCK]
