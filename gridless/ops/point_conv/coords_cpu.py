@@ -146,13 +146,8 @@ def _gradients(
     v = np.empty((dim, capacity), dtype)
     w = np.empty(capacity, dtype)
     c = np.empty((capacity, size), dtype)
-    a = np.empty(capacity, dtype)
-    value, slope, vector, total = (
-        np.empty(size, dtype),
-        np.empty((size, dim), dtype),
-        np.empty(dim, dtype),
-        np.empty(dim, dtype),
-    )
+    value, slope = np.empty(size, dtype), np.empty((size, dim), dtype)
+    vector, total = np.empty(dim, dtype), np.empty(dim, dtype)
     steps = row_features.shape[1]
     rows_in = np.zeros((height, steps), dtype)
     made = np.empty((height, size * channels), dtype)

@@ -12,7 +12,7 @@ from gridless.backends import num_threads
 from gridless.ops.point_conv.kernel import compute_dtype
 from gridless.ops.point_conv.products import BLOCK, padded
 
-_TILE_BYTES = 1 << 18
+_TILE_BYTES = 1 << 17
 # Rows that are worth a thread of their own.
 _SHARE = 256
 
