@@ -54,7 +54,7 @@ def read_events(
     that step back, negative times and events outside the sensor, unless `repair` says what to do (see `Events.of`).
     """
     repairs = as_repairs(repair)
-    file = File.open(path, stream)
+    file = File(Path(path), stream)
     recording = reader_of(file).read(file)
     size = sensor or recording.sensor or recording.guess_sensor()
     try:
@@ -71,7 +71,7 @@ def read_events(
 
 def reader_of(file: File) -> ModuleType:
     """The module that reads this file."""
-    head = file.bytes(0, 4096)
+    head = file.head
     suffix = file.path.suffix.lower()
     name = SUFFIXES.get(suffix)
     for known in READERS:

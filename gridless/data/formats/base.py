@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -24,18 +25,23 @@ class FormatError(ValueError):
 
 @dataclass(frozen=True)
 class File:
-    """A file in memory."""
+    """A file, brought into memory when its bytes are first asked for."""
 
     path: Path
-    data: np.ndarray  # (bytes,) uint8
     stream: int | None = None
 
-    @classmethod
-    def open(cls, path: str | Path, stream: int | None = None) -> File:
-        return cls(Path(path), np.fromfile(path, np.uint8), stream)
+    @cached_property
+    def head(self) -> bytes:
+        with self.path.open("rb") as file:
+            return file.read(4096)
+
+    @cached_property
+    def data(self) -> np.ndarray:
+        """(bytes,) uint8"""
+        return np.fromfile(self.path, np.uint8)
 
     def __len__(self) -> int:
-        return len(self.data)
+        return self.path.stat().st_size if "data" not in self.__dict__ else len(self.data)
 
     def bytes(self, start: int, end: int) -> bytes:
         return self.data[start:end].tobytes()

@@ -1,4 +1,4 @@
-"""HDF5, in the layouts that are in use; read by h5py.
+"""HDF5, in the layouts that are in use; read by h5py, in a process of its own (see `hdf5_worker`).
 
 - arrays x, y, t, p in a group `events`, or at the top (names as `Events.of` knows them, also xs, ys, ts, ps); a dataset
   `t_offset` beside them is added to the times; times stored as floats are seconds;
@@ -11,19 +11,27 @@ The sensor is the attribute `sensor` or `geometry` ("640x480"), or `width` and `
 
 from __future__ import annotations
 
-import re
+import json
+import math
+import os
+import struct
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gridless.data.formats.base import File, FormatError, Recording
+from gridless.data.formats.base import File, Recording
 from gridless.data.formats.npy import recording_of
 from gridless.events import ALIASES
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-PLACES = ("CD/events", "events", "/")
-PLURALS = {"xs": "x", "ys": "y", "ts": "t", "ps": "p"}
-MAX_RATIO = 1100
+MEMORY = 2 << 30
+# Seconds for any file, and bytes a second beyond that; a library that takes longer hangs.
+PATIENCE, PACE = 10.0, 5e6
 
 
 def sniff(head: bytes) -> bool:
@@ -31,94 +39,78 @@ def sniff(head: bytes) -> bool:
 
 
 def read(file: File) -> Recording:
-    try:
-        import h5py
-    except ImportError:
-        raise ImportError(f"{file.path} is an HDF5 file: pip install h5py, or gridless[data]") from None
-    try:
-        with h5py.File(file.path, "r") as root:
-            return _read(file, root, h5py)
-    except FormatError:
-        raise
-    except Exception as error:
-        raise file.error(f"not an HDF5 file that can be read: {str(error)[:200]}") from None
+    if find_spec("h5py") is None:
+        raise ImportError(f"{file.path} is an HDF5 file: pip install h5py, or gridless[data]")
+    with _lock:
+        answer, arrays = _ask(file)
+    if "error" in answer:
+        raise file.error(f"not an HDF5 file that can be read: {answer['error']}")
+    sensor = tuple(answer["sensor"]) if answer["sensor"] else None
+    return recording_of(file, arrays.get("", arrays), sensor)  # type: ignore[arg-type]
 
 
-def _read(file: File, root: Any, h5py: Any) -> Recording:
-    for place in PLACES:
-        node = root.get(place)
-        if isinstance(node, h5py.Dataset):
-            sensor = _sensor(file, node.attrs, root.attrs)
-            array = _load(file, node)
-            if array.dtype.names:
-                return recording_of(file, array, sensor)
-            if array.ndim == 2 and array.shape[1] == 4:
-                return recording_of(file, {name: array[:, i] for i, name in enumerate("txyp")}, sensor)
-            raise file.error(f"{place} is {array.shape} {array.dtype}, neither structured nor (events, 4)")
-        if isinstance(node, h5py.Group) and _fields(node, h5py):
-            return _group(file, node, _sensor(file, node.attrs, root.attrs), h5py)
-    raise file.error(
-        f"has no events: looked for {', '.join(PLACES)} and found {', '.join(list(root)[:20]) or 'nothing'}"
+_lock = threading.Lock()
+_workers: dict[int, subprocess.Popen] = {}
+
+
+def _worker() -> subprocess.Popen:
+    """This process's worker, started when first needed. It ends when its input does, with this process."""
+    worker = _workers.get(os.getpid())
+    if worker is None or worker.poll() is not None:
+        _workers.clear()  # those of a parent process are not ours
+        script = Path(__file__).with_name("hdf5_worker.py")
+        pipe = subprocess.PIPE
+        worker = subprocess.Popen([sys.executable, str(script)], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+        _workers[os.getpid()] = worker
+    return worker
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+def _ask(file: File) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    worker = _worker()
+    assert worker.stdin is not None
+    request = {
+        "path": str(file.path.resolve()),
+        "size": len(file),
+        "aliases": ALIASES,
+        "memory": MEMORY + 64 * len(file),
+    }
+    timer = threading.Timer(PATIENCE + len(file) / PACE, worker.kill)
+    timer.start()
+    try:
+        worker.stdin.write(json.dumps(request).encode() + b"\n")
+        worker.stdin.flush()
+        (length,) = struct.unpack("<q", _receive(worker, 8))
+        answer = json.loads(_receive(worker, length))
+        arrays = {}
+        for name, descr, shape in answer.get("arrays", ()):
+            dtype = np.lib.format.descr_to_dtype(_tuples(descr))
+            data = _receive(worker, math.prod(shape) * dtype.itemsize)
+            arrays[name] = np.frombuffer(data, dtype).reshape(shape)
+        return answer, arrays
+    except (EOFError, BrokenPipeError):
+        return {"error": "the HDF5 library crashed on it, or did not come to an end"}, {}
+    finally:
+        timer.cancel()
+
+
+def _receive(worker: subprocess.Popen, count: int) -> bytes:
+    assert worker.stdout is not None
+    data = worker.stdout.read(count)
+    if len(data) < count:
+        worker.kill()
+        worker.wait()
+        raise EOFError
+    return data
+
+
+def _tuples(descr: Any) -> Any:
+    """JSON made lists of the tuples that describe a structured type."""
+    return (
+        descr
+        if isinstance(descr, str)
+        else [tuple(_tuples(f) if i == 1 else f for i, f in enumerate(d)) for d in descr]
     )
-
-
-def _fields(group: Any, h5py: Any) -> dict[str, str]:
-    """Name in the file of each of x, y, t, p; empty unless all four are there."""
-    found = {}
-    for name in group:
-        plain = PLURALS.get(name.lower(), name.lower())
-        for field, aliases in ALIASES.items():
-            if plain in aliases and field not in found and isinstance(group.get(name), h5py.Dataset):
-                found[field] = name
-    return found if len(found) == 4 else {}
-
-
-def _group(file: File, group: Any, sensor: tuple[int, int] | None, h5py: Any) -> Recording:
-    arrays = {field: _load(file, group[name]) for field, name in _fields(group, h5py).items()}
-    if arrays["t"].dtype.kind == "f":
-        micro = np.round(arrays["t"].astype(np.float64) * 1e6)
-        if not np.isfinite(micro).all() or (np.abs(micro) >= 2**62).any():
-            raise file.error("has times that are not finite")
-        arrays["t"] = micro.astype(np.int64)
-    if arrays["p"].dtype.kind == "f" and np.isin(arrays["p"], (-1, 0, 1)).all():
-        arrays["p"] = arrays["p"].astype(np.int8)
-    offset = group.get("t_offset", group.file.get("t_offset"))
-    if isinstance(offset, h5py.Dataset):
-        if offset.size != 1 or offset.dtype.kind not in "iu":
-            raise file.error(f"t_offset is {offset.shape} {offset.dtype}, not one whole number")
-        arrays["t"] = arrays["t"].astype(np.int64) + int(offset[()].item())
-    return recording_of(file, arrays, sensor)
-
-
-def _load(file: File, dataset: Any) -> np.ndarray:
-    if dataset.dtype.kind not in "iufbV" or dataset.dtype.hasobject:
-        raise file.error(f"{dataset.name} holds {dataset.dtype}, not numbers")
-    size = dataset.size * dataset.dtype.itemsize
-    if size > MAX_RATIO * len(file):
-        raise file.error(f"{dataset.name} would unpack to {size} bytes")
-    try:
-        return dataset[()]
-    except OSError as error:
-        remedy = "; Prophesee's codec needs its HDF5 plugin" if "filter" in str(error) or "plugin" in str(error) else ""
-        raise file.error(f"{dataset.name} cannot be read: {str(error)[:200]}{remedy}") from None
-
-
-def _sensor(file: File, *places: Any) -> tuple[int, int] | None:
-    for attributes in places:
-        size: Any = None
-        for name in ("sensor", "geometry"):
-            value = attributes.get(name)
-            if isinstance(value, bytes):
-                value = value.decode("latin-1")
-            said = re.match(r"(\d{1,5})x(\d{1,5})$", value) if isinstance(value, str) else None
-            size = said.groups() if said else value if isinstance(value, np.ndarray) else size
-        if "width" in attributes and "height" in attributes:
-            size = attributes["width"], attributes["height"]
-        if "sensor_resolution" in attributes:
-            size = attributes["sensor_resolution"][::-1]
-        if size is not None:
-            width, height = (int(v) for v in size)
-            if not (0 < width < 2**31 and 0 < height < 2**31):
-                raise file.error(f"says the sensor is {width} x {height}")
-            return width, height
-    return None
