@@ -19,6 +19,7 @@ _LAZY: dict[str, str] = {
     "read_events": "gridless.data.formats",
     "save": "gridless.weights",
     "show": "gridless.pictures",
+    "stream": "gridless.streaming",
     "write_events": "gridless.data.formats",
 }
 _MODULES = ("augment", "data", "geometry", "models", "nn", "ops", "pictures", "streaming", "training")
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from gridless.ops.event_conv import event_conv
     from gridless.ops.point_conv import featureless_conv, point_conv
     from gridless.pictures import show
+    from gridless.streaming import stream
     from gridless.weights import load, save
 
 

@@ -290,8 +290,8 @@ class VoxelMerge(nn.Module):
         self.norm = BatchNorm(channels)
         self.mean_norm = BatchNorm(channels)
 
-    def forward(self, grid: Tensor, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+    def forward(self, grid: Tensor, mean: Tensor) -> Tensor:
         grid = grid.movedim(-1, 1)  # (B, C, T, H, W)
         sides = [side for size in reversed(grid.shape[2:]) for side in (0, size % 2)]
         y = self.conv(functional.pad(grid, sides)).relu().movedim(1, -1)
-        return self.norm(y) + self.mean_norm(self.mean(features, geometry, memory))
+        return self.norm(y) + self.mean_norm(mean)
