@@ -1,0 +1,221 @@
+"""The ball search on the GPU.
+
+Small examples: every target against every source of its example, a target per thread. One kernel tests all pairs and
+keeps one bit for each; after the counts are summed, another turns bits into sources, which so come out in ascending
+order. Large examples: a sorted grid, see `grid_gpu.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gridless.geometry import gpu_common as common
+from gridless.geometry.ball import grid_gpu
+from gridless.geometry.checks import check_edge_count
+from gridless.geometry.gpu_common import count_bits, from_bits, load_point, lowest_bit, squared_to
+from gridless.structures import Cloud
+
+# The largest example whose pairs are all tested.
+ALL_PAIRS = 2048
+
+_FILL_ROWS = 32
+
+
+def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor]:
+    _, most_source = common.sizes(source, "ball: source")
+    _, most_target = common.sizes(target, "ball: target")
+    if most_source == 0 or most_target == 0:
+        empty = torch.zeros(len(target) + 1, dtype=torch.int64, device=target.device)
+        return empty, empty.new_zeros(0, dtype=torch.int32)
+    if most_source <= ALL_PAIRS:
+        counts, bits = _test_pairs(source, target, radius, most_source, most_target)
+        splits = common.splits_from(counts)
+        wanted = splits if limit is None else common.splits_from(counts.clamp(max=limit))
+        total, kept = _totals("ball", splits, wanted, limit)
+        found = _fill(source, target, splits, bits, total, most_target)
+    else:
+        splits, wanted, found, kept = grid_gpu.ball(source, target, radius, limit)
+    if limit is None:
+        return splits, found
+    return wanted, keep_nearest(source, target, splits, found, limit, kept)
+
+
+def _totals(what: str, splits: Tensor, wanted: Tensor, limit: int | None) -> tuple[int, int]:
+    """The number of edges, and of those within the limit: the one read-back of a search."""
+    if limit is None:
+        total = int(splits[-1])
+        check_edge_count(what, total)
+        return total, total
+    total, kept = torch.stack([splits[-1], wanted[-1]]).tolist()
+    check_edge_count(what, total)
+    return total, kept
+
+
+def _test_pairs(
+    source: Cloud, target: Cloud, radius: float, most_source: int, most_target: int
+) -> tuple[Tensor, Tensor]:
+    """Neighbours of each target (S') int32, and a bit for each source of its example (words, S')."""
+    coords = source.coords
+    counts = torch.zeros(len(target), dtype=torch.int32, device=coords.device)
+    bits = torch.empty((triton.cdiv(most_source, 32), len(target)), dtype=torch.int32, device=coords.device)
+    # Four targets per thread share each load of a source; small examples would leave them idle.
+    rows = 128 if most_target > 64 else 64 if most_target > 32 else 32
+    grid = (source.num_examples, triton.cdiv(most_target, rows))
+    high, low = common.squared_bits(radius, coords.dtype)
+    _test[grid](
+        coords,
+        source.splits,
+        target.coords,
+        target.splits,
+        counts,
+        bits,
+        len(target),
+        high,
+        low,
+        D=source.dim,
+        ROWS=rows,
+        DOUBLE=coords.dtype == torch.float64,
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+    return counts, bits
+
+
+def _fill(source: Cloud, target: Cloud, splits: Tensor, bits: Tensor, total: int, most_target: int) -> Tensor:
+    found = torch.empty(total, dtype=torch.int32, device=splits.device)
+    if total:
+        grid = (source.num_examples, triton.cdiv(most_target, _FILL_ROWS))
+        _expand[grid](source.splits, target.splits, splits, bits, found, len(target), ROWS=_FILL_ROWS, num_warps=1)
+    return found
+
+
+def keep_nearest(source: Cloud, target: Cloud, splits: Tensor, found: Tensor, limit: int, kept: int) -> Tensor:
+    """The `limit` nearest sources of every row of a search, of equally near ones the first; order unchanged."""
+    total = len(found)
+    if kept == total:
+        return found
+    device = found.device
+    row = torch.searchsorted(splits[1:], torch.arange(total, device=device), right=True, out_int32=True)
+    distance = torch.empty(total, dtype=source.coords.dtype, device=device)
+    keep = torch.empty(total, dtype=torch.int32, device=device)
+    chosen = torch.empty(kept, dtype=torch.int32, device=device)
+    block = 128
+    grid = (triton.cdiv(total, block),)
+    _measure[grid](
+        source.coords, target.coords, found, row, distance, total, D=source.dim, BLOCK=block, enable_fp_fusion=False
+    )
+    _rank[grid](splits, row, distance, keep, total, limit, BLOCK=block)
+    at = torch.cumsum(keep, 0)
+    _choose[grid](found, keep, at, chosen, total, BLOCK=block)
+    return chosen
+
+
+@triton.jit(do_not_specialize=["high", "low"])
+def _test(
+    source,
+    source_splits,
+    target,
+    target_splits,
+    counts,
+    bits,
+    stride,
+    high,
+    low,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    DOUBLE: tl.constexpr,
+):
+    example = tl.program_id(0)
+    first = tl.load(target_splits + example)
+    here = (tl.load(target_splits + example + 1) - first).to(tl.int32)
+    local = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    if tl.program_id(1) * ROWS < here:
+        inside = local < here
+        row = first + local
+        a, b, c, d, e, f, g, h = load_point(target, row, inside, D)
+        begin = tl.load(source_splits + example)
+        size = (tl.load(source_splits + example + 1) - begin).to(tl.int32)
+        reach = from_bits(high, low, DOUBLE)
+        near = source + begin * D
+        total = tl.zeros([ROWS], tl.int32)
+        out = bits + row
+        for word in range(0, (size + 31) // 32):
+            hits = tl.zeros([ROWS], tl.int32)
+            for k in tl.static_range(32):
+                # Past the end the last source is tested again, and its bits are cleared below.
+                j = tl.minimum(word * 32 + k, size - 1)
+                hit = squared_to(near, j * D, None, 1, a, b, c, d, e, f, g, h, D) <= reach
+                hits |= tl.where(hit, (1 << k) if k < 31 else -2147483648, 0)
+            left = size - word * 32
+            hits = tl.where(left < 32, hits & ((1 << tl.minimum(left, 31)) - 1), hits)
+            tl.store(out, hits, mask=inside)
+            total += count_bits(hits)
+            out += stride
+        tl.store(counts + row, total, mask=inside)
+
+
+@triton.jit
+def _expand(source_splits, target_splits, splits, bits, found, stride, ROWS: tl.constexpr):
+    """A row per thread: walk its words, and write the source of every one."""
+    example = tl.program_id(0)
+    first = tl.load(target_splits + example)
+    here = (tl.load(target_splits + example + 1) - first).to(tl.int32)
+    local = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    if tl.program_id(1) * ROWS < here:
+        inside = local < here
+        row = first + local
+        begin = tl.load(source_splits + example)
+        size = (tl.load(source_splits + example + 1) - begin).to(tl.int32)
+        at = found + tl.load(splits + row, mask=inside, other=0)
+        words = (size + 31) // 32
+        name = tl.zeros([ROWS], tl.int32) + begin.to(tl.int32)
+        out = bits + row
+        following = tl.load(out, mask=inside, other=0)
+        for word in range(0, words):
+            hits = following
+            out += tl.where(word + 1 < words, stride, 0)
+            following = tl.load(out, mask=inside, other=0)
+            for _ in range(0, tl.max(count_bits(hits), 0)):
+                some = hits != 0
+                tl.store(at, name + lowest_bit(hits), mask=some)
+                at += some.to(tl.int32)
+                hits = hits & (hits - 1)
+            name += 32
+
+
+@triton.jit
+def _measure(source, target, found, row, distance, total, D: tl.constexpr, BLOCK: tl.constexpr):
+    """The squared distance of every edge."""
+    edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = edge < total
+    i = tl.load(row + edge, mask=ok, other=0).to(tl.int64)
+    j = tl.load(found + edge, mask=ok, other=0).to(tl.int64)
+    a, b, c, d, e, f, g, h = load_point(target, i, ok, D)
+    tl.store(distance + edge, squared_to(source, j * D, ok, 1, a, b, c, d, e, f, g, h, D), mask=ok)
+
+
+@triton.jit
+def _rank(splits, row, distance, keep, total, limit, BLOCK: tl.constexpr):
+    """Keep an edge when fewer than `limit` of its row are nearer, or as near and before it."""
+    edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = edge < total
+    i = tl.load(row + edge, mask=ok, other=0)
+    start = tl.load(splits + i, mask=ok, other=0)
+    count = (tl.load(splits + i + 1, mask=ok, other=0) - start).to(tl.int32)
+    mine = tl.load(distance + edge, mask=ok, other=0.0)
+    before = tl.zeros([BLOCK], tl.int32)
+    for k in range(0, tl.max(count, 0)):
+        other = tl.load(distance + start + k, mask=ok & (k < count), other=float("inf"))
+        nearer = (other < mine) | ((other == mine) & (start + k < edge))
+        before += (nearer & (k < count)).to(tl.int32)
+    tl.store(keep + edge, (before < limit).to(tl.int32), mask=ok)
+
+
+@triton.jit
+def _choose(found, keep, at, chosen, total, BLOCK: tl.constexpr):
+    edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    take = tl.load(keep + edge, mask=edge < total, other=0) > 0
+    tl.store(chosen + tl.load(at + edge, mask=take, other=1) - 1, tl.load(found + edge, mask=take, other=0), mask=take)

@@ -1,0 +1,317 @@
+"""The ball search of large examples on the GPU: a sorted grid.
+
+Up to three dimensions are used to cut the search down. Two of them cut each example into columns at least a radius
+wide; inside a column the sources are sorted along the third. A target meets at most 3 x 3 columns, and in each the run
+of sources within a radius along the third, found by bisection: 18 r^3 of candidates for a ball of 4.2 r^3. Columns are
+few enough for a table, whatever the shape of the cloud.
+
+Targets are taken in the same order, so that the threads of a warp meet the same candidates. One kernel, run twice,
+counts and fills; rows are then sorted on chip. Cells are computed in float64 by monotone functions, clamped to the
+grid, with margins far above rounding: a pair inside the radius is never missed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gridless.geometry import gpu_common as common
+from gridless.geometry.checks import check_edge_count
+from gridless.geometry.gpu_common import example_of, from_bits, load_point, squared_to
+from gridless.structures import Cloud
+
+_BLOCK = 128
+
+# Targets searched together, by one warp.
+_TARGETS = 32
+
+
+class Grid(NamedTuple):
+    """The sources in order of column and height, and where each column begins and ends."""
+
+    columns: tuple[int, int]
+    levels: int
+    frame: Tensor  # (7) float64: low and cells per unit of three axes, reach
+    key: Tensor  # (S) int32, ascending: column * levels + level
+    coords: Tensor  # (D, S)
+    index: Tensor  # (S) int32
+    start: Tensor  # (columns)
+    end: Tensor  # (columns)
+
+
+def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor, Tensor, int]:
+    """splits, splits within the limit, all sources found in ascending order, and how many the limit leaves."""
+    grid = make_grid(source, radius)
+    key, order = (grid.key, grid.index) if source is target else _sort(target, grid)
+    counts = torch.zeros(len(target), dtype=torch.int32, device=target.device)
+    _run(source, target, grid, key, order, radius, counts, None, None)
+    splits = common.splits_from(counts)
+    wanted = splits if limit is None else common.splits_from(counts.clamp(max=limit))
+    total, kept, longest = torch.stack([splits[-1], wanted[-1], counts.max()]).tolist()
+    check_edge_count("ball", total)
+    found = torch.empty(total, dtype=torch.int32, device=target.device)
+    if total:
+        _run(source, target, grid, key, order, radius, counts, splits, found)
+        found = common.sort_rows(splits, found, longest)
+    return splits, wanted, found, kept
+
+
+def count(source: Cloud, target: Cloud, radius: float) -> Tensor:
+    """Sources within the radius of each target (S') int32."""
+    grid = make_grid(source, radius)
+    key, order = _sort(target, grid)
+    counts = torch.zeros(len(target), dtype=torch.int32, device=target.device)
+    _run(source, target, grid, key, order, radius, counts, None, None)
+    return counts
+
+
+def make_grid(source: Cloud, radius: float) -> Grid:
+    box = common.facts(source, "ball: source")
+    device, points = source.device, len(source)
+    across, up, frame, levels = _frame(source, box, radius)
+    frame_tensor = torch.tensor(frame, dtype=torch.float64).to(device, non_blocking=True)
+    grid = Grid((across, up), levels, frame_tensor, *(frame_tensor,) * 5)
+    key, order = _sort(source, grid)
+    coords = torch.empty((source.dim, points), dtype=source.coords.dtype, device=device)
+    table = torch.zeros((2, across * up * source.num_examples), dtype=torch.int32, device=device)
+    end = points - source.padding
+    _arrange[(triton.cdiv(points, _BLOCK),)](
+        source.coords, key, order, coords, table[0], table[1], points, end, levels, D=source.dim, BLOCK=_BLOCK
+    )
+    return grid._replace(key=key, coords=coords, index=order, start=table[0], end=table[1])
+
+
+def _frame(source: Cloud, box: common.Facts, radius: float) -> tuple[int, int, list[float], int]:
+    """Columns along two axes, (low, cells per unit) of three axes and the reach, and levels of the third."""
+    dim = source.dim
+    # A column is a little wider than the reach, and the reach a little longer than the radius.
+    reach, side = radius * (1 + 2**-12), radius * (1 + 2**-9)
+    extent = [h / 2 - l / 2 for l, h in zip(box.low, box.high, strict=True)]  # halved: a difference may overflow
+    axes = [0, 1, 2][: min(dim, 3)]
+    budget = min(max(4 * len(source), 1024), 1 << 24)
+    cells = [1, 1]
+    for n, axis in enumerate(axes[:-1]):
+        cells[n] = int(min(max(2 * (extent[axis] / side), 1.0), budget))
+    while cells[0] * cells[1] * source.num_examples > budget and max(cells) > 1:
+        wide = 0 if cells[0] >= cells[1] else 1
+        cells[wide] = (cells[wide] + 1) // 2
+    levels = min((2**31 - 1) // (cells[0] * cells[1] * source.num_examples + 1), 1 << 16)
+    frame = []
+    for axis, count in ((0, cells[0]), (1, cells[1]), (axes[-1], levels)):
+        cut = count > 1 and extent[axis] > 0
+        frame += [box.low[axis] / 2, count / extent[axis]] if cut else [0.0, 0.0]
+    return cells[0], cells[1], [*frame, reach], levels
+
+
+def _sort(cloud: Cloud, grid: Grid) -> tuple[Tensor, Tensor]:
+    """Keys of a cloud in the grid, ascending, and the rows they belong to; padding comes last."""
+    key = torch.empty(len(cloud), dtype=torch.int32, device=cloud.device)
+    across, up = grid.columns
+    _keys[(triton.cdiv(len(cloud), _BLOCK),)](
+        cloud.coords,
+        cloud.splits,
+        grid.frame,
+        key,
+        len(cloud),
+        cloud.num_examples,
+        across,
+        up,
+        grid.levels,
+        D=cloud.dim,
+        BLOCK=_BLOCK,
+        enable_fp_fusion=False,
+    )
+    key, order = torch.sort(key)
+    return key, order.int()
+
+
+def _run(
+    source: Cloud,
+    target: Cloud,
+    grid: Grid,
+    key: Tensor,
+    order: Tensor,
+    radius: float,
+    counts: Tensor,
+    splits: Tensor | None,
+    found: Tensor | None,
+) -> None:
+    high, low = common.squared_bits(radius, source.coords.dtype)
+    _search[(triton.cdiv(len(target), _TARGETS),)](
+        target.coords,
+        key,
+        order,
+        grid.frame,
+        grid.coords,
+        grid.key,
+        grid.index,
+        grid.start,
+        grid.end,
+        counts,
+        counts if splits is None else splits,
+        counts if found is None else found,
+        len(target),
+        target.num_examples,
+        len(source),
+        *grid.columns,
+        grid.levels,
+        high,
+        low,
+        D=source.dim,
+        BLOCK=_TARGETS,
+        DOUBLE=source.coords.dtype == torch.float64,
+        FILL=found is not None,
+        num_warps=1,
+        enable_fp_fusion=False,
+    )
+
+
+@triton.jit
+def _cell(x, shift, low, scale, count):
+    """The cell of x + shift along one axis, clamped to the grid; never descends as x ascends."""
+    u = ((x.to(tl.float64) + shift) * 0.5 - low) * scale
+    return tl.minimum(tl.maximum(u, 0.0), (count - 1).to(tl.float64)).to(tl.int32)
+
+
+@triton.jit
+def _keys(
+    coords, splits, frame, key, rows, examples, across, up, levels, D: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = row < rows
+    example = example_of(splits, row, examples)
+    x, y, z = _axes(coords, row, ok, D)
+    cx = _cell(x, 0.0, tl.load(frame), tl.load(frame + 1), across)
+    cy = _cell(y, 0.0, tl.load(frame + 2), tl.load(frame + 3), up)
+    cz = _cell(z, 0.0, tl.load(frame + 4), tl.load(frame + 5), levels)
+    # Padding rows have example B, and so a key past every column.
+    column = tl.where(example < examples, (example * across + cx) * up + cy, examples * across * up)
+    tl.store(key + row, column * levels + tl.where(example < examples, cz, 0), mask=ok)
+
+
+@triton.jit
+def _axes(coords, row, ok, D: tl.constexpr):
+    """The three coordinates that are gridded; the last of them is the one sources are sorted along."""
+    x = tl.load(coords + row * D, mask=ok, other=0.0)
+    y = x
+    z = x
+    if D == 2:
+        z = tl.load(coords + row * D + 1, mask=ok, other=0.0)
+    if D > 2:
+        y = tl.load(coords + row * D + 1, mask=ok, other=0.0)
+        z = tl.load(coords + row * D + 2, mask=ok, other=0.0)
+    return x, y, z
+
+
+@triton.jit
+def _arrange(
+    coords, key, order, arranged, start, end, rows, filled, levels, D: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Coordinates in key order, one dimension after the other; the first and last of a column write its ends."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = at < rows
+    row = tl.load(order + at, mask=ok, other=0).to(tl.int64)
+    for k in tl.static_range(D):
+        x = tl.load(coords + row * D + k, mask=ok, other=0.0)
+        tl.store(arranged + k * rows.to(tl.int64) + at, x, mask=ok)
+    real = at < filled
+    column = tl.load(key + at, mask=real, other=0) // levels
+    before = tl.load(key + at - 1, mask=real & (at > 0), other=0) // levels
+    after = tl.load(key + at + 1, mask=at + 1 < filled, other=0) // levels
+    tl.store(start + column, at.to(tl.int32), mask=real & ((at == 0) | (before != column)))
+    tl.store(end + column, (at + 1).to(tl.int32), mask=real & ((at + 1 == filled) | (after != column)))
+
+
+@triton.jit(do_not_specialize=["high", "low"])
+def _search(
+    target,
+    key,
+    order,
+    frame,
+    arranged,
+    source_key,
+    index,
+    start,
+    end,
+    counts,
+    splits,
+    found,
+    rows,
+    examples,
+    sources,
+    across,
+    up,
+    levels,
+    high,
+    low,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DOUBLE: tl.constexpr,
+    FILL: tl.constexpr,
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    example = tl.load(key + at, mask=at < rows, other=0) // levels // (across * up)
+    ok = (at < rows) & (example < examples)
+    row = tl.load(order + at, mask=ok, other=0).to(tl.int64)
+    a, b, c, d, e, f, g, h = load_point(target, row, ok, D)
+    y = b
+    z = c
+    if D == 1:
+        z = a
+    if D == 2:
+        z = b
+    within = from_bits(high, low, DOUBLE)
+    reach = tl.load(frame + 6)
+    x_first = _cell(a, -reach, tl.load(frame), tl.load(frame + 1), across)
+    x_last = _cell(a, reach, tl.load(frame), tl.load(frame + 1), across)
+    y_first = _cell(y, -reach, tl.load(frame + 2), tl.load(frame + 3), up)
+    y_last = _cell(y, reach, tl.load(frame + 2), tl.load(frame + 3), up)
+    z_first = _cell(z, -reach, tl.load(frame + 4), tl.load(frame + 5), levels)
+    z_last = _cell(z, reach, tl.load(frame + 4), tl.load(frame + 5), levels)
+    total = tl.zeros([BLOCK], tl.int32)
+    out = found + tl.zeros([BLOCK], tl.int64)
+    if FILL:
+        out = found + tl.load(splits + row, mask=ok, other=0)
+    for ox in range(0, tl.max(x_last - x_first, 0) + 1):
+        for oy in range(0, tl.max(y_last - y_first, 0) + 1):
+            cx = x_first + ox
+            cy = y_first + oy
+            met = ok & (cx <= x_last) & (cy <= y_last)
+            column = (example * across + cx) * up + cy
+            first = tl.load(start + column, mask=met, other=0)
+            last = tl.load(end + column, mask=met, other=0)
+            # Bisect for the first key >= (column, z_first) and the first key > (column, z_last).
+            begin = first
+            begin_top = last
+            stop = first
+            stop_top = last
+            steps = tl.max(last - first, 0)
+            while steps > 0:
+                m = (begin + begin_top) // 2
+                up_one = (begin < begin_top) & (
+                    tl.load(source_key + m, mask=begin < begin_top, other=0) < column * levels + z_first
+                )
+                begin_top = tl.where(up_one, begin_top, m)
+                begin = tl.where(up_one, m + 1, begin)
+                n = (stop + stop_top) // 2
+                up_two = (stop < stop_top) & (
+                    tl.load(source_key + n, mask=stop < stop_top, other=0) <= column * levels + z_last
+                )
+                stop_top = tl.where(up_two, stop_top, n)
+                stop = tl.where(up_two, n + 1, stop)
+                steps = steps // 2
+            for k in range(0, tl.max(stop - begin, 0)):
+                p = begin + k
+                here = p < stop
+                hit = here & (squared_to(arranged, p, here, sources, a, b, c, d, e, f, g, h, D) <= within)
+                if FILL:
+                    tl.store(out, tl.load(index + p, mask=hit, other=0), mask=hit)
+                    out += hit.to(tl.int32)
+                else:
+                    total += hit.to(tl.int32)
+    if not FILL:
+        tl.store(counts + row, total, mask=ok)

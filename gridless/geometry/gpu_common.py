@@ -1,0 +1,283 @@
+"""What the GPU searches and samplers share: facts about a cloud read back once, and small Triton helpers.
+
+Rows of a cloud are loaded as eight scalars or vectors, of which the first D mean something: Triton has no lists.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gridless.geometry.checks import squared_radius
+from gridless.structures import Cloud
+
+
+class Facts(NamedTuple):
+    """What the host must know of a cloud to choose a kernel and its size."""
+
+    smallest: int
+    largest: int
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+
+
+def facts(cloud: Cloud, what: str) -> Facts:
+    """Sizes and bounding box (first three dimensions), read back once per cloud; refuses what `Cloud.check` refuses."""
+
+    def make() -> Facts:
+        device, rows = cloud.device, len(cloud)
+        if rows == 0 or cloud.num_examples == 0:
+            cloud.check(what)
+            return Facts(0, 0, (0.0,) * 3, (0.0,) * 3)
+        programs = min(triton.cdiv(rows, 1024), 512)
+        partial = torch.empty((8, programs), dtype=torch.float64, device=device)
+        result = torch.empty(9, dtype=torch.float64, device=device)
+        _partial_facts[(programs,)](cloud.coords, partial, rows, D=cloud.dim, ROWS=1024, num_warps=4)
+        end = rows - cloud.padding
+        _facts[(1,)](partial, cloud.splits, result, programs, cloud.num_examples, end, BLOCK=1024, num_warps=4)
+        bad, smallest, largest, *box = result.tolist()
+        if bad:
+            cloud.check(what)
+        cloud.trusted()
+        remember_sizes(cloud.splits, int(smallest), int(largest))
+        return Facts(int(smallest), int(largest), tuple(box[:3]), tuple(box[3:]))
+
+    return cloud.cached("gpu_facts", make)
+
+
+def sizes(cloud: Cloud, what: str) -> tuple[int, int]:
+    """The number of points of the smallest and of the largest example."""
+    known = getattr(cloud.splits, "_gridless_sizes", None)
+    # Sizes belong to the splits; that the points are finite must be known of this cloud.
+    if known is not None and cloud.__dict__.get("_kept", {}).get("checked"):
+        return known
+    return facts(cloud, what)[:2]
+
+
+def remember_sizes(splits: Tensor, smallest: int, largest: int) -> None:
+    """Keep what a kernel has already read back beside the splits it describes."""
+    splits._gridless_sizes = (smallest, largest)  # type: ignore[attr-defined]
+
+
+def squared_bits(radius: float, dtype: torch.dtype) -> tuple[int, int]:
+    """The squared radius as two 32-bit words (high, low): Triton would round a float argument to float32."""
+    value = squared_radius(radius, dtype)
+    if dtype == torch.float32:
+        return 0, struct.unpack("<i", struct.pack("<f", value))[0]
+    low, high = struct.unpack("<ii", struct.pack("<d", value))
+    return high, low
+
+
+def splits_from(counts: Tensor) -> Tensor:
+    """Row splits (rows + 1) int64 from int32 counts."""
+    splits = torch.empty(len(counts) + 1, dtype=torch.int64, device=counts.device)
+    splits[:1].zero_()
+    torch.cumsum(counts, 0, out=splits[1:])
+    return splits
+
+
+def sort_rows(splits: Tensor, values: Tensor, longest: int) -> Tensor:
+    """Each row of `values` in ascending order; `longest` is the number of values in the longest row."""
+    if longest > _LONGEST:
+        row = torch.searchsorted(splits[1:], torch.arange(len(values), device=values.device), right=True)
+        return (torch.sort(row << 32 | values).values & 0xFFFFFFFF).int()
+    ordered = torch.empty_like(values)
+    rows = len(splits) - 1
+    _sort_rows[(triton.cdiv(rows, _SORT_ROWS),)](splits, values, ordered, rows, ROWS=_SORT_ROWS, BLOCK=64, num_warps=1)
+    return ordered
+
+
+# Rows are sorted by counting what is smaller, which long rows make too slow.
+_LONGEST = 4096
+_SORT_ROWS = 32
+
+
+@triton.jit
+def load_point(coords, row, mask, D: tl.constexpr):
+    """The coordinates of `row` as eight values; those past D repeat the first and are not used."""
+    at = coords + row * D
+    a = tl.load(at, mask=mask, other=0.0)
+    b = a
+    c = a
+    d = a
+    e = a
+    f = a
+    g = a
+    h = a
+    if D > 1:
+        b = tl.load(at + 1, mask=mask, other=0.0)
+    if D > 2:
+        c = tl.load(at + 2, mask=mask, other=0.0)
+    if D > 3:
+        d = tl.load(at + 3, mask=mask, other=0.0)
+    if D > 4:
+        e = tl.load(at + 4, mask=mask, other=0.0)
+    if D > 5:
+        f = tl.load(at + 5, mask=mask, other=0.0)
+    if D > 6:
+        g = tl.load(at + 6, mask=mask, other=0.0)
+    if D > 7:
+        h = tl.load(at + 7, mask=mask, other=0.0)
+    return a, b, c, d, e, f, g, h
+
+
+@triton.jit
+def squared_to(coords, at, mask, step, a, b, c, d, e, f, g, h, D: tl.constexpr):
+    """Squared distance from (a, b, ...) to the point whose coordinates lie `step` apart from `at`, rounded in order."""
+    s = tl.load(coords + at, mask=mask) - a
+    total = s * s
+    if D > 1:
+        s = tl.load(coords + at + step, mask=mask) - b
+        total = total + s * s
+    if D > 2:
+        s = tl.load(coords + at + 2 * step, mask=mask) - c
+        total = total + s * s
+    if D > 3:
+        s = tl.load(coords + at + 3 * step, mask=mask) - d
+        total = total + s * s
+    if D > 4:
+        s = tl.load(coords + at + 4 * step, mask=mask) - e
+        total = total + s * s
+    if D > 5:
+        s = tl.load(coords + at + 5 * step, mask=mask) - f
+        total = total + s * s
+    if D > 6:
+        s = tl.load(coords + at + 6 * step, mask=mask) - g
+        total = total + s * s
+    if D > 7:
+        s = tl.load(coords + at + 7 * step, mask=mask) - h
+        total = total + s * s
+    return total
+
+
+@triton.jit
+def from_bits(high, low, DOUBLE: tl.constexpr):
+    """The number whose bits `squared_bits` took apart."""
+    if DOUBLE:
+        return ((high.to(tl.int64) << 32) | (low.to(tl.int64) & 0xFFFFFFFF)).to(tl.float64, bitcast=True)
+    else:
+        return low.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def count_bits(word):
+    """The number of ones in each int32."""
+    x = word.to(tl.uint32, bitcast=True)
+    x = x - ((x >> 1) & 0x55555555)
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F
+    return ((x * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def lowest_bit(word):
+    """The position of the lowest one of each int32 that has any."""
+    low = (word & -word).to(tl.uint32, bitcast=True).to(tl.float32)
+    return (low.to(tl.int32, bitcast=True) >> 23) - 127
+
+
+@triton.jit
+def example_of(splits, row, examples):
+    """The example that each row belongs to; `examples` for rows past the last."""
+    low = tl.zeros_like(row).to(tl.int32)
+    high = low + examples
+    steps = examples
+    while steps > 0:
+        middle = (low + high) // 2
+        right = (low < high) & (tl.load(splits + middle + 1, mask=middle < examples, other=0) <= row)
+        high = tl.where(right | (low >= high), high, middle)
+        low = tl.where(right, middle + 1, low)
+        steps = steps // 2
+    return low
+
+
+@triton.jit
+def _partial_facts(coords, partial, rows, D: tl.constexpr, ROWS: tl.constexpr):
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    bad = tl.zeros([ROWS], tl.int32)
+    low0 = tl.full([ROWS], float("inf"), tl.float64)
+    low1 = low0
+    low2 = low0
+    high0 = -low0
+    high1 = high0
+    high2 = high0
+    for start in range(program * ROWS, rows, programs * ROWS):
+        row = start + tl.arange(0, ROWS).to(tl.int64)
+        ok = row < rows
+        for k in tl.static_range(D):
+            x = tl.load(coords + row * D + k, mask=ok, other=0.0)
+            bad = bad | (x - x != 0).to(tl.int32)
+            down = tl.where(ok, x.to(tl.float64), float("inf"))
+            up = tl.where(ok, x.to(tl.float64), float("-inf"))
+            if k == 0:
+                low0 = tl.minimum(low0, down)
+                high0 = tl.maximum(high0, up)
+            if k == 1:
+                low1 = tl.minimum(low1, down)
+                high1 = tl.maximum(high1, up)
+            if k == 2:
+                low2 = tl.minimum(low2, down)
+                high2 = tl.maximum(high2, up)
+    tl.store(partial + program, tl.max(bad, 0).to(tl.float64))
+    tl.store(partial + programs * 1 + program, tl.min(low0, 0))
+    tl.store(partial + programs * 2 + program, tl.min(low1, 0))
+    tl.store(partial + programs * 3 + program, tl.min(low2, 0))
+    tl.store(partial + programs * 4 + program, tl.max(high0, 0))
+    tl.store(partial + programs * 5 + program, tl.max(high1, 0))
+    tl.store(partial + programs * 6 + program, tl.max(high2, 0))
+
+
+@triton.jit
+def _facts(partial, splits, result, programs, examples, end, BLOCK: tl.constexpr):
+    """result: is anything wrong; smallest, largest example; low (3), high (3)."""
+    lane = tl.arange(0, BLOCK)
+    smallest = tl.full([BLOCK], 1 << 62, tl.int64)
+    largest = tl.full([BLOCK], -1, tl.int64)
+    for start in range(0, examples, BLOCK):
+        e = start + lane
+        ok = e < examples
+        size = tl.load(splits + e + 1, mask=ok, other=0) - tl.load(splits + e, mask=ok, other=0)
+        smallest = tl.where(ok, tl.minimum(smallest, size), smallest)
+        largest = tl.where(ok, tl.maximum(largest, size), largest)
+    small = tl.min(smallest, 0)
+    large = tl.max(largest, 0)
+    wrong = (small < 0) | (tl.load(splits) != 0) | (tl.load(splits + examples) != end)
+    ok = lane < programs
+    bad = tl.max(tl.load(partial + lane, mask=ok, other=0.0), 0)
+    tl.store(result, tl.where(wrong, 1.0, bad))
+    tl.store(result + 1, small.to(tl.float64))
+    tl.store(result + 2, large.to(tl.float64))
+    for k in tl.static_range(3):
+        tl.store(result + 3 + k, tl.min(tl.load(partial + programs * (1 + k) + lane, mask=ok, other=float("inf")), 0))
+        tl.store(result + 6 + k, tl.max(tl.load(partial + programs * (4 + k) + lane, mask=ok, other=float("-inf")), 0))
+
+
+@triton.jit
+def _sort_rows(splits, values, ordered, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Every value goes to the place in its row that the number of smaller ones, and of equal ones before it, says."""
+    top = tl.program_id(0) * ROWS
+    last = tl.load(splits + tl.minimum(top + ROWS, rows))
+    for begin in range(tl.load(splits + top), last, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        ok = at < last
+        row = tl.zeros([BLOCK], tl.int32) + top
+        step = ROWS // 2
+        while step > 0:
+            further = (row + step < rows) & (tl.load(splits + tl.minimum(row + step, rows)) <= at)
+            row = tl.where(further, row + step, row)
+            step = step // 2
+        start = tl.load(splits + row)
+        count = tl.where(ok, (tl.load(splits + row + 1) - start).to(tl.int32), 0)
+        mine = tl.load(values + at, mask=ok, other=0)
+        place = tl.zeros([BLOCK], tl.int32)
+        for k in range(0, tl.max(count, 0)):
+            there = k < count
+            other = tl.load(values + start + k, mask=there, other=0)
+            place += (there & ((other < mine) | ((other == mine) & (start + k < at)))).to(tl.int32)
+        tl.store(ordered + start + place, mine, mask=ok)

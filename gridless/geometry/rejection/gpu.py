@@ -1,0 +1,168 @@
+"""Rejection sampling on the GPU: index order in one launch.
+
+A point is kept when none of its earlier neighbours is. Each waits until those are decided, or one of them is kept;
+blocks of rows take a ticket in the order in which they start, so that whatever a row waits for is already running.
+The samples do not depend on timing.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gridless.geometry import gpu_common as common
+from gridless.geometry.ball.gpu import ball
+from gridless.geometry.gpu_common import load_point, squared_to
+from gridless.geometry.work import STRANGER, refuse_stranger
+from gridless.structures import Cloud, Edges
+
+_BLOCK = 128
+
+
+def sample(
+    cloud: Cloud, near: Edges | None, radius: float | None, distance: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    rows = rejecting_rows(cloud, near, radius, "rejection_sample")
+    kept = decide(cloud, rows)
+    index, splits = collect(cloud, kept)
+    return index, splits, squared_to_sample(cloud, rows, kept).sqrt() if distance else None
+
+
+def rejecting_rows(cloud: Cloud, near: Edges | None, radius: float | None, what: str) -> Edges:
+    """Row i: the points that reject point i when they are kept."""
+    if near is None:
+        splits, source = ball(cloud, cloud, radius or 0.0, None)
+        return Edges(splits, source, len(cloud), symmetric=True)
+    if near.symmetric:
+        return near
+    # Edges of our own searches stay within an example; others are looked at.
+    if near.limit is None and cloud.num_examples > 1:
+        end = len(near) - near.padding
+        example = cloud.example
+        same = example[near.target[:end].long()] == example[near.source[:end].long()]
+        refuse_stranger(what, [0 if bool(same.all()) else STRANGER])
+    return near.transpose()
+
+
+def decide(cloud: Cloud, rows: Edges) -> Tensor:
+    """1 for every point that is kept, else 0 (S) int32."""
+    points, end, device = len(cloud), len(cloud) - cloud.padding, cloud.device
+    state = torch.zeros(points + 1, dtype=torch.int32, device=device)
+    kept = torch.zeros(points, dtype=torch.int32, device=device)
+    if end:
+        # The last entry of the state counts tickets.
+        _decide[(triton.cdiv(end, 32),)](
+            rows.splits, rows.source, state, kept, state[points:], end, ROWS=32, WINDOW=8, num_warps=1
+        )
+    return kept
+
+
+def collect(cloud: Cloud, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of the samples (S') int64 and their splits; one read-back."""
+    device, examples = cloud.device, cloud.num_examples
+    at = torch.cumsum(kept, 0)
+    splits = torch.empty(examples + 1, dtype=torch.int64, device=device)
+    result = torch.zeros(3, dtype=torch.int64, device=device)
+    _sample_splits[(1,)](cloud.splits, at, splits, result, examples, BLOCK=1024, num_warps=4)
+    total, smallest, largest = result.tolist()
+    index = torch.empty(total, dtype=torch.int64, device=device)
+    if total:
+        _collect[(triton.cdiv(len(kept), 1024),)](kept, at, index, len(kept), BLOCK=1024)
+    common.remember_sizes(splits, smallest, largest)
+    return index, splits
+
+
+def squared_to_sample(cloud: Cloud, rows: Edges, kept: Tensor) -> Tensor:
+    """The squared distance of every point to the closest sample that rejects it; 0 for samples and padding."""
+    result = torch.zeros(len(cloud), dtype=cloud.coords.dtype, device=cloud.device)
+    end = len(cloud) - cloud.padding
+    if end:
+        _closest[(triton.cdiv(end, _BLOCK),)](
+            cloud.coords,
+            rows.splits,
+            rows.source,
+            kept,
+            result,
+            end,
+            D=cloud.dim,
+            BLOCK=_BLOCK,
+            enable_fp_fusion=False,
+        )
+    return result
+
+
+@triton.jit
+def _decide(splits, source, state, kept, ticket, end, ROWS: tl.constexpr, WINDOW: tl.constexpr):
+    """state: 0 undecided, 1 kept, 2 rejected."""
+    block = tl.atomic_add(ticket, 1)
+    row = block * ROWS + tl.arange(0, ROWS)
+    # Open rows hold 1: integers, because reductions and loops carry them.
+    waiting = (row < end).to(tl.int32)
+    at = tl.load(splits + row, mask=row < end, other=0)
+    stop = tl.load(splits + row + 1, mask=row < end, other=0)
+    k = tl.arange(0, WINDOW)[None, :]
+    left = tl.max(waiting, 0)
+    while left > 0:
+        look = (waiting[:, None] > 0) & (at[:, None] + k < stop[:, None])
+        j = tl.load(source + at[:, None] + k, mask=look, other=0x7FFFFFFF)
+        before = j < row[:, None]
+        s = tl.load(state + j, mask=before, other=2, volatile=True)
+        some_kept = tl.max((s == 1).to(tl.int32), 1)
+        some_open = tl.max((s == 0).to(tl.int32), 1)
+        # Sources ascend: past the row itself, or past its end, nothing earlier follows.
+        done = tl.max((j >= row[:, None]).to(tl.int32), 1)
+        clear = (some_kept == 0) & (some_open == 0)
+        keep = (waiting > 0) & clear & (done > 0)
+        reject = (waiting > 0) & (some_kept > 0)
+        tl.store(state + row, tl.where(keep, 1, 2), mask=keep | reject)
+        tl.store(kept + row, keep.to(tl.int32), mask=keep)
+        waiting = tl.where(keep | reject, 0, waiting)
+        at = tl.where(clear, at + WINDOW, at)
+        left = tl.max(waiting, 0)
+
+
+@triton.jit
+def _sample_splits(cloud_splits, at, splits, result, examples, BLOCK: tl.constexpr):
+    """splits of the samples; result: their number, the smallest and the largest example."""
+    lane = tl.arange(0, BLOCK)
+    smallest = tl.full([BLOCK], 0x7FFFFFFFFFFFFFFF, tl.int64)
+    largest = tl.zeros([BLOCK], tl.int64)
+    for start in range(0, examples + 1, BLOCK):
+        e = start + lane
+        end = tl.load(cloud_splits + e, mask=e <= examples, other=0)
+        before = tl.load(cloud_splits + e - 1, mask=(e > 0) & (e <= examples), other=0)
+        here = tl.load(at + end - 1, mask=end > 0, other=0)
+        past = tl.load(at + before - 1, mask=before > 0, other=0)
+        tl.store(splits + e, here, mask=e <= examples)
+        real = (e > 0) & (e <= examples)
+        smallest = tl.where(real, tl.minimum(smallest, here - past), smallest)
+        largest = tl.where(real, tl.maximum(largest, here - past), largest)
+        tl.store(result + lane * 0, here, mask=e == examples)
+    tl.store(result + 1, tl.min(smallest, 0))
+    tl.store(result + 2, tl.max(largest, 0))
+
+
+@triton.jit
+def _collect(kept, at, index, rows, BLOCK: tl.constexpr):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    take = tl.load(kept + row, mask=row < rows, other=0) > 0
+    tl.store(index + tl.load(at + row, mask=take, other=1) - 1, row.to(tl.int64), mask=take)
+
+
+@triton.jit
+def _closest(coords, splits, source, kept, result, end, D: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    ok = row < end
+    rejected = ok & (tl.load(kept + row, mask=ok, other=1) == 0)
+    a, b, c, d, e, f, g, h = load_point(coords, row, ok, D)
+    start = tl.load(splits + row, mask=ok, other=0)
+    count = tl.where(rejected, (tl.load(splits + row + 1, mask=ok, other=0) - start).to(tl.int32), 0)
+    best = tl.where(rejected, float("inf"), 0.0).to(result.dtype.element_ty)
+    for k in range(0, tl.max(count, 0)):
+        j = tl.load(source + start + k, mask=k < count, other=0).to(tl.int64)
+        sample = (k < count) & (tl.load(kept + j, mask=k < count, other=0) > 0)
+        d2 = squared_to(coords, j * D, sample, 1, a, b, c, d, e, f, g, h, D)
+        best = tl.where(sample, tl.minimum(best, d2), best)
+    tl.store(result + row, best, mask=ok)

@@ -1,0 +1,42 @@
+"""The transpose on the GPU: a stable radix sort by source. Nothing is read back."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gridless.structures import Edges
+
+_ROWS = 32
+
+
+def transpose(edges: Edges) -> tuple[Tensor, Tensor]:
+    end = len(edges) - edges.padding
+    device = edges.device
+    source, order = torch.sort(edges.source[:end], stable=True)
+    splits = torch.searchsorted(source, torch.arange(edges.num_source + 1, dtype=torch.int32, device=device))
+    index = torch.zeros_like(edges.source)
+    if end:
+        target = torch.empty(end, dtype=torch.int32, device=device)
+        rows = edges.num_target
+        _targets[(triton.cdiv(rows, _ROWS),)](edges.splits, target, rows, ROWS=_ROWS, BLOCK=128, num_warps=1)
+        torch.index_select(target, 0, order, out=index[:end])
+    return splits, index
+
+
+@triton.jit
+def _targets(splits, target, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """The row of every edge of a block of rows, by bisection among their splits."""
+    top = tl.program_id(0) * ROWS
+    last = tl.load(splits + tl.minimum(top + ROWS, rows))
+    for begin in range(tl.load(splits + top), last, BLOCK):
+        at = begin + tl.arange(0, BLOCK)
+        row = tl.zeros([BLOCK], tl.int32) + top
+        step = ROWS // 2
+        while step > 0:
+            further = (row + step < rows) & (tl.load(splits + tl.minimum(row + step, rows)) <= at)
+            row = tl.where(further, row + step, row)
+            step = step // 2
+        tl.store(target + at, row, mask=at < last)
