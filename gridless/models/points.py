@@ -51,7 +51,7 @@ class PointResNet(nn.Module):
         self.blocks = nn.ModuleList()
         if not down_stem:
             self.stem = FeaturelessConv(near, width)
-            self.stem_norm = BatchNorm(width, cloud)
+            self.stem_norm = BatchNorm(width, cloud, relu="after")
         for level in range(levels):
             coarse = plan.rejection_sample(near)
             down = plan.ball(cloud, coarse, radius * ROOT2)
@@ -59,7 +59,7 @@ class PointResNet(nn.Module):
             near = plan.ball(coarse, coarse, radius)
             if down_stem and level == 0:
                 self.stem = FeaturelessConv(down, width)
-                self.stem_norm = BatchNorm(width, coarse)
+                self.stem_norm = BatchNorm(width, coarse, relu="after")
             else:
                 self.blocks.append(DownBlock(down, width, 2 * width, dropout))
                 width = 2 * width
@@ -68,18 +68,17 @@ class PointResNet(nn.Module):
         self.lift = Dense(width, 4 * width)
         self.pool = MaxPool(cloud)
         self.head = nn.Sequential(
-            nn.ReLU(),
-            BatchNorm(4 * width),
+            BatchNorm(4 * width, relu="before"),
             nn.Dropout(dropout),
             Dense(4 * width, 256),
-            nn.ReLU(),
-            BatchNorm(256),
+            BatchNorm(256, relu="before"),
             nn.Dropout(dropout),
             Dense(256, classes),
         )
 
     def forward(self, geometry: Geometry) -> Tensor:
-        features = self.stem_dropout(self.stem_norm(self.stem(geometry), geometry)).relu()
+        # Dropout and ReLU commute.
+        features = self.stem_dropout(self.stem_norm(self.stem(geometry), geometry))
         for block in self.blocks:
             features = block(features, geometry)
         return self.head(self.pool(self.lift(features), geometry))
@@ -126,7 +125,7 @@ class PointResNetPlus(nn.Module):
         cloud = self.cloud = plan.points(dim)
         self.stem = FeaturelessConv(plan.ball(cloud, cloud, stem_radius), width)
         self.where = Dense(dim, width, bias=False) if coords else None
-        self.stem_norm = BatchNorm(width, cloud, momentum=0.1)
+        self.stem_norm = BatchNorm(width, cloud, momentum=0.1, relu="after")
         self.blocks = nn.ModuleList()
         for _ in range(levels):
             coarse = plan.rejection_sample(plan.ball(cloud, cloud, spacing))
@@ -137,16 +136,14 @@ class PointResNetPlus(nn.Module):
             cloud, width, spacing = coarse, 2 * width, 2 * spacing
         self.last, self.coords = cloud, coords
         self.lift = Dense(width + (dim if coords else 0), lift, bias=False)
-        self.lift_norm = BatchNorm(lift, cloud, momentum=0.1)
+        self.lift_norm = BatchNorm(lift, cloud, momentum=0.1, relu="after")
         self.max_pool, self.mean_pool = MaxPool(cloud), MeanPool(cloud)
         self.head = nn.Sequential(
             Dense(2 * lift, 512, bias=False),
-            BatchNorm(512, momentum=0.1),
-            nn.ReLU(),
+            BatchNorm(512, momentum=0.1, relu="after"),
             nn.Dropout(dropout),
             Dense(512, 256, bias=False),
-            BatchNorm(256, momentum=0.1),
-            nn.ReLU(),
+            BatchNorm(256, momentum=0.1, relu="after"),
             nn.Dropout(dropout),
             Dense(256, classes),
         )
@@ -155,11 +152,11 @@ class PointResNetPlus(nn.Module):
         features = self.stem(geometry)
         if self.where is not None:
             features = features + self.where(geometry[self.cloud].coords)
-        features = self.stem_norm(features, geometry).relu()
+        features = self.stem_norm(features, geometry)
         for block in self.blocks:
             features = block(features, geometry)
         features = with_coords(features, geometry, self.last) if self.coords else features
-        features = self.lift_norm(self.lift(features), geometry).relu()
+        features = self.lift_norm(self.lift(features), geometry)
         return self.head(torch.cat([self.max_pool(features, geometry), self.mean_pool(features, geometry)], 1))
 
 
@@ -193,7 +190,7 @@ class PointUNet(nn.Module):
         near = plan.ball(cloud, cloud, radius)
         self.stem = FeaturelessConv(near, width)
         self.feature_stem = PointConv(near, in_channels, width, bias=False) if in_channels else None
-        self.stem_norm = BatchNorm(width, cloud)
+        self.stem_norm = BatchNorm(width, cloud, relu="after")
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
         for _ in range(levels):
             coarse = plan.rejection_sample(near)
@@ -215,7 +212,7 @@ class PointUNet(nn.Module):
         x = self.stem(geometry)
         if self.feature_stem is not None:
             x = x + self.feature_stem(features, geometry)
-        x = self.stem_norm(x, geometry).relu()
+        x = self.stem_norm(x, geometry)
         skips = []
         for down, in_place in self.encoder:  # type: ignore[misc]
             skips.append(x)

@@ -33,16 +33,16 @@ class Bottleneck(nn.Module):
             raise ValueError(f"Bottleneck: out_channels must be a multiple of 4, not {out_channels}")
         inner = out_channels // 4
         self.reduce = Dense(in_channels, inner)
-        self.norm1 = BatchNorm(inner, edges.source)
+        self.norm1 = BatchNorm(inner, edges.source, relu="before")
         self.conv = PointConv(edges, inner, inner)
-        self.norm2 = BatchNorm(inner, edges.target)
+        self.norm2 = BatchNorm(inner, edges.target, relu="before")
         self.expand = Dense(inner, out_channels)
         self.norm3 = BatchNorm(out_channels, edges.target)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
-        y = self.norm1(self.reduce(features).relu(), geometry)  # (S, P/4)
-        y = self.norm2(self.conv(y, geometry).relu(), geometry)  # (S', P/4)
+        y = self.norm1(self.reduce(features), geometry)  # (S, P/4)
+        y = self.norm2(self.conv(y, geometry), geometry)  # (S', P/4)
         return self.dropout(self.norm3(self.expand(y), geometry))  # (S', P)
 
 
@@ -106,9 +106,9 @@ class WideBlock(nn.Module):
         inner = max(8, round(out_channels * ratio / 8) * 8)
         self.source, self.target, self.coords = edges.source, edges.target, coords
         self.reduce = Dense(in_channels + (edges.dim if coords else 0), inner, bias=False)
-        self.norm1 = BatchNorm(inner, edges.source, momentum=0.1)
+        self.norm1 = BatchNorm(inner, edges.source, momentum=0.1, relu="after")
         self.conv = PointConv(edges, inner, inner, bias=False)
-        self.norm2 = BatchNorm(inner, edges.target, momentum=0.1)
+        self.norm2 = BatchNorm(inner, edges.target, momentum=0.1, relu="after")
         self.expand = Dense(inner, out_channels, bias=False)
         self.norm3 = BatchNorm(out_channels, edges.target, momentum=0.1)
         self.shortcut = nn.Identity()
@@ -121,8 +121,8 @@ class WideBlock(nn.Module):
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         y = with_coords(features, geometry, self.source) if self.coords else features
-        y = self.norm1(self.reduce(y), geometry).relu()
-        y = self.norm2(self.conv(y, geometry), geometry).relu()
+        y = self.norm1(self.reduce(y), geometry)
+        y = self.norm2(self.conv(y, geometry), geometry)
         y = self.norm3(self.expand(y), geometry)
         if self.norm is None:
             return (features + y).relu()

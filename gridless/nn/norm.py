@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from gridless.ops.batch_norm import batch_norm
 from gridless.structures import Geometry
 
 
@@ -18,6 +19,8 @@ class BatchNorm(nn.Module):
 
     Otherwise as torch.nn.BatchNorm1d (same state), with the defaults of the paper's networks: running statistics keep
     0.99 of their value (momentum 0.01 in torch's convention), eps 1e-3. Nothing waits for the device.
+
+    `relu` is "before" for norm(relu(x)) and "after" for relu(norm(x)); on the GPU it then costs nothing.
     """
 
     weight: Tensor | None
@@ -27,12 +30,20 @@ class BatchNorm(nn.Module):
     num_batches_tracked: Tensor
 
     def __init__(
-        self, channels: int, cloud: str | None = None, momentum: float = 0.01, eps: float = 1e-3, affine: bool = True
+        self,
+        channels: int,
+        cloud: str | None = None,
+        momentum: float = 0.01,
+        eps: float = 1e-3,
+        affine: bool = True,
+        relu: str | None = None,
     ) -> None:
         super().__init__()
         if channels < 1:
             raise ValueError(f"BatchNorm: channels must be positive, not {channels}")
-        self.channels, self.cloud, self.momentum, self.eps = channels, cloud, momentum, eps
+        if relu not in (None, "before", "after"):
+            raise ValueError(f"BatchNorm: relu must be 'before', 'after' or None, not {relu!r}")
+        self.channels, self.cloud, self.momentum, self.eps, self.relu = channels, cloud, momentum, eps, relu
         self.weight = nn.Parameter(torch.ones(channels)) if affine else None
         self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
         self.register_buffer("running_mean", torch.zeros(channels))
@@ -44,6 +55,13 @@ class BatchNorm(nn.Module):
             raise ValueError(f"BatchNorm: features must be (rows, {self.channels}), not {tuple(features.shape)}")
         if self.cloud is not None and geometry is None:
             raise ValueError(f"BatchNorm over the points of {self.cloud} is called as norm(features, geometry)")
+        if self.training and features.numel() and features.is_cuda:
+            return self._fused(features, geometry)
+        features = features.relu() if self.relu == "before" else features
+        y = self._normalise(features, geometry)
+        return y.relu() if self.relu == "after" else y
+
+    def _normalise(self, features: Tensor, geometry: Geometry | None) -> Tensor:
         flat = features.reshape(-1, self.channels)
         if flat.shape[0] == 0:
             # Still a function of the parameters, so that their gradient is 0 rather than missing.
@@ -59,6 +77,24 @@ class BatchNorm(nn.Module):
             y = functional.batch_norm(
                 flat, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps
             )
+        return y.reshape(features.shape)
+
+    def _fused(self, features: Tensor, geometry: Geometry | None) -> Tensor:
+        """With its ReLU in one op, over as many rows as the splits say, or over all."""
+        flat = features.reshape(-1, self.channels)
+        if self.cloud is not None and geometry is not None:
+            count = geometry[self.cloud].splits[-1]
+        else:
+            count = torch.full((), flat.shape[0], dtype=torch.int64, device=flat.device)
+        y, mean, var = batch_norm(
+            flat, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after"
+        )
+        with torch.no_grad():
+            some = count > 0
+            step = self.momentum * some
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), step)
+            self.running_var.lerp_(var.to(self.running_var.dtype), step)
+            self.num_batches_tracked += some
         return y.reshape(features.shape)
 
     def _masked(self, x: Tensor, count: Tensor) -> Tensor:
@@ -83,4 +119,5 @@ class BatchNorm(nn.Module):
 
     def extra_repr(self) -> str:
         cloud = "" if self.cloud is None else f", cloud={self.cloud}"
-        return f"{self.channels}{cloud}, momentum={self.momentum}, eps={self.eps}"
+        relu = "" if self.relu is None else f", relu={self.relu!r}"
+        return f"{self.channels}{cloud}, momentum={self.momentum}, eps={self.eps}{relu}"

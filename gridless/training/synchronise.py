@@ -17,6 +17,7 @@ class SynchronisedBatchNorm(BatchNorm):
         if not self.training or not torch.distributed.is_initialized():
             return super().forward(features, geometry)
         flat = features.reshape(-1, self.channels)
+        flat = flat.relu() if self.relu == "before" else flat
         count = torch.tensor(flat.shape[0], device=flat.device)
         if self.cloud is not None and geometry is not None:
             count = geometry[self.cloud].splits[-1]
@@ -33,6 +34,7 @@ class SynchronisedBatchNorm(BatchNorm):
         y = centred * (var + self.eps).rsqrt()
         if self.weight is not None and self.bias is not None:
             y = torch.where(real, y * self.weight + self.bias, 0.0)
+        y = y.relu() if self.relu == "after" else y
         return y.to(features.dtype).reshape(features.shape)
 
 

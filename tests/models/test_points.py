@@ -120,7 +120,7 @@ def test_padding_a_batch_changes_neither_logits_nor_gradients_nor_statistics(nam
         results.append(
             {"logits": logits.detach()}
             | {k: p.grad for k, p in model.named_parameters()}
-            | {k: b for k, b in model.named_buffers()}
+            | dict(model.named_buffers())
         )
     for key in results[0]:
         torch.testing.assert_close(results[0][key], results[1][key], msg=lambda m, key=key: f"{key}: {m}")

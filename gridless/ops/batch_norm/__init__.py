@@ -1,0 +1,105 @@
+"""Batch normalisation of the first rows of a ragged batch, with the ReLU before or after it.
+
+    z = max(x, 0) if `before` else x          over the first `count` rows:
+    mean, var = of z, per channel             (var divided by the number of rows)
+    h = (z - mean) / sqrt(var + eps) * weight + bias
+    y = max(h, 0) if `after` else h           and 0 in the rows from `count` on
+
+`count` is a number that stays on the device, so that a captured graph serves batches of different sizes. Statistics
+are made in float32 (float64 for float64 input). No row at all gives mean 0, variance 0. Deterministic. Nothing but x
+and the statistics is kept for the backward pass.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gridless.backends import implementation
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def batch_norm(
+    x: Tensor,
+    count: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-3,
+    before: bool = False,
+    after: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x (S, C), count () int64, weight and bias (C): y (S, C), mean (C), and variance divided by rows - 1 (C).
+
+    Differentiable once, in x, weight and bias; the statistics that are returned carry no gradient.
+    """
+    if x.ndim != 2 or x.dtype not in FLOATS:
+        raise ValueError(f"batch_norm: x must be floating point (rows, channels), not {x.dtype} {tuple(x.shape)}")
+    if count.ndim != 0 or count.dtype != torch.int64 or count.device != x.device:
+        raise ValueError(
+            f"batch_norm: count must be one int64 on {x.device}, "
+            f"not {count.dtype} {tuple(count.shape)} on {count.device}"
+        )
+    if (weight is None) != (bias is None):
+        raise ValueError("batch_norm: give both weight and bias, or neither")
+    for name, value in (("weight", weight), ("bias", bias)):
+        if value is not None and value.shape != x.shape[1:]:
+            raise ValueError(f"batch_norm: {name} must be ({x.shape[1]},), not {tuple(value.shape)}")
+    y, mean, _, unbiased = _norm(x, count, weight, bias, eps, before, after)
+    return y, mean, unbiased
+
+
+@torch.library.custom_op("gridless::batch_norm", mutates_args=())
+def _norm(
+    x: Tensor, count: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, before: bool, after: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, mean, 1 / sqrt(var + eps), unbiased variance."""
+    return implementation(__name__, x.device).forward(x.contiguous(), count, weight, bias, eps, before, after)
+
+
+@_norm.register_fake
+def _(x, count, weight, bias, eps, before, after):  # type: ignore[no-untyped-def]
+    wide = x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+    return torch.empty_like(x), wide, wide.clone(), wide.clone()
+
+
+@torch.library.custom_op("gridless::batch_norm_backward", mutates_args=())
+def _norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    count: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    scale: Tensor,
+    before: bool,
+    after: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of x (S, C), and of bias and weight (2, C)."""
+    package = implementation(__name__, x.device)
+    return package.backward(grad.contiguous(), x.contiguous(), count, weight, bias, mean, scale, before, after)
+
+
+@_norm_backward.register_fake
+def _(grad, x, count, weight, bias, mean, scale, before, after):  # type: ignore[no-untyped-def]
+    return torch.empty_like(x), mean.new_empty(2, mean.shape[0])
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    x, count, weight, bias, _, ctx.before, ctx.after = inputs
+    _, mean, scale, unbiased = output
+    ctx.save_for_backward(x, count, weight, bias, mean, scale)
+    ctx.mark_non_differentiable(mean, scale, unbiased)
+
+
+def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple:
+    x, count, weight, bias, mean, scale = ctx.saved_tensors
+    dx, (d_bias, d_weight) = _norm_backward(grad, x, count, weight, bias, mean, scale, ctx.before, ctx.after)
+    if weight is None or bias is None:
+        return dx, None, None, None, None, None, None
+    return dx, None, d_weight.to(weight.dtype), d_bias.to(bias.dtype), None, None, None
+
+
+_norm.register_autograd(_differentiate, setup_context=_save)

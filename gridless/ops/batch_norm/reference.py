@@ -1,0 +1,51 @@
+"""Batch normalisation of the first rows, in torch: the specification."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def forward(
+    x: Tensor, count: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, before: bool, after: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    real, z = _input(x, count, before)
+    rows = count.clamp(min=1)
+    mean = z.sum(0) / rows
+    squares = torch.where(real, z - mean, 0.0).square().sum(0)
+    scale = (squares / rows + eps).rsqrt()
+    y = torch.where(real, _output(z, mean, scale, weight, bias), 0.0)
+    return (y.relu() if after else y).to(x.dtype), mean, scale, squares / (count - 1).clamp(min=1)
+
+
+def backward(
+    grad: Tensor,
+    x: Tensor,
+    count: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    scale: Tensor,
+    before: bool,
+    after: bool,
+) -> tuple[Tensor, Tensor]:
+    real, z = _input(x, count, before)
+    g = torch.where(real, grad.to(z.dtype), 0.0)
+    if after:
+        g = torch.where(_output(z, mean, scale, weight, bias) > 0, g, 0.0)
+    h = torch.where(real, (z - mean) * scale, 0.0)
+    d_bias, d_weight = g.sum(0), (g * h).sum(0)
+    dx = (g - (d_bias + h * d_weight) / count.clamp(min=1)) * scale
+    dx = torch.where(real, dx if weight is None else dx * weight, 0.0)
+    return (torch.where(x > 0, dx, 0.0) if before else dx).to(x.dtype), torch.stack([d_bias, d_weight])
+
+
+def _input(x: Tensor, count: Tensor, before: bool) -> tuple[Tensor, Tensor]:
+    real = (torch.arange(x.shape[0], device=x.device) < count)[:, None]
+    z = torch.where(real, x, 0.0).to(torch.promote_types(x.dtype, torch.float32))
+    return real, z.relu() if before else z
+
+
+def _output(z: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    h = (z - mean) * scale
+    return h if weight is None or bias is None else h * weight + bias

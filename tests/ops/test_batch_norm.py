@@ -1,0 +1,89 @@
+"""Batch normalisation of the first rows: every backend against autograd of the formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gridless.ops.batch_norm import batch_norm
+
+
+def formula(x, count, weight, bias, eps, before, after):
+    """As one would write it, on the real rows alone."""
+    z = x[:count].relu() if before else x[:count]
+    y = (z - z.mean(0)) / (z.var(0, unbiased=False) + eps).sqrt()
+    y = y if weight is None else y * weight + bias
+    y = y.relu() if after else y
+    return torch.cat([y, torch.zeros_like(x[count:])]), z.mean(0), z.var(0)
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("rows", "count", "channels"), [(70, 70, 5), (300, 257, 16), (2100, 2000, 3), (9, 7, 200)])
+def test_values_and_gradients_are_those_of_the_formula(device, rows, count, channels, before, after):
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(s, generator=generator, dtype=torch.float64) for s in ((rows, channels), channels, channels)]
+    tensors[0] = tensors[0] * 2 + 3
+    grad = torch.randn(rows, channels, generator=generator, dtype=torch.float64)
+    grad[count:] = 0
+    mine = [t.to(device, copy=True).requires_grad_() for t in tensors]
+    theirs = [t.clone().requires_grad_() for t in tensors]
+    number = torch.tensor(count, device=device)
+    results = batch_norm(mine[0], number, mine[1], mine[2], 1e-3, before, after)
+    wanted = formula(*theirs[:1], count, *theirs[1:], 1e-3, before, after)
+    for result, want in zip(results, wanted):
+        torch.testing.assert_close(result.cpu(), want)
+    results[0].backward(grad.to(device))
+    wanted[0].backward(grad)
+    for a, b in zip(mine, theirs):
+        torch.testing.assert_close(a.grad.cpu(), b.grad)
+    assert (mine[0].grad[count:] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_large_mean_does_not_drown_the_variance(device, dtype):
+    x = torch.randn(500, 8, generator=torch.Generator().manual_seed(1)) + (1000 if dtype == torch.float32 else 4)
+    x = x.to(device, dtype)
+    y, mean, var = batch_norm(x, torch.tensor(500, device=device))
+    exact = x.double()
+    torch.testing.assert_close(mean.double(), exact.mean(0), rtol=1e-6, atol=0)
+    torch.testing.assert_close(var.double(), exact.var(0), rtol=1e-4, atol=0)
+    assert y.dtype == dtype
+
+
+def test_padding_is_not_read(device):
+    x = torch.randn(64, 4, device=device)
+    x[40:] = torch.nan
+    y, mean, var = batch_norm(x.requires_grad_(), torch.tensor(40, device=device))
+    y.sum().backward()
+    assert all(t.isfinite().all() for t in (y, mean, var, x.grad))
+    assert (y[40:] == 0).all()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_no_row_and_one_row_are_finite(device, count):
+    x = torch.ones(3, 4, device=device, requires_grad=True)
+    y, mean, var = batch_norm(x, torch.tensor(count, device=device))
+    y.sum().backward()
+    assert (y == 0).all()
+    assert (var == 0).all()
+    assert (mean == count).all()
+    assert (x.grad == 0).all()
+
+
+def test_the_op_is_registered_rightly(backend):
+    if backend != "reference":
+        pytest.skip("the checks are of the registration, which is one for all")
+    x, count = torch.randn(10, 4, requires_grad=True), torch.tensor(7)
+    parameters = torch.rand(4, requires_grad=True), torch.rand(4, requires_grad=True)
+    torch.library.opcheck(torch.ops.gridless.batch_norm.default, (x, count, *parameters, 1e-3, True, False))
+
+
+def test_mismatches_are_named(device):
+    x, count = torch.randn(10, 4, device=device), torch.tensor(7, device=device)
+    with pytest.raises(ValueError, match=r"weight must be \(4,\), not \(3,\)"):
+        batch_norm(x, count, torch.ones(3, device=device), torch.ones(4, device=device))
+    with pytest.raises(ValueError, match="count must be one int64"):
+        batch_norm(x, count.float())
+    with pytest.raises(ValueError, match="both weight and bias"):
+        batch_norm(x, count, torch.ones(4, device=device))
