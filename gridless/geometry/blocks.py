@@ -152,41 +152,85 @@ def distances(typingctx, x, block, dim, point, bound, out):
     return types.uint64(x, types.int64, types.int64, point, x.dtype, out), code
 
 
+def _gaps(emit, low, high, lows, highs, block, dim, point, own):
+    """The squared distances from a point to the boxes of a block.
+
+    They are rounded as those to points; rounding is monotone, so no point inside a box has a smaller one.
+    """
+    builder = emit.builder
+    offset = builder.mul(builder.mul(block, emit.whole(BLOCK)), dim)
+    low_start, high_start = emit.pointer(low, lows, offset), emit.pointer(high, highs, offset)
+
+    def step(d):
+        mine = emit.splat(builder.load(emit.pointer(point, own, d)))
+        shift = builder.mul(d, emit.whole(BLOCK))
+        below, above = builder.gep(low_start, [shift]), builder.gep(high_start, [shift])
+        gaps = []
+        for part in range(emit.parts):
+            left, right = builder.fsub(emit.load(below, part), mine), builder.fsub(mine, emit.load(above, part))
+            gaps.append(emit.larger(emit.larger(left, right), emit.zeros()))
+        return gaps
+
+    return emit.over_axes(dim, step)
+
+
 @intrinsic
 def touched(typingctx, low, high, block, dim, point, most):
-    """A mask of the boxes of a block that are nearer to `point` than their `most`, in squared distance.
-
-    The distance to a box is rounded as that to a point; rounding is monotone, so no point inside has a smaller one.
-    """
+    """A mask of the boxes of a block that are nearer to `point` than their `most`, in squared distance."""
 
     def code(context, builder, signature, arguments):
         emit = _Emit(context, builder, low.dtype)
         lows, highs, at, axes, own, mosts = arguments
-        first = builder.mul(at, emit.whole(BLOCK))
-        offset = builder.mul(first, axes)
-        low_start, high_start = emit.pointer(low, lows, offset), emit.pointer(high, highs, offset)
-
-        def step(d):
-            mine = emit.splat(builder.load(emit.pointer(point, own, d)))
-            shift = builder.mul(d, emit.whole(BLOCK))
-            below, above = builder.gep(low_start, [shift]), builder.gep(high_start, [shift])
-            return [
-                emit.larger(
-                    emit.larger(builder.fsub(emit.load(below, part), mine), builder.fsub(mine, emit.load(above, part))),
-                    emit.zeros(),
-                )
-                for part in range(emit.parts)
-            ]
-
-        there = emit.pointer(most, mosts, first)
-        return emit.mask(
-            [
-                builder.fcmp_ordered("<", total, emit.load(there, part))
-                for part, total in enumerate(emit.over_axes(axes, step))
-            ]
-        )
+        gaps = _gaps(emit, low, high, lows, highs, at, axes, point, own)
+        there = emit.pointer(most, mosts, builder.mul(at, emit.whole(BLOCK)))
+        return emit.mask([builder.fcmp_ordered("<", gap, emit.load(there, p)) for p, gap in enumerate(gaps)])
 
     return types.uint64(low, high, types.int64, types.int64, point, most), code
+
+
+@intrinsic
+def reached(typingctx, low, high, block, dim, point, bound):
+    """A mask of the boxes of a block whose squared distance to `point` is not above `bound`."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, low.dtype)
+        lows, highs, at, axes, own, limit = arguments
+        limits = emit.splat(limit)
+        gaps = _gaps(emit, low, high, lows, highs, at, axes, point, own)
+        return emit.mask([builder.fcmp_ordered("<=", gap, limits) for gap in gaps])
+
+    return types.uint64(low, high, types.int64, types.int64, point, low.dtype), code
+
+
+@intrinsic
+def insert(typingctx, values, vectors, value):
+    """Put `value` in its place among ascending values; the last one falls out.
+
+    `values` is one vector of -inf, and then as many vectors as are kept.
+    """
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, values.dtype)
+        array, count, one = arguments
+        new = emit.splat(one)
+        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        v = builder.phi(emit.whole)
+        v.add_incoming(count, before)
+        here = emit.pointer(values, array, builder.mul(v, emit.whole(emit.lanes)))
+        # What moves up by one place is still the old value: vectors are written from the last to the first.
+        smaller = builder.load(
+            builder.bitcast(builder.gep(here, [emit.whole(-1)]), emit.vector.as_pointer()), align=emit.bits // 8
+        )
+        emit.store(emit.larger(smaller, emit.smaller(emit.load(here, 0), new)), here, 0)
+        following = builder.sub(v, emit.whole(1))
+        v.add_incoming(following, builder.block)
+        builder.cbranch(builder.icmp_signed(">", following, emit.whole(0)), loop, after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
+
+    return types.void(values, types.int64, values.dtype), code
 
 
 @intrinsic
