@@ -8,10 +8,16 @@ from typing import Any
 
 # name -> module
 _LAZY: dict[str, str] = {
+    "ASLDVS": "gridless.data.event_sets",
+    "CIFAR10DVS": "gridless.data.event_sets",
     "FormatError": "gridless.data.formats",
+    "MNISTDVS": "gridless.data.event_sets",
     "MovingGlyphs": "gridless.data.glyphs",
-    "Shapes": "gridless.data.shapes",
+    "NCaltech101": "gridless.data.event_sets",
+    "NCars": "gridless.data.event_sets",
+    "NMNIST": "gridless.data.event_sets",
     "read_events": "gridless.data.formats",
+    "Shapes": "gridless.data.shapes",
     "write_events": "gridless.data.formats",
 }
 

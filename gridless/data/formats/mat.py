@@ -1,12 +1,15 @@
-"""MATLAB `.mat` up to version 7, as ASL-DVS is stored: arrays x, y, ts (microseconds), pol. Read by SciPy.
+"""MATLAB `.mat`, versions 5 to 7, as ASL-DVS is stored: vectors x, y, ts (microseconds), pol.
 
-Version 7.3 is HDF5 and is read as such.
+Only real numeric arrays are read, and only those; structs, cells, text and other names are skipped. Version 7.3 is HDF5
+and is read as such. (A reader of our own: SciPy's crashes on damaged files.)
 """
 
 from __future__ import annotations
 
-import io
-import warnings
+import math
+import struct
+import zlib
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -15,36 +18,99 @@ from gridless.data.formats.npy import recording_of
 from gridless.events import ALIASES
 
 CAMERAS = ((240, 180),)
+NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+MATRIX, COMPRESSED = 14, 15
+NUMERIC_CLASSES = range(6, 16)
+COMPLEX = 0x0800
+# Deflate shrinks by 1032 at most.
+MAX_RATIO = 1100
 
 
 def sniff(head: bytes) -> bool:
-    return head.startswith(b"MATLAB 5.0") or (len(head) >= 128 and head[124:128] in (b"\x00\x01IM", b"\x01\x00MI"))
+    return len(head) >= 128 and head[124:128] in (b"\x00\x01IM", b"\x01\x00MI")
 
 
 def read(file: File) -> Recording:
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise ImportError(f"{file.path} is a MATLAB file: pip install scipy, or gridless[data]") from None
-    names = [alias for aliases in ALIASES.values() for alias in aliases]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            found = loadmat(io.BytesIO(file.data.tobytes()), variable_names=names)
-    except Exception as error:
-        raise file.error(f"not a MATLAB file that can be read: {str(error)[:200]}") from None
-    arrays = {k: whole(file, k, v) for k, v in found.items() if k in names and isinstance(v, np.ndarray)}
+    order = "<" if file.bytes(126, 128) == b"IM" else ">"
+    known = {alias for aliases in ALIASES.values() for alias in aliases}
+    arrays = {}
+    for kind, at, data in _elements(file, file.bytes(128, len(file)), 128, order, pad=False):
+        found = _variable(file, kind, data, at, order, known)
+        if found is not None:
+            arrays[found[0]] = found[1]
     recording = recording_of(file, arrays)
     recording.cameras = CAMERAS
     return recording
 
 
-def whole(file: File, name: str, array: np.ndarray) -> np.ndarray:
+def _elements(file: File, data: bytes, at: int, order: str, pad: bool) -> Iterator[tuple[int, int, bytes]]:
+    """(type, byte in the file, content) of one element after the other."""
+    start = 0
+    while start < len(data):
+        if start + 8 > len(data):
+            raise file.error("truncated: an element is cut short", at + start)
+        kind, size = struct.unpack_from(f"{order}II", data, start)
+        # A small element keeps its size in the upper half of the type, and its content beside it.
+        small = kind >> 16
+        if small:
+            if small > 4:
+                raise file.error(f"a small element cannot hold {small} bytes", at + start)
+            yield kind & 0xFFFF, at + start, data[start + 4 : start + 4 + small]
+            start += 8
+            continue
+        if start + 8 + size > len(data):
+            raise file.error(f"truncated: an element of {size} bytes is cut short", at + start)
+        yield kind, at + start, data[start + 8 : start + 8 + size]
+        start += 8 + (-(-size // 8) * 8 if pad else size)
+
+
+def _variable(
+    file: File, kind: int, data: bytes, at: int, order: str, known: set[str]
+) -> tuple[str, np.ndarray] | None:
+    if kind == COMPRESSED:
+        engine = zlib.decompressobj()
+        try:
+            whole = engine.decompress(data, MAX_RATIO * len(data) + 64)
+        except zlib.error as error:
+            raise file.error(f"cannot be unpacked: {error}", at) from None
+        if not engine.eof:
+            raise file.error("a compressed element is cut short, or unpacks to too much", at)
+        inner = list(_elements(file, whole, at, order, pad=False))
+        if len(inner) != 1 or inner[0][0] == COMPRESSED:
+            raise file.error("a compressed element must hold one variable", at)
+        kind, _, data = inner[0]
+    if kind != MATRIX:
+        return None
+    return _matrix(file, data, at, order, known)
+
+
+def _matrix(file: File, data: bytes, at: int, order: str, known: set[str]) -> tuple[str, np.ndarray] | None:
+    parts = []
+    for part in _elements(file, data, at, order, pad=True):
+        parts.append(part)
+        if len(parts) == 4:
+            break
+    if len(parts) < 3 or len(parts[0][2]) != 8 or len(parts[1][2]) % 4:
+        return None
+    (flags,) = struct.unpack_from(f"{order}I", parts[0][2])
+    name = parts[2][2].decode("latin-1")
+    if name not in known or flags & 0xFF not in NUMERIC_CLASSES:
+        return None
+    if flags & COMPLEX or len(parts) < 4 or parts[3][0] not in NUMBERS:
+        raise file.error(f"{name} does not hold real numbers", at)
+    dtype = np.dtype(order + NUMBERS[parts[3][0]])
+    shape = struct.unpack(f"{order}{len(parts[1][2]) // 4}i", parts[1][2])
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(parts[3][2]):
+        raise file.error(f"{name} should be {shape}, but has {len(parts[3][2])} bytes", at)
+    if math.prod(shape) != max(shape, default=0):
+        raise file.error(f"{name} is {shape}, not a vector", at)
+    return name, _whole(file, name, np.frombuffer(parts[3][2], dtype), at)
+
+
+def _whole(file: File, name: str, array: np.ndarray, at: int) -> np.ndarray:
     """Integers, from numbers that MATLAB may have stored as doubles."""
-    if array.dtype.kind == "f":
-        with np.errstate(invalid="ignore"):
-            integers = array.astype(np.int64)
-        if not np.array_equal(integers, array):
-            raise file.error(f"{name} must hold whole numbers")
-        return integers
-    return array
+    if array.dtype.kind != "f":
+        return array.astype(array.dtype.newbyteorder("="))
+    if not (np.isfinite(array).all() and (np.abs(array) < 2**62).all() and (array == np.round(array)).all()):
+        raise file.error(f"{name} must hold whole numbers", at)
+    return array.astype(np.int64)
