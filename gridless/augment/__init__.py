@@ -8,8 +8,12 @@ _MODULES = ("events", "points")
 _EVENTS = "Chain FirstEvents FirstMicroseconds Flip PoolPixels Recentre ReverseTime Rotate StartAtZero StretchTime"
 _EVENTS += " Thin Translate Zoom"
 
+_POINTS = "Drop DropToFirst First Jitter Mirror Normalise RollAxes RotateAboutUp Scale Shift Shuffle Tilt Wobble"
+_POINTS += " authors_recipe pointnet2_recipe"
+
 # name -> module
 _LAZY: dict[str, str] = dict.fromkeys(_EVENTS.split(), "gridless.augment.events")
+_LAZY |= dict.fromkeys(_POINTS.split(), "gridless.augment.points")
 
 __all__ = sorted(_LAZY)  # pyright: ignore[reportUnsupportedDunderAll]
 

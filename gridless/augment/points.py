@@ -1,0 +1,298 @@
+"""Augmentation of point clouds: frozen settings, cloud in, cloud out.
+
+Each takes one example, an (S, D) tensor or a `Cloud`, or a ragged batch, a `Cloud`, on any device, and gives back the
+same kind; every example of a batch draws its own numbers. They come from `generator`, on its device, or from torch's
+own on the cloud's device, which a DataLoader seeds in each worker.
+
+    for step in authors_recipe():
+        cloud = step(cloud, torch.Generator().manual_seed(0))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from gridless.structures import Cloud
+
+
+@dataclass(frozen=True)
+class PointTransform:
+    """Points to points. Subclasses write `apply`, for a ragged batch."""
+
+    def __call__(self, points: Any, generator: Generator | None = None) -> Any:
+        cloud = Cloud.of(points)
+        if cloud.padding:
+            raise ValueError(f"{type(self).__name__}: clouds are augmented before they are padded")
+        result = self.apply(cloud, generator)
+        return result if isinstance(points, Cloud) else result.coords
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        raise NotImplementedError
+
+
+# What the transforms share.
+
+
+def _device(cloud: Cloud, generator: Generator | None) -> torch.device:
+    return cloud.device if generator is None else generator.device
+
+
+def _uniform(cloud: Cloud, generator: Generator | None, low: float, high: float, *shape: int) -> Tensor:
+    """Numbers for each example (B, ...)."""
+    size = (cloud.num_examples, *shape)
+    values = torch.rand(size, generator=generator, dtype=cloud.coords.dtype, device=_device(cloud, generator))
+    return (low + (high - low) * values).to(cloud.device)
+
+
+def _normal(rows: int, cloud: Cloud, generator: Generator | None, *shape: int) -> Tensor:
+    size = (rows, *shape)
+    values = torch.randn(size, generator=generator, dtype=cloud.coords.dtype, device=_device(cloud, generator))
+    return values.to(cloud.device)
+
+
+def _at(cloud: Cloud, values: Tensor) -> Tensor:
+    """The numbers of the examples (B, ...) at their points (S, ...)."""
+    return values[cloud.example] if cloud.num_examples > 1 else values.expand(len(cloud), *values.shape[1:])
+
+
+def _moved(cloud: Cloud, coords: Tensor) -> Cloud:
+    return Cloud(coords, cloud.splits)
+
+
+def _kept_first(cloud: Cloud, counts: Tensor) -> Cloud:
+    """The first counts[b] points of each example b."""
+    place = torch.arange(len(cloud), device=cloud.device) - _at(cloud, cloud.splits[:-1])
+    splits = torch.cat([cloud.splits[:1], counts.cumsum(0)])
+    return Cloud(cloud.coords[place < _at(cloud, counts)], splits)
+
+
+def _rotated(cloud: Cloud, matrix: Tensor) -> Cloud:
+    """matrix (B, 3, 3) applied to the points of each example."""
+    if cloud.num_examples == 1:
+        return _moved(cloud, cloud.coords @ matrix[0].T)
+    return _moved(cloud, torch.einsum("sij,sj->si", _at(cloud, matrix), cloud.coords))
+
+
+def _need_3d(cloud: Cloud, what: PointTransform) -> None:
+    if cloud.dim != 3:
+        raise ValueError(f"{type(what).__name__} turns points of 3 dimensions, not {cloud.dim}")
+
+
+# Which points.
+
+
+@dataclass(frozen=True)
+class First(PointTransform):
+    """The first `count` points of each example, or all where there are fewer."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"First: count must be at least 1, not {self.count}")
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        return _kept_first(cloud, cloud.sizes.clamp(max=self.count))
+
+
+@dataclass(frozen=True)
+class Shuffle(PointTransform):
+    """The points of each example in random order."""
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        device = _device(cloud, generator)
+        place = torch.rand(len(cloud), generator=generator, dtype=torch.float64, device=device).to(cloud.device)
+        order = torch.argsort(place + cloud.example if cloud.num_examples > 1 else place)
+        return _moved(cloud, cloud.coords[order])
+
+
+@dataclass(frozen=True)
+class Drop(PointTransform):
+    """Keep the first floor(n (1 - p)) of n points, at least one, with p from U(0, most): shuffle before."""
+
+    most: float = 0.875
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.most < 1:
+            raise ValueError(f"Drop: most must be at least 0 and less than 1, not {self.most}")
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        share = 1 - _uniform(cloud, generator, 0, self.most).double()
+        counts = (cloud.sizes * share).floor().long()
+        return _kept_first(cloud, torch.minimum(counts.clamp(min=1), cloud.sizes))
+
+
+@dataclass(frozen=True)
+class DropToFirst(PointTransform):
+    """Put each point, with a probability from U(0, most), where the first point is: PointNet++'s dropout."""
+
+    most: float = 0.875
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        share = _at(cloud, _uniform(cloud, generator, 0, self.most))
+        device = _device(cloud, generator)
+        chance = torch.rand(len(cloud), generator=generator, dtype=share.dtype, device=device).to(cloud.device)
+        first = _at(cloud, cloud.splits[:-1])
+        return _moved(cloud, torch.where((chance <= share)[:, None], cloud.coords[first], cloud.coords))
+
+
+# Where they are.
+
+
+@dataclass(frozen=True)
+class RollAxes(PointTransform):
+    """(x, y, z) becomes (z, x, y): what points up along y then points up along z."""
+
+    shift: int = 1
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        return _moved(cloud, cloud.coords.roll(self.shift, 1))
+
+
+@dataclass(frozen=True)
+class Normalise(PointTransform):
+    """Move the mean of each example to the origin and scale it into the unit sphere."""
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        from gridless.ops.segment_pool import segment_max, segment_mean
+
+        centred = cloud.coords - _at(cloud, segment_mean(cloud.coords, cloud.splits))
+        reach = segment_max(centred.norm(dim=1, keepdim=True), cloud.splits)
+        return _moved(cloud, centred / _at(cloud, torch.where(reach > 0, reach, 1)))
+
+
+@dataclass(frozen=True)
+class Jitter(PointTransform):
+    """Move each point by N(0, sigma) along every axis, by at most `clip`: each coordinate, or in a `ball`."""
+
+    sigma: float = 0.01
+    clip: float = 0.05
+    ball: bool = False
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        by = self.sigma * _normal(len(cloud), cloud, generator, cloud.dim)
+        if self.ball:
+            by = by * (self.clip / by.norm(dim=1, keepdim=True).clamp(min=self.clip))
+        else:
+            by = by.clamp(-self.clip, self.clip)
+        return _moved(cloud, cloud.coords + by)
+
+
+@dataclass(frozen=True)
+class Tilt(PointTransform):
+    """Turn about a random axis through the origin, by an angle from N(0, sigma) cut off at the limit, in radians."""
+
+    sigma: float = 0.06
+    limit: float = 0.18
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        _need_3d(cloud, self)
+        axis = torch.nn.functional.normalize(_normal(cloud.num_examples, cloud, generator, 3), dim=1)
+        angle = (self.sigma * _normal(cloud.num_examples, cloud, generator)).clamp(-self.limit, self.limit)
+        return _rotated(cloud, _about(axis, angle))
+
+
+@dataclass(frozen=True)
+class Wobble(PointTransform):
+    """Turn about x, then y, then z, each by an angle from N(0, sigma) cut off at the limit, in radians."""
+
+    sigma: float = 0.06
+    limit: float = 0.18
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        _need_3d(cloud, self)
+        angles = (self.sigma * _normal(cloud.num_examples, cloud, generator, 3)).clamp(-self.limit, self.limit)
+        x, y, z = (_about(a.expand(len(angles), 3), angles[:, d]) for d, a in enumerate(torch.eye(3).to(angles)))
+        return _rotated(cloud, z @ y @ x)
+
+
+@dataclass(frozen=True)
+class RotateAboutUp(PointTransform):
+    """Turn about the axis that points up (ModelNet40: 1, y) by any angle."""
+
+    up: int = 1
+
+    def __post_init__(self) -> None:
+        if self.up not in (0, 1, 2):
+            raise ValueError(f"RotateAboutUp: up must be 0, 1 or 2 (x, y or z), not {self.up}")
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        _need_3d(cloud, self)
+        angle = _uniform(cloud, generator, 0, 2 * torch.pi)
+        axis = torch.eye(3)[self.up].to(angle)
+        return _rotated(cloud, _about(axis.expand(len(angle), 3), angle))
+
+
+@dataclass(frozen=True)
+class Scale(PointTransform):
+    """Multiply by a factor from U(low, high), one for all axes, or one for each."""
+
+    low: float = 0.8
+    high: float = 1.25
+    each_axis: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high:
+            raise ValueError(f"Scale: needs 0 < low <= high, not {self.low} and {self.high}")
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        factor = _uniform(cloud, generator, self.low, self.high, cloud.dim if self.each_axis else 1)
+        return _moved(cloud, cloud.coords * _at(cloud, factor))
+
+
+@dataclass(frozen=True)
+class Shift(PointTransform):
+    """Move by a vector whose coordinates are from U(-limit, limit)."""
+
+    limit: float = 0.1
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        return _moved(cloud, cloud.coords + _at(cloud, _uniform(cloud, generator, -self.limit, self.limit, cloud.dim)))
+
+
+@dataclass(frozen=True)
+class Mirror(PointTransform):
+    """Mirror along an axis, with a probability."""
+
+    axis: int
+    probability: float = 0.5
+
+    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+        sign = torch.ones(cloud.num_examples, cloud.dim, dtype=cloud.coords.dtype, device=cloud.device)
+        sign[:, self.axis] = torch.where(_uniform(cloud, generator, 0, 1) < self.probability, -1.0, 1.0).to(sign)
+        return _moved(cloud, cloud.coords * _at(cloud, sign))
+
+
+def _about(axis: Tensor, angle: Tensor) -> Tensor:
+    """Rotations (B, 3, 3) about unit axes (B, 3): I + sin K + (1 - cos) K^2, with K the cross product by the axis."""
+    x, y, z = axis.unbind(1)
+    zero = torch.zeros_like(x)
+    cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)
+    sin, cos = angle.sin()[:, None, None], angle.cos()[:, None, None]
+    return torch.eye(3, dtype=axis.dtype, device=axis.device) + sin * cross + (1 - cos) * (cross @ cross)
+
+
+# Recipes.
+
+
+def authors_recipe(points: int = 1024, train: bool = True) -> list[PointTransform]:
+    """What the authors' networks were trained with on ModelNet40 (y up), and, without `train`, tested with.
+
+    Between points / 8 and all points remain; z is up afterwards. No turn about the vertical, no shift.
+    """
+    if not train:
+        return [First(points), Shuffle(), RollAxes()]
+    jitter = Jitter(0.01, 0.02, ball=True)
+    return [First(points), Shuffle(), Drop(0.875), RollAxes(), jitter, Tilt(0.06, 0.18), Scale(0.8, 1.25)]
+
+
+def pointnet2_recipe(points: int = 1024, train: bool = True, up: int = 1) -> list[PointTransform]:
+    """What PointNet++ is trained with on ModelNet40: any azimuth, and the number of points stays as it is."""
+    if not train:
+        return [First(points)]
+    turns = [RotateAboutUp(up), Wobble(0.06, 0.18)]
+    return [First(points), *turns, Scale(0.8, 1.25), Shift(0.1), Jitter(0.01, 0.05), Shuffle(), DropToFirst(0.875)]

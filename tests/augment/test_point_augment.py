@@ -1,0 +1,151 @@
+"""Augmentation of point clouds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import gridless as gl
+from gridless.augment import points as P
+
+STEPS = [
+    P.First(5), P.Shuffle(), P.Drop(), P.DropToFirst(), P.RollAxes(), P.Normalise(), P.Jitter(), P.Jitter(ball=True),
+    P.Tilt(), P.Wobble(), P.RotateAboutUp(), P.Scale(), P.Scale(each_axis=True), P.Shift(), P.Mirror(0),
+]  # fmt: skip
+RIGID = [P.Tilt(1.0, 3.0), P.Wobble(1.0, 3.0), P.RotateAboutUp(), P.Shift(), P.Mirror(1, 1.0), P.RollAxes()]
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def cloud() -> gl.Cloud:
+    return gl.Cloud.of([torch.rand(n, 3, generator=generator(n)) for n in (7, 0, 1, 64)])
+
+
+@pytest.mark.parametrize("step", STEPS, ids=repr)
+def test_the_generator_decides_everything(step):
+    first, again, other = (step(cloud(), generator(seed)) for seed in (0, 0, 1))
+    assert torch.equal(first.coords, again.coords)
+    assert torch.equal(first.splits, again.splits)
+    fixed = isinstance(step, P.First | P.RollAxes | P.Normalise)
+    assert fixed == (first.coords.shape == other.coords.shape and torch.equal(first.coords, other.coords))
+
+
+@pytest.mark.parametrize("step", STEPS, ids=repr)
+def test_settings_are_frozen_comparable_and_take_tensors_too(step):
+    with pytest.raises(AttributeError):
+        step.anything = 1
+    assert eval(repr(step), vars(P)) == step
+    example = torch.rand(9, 3)
+    before = example.clone()
+    result = step(example, generator())
+    assert torch.equal(result, step(gl.Cloud.of(example), generator()).coords)
+    assert torch.equal(example, before)
+    assert step(example.double(), generator()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("step", STEPS, ids=repr)
+def test_an_empty_cloud_stays_one(step):
+    assert step(torch.empty(0, 3), generator()).shape == (0, 3)
+
+
+@pytest.mark.parametrize("step", RIGID, ids=repr)
+def test_turns_and_shifts_keep_distances_within_each_example(step):
+    before = cloud()
+    after = step(before, generator())
+    for i in range(before.num_examples):
+        a, b = before[i].coords, after[i].coords
+        torch.testing.assert_close(torch.cdist(b, b), torch.cdist(a, a), rtol=1e-4, atol=2e-3)
+    assert not torch.equal(before.coords, after.coords)
+
+
+def test_every_example_draws_its_own_numbers():
+    one = torch.rand(10, 3)
+    after = P.Scale()(gl.Cloud.of([one, one, one]), generator())
+    factors = [float(after[i].coords[0, 0] / one[0, 0]) for i in range(3)]
+    assert len({round(f, 4) for f in factors}) == 3
+    assert all(0.8 <= f <= 1.25 for f in factors)
+
+
+def test_shuffle_permutes_within_each_example():
+    before = cloud()
+    after = P.Shuffle()(before, generator())
+    for i in range(before.num_examples):
+        rows = [sorted(map(tuple, c[i].coords.tolist())) for c in (before, after)]
+        assert rows[0] == rows[1]
+    assert not torch.equal(before.coords, after.coords)
+
+
+def test_drop_keeps_the_first_points_and_at_least_one():
+    example = torch.rand(1024, 3)
+    sizes = []
+    for seed in range(400):
+        kept = P.Drop(0.875)(example, generator(seed))
+        assert torch.equal(kept, example[: len(kept)])
+        sizes.append(len(kept))
+    assert min(sizes) >= 128
+    assert max(sizes) <= 1024
+    assert abs(sum(sizes) / len(sizes) - 576) < 60
+    assert len(P.Drop(0.99)(torch.rand(1, 3), generator())) == 1
+
+
+def test_drop_to_first_keeps_the_number_of_points():
+    example = torch.rand(2000, 3)
+    after = P.DropToFirst(0.875)(example, generator(3))
+    moved = (after != example).any(1)
+    assert 0 < int(moved.sum()) < 1999
+    assert (after[moved] == example[0]).all()
+
+
+def test_jitter_is_bounded_by_coordinate_or_by_norm():
+    example = torch.zeros(5000, 3)
+    assert float(P.Jitter(0.1, 0.05)(example, generator()).abs().max()) == pytest.approx(0.05)
+    ball = P.Jitter(0.1, 0.05, ball=True)(example, generator()).norm(dim=1)
+    assert float(ball.max()) == pytest.approx(0.05)
+    small = P.Jitter(0.01, 1.0)(example, generator())
+    assert float(small.std()) == pytest.approx(0.01, rel=0.05)
+
+
+def test_tilts_are_small_and_turns_about_up_keep_the_height():
+    example = torch.rand(50, 3)
+    tilted = P.Tilt(10.0, 0.18)(example, generator())
+    cosine = torch.nn.functional.cosine_similarity(example, tilted)
+    assert float(cosine.min()) >= math.cos(0.18) - 1e-5
+    for up in range(3):
+        torch.testing.assert_close(P.RotateAboutUp(up)(example, generator())[:, up], example[:, up])
+
+
+def test_normalise_fits_the_unit_sphere():
+    after = P.Normalise()(cloud())
+    assert float(after[3].coords.mean(0).abs().max()) < 1e-6
+    assert float(after[3].coords.norm(dim=1).max()) == pytest.approx(1)
+    assert after.coords.isfinite().all()
+
+
+def test_rolled_axes_put_y_up_on_z():
+    assert P.RollAxes()(torch.tensor([[1.0, 2.0, 3.0]])).tolist() == [[3.0, 1.0, 2.0]]
+
+
+def test_the_recipes_are_those_of_the_papers():
+    names = [type(step).__name__ for step in P.authors_recipe()]
+    assert names == ["First", "Shuffle", "Drop", "RollAxes", "Jitter", "Tilt", "Scale"]
+    names = [type(step).__name__ for step in P.pointnet2_recipe()]
+    assert names == ["First", "RotateAboutUp", "Wobble", "Scale", "Shift", "Jitter", "Shuffle", "DropToFirst"]
+    example, draws = torch.rand(2048, 3), generator()
+    for step in P.pointnet2_recipe():
+        example = step(example, draws)
+    assert example.shape == (1024, 3)
+    for step in P.authors_recipe(train=False):
+        example = step(example, draws)
+    assert example.shape == (1024, 3)
+
+
+def test_refuses_settings_and_clouds_that_make_no_sense():
+    for make in (lambda: P.First(0), lambda: P.Drop(1.0), lambda: P.RotateAboutUp(3), lambda: P.Scale(0, 1)):
+        with pytest.raises(ValueError, match=r"must be|needs"):
+            make()
+    with pytest.raises(ValueError, match="3 dimensions"):
+        P.Tilt()(torch.rand(4, 2))
