@@ -77,7 +77,7 @@ class Engine(Stream):
         self._state = {name: flat.array(name) for name in ("trace", "clock", "voxel")}
         self._work, self._event = flat.array("work"), flat.array("event")
         depth = len(levels)
-        self._source, self._features = np.empty(3 * CHUNK, np.int64), np.empty(2 * CHUNK, np.float32)
+        self._source, self._features = np.empty(4 * CHUNK, np.int64), np.array([1, 0] * 4 + [0, 1] * 4, np.float32)
         self._cursor = np.zeros(2 + 4 * depth, np.int64)
         self.fired, self._kept = self._cursor[2 + 2 * depth : 2 + 3 * depth], self._cursor[2 + 3 * depth :]
 
@@ -116,7 +116,7 @@ class Engine(Stream):
         cursor, depth = self._cursor, len(self._sizes)
         for first in range(0, len(time), CHUNK):
             last = min(first + CHUNK, len(time))
-            fill(pixel, time, polarity, first, last, self._source, self._features)
+            fill(pixel, time, polarity, first, last, self._source)
             cursor[: 2 + 2 * depth] = 0
             cursor[2 + depth] = last - first
             done = False
@@ -134,7 +134,8 @@ class Engine(Stream):
             if count:
                 at, features = size["keep_event"], size["keep_out"]
                 events = self._event[at : at + 3 * count].reshape(-1, 3).copy()
-                recorded.append((events, self._work[features : features + size["p"] * count].copy()))
+                rows = self._work[features : features + size["p"] * count].reshape(count, size["p"])
+                recorded.append((events, rows.copy()))
         self._kept[:] = 0
         count, self._cursor[1] = int(self._cursor[1]), 0
         if not count:
@@ -159,12 +160,12 @@ class Engine(Stream):
         head, voxel = self.model.head, self._state["voxel"]
         if isinstance(head, StreamHead):
             return self._answer_now(head)
-        grids = []
+        grids, channels = [], [down.norm.channels for down in self.model.downs[head.pooled :]]
         for size in self._sizes[head.pooled :]:
             count, p = self._count(size), size["p"]
             total = voxel[size["total"] : size["total"] + len(count) * p].reshape(-1, p)
-            mean = (total / np.maximum(count, 1)[:, None]).astype(np.float32)
-            grids.append(torch.from_numpy(mean).view(1, size["frames"], size["rows"], size["columns"], p))
+            mean = torch.from_numpy((total / np.maximum(count, 1)[:, None]).astype(np.float32))
+            grids.append(mean.view(1, size["frames"], size["rows"], size["columns"], p)[..., : channels.pop(0)])
         return head.merged(grids)[0]
 
     def _answer_now(self, head: StreamHead) -> Tensor:
@@ -182,11 +183,12 @@ class Engine(Stream):
             raise ValueError("features were not kept: make the engine with gl.stream(model, features=True)")
         size, parts = self._sizes[level], self._recorded[level]
         events = np.concatenate([np.empty((0, 3), np.int64), *(part[0] for part in parts)])
-        features = np.concatenate([np.empty(0, np.float32), *(part[1] for part in parts)])
+        features = np.concatenate([np.empty((0, size["p"]), np.float32), *(part[1] for part in parts)])
+        features = features[:, : self.model.downs[level].norm.channels].copy()
         pixel, time = torch.from_numpy(events[:, :2].astype(np.int32)), torch.from_numpy(events[:, 2].copy())
         grid = size["columns"], size["rows"]
         ends = torch.tensor([0, len(time)])
-        return Events(pixel, time, None, ends, grid), torch.from_numpy(features).view(-1, size["p"])
+        return Events(pixel, time, None, ends, grid), torch.from_numpy(features)
 
     @property
     def memory_bytes(self) -> int:
@@ -211,8 +213,8 @@ class _Flat:
 
     def add(self, name: str, values: np.ndarray | Sequence[int]) -> int:
         part = np.asarray(values, self.TYPES.get(name, np.float32)).reshape(-1)
-        # Parts begin at whole cache lines.
-        part = np.pad(part, (0, -len(part) % 16))
+        # Parts begin at whole cache lines, and end with a spare one, because eights are read.
+        part = np.pad(part, (0, 16 - len(part) % 16))
         self.parts[name].append(part)
         self.ends[name] += len(part)
         return self.ends[name] - len(part)
@@ -226,6 +228,15 @@ class _Flat:
 
 def _array(tensor: Tensor) -> np.ndarray:
     return np.ascontiguousarray(tensor.detach().cpu().numpy().astype(np.float32))
+
+
+def _eights(size: int) -> int:
+    return -(-size // 8) * 8
+
+
+def _fill(array: np.ndarray, *shape: int) -> np.ndarray:
+    """Grown to `shape` with zeros."""
+    return np.pad(array, [(0, big - small) for big, small in zip(shape, array.shape, strict=True)])
 
 
 def _wide(size: int, lane: int) -> int:
@@ -259,18 +270,27 @@ def _level(
         raise TypeError(f"stream: the engine knows 3 x 3 kernels at stride 2, not {near.kernel} at {near.stride}")
     rule = Rule.of(near.source.sensor, **settings)
     (width, height), (columns, rows) = near.source.sensor, near.target.sensor
+    polarity = isinstance(down.conv, PolarityConv)
     _, v, q, p = down.conv.weight.shape
+    down_rate, down_weight = _array(down.conv.rate.double() / down.conv.decay_time), _array(down.conv.weight)
+    if polarity:
+        # Decays and polarities as one run of channels, every one with its rate; those that only fill up forget at once.
+        down_rate, down_weight = np.repeat(down_rate, q, 1), down_weight.reshape(9, 1, v * q, p)
+        down_rate = np.pad(down_rate, [(0, 0), (0, -(v * q) % 8)], constant_values=1e30)
+        v, q = 1, v * q
+    q, p = _eights(q), _eights(p)
+    down_weight = _fill(down_weight, 9, v, q, p)
 
     # The in-place convolutions as one: (tap, decay) entries, those of one tap together.
     taps = [(conv, u, tap) for conv in (block.cross, block.point) for u, tap in enumerate(offsets(conv.near.kernel))]
     rates = [_array(conv.rate[u].double() / conv.decay_time) for conv, u, _ in taps]
-    weights = [_array(conv.weight[u]).reshape(-1, p) for conv, u, _ in taps]
+    weights = [_fill(_array(conv.weight[u]), len(rate), p, p).reshape(-1, p) for (conv, u, _), rate in zip(taps, rates)]
     entries, wide = sum(map(len, rates)), _wide(p, lane)
     first, first_bias = _dense(block.expand)
     second, second_bias = _dense(block.reduce)
     hidden, broad = len(second), _wide(len(second), lane)
-    down_scale, down_shift = _affine(down.norm)
-    same_scale, same_shift = _affine(block.norm)
+    down_scale, down_shift = (_fill(part, p) for part in _affine(down.norm))
+    same_scale, same_shift = (_fill(part, p) for part in _affine(block.norm))
     same_bias = second_bias + _bias(block.cross) + _bias(block.point)
 
     size = {
@@ -286,12 +306,12 @@ def _level(
         },
         "weight": {
             "share": rule.share, "coarse": rule.coarse, "fine": rule.fine, "limits": [rule.threshold, rule.reset],
-            "down_rate": _array(down.conv.rate.double() / down.conv.decay_time),
-            "down_weight": _columns(_array(down.conv.weight), lane), "down_bias": _columns(_bias(down.conv), lane),
+            "down_rate": down_rate, "down_weight": _columns(down_weight, lane),
+            "down_bias": _columns(_fill(_bias(down.conv), p), lane),
             "down_scale": down_scale, "down_shift": down_shift, "same_rate": np.concatenate(rates),
-            "same_weight": _columns(np.concatenate(weights), lane), "same_bias": _columns(same_bias, lane),
-            "first": _columns(first, lane), "first_bias": _columns(first_bias, lane),
-            "second": _columns(second, lane), "same_scale": same_scale, "same_shift": same_shift,
+            "same_weight": _columns(np.concatenate(weights), lane), "same_bias": _columns(_fill(same_bias, p), lane),
+            "first": _columns(_fill(first, p, hidden), lane), "first_bias": _columns(first_bias, lane),
+            "second": _columns(_fill(second, hidden, p), lane), "same_scale": same_scale, "same_shift": same_shift,
         },
     }  # fmt: skip
     rooms = {
@@ -307,7 +327,7 @@ def _level(
         # Products read and write whole blocks of rows, past the last one.
         "work": {
             "raw": (CAPACITY + ROWS) * p, "out": (CAPACITY + ROWS) * p, "row": ROWS * max(9 * v * q, entries * p),
-            "sum": ROWS * wide, "middle": ROWS * broad, "factor": max(v, entries), "keep_out": size["keep"] * p,
+            "sum": ROWS * wide, "middle": ROWS * broad, "factor": max(v, entries) + 8, "keep_out": size["keep"] * p,
         },
         "event": {"fired": 3 * CAPACITY, "keep_event": 3 * size["keep"]},
     }  # fmt: skip
@@ -338,11 +358,12 @@ def _head(flat: _Flat, model: EventResNet, lane: int) -> list[int]:
     found = {
         "size": size, "wide": wide, "classes": classes, "room": room,
         "rate": flat.add("weight", _array(head.mean.log_rate.double().exp() / head.mean.decay_time)),
-        "matrix": flat.add("weight", _columns(weight, lane)),
+        "matrix": flat.add("weight", _columns(_fill(weight, _eights(len(weight)), size), lane)),
         "place": flat.add("weight", _columns(_array(head.place) + bias, lane)),
         "scale": flat.add("weight", scale), "shift": flat.add("weight", shift),
         "logits": flat.add("weight", _columns(logits, lane)), "bias": flat.add("weight", _columns(logits_bias, lane)),
         "total": flat.room("voxel", size + 1), "time": flat.room("clock", 1), "hidden": flat.room("work", wide),
-        "mean": flat.room("work", size), "answer": flat.room("work", room * classes), "at": flat.room("event", room),
+        "mean": flat.room("work", size), "factor": flat.room("work", 8), "answer": flat.room("work", room * classes),
+        "at": flat.room("event", room),
     }  # fmt: skip
     return [found[field] for field in HEAD_FIELDS]

@@ -7,43 +7,39 @@ the input of the next level. Buffers are bounded: a level that has filled its ow
 
 Everything lies in a few flat arrays, so that one compiled loop serves every network: `table` (levels, fields) holds the
 sizes of each level and where its parts begin (see the fields below); `whole` whole-number constants, `weight` float32
-constants; `trace` and `clock` the float32 and int64 memory; `voxel` the sums of the voxel head; `work` float32 buffers and
-`event` the buffers of events.
+constants; `trace` and `clock` the float32 and int64 memory; `voxel` the sums of the heads; `work` float32 buffers and
+`event` the buffers of events. Channels are rounded up to eights, and those of sums to whole vectors.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
 from gridless.ops.point_conv.products import BLOCK, add_product
+from gridless.streaming.vectors import decays, enter, enter_each, read, read_each
 
 # Rows that are multiplied together.
 ROWS = 16
 
-# What a trace of less than this could add is lost in the rounding of any sum; zero is cheaper than subnormal numbers.
-TINY = np.float32(1e-30)
-
+# fmt: off
 FIELDS = (
-    # sizes: the source's grid, the target's grid, channels in and out (and rounded up to whole vectors), decays per tap of
-    # the strided convolution, entries (tap, decay) of the in-place convolutions and runs of one tap among them, hidden
-    # channels (and rounded up), frames of the voxel head (0 for none), bits of the fine decay table, events it may hold
-    "width height columns rows q p p_wide v entries runs hidden hidden_wide frames bits capacity "
-    # in `whole`: LIF reach along x and y; dx and dy of each run, and where it begins and ends
-    "low_x high_x low_y high_y run_x run_y run_at "
-    # in `weight`: LIF shares, decay tables, threshold and reset; rates per microsecond, weights and folded normalisation
-    "share coarse coarse_size fine limits down_rate down_weight down_bias down_scale down_shift "
-    "same_rate same_weight same_bias first first_bias second same_scale same_shift "
-    # in `trace`: potentials, the traces of the source pixels, of the target pixels; in `clock`: their times, voxel counts
-    "potential down_trace same_trace charged down_time same_time count "
-    # in `voxel`; in `work`; in `event`: x, y, t of each event fired, one after the other; copies for those who ask for
-    # features, and how many there is room for
-    "total raw out row sum middle factor fired keep keep_out keep_event"
-).split()
+    # Sizes: the grids of source and target, channels in and out (out also rounded up to whole vectors), decays per tap
+    # of the strided convolution, entries (tap, decay) of the in-place convolutions and runs of one tap among them,
+    # hidden channels (and rounded up), frames of the voxel head (0: none), bits of the fine decay table, room for events.
+    "width", "height", "columns", "rows", "q", "p", "p_wide", "v", "entries", "runs", "hidden", "hidden_wide", "frames",
+    "bits", "capacity",
+    # In `whole`: LIF reach along x and y; dx and dy of each run, and where it begins and ends.
+    "low_x", "high_x", "low_y", "high_y", "run_x", "run_y", "run_at",
+    # In `weight`: LIF shares, decay tables, threshold and reset; rates per microsecond; weights; folded normalisation.
+    "share", "coarse", "coarse_size", "fine", "limits", "down_rate", "down_weight", "down_bias", "down_scale",
+    "down_shift", "same_rate", "same_weight", "same_bias", "first", "first_bias", "second", "same_scale", "same_shift",
+    # In `trace`: potentials, traces of the source's and of the target's pixels; in `clock`: their times, voxel counts.
+    "potential", "down_trace", "same_trace", "charged", "down_time", "same_time", "count",
+    # In `voxel`: sums; in `work`: features before and after the in-place block, rows, sums, hidden, decays; in `event`:
+    # x, y, t of each event fired; copies for those who ask for features, and how many there is room for.
+    "total", "raw", "out", "row", "sum", "middle", "factor", "fired", "keep", "keep_out", "keep_event",
+)
 (
     WIDTH, HEIGHT, COLUMNS, ROWS_OUT, Q, P, P_WIDE, V, ENTRIES, RUNS, HIDDEN, HIDDEN_WIDE, FRAMES, BITS, CAPACITY,
     LOW_X, HIGH_X, LOW_Y, HIGH_Y, RUN_X, RUN_Y, RUN_AT,
@@ -51,43 +47,20 @@ FIELDS = (
     SAME_RATE, SAME_WEIGHT, SAME_BIAS, FIRST, FIRST_BIAS, SECOND, SAME_SCALE, SAME_SHIFT,
     POTENTIAL, DOWN_TRACE, SAME_TRACE, CHARGED, DOWN_TIME, SAME_TIME, COUNT,
     TOTAL, RAW, OUT, ROW, SUM, MIDDLE, FACTOR, FIRED, KEEP, KEEP_OUT, KEEP_EVENT,
-) = range(len(FIELDS))  # fmt: skip
+) = range(len(FIELDS))
 
-
-@intrinsic
-def _as_float(typingctx: Any, bits: Any) -> Any:
-    """The float32 with these bits."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), emit
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def decay(x):
-    """exp(-x) for x >= 0 in float32, relative error 2e-7; 0 beyond 80."""
-    f = np.float32
-    y = min(x, f(80.0))
-    n = (y * f(-1.44269504088896341) + f(12582912.0)) - f(12582912.0)
-    r = (-y - n * f(0.693359375)) - n * f(-2.12194440e-4)
-    p = f(1.0 / 720.0)
-    p = p * r + f(1.0 / 120.0)
-    p = p * r + f(1.0 / 24.0)
-    p = p * r + f(1.0 / 6.0)
-    p = p * r + f(0.5)
-    p = p * r + f(1.0)
-    p = p * r + f(1.0)
-    scale = _as_float((np.int32(n) + np.int32(127)) << np.int32(23))
-    return p * scale if x <= f(80.0) else f(0.0)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _factors(weight, rate, count, age, work, factor):
-    """The decays at `rate` over an age in microseconds, to the buffer at `factor`."""
-    a = np.float32(age)
-    for k in range(count):
-        work[factor + k] = decay(weight[rate + k] * a)
+# The stream head, logits of the leaky mean of relu(x weight + bias + place): sizes, and where its parts begin. Rate,
+# weights and folded normalisation are in `weight`; sums (and the weight of them) in `voxel`; the time of the last
+# event, or -1, in `clock`; buffers in `work`, and the times of the answers in `event`.
+HEAD_FIELDS = (
+    "size", "wide", "classes", "room", "rate", "matrix", "place", "scale", "shift", "logits", "bias", "total", "time",
+    "hidden", "mean", "factor", "answer", "at",
+)
+(
+    H_SIZE, H_WIDE, H_CLASSES, H_ROOM, H_RATE, H_MATRIX, H_PLACE, H_SCALE, H_SHIFT, H_LOGITS, H_BIAS, H_TOTAL, H_TIME,
+    H_HIDDEN, H_MEAN, H_FACTOR, H_ANSWER, H_AT,
+) = range(len(HEAD_FIELDS))
+# fmt: on
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -176,81 +149,107 @@ def _enter_down(table, weight, trace, clock, work, x, y, t, features, at):
     Along an axis an even pixel is the middle tap of one target; an odd one is the first tap of the next target and the
     last of the one before.
     """
-    width, q, v = table[WIDTH], table[Q], table[V]
+    width, q, v, factor = table[WIDTH], table[Q], table[V], table[FACTOR]
     time = table[DOWN_TIME] + y * width + x
-    age = t - clock[time]
+    age = np.float32(t - clock[time])
     clock[time] = t
-    factor = table[FACTOR]
     base = table[DOWN_TRACE] + _slots(x, y, width) * v * q
     for j in range(1 + (y & 1)):
         for i in range(1 + (x & 1)):
             tap = 3 * (2 * j if y & 1 else 1) + (2 * i if x & 1 else 1)
-            _factors(weight, table[DOWN_RATE] + tap * v, v, age, work, factor)
+            rate = table[DOWN_RATE] + tap * v
+            for k in range(0, v, 8):
+                decays(work, factor + k, weight, rate + k, age)
             for k in range(v):
                 f = work[factor + k]
-                for c in range(q):
-                    z = trace[base + c] * f
-                    trace[base + c] = (z if abs(z) > TINY else np.float32(0.0)) + features[at + c]
+                for c in range(0, q, 8):
+                    enter(trace, base + c, features, at + c, f)
                 base += q
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _read_down(table, weight, trace, clock, work, x, y, t, row):
+def _enter_first(table, weight, trace, clock, x, y, t, features, at):
+    """The same for the first convolution, which sees polarity: its 2 channels and the decays make one run of V' eights,
+    every element with a rate of its own; `features` repeats the two.
+    """
+    width, size = table[WIDTH], table[Q] * table[V]
+    time = table[DOWN_TIME] + y * width + x
+    age = np.float32(t - clock[time])
+    clock[time] = t
+    base = table[DOWN_TRACE] + _slots(x, y, width) * size
+    for j in range(1 + (y & 1)):
+        for i in range(1 + (x & 1)):
+            tap = 3 * (2 * j if y & 1 else 1) + (2 * i if x & 1 else 1)
+            for k in range(0, size, 8):
+                enter_each(trace, base + k, features, at, weight, table[DOWN_RATE] + tap * size + k, age)
+            base += size
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _read_down(table, weight, trace, clock, work, x, y, t, row, first):
     """The nine taps of target pixel (x, y), decayed to time t, to row `row`."""
-    width, height, q, v = table[WIDTH], table[HEIGHT], table[Q], table[V]
-    factor = table[FACTOR]
-    at = table[ROW] + row * 9 * v * q
+    width, height, q, v, factor = table[WIDTH], table[HEIGHT], table[Q], table[V], table[FACTOR]
+    size = v * q
+    at = table[ROW] + row * 9 * size
     for dy in range(3):
         sy = 2 * y + dy - 1
         for dx in range(3):
             sx = 2 * x + dx - 1
             if 0 <= sx < width and 0 <= sy < height:
                 slot = (dy >> 1) * (1 + (sx & 1)) + (dx >> 1)
-                base = table[DOWN_TRACE] + (_slots(sx, sy, width) + slot) * v * q
-                age = t - clock[table[DOWN_TIME] + sy * width + sx]
-                _factors(weight, table[DOWN_RATE] + (dy * 3 + dx) * v, v, age, work, factor)
-                for k in range(v):
-                    f = work[factor + k]
-                    for c in range(q):
-                        work[at + c] = trace[base + c] * f
-                    at += q
-                    base += q
+                base = table[DOWN_TRACE] + (_slots(sx, sy, width) + slot) * size
+                age = np.float32(t - clock[table[DOWN_TIME] + sy * width + sx])
+                if first:
+                    rate = table[DOWN_RATE] + (dy * 3 + dx) * size
+                    for k in range(0, size, 8):
+                        read_each(work, at + k, trace, base + k, weight, rate + k, age)
+                else:
+                    rate = table[DOWN_RATE] + (dy * 3 + dx) * v
+                    for k in range(0, v, 8):
+                        decays(work, factor + k, weight, rate + k, age)
+                    for k in range(v):
+                        f = work[factor + k]
+                        for c in range(k * q, k * q + q, 8):
+                            read(work, at + c, trace, base + c, f)
             else:
-                for k in range(v * q):
+                for k in range(size):
                     work[at + k] = 0.0
-                at += v * q
+            at += size
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _pass_same(table, whole, weight, trace, clock, work, x, y, t, event, row):
     """An event of the target stream enters the traces of its pixel, then reads its in-place taps to row `row`."""
     width, height, p, entries = table[COLUMNS], table[ROWS_OUT], table[P], table[ENTRIES]
-    factor, rate, pixel = table[FACTOR], table[SAME_RATE], y * width + x
-    age = t - clock[table[SAME_TIME] + pixel]
-    clock[table[SAME_TIME] + pixel] = t
-    _factors(weight, rate, entries, age, work, factor)
+    factor, rate, times = table[FACTOR], table[SAME_RATE], table[SAME_TIME]
+    pixel = y * width + x
+    age = np.float32(t - clock[times + pixel])
+    clock[times + pixel] = t
+    for k in range(0, entries, 8):
+        decays(work, factor + k, weight, rate + k, age)
     base, mine = table[SAME_TRACE] + pixel * entries * p, table[RAW] + event * p
     for k in range(entries):
         f = work[factor + k]
-        for c in range(p):
-            z = trace[base + k * p + c] * f
-            trace[base + k * p + c] = (z if abs(z) > TINY else np.float32(0.0)) + work[mine + c]
+        for c in range(0, p, 8):
+            enter(trace, base + k * p + c, work, mine + c, f)
     at = table[ROW] + row * entries * p
     for run in range(table[RUNS]):
         start = whole[table[RUN_AT] + run]
         count = whole[table[RUN_AT] + run + 1] - start
         sx, sy = x + whole[table[RUN_X] + run], y + whole[table[RUN_Y] + run]
         if sx == x and sy == y:
-            for k in range(count * p):
-                work[at + k] = trace[base + start * p + k]
+            for c in range(0, count * p, 8):
+                read(work, at + c, trace, base + start * p + c, np.float32(1.0))
         elif 0 <= sx < width and 0 <= sy < height:
             other = sy * width + sx
-            _factors(weight, rate + start, count, t - clock[table[SAME_TIME] + other], work, factor)
+            age = np.float32(t - clock[times + other])
+            for k in range(0, count, 8):
+                decays(work, factor + k, weight, rate + start + k, age)
             there = table[SAME_TRACE] + (other * entries + start) * p
             for k in range(count):
                 f = work[factor + k]
-                for c in range(p):
-                    work[at + k * p + c] = trace[there + k * p + c] * f
+                for c in range(k * p, k * p + p, 8):
+                    read(work, at + c, trace, there + c, f)
         else:
             for k in range(count * p):
                 work[at + k] = 0.0
@@ -258,39 +257,43 @@ def _pass_same(table, whole, weight, trace, clock, work, x, y, t, event, row):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _descend(
-    table, whole, weight, trace, clock, work, event, source, source_at, features, features_at, first, last, lane
-):
-    """Source events first to last: how far it came (it stops where its buffer is full), and how many have fired."""
+def _descend(table, whole, weight, trace, clock, work, event, source, at, features, feature_at, begin, end, top, lane):
+    """Source events begin to end: how far it came (it stops where its buffer is full), and how many have fired.
+
+    `top` marks the first level, whose features are the two polarities, four times each.
+    """
     columns, q, bits = table[COLUMNS], table[Q], table[BITS]
-    top, mask = table[COARSE_SIZE] - 1, (1 << bits) - 1
+    oldest, mask = table[COARSE_SIZE] - 1, (1 << bits) - 1
     threshold, reset = weight[table[LIMITS]], weight[table[LIMITS] + 1]
     fired, gathered = 0, 0
-    i = first
-    while i < last and fired + 4 <= table[CAPACITY]:
-        x, y, t = source[source_at + 3 * i], source[source_at + 3 * i + 1], source[source_at + 3 * i + 2]
-        _enter_down(table, weight, trace, clock, work, x, y, t, features, features_at + i * q)
+    i = begin
+    while i < end and fired + 4 <= table[CAPACITY]:
+        x, y, t = source[at + 3 * i], source[at + 3 * i + 1], source[at + 3 * i + 2]
+        if top:
+            _enter_first(table, weight, trace, clock, x, y, t, features, 8 * source[at + 3 * end + i])
+        else:
+            _enter_down(table, weight, trace, clock, work, x, y, t, features, feature_at + i * q)
         x0, x1 = whole[table[LOW_X] + x], whole[table[HIGH_X] + x]
         y0, y1 = whole[table[LOW_Y] + y], whole[table[HIGH_Y] + y]
         share = weight[table[SHARE] + (x1 - x0 + 1) * (y1 - y0 + 1)]
         for oy in range(y0, y1 + 1):
             for ox in range(x0, x1 + 1):
-                at = oy * columns + ox
-                age = max(t - clock[table[CHARGED] + at], 0)
-                clock[table[CHARGED] + at] = t
-                left = weight[table[COARSE] + min(age >> bits, top)] * weight[table[FINE] + (age & mask)]
-                value = trace[table[POTENTIAL] + at] * left + share
+                pixel = oy * columns + ox
+                age = max(t - clock[table[CHARGED] + pixel], 0)
+                clock[table[CHARGED] + pixel] = t
+                left = weight[table[COARSE] + min(age >> bits, oldest)] * weight[table[FINE] + (age & mask)]
+                value = trace[table[POTENTIAL] + pixel] * left + share
                 if value > threshold:
                     value = reset
                     to = table[FIRED] + 3 * fired
                     event[to], event[to + 1], event[to + 2] = ox, oy, t
-                    _read_down(table, weight, trace, clock, work, ox, oy, t, gathered)
+                    _read_down(table, weight, trace, clock, work, ox, oy, t, gathered, top)
                     fired += 1
                     gathered += 1
                     if gathered == ROWS:
                         _multiply_down(table, weight, work, gathered, fired - gathered, lane)
                         gathered = 0
-                trace[table[POTENTIAL] + at] = value
+                trace[table[POTENTIAL] + pixel] = value
         i += 1
     if gathered:
         _multiply_down(table, weight, work, gathered, fired - gathered, lane)
@@ -320,34 +323,6 @@ def _settle(table, whole, weight, trace, clock, voxel, work, event, fired, start
                 voxel[table[TOTAL] + cell * p + c] += work[table[OUT] + i * p + c]
 
 
-# The stream head, logits of the leaky mean of relu(x weight + bias + place): sizes, and where its parts begin. The rate,
-# weights and folded normalisation are in `weight`; sums (and the weight of them) in `voxel`; the time of the last event,
-# or -1, in `clock`; buffers in `work`, and of the answers' times in `event`.
-HEAD_FIELDS = [
-    "size",
-    "wide",
-    "classes",
-    "room",
-    "rate",
-    "matrix",
-    "place",
-    "scale",
-    "shift",
-    "logits",
-    "bias",
-    "total",
-    "time",
-    "hidden",
-    "mean",
-    "answer",
-    "at",
-]
-(
-    H_SIZE, H_WIDE, H_CLASSES, H_ROOM, H_RATE, H_MATRIX, H_PLACE, H_SCALE, H_SHIFT, H_LOGITS, H_BIAS, H_TOTAL, H_TIME,
-    H_HIDDEN, H_MEAN, H_ANSWER, H_AT,
-) = range(len(HEAD_FIELDS))  # fmt: skip
-
-
 @njit(nogil=True, cache=True, error_model="numpy")
 def _predict(table, head, weight, clock, voxel, work, event, fired, answered, lane):
     """A prediction after each of the events just fired."""
@@ -360,7 +335,8 @@ def _predict(table, head, weight, clock, voxel, work, event, fired, answered, la
         _product(work, hidden, wide, work, table[OUT] + i * p, p, weight, head[H_MATRIX], 1, p, lane)
         keep = 0.0
         if clock[head[H_TIME]] >= 0:
-            keep = float(decay(weight[head[H_RATE]] * np.float32(t - clock[head[H_TIME]])))
+            decays(work, head[H_FACTOR], weight, head[H_RATE], np.float32(t - clock[head[H_TIME]]))
+            keep = float(work[head[H_FACTOR]])
         clock[head[H_TIME]] = t
         voxel[total + size] = voxel[total + size] * keep + 1.0
         for k in range(size):
@@ -387,9 +363,9 @@ def _copy(table, work, event, fired, kept):
 def run(table, head, whole, weight, trace, clock, voxel, work, event, source, features, window, cursor, lane):
     """Push input events through all levels. True when all are through; False where a buffer must be emptied first.
 
-    source: x, y, t of each; window: start and duration of the voxels. cursor: the level at work, how many predictions
-    there are, then for each level how far it has come, how many events wait for it, how many it has fired, and how many
-    of them are kept.
+    source: x, y, t of each, then their polarities, 0 or 1; features: (1, 0) four times, then (0, 1) four times; window:
+    start and duration of the voxels. cursor: the level at work, how many predictions there are, then for each level how
+    far it has come, how many events wait for it, how many it has fired, and how many of them are kept.
     """
     depth = len(table)
     position, waiting = cursor[2 : 2 + depth], cursor[2 + depth : 2 + 2 * depth]
@@ -405,13 +381,27 @@ def run(table, head, whole, weight, trace, clock, voxel, work, event, source, fe
             return False
         if k == 0:
             position[0], new = _descend(
-                level, whole, weight, trace, clock, work, event, source, 0, features, 0, position[0], waiting[0], lane
+                level,
+                whole,
+                weight,
+                trace,
+                clock,
+                work,
+                event,
+                source,
+                0,
+                features,
+                0,
+                position[0],
+                waiting[0],
+                True,
+                lane,
             )
         else:
             above = table[k - 1]
             position[k], new = _descend(
                 level, whole, weight, trace, clock, work, event, event, above[FIRED], work, above[OUT],
-                position[k], waiting[k], lane,
+                position[k], waiting[k], False, lane,
             )  # fmt: skip
         fired[k] += new
         if new:
@@ -446,9 +436,9 @@ def first_bad(pixel, time, width, height, before):
 
 
 @njit(nogil=True, cache=True)
-def fill(pixel, time, polarity, first, last, source, features):
-    """Input events first to last as x, y, t; and their features, (1, 0) for OFF and (0, 1) for ON."""
-    for i in range(last - first):
-        on = polarity[first + i]
+def fill(pixel, time, polarity, first, last, source):
+    """Input events first to last as x, y, t, then their polarities."""
+    count = last - first
+    for i in range(count):
         source[3 * i], source[3 * i + 1], source[3 * i + 2] = pixel[first + i, 0], pixel[first + i, 1], time[first + i]
-        features[2 * i], features[2 * i + 1] = not on, on
+        source[3 * count + i] = polarity[first + i]
