@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +12,8 @@ import pytest
 import torch
 
 import gridless as gl
+from gridless.data import FormatError
+from gridless.data.formats import hdf5
 
 # Counted, and compared event by event, with independent decoders.
 SAMPLES = {
@@ -54,3 +59,258 @@ def test_real_recordings_decode(shared_data: Path, name, count, sensor):
 def test_a_recording_of_nmnist_is_the_first_of_the_pack(shared_data: Path):
     events = gl.read_events(shared_data / "formats" / "nmnist_train_00001.bin")
     assert events.numpy()[:3].tolist() == [(893, 18, 16, True), (1060, 20, 17, True), (2443, 17, 9, False)]
+
+
+def _write(path: Path, data: bytes) -> Path:
+    path.write_bytes(data)
+    return path
+
+
+# Counters that wrap.
+
+
+def test_a_32_bit_counter_that_wraps_goes_on_counting(tmp_path: Path):
+    stamps = [2**32 - 3, 2**32 - 1, 2, 5, 2**32 - 1, 7]
+    times = [2**32 - 3, 2**32 - 1, 2**32 + 2, 2**32 + 5, 2 * 2**32 - 1, 2 * 2**32 + 7]
+    pairs = np.array([[0x101 * i, t] for i, t in enumerate(stamps)], ">u4")
+    events = gl.read_events(_write(tmp_path / "a.aedat", b"#!AER-DAT2.0\r\n" + pairs.tobytes()))
+    assert events.time.tolist() == times
+    pairs = np.array([[t, i] for i, t in enumerate(stamps)], "<u4")
+    head = b"% Data file containing CD events.\n% Version 2\n" + bytes([12, 8])
+    assert gl.read_events(_write(tmp_path / "a.dat", head + pairs.tobytes())).time.tolist() == times
+
+
+def test_evt2_goes_on_after_34_bits(tmp_path: Path):
+    words = np.array([0x8 << 28 | 0xFFFFFFF, 0x1 << 28 | 63 << 22, 0x8 << 28, 0x1 << 28 | 1 << 22], "<u4")
+    events = gl.read_events(_write(tmp_path / "a.raw", b"% evt 2.0\n" + words.tobytes()))
+    assert events.time.tolist() == [2**34 - 1, 2**34 + 1]
+
+
+def test_evt3_goes_on_after_24_bits(tmp_path: Path):
+    words = [0x8FFF, 0x6FFF, 0x0007, 0x2005, 0x8000, 0x6001, 0x2806]
+    events = gl.read_events(_write(tmp_path / "a.raw", b"% evt 3.0\n" + np.array(words, "<u2").tobytes()))
+    assert events.numpy().tolist() == [(2**24 - 1, 5, 7, False), (2**24 + 1, 6, 7, True)]
+
+
+def test_evt3_vectors_are_neighbours_from_the_lowest_bit(tmp_path: Path):
+    words = [0x8000, 0x6009, 0x0003, 0x3000 | 0x800 | 100, 0x4801, 0x5081]
+    events = gl.read_events(_write(tmp_path / "a.raw", b"% evt 3.0\n" + np.array(words, "<u2").tobytes()))
+    assert events.pixel.tolist() == [[100, 3], [111, 3], [112, 3], [119, 3]]
+    assert events.polarity.all()
+
+
+def test_events_before_the_first_time_are_left_out(tmp_path: Path):
+    words = np.array([0x1 << 28, 0x8 << 28 | 5, 0x1 << 28 | 2 << 22], "<u4")
+    assert gl.read_events(_write(tmp_path / "a.raw", b"% evt 2.0\n" + words.tobytes())).time.tolist() == [322]
+    words = np.array([0x0003, 0x2005, 0x8001, 0x6002, 0x2006], "<u2")
+    assert gl.read_events(_write(tmp_path / "b.raw", b"% evt 3.0\n" + words.tobytes())).pixel.tolist() == [[6, 3]]
+
+
+def test_aedat3_extends_its_times_by_the_overflow_counter(tmp_path: Path):
+    head = b"#!AER-DAT3.1\r\n#Format: RAW\r\n#Source 1: DVS128\r\n#!END-HEADER\r\n"
+    body = b""
+    for overflow, stamp in ((0, 2**31 - 1), (1, 4)):
+        body += np.array([1 << 16 | 1, 8, 4, overflow, 1, 1, 1], "<u4").tobytes()
+        body += np.array([5 << 17 | 6 << 2 | 3, stamp], "<u4").tobytes()
+    events = gl.read_events(_write(tmp_path / "a.aedat", head + body))
+    assert events.numpy().tolist() == [(2**31 - 1, 5, 6, True), (2**31 + 4, 5, 6, True)]
+    assert events.sensor == (128, 128)
+
+
+# What is left out.
+
+
+def test_overflow_markers_of_nmnist_are_no_events(tmp_path: Path):
+    rows = np.array([[1, 2, 0x80, 0, 5], [9, 240, 0, 0, 6], [3, 4, 0, 1, 0]], np.uint8)
+    events = gl.read_events(_write(tmp_path / "a.bin", rows.tobytes()))
+    assert events.numpy().tolist() == [(5, 1, 2, True), (256, 3, 4, False)]
+
+
+def test_exposure_measurements_of_an_atis_are_no_events(tmp_path: Path):
+    head = b"Event Stream" + bytes([2, 0, 0, 2]) + np.array([320, 240], "<u2").tobytes()
+    body = b"\xfe\x0a\x01\x00\x02\x00" + b"\xfc\x05\x03\x00\x04\x00" + b"\xff\xfd\x04\x01\x00\x02\x00"
+    assert gl.read_events(_write(tmp_path / "a.es", head + body)).numpy().tolist() == [
+        (128, 1, 2, True),
+        (382, 1, 2, False),
+    ]
+
+
+# Text.
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "t,x,y,p\n10,1,2,1\n20,3,4,0\n",
+        "10,1,2,1\n20,3,4,0\n",
+        "1,2,1,10\r\n3,4,0,20\r\n",
+        "# made by hand\n%geometry:8,8\nPolarity; Y;X ;Timestamp\n1;2;1;10\n0;4;3;20",
+        "0.000010 1 2 1\n0.0000204 3 4 0\n",
+        "on\tx\ty\tts\textra\n1\t1\t2\t10\t7\n-1\t3\t4\t20\t7\n\n",
+    ],
+)
+def test_text_is_read_in_any_order_of_columns(tmp_path: Path, text):
+    events = gl.read_events(_write(tmp_path / "a.csv", text.encode()))
+    assert events.numpy().tolist() == [(10, 1, 2, True), (20, 3, 4, False)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("t,x,y,p\n1,2,3\n", "columns"),
+        ("t,x,y,p\n1,2,3,1\n1,2,oops,1\n", "line 3"),
+        ("t,x,y,p\n1,2,3,1\n1,2,3,1,5\n", "line 3 has not 4 columns"),
+        ("t,x,y,p\n1,2,3,7\n", "polarity"),
+        ("a,x,y,p\n1,2,3,1\n", "which column is t"),
+        ("1,0,1,0\n", "which column is which"),
+        ("t,x,y,p\n1,2.5,3,1\n", "decimal"),
+        ("t,x,y,p\n99999999999999999999,2,3,1\n", "too large"),
+    ],
+)
+def test_text_that_is_no_table_of_events_is_refused(tmp_path: Path, text, words):
+    with pytest.raises(FormatError, match=words):
+        gl.read_events(_write(tmp_path / "a.csv", text.encode()))
+
+
+# HDF5.
+
+
+def test_hdf5_layouts_in_use(tmp_path: Path):
+    h5py = pytest.importorskip("h5py")
+    t, x, y, p = np.array([10, 20]), np.array([1, 3]), np.array([2, 4]), np.array([1, 0])
+    table = np.zeros(2, [("x", "<u2"), ("y", "<u2"), ("p", "<i2"), ("t", "<i8")])
+    table["x"], table["y"], table["p"], table["t"] = x, y, p, t
+    layouts = {
+        "top": {"x": x, "y": y, "t": t, "p": p},
+        "offset": {"events/x": x, "events/y": y, "events/t": t - 7, "events/p": p, "t_offset": np.int64(7)},
+        "seconds": {"events/xs": x, "events/ys": y, "events/ts": t / 1e6, "events/ps": p.astype(bool)},
+        "table": {"CD/events": table},
+        "columns": {"events": np.stack([t, x, y, p], 1).astype(np.uint32)},
+    }
+    for name, content in layouts.items():
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            for key, value in content.items():
+                file[key] = value
+            file.attrs["width"], file.attrs["height"] = 640, 480
+        events = gl.read_events(tmp_path / f"{name}.h5")
+        assert events.numpy().tolist() == [(10, 1, 2, True), (20, 3, 4, False)], name
+        assert events.sensor == (640, 480)
+
+
+@pytest.mark.parametrize("trouble", ["import os; os.abort()", "import time; time.sleep(60)", "print('nonsense' * 9)"])
+def test_a_crash_or_hang_of_the_hdf5_library_is_a_format_error(tmp_path: Path, monkeypatch, trouble):
+    def broken():
+        pipe = subprocess.PIPE
+        return subprocess.Popen([sys.executable, "-c", trouble], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+
+    monkeypatch.setattr(hdf5, "_worker", broken)
+    monkeypatch.setattr(hdf5, "PATIENCE", 1.0)
+    with pytest.raises(FormatError, match="not an HDF5 file"):
+        gl.read_events(_write(tmp_path / "a.h5", hdf5.MAGIC + bytes(100)))
+
+
+# Errors.
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "offset", "words"),
+    [
+        ("a.bin", bytes(12), 10, "truncated"),
+        ("a.raw", b"% evt 2.0\n" + bytes(7), 14, "truncated"),
+        ("a.raw", b"% evt 2.1\n" + bytes(8), 0, "EVT 2.1"),
+        ("a.es", b"Event Stream" + bytes([2, 0, 0, 1, 1, 0, 1, 0]) + bytes(7), 25, "truncated"),
+        ("a.es", b"Event Stream" + bytes([1, 0, 0, 1, 1, 0, 1, 0]), 12, "version 1.0.0"),
+        ("a.aedat", b"#!AER-DAT2.0\n" + bytes(9), 21, "truncated"),
+        ("a.dat", b"% Version 2\n\x0c\x08" + bytes(4) + b"\x00\x00\x00\x50", 14, "polarity 5"),
+        ("a.dat", b"% Version 2\n\x0e\x08", 12, "type 14"),
+        ("a.npy", b"\x93NUMPY\x01\x00\x05\x00oops\n", 0, "NumPy"),
+        ("a.raw", b"\x7fELF and so on\x00", 0, "does not begin as a .raw file"),
+        ("a.xyz", b"\x7fELF and so on\x00", 0, "no known format"),
+        ("a.raw", b"", 0, "empty"),
+    ],
+)
+def test_errors_name_file_and_byte(tmp_path: Path, name, data, offset, words):
+    with pytest.raises(FormatError, match=words) as caught:
+        gl.read_events(_write(tmp_path / name, data))
+    assert caught.value.path == tmp_path / name
+    assert caught.value.offset == offset
+    assert str(tmp_path / name) in str(caught.value)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.path, again.offset) == (str(caught.value), caught.value.path, offset)
+
+
+def test_events_outside_the_sensor_are_refused_with_their_byte_or_dropped(tmp_path: Path):
+    rows = np.array([[1, 2, 0, 0, 5], [33, 34, 0, 0, 6], [3, 4, 0, 1, 0]], np.uint8)
+    path = _write(tmp_path / "a.bin", rows.tobytes())
+    with pytest.raises(FormatError, match=r"event 1 is at pixel \(33, 34\), outside the sensor of 34 x 34") as caught:
+        gl.read_events(path, sensor=(34, 34))
+    assert caught.value.offset == 5
+    assert gl.read_events(path, sensor=(34, 34), repair="drop").time.tolist() == [5, 256]
+
+
+@pytest.mark.parametrize("kind", ["evt2", "es", "aedat3", "bin"])
+def test_times_that_step_back_are_refused_with_their_byte(tmp_path: Path, kind):
+    if kind == "evt2":
+        words = np.array([0x8 << 28 | 9, 0x1 << 28 | 5 << 22, 0x1 << 28 | 4 << 22], "<u4")
+        path, offset = _write(tmp_path / "a.raw", b"% evt 2.0\n" + words.tobytes()), 10 + 8
+    elif kind == "aedat3":
+        head = b"#!AER-DAT3.1\r\n#Format: RAW\r\n#!END-HEADER\r\n"
+        packet = np.array([1 << 16 | 1, 8, 4, 0, 2, 2, 2, 1, 9, 1, 8], "<u4").tobytes()
+        path, offset = _write(tmp_path / "a.aedat", head + packet), len(head) + 36
+    elif kind == "es":
+        # Its times are differences and cannot step back; pixels can be outside.
+        head = b"Event Stream" + bytes([2, 0, 0, 1]) + np.array([4, 4], "<u2").tobytes()
+        path, offset = _write(tmp_path / "a.es", head + b"\xff\x02\1\0\1\0" + b"\xff\x02\5\0\1\0"), 20 + 7
+    else:
+        path, offset = _write(tmp_path / "a.bin", bytes([0, 0, 0, 0, 9, 0, 0, 0, 0, 8])), 5
+    with pytest.raises(FormatError, match=r"has time|outside the sensor") as caught:
+        gl.read_events(path)
+    assert caught.value.offset == offset
+    if kind != "es":
+        sort, hold = (gl.read_events(path, repair=r).time for r in ("sort", "hold"))
+        assert (sort[1:] >= sort[:-1]).all()
+        assert hold[0] == hold[1]
+
+
+def test_a_file_of_two_cameras_needs_a_choice(tmp_path: Path):
+    head = b"#!AER-DAT3.1\r\n#Format: RAW\r\n#!END-HEADER\r\n"
+    packets = b"".join(np.array([s << 16 | 1, 8, 4, 0, 1, 1, 1, s << 17 | 1, 9], "<u4").tobytes() for s in (1, 2))
+    path = _write(tmp_path / "a.aedat", head + packets)
+    with pytest.raises(FormatError, match="stream="):
+        gl.read_events(path)
+    assert gl.read_events(path, stream=2).pixel.tolist() == [[2, 0]]
+
+
+def test_empty_recordings_are_recordings(tmp_path: Path):
+    for name, data in {
+        "a.bin": b"",
+        "a.raw": b"% evt 2.0\n% geometry 640x480\n",
+        "a.aedat": b"#!AER-DAT2.0\r\n",
+        "a.es": b"Event Stream" + bytes([2, 0, 0, 1, 64, 1, 240, 0]),
+        "a.csv": b"t,x,y,p\n",
+    }.items():
+        assert len(gl.read_events(_write(tmp_path / name, data))) == 0
+
+
+def test_pickled_arrays_are_never_loaded(tmp_path: Path):
+    np.save(tmp_path / "a.npy", np.array([{"x": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(FormatError, match="never unpickled"):
+        gl.read_events(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "t", "x", "words"),
+    [
+        (".dat", 2**32, 0, "a time of"),
+        (".bin", 2**23, 0, "a time of"),
+        (".bin", 0, 256, "a column of"),
+        (".xyz", 0, 0, "written as"),
+    ],
+)
+def test_what_a_form_cannot_hold_is_not_written(tmp_path: Path, suffix, t, x, words):
+    events = gl.Events.of(
+        {"x": np.array([x]), "y": np.array([0]), "t": np.array([t]), "p": np.array([1])}, sensor=(640, 480)
+    )
+    with pytest.raises(ValueError, match=words):
+        gl.write_events(tmp_path / f"a{suffix}", events)
+    assert not (tmp_path / f"a{suffix}").exists()

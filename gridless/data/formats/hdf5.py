@@ -84,11 +84,11 @@ def _ask(file: File) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         worker.stdin.write(json.dumps(request).encode() + b"\n")
         worker.stdin.flush()
         (length,) = struct.unpack("<q", _receive(worker, 8))
-        answer = json.loads(_receive(worker, length))
+        answer = json.loads(_receive(worker, length, limit=1 << 24))
         arrays = {}
         for name, descr, shape in answer.get("arrays", ()):
             dtype = np.lib.format.descr_to_dtype(_tuples(descr))
-            data = _receive(worker, math.prod(shape) * dtype.itemsize)
+            data = _receive(worker, math.prod(shape) * dtype.itemsize, limit=request["memory"])
             arrays[name] = np.frombuffer(data, dtype).reshape(shape)
         return answer, arrays
     except (EOFError, BrokenPipeError):
@@ -97,10 +97,10 @@ def _ask(file: File) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         timer.cancel()
 
 
-def _receive(worker: subprocess.Popen, count: int) -> bytes:
+def _receive(worker: subprocess.Popen, count: int, limit: int = 8) -> bytes:
     assert worker.stdout is not None
-    data = worker.stdout.read(count)
-    if len(data) < count:
+    data = worker.stdout.read(count) if 0 <= count <= limit else b""
+    if len(data) != count:
         worker.kill()
         worker.wait()
         raise EOFError

@@ -26,9 +26,11 @@ FAULTS = (
 
 
 def sniff(head: bytes) -> bool:
-    """Printable characters only, and a digit among the first."""
+    """Printable characters only, and numbers or the names of columns among them."""
     text = head[: head.rfind(b"\n") + 1] or head
-    return bool(text) and not re.search(rb"[^\t\r\n -~]", text) and bool(re.search(rb"[0-9]", text))
+    return (
+        bool(text) and not re.search(rb"[^\t\r\n -~]", text) and bool(re.search(rb"[0-9]|\bx\b", text, re.IGNORECASE))
+    )
 
 
 def read(file: File) -> Recording:
