@@ -26,7 +26,7 @@ ROWS = 16
 FIELDS = (
     # Sizes: the grids of source and target, channels in and out (out also rounded up to whole vectors), decays per tap
     # of the strided convolution, entries (tap, decay) of the in-place convolutions and runs of one tap among them,
-    # hidden channels (and rounded up), frames of the voxel head (0: none), bits of the fine decay table, room for events.
+    # hidden channels (and rounded up), frames of the voxel head (0: none), bits of the decay table, room for events.
     "width", "height", "columns", "rows", "q", "p", "p_wide", "v", "entries", "runs", "hidden", "hidden_wide", "frames",
     "bits", "capacity",
     # In `whole`: LIF reach along x and y; dx and dy of each run, and where it begins and ends.

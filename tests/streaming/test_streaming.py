@@ -1,0 +1,285 @@
+"""What was trained is what runs: engine = session = batch forward, however the stream is cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import gridless as gl
+from gridless.models import events as networks
+from gridless.nn.events import EventConv
+from gridless.nn.norm import BatchNorm
+from gridless.streaming import Engine, Session, stream
+
+CONFIGURATIONS = {
+    "n_mnist": {},
+    "mnist_dvs": {},
+    "cifar10_dvs": {},
+    "n_caltech101": {},
+    "asl_dvs": {},
+    "n_cars": {},
+}
+
+
+def network(name: str, **options) -> networks.EventResNet:
+    """A network as after training: no parameter or statistic at its starting value."""
+    torch.manual_seed(7)
+    model = getattr(networks, name)(**options)
+    for layer in model.modules():
+        if isinstance(layer, BatchNorm):
+            layer.running_mean.normal_(0, 0.1)
+            layer.running_var.uniform_(0.5, 2)
+            layer.weight.data.uniform_(0.5, 1.5)
+        if isinstance(layer, EventConv):
+            layer.log_rate.data += torch.randn_like(layer.log_rate) * 0.3
+        bias = getattr(layer, "bias", None)
+        if isinstance(bias, torch.nn.Parameter):
+            bias.data.normal_(0, 0.1)
+    return model.eval()
+
+
+def packed(x, y, t, p, sensor) -> gl.Events:
+    pixel = torch.from_numpy(np.stack([x, y], 1).astype(np.int32))
+    return gl.Events(
+        pixel,
+        torch.from_numpy(np.asarray(t, np.int64)),
+        torch.from_numpy(np.asarray(p, bool)),
+        torch.tensor([0, len(t)]),
+        sensor,
+    )
+
+
+def busy(kind: str, sensor: tuple[int, int], count: int = 1500) -> gl.Events:
+    """Streams that try to break something."""
+    g = np.random.default_rng(3)
+    w, h = sensor
+    # Crowded enough that events reach the deepest level of a large sensor.
+    x = g.normal(w / 2, 6, count).clip(0, w - 1).astype(int)
+    y = g.normal(h / 2, 6, count).clip(0, h - 1).astype(int)
+    t = np.sort(g.integers(0, 20_000, count))
+    p = g.random(count) < 0.5
+    if kind == "one time":
+        t[:] = 5
+    elif kind == "one pixel":
+        x[:], y[:] = w // 2 | 1, h // 2 | 1
+    elif kind == "borders":
+        x, y = np.where(g.random(count) < 0.5, 0, w - 1), np.where(g.random(count) < 0.5, 0, h - 1)
+        side = g.random(count) < 0.5
+        x, y = np.where(side, x, g.integers(0, w, count)), np.where(side, g.integers(0, h, count), y)
+    elif kind == "bursts":
+        t = np.sort(g.integers(0, 10, count) * 1_000_000 + g.integers(0, 300, count))
+    elif kind == "long silence":
+        t[count // 2 :] += 40 * 24 * 3600 * 1_000_000
+    elif kind == "far future":
+        t += 2**41 + 12345
+    return packed(x, y, t, p, sensor)
+
+
+KINDS = ["one time", "one pixel", "borders", "bursts", "long silence", "far future", "plain"]
+
+
+def batch(model, events):
+    with torch.no_grad():
+        geometry = model.plan(events)
+        return geometry, model.trunk(geometry), model(geometry)[0]
+
+
+def assert_close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> None:
+    assert a.shape == b.shape
+    if a.numel():
+        assert torch.isfinite(b).all()
+        assert float((a - b).abs().max()) <= tolerance * max(float(b.abs().max()), 1e-6)
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_engine_equals_the_batch_at_every_event_of_every_level(name, head):
+    model = network(name, head=head, duration=30_000)
+    events = busy("plain", tuple(model.config["sensor"]), 8000)
+    geometry, levels, logits = batch(model, events)
+    assert len(levels[-1]) > 0
+    engine = stream(model)
+    engine(events)
+    for k, features in enumerate(levels):
+        fired, mine = engine.features(k)
+        assert torch.equal(fired.pixel, geometry[model.streams[k]].pixel)
+        assert torch.equal(fired.time, geometry[model.streams[k]].time)
+        assert_close(mine, features, 1e-5)
+    assert_close(engine.predict(), logits, 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adversarial_streams_in_packets_of_any_size(kind):
+    model = network("n_mnist", head="stream", width=8, threshold=1.0, reset=-1.0)
+    events = busy(kind, (34, 34), 700)
+    geometry, levels, _ = batch(model, events)
+    with torch.no_grad():
+        answers = model.predictions(geometry)
+    for size in (1, 7, 64, 700):
+        engine = stream(model)
+        got, fired = [], [[] for _ in levels]
+        for a in range(0, len(events), size):
+            got += [p.logits for p in engine.push(events[a : a + size])]
+            for k in range(len(levels)):
+                fired[k].append(engine.features(k)[1])
+        for mine, features in zip(fired, levels, strict=True):
+            assert_close(torch.cat(mine), features, 1e-5)
+        assert len(got) == len(answers)
+        if got:
+            assert_close(torch.stack(got), answers, 1e-5)
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
+def test_the_session_in_float64_equals_the_batch_to_twelve_digits(head):
+    model = network("n_mnist", head=head, width=4, duration=30_000, threshold=1.0, reset=-1.0).double()
+    events = busy("plain", (34, 34), 300)
+    _, levels, logits = batch(model, events)
+    session = Session(model)
+    fired = [[] for _ in levels]
+    for a in range(0, len(events), 37):
+        session(events[a : a + 37])
+        for k in range(len(levels)):
+            fired[k].append(session.features(k)[1])
+    for mine, features in zip(fired, levels, strict=True):
+        assert_close(torch.cat(mine), features, 1e-12)
+    assert_close(session.predict(), logits, 1e-12)
+
+
+def test_channels_that_are_no_multiple_of_eight_are_exact_too():
+    model = network("n_mnist", head="stream", width=5, levels=2, threshold=1.0, reset=-1.0)
+    events = busy("plain", (34, 34), 600)
+    _, levels, logits = batch(model, events)
+    engine = stream(model)
+    engine(events)
+    assert_close(engine.features(1)[1], levels[1], 1e-5)
+    assert_close(engine.predict(), logits, 1e-5)
+
+
+def test_windows_tumble_and_each_ends_with_the_batch_prediction_of_the_session():
+    model = network("n_mnist", head="voxel", width=8, duration=4_000)
+    events = busy("plain", (34, 34), 1200)
+    engine, session = stream(model), Session(model)
+    mine = list(engine.push(events))
+    theirs = [p for a in range(0, len(events), 50) for p in session.push(events[a : a + 50])]
+    assert [p.time for p in mine] == [p.time for p in theirs]
+    assert len(mine) >= 4
+    for a, b in zip(mine, theirs, strict=True):
+        assert_close(a.logits, b.logits, 1e-5)
+    # The first window saw exactly the events of its duration.
+    first = int(events.time[0])
+    inside = events[: int((events.time < first + 4_000).sum())]
+    assert_close(mine[0].logits, batch(model, inside)[2], 1e-5)
+
+
+def test_windows_without_events_are_passed_over():
+    model = network("n_mnist", head="voxel", width=8, duration=4_000)
+    events = busy("long silence", (34, 34), 400)
+    found = list(stream(model).push(events))
+    assert len(found) < 20
+    times = [p.time for p in found]
+    assert times == sorted(times)
+
+
+def test_a_saved_state_continues_bit_for_bit():
+    model = network("n_mnist", head="stream", width=8)
+    events = busy("plain", (34, 34), 900)
+    one = stream(model)
+    one(events[:400])
+    state = {k: v.clone() for k, v in one.state_dict().items()}
+    other = stream(network("n_mnist", head="stream", width=8))
+    other.load_state_dict(state)
+    a, b = list(one.push(events[400:])), list(other.push(events[400:]))
+    assert len(a) == len(b) > 0
+    assert all(torch.equal(p.logits, q.logits) for p, q in zip(a, b, strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    with pytest.raises(ValueError, match="another network"):
+        stream(network("n_mnist", head="stream", width=16)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", ["outside", "back in time", "before the last"])
+@pytest.mark.parametrize("make", [Engine, Session])
+def test_a_bad_packet_is_refused_whole_and_leaves_the_stream_as_it_was(kind, make):
+    model = network("n_mnist", head="stream", width=8)
+    events = busy("plain", (34, 34), 300)
+    engine = make(model)
+    engine(events[:200])
+    before = engine.state_dict()
+    bad = events[200:]
+    pixel, time = bad.pixel.clone(), bad.time.clone()
+    if kind == "outside":
+        pixel[31, 0] = 34
+    elif kind == "back in time":
+        time[31] = time[30] - 1
+    else:
+        time -= time[0] - events.time[199] + 1
+    with pytest.raises(ValueError, match=r"event 31|event 0|row 31"):
+        engine(gl.Events(pixel, time, bad.polarity, bad.splits, bad.sensor).trusted())
+    after = engine.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+def test_reset_is_as_new_and_memory_is_constant():
+    model = network("n_mnist", head="stream", width=8)
+    events = busy("plain", (34, 34), 800)
+    engine = stream(model)
+    size = engine.memory_bytes
+    first = [p.logits for p in engine.push(events)]
+    engine.reset()
+    again = [p.logits for p in engine.push(events)]
+    assert engine.memory_bytes == size
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_a_long_stream_ends_where_a_fresh_engine_fed_its_end_does():
+    """Decay times are short against the last packet, so that both have forgotten what came before it."""
+    model = network("n_mnist", head="stream", width=8, decay_time=50.0, threshold=0.4, reset=-0.5)
+    g = np.random.default_rng(0)
+    long, fresh = stream(model, features=False), stream(model, features=False)
+    for k in range(20):
+        n = 10_000
+        t = k * 100_000 + np.sort(g.integers(0, 100_000, n))
+        events = packed(g.integers(0, 34, n), g.integers(0, 34, n), t, g.random(n) < 0.5, (34, 34))
+        long(events)
+    fresh(events)
+    assert min(fresh.fired) > 100
+    assert_close(long.predict(), fresh.predict(), 1e-5)
+
+
+def test_what_cannot_run_live_says_so_and_what_to_do():
+    with pytest.raises(ValueError, match=r"call model.eval\(\)"):
+        stream(networks.n_mnist(head="stream"))
+    with pytest.raises(ValueError, match="form='scan'"):
+        stream(network("n_mnist", head="stream", form="edges"))
+    with pytest.raises(ValueError, match="duration="):
+        stream(network("n_mnist"))
+    with pytest.raises(TypeError, match="not an event network"):
+        Session(torch.nn.Linear(2, 2))
+    model = network("n_mnist", head="stream")
+    model.blocks[1].norm = torch.nn.LayerNorm(64)
+    with pytest.raises(TypeError, match=r"'blocks\.1\.norm' \(LayerNorm\)"):
+        stream(model)
+    with pytest.raises(ValueError, match="sensor of"):
+        stream(network("n_mnist", head="stream"))(busy("plain", (20, 20), 10))
+
+
+def test_real_recordings_are_exact(shared_data):
+    import sys
+
+    sys.path.insert(0, str(shared_data))
+    try:
+        import read
+    finally:
+        sys.path.pop(0)
+    data = read.events(shared_data / "nmnist_small_train.npz.xz")
+    model = network("n_mnist", head="voxel", duration=400_000)
+    engine = stream(model)
+    for i in (0, 500):
+        a, b = data["offsets"][i : i + 2]
+        events = packed(data["x"][a:b], data["y"][a:b], data["t"][a:b], data["p"][a:b], (34, 34))
+        _, levels, logits = batch(model, events)
+        engine.reset()
+        engine(events)
+        for k, features in enumerate(levels):
+            assert_close(engine.features(k)[1], features, 1e-5)
+        assert_close(engine.predict(), logits, 1e-5)
