@@ -93,15 +93,23 @@ class _Emit:
         while len(vectors) > 1:
             pairs = [self.larger(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
             vectors = pairs
-        vector, width = vectors[0], self.lanes
-        while width > 1:
-            width //= 2
-            nothing = ir.Constant(vector.type, ir.Undefined)
-            whole = ir.VectorType(ir.IntType(32), width)
-            low = self.builder.shuffle_vector(vector, nothing, ir.Constant(whole, list(range(width))))
-            high = self.builder.shuffle_vector(vector, nothing, ir.Constant(whole, list(range(width, 2 * width))))
-            vector = self.larger(low, high)
+        vector = vectors[0]
+        while vector.type.count > 1:
+            vector = self.larger(*self._halves(vector))
         return self.builder.extract_element(vector, ir.IntType(32)(0))
+
+    def fold(self, vectors: list[Any]) -> list[Any]:
+        """Half as many values, each the smaller of two."""
+        half = len(vectors) // 2
+        if half:
+            return [self.smaller(a, b) for a, b in zip(vectors[:half], vectors[half:], strict=True)]
+        return [self.smaller(*self._halves(vectors[0]))]
+
+    def _halves(self, vector: Any) -> list[Any]:
+        half = vector.type.count // 2
+        nothing, whole = ir.Constant(vector.type, ir.Undefined), ir.VectorType(ir.IntType(32), half)
+        orders = [list(range(half)), list(range(half, 2 * half))]
+        return [self.builder.shuffle_vector(vector, nothing, ir.Constant(whole, order)) for order in orders]
 
 
 @intrinsic
@@ -219,11 +227,12 @@ def insert(typingctx, values, vectors, value):
         v = builder.phi(emit.whole)
         v.add_incoming(count, before)
         here = emit.pointer(values, array, builder.mul(v, emit.whole(emit.lanes)))
-        # What moves up by one place is still the old value: vectors are written from the last to the first.
-        smaller = builder.load(
-            builder.bitcast(builder.gep(here, [emit.whole(-1)]), emit.vector.as_pointer()), align=emit.bits // 8
-        )
-        emit.store(emit.larger(smaller, emit.smaller(emit.load(here, 0), new)), here, 0)
+        # Whole vectors are read, as they were written, and moved up by one place in registers: that does not wait
+        # for memory. Vectors are written from the last to the first, so what moves up is still the old value.
+        mine, before_mine = emit.load(here, 0), emit.load(here, -1)
+        up = ir.Constant(ir.VectorType(ir.IntType(32), emit.lanes), list(range(emit.lanes - 1, 2 * emit.lanes - 1)))
+        moved = builder.shuffle_vector(before_mine, mine, up)
+        emit.store(emit.larger(moved, emit.smaller(mine, new)), here, 0)
         following = builder.sub(v, emit.whole(1))
         v.add_incoming(following, builder.block)
         builder.cbranch(builder.icmp_signed(">", following, emit.whole(0)), loop, after)
@@ -254,6 +263,38 @@ def equal(typingctx, values, block, value):
         there = emit.pointer(values, arguments[0], builder.mul(arguments[1], emit.whole(BLOCK)))
         wanted = emit.splat(arguments[2])
         return emit.mask([builder.fcmp_ordered("==", emit.load(there, p), wanted) for p in range(emit.parts)])
+
+    return types.uint64(values, types.int64, values.dtype), code
+
+
+@intrinsic
+def enough(typingctx, values, k):
+    """A bound that at least k of 64 values do not exceed: the largest of the least of k or more groups of them."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, values.dtype)
+        there = emit.pointer(values, arguments[0], emit.whole(0))
+        vectors = [emit.load(there, part) for part in range(emit.parts)]
+        groups, bound = BLOCK, emit.largest(vectors)
+        while groups > 8:
+            groups //= 2
+            vectors = emit.fold(vectors)
+            fits = builder.icmp_signed("<=", arguments[1], emit.whole(groups))
+            bound = builder.select(fits, emit.largest(vectors), bound)
+        return bound
+
+    return values.dtype(values, types.int64), code
+
+
+@intrinsic
+def within(typingctx, values, block, bound):
+    """A mask of the values of a block that are not above `bound`."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, values.dtype)
+        there = emit.pointer(values, arguments[0], builder.mul(arguments[1], emit.whole(BLOCK)))
+        limit = emit.splat(arguments[2])
+        return emit.mask([builder.fcmp_ordered("<=", emit.load(there, p), limit) for p in range(emit.parts)])
 
     return types.uint64(values, types.int64, values.dtype), code
 

@@ -16,10 +16,12 @@ from gridless.geometry.blocks import (
     bound_blocks,
     bound_boxes,
     distances,
+    enough,
     first_bit,
     insert,
     reached,
     sort_into_blocks,
+    within,
 )
 from gridless.geometry.work import cut_examples
 from gridless.structures import Cloud
@@ -44,21 +46,21 @@ def _plant(coords):
     return x, row, low, high, group_low, group_high
 
 
-@njit(nogil=True, cache=True)
-def _gather(x, row, b, n, dim, point, k, best, kept, scratch, near, far, count):
-    """Candidates of one block: those not above the k-th distance so far."""
-    lanes = 64 // x.itemsize
-    found = distances(x, b, dim, point, best[lanes + k - 1], scratch)
+@njit(nogil=True, cache=True, inline="always")
+def _gather(x, row, b, n, dim, point, last, best, kept, scratch, near, far, count):
+    """Candidates of one block, those not above the k-th distance so far (best[last]), go to `near` and `far`."""
+    found = distances(x, b, dim, point, best[last], scratch)
     if (b + 1) * BLOCK > n:
         found &= (np.uint64(1) << np.uint64(n - b * BLOCK)) - np.uint64(1)
+    elif count == 0:
+        # The first block: no more of it than is needed.
+        found = within(scratch, 0, enough(scratch, last + 1 - 64 // x.itemsize))
     while found:
         lane = first_bit(found)
         found &= found - np.uint64(1)
-        d2 = scratch[lane]
-        if d2 <= best[lanes + k - 1]:
-            near[count], far[count] = row[b * BLOCK + lane], d2
-            count += 1
-            insert(best, kept, d2)
+        near[count], far[count] = row[b * BLOCK + lane], scratch[lane]
+        count += 1
+        insert(best, kept, scratch[lane])
     return count
 
 
@@ -85,62 +87,35 @@ def _nearest_box(low, high, dim, first, last, point):
     return at
 
 
-@njit(nogil=True, cache=True)
-def _candidates(tree, n, point, home, k, best, kept, scratch, near, far):
-    """Fill `near` and `far` with rows and distances that hold the k nearest; returns how many."""
-    x, row, low, high, group_low, group_high = tree
-    dim = len(point)
-    lanes = 64 // x.itemsize
-    blocks = (n + BLOCK - 1) // BLOCK
-    best[:lanes] = -np.inf
-    best[lanes:] = np.inf
-    count, steps = 0, 0
-    # First the block at home and its relatives, until there are k.
-    while count < k:
-        b = home ^ steps
-        if b < blocks:
-            count = _gather(x, row, b, n, dim, point, k, best, kept, scratch, near, far, count)
-        steps += 1
-    groups = (blocks + BLOCK - 1) // BLOCK
-    for t in range((groups + BLOCK - 1) // BLOCK):
-        in_groups = reached(group_low, group_high, t, dim, point, best[lanes + k - 1])
-        if (t + 1) * BLOCK > groups:
-            in_groups &= (np.uint64(1) << np.uint64(groups - t * BLOCK)) - np.uint64(1)
-        while in_groups:
-            g = t * BLOCK + first_bit(in_groups)
-            in_groups &= in_groups - np.uint64(1)
-            in_blocks = reached(low, high, g, dim, point, best[lanes + k - 1])
-            if (g + 1) * BLOCK > blocks:
-                in_blocks &= (np.uint64(1) << np.uint64(blocks - g * BLOCK)) - np.uint64(1)
-            while in_blocks:
-                b = g * BLOCK + first_bit(in_blocks)
-                in_blocks &= in_blocks - np.uint64(1)
-                if (b ^ home) >= steps:
-                    count = _gather(x, row, b, n, dim, point, k, best, kept, scratch, near, far, count)
-    return count
+@njit(nogil=True, cache=True, inline="always")
+def _some(bits, first, count):
+    """The bits that stand for something, where a block numbered from `first` on may reach beyond `count`."""
+    return bits if first + BLOCK <= count else bits & ((np.uint64(1) << np.uint64(count - first)) - np.uint64(1))
 
 
 @njit(nogil=True, cache=True)
-def _select(near, far, count, bound, k, first, out):
+def _select(near, far, count, bound, k, first, out, at):
     """Write the rows of the k nearest in ascending order: all nearer than the k-th, then the first of those as far."""
-    taken = 0
+    inside = at
     for i in range(count):
         if far[i] < bound:
-            taken = _place(out, 0, taken, near[i] + first)
-    inside = taken
+            _place(out, at, inside, near[i] + first)
+            inside += 1
+    taken = inside
     # Rows at the k-th distance, ascending, behind those inside; no more than k in all.
     for i in range(count):
         if far[i] == bound:
-            at = near[i] + first
-            if taken < k:
-                taken = _place(out, inside, taken, at)
-            elif at < out[k - 1]:
-                _place(out, inside, k - 1, at)
-    for i in range(inside, k):
-        _place(out, 0, i, out[i])
+            value = near[i] + first
+            if taken < at + k:
+                _place(out, inside, taken, value)
+                taken += 1
+            elif value < out[taken - 1]:
+                _place(out, inside, taken - 1, value)
+    for i in range(inside, taken):
+        _place(out, at, i, out[i])
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inline="always")
 def _place(out, first, last, value):
     """Put a value in its place among the ascending ones first to last; what was at `last` is overwritten."""
     at = last
@@ -148,24 +123,49 @@ def _place(out, first, last, value):
         out[at] = out[at - 1]
         at -= 1
     out[at] = value
-    return last + 1
 
 
 @njit(nogil=True, cache=True)
 def _rows(tree, n, target, at_home, i0, i1, k, first, splits, out):
     """The rows of targets i0 to i1: points of the tree in its own order if `at_home`, else as they come."""
     x, row, low, high, group_low, group_high = tree
+    dim = target.shape[1]
     lanes = 64 // x.itemsize
     kept = (k + lanes - 1) // lanes
-    best, scratch = aligned((kept + 1) * lanes, x), aligned(BLOCK, x)
+    # The distances of the nearest so far, ascending, behind a vector of -inf; best[last] is the k-th.
+    best, scratch, point = aligned((kept + 1) * lanes, x), aligned(BLOCK, x), aligned(dim, x)
+    best[:lanes] = -np.inf
+    last = lanes + k - 1
     near, far = np.empty(n, np.int32), np.empty(n, x.dtype)
-    dim = target.shape[1]
+    blocks = (n + BLOCK - 1) // BLOCK
+    groups = (blocks + BLOCK - 1) // BLOCK
     for i in range(i0, i1):
         mine = np.int64(row[i]) if at_home else i
-        point = target[mine]
+        for d in range(dim):
+            point[d] = target[mine, d]
+        best[lanes:] = np.inf
         home = i // BLOCK if at_home else _home(low, high, group_low, group_high, dim, n, point)
-        count = _candidates(tree, n, point, home, k, best, kept, scratch, near, far)
-        _select(near, far, count, best[lanes + k - 1], k, first, out[splits[mine] : splits[mine] + k])
+        count, steps = 0, 0
+        # First the block at home and its relatives, until there are k.
+        while count < k:
+            b = home ^ steps
+            if b < blocks:
+                count = _gather(x, row, b, n, dim, point, last, best, kept, scratch, near, far, count)
+            steps += 1
+        for t in range((groups + BLOCK - 1) // BLOCK):
+            in_groups = np.uint64(1)
+            if groups > 1:
+                in_groups = _some(reached(group_low, group_high, t, dim, point, best[last]), t * BLOCK, groups)
+            while in_groups:
+                g = t * BLOCK + first_bit(in_groups)
+                in_groups &= in_groups - np.uint64(1)
+                in_blocks = _some(reached(low, high, g, dim, point, best[last]), g * BLOCK, blocks)
+                while in_blocks:
+                    b = g * BLOCK + first_bit(in_blocks)
+                    in_blocks &= in_blocks - np.uint64(1)
+                    if (b ^ home) >= steps:
+                        count = _gather(x, row, b, n, dim, point, last, best, kept, scratch, near, far, count)
+        _select(near, far, count, best[last], k, first, out, splits[mine])
 
 
 @njit(nogil=True, cache=True)
