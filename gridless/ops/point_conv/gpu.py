@@ -1,0 +1,406 @@
+"""The point convolution on the GPU.
+
+Where the sums N F of a tile of targets fit in registers, one kernel makes them and multiplies them by Theta at once.
+Otherwise N F is written for as many targets as the second-level cache holds, and a library product reads it from there.
+The backward pass does the same with B = N^T dF' over the transposed edges. No atomics: every sum has one owner.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gridless.backends import interpreting
+from gridless.ops.point_conv.kernel import EdgeKernel, compute_dtype
+from gridless.ops.point_conv.triton_coords import coords_kernel, sums_kernel
+from gridless.ops.point_conv.triton_kernels import contract_kernel, fused_backward_kernel, fused_kernel, gather_kernel
+
+# Bytes of N F that are written before a product reads them: inside the second-level cache, and no more than the result
+# has, unless that is SMALL.
+CHUNK = 48 << 20
+SMALL = 8 << 20
+# Bytes of F Theta that are made at once where features are transformed first.
+TRANSFORMED = 64 << 20
+# Programs per multiprocessor: those that each keep a share of the weight's gradient, and those of the plain gather.
+OCCUPANCY = 3
+PERSISTENT = 32
+# Terms whose sums one kernel keeps in registers.
+GROUP = 16
+
+_TYPES = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
+
+
+class Tile(NamedTuple):
+    """Rows of a program, edges of each in flight, and warps."""
+
+    rows: int
+    unroll: int
+    warps: int
+
+
+def conv(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    splits: Tensor,
+    source: Tensor,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    kernel: EdgeKernel,
+    transform_first: bool,
+) -> tuple[Tensor, Tensor]:
+    terms, channels, width = weight.shape
+    rows = target_coords.shape[0]
+    out = features.new_empty(rows, width)
+    inverse = features.new_empty(rows if kernel.normalise else 0, dtype=compute_dtype(features.dtype))
+    if rows == 0 or width == 0:
+        return out, inverse.zero_()
+    walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, features.dtype)
+    with torch.cuda.device_of(features):
+        if transform_first:
+            _transform_first(walk, features, weight, bias, out)
+        elif (tile := fused_tile(features.dtype, terms, channels, width)) is not None:
+            _fused(walk, features, weight, bias, out, tile)
+        else:
+            flat = weight.view(terms * channels, width)
+            for first, last, sums in walk.chunks(features, out.nbytes):
+                if bias is None:
+                    torch.mm(sums, flat, out=out[first:last])
+                else:
+                    torch.addmm(bias, sums, flat, out=out[first:last])
+    return out, inverse
+
+
+def conv_backward(
+    grad: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    inverse: Tensor,
+    back_splits: Tensor,
+    back_source: Tensor,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    kernel: EdgeKernel,
+    need_features: bool,
+    need_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    terms, channels, width = weight.shape
+    d_features = torch.empty_like(features) if need_features else None
+    if features.numel() == 0 or grad.numel() == 0:
+        zeros = torch.zeros_like(weight) if need_weight else None
+        return None if d_features is None else d_features.zero_(), zeros
+    walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, kernel, True, features.dtype)
+    with torch.cuda.device_of(features):
+        tile = fused_backward_tile(features.dtype, terms, channels, width)
+        if tile is not None:
+            return d_features, _fused_backward(walk, grad, features, weight, d_features, need_weight, tile)
+        across = weight.transpose(1, 2).reshape(terms * width, channels) if need_features else None
+        total = None
+        for first, last, sums in walk.chunks(grad, features.nbytes):
+            if d_features is not None and across is not None:
+                torch.mm(sums, across, out=d_features[first:last])
+            if need_weight:
+                part = _product(features[first:last].t(), sums)
+                total = part if total is None else total.add_(part)
+    if total is None:
+        return d_features, None
+    return d_features, total.view(channels, terms, width).transpose(0, 1).to(weight.dtype).contiguous()
+
+
+def conv_coords_backward(
+    grad: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    inverse: Tensor,
+    splits: Tensor,
+    source: Tensor,
+    back_splits: Tensor | None,
+    back_source: Tensor | None,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    kernel: EdgeKernel,
+    need_source: bool,
+    need_target: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    terms, channels, width = weight.shape
+    along = torch.empty_like(inverse)
+    d_source, d_target = torch.zeros_like(source_coords), torch.zeros_like(target_coords)
+    if features.numel() and grad.numel():
+        with torch.cuda.device_of(features):
+            if need_target or kernel.normalise:
+                walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, features.dtype)
+                across = weight.permute(2, 0, 1).reshape(width, terms * channels)
+                walk.coords(grad, across, features, along, d_target)
+            if need_source:
+                assert back_splits is not None
+                assert back_source is not None
+                walk = _Walk(
+                    source_coords, target_coords, back_splits, back_source, inverse, kernel, True, features.dtype
+                )
+                along_weight = weight.transpose(0, 1).reshape(channels, terms * width)
+                walk.coords(features, along_weight, grad, along, d_source)
+    return d_source if need_source else None, d_target if need_target else None
+
+
+def edge_sums(
+    splits: Tensor, source: Tensor, source_coords: Tensor, target_coords: Tensor, kernel: EdgeKernel
+) -> tuple[Tensor, Tensor]:
+    rows = target_coords.shape[0]
+    sums = target_coords.new_empty(rows, kernel.size)
+    inverse = target_coords.new_empty(rows if kernel.normalise else 0)
+    if rows == 0:
+        return sums, inverse
+    walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, target_coords.dtype)
+    with torch.cuda.device_of(sums):
+        for base, size in walk.groups():
+            sums_kernel[(triton.cdiv(rows, 32),)](
+                *walk.tensors, sums, rows, *walk.scale, D=kernel.dim, FALLOFF=kernel.falloff,
+                NORMALISE=kernel.normalise, DTYPE=walk.dtype, INDEX=walk.index(kernel.dim), TERMS=kernel.size,
+                **walk.terms(base, size), T=32, K=8,
+            )  # fmt: skip
+    return sums, inverse
+
+
+def edge_sums_backward(
+    grad: Tensor,
+    sums: Tensor,
+    inverse: Tensor,
+    splits: Tensor,
+    source: Tensor,
+    back_splits: Tensor | None,
+    back_source: Tensor | None,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    kernel: EdgeKernel,
+    need_source: bool,
+    need_target: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    along = (grad * sums).sum(1) if kernel.normalise else inverse
+    d_source, d_target = torch.zeros_like(source_coords), torch.zeros_like(target_coords)
+    with torch.cuda.device_of(grad):
+        if need_target and grad.numel():
+            walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, grad.dtype)
+            walk.coords_featureless(grad, along.clone(), d_target)
+        if need_source and source_coords.numel():
+            assert back_splits is not None
+            assert back_source is not None
+            walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, kernel, True, grad.dtype)
+            walk.coords_featureless(grad, along, d_source)
+    return d_source if need_source else None, d_target if need_target else None
+
+
+class _Walk:
+    """Rows, their edges and their columns, and how kernels are told of them."""
+
+    def __init__(
+        self, row_coords: Tensor, col_coords: Tensor, splits: Tensor, cols: Tensor, inverse: Tensor,
+        kernel: EdgeKernel, flip: bool, dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        self.tensors = (row_coords, col_coords, splits, cols, inverse)
+        self.kernel, self.flip = kernel, flip
+        self.rows, self.columns, self.edges = row_coords.shape[0], col_coords.shape[0], cols.shape[0]
+        self.dtype = _TYPES[compute_dtype(dtype)]
+        scale = 1 / kernel.radius
+        high = float(torch.tensor(scale, dtype=torch.float32))
+        self.scale = (high, scale - high)
+
+    def index(self, width: int) -> Any:
+        """The integer type in which `width` numbers per row or column can be addressed."""
+        return tl.int64 if max(max(self.rows, self.columns) * width, self.edges + (1 << 24)) >= 1 << 31 else tl.int32
+
+    def groups(self) -> list[tuple[int, int]]:
+        """First term and number of terms of each group."""
+        size = self.kernel.size
+        return [(base, min(GROUP, size - base)) for base in range(0, size, GROUP)]
+
+    def terms(self, base: int, size: int) -> dict[str, Any]:
+        return {
+            "BASE": base,
+            **_terms(self.kernel.kind, self.kernel.table, self.kernel.width, self.kernel.dim, base, size),
+        }
+
+    def settings(self, width: int) -> dict[str, Any]:
+        kernel = self.kernel
+        return {
+            "D": kernel.dim,
+            "FALLOFF": kernel.falloff,
+            "NORMALISE": kernel.normalise,
+            "INDEX": self.index(width),
+        }
+
+    def gather(self, features: Tensor, first: int, last: int, out: Tensor) -> None:
+        """N F (or N^T F) of rows first to last."""
+        channels = features.shape[1]
+        block = min(64, max(4, triton.next_power_of_2(channels)))
+        for base, size in self.groups():
+            tile = gather_tile(features.dtype, size, block)
+            tiles = triton.cdiv(last - first, tile.rows)
+            programs = min(tiles, _processors(features.device) * PERSISTENT)
+            gather_kernel[(programs, triton.cdiv(channels, block))](
+                features, *self.tensors, out, first, last, tiles, *self.scale, C=channels, **self.settings(channels),
+                **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype, TERMS=self.kernel.size,
+                T=tile.rows, CB=block, U=tile.unroll, num_warps=tile.warps,
+            )  # fmt: skip
+
+    def chunks(self, features: Tensor, limit: int) -> Any:
+        """(first row, last row, N F of these rows), in one buffer of about as many bytes as `limit`, or as CHUNK."""
+        width = self.kernel.size * features.shape[1]
+        size = min(CHUNK, max(limit, SMALL))
+        step = max(size // (width * features.element_size()) // 128, 1) * 128
+        buffer = features.new_empty(min(step, self.rows), width)
+        for first in range(0, self.rows, step):
+            last = min(first + step, self.rows)
+            self.gather(features, first, last, buffer)
+            yield first, last, buffer[: last - first]
+
+    def coords(self, mine: Tensor, weight: Tensor, theirs: Tensor, along: Tensor, out: Tensor) -> None:
+        """Gradients of the rows' coordinates: coefficients are products of (mine weight) and theirs."""
+        channels = theirs.shape[1]
+        size = min(CHUNK, max(theirs.nbytes, SMALL))
+        step = max(size // (weight.shape[1] * mine.element_size()) // 128, 1) * 128
+        block = min(64, max(4, triton.next_power_of_2(channels)))
+        for first in range(0, self.rows, step):
+            last = min(first + step, self.rows)
+            transformed = mine[first:last] @ weight
+            for base, size in self.groups():
+                tile = gather_tile(theirs.dtype, size, block)
+                coords_kernel[(triton.cdiv(last - first, tile.rows),)](
+                    transformed, theirs, *self.tensors, along, out, first, last, *self.scale, C=channels,
+                    **self.settings(channels), **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype,
+                    TERMS=self.kernel.size, FEATURES=True, T=tile.rows, CB=block, num_warps=tile.warps,
+                )  # fmt: skip
+
+    def coords_featureless(self, grad: Tensor, along: Tensor, out: Tensor) -> None:
+        for base, size in self.groups():
+            coords_kernel[(triton.cdiv(self.rows, 32),)](
+                grad, grad, *self.tensors, along, out, 0, self.rows, *self.scale, C=1, **self.settings(grad.shape[1]),
+                **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype, TERMS=self.kernel.size, FEATURES=False,
+                T=32, CB=1, num_warps=1,
+            )  # fmt: skip
+
+
+def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> None:
+    _, channels, width = weight.shape
+    terms = walk.terms(0, walk.kernel.size)
+    del terms["BASE"]
+    fused_kernel[(triton.cdiv(walk.rows, tile.rows),)](
+        features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, *walk.scale,
+        C=channels, P=width, **walk.settings(channels), **terms, HAS_BIAS=bias is not None, PRECISION=_precision(),
+        T=tile.rows, CB=_dot_block(channels), PB=_dot_block(width), U=tile.unroll, num_warps=tile.warps,
+    )  # fmt: skip
+
+
+def _fused_backward(
+    walk: _Walk,
+    grad: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    d_features: Tensor | None,
+    need_weight: bool,
+    tile: Tile,
+    occupancy: int = OCCUPANCY,
+) -> Tensor | None:
+    _, channels, width = weight.shape
+    tiles = triton.cdiv(walk.rows, tile.rows)
+    programs = min(tiles, _processors(grad.device) * occupancy) if need_weight else tiles
+    parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
+    terms = walk.terms(0, walk.kernel.size)
+    del terms["BASE"]
+    fused_backward_kernel[(programs,)](
+        grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts, walk.rows, tiles,
+        *walk.scale, Q=channels, P=width, **walk.settings(max(channels, width)), **terms,
+        NEED_F=d_features is not None, NEED_W=need_weight, PRECISION=_precision(),
+        T=tile.rows, QB=_dot_block(channels), PB=_dot_block(width), U=tile.unroll, num_warps=tile.warps,
+    )  # fmt: skip
+    return parts.sum(0).to(weight.dtype) if need_weight else None
+
+
+def _transform_first(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """N (F Theta), as many output channels at a time as F Theta has room for."""
+    terms, channels, width = weight.shape
+    per_channel = max(features.shape[0], 1) * terms * features.element_size()
+    step = min(width, max(16, TRANSFORMED // per_channel // 16 * 16))
+    for column in range(0, width, step):
+        part = weight[:, :, column : column + step]
+        some = part.shape[2]
+        transformed = features @ part.transpose(0, 1).reshape(channels, terms * some)  # (S, M * some)
+        block = min(64, max(4, triton.next_power_of_2(some)))
+        tile = gather_tile(features.dtype, 4, block)
+        numbers = walk.terms(0, terms)
+        del numbers["BASE"]
+        contract_kernel[(triton.cdiv(walk.rows, tile.rows), triton.cdiv(some, block))](
+            transformed, *walk.tensors, features if bias is None else bias, out, walk.rows, *walk.scale, some, column,
+            width, **walk.settings(terms * some), **numbers, HAS_BIAS=bias is not None, DTYPE=walk.dtype,
+            T=tile.rows, CB=block, num_warps=tile.warps,
+        )  # fmt: skip
+
+
+# How the work is cut. Measured on an H200: benchmarks/NOTES.md.
+
+
+def fused_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Tile | None:
+    """The tile in which the sums of all terms stay in registers until the product, or None where they do not fit."""
+    sums = terms * _dot_block(channels)
+    if dtype == torch.float64 or terms > GROUP or sums > 320 or _dot_block(width) > 128:
+        return None
+    if dtype != torch.float32:
+        return Tile(64, 2, 8)
+    return Tile(16 if sums > 256 else 32, 2, 4)
+
+
+def fused_backward_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Tile | None:
+    """As `fused_tile`; the weight's gradient has to fit beside the sums."""
+    sums = terms * _dot_block(width)
+    shares = sums * _dot_block(channels)
+    if dtype == torch.float64 or terms > GROUP or sums > 320 or shares > 16384 or _dot_block(channels) > 64:
+        return None
+    if shares > 10240:
+        return Tile(32, 2, 8)
+    return Tile(16, 2, 2) if dtype == torch.float32 else Tile(16, 2, 4)
+
+
+def gather_tile(dtype: torch.dtype, terms: int, block: int) -> Tile:
+    """A few rows for one warp: neighbourhoods of different sizes wait for each other only within a program."""
+    many = terms * block * (2 if dtype == torch.float64 else 1) > 512
+    return Tile(max(128 // block, 1), 4 if many and dtype != torch.float64 else 2, 1)
+
+
+def _dot_block(channels: int) -> int:
+    return max(16, triton.next_power_of_2(channels))
+
+
+def _precision() -> str:
+    """How kernels multiply float32 matrices: as torch's products are told to."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left @ right, kept in the dtype of the sums."""
+    dtype = compute_dtype(left.dtype)
+    if left.dtype == dtype:
+        return left @ right
+    if interpreting():
+        return left.to(dtype) @ right.to(dtype)
+    return torch.mm(left, right, out_dtype=dtype)
+
+
+@cache
+def _terms(kind: int, table: tuple[float, ...], width: float, dim: int, base: int, size: int) -> dict[str, Any]:
+    rows = table[base * dim : (base + size) * dim]
+    numbers = tuple(int(x) for x in rows) if kind == 0 else rows
+    return {"M": size, "KIND": kind, "TABLE": numbers, "SHARP": -0.5 / width**2}
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count

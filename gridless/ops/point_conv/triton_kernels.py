@@ -1,0 +1,294 @@
+"""Triton kernels of the point convolution.
+
+A program owns a tile of rows and walks their edges side by side, one edge of every row at a time; the values of an edge
+are made in registers, and the sums of all M terms stay there. A row is a target and its columns are sources, or, with
+FLIP, the transposed edges: a row is a source and its columns are targets. The vector is target - source either way.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _times(p, x, E: tl.constexpr):
+    for _ in tl.static_range(E):
+        p = p * x
+    return p
+
+
+@triton.jit
+def _value(v, w, m: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr, D: tl.constexpr):
+    """w p_m(v)"""
+    if KIND == 0:
+        p = w
+        for d in tl.static_range(D):
+            p = _times(p, v[d], TABLE[m * D + d])
+    else:
+        apart = (v[0] - TABLE[m * D]) * (v[0] - TABLE[m * D])
+        for d in tl.static_range(1, D):
+            apart += (v[d] - TABLE[m * D + d]) * (v[d] - TABLE[m * D + d])
+        p = w * tl.exp(apart * SHARP)
+    return p
+
+
+@triton.jit
+def _scale(high, low, X):
+    """1 / radius in the dtype of the coordinates; numbers reach a kernel as float32, and a double as two of them."""
+    if X.dtype.element_ty == tl.float64:
+        return tl.full([], high, tl.float64) + tl.full([], low, tl.float64)
+    else:
+        return high
+
+
+@triton.jit
+def _load_point(X, row, live, D: tl.constexpr):
+    x = ()
+    for d in tl.static_range(D):
+        x = x + (tl.load(X + row * D + d, mask=live, other=0.0),)
+    return x
+
+
+@triton.jit
+def _vector(x, y, on, scale, FLIP: tl.constexpr, DTYPE: tl.constexpr, D: tl.constexpr):
+    """(target - source) / radius; zero where there is no edge."""
+    v = ()
+    for d in tl.static_range(D):
+        apart = (y[d] - x[d]) if FLIP else (x[d] - y[d])
+        v = v + (tl.where(on, (apart * scale).to(DTYPE), 0.0),)
+    return v
+
+
+@triton.jit
+def _falloff(v, on, FALLOFF: tl.constexpr, D: tl.constexpr):
+    one = tl.zeros_like(v[0]) + 1.0
+    if FALLOFF:
+        square = v[0] * v[0]
+        for d in tl.static_range(1, D):
+            square += v[d] * v[d]
+        one = tl.maximum(1.0 - tl.sqrt(square), 0.0)
+    return tl.where(on, one, 0.0)
+
+
+@triton.jit
+def _invert(total):
+    return tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
+
+
+@triton.jit
+def _row_inverse(
+    ROW_X, COL_X, SPLITS, COLS, row, live, scale,
+    D: tl.constexpr, FALLOFF: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr, T: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """1 / W of each row, 0 where W is 0: K edges of every row at a time."""
+    begin = tl.load(SPLITS + row, mask=live, other=0).to(INDEX)
+    end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
+    x = ()
+    for d in tl.static_range(D):
+        x = x + (tl.load(ROW_X + row * D + d, mask=live, other=0.0)[:, None],)
+    total = tl.zeros([T, K], DTYPE)
+    for k in range(0, tl.max(end - begin), K):
+        edge = begin[:, None] + k + tl.arange(0, K)[None, :]
+        on = edge < end[:, None]
+        col = tl.load(COLS + edge, mask=on, other=0).to(INDEX)
+        v = _vector(x, _load_point(COL_X, col, on, D), on, scale, False, DTYPE, D)
+        total += _falloff(v, on, FALLOFF, D)
+    return _invert(tl.sum(total, axis=1))
+
+
+@triton.jit
+def _gather(
+    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, channel, wanted, scale,
+    C: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
+    FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, FLIP: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr,
+    T: tl.constexpr, CB: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """Sums over the edges of each row of w p_m F: a tuple of M tiles (T, CB). With FLIP they are divided by the W of
+    the columns; otherwise the caller divides by the W of the rows.
+
+    U edges of each row are in flight, and the columns of the next U.
+    """
+    begin = tl.load(SPLITS + row, mask=live, other=0).to(INDEX)
+    end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
+    x = _load_point(ROW_X, row, live, D)
+    acc = ()
+    for _ in tl.static_range(M):
+        acc = acc + (tl.zeros([T, CB], DTYPE),)
+    cols = ()
+    for u in tl.static_range(U):
+        cols = cols + (tl.load(COLS + begin + u, mask=begin + u < end, other=0),)
+    for k in range(0, tl.max(end - begin), U):
+        near = ()
+        f = ()
+        share = ()
+        for u in tl.static_range(U):
+            on = begin + k + u < end
+            col = cols[u].to(INDEX)
+            near = near + (_load_point(COL_X, col, on, D),)
+            at = F + col[:, None] * C + channel[None, :]
+            # Past the first-level cache, which is left to what every program reads.
+            f = f + (tl.load(at, mask=on[:, None] & wanted[None, :], other=0.0, cache_modifier=".cg"),)
+            if NORMALISE and FLIP:
+                share = share + (tl.load(INVERSE + col, mask=on, other=0.0),)
+        following = ()
+        for u in tl.static_range(U):
+            edge = begin + k + U + u
+            following = following + (tl.load(COLS + edge, mask=edge < end, other=0),)
+        cols = following
+        for u in tl.static_range(U):
+            on = begin + k + u < end
+            v = _vector(x, near[u], on, scale, FLIP, DTYPE, D)
+            w = _falloff(v, on, FALLOFF, D)
+            if NORMALISE and FLIP:
+                w = w * share[u]
+            new = ()
+            for m in tl.static_range(M):
+                new = new + (acc[m] + _value(v, w, m, KIND, TABLE, SHARP, D)[:, None] * f[u].to(DTYPE),)
+            acc = new
+    return acc
+
+
+@triton.jit
+def gather_kernel(
+    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, OUT, first, last, tiles, high, low,
+    C: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
+    FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, FLIP: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr,
+    BASE: tl.constexpr, TERMS: tl.constexpr, T: tl.constexpr, CB: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """OUT (last - first, TERMS, C): terms BASE to BASE + M of N F for rows first to last, tile after tile."""
+    scale = _scale(high, low, ROW_X)
+    channel = tl.program_id(1) * CB + tl.arange(0, CB)
+    wanted = channel < C
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row = first + tile * T + tl.arange(0, T)
+        live = row < last
+        acc = _gather(
+            F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, channel, wanted, scale,
+            C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, CB, U,
+        )  # fmt: skip
+        at = (row - first).to(tl.int64)[:, None] * (TERMS * C) + channel[None, :]
+        there = live[:, None] & wanted[None, :]
+        if NORMALISE and not FLIP:
+            inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
+            if tl.program_id(1) == 0:
+                tl.store(INVERSE + row, inverse, mask=live)
+            for m in tl.static_range(M):
+                tl.store(OUT + at + (BASE + m) * C, acc[m] * inverse[:, None], mask=there)
+        else:
+            for m in tl.static_range(M):
+                tl.store(OUT + at + (BASE + m) * C, acc[m], mask=there)
+
+
+@triton.jit
+def fused_kernel(
+    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, high, low,
+    C: tl.constexpr, P: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr,
+    SHARP: tl.constexpr, FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, HAS_BIAS: tl.constexpr, INDEX: tl.constexpr,
+    PRECISION: tl.constexpr, T: tl.constexpr, CB: tl.constexpr, PB: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """OUT (rows, P) = (N F) Theta + bias, with N F in registers: one launch."""
+    scale = _scale(high, low, ROW_X)
+    row = tl.program_id(0) * T + tl.arange(0, T)
+    live = row < last
+    channel = tl.arange(0, CB)
+    acc = _gather(
+        F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, channel, channel < C, scale,
+        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, tl.float32, INDEX, T, CB, U,
+    )  # fmt: skip
+    if NORMALISE:
+        inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, tl.float32, INDEX, T, K=16)
+        tl.store(INVERSE + row, inverse, mask=live)
+    p = tl.arange(0, PB)
+    out = tl.zeros([T, PB], tl.float32)
+    inside = (channel[:, None] < C) & (p[None, :] < P)
+    for m in tl.static_range(M):
+        theta = tl.load(THETA + m * C * P + channel[:, None] * P + p[None, :], mask=inside, other=0.0)
+        sums = acc[m] * inverse[:, None] if NORMALISE else acc[m]
+        out = tl.dot(sums.to(theta.dtype), theta, out, input_precision=PRECISION)
+    if HAS_BIAS:
+        out += tl.load(BIAS + p, mask=p < P, other=0.0).to(tl.float32)[None, :]
+    at = OUT + row.to(tl.int64)[:, None] * P + p[None, :]
+    tl.store(at, out, mask=live[:, None] & (p[None, :] < P))
+
+
+@triton.jit
+def fused_backward_kernel(
+    GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, D_F, PARTS, last, tiles, high, low,
+    Q: tl.constexpr, P: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr,
+    SHARP: tl.constexpr, FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, INDEX: tl.constexpr,
+    NEED_F: tl.constexpr, NEED_W: tl.constexpr, PRECISION: tl.constexpr,
+    T: tl.constexpr, QB: tl.constexpr, PB: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """B = N^T dF' of one tile of sources after another, in registers; from each dF = B Theta^T, and F^T B is added up.
+
+    PARTS (programs, M, Q, P) float32: each program's share of the weight's gradient.
+    """
+    scale = _scale(high, low, ROW_X)
+    q = tl.arange(0, QB)
+    p = tl.arange(0, PB)
+    inside = (q[:, None] < Q) & (p[None, :] < P)
+    share = ()
+    for _ in tl.static_range(M):
+        share = share + (tl.zeros([QB, PB], tl.float32),)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row = tile * T + tl.arange(0, T)
+        live = row < last
+        acc = _gather(
+            GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, p, p < P, scale,
+            P, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, tl.float32, INDEX, T, PB, U,
+        )  # fmt: skip
+        at = row.to(tl.int64)[:, None] * Q + q[None, :]
+        there = live[:, None] & (q[None, :] < Q)
+        if NEED_W:
+            f = tl.trans(tl.load(F + at, mask=there, other=0.0))
+            new = ()
+            for m in tl.static_range(M):
+                new = new + (tl.dot(f, acc[m].to(f.dtype), share[m], input_precision=PRECISION),)
+            share = new
+        if NEED_F:
+            d_f = tl.zeros([T, QB], tl.float32)
+            for m in tl.static_range(M):
+                theta = tl.load(THETA + m * Q * P + q[:, None] * P + p[None, :], mask=inside, other=0.0)
+                d_f = tl.dot(acc[m].to(theta.dtype), tl.trans(theta), d_f, input_precision=PRECISION)
+            tl.store(D_F + at, d_f, mask=there)
+    if NEED_W:
+        for m in tl.static_range(M):
+            part = PARTS + (tl.program_id(0) * M + m) * Q * P + q[:, None] * P + p[None, :]
+            tl.store(part, share[m], mask=inside)
+
+
+@triton.jit
+def contract_kernel(
+    G, ROW_X, COL_X, SPLITS, COLS, INVERSE, BIAS, OUT, last, high, low, width, column, stride,
+    M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
+    FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr,
+    T: tl.constexpr, CB: tl.constexpr,
+):  # fmt: skip
+    """OUT[:, column:column + width] = N G + bias, with G (S, M, width) = F Theta: sums over the edges of n_m G_m."""
+    scale = _scale(high, low, ROW_X)
+    row = tl.program_id(0) * T + tl.arange(0, T)
+    live = row < last
+    c = tl.program_id(1) * CB + tl.arange(0, CB)
+    begin = tl.load(SPLITS + row, mask=live, other=0).to(tl.int32)
+    end = tl.load(SPLITS + row + 1, mask=live, other=0).to(tl.int32)
+    x = _load_point(ROW_X, row, live, D)
+    acc = tl.zeros([T, CB], DTYPE)
+    for k in range(0, tl.max(end - begin)):
+        on = begin + k < end
+        col = tl.load(COLS + begin + k, mask=on, other=0).to(INDEX)
+        v = _vector(x, _load_point(COL_X, col, on, D), on, scale, False, DTYPE, D)
+        w = _falloff(v, on, FALLOFF, D)
+        for m in tl.static_range(M):
+            at = (col * M + m)[:, None] * width + c[None, :]
+            g = tl.load(G + at, mask=on[:, None] & (c[None, :] < width), other=0.0).to(DTYPE)
+            acc += _value(v, w, m, KIND, TABLE, SHARP, D)[:, None] * g
+    if NORMALISE:
+        inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
+        if tl.program_id(1) == 0:
+            tl.store(INVERSE + row, inverse, mask=live)
+        acc = acc * inverse[:, None]
+    if HAS_BIAS:
+        acc += tl.load(BIAS + column + c, mask=c < width, other=0.0).to(DTYPE)[None, :]
+    at = row.to(tl.int64)[:, None] * stride + column + c[None, :]
+    tl.store(OUT + at, acc, mask=live[:, None] & (c[None, :] < width))
