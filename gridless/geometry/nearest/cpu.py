@@ -58,9 +58,11 @@ def _gather(x, row, b, n, dim, point, last, best, kept, scratch, near, far, coun
     while found:
         lane = first_bit(found)
         found &= found - np.uint64(1)
-        near[count], far[count] = row[b * BLOCK + lane], scratch[lane]
-        count += 1
-        insert(best, kept, scratch[lane])
+        d2 = scratch[lane]
+        if d2 <= best[last]:
+            near[count], far[count] = row[b * BLOCK + lane], d2
+            count += 1
+            insert(best, kept, d2)
     return count
 
 
@@ -94,35 +96,45 @@ def _some(bits, first, count):
 
 
 @njit(nogil=True, cache=True)
-def _select(near, far, count, bound, k, first, out, at):
+def _select(near, far, count, bound, k, first, words, summary, out, at):
     """Write the rows of the k nearest in ascending order: all nearer than the k-th, then the first of those as far."""
-    inside = at
+    inside = 0
     for i in range(count):
         if far[i] < bound:
-            _place(out, at, inside, near[i] + first)
+            _mark(words, summary, near[i])
             inside += 1
-    taken = inside
-    # Rows at the k-th distance, ascending, behind those inside; no more than k in all.
+    ties = 0
     for i in range(count):
         if far[i] == bound:
-            value = near[i] + first
-            if taken < at + k:
-                _place(out, inside, taken, value)
-                taken += 1
-            elif value < out[taken - 1]:
-                _place(out, inside, taken - 1, value)
-    for i in range(inside, taken):
-        _place(out, at, i, out[i])
+            near[ties] = near[i]
+            ties += 1
+    if ties > k - inside:
+        near[:ties].sort()
+    for i in range(k - inside):
+        _mark(words, summary, near[i])
+    _list(words, summary, first, out, at)
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _place(out, first, last, value):
-    """Put a value in its place among the ascending ones first to last; what was at `last` is overwritten."""
-    at = last
-    while at > first and out[at - 1] > value:
-        out[at] = out[at - 1]
-        at -= 1
-    out[at] = value
+def _mark(words, summary, row):
+    """Add a row to a set: a bit of `words`, and a bit of `summary` for each word that is not empty."""
+    words[row >> 6] |= np.uint64(1) << np.uint64(row & 63)
+    summary[row >> 12] |= np.uint64(1) << np.uint64((row >> 6) & 63)
+
+
+@njit(nogil=True, cache=True, inline="always")
+def _list(words, summary, first, out, at):
+    """Write the rows of a set in ascending order, and empty it."""
+    for s in range(len(summary)):
+        while summary[s]:
+            w = s * 64 + first_bit(summary[s])
+            summary[s] &= summary[s] - np.uint64(1)
+            bits = words[w]
+            words[w] = 0
+            while bits:
+                out[at] = first + w * 64 + first_bit(bits)
+                at += 1
+                bits &= bits - np.uint64(1)
 
 
 @njit(nogil=True, cache=True)
@@ -137,6 +149,7 @@ def _rows(tree, n, target, at_home, i0, i1, k, first, splits, out):
     best[:lanes] = -np.inf
     last = lanes + k - 1
     near, far = np.empty(n, np.int32), np.empty(n, x.dtype)
+    words, summary = np.zeros((n >> 6) + 1, np.uint64), np.zeros((n >> 12) + 1, np.uint64)
     blocks = (n + BLOCK - 1) // BLOCK
     groups = (blocks + BLOCK - 1) // BLOCK
     for i in range(i0, i1):
@@ -165,7 +178,7 @@ def _rows(tree, n, target, at_home, i0, i1, k, first, splits, out):
                     in_blocks &= in_blocks - np.uint64(1)
                     if (b ^ home) >= steps:
                         count = _gather(x, row, b, n, dim, point, last, best, kept, scratch, near, far, count)
-        _select(near, far, count, best[last], k, first, out, splits[mine])
+        _select(near, far, count, best[last], k, first, words, summary, out, splits[mine])
 
 
 @njit(nogil=True, cache=True)
