@@ -56,6 +56,10 @@ def backend_for(device: torch.device) -> str:
     return name
 
 
+# A compiled graph keeps the backend that was current when it was traced.
+backend_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def implementation(package: str, device: torch.device) -> ModuleType:
     """The module of `package` (its `__name__`) that serves `device`, imported on first use."""
     return _load(package, backend_for(device))
