@@ -12,10 +12,12 @@ __version__ = "0.1.0"
 
 # Imported when first touched, so that `import gridless` stays quick: name -> module.
 _LAZY: dict[str, str] = {
+    "Precomputed": "gridless.data.precompute",
     "event_conv": "gridless.ops.event_conv",
     "featureless_conv": "gridless.ops.point_conv",
     "load": "gridless.weights",
     "point_conv": "gridless.ops.point_conv",
+    "read_cloud": "gridless.data.clouds",
     "read_events": "gridless.data.formats",
     "save": "gridless.weights",
     "show": "gridless.pictures",
@@ -44,6 +46,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gridless import augment, data, geometry, models, nn, ops, pictures, streaming, training
+    from gridless.data.clouds import read_cloud
+    from gridless.data.precompute import Precomputed
     from gridless.ops.event_conv import event_conv
     from gridless.ops.point_conv import featureless_conv, point_conv
     from gridless.pictures import show

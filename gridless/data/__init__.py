@@ -12,12 +12,16 @@ _LAZY: dict[str, str] = {
     "CIFAR10DVS": "gridless.data.event_sets",
     "FormatError": "gridless.data.formats",
     "MNISTDVS": "gridless.data.event_sets",
+    "ModelNet40": "gridless.data.modelnet",
     "MovingGlyphs": "gridless.data.glyphs",
     "NCaltech101": "gridless.data.event_sets",
     "NCars": "gridless.data.event_sets",
     "NMNIST": "gridless.data.event_sets",
+    "Precomputed": "gridless.data.precompute",
+    "read_cloud": "gridless.data.clouds",
     "read_events": "gridless.data.formats",
     "Shapes": "gridless.data.shapes",
+    "sample_mesh": "gridless.data.meshes",
     "write_events": "gridless.data.formats",
 }
 

@@ -1,0 +1,67 @@
+"""A place for clouds that are slow to read: one array that the next start maps into memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gridless.data.files import sweep, whole_file
+
+
+class Clouds(NamedTuple):
+    """coords (N, points, 3) float32, label (N) int64, and the name of each shape, '' where a release has none."""
+
+    coords: np.ndarray
+    label: np.ndarray
+    names: list[str]
+
+
+def cached(
+    folder: Path, cache: str | Path | bool, name: str, sources: Sequence[Path], make: Callable[[], Clouds]
+) -> Clouds:
+    """What `make` returns, from the cache where it is there and not outdated.
+
+    It is outdated when one of the `sources` (list files, folders) has changed. A cache that cannot be read is made
+    again; one that cannot be written is done without, with a warning.
+    """
+    if cache is False:
+        return make()
+    place = folder / ".gridless" if cache is True else Path(cache)
+    state = [[p.name, (s := p.stat()).st_size, s.st_mtime_ns] for p in sources]
+    about, array = place / f"{name}.json", place / f"{name}.npy"
+    found = _load(about, array, state)
+    if found is not None:
+        return found
+    made = make()
+    try:
+        sweep(place)
+        with whole_file(array) as file:
+            np.save(file, made.coords)
+        entry = {"state": state, "bytes": array.stat().st_size, "label": made.label.tolist(), "names": made.names}
+        with whole_file(about) as file:
+            file.write(json.dumps(entry).encode())
+    except OSError as error:
+        warnings.warn(
+            f"{place} cannot be written ({error.strerror}), so the next start is as slow: pass cache=FOLDER",
+            stacklevel=4,
+        )
+    return made
+
+
+def _load(about: Path, array: Path, state: list) -> Clouds | None:
+    try:
+        entry = json.loads(about.read_bytes())
+        if entry["state"] != state or entry["bytes"] != os.path.getsize(array):
+            return None
+        # Private pages: tensors made of it may be written to, the file never is.
+        coords = np.load(array, mmap_mode="c", allow_pickle=False)
+        label = np.array(entry["label"], np.int64)
+        return Clouds(coords, label, entry["names"]) if len(coords) == len(label) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

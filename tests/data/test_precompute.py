@@ -1,0 +1,279 @@
+"""Geometry computed ahead of time, and the other ways to compute it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import gridless as gl
+from gridless.augment import Drop, Jitter, Shuffle
+from gridless.data import FormatError, Shapes, files, shards
+
+
+def plan() -> gl.Plan:
+    plan = gl.Plan()
+    cloud = plan.points(dim=3)
+    near = plan.ball(cloud, cloud, 0.3)
+    coarse = plan.rejection_sample(near)
+    plan.ball(cloud, coarse, 0.4)
+    return plan
+
+
+def shapes(*steps, size: int = 10) -> Shapes:
+    return Shapes(size, points=40, transform=steps or (Shuffle(), Drop(0.5), Jitter()))
+
+
+def assert_same(a, b) -> None:
+    """Every field of every structure of two geometries."""
+    shape, leaves = shards.flatten(a)
+    other_shape, others = shards.flatten(b)
+    assert shape == other_shape
+    for name, leaf in leaves.items():
+        if isinstance(leaf, torch.Tensor):
+            assert leaf.dtype == others[name].dtype, name
+            assert torch.equal(leaf.cpu(), others[name].cpu()), name
+        else:
+            assert leaf == others[name], name
+
+
+def test_what_is_read_is_what_the_plan_made(tmp_path):
+    data = gl.Precomputed(shapes(gl.augment.First(30)), tmp_path, plan(), shard=4)
+    assert len(data) == 10
+    for i in range(10):
+        geometry, label = data[i]
+        example, expected = shapes(gl.augment.First(30))[i]
+        assert label == expected
+        assert_same(geometry, plan()(example))
+    with pytest.raises(IndexError):
+        data[10]
+
+
+def test_all_four_ways_to_run_geometry_agree(tmp_path, shared_data):
+    from gridless.data import ModelNet40
+
+    steps, indices = [Shuffle(), Drop(0.5), Jitter()], list(range(0, 9000, 1500))
+    raw = torch.utils.data.Subset(ModelNet40(shared_data, transform=steps, seed=1, points=200), indices)
+    done = torch.utils.data.Subset(ModelNet40(shared_data, transform=[*steps, plan()], seed=1, points=200), indices)
+    # In workers, collated; pinned where there is a device to pin for.
+    pin = torch.cuda.is_available()
+    loader = DataLoader(done, len(indices), num_workers=2, collate_fn=gl.collate, pin_memory=pin)
+    in_workers, labels = next(iter(loader))
+    # The whole batch at once, on the GPU where there is one.
+    clouds, _ = gl.collate([raw[i] for i in range(len(raw))])
+    at_once = plan()(clouds.to("cuda") if pin else clouds)
+    # From disk.
+    stored = gl.Precomputed(raw, tmp_path, plan(), shard=4)
+    from_disk, stored_labels = gl.collate([stored[i] for i in range(len(stored))])
+    assert_same(in_workers, at_once)
+    assert_same(in_workers, from_disk)
+    assert torch.equal(labels, stored_labels)
+    with gl.use_backend("reference"):
+        assert_same(in_workers, plan()(clouds))
+
+
+def test_repeats_are_augmented_anew_and_taken_in_turn(tmp_path):
+    data = gl.Precomputed(shapes(), tmp_path, plan(), repeats=3, shard=4)
+    epochs = []
+    for epoch in range(4):
+        data.set_epoch(epoch)
+        epochs.append(data[7][0]["X0"].coords)
+    assert torch.equal(epochs[0], epochs[3])
+    assert not any(a.shape == b.shape and torch.equal(a, b) for a, b in pairwise(epochs))
+
+
+def test_neither_workers_nor_pickling_change_the_entries(tmp_path):
+    alone = gl.Precomputed(shapes(), tmp_path / "a", plan(), repeats=2, shard=3)
+    shared = gl.Precomputed(shapes(), tmp_path / "b", plan(), repeats=2, shard=3, num_workers=2)
+    assert alone.key == shared.key
+    loader = DataLoader(shared, 10, num_workers=1, collate_fn=gl.collate)
+    batch, _ = next(iter(loader))
+    assert_same(batch, gl.collate([alone[i][0] for i in range(10)]))
+
+
+def test_making_entries_leaves_torchs_generator_alone(tmp_path):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    gl.Precomputed(shapes(), tmp_path, plan())
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_plan_may_be_part_of_the_transform(tmp_path):
+    inside = gl.Precomputed(shapes(Jitter(), plan()), tmp_path)
+    outside = gl.Precomputed(shapes(Jitter()), tmp_path, plan())
+    assert inside.key != outside.key
+    assert_same(inside[3][0], outside[3][0])
+
+
+def test_plan_augmentation_data_seed_and_version_are_the_key(tmp_path):
+    other_plan = plan()
+    other_plan.ball(other_plan.points(dim=3), other_plan.points(dim=3), 0.1)
+    data = [
+        gl.Precomputed(shapes(), tmp_path, plan()),
+        gl.Precomputed(shapes(), tmp_path, other_plan),
+        gl.Precomputed(shapes(Jitter(0.02)), tmp_path, plan()),
+        gl.Precomputed(shapes(size=9), tmp_path, plan()),
+        gl.Precomputed(shapes(), tmp_path, plan(), seed=1),
+        gl.Precomputed(shapes(), tmp_path, plan(), version="2"),
+    ]
+    assert len({d.key for d in data}) == len(data)
+    about = json.loads((data[0].folder / "about.json").read_text())
+    assert about["plan"] == str(plan())
+    assert about["transform"][1] == "Drop(most=0.5)"
+
+
+def test_changes_that_the_settings_do_not_show_are_noticed(tmp_path):
+    gl.Precomputed(Shapes(10, points=40), tmp_path, plan())
+    for changed in (Shapes(10, points=40, seed=1), Shapes(10, points=39)):
+        with pytest.raises(ValueError, match="other examples"):
+            gl.Precomputed(changed, tmp_path, plan())
+        gl.Precomputed(changed, tmp_path, plan(), version=f"{changed.coords.sum()}")
+
+
+def test_subsets_are_told_apart(tmp_path):
+    subsets = [torch.utils.data.Subset(shapes(), indices) for indices in ([1, 2, 3], [3, 2, 1])]
+    data = [gl.Precomputed(subset, tmp_path, plan()) for subset in subsets]
+    assert data[0].key != data[1].key
+    assert data[0].about["transform"] == data[1].about["transform"]
+    assert len(data[0].about["transform"]) == 3
+
+
+def test_a_transform_without_a_stable_name_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="frozen dataclass"):
+        gl.Precomputed(shapes(lambda x: x), tmp_path, plan())
+
+
+def test_only_what_is_missing_is_made(tmp_path):
+    first = gl.Precomputed(shapes(), tmp_path, plan(), shard=4)
+    stamps = {p.name: p.stat().st_mtime_ns for p in first.folder.glob("*.shard")}
+    (first.folder / "000-00001.shard").unlink()
+    (first.folder / f"000-00001.shard{files._MARK}999999999").write_bytes(b"left by a killed process")
+    second = gl.Precomputed(shapes(), tmp_path, plan(), shard=4)
+    after = {p.name: p.stat().st_mtime_ns for p in second.folder.iterdir() if p.name != "about.json"}
+    assert after.keys() == stamps.keys()
+    assert [n for n in stamps if stamps[n] != after[n]] == ["000-00001.shard"]
+    assert_same(first[9][0], second[9][0])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.5, 0.999])
+def test_a_truncated_file_is_refused_by_name(tmp_path, share):
+    path = gl.Precomputed(shapes(), tmp_path, plan()).folder / "000-00000.shard"
+    path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
+    with pytest.raises(FormatError, match="000-00000"):
+        gl.Precomputed(shapes(), tmp_path, plan())
+
+
+def test_a_foreign_file_is_refused_by_name(tmp_path):
+    first = gl.Precomputed(shapes(), tmp_path, plan(), shard=10)
+    path = first.folder / "000-00000.shard"
+    path.write_bytes(b"something else altogether")
+    with pytest.raises(FormatError, match="not a file of gridless"):
+        gl.Precomputed(shapes(), tmp_path, plan(), shard=10)
+    other = gl.Precomputed(shapes(), tmp_path, plan(), shard=10, seed=1)
+    path.write_bytes((other.folder / path.name).read_bytes())
+    with pytest.raises(FormatError, match=f"made for {other.key}"):
+        gl.Precomputed(shapes(), tmp_path, plan(), shard=10)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, num_workers):
+    whole = gl.Precomputed(shapes(), tmp_path / "whole", plan(), shard=4)
+
+    def full_at_last(path: Path, key: str, examples: list) -> None:
+        if path.name == "000-00002.shard":
+            with files.whole_file(path) as file:
+                file.write(b"the first bytes")
+                raise OSError(errno.ENOSPC, "No space left on device")
+        shards.write(path, key, examples)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gridless.data.precompute.write", full_at_last)
+        with pytest.raises(OSError, match="2 of 3 files are complete"):
+            gl.Precomputed(shapes(), tmp_path, plan(), shard=4, num_workers=num_workers)
+    folder = tmp_path / whole.key
+    assert sorted(p.name for p in folder.iterdir()) == ["000-00000.shard", "000-00001.shard", "about.json"]
+    again = gl.Precomputed(shapes(), tmp_path, plan(), shard=4)
+    assert_same(again[9][0], whole[9][0])
+
+
+def test_an_interrupt_leaves_nothing_half_written(tmp_path):
+    class Interrupted(Shapes):
+        def __getitem__(self, i):
+            if i == 6:
+                raise KeyboardInterrupt
+            return super().__getitem__(i)
+
+    with pytest.raises(KeyboardInterrupt):
+        gl.Precomputed(Interrupted(10, points=40), tmp_path, plan(), shard=4)
+    assert sorted(p.name for p in tmp_path.glob("*/*")) == ["000-00000.shard", "about.json"]
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"before")
+
+    def fail() -> None:
+        with files.whole_file(path) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_run_leaves_only_whole_files(tmp_path):
+    script = """
+        import sys, gridless as gl
+        sys.path.insert(0, sys.argv[2])
+        from test_precompute import plan, shapes
+        gl.Precomputed(shapes(size=4000), sys.argv[1], plan(), shard=8)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path), str(Path(__file__).parent)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(gl.__file__).parents[1])}
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("*/*.shard"))) < 3 and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    found = sorted(tmp_path.glob("*/*.shard"))
+    assert 3 <= len(found) < 500
+    key = found[0].parent.name
+    assert all(len(shards.Shard(path, key)) == 8 for path in found)
+
+
+def test_labels_may_be_tensors_and_examples_may_come_alone(tmp_path):
+    class Parts(Shapes):
+        def __getitem__(self, i):
+            coords = super().__getitem__(i)[0][: 5 + i]
+            return coords, torch.arange(len(coords)), torch.tensor(float(i)), f"name {i}"
+
+    data = gl.Precomputed(Parts(6, points=40), tmp_path, plan(), shard=4)
+    geometry, parts, number, name = data[5]
+    assert len(geometry["X0"]) == 10
+    assert parts.tolist() == list(range(10))
+    assert number == 5.0
+    assert name == "name 5"
+
+
+def test_refuses_settings_that_make_no_sense(tmp_path):
+    with pytest.raises(ValueError, match="at least 1"):
+        gl.Precomputed(shapes(), tmp_path, plan(), repeats=0)
+    with pytest.raises(ValueError, match="empty"):
+        gl.Precomputed(shapes(size=0), tmp_path, plan())
+    with pytest.raises(TypeError, match="cannot be stored"):
+        shards.flatten(object())
