@@ -59,6 +59,8 @@ class Events(Ragged):
                 raise ValueError(f"Events: {name} must be ({len(pixel)},){wanted}, one entry for each pixel")
             if value.device != pixel.device:
                 raise ValueError(f"Events: {name} is on {value.device}, pixel on {pixel.device}: move both")
+            object.__setattr__(self, name, value.contiguous())
+        object.__setattr__(self, "pixel", pixel.contiguous())
         object.__setattr__(self, "sensor", _as_sensor(self.sensor))
         object.__setattr__(self, "splits", _as_splits(self.splits, pixel.device, "Events"))
         if pixel.device.type == "cpu":
@@ -135,7 +137,7 @@ class Events(Ragged):
     def check(self, what: str = "events") -> None:
         """Refuse times that step back, negative times and events outside the sensor, naming recording and row.
 
-        Reads values: a synchronisation on the GPU.
+        On the CPU: events on a GPU are copied.
         """
         self.check_splits(what)
         fault = self.fault()
@@ -147,34 +149,29 @@ class Events(Ragged):
     def fault(self) -> tuple[int, str] | None:
         """The first row that `check` refuses, and why; None when all is well."""
         end = len(self) - self.padding
-        pixel, time = self.pixel[:end], self.time[:end]
         if not end:
             return None
-        outside = _first_outside(pixel, self.sensor)
-        if outside is not None:
-            x, y = pixel[outside].tolist()
+        pixel, time = self.pixel[:end].cpu(), self.time[:end].cpu()
+        # Imported here: events are often made without being checked, and compiled code takes a moment to load.
+        from gridless.event_check import BACK, OUTSIDE, first_fault
+
+        kind, row = first_fault(pixel.numpy(), time.numpy(), self.splits.cpu().numpy(), *self.sensor)
+        if not kind:
+            return None
+        if kind == OUTSIDE:
+            x, y = pixel[row].tolist()
             words = (
                 f"is at pixel ({x}, {y}), outside the sensor of {self.sensor[0]} x {self.sensor[1]}: "
                 "pass repair='drop' to leave such events out"
             )
-            return outside, words
-        back = time[1:] < time[:-1]
-        starts = self.splits[1:-1]
-        back[starts[(starts > 0) & (starts < end)] - 1] = False
-        if bool(back.any()):
-            row = int(back.nonzero()[0]) + 1
+        elif kind == BACK:
             words = (
                 f"has time {int(time[row])} after {int(time[row - 1])}: pass repair='sort' to put the events in order, "
                 "'hold' to keep their order, or 'unwrap' if a 32-bit counter started again"
             )
-            return row, words
-        # Sorted from here on: a negative time, if any, comes first in its recording.
-        begins = self.splits[:-1][self.sizes > 0]
-        negative = begins[time[begins] < 0]
-        if len(negative):
-            row = int(negative[0])
-            return row, f"has the negative time {int(time[row])}: pass repair='shift' to start at zero"
-        return None
+        else:
+            words = f"has the negative time {int(time[row])}: pass repair='shift' to start at zero"
+        return int(row), words
 
 
 def _as_sensor(sensor: Any) -> tuple[int, int]:
@@ -185,17 +182,6 @@ def _as_sensor(sensor: Any) -> tuple[int, int]:
     if not (0 < width < 2**31 and 0 < height < 2**31):
         raise ValueError(f"Events: a sensor of {width} x {height} pixels cannot be")
     return width, height
-
-
-def _first_outside(pixel: Tensor, sensor: tuple[int, int]) -> int | None:
-    for axis, limit in enumerate(sensor):
-        low, high = (int(v) for v in pixel[:, axis].aminmax())
-        if low < 0 or high >= limit:
-            break
-    else:
-        return None
-    bad = (pixel < 0) | (pixel >= torch.tensor(sensor, device=pixel.device))
-    return int(bad.any(1).nonzero()[0])
 
 
 Columns = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]

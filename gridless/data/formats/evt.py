@@ -34,11 +34,11 @@ def read(file: File) -> Recording:
         capacity, decode = len(words), _decode_evt2
     elif version == "3.0":
         words = file.records(start, "<u2", "word")
-        capacity, decode = _count_evt3(words), _decode_evt3
+        capacity, decode = int(_count_evt3(words, EVENTS_OF)), _decode_evt3
     else:
         raise file.error(f"the encoding is EVT {version or 'unknown'}: EVT 2.0 and EVT 3.0 can be read", 0)
     pixel, time, polarity = _outputs(capacity)
-    count, _ = decode(words, capacity, pixel, time, polarity)
+    count, _ = decode(words, capacity + 1, pixel, time, polarity)
     return Recording(
         shrink(pixel, count),
         shrink(time, count),
@@ -50,7 +50,8 @@ def read(file: File) -> Recording:
 
 
 def _outputs(capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return np.empty((capacity, 2), np.int32), np.empty(capacity, np.int64), np.empty(capacity, np.bool_)
+    room = capacity + 1
+    return np.empty((room, 2), np.int32), np.empty(room, np.int64), np.empty(room, np.bool_)
 
 
 def _locator(words: np.ndarray, start: int, capacity: int, decode: Callable) -> Callable[[int], int]:
@@ -111,24 +112,24 @@ def _decode_evt2(words, limit, pixel, time, polarity):  # type: ignore[no-untype
     return count, len(words)
 
 
+# How many events a word of EVT3 makes: one for a column, one for each bit of a vector.
+_WORDS = np.arange(1 << 16, dtype=np.uint32)
+_MASKS = np.where(_WORDS >> 12 == 4, _WORDS & 0xFFF, np.where(_WORDS >> 12 == 5, _WORDS & 0xFF, _WORDS >> 12 == 2))
+EVENTS_OF = np.bitwise_count(_MASKS).astype(np.uint8)
+
+
 @njit(nogil=True, cache=True)
-def _count_evt3(words):  # type: ignore[no-untyped-def]
-    """How many events there can be: one for each column word and each bit of a vector."""
+def _count_evt3(words, events_of):  # type: ignore[no-untyped-def]
     count = 0
     for word in words:
-        kind = word >> np.uint16(12)
-        if kind == 2:
-            count += 1
-        elif kind == 4 or kind == 5:
-            bits = word & np.uint16(0xFFF if kind == 4 else 0xFF)
-            while bits:
-                bits &= bits - np.uint16(1)
-                count += 1
+        count += events_of[word]
     return count
 
 
 @njit(nogil=True, cache=True)
 def _decode_evt3(words, limit, pixel, time, polarity):  # type: ignore[no-untyped-def]
+    """The outputs have room for one event more than there are: each row, column or low time writes one, and only a
+    column keeps it, because which of the three comes next cannot be guessed."""
     count = 0
     high = np.int64(-1)
     wraps = np.int64(0)
@@ -139,16 +140,19 @@ def _decode_evt3(words, limit, pixel, time, polarity):  # type: ignore[no-untype
     for i in range(len(words)):
         word = np.int32(words[i])
         kind = word >> 12
-        if kind == 2:
-            if high >= 0 and y >= 0:
-                time[count] = now
-                pixel[count, 0] = word & 0x7FF
-                pixel[count, 1] = y
-                polarity[count] = (word & 0x800) != 0
-                count += 1
+        value = word & 0xFFF
+        if (0b1000101 >> kind) & 1:  # 0, 2 or 6
+            row, low = -np.int32(kind == 0), -np.int64(kind == 6) & 0xFFF
+            y = (y & ~row) | (value & 0x7FF & row)
+            now = (now & ~low) | (value & low)
+            time[count] = now
+            pixel[count, 0] = value & 0x7FF
+            pixel[count, 1] = y
+            polarity[count] = value >= 0x800
+            count += np.int64(kind == 2) & np.int64(high >= 0) & np.int64(y >= 0)
         elif kind == 4 or kind == 5:
             if x >= 0:
-                bits = word & (0xFFF if kind == 4 else 0xFF)
+                bits = value if kind == 4 else value & 0xFF
                 at = x
                 if high >= 0 and y >= 0:
                     while bits:
@@ -161,21 +165,15 @@ def _decode_evt3(words, limit, pixel, time, polarity):  # type: ignore[no-untype
                         bits >>= 1
                         at += 1
                 x += 12 if kind == 4 else 8
-        elif kind == 0:
-            y = word & 0x7FF
         elif kind == 3:
-            x = word & 0x7FF
-            on = (word & 0x800) != 0
-        elif kind == 6:
-            now = (now >> 12 << 12) | np.int64(word & 0xFFF)
-        elif kind == 8:
-            new = np.int64(word & 0xFFF)
+            x = value & 0x7FF
+            on = value >= 0x800
+        elif kind == 8 and value != high:
             # The low half follows in a word of its own, after a step of the high half.
-            if new != high:
-                if high - new > (1 << 11):
-                    wraps += 1
-                high = new
-                now = (wraps << 24) | (new << 12)
+            if high - value > (1 << 11):
+                wraps += 1
+            high = np.int64(value)
+            now = (wraps << 24) | (high << 12)
         if count >= limit:
             return count, i + 1
     return count, len(words)

@@ -31,7 +31,7 @@ from gridless.events import ALIASES
 MAGIC = b"\x89HDF\r\n\x1a\n"
 MEMORY = 2 << 30
 # Seconds for any file, and bytes a second beyond that; a library that takes longer hangs.
-PATIENCE, PACE = 10.0, 5e6
+PATIENCE, PACE = 20.0, 5e6
 
 
 def sniff(head: bytes) -> bool:

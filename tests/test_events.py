@@ -1,0 +1,221 @@
+"""Events: made from other libraries' arrays, cut, checked, repaired."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+import gridless as gl
+
+SENSOR = (8, 6)
+
+
+def array(t, x=None, y=None, p=None, names=("t", "x", "y", "p"), types=("<i8", "<i2", "<i2", "?")) -> np.ndarray:
+    out = np.zeros(len(t), list(zip(names, types, strict=True)))
+    ones = [1] * len(t)
+    for name, values in zip(names, (t, ones if x is None else x, ones if y is None else y, ones if p is None else p)):
+        out[name] = values
+    return out
+
+
+@pytest.mark.parametrize(
+    ("names", "types"),
+    [
+        (("t", "x", "y", "p"), ("<u8", "<u2", "<u2", "?")),
+        (("t", "x", "y", "on"), ("<u8", "<u2", "<u2", "?")),
+        (("timestamp", "x", "y", "polarity"), ("<i8", "<i2", "<i2", "i1")),
+        (("ts", "X", "Y", "pol"), ("<u4", "u1", "u1", "u1")),
+        (("time", "x", "y", "p"), (">i4", ">u2", ">u2", ">i4")),
+    ],
+)
+def test_arrays_of_other_libraries_plug_in(names, types):
+    source = array([5, 5, 9], [0, 7, 3], [1, 5, 0], [1, 0, 1], names, types)
+    for reordered in (source, source[[names[2], names[3], names[0], names[1]]]):
+        events = gl.Events.of(reordered, sensor=SENSOR)
+        assert events.pixel.tolist() == [[0, 1], [7, 5], [3, 0]]
+        assert events.time.tolist() == [5, 5, 9]
+        assert events.polarity.tolist() == [True, False, True]
+        assert (events.pixel.dtype, events.time.dtype, events.polarity.dtype) == (torch.int32, torch.int64, torch.bool)
+        assert events.sensor == SENSOR
+
+
+def test_polarity_may_be_minus_and_plus_one():
+    source = array([1, 2], p=[-1, 1], types=("<i8", "<i2", "<i2", "i1"))
+    assert gl.Events.of(source, sensor=SENSOR).polarity.tolist() == [False, True]
+
+
+def test_a_list_is_a_batch():
+    batch = gl.Events.of([array([1, 2]), array([]), array([0])], sensor=SENSOR)
+    assert batch.splits.tolist() == [0, 2, 2, 3]
+    assert [len(batch.recording(i)) for i in range(3)] == [2, 0, 1]
+    assert batch.recording(-1).time.tolist() == [0]
+    assert gl.Events.of([], sensor=SENSOR).num_examples == 0
+    again = gl.Events.of([batch.recording(i) for i in range(3)], sensor=SENSOR)
+    assert torch.equal(again.time, batch.time)
+    assert torch.equal(gl.collate([batch.recording(i) for i in range(3)]).splits, batch.splits)
+
+
+def test_the_source_is_not_shared():
+    t = np.array([1, 2])
+    events = gl.Events.of({"t": t, "x": t, "y": t, "p": np.array([True, False])}, sensor=SENSOR)
+    t[0] = 0
+    assert events.time.tolist() == [1, 2]
+
+
+def test_slices_are_recordings():
+    events = gl.Events.of(array(range(10)), sensor=SENSOR)
+    assert len(events) == 10
+    assert events[3:5].time.tolist() == [3, 4]
+    assert len(events[7:3]) == 0
+    assert events[-2:].splits.tolist() == [0, 2]
+    with pytest.raises(TypeError, match="slice"):
+        events[3]
+    with pytest.raises(ValueError, match="only one recording"):
+        gl.Events.of([array([1]), array([1])], sensor=SENSOR)[0:1]
+    with pytest.raises(IndexError, match="recording 1"):
+        events.recording(1)
+
+
+def test_selection_keeps_recordings_apart():
+    batch = gl.Events.of([array([1, 2, 3]), array([4]), array([5, 6])], sensor=SENSOR)
+    kept = batch.select(torch.tensor([True, False, True, False, False, True]))
+    assert kept.time.tolist() == [1, 3, 6]
+    assert kept.splits.tolist() == [0, 2, 2, 3]
+
+
+def test_to_numpy_and_back():
+    source = array([1, 2, 3], [0, 1, 2], [3, 4, 5], [1, 0, 1])
+    events = gl.Events.of(source, sensor=SENSOR)
+    assert np.array_equal(gl.Events.of(events.numpy(), sensor=SENSOR).numpy(), events.numpy())
+    assert np.array_equal(pickle.loads(pickle.dumps(events)).numpy(), events.numpy())
+
+
+def test_padding_is_neither_checked_nor_exported():
+    from gridless.padding import pad
+
+    padded = pad(gl.Events.of(array([5, 6, 7]), sensor=SENSOR), [16])
+    assert len(padded) == 16
+    padded.check()
+    assert len(padded.numpy()) == 3
+    assert padded[1:].time.tolist() == [6, 7]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (array([5, 4]), r"row 1 of recording 0 has time 4 after 5.*'sort'"),
+        (array([-5, 4]), r"row 0 of recording 0 has the negative time -5.*'shift'"),
+        (array([1, 2], x=[0, 8]), r"row 1 .* pixel \(8, 1\), outside the sensor of 8 x 6.*'drop'"),
+        (array([1, 2], y=[-1, 0]), r"row 0 .* pixel \(1, -1\)"),
+        ([array([1, 2]), array([0, 9, 8])], r"row 2 of recording 1 has time 8 after 9"),
+        (array([1], p=[7], types=("<i8", "<i2", "<i2", "i4")), "polarity 7"),
+        (array([1, 2], p=[-1, 0], types=("<i8", "<i2", "<i2", "i4")), "row 1 has polarity 0"),
+        (array([1], x=[2**40], types=("<i8", "<i8", "<i2", "?")), "which no camera has"),
+        (array([2**63 + 5], types=("<u8", "<i2", "<i2", "?")), "which no camera has"),
+        (array([1], names=("t", "x", "z", "p")), "has no y"),
+        (array([1], names=("t", "x", "y", "q")), "has no p or on"),
+        ({"t": np.arange(3), "x": np.arange(2), "y": np.arange(3), "p": np.ones(3, bool)}, "equally long"),
+    ],
+)
+def test_bad_recordings_are_refused_by_row(source, words):
+    with pytest.raises(ValueError, match=words):
+        gl.Events.of(source, sensor=SENSOR)
+
+
+def test_recordings_may_begin_before_the_last_one_ended():
+    gl.Events.of([array([8, 9]), array([1, 2])], sensor=SENSOR).check()
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "words"),
+    [
+        (np.zeros((5, 4)), TypeError, "structured array"),
+        ("events", TypeError, "not str"),
+        (array([0.5], types=("<f8", "<i2", "<i2", "?")), TypeError, "whole microseconds"),
+        (array([1], types=("<i8", "<f4", "<i2", "?")), TypeError, "x must hold integers"),
+    ],
+)
+def test_what_is_no_recording_is_refused(source, error, words):
+    with pytest.raises(error, match=words):
+        gl.Events.of(source, sensor=SENSOR)
+
+
+def test_a_sensor_is_needed_and_must_make_sense():
+    with pytest.raises(ValueError, match="sensor="):
+        gl.Events.of(array([1]))
+    for sensor in ((0, 5), (5,), "ab", (5, 2**31)):
+        with pytest.raises(ValueError, match="sensor"):
+            gl.Events.of(array([1], x=[0], y=[0]), sensor=sensor)
+
+
+@pytest.mark.parametrize(
+    ("repair", "source", "expected"),
+    [
+        ("sort", array([5, 3, 5, 1], x=[0, 1, 2, 3]), [(1, 3), (3, 1), (5, 0), (5, 2)]),
+        ("hold", array([5, 3, 7, 6], x=[0, 1, 2, 3]), [(5, 0), (5, 1), (7, 2), (7, 3)]),
+        ("drop", array([1, 2, 3], x=[0, 99, 2]), [(1, 0), (3, 2)]),
+        ("shift", array([-5, 3], x=[0, 1]), [(0, 0), (8, 1)]),
+        ("unwrap", array([2**32 - 2, 3, 9], x=[0, 1, 2]), [(2**32 - 2, 0), (2**32 + 3, 1), (2**32 + 9, 2)]),
+        (("shift", "unwrap"), array([2**32 - 2, 3], x=[0, 1]), [(0, 0), (5, 1)]),
+        (("sort", "drop", "shift"), array([9, -1, 4], x=[1, 99, 2]), [(0, 2), (5, 1)]),
+        ("sort", array([1, 2], x=[3, 4]), [(1, 3), (2, 4)]),
+        (("sort", "hold", "drop", "shift", "unwrap"), array([]), []),
+    ],
+)
+def test_repairs_are_made_on_request(repair, source, expected):
+    events = gl.Events.of(source, sensor=SENSOR, repair=repair)
+    assert list(zip(events.time.tolist(), events.pixel[:, 0].tolist())) == expected
+    batch = gl.Events.of([source, source], sensor=SENSOR, repair=repair)
+    for i in range(2):
+        assert torch.equal(batch.recording(i).time, events.time)
+
+
+def test_events_themselves_are_checked_and_repaired():
+    good = gl.Events.of([array([1, 2]), array([5])], sensor=SENSOR)
+    assert gl.Events.of(good) is good
+    splits = torch.tensor([0, 2])
+    pixel = torch.ones(2, 2, dtype=torch.int32)
+    bad = gl.Events(pixel, torch.tensor([5, 3]), torch.tensor([True, False]), splits, SENSOR)
+    with pytest.raises(ValueError, match="has time 3 after 5"):
+        gl.Events.of(bad)
+    assert gl.Events.of(bad, repair="sort").time.tolist() == [3, 5]
+    with pytest.raises(ValueError, match="have the sensor"):
+        gl.Events.of(good, sensor=(9, 9))
+
+
+def test_an_unknown_repair_is_refused():
+    with pytest.raises(ValueError, match="unknown repair 'fix': choose from"):
+        gl.Events.of(array([1]), sensor=SENSOR, repair="fix")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"pixel": torch.zeros(2, 3, dtype=torch.int32)}, r"pixel must be \(S, 2\) int32"),
+        ({"pixel": torch.zeros(2, 2)}, "pixel must be"),
+        ({"time": torch.zeros(3, dtype=torch.int64)}, "time must be"),
+        ({"time": torch.zeros(2)}, "time must be"),
+        ({"polarity": torch.zeros(2, dtype=torch.int64)}, "polarity must be"),
+        ({"splits": torch.tensor([0, 1])}, "splits end at 1"),
+    ],
+)
+def test_tensors_of_the_wrong_shape_or_type_are_refused(change, words):
+    fields = {
+        "pixel": torch.zeros(2, 2, dtype=torch.int32),
+        "time": torch.zeros(2, dtype=torch.int64),
+        "polarity": torch.zeros(2, dtype=torch.bool),
+        "splits": torch.tensor([0, 2]),
+        "sensor": SENSOR,
+    }
+    with pytest.raises(ValueError, match=words):
+        gl.Events(**{**fields, **change})
+
+
+def test_events_without_polarity_stay_without():
+    events = gl.Events(torch.zeros(2, 2, dtype=torch.int32), torch.arange(2), None, torch.tensor([0, 2]), SENSOR)
+    assert gl.Events.of([events, events], sensor=SENSOR).polarity is None
+    assert events[1:].polarity is None
+    assert events.select(torch.tensor([True, False])).polarity is None
