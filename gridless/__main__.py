@@ -14,6 +14,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("gridless.training.commands:train", "train a network by a recipe"),
     "evaluate": ("gridless.training.commands:evaluate", "accuracy of saved weights"),
     "predict": ("gridless.training.commands:predict", "class and probabilities of your own files"),
+    "stream": ("gridless.streaming.command:stream", "run an event network live"),
+    "show": ("gridless.pictures.command:show", "draw a cloud or a recording"),
 }
 
 

@@ -102,3 +102,26 @@ def test_a_page_opens_in_a_browser_without_a_complaint(points, recording, tmp_pa
     # The viewer sizes each canvas when it draws.
     assert 'width="' in done.stdout.split("<canvas")[1].split(">")[0]
     assert "CONSOLE" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["cloud", "events"])
+def test_the_command_draws_files(points, recording, tmp_path, kind, capsys):
+    import json
+
+    from gridless.__main__ import main
+
+    file = tmp_path / ("cloud.npy" if kind == "cloud" else "events.npz")
+    if kind == "cloud":
+        np.save(file, points.coords.numpy())
+        words = ["--sample", "0.3", "--ball", "0.2"]
+    else:
+        gl.write_events(file, recording)
+        words = []
+    out = tmp_path / "picture.html"
+    assert main(["show", str(file), "--out", str(out), "--json", *words]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["picture"] == str(out)
+    assert facts.get("points", facts.get("events")) == (200 if kind == "cloud" else len(recording))
+    assert out.stat().st_size > 2000
+    assert main(["show", str(tmp_path / "missing.ply")]) == 1
+    assert "no file" in capsys.readouterr().err
