@@ -55,8 +55,8 @@ def one(name: str, data: str, epochs: int | None, device: str, limit: int | None
     recipe = load_recipe(base).changed(**changes, **({"epochs": epochs} if epochs else {}))
     if device == "cpu":
         torch.set_num_threads(1)
-    learn = load_clouds("modelnet40", data, "learn", recipe.points).to(device)
-    valid = load_clouds("modelnet40", data, "validate", recipe.points).to(device)
+    learn = load_clouds("modelnet40", data, "fit", recipe.points).to(device)
+    valid = load_clouds("modelnet40", data, "validation", recipe.points).to(device)
     if limit:
         learn = learn.take(torch.linspace(0, len(learn) - 1, limit).long())
         valid = valid.take(torch.linspace(0, len(valid) - 1, limit).long())

@@ -45,8 +45,8 @@ def train(
     more = dict(_assignment(c) for c in changes or [])
     more |= {k: v for k, v in {"epochs": epochs, "seed": seed}.items() if v is not None}
     chosen = chosen.changed(**more)
-    clouds = load_clouds(chosen.data, data, "train" if all_data else "learn", chosen.points)
-    valid = None if all_data else load_clouds(chosen.data, data, "validate", chosen.points)
+    clouds = load_clouds(chosen.data, data, "train" if all_data else "fit", chosen.points)
+    valid = None if all_data else load_clouds(chosen.data, data, "validation", chosen.points)
     if limit is not None:
         clouds = clouds.take(torch.linspace(0, len(clouds) - 1, min(limit, len(clouds))).long())
     result = run(
@@ -60,7 +60,7 @@ def train(
 def evaluate(
     weights: Annotated[str, typer.Argument(help="Shipped weights by name, or the path of a .safetensors file.")],
     data: Annotated[Path, typer.Option(help="The folder of the data set.")],
-    split: Annotated[str, typer.Option(help="test, train, learn or validate.")] = "test",
+    split: Annotated[str, typer.Option(help="test, train, fit or validation.")] = "test",
     points: Annotated[list[int] | None, typer.Option(help="Use so many points; may be repeated, for a curve.")] = None,
     votes: Annotated[
         int | None, typer.Option(help="Views averaged per cloud; else as the weights were saved with.")

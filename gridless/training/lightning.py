@@ -31,7 +31,8 @@ class CloudClassifier(lightning.LightningModule):
         self.schedule = recipe.make_schedule()
         self.step: TrainStep | None = None
         self._restored: dict[str, Any] | None = None
-        self._valid = [0, 0]
+        self._values: dict[str, float] = {}
+        self._valid: list[Any] = [0, 0]
 
     @property
     def best(self) -> torch.nn.Module:
@@ -76,8 +77,11 @@ class CloudClassifier(lightning.LightningModule):
         wrapped._on_before_step()
         self.step(batch)
         wrapped._on_after_step()
+        if number + 1 == steps:
+            # Here and not when the epoch has ended, so that a checkpoint after the last step already knows of it.
+            self._end_epoch()
 
-    def on_train_epoch_end(self) -> None:
+    def _end_epoch(self) -> None:
         assert self.step is not None
         totals = self.step.totals.clone()
         if self.trainer.world_size > 1:
@@ -86,8 +90,10 @@ class CloudClassifier(lightning.LightningModule):
         self.step.totals.zero_()
         self.schedule.epoch_ended(correct / count)
         rate = float(self.optimizers().optimizer.param_groups[0]["lr"])  # type: ignore[union-attr]
-        values = {"train_loss": loss / count, "train_accuracy": correct / count, "learning_rate": rate}
-        self.log_dict(values, rank_zero_only=True)
+        self._values = {"train_loss": loss / count, "train_accuracy": correct / count, "learning_rate": rate}
+
+    def on_train_epoch_end(self) -> None:
+        self.log_dict(self._values, rank_zero_only=True)
 
     def on_validation_epoch_start(self) -> None:
         self._valid = [torch.zeros((), dtype=torch.int64, device=self.device), 0]

@@ -65,7 +65,7 @@ class Policy:
                 noise = noise * (self.jitter_clip / noise.norm(dim=2, keepdim=True).clamp(min=1e-12)).clamp(max=1)
             x = x + noise
         if (matrix := self._matrix(key)) is not None:
-            x = x @ send(matrix, device)
+            x = x @ send(matrix.to(x.dtype), device)
         if self.shift:
             x = x + send((2 * stateless.uniform(key, SHIFT, 3) - 1) * self.shift, device)[:, None]
         x = x.reshape(-1, 3) if not self.drop else _cut(x, splits, device)

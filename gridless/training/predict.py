@@ -24,10 +24,10 @@ def classify(
     votes: int | None = None,
 ) -> Tensor:
     """Probabilities (classes) of the cloud in a file, prepared as the training clouds were: y up, unit sphere."""
-    from gridless.data import read_points
+    from gridless.data import read_cloud
 
     recipe = getattr(model, "about", {}).get("recipe", {})
-    coords = torch.as_tensor(read_points(file)).float()
+    coords = read_cloud(file).coords
     coords = prepare(coords, str(file), points or recipe.get("points", 1024), up, keep_scale)
     coords = coords.to(next(model.parameters()).device)
     check_scale(model.plan(Cloud.of(coords)), str(file))
@@ -53,7 +53,7 @@ def prepare(coords: Tensor, what: str, points: int, up: str = "y", keep_scale: b
         if size == 0:
             raise ValueError(f"{what}: all {len(coords)} points are the same")
         coords = coords / size
-    return coords.contiguous()
+    return coords.float().contiguous()
 
 
 def check_scale(geometry: Geometry, what: str) -> None:

@@ -85,6 +85,13 @@ class ResidentClouds:
             self.epoch, self.start = (epoch, step + 1) if step + 1 < len(self) else (epoch + 1, 0)
             yield batch
 
+    def state_dict(self) -> dict[str, int]:
+        """Where the next iteration begins."""
+        return {"epoch": self.epoch, "start": self.start}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.start = state["epoch"], state["start"]
+
     def order(self, epoch: int) -> Tensor:
         """The order of the examples in an epoch (N)."""
         if not self.shuffle:
