@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gridless import backends
 from gridless.ops.point_conv.kernel import EdgeKernel, compute_dtype
+from gridless.structures import Edges
 
 Numbers = tuple[int, list[float], float, float, bool, bool]
 
@@ -231,6 +232,18 @@ def _(grad, sums, inverse, s, j, bs, bt, source_coords, target_coords, k, t, w, 
         torch.empty_like(source_coords) if need_s else none,
         torch.empty_like(target_coords) if need_t else none.clone(),
     )
+
+
+@torch.library.custom_op("gridless::transpose_edges", mutates_args=())
+def transpose(splits: Tensor, source: Tensor, num_source: int, padding: int) -> tuple[Tensor, Tensor]:
+    """The transposed edges, for graphs that are compiled before anyone has asked for them."""
+    back = Edges(splits, source, num_source, padding=padding).transpose()
+    return back.splits, back.source
+
+
+@transpose.register_fake
+def _(splits, source, num_source, padding):  # type: ignore[no-untyped-def]
+    return splits.new_empty(num_source + 1), torch.empty_like(source)
 
 
 def _filled(like: Tensor, *grads: Tensor | None) -> tuple[Tensor, Tensor]:
