@@ -291,7 +291,10 @@ class VoxelMerge(nn.Module):
         self.mean_norm = BatchNorm(channels)
 
     def forward(self, grid: Tensor, mean: Tensor) -> Tensor:
-        grid = grid.movedim(-1, 1)  # (B, C, T, H, W)
-        sides = [side for size in reversed(grid.shape[2:]) for side in (0, size % 2)]
-        y = self.conv(functional.pad(grid, sides)).relu().movedim(1, -1)
-        return self.norm(y) + self.mean_norm(mean)
+        sides = [side for size in reversed(grid.shape[1:4]) for side in (0, size % 2)]
+        grid = functional.pad(grid, [0, 0, *sides])
+        b, t, h, w, c = grid.shape
+        # Cells that do not overlap: the convolution is one product over the eight voxels of each.
+        cells = grid.view(b, t // 2, 2, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 5, 2, 4, 6, 7).flatten(4)
+        y = cells @ self.conv.weight.permute(2, 3, 4, 1, 0).flatten(0, 3) + self.conv.bias
+        return self.norm(y.relu()) + self.mean_norm(mean)
