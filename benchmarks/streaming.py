@@ -1,0 +1,262 @@
+"""The live engine: exactness on real recordings, then events per second, latency and memory, on one core.
+
+    python benchmarks/streaming.py [--data ../shared/data] [--soak EVENTS]
+
+Recordings: dvs128_objects (128 x 128) for the CIFAR10-DVS and MNIST-DVS networks, N-MNIST for its own, N-Cars for its
+own; for the two networks of half-resolution sensors the DVS128 recordings, cut to their sensor. Weights are random, with
+statistics as after training: speed and exactness do not depend on what was learned, only on how many events fire, and
+that is decided by the recordings and the LIF settings alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import platform
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import gridless as gl
+from gridless.models import events as networks
+from gridless.nn.norm import BatchNorm
+from gridless.streaming import Session, stream
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def trained_like(name: str, **options) -> networks.EventResNet:
+    torch.manual_seed(7)
+    model = getattr(networks, name)(**options)
+    for layer in model.modules():
+        if isinstance(layer, BatchNorm):
+            layer.running_mean.normal_(0, 0.1)
+            layer.running_var.uniform_(0.5, 2)
+    return model.eval()
+
+
+def recordings(data: Path) -> dict[str, list[gl.Events]]:
+    """Real recordings for each network, as single examples."""
+    sys.path.insert(0, str(data))
+    import read
+
+    def events(pack: dict, i: int, sensor: tuple[int, int]) -> gl.Events:
+        a, b = pack["offsets"][i : i + 2]
+        x, y, t, p = (pack[k][a:b] for k in "xytp")
+        inside = (x < sensor[0]) & (y < sensor[1])
+        pixel = torch.from_numpy(np.stack([x, y], 1)[inside].astype(np.int32))
+        ends = torch.tensor([0, len(pixel)])
+        return gl.Events(pixel, torch.from_numpy(t[inside]), torch.from_numpy(p[inside] > 0), ends, sensor)
+
+    objects = read.events(data / "dvs128_objects.npz.xz")
+    digits = read.events(data / "nmnist_small_train.npz.xz")
+    cars = read.events(data / "ncars_train_0.npz.xz")
+    return {
+        "n_mnist": [events(digits, i, (34, 34)) for i in range(0, 1000, 10)],
+        "mnist_dvs": [events(objects, i, (128, 128)) for i in (0, 6)],
+        "cifar10_dvs": [events(objects, i, (128, 128)) for i in (0, 6)],
+        "n_caltech101": [events(objects, 0, (117, 87))],
+        "asl_dvs": [events(objects, 0, (120, 90))],
+        "n_cars": [events(cars, i, (120, 100)) for i in range(0, 400, 4)],
+    }
+
+
+def exactness(name: str, recording: gl.Events) -> dict[str, float]:
+    """Largest relative error over all events of all levels: engine and session against the batch forward."""
+    recording = recording[:20_000]
+    found: dict[str, float] = {}
+    for head in ("voxel", "stream"):
+        model = trained_like(name, head=head, duration=10**9)
+        with torch.no_grad():
+            geometry = model.plan(recording)
+            levels, logits = model.trunk(geometry), model(geometry)[0]
+            cropped = trained_like(name, head=head, duration=10**9, form="edges")
+            cropped.load_state_dict(model.state_dict())
+            window = cropped.trunk(cropped.plan(recording))
+        for kind, live in (("engine", stream(model)), ("session", Session(model))):
+            parts: list[list[torch.Tensor]] = [[] for _ in levels]
+            for a in range(0, len(recording), 997):
+                live(recording[a : a + 997])
+                for k, part in enumerate(parts):
+                    part.append(live.features(k)[1])
+            errors = [_error(torch.cat(part), level) for part, level in zip(parts, levels, strict=True)]
+            found[kind] = max(found.get(kind, 0.0), *errors, _error(live.predict(), logits))
+        found["window"] = max(_error(a, b) for a, b in zip(window, levels, strict=True))
+    return found
+
+
+def _error(a: torch.Tensor, b: torch.Tensor) -> float:
+    assert a.shape == b.shape
+    return float((a - b).abs().max() / b.abs().max()) if b.numel() else 0.0
+
+
+def speed(name: str, recorded: list[gl.Events], head: str, packet: int = 10_000) -> dict[str, float]:
+    """Million events per second over the recordings, and events per level per input event."""
+    model = trained_like(name, head=head, duration=100_000)
+    engine = stream(model, features=False)
+    engine(recorded[0][:2000])
+    best, count = np.inf, sum(map(len, recorded))
+    for _ in range(3):
+        seconds = 0.0
+        for events in recorded:
+            engine.reset()
+            packets = [events[a : a + packet] for a in range(0, len(events), packet)]
+            begin = time.perf_counter()
+            for part in packets:
+                engine(part)
+            seconds += time.perf_counter() - begin
+        best = min(best, seconds)
+    cost = model.cost(model.plan(recorded[0]))["total"]
+    return {
+        "Mev/s": count / best / 1e6, "multiply-adds/event": cost, "MB": engine.memory_bytes / 1e6,
+        "state MB": sum(v.numel() * v.element_size() for v in engine.state_dict().values()) / 1e6,
+    }  # fmt: skip
+
+
+def latency(name: str, recording: gl.Events) -> dict[str, float]:
+    """Microseconds from an event's entry to the end of all it causes, one event at a time inside the loop."""
+    from numba import njit
+
+    from gridless.streaming.loop import fill, run
+
+    engine = stream(trained_like(name, head="stream"), features=False)
+    engine(recording[:50_000])
+    libc = ctypes.CDLL(None)
+    clock = libc.clock_gettime
+    clock.argtypes = [ctypes.c_int, ctypes.c_void_p]
+
+    @njit
+    def one_by_one(
+        pixel,
+        t,
+        polarity,
+        table,
+        head,
+        whole,
+        weight,
+        trace,
+        memory,
+        voxel,
+        work,
+        event,
+        source,
+        features,
+        window,
+        cursor,
+        lane,
+        took,
+    ):  # noqa: E501
+        now = np.zeros(4, np.int64)
+        depth = len(table)
+        for i in range(len(t)):
+            fill(pixel, t, polarity, i, i + 1, source)
+            cursor[: 2 + 2 * depth] = 0
+            cursor[2 + depth] = 1
+            clock(1, now.ctypes)
+            run(table, head, whole, weight, trace, memory, voxel, work, event, source, features, window, cursor, lane)
+            clock(1, now[2:].ctypes)
+            took[i] = (now[2] - now[0]) * 1000000000 + now[3] - now[1]
+
+    rest = recording[50_000:150_000]
+    took = np.zeros(len(rest), np.int64)
+    arguments = (
+        *engine._constants, *engine._state.values(), engine._work, engine._event, engine._source, engine._features,
+        np.array([0, 1], np.int64), engine._cursor, engine._lane,
+    )  # fmt: skip
+    arrays = rest.pixel.numpy(), rest.time.numpy(), rest.polarity.numpy()
+    one_by_one(*(a[:10] for a in arrays), *arguments, took[:10])
+    one_by_one(*(a[10:] for a in arrays), *arguments, took[10:])
+    p50, p99, p999, most = np.percentile(took, [50, 99, 99.9, 100]) / 1000
+    return {"p50 us": p50, "p99 us": p99, "p99.9 us": p999, "max us": most}
+
+
+def soak(recording: gl.Events, total: int) -> dict[str, float]:
+    """The same recording again and again: memory, speed at the beginning and end, and a fresh engine on the last part."""
+    model = trained_like("cifar10_dvs", head="stream")
+    engine, fresh = stream(model, features=False), stream(model, features=False)
+    span = int(recording.time[-1] - recording.time[0]) + 1
+    before, rates, done, turn = engine.memory_bytes, [], 0, 0
+    turns = -(-total // len(recording))
+    for turn in track(range(turns), "soak", console=Console(stderr=True)):
+        again = gl.Events(
+            recording.pixel, recording.time + turn * span, recording.polarity, recording.splits, recording.sensor
+        ).trusted()
+        begin = time.perf_counter()
+        engine(again)
+        rates.append(len(again) / (time.perf_counter() - begin) / 1e6)
+        if turn >= turns - 3:
+            fresh(again)
+        done += len(again)
+    a, b = engine.predict(), fresh.predict()
+    tenth = max(len(rates) // 10, 1)
+    return {
+        "events": done, "bytes before": before, "bytes after": engine.memory_bytes,
+        "Mev/s first tenth": float(np.median(rates[:tenth])), "Mev/s last tenth": float(np.median(rates[-tenth:])),
+        "difference from a fresh engine": _error(a, b),
+    }  # fmt: skip
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    words.add_argument("--soak", type=int, default=0, help="push so many events through one engine, and nothing else")
+    words.add_argument("--only", nargs="*", default=None, help="names of networks")
+    choice = words.parse_args()
+    torch.set_num_threads(1)
+    real = recordings(choice.data)
+    out = ROOT / "benchmarks" / "results" / ("soak.json" if choice.soak else "streaming.json")
+    if choice.soak:
+        results: dict = soak(real["cifar10_dvs"][0], choice.soak)
+    else:
+        results = {}
+        table = Table(
+            "network", "engine error", "session error", "window differs by", "head", "Mev/s", "MAC/event", "state MB"
+        )
+        for name in choice.only or real:
+            found = {"error": exactness(name, real[name][0])}
+            assert found["error"]["engine"] < 1e-5, found
+            for head in ("voxel", "stream"):
+                found[head] = speed(name, real[name], head)
+                errors = [f"{found['error'][k]:.1e}" for k in ("engine", "session", "window")]
+                rate = found[head]
+                table.add_row(
+                    name,
+                    *errors,
+                    head,
+                    f"{rate['Mev/s']:.2f}",
+                    f"{rate['multiply-adds/event']:,.0f}",
+                    f"{rate['state MB']:.1f}",
+                )
+            results[name] = found
+        results["latency"] = {
+            n: latency(n, real[n][0]) for n in ("cifar10_dvs",) if not choice.only or n in choice.only
+        }
+        Console().print(table)
+        print(json.dumps(results["latency"], indent=1))
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT
+    ).stdout.strip()
+    about = {"machine": _cpu(), "commit": commit, "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    out.write_text(json.dumps({**about, "results": results}, indent=2) + "\n")
+    if choice.soak:
+        print(json.dumps(results, indent=1))
+
+
+def _cpu() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.processor()
+
+
+if __name__ == "__main__":
+    main()
