@@ -54,6 +54,14 @@ def test_large_clouds_agree_with_the_reference(points):
     assert torch.equal(gl.farthest_sample(cloud, 60).parent_index, reference(cloud, 60))
 
 
+def test_the_queue_of_a_large_cloud_agrees_with_the_reference():
+    cloud = gl.Cloud.of([scattered(6000, 3), lattice(5000, 3)])
+    near = gl.nearest(cloud, cloud, 12)
+    for reject in (False, True):
+        found = gl.farthest_sample(cloud, 1200, near=near, reject=reject).parent_index
+        assert torch.equal(found, reference(cloud, 1200, near=near, reject=reject))
+
+
 def test_no_point_is_taken_twice_even_where_all_are_equal(backend, device):
     cloud = gl.Cloud.of([torch.zeros(9, 3), lattice(300, 3)]).to(device)
     found = gl.farthest_sample(cloud, 300).parent_index.tolist()

@@ -95,6 +95,16 @@ def test_radii_far_from_the_extent_are_no_trouble(backend, device):
         assert_same(gl.rejection_sample(cloud.to(device), radius=radius), reference(cloud, radius=radius))
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3, 4])
+def test_a_point_far_away_does_not_change_the_others(backend, device, dim):
+    near = scattered(200, dim)
+    both = torch.cat([near, torch.full((1, dim), 1e5)])
+    found = gl.rejection_sample(gl.Cloud.of(both).to(device), radius=0.2, distance=True).cpu()
+    assert_same(found, reference(gl.Cloud.of(both), radius=0.2))
+    assert torch.equal(found.parent_index[:-1], reference(gl.Cloud.of(near), radius=0.2).parent_index)
+    torch.testing.assert_close(found.distance, reference(gl.Cloud.of(both), radius=0.2, distance=True).distance)
+
+
 def test_huge_coordinates_are_no_trouble(backend, device):
     cloud = gl.Cloud.of((scattered(50, 3, torch.float64) * 2 - 1) * 1.7e308)
     assert_same(gl.rejection_sample(cloud.to(device), radius=1e150), reference(cloud, radius=1e150))

@@ -145,26 +145,34 @@ def _squared(coords, i, j):
 
 
 @njit(nogil=True, cache=True)
-def _sift_down(heap, key, at, count):
-    """A binary heap of rows with the largest key, then the smallest row, on top; keys are copies of distances."""
-    row, value = heap[at], key[at]
-    while True:
-        down = 2 * at + 1
-        if down >= count:
-            break
-        other = down + 1
-        if other < count and (key[other] > key[down] or (key[other] == key[down] and heap[other] < heap[down])):
-            down = other
-        if value > key[down] or (value == key[down] and row < heap[down]):
-            break
-        heap[at], key[at] = heap[down], key[down]
-        at = down
-    heap[at], key[at] = row, value
+def _lower(closest, most, group_most, i, value):
+    """Lower one distance in the queue: a tree of maxima of 64, of which only those that it was are made again."""
+    old = closest[i]
+    closest[i] = value
+    b = i // BLOCK
+    if old < most[b]:
+        return
+    most[b] = largest(closest, b)
+    if old == group_most[b // BLOCK]:
+        group_most[b // BLOCK] = largest(most, b // BLOCK)
+
+
+@njit(nogil=True, cache=True)
+def _first_farthest(closest, most, group_most):
+    """The row of the largest distance, the first where several are equal."""
+    best, top = largest(group_most, 0), 0
+    for t in range(1, len(group_most) // BLOCK):
+        value = largest(group_most, t)
+        if value > best:
+            best, top = value, t
+    g = top * BLOCK + first_bit(equal(group_most, top, best))
+    b = g * BLOCK + first_bit(equal(most, g, best))
+    return b * BLOCK + first_bit(equal(closest, b, best))
 
 
 @njit(nogil=True, cache=True)
 def _take(coords, i, first, last, rows, source, closest, met):
-    """Take point i: lower the distances of its neighbours."""
+    """Take point i before there is a queue: lower the distances of its neighbours."""
     for at in range(rows[i], rows[i + 1]):
         j = source[at]
         if j < first or j >= last:
@@ -178,12 +186,40 @@ def _take(coords, i, first, last, rows, source, closest, met):
 
 
 @njit(nogil=True, cache=True)
+def _continue(coords, first, last, rows, source, closest, taken):
+    """Fill `taken` from a queue of the distances."""
+    blocks = (last - first + BLOCK - 1) // BLOCK
+    groups = (blocks + BLOCK - 1) // BLOCK
+    most = aligned(groups * BLOCK, closest)
+    group_most = aligned((groups + BLOCK - 1) // BLOCK * BLOCK, closest)
+    most[:] = -1
+    group_most[:] = -1
+    for b in range(blocks):
+        most[b] = largest(closest, b)
+    for g in range(groups):
+        group_most[g] = largest(most, g)
+    for s in range(len(taken)):
+        i = first + _first_farthest(closest, most, group_most)
+        taken[s] = i
+        _lower(closest, most, group_most, i - first, -1)
+        for at in range(rows[i], rows[i + 1]):
+            j = source[at]
+            if j < first or j >= last:
+                return STRANGER
+            d2 = _squared(coords, i, j)
+            if d2 < closest[j - first]:
+                _lower(closest, most, group_most, j - first, d2)
+    return 0
+
+
+@njit(nogil=True, cache=True)
 def _over_edges(coords, splits, e0, e1, ends, start, rows, source, reject, taken):
-    """The queue with lazy deletion: distances only fall, so an entry on top that is out of date is lowered in place."""
     for e in range(e0, e1):
         first, last = splits[e], splits[e + 1]
         n, end = last - first, ends[e + 1]
-        closest = np.full(n, np.inf, coords.dtype)
+        closest = aligned((n + BLOCK - 1) // BLOCK * BLOCK, coords)
+        closest[:n] = np.inf
+        closest[n:] = -1
         met = np.zeros(n, np.bool_)
         at = ends[e]
         # Infinite distances come first, in index order: no queue is needed for them.
@@ -200,23 +236,8 @@ def _over_edges(coords, splits, e0, e1, ends, start, rows, source, reject, taken
                 at += 1
                 if _take(coords, first + i, first, last, rows, source, closest, met):
                     return STRANGER
-        if at == end:
-            continue
-        heap = np.arange(n)
-        key = closest.copy()
-        for i in range(n // 2 - 1, -1, -1):
-            _sift_down(heap, key, i, n)
-        while at < end:
-            i = heap[0]
-            if key[0] != closest[i]:
-                key[0] = closest[i]
-            else:
-                taken[at] = first + i
-                at += 1
-                if _take(coords, first + i, first, last, rows, source, closest, met):
-                    return STRANGER
-                key[0] = -1
-            _sift_down(heap, key, 0, n)
+        if at < end and _continue(coords, first, last, rows, source, closest, taken[at:end]):
+            return STRANGER
     return 0
 
 

@@ -14,6 +14,8 @@ from gridless.structures import Cloud, Edges
 
 # The grid has at most 2^20 cells along each of its (at most three) axes: a cell is one 60-bit number.
 _AXIS = 1 << 20
+# Cells per point up to which a grid is stored whole; beyond, cells share the places of a hash table.
+_DENSE = 8
 
 
 @njit(nogil=True, cache=True)
@@ -54,89 +56,119 @@ def _squared(coords, i, j):
 
 
 @njit(nogil=True, cache=True)
-def _cells(coords, first, last, radius, cell):
-    """The grid cell (up to three axes) of each row. Points within `radius` are in the same or adjacent cells."""
-    axes = min(coords.shape[1], 3)
-    for d in range(axes):
-        low = high = 0.5 * np.float64(coords[first, d])
-        for i in range(first, last):
-            x = 0.5 * np.float64(coords[i, d])
-            low, high = min(low, x), max(high, x)
-        # A little more than the radius, for rounding; halves, so that no difference overflows.
-        side = max(0.5001 * radius, (high - low) / (_AXIS - 4))
-        for i in range(first, last):
-            cell[i - first, d] = np.int64((0.5 * np.float64(coords[i, d]) - low) / side) + 1
-    for d in range(axes, 3):
-        cell[: last - first, d] = 1
+def _cells(coords, radius, cell, shape):
+    """The grid cell of each row, from 1 on, along up to three axes: points within `radius` are in adjacent cells."""
+    for d in range(3):
+        if d >= coords.shape[1]:
+            cell[:, d] = 0
+            shape[d] = 1
+            continue
+        low = high = coords[0, d]
+        for i in range(len(coords)):
+            low, high = min(low, coords[i, d]), max(high, coords[i, d])
+        # A little wider than the radius, for rounding; halves, so that no difference overflows.
+        start, extent = 0.5 * np.float64(low), 0.5 * np.float64(high) - 0.5 * np.float64(low)
+        side = max(0.5001 * radius, extent / (_AXIS - 4))
+        for i in range(len(coords)):
+            cell[i, d] = np.int64((0.5 * np.float64(coords[i, d]) - start) / side) + 1
+        shape[d] = np.int64(extent / side) + 3
 
 
 @njit(nogil=True, cache=True)
-def _slot(key, keys, mask):
-    """Where `key` is in the hash table, or the empty place where it belongs."""
-    at = (key * np.int64(-7046029254386353131) >> 20) & mask
-    while keys[at] != key and keys[at] != -1:
-        at = (at + 1) & mask
-    return at
+def _place(x, y, z, shape, mask):
+    """The place of a cell in the table: its number in the grid, or a hash of it where the grid is too large."""
+    number = (x * shape[1] + y) * shape[2] + z
+    return number if mask == 0 else (number * np.int64(-7046029254386353131) >> 20) & mask
+
+
+@njit(nogil=True, cache=True)
+def _sort(coords, cell, shape, mask, begin, row, sorted_coords):
+    """Bring the points of each place together, in index order: begin[p] to begin[p + 1]."""
+    n, dim = coords.shape
+    place = np.empty(n, np.int64)
+    for i in range(n):
+        place[i] = _place(cell[i, 0], cell[i, 1], cell[i, 2], shape, mask)
+        begin[place[i] + 1] += 1
+    total = 0
+    for p in range(1, len(begin)):
+        # The first of each place for now: placing the points moves it to the end.
+        count = begin[p]
+        begin[p] = total
+        total += count
+    for i in range(n):
+        at = begin[place[i] + 1]
+        begin[place[i] + 1] = at + 1
+        row[at] = i
+        for d in range(dim):
+            sorted_coords[at, d] = coords[i, d]
+
+
+@njit(nogil=True, cache=True)
+def _reject(coords, begin, row, i, reach, first, last, rejected, closest):
+    """Reject the points in places first to last that are within reach of point i."""
+    for at in range(begin[first], begin[last + 1]):
+        dx = coords[at, 0] - coords[i, 0]
+        d2 = dx * dx
+        for d in range(1, coords.shape[1]):
+            dx = coords[at, d] - coords[i, d]
+            d2 += dx * dx
+        if d2 <= reach:
+            j = row[at]
+            rejected[j] = True
+            if len(closest) and d2 < closest[j]:
+                closest[j] = d2
+
+
+@njit(nogil=True, cache=True)
+def _one_in_grid(coords, radius, reach, closest, kept):
+    n, dim = coords.shape
+    cell, shape = np.empty((n, 3), np.int64), np.empty(3, np.int64)
+    _cells(coords, radius, cell, shape)
+    mask = np.int64(0)
+    size = shape[0] * shape[1] * shape[2]
+    if float(shape[0]) * shape[1] * shape[2] > _DENSE * n:
+        size = 16
+        while size < 2 * n:
+            size *= 2
+        mask = size - 1
+    begin, row = np.zeros(size + 1, np.int64), np.empty(n, np.int32)
+    sorted_coords = np.empty((n, dim), coords.dtype)
+    _sort(coords, cell, shape, mask, begin, row, sorted_coords)
+    at = np.empty(n, np.int32)
+    for p in range(n):
+        at[row[p]] = p
+    rejected = np.zeros(n, np.bool_)
+    wide_y, wide_z = np.int64(dim > 1), np.int64(dim > 2)
+    count = 0
+    for i in range(n):
+        if rejected[i]:
+            continue
+        kept[count] = i
+        count += 1
+        cx, cy, cz = cell[i, 0], cell[i, 1], cell[i, 2]
+        for x in range(cx - 1, cx + 2):
+            for y in range(cy - wide_y, cy + wide_y + 1):
+                if mask == 0:
+                    # Cells that differ in their last axis only are neighbours in the table too.
+                    first = _place(x, y, cz - wide_z, shape, mask)
+                    _reject(sorted_coords, begin, row, at[i], reach, first, first + 2 * wide_z, rejected, closest)
+                    continue
+                for z in range(cz - wide_z, cz + wide_z + 1):
+                    place = _place(x, y, z, shape, mask)
+                    _reject(sorted_coords, begin, row, at[i], reach, place, place, rejected, closest)
+    return count
 
 
 @njit(nogil=True, cache=True)
 def _in_grid(coords, splits, e0, e1, radius, reach, closest, kept, counts):
-    """Samples of examples e0 to e1: a point is kept if no sample in the 27 cells around it is within reach."""
+    """Samples of examples e0 to e1, without edges: a kept point rejects what it finds in the cells around it."""
     for e in range(e0, e1):
         first, last = splits[e], splits[e + 1]
-        n = last - first
-        if n == 0:
-            counts[e] = 0
-            continue
-        cell = np.empty((n, 3), np.int64)
-        _cells(coords, first, last, radius, cell)
-        size = 16
-        while size < 2 * n:
-            size *= 2
-        keys = np.full(size, -1, np.int64)
-        head = np.empty(size, np.int32)
-        # The samples of a cell are a list: `after` leads from one to the next.
-        after = np.full(n, -1, np.int32)
-        axes = min(coords.shape[1], 3)
-        count = 0
-        for i in range(n):
-            if _closest(coords, first, i, cell, axes, keys, head, after, size - 1, reach, False) <= reach:
-                continue
-            key = (cell[i, 0] << 40) | (cell[i, 1] << 20) | cell[i, 2]
-            at = _slot(key, keys, size - 1)
-            after[i] = head[at] if keys[at] == key else -1
-            keys[at] = key
-            head[at] = i
-            kept[first + count] = first + i
-            count += 1
-        counts[e] = count
-        if len(closest):
-            for i in range(n):
-                closest[first + i] = _closest(coords, first, i, cell, axes, keys, head, after, size - 1, reach, True)
-
-
-@njit(nogil=True, cache=True)
-def _closest(coords, first, i, cell, axes, keys, head, after, mask, reach, all_of_them):
-    """The squared distance of point i to its closest sample; to the first one met within reach unless all count."""
-    best = np.inf
-    wide_y = 1 if axes > 1 else 0
-    wide_z = 1 if axes > 2 else 0
-    for x in range(-1, 2):
-        for y in range(-wide_y, wide_y + 1):
-            for z in range(-wide_z, wide_z + 1):
-                key = ((cell[i, 0] + x) << 40) | ((cell[i, 1] + y) << 20) | (cell[i, 2] + z)
-                at = _slot(key, keys, mask)
-                if keys[at] == -1:
-                    continue
-                j = head[at]
-                while j >= 0:
-                    d2 = _squared(coords, first + i, first + j)
-                    if d2 < best:
-                        best = d2
-                        if d2 <= reach and not all_of_them:
-                            return best
-                    j = after[j]
-    return best
+        if last > first:
+            mine = kept[first:last]
+            distances = closest[first:last] if len(closest) else closest
+            counts[e] = _one_in_grid(coords[first:last], radius, reach, distances, mine)
+            mine[: counts[e]] += first
 
 
 @njit(nogil=True, cache=True)
