@@ -1,56 +1,316 @@
-"""The ball search on the CPU."""
+"""The ball search on the CPU: a bisection (see `gridless.geometry.bisection`) in as many threads as torch uses.
+
+Small examples are searched once, and their rows kept until they can be put in order. Large ones are cut into parts that
+threads share, and searched twice, to count and to fill, so that little more memory is needed than the edges take.
+"""
 
 from __future__ import annotations
 
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
+from gridless.backends import in_threads
+from gridless.geometry.bisection import (
+    COUNT,
+    FILL,
+    MORE_FOUND,
+    MORE_OUT,
+    MORE_WORK,
+    SCAN,
+    halve_list,
+    pick,
+    room,
+    search,
+    search_part,
+    write_list,
+)
 from gridless.geometry.checks import check_edge_count, squared_radius
+from gridless.geometry.work import cut_examples
 from gridless.structures import Cloud
 
+# Points of an example that one thread searches at once.
+_PART = 1 << 15
+# Rows that wait to be put in order, in edges: a batch with more is counted first.
+_WAITING = 1 << 28
 
-@njit(nogil=True, cache=True)
-def _brute(x, xs, y, ys, reach, limit, counts, splits, out, keep):
-    zero = reach - reach
-    for e in range(len(xs) - 1):
-        n = xs[e + 1] - xs[e]
-        d2 = np.empty(n, x.dtype)
-        for i in range(ys[e], ys[e + 1]):
-            count = 0
-            for j in range(n):
-                total = zero
-                for d in range(x.shape[1]):
-                    dx = x[xs[e] + j, d] - y[i, d]
-                    total += dx * dx
-                d2[j] = total
-                if total <= reach:
-                    if len(out):
-                        keep[count] = j
-                    count += 1
-            if limit > 0 and count > limit:
-                if len(out):
-                    order = np.argsort(d2[keep[:count]], kind="mergesort")[:limit]
-                    keep[:limit] = np.sort(keep[order])
-                count = limit
-            counts[i] = count
-            if len(out):
-                for k in range(count):
-                    out[splits[i] + k] = xs[e] + keep[k]
+_NOTHING = np.empty(0, np.int32)
+_NONE = np.empty(0, np.int64)
+
+
+@dataclass
+class Scratch:
+    """Memory of one thread, kept for its next search."""
+
+    dtype: np.dtype
+    work: np.ndarray = field(init=False)
+    boxes: np.ndarray = field(init=False)
+    stack: np.ndarray = field(init=False)
+    found: np.ndarray = field(default_factory=lambda: np.empty(1 << 17, np.int32))
+    rows: np.ndarray = field(default_factory=lambda: np.empty((2, 1 << 11), np.int64))
+
+    def __post_init__(self) -> None:
+        self.work = np.empty(1 << 18, self.dtype)
+        self.resize_stack(1 << 8)
+
+    def resize_stack(self, nodes: int) -> None:
+        self.boxes, self.stack = np.empty((nodes, 16), self.dtype), np.empty((nodes, 8), np.int64)
+
+    def grow(self, what: int) -> None:
+        if what == MORE_WORK:
+            self.work = np.empty(2 * len(self.work), self.dtype)
+            self.resize_stack(2 * len(self.stack))
+        elif what == MORE_FOUND:
+            self.found = np.empty(2 * len(self.found), np.int32)
+
+
+_kept = threading.local()
+
+
+def _scratch(dtype: np.dtype) -> Scratch:
+    kept = _kept.__dict__.setdefault(dtype.char, None)
+    # What an unusual search needed is not kept.
+    if kept is None or kept.work.nbytes + kept.found.nbytes > 1 << 24:
+        kept = _kept.__dict__[dtype.char] = Scratch(dtype)
+    return kept
+
+
+@dataclass
+class _Task:
+    """The clouds of a search as arrays, and what all its kernels are given."""
+
+    x: np.ndarray
+    xs: np.ndarray
+    y: np.ndarray
+    ys: np.ndarray
+    same: bool
+    limit: int
+    axes: tuple[int, ...]
+    numbers: tuple  # radius, its square, 1/2 and the margin for rounding, in the dtype of the clouds
+
+    def scan(self, first: int, last: int, splits: np.ndarray) -> np.ndarray | None:
+        """The edges of some examples, with the ends of their rows; None if they are too many to wait."""
+        scratch = _scratch(self.x.dtype)
+        targets, sources = self.ys[last] - self.ys[first], self.xs[last] - self.xs[first]
+        out = np.empty(int(targets * min(sources // (last - first), 64)) + 1024, np.int32)
+        widest = int(np.diff(self.ys[first : last + 1]).max())
+        if scratch.rows.shape[1] < widest:
+            scratch.rows = np.empty((2, widest), np.int64)
+        total = 0
+        while True:
+            first, total, short = search(
+                self.x, self.xs, self.y, self.ys, first, last, self.same, *self.numbers, self.axes,
+                scratch.work, scratch.boxes, scratch.stack, SCAN, 0, scratch.found, scratch.rows[0], scratch.rows[1],
+                splits, total, out,
+            )  # fmt: skip
+            if not short:
+                break
+            if short != MORE_OUT:
+                scratch.grow(short)
+            elif 2 * len(out) > _WAITING:
+                return None
+            else:
+                bigger = np.empty(2 * len(out), np.int32)
+                bigger[:total] = out[:total]
+                out = bigger
+        out.resize(total, refcheck=False)
+        return out
+
+    def walk(self, first: int, last: int, mode: int, begin: np.ndarray, count: np.ndarray, out: np.ndarray) -> None:
+        """Count the rows of some examples, or write them."""
+        scratch = _scratch(self.x.dtype)
+        while first < last:
+            first, _, short = search(
+                self.x, self.xs, self.y, self.ys, first, last, self.same, *self.numbers, self.axes,
+                scratch.work, scratch.boxes, scratch.stack, mode, self.limit, scratch.found, begin, count, _NONE, 0, out,
+            )  # fmt: skip
+            scratch.grow(short)
+
+    def walk_part(self, part: _Part, mode: int, begin: np.ndarray, count: np.ndarray, out: np.ndarray) -> None:
+        """Count the rows of a part of an example, or write them."""
+        scratch = _scratch(self.x.dtype)
+        target = part.target or part.inside()
+        short = -1
+        while short < 0:
+            short = search_part(
+                target.points, target.stride, target.count, part.source.points, part.source.stride, part.source.count,
+                *self.numbers, self.axes, scratch.work, scratch.boxes, scratch.stack, mode, self.limit, scratch.found,
+                begin, count, out,
+            )  # fmt: skip
+            scratch.grow(short)
 
 
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor]:
-    x, y = source.coords.detach().contiguous().numpy(), target.coords.detach().contiguous().numpy()
-    reach = x.dtype.type(squared_radius(radius, source.coords.dtype))
-    counts = np.zeros(len(target), np.int64)
-    splits = np.zeros(len(target) + 1, np.int64)
-    keep = np.empty(len(source), np.int64)
-    args = (x, source.splits.numpy(), y, target.splits.numpy(), reach, limit or 0, counts, splits)
-    _brute(*args, np.empty(0, np.int32), keep)
-    splits[1:] = np.cumsum(counts)
-    check_edge_count("ball", int(splits[-1]))
-    out = np.empty(splits[-1], np.int32)
-    if len(out):
-        _brute(*args, out, keep)
+    x = source.coords.detach().contiguous().numpy()
+    y = x if source is target else target.coords.detach().contiguous().numpy()
+    xs, ys = source.splits.numpy(), target.splits.numpy()
+    splits = np.zeros(len(y) + 1, np.int64)
+    if len(xs) < 2:
+        return torch.from_numpy(splits), torch.from_numpy(np.empty(0, np.int32))
+    number = x.dtype.type
+    numbers = (
+        number(radius),
+        number(squared_radius(radius, source.coords.dtype)),
+        number(0.5),
+        number(16 * np.finfo(x.dtype).eps),
+    )
+    task = _Task(x, xs, y, ys, source is target, limit or 0, tuple(range(x.shape[1])), numbers)
+    small = limit is None and len(x) <= _PART * (len(xs) - 1) and max(_largest(xs), _largest(ys)) <= _PART
+    out = _scanned(task, splits) if small else None
+    if out is None:
+        out = _counted(task, splits)
     return torch.from_numpy(splits), torch.from_numpy(out)
+
+
+def _largest(splits: np.ndarray) -> int:
+    return int(splits[1]) if len(splits) == 2 else int((splits[1:] - splits[:-1]).max())
+
+
+def _scanned(task: _Task, splits: np.ndarray) -> np.ndarray | None:
+    """Search once. The ends of the rows are written to `splits`."""
+    ys, cuts = task.ys, cut_examples(task.ys)
+    found = in_threads(task.scan, [(a, b, splits[1:]) for a, b in cuts])
+    if any(out is None for out in found):
+        return None
+    total = sum(map(len, found))
+    check_edge_count("ball", total)
+    before = 0
+    for (a, b), out in zip(cuts, found, strict=True):
+        if before:
+            splits[1 + ys[a] : 1 + ys[b]] += before
+        before += len(out)
+    splits[1 + ys[-1] :] = total
+    return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def _counted(task: _Task, splits: np.ndarray) -> np.ndarray:
+    """Search twice: the sizes of the rows, then the rows. The ends of the rows are written to `splits`."""
+    splits[:] = 0
+    walks: list[Any] = []
+    for e in range(len(task.xs) - 1):
+        if max(task.xs[e + 1] - task.xs[e], task.ys[e + 1] - task.ys[e]) > _PART:
+            walks += _cut(task, e)
+        elif walks and isinstance(walks[-1], tuple) and task.ys[e + 1] - task.ys[walks[-1][0]] < _PART:
+            walks[-1] = (walks[-1][0], e + 1)
+        else:
+            walks.append((e, e + 1))
+
+    def walk(at: Any, mode: int, out: np.ndarray) -> None:
+        if isinstance(at, tuple):
+            task.walk(*at, mode, splits[:-1], splits[1:], out)
+        else:
+            task.walk_part(at, mode, splits[:-1], splits[1:], out)
+
+    in_threads(walk, [(at, COUNT, _NOTHING) for at in walks])
+    np.cumsum(splits, out=splits)
+    check_edge_count("ball", int(splits[-1]))
+    out = np.empty(int(splits[-1]), np.int32)
+    in_threads(walk, [(at, FILL, out) for at in walks])
+    return out
+
+
+@dataclass
+class _List:
+    """Points plane by plane, with their ids (see `gridless.geometry.vectors`)."""
+
+    points: np.ndarray
+    stride: int
+    count: int
+
+    @classmethod
+    def empty(cls, count: int, planes: int, dtype: np.dtype) -> _List:
+        stride = room(count, 64 // dtype.itemsize)
+        return cls(np.empty(planes * stride, dtype), stride, count)
+
+    def plane(self, d: int) -> np.ndarray:
+        return self.points[d * self.stride :][: self.count]
+
+
+@dataclass
+class _Part:
+    """The sources that reach a box, and the targets in it; where targets are sources they are picked when needed."""
+
+    source: _List
+    target: _List | None
+    low: np.ndarray
+    high: np.ndarray
+    whole: bool = False
+
+    def inside(self) -> _List:
+        dim = len(self.low)
+        found = _List.empty(self.source.count, dim + 1, self.source.points.dtype)
+        found.count = pick(
+            self.source.points,
+            self.source.stride,
+            self.source.count,
+            self.low,
+            self.high,
+            found.points,
+            found.stride,
+            dim,
+        )
+        return found
+
+
+def _cut(task: _Task, e: int) -> list[_Part]:
+    """Cut an example at medians until no part has more points than one thread searches at once."""
+    dim, dtype = task.x.shape[1], task.x.dtype
+
+    def whole(x: np.ndarray, splits: np.ndarray) -> _List:
+        made = _List.empty(int(splits[e + 1] - splits[e]), dim + 1, dtype)
+        write_list(x, splits[e], splits[e + 1], made.points, 0, made.stride)
+        return made
+
+    infinite = np.full(dim, np.inf, dtype)
+    target = None if task.same else whole(task.y, task.ys)
+    waiting, parts = [_Part(whole(task.x, task.xs), target, -infinite, infinite)], []
+    while waiting:
+        part = waiting.pop()
+        halves = None
+        if max(part.source.count, part.target.count if part.target else 0) > _PART:
+            halves = _halves(task, part)
+        if halves is None:
+            parts.append(part)
+        else:
+            waiting += halves
+    return parts
+
+
+def _halves(task: _Task, part: _Part) -> tuple[_Part, _Part] | None:
+    """Two parts with about as many targets each; None if all targets are so close that cutting is no use."""
+    radius, _, half, eps = task.numbers
+    dim = len(task.axes)
+    seen = part.target or part.source
+    sample = np.stack([seen.plane(d)[:: max(seen.count // 1024, 1)] for d in range(dim)])
+    sample = sample[:, ((sample > part.low[:, None]) & (sample <= part.high[:, None])).all(0)]
+    if sample.shape[1] < 2:
+        return None
+    wide = sample.max(1) * half - sample.min(1) * half
+    axis = int(wide.argmax())
+    if wide[axis] <= radius / 8:
+        return None
+    order = np.sort(sample[axis])
+    middle = order[(len(order) - 1) // 2]
+    if middle == order[-1]:
+        middle = order[order < middle][-1]
+    grown = radius + eps * (radius + abs(middle))
+    sources = _halve(part.source, axis, middle + grown, middle - grown, task.axes)
+    targets = (None, None) if part.target is None else _halve(part.target, axis, middle, middle, task.axes)
+    low, high = part.low.copy(), part.high.copy()
+    low[axis] = high[axis] = middle
+    return _Part(sources[0], targets[0], part.low, high), _Part(sources[1], targets[1], low, part.high)
+
+
+def _halve(points: _List, axis: int, upper: Any, lower: Any, axes: tuple[int, ...]) -> tuple[_List, _List]:
+    plane, planes = points.plane(axis), len(axes) + 1
+    left = _List.empty(int((plane <= upper).sum()), planes, plane.dtype)
+    right = _List.empty(int((plane > lower).sum()), planes, plane.dtype)
+    halve_list(
+        points.points, points.stride, points.count, left.points, left.stride, right.points, right.stride,
+        axis, upper, lower, axes,
+    )  # fmt: skip
+    return left, right

@@ -1,0 +1,321 @@
+"""Bisection, the search structure of the CPU: halve the targets, and carry along the sources that can reach them.
+
+A node is a list of targets and a list of sources (see `vectors`), both in index order. It is halved across the widest
+side of the targets' bounding box; each half takes the sources within the radius of its own box. Filtering keeps the
+order, so at a leaf every target scans a short list of sources and finds its neighbours already ascending: nothing is
+sorted, there is no grid to size, and clusters, outliers and equal points cost no more than others.
+
+Kernels get all their memory from the caller and say when it is too small; they return then, and are called again.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from gridless.geometry.vectors import (
+    address,
+    copy_vector,
+    count_ball,
+    halve,
+    load_id,
+    load_point,
+    plane_bounds,
+    scan_ball,
+    size_of,
+    squared_distance,
+    store_id,
+)
+
+# What is done at a leaf: keep rows in the order they are met, count them, or write them where they belong.
+SCAN, COUNT, FILL = 0, 1, 2
+
+# What was too small: the space for lists, the space for rows, or the output.
+MORE_WORK, MORE_FOUND, MORE_OUT = -1, -2, -3
+
+# Targets that are scanned together.
+_LEAF = 40
+
+
+@njit(nogil=True, cache=True)
+def room(count, width):
+    """Elements of a plane that holds `count` points, a vector beyond them, and an odd number of cache lines."""
+    return (((count + width - 1) // width + 1) | 1) * width
+
+
+@njit(nogil=True, cache=True)
+def write_list(x, first, last, work, at, stride):
+    """Write points first to last of a cloud as a list, from element `at` of `work` on."""
+    dim, n = x.shape[1], last - first
+    ids = work.view(np.int32)[(at + dim * stride) * (x.itemsize // 4) :]
+    for d in range(dim):
+        plane = work[at + d * stride : at + (d + 1) * stride]
+        for i in range(n):
+            plane[i] = x[first + i, d]
+        plane[n : n + 64 // x.itemsize] = np.nan
+    for i in range(n):
+        ids[i] = first + i
+
+
+@njit(nogil=True, cache=True)
+def _push(stack, node, t_at, t_stride, t_count, s_at, s_stride, s_count, free, useless):
+    stack[node, 0], stack[node, 1], stack[node, 2] = t_at, t_stride, t_count
+    stack[node, 3], stack[node, 4], stack[node, 5] = s_at, s_stride, s_count
+    stack[node, 6], stack[node, 7] = free, useless
+
+
+@njit(nogil=True, cache=True)
+def _measure(at, stride, count, like, axes, boxes, node):
+    """Write the bounding box of a node's targets."""
+    vectors = (count * size_of(like) + 63) // 64
+    for d in range(len(axes)):
+        boxes[node, d], boxes[node, 8 + d] = plane_bounds(at + d * stride, vectors, like)
+
+
+@njit(nogil=True, cache=True)
+def _middle(boxes, node, radius, half, axes):
+    """The widest axis of a node's box and its middle; -1 if halving the box would not leave out many sources."""
+    axis, widest, middle = -1, radius * half * half * half, radius
+    for d in range(len(axes)):
+        low, high = boxes[node, d], boxes[node, 8 + d]
+        if high * half - low * half > widest:
+            axis, widest, middle = d, high * half - low * half, high * half + low * half
+            if not middle < high:
+                middle = low
+    return axis, middle
+
+
+@njit(nogil=True, cache=True)
+def _scan_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, found, used, begin, count):
+    """Scan the sources for every target of a leaf; the rows follow one another in `found`."""
+    size, free, base = size_of(reach), len(found) - s_count - 64, address(found)
+    ids = t_at + len(axes) * t_stride
+    for k in range(t_count):
+        if used > free:
+            return MORE_FOUND
+        i = np.uint64(load_id(ids + 4 * k) - first)
+        point = load_point(t_at + k * size, t_stride, axes, reach)
+        hits = scan_ball(s_at, s_stride, s_count, point, reach, base + 4 * used)
+        begin[i], count[i] = used, hits
+        used += hits
+    return used
+
+
+@njit(nogil=True, cache=True)
+def _count_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, limit, count):
+    size, ids = size_of(reach), t_at + len(axes) * t_stride
+    for k in range(t_count):
+        point = load_point(t_at + k * size, t_stride, axes, reach)
+        hits = count_ball(s_at, s_stride, s_count, point, reach)
+        count[np.uint64(load_id(ids + 4 * k) - first)] = min(hits, limit) if limit > 0 else hits
+
+
+@njit(nogil=True, cache=True)
+def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, limit, found, begin, out):
+    """Write the row of every target of a leaf where it begins in `out`."""
+    if s_count + 32 > len(found):
+        return MORE_FOUND
+    size, ids, row, base = size_of(reach), t_at + len(axes) * t_stride, address(found), address(out)
+    for k in range(t_count):
+        point = load_point(t_at + k * size, t_stride, axes, reach)
+        hits = scan_ball(s_at, s_stride, s_count, point, reach, row)
+        to = base + 4 * begin[np.uint64(load_id(ids + 4 * k) - first)]
+        if limit > 0 and hits > limit:
+            hits = _nearest(s_at, s_stride, s_count, point, reach, hits, limit, row)
+        if hits < 16:
+            for n in range(hits):
+                store_id(to + 4 * n, load_id(row + 4 * n))
+        else:
+            for n in range(0, hits - 15, 16):
+                copy_vector(row + 4 * n, to + 4 * n)
+            copy_vector(row + 4 * (hits - 16), to + 4 * (hits - 16))
+    return 0
+
+
+@njit(nogil=True, cache=True)
+def _nearest(s_at, s_stride, s_count, point, reach, hits, limit, row):
+    """Of the ids at `row` keep the `limit` nearest, of equally near ones the first."""
+    distance = np.empty(hits, type(reach))
+    size, ids, n = size_of(reach), s_at + len(point) * s_stride, 0
+    for k in range(s_count):
+        d2 = squared_distance(s_at + k * size, s_stride, point)
+        if d2 <= reach:
+            distance[n] = d2
+            n += 1
+    last = np.partition(distance, limit - 1)[limit - 1]
+    ties, n = limit - np.sum(distance < last), 0
+    for k in range(hits):
+        tie = distance[k] == last and ties > 0
+        if distance[k] < last or tie:
+            store_id(row + 4 * n, load_id(row + 4 * k))
+            n += 1
+            ties -= tie
+    return n
+
+
+@njit(nogil=True, cache=True)
+def descend(
+    t_at, t_stride, t_count, s_at, s_stride, s_count, free, end, radius, reach, half, eps, axes, boxes, stack,
+    mode, limit, first, found, begin, count, out,
+):  # fmt: skip
+    """Search the sources for all targets of a root; lists are written between the addresses `free` and `end`.
+
+    Rows are numbered from target `first` on. Returns the entries of `found` that rows use, or what was too small.
+    """
+    size = size_of(reach)
+    width, planes = 64 // size, len(axes) + 1
+    _push(stack, 0, t_at, t_stride, t_count, s_at, s_stride, s_count, free, 1)
+    depth, used = 1, 0
+    while depth > 0:
+        depth -= 1
+        t_at, t_stride, t_count = stack[depth, 0], stack[depth, 1], stack[depth, 2]
+        s_at, s_stride, s_count = stack[depth, 3], stack[depth, 4], stack[depth, 5]
+        free = stack[depth, 6]
+        leaf, axis, middle = t_count <= _LEAF or s_count <= 2 * width, 0, radius
+        if not leaf:
+            # The box of a node is its parent's, cut; it is measured anew where cutting was no use.
+            if stack[depth, 7]:
+                _measure(t_at, t_stride, t_count, reach, axes, boxes, depth)
+            axis, middle = _middle(boxes, depth, radius, half, axes)
+            leaf = axis < 0
+        if leaf:
+            if mode == SCAN:
+                used = _scan_rows(
+                    t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, found, used, begin, count
+                )
+                if used < 0:
+                    return used
+            elif mode == COUNT:
+                _count_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, limit, count)
+            elif _fill_rows(
+                t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, limit, found, begin, out
+            ):
+                return MORE_FOUND
+            continue
+        t_room, s_room = room(t_count, width) * size, room(s_count, width) * size
+        t_left, t_right = free, free + planes * t_room
+        s_left = t_right + planes * t_room
+        s_right = s_left + planes * s_room
+        free = s_right + planes * s_room
+        if free > end or depth + 2 > len(stack):
+            return MORE_WORK
+        # The margins cover all rounding, so that no source within the radius is lost.
+        grown = radius + eps * (radius + abs(middle))
+        t_a, t_b = halve(t_at, t_stride, t_count, t_left, t_room, t_right, t_room, axis, middle, middle, axes)
+        s_a, s_b = halve(
+            s_at, s_stride, s_count, s_left, s_room, s_right, s_room, axis, middle + grown, middle - grown, axes
+        )
+        useless = 1 if t_a == 0 or t_b == 0 else 0
+        for d in range(len(axes)):
+            boxes[depth + 1, d], boxes[depth + 1, 8 + d] = boxes[depth, d], boxes[depth, 8 + d]
+        boxes[depth, 8 + axis] = middle
+        boxes[depth + 1, axis] = middle
+        _push(stack, depth, t_left, t_room, t_a, s_left, s_room, s_a, free, useless)
+        _push(stack, depth + 1, t_right, t_room, t_b, s_right, s_room, s_b, free, useless)
+        depth += 2
+    return used
+
+
+@njit(nogil=True, cache=True)
+def search(
+    x, xs, y, ys, e, last, same, radius, reach, half, eps, axes, work, boxes, stack, mode, limit, found, begin,
+    count, splits, total, out,
+):  # fmt: skip
+    """Search examples e to last, each from its own root.
+
+    SCAN appends their rows to `out` after the first `total` edges, and writes the ends of rows to `splits`; COUNT writes
+    the size of each row to `count`; FILL writes the rows to `out` where they begin in `begin`.
+    Returns the first example that was not searched, the number of edges, and what was too small.
+    """
+    dim, size = x.shape[1], x.itemsize
+    width, base = 64 // size, address(work)
+    while e < last:
+        sources, targets = xs[e + 1] - xs[e], ys[e + 1] - ys[e]
+        s_stride = room(sources, width)
+        t_at, t_stride = 0, s_stride
+        free = (dim + 1) * s_stride
+        if not same:
+            t_at, t_stride = free, room(targets, width)
+            free += (dim + 1) * t_stride
+        if free > len(work):
+            return e, total, MORE_WORK
+        write_list(x, xs[e], xs[e + 1], work, 0, s_stride)
+        if not same:
+            write_list(y, ys[e], ys[e + 1], work, t_at, t_stride)
+        rows = 0 if mode == SCAN else ys[e]
+        used = descend(
+            base + t_at * size, t_stride * size, targets, base, s_stride * size, sources,
+            base + free * size, base + len(work) * size, radius, reach, half, eps, axes, boxes, stack,
+            mode, limit, ys[e], found, begin[rows:], count[rows:], out,
+        )  # fmt: skip
+        if used < 0:
+            return e, total, used
+        if mode == SCAN:
+            if total + used + 64 > len(out):
+                return e, total, MORE_OUT
+            total = _copy_rows(found, begin, count, targets, out, total, splits[ys[e] :])
+        e += 1
+    return e, total, 0
+
+
+@njit(nogil=True, cache=True)
+def _copy_rows(found, begin, count, rows, out, total, splits):
+    """Copy rows from where they were found into their order; up to a vector behind them may be overwritten."""
+    source, to = address(found), address(out)
+    for i in range(rows):
+        n, row = count[i], source + 4 * begin[i]
+        copy_vector(row, to + 4 * total)
+        copy_vector(row + 64, to + 4 * total + 64)
+        for k in range(32, n, 16):
+            copy_vector(row + 4 * k, to + 4 * (total + k))
+        total += n
+        splits[i] = total
+    return total
+
+
+@njit(nogil=True, cache=True)
+def search_part(
+    t_list, t_stride, t_count, s_list, s_stride, s_count, radius, reach, half, eps, axes, work, boxes, stack, mode, limit,
+    found, begin, count, out,
+):  # fmt: skip
+    """Search one list of sources for one list of targets (see `search`; rows are numbered as ids are)."""
+    size = size_of(reach)
+    return descend(
+        address(t_list), t_stride * size, t_count, address(s_list), s_stride * size, s_count,
+        address(work), address(work) + len(work) * size, radius, reach, half, eps, axes, boxes, stack,
+        mode, limit, 0, found, begin, count, out,
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def halve_list(points, stride, count, left, left_stride, right, right_stride, axis, upper, lower, axes):
+    """`halve` for lists in arrays of their own."""
+    size = size_of(upper)
+    halve(
+        address(points), stride * size, count, address(left), left_stride * size, address(right), right_stride * size,
+        axis, upper, lower, axes,
+    )  # fmt: skip
+
+
+@njit(nogil=True, cache=True)
+def pick(points, stride, count, low, high, picked, picked_stride, dim):
+    """Copy the points with low < x <= high in every dimension to another list; return how many."""
+    scale = points.itemsize // 4
+    ids, picked_ids = (
+        points.view(np.int32)[dim * stride * scale :],
+        picked.view(np.int32)[dim * picked_stride * scale :],
+    )
+    n = 0
+    for i in range(count):
+        inside = True
+        for d in range(dim):
+            x = points[d * stride + i]
+            inside &= (x > low[d]) & (x <= high[d])
+        if inside:
+            for d in range(dim):
+                picked[d * picked_stride + n] = points[d * stride + i]
+            picked_ids[n] = ids[i]
+            n += 1
+    for d in range(dim):
+        picked[d * picked_stride + n : d * picked_stride + n + 64 // points.itemsize] = np.nan
+    return n
