@@ -78,7 +78,7 @@ def point_conv(
     `order` is "gather_first" for (N F) Theta or "transform_first" for N (F Theta), by default the cheaper.
     Up-sampling is a convolution over `edges.transpose()`, with the coarse cloud as the source.
     """
-    features, weight, bias = _autocast(features, weight, bias)
+    features, weight, bias = _autocast(edges.device.type, features, weight, bias)
     kernel = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
     _check_features(features, weight, bias, edges, basis)
     if order is None:
@@ -172,9 +172,10 @@ def cheaper_order(num_edges: int, num_source: int, num_target: int, in_channels:
 # Checks.
 
 
-def _autocast(features: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+def _autocast(
+    device: str, features: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Under autocast, features and parameters in its dtype; coordinates keep theirs."""
-    device = features.device.type
     if not torch.is_autocast_enabled(device) or not features.is_floating_point() or features.dtype == torch.float64:
         return features, weight, bias
     dtype = torch.get_autocast_dtype(device)

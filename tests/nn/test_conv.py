@@ -1,0 +1,109 @@
+"""The convolution layers read a plan's geometry and call the operator with it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import gridless as gl
+from gridless.nn import FeaturelessConv, KernelPoints, Monomials, PointConv
+
+
+@pytest.fixture
+def plan():
+    plan = gl.Plan()
+    cloud = plan.points(dim=3)
+    near = plan.ball(cloud, cloud, 0.3)
+    coarse = plan.rejection_sample(near)
+    down = plan.ball(cloud, coarse, 0.4)
+    return plan, near, down, plan.transpose(down)
+
+
+def geometry_of(plan, points=150):
+    torch.manual_seed(0)
+    return plan(torch.rand(points, 3))
+
+
+def test_a_layer_is_the_operator_on_the_edges_it_names(plan):
+    plan, _, down, _ = plan
+    geometry, layer = geometry_of(plan), PointConv(down, 6, 4)
+    features = torch.randn(150, 6)
+    coords = geometry[down.source].coords, geometry[down.target].coords
+    expected = gl.point_conv(
+        features, layer.weight, geometry[down], *coords, 0.4, Monomials(3, 2), "linear", True, layer.bias
+    )
+    assert torch.equal(layer(features, geometry), expected)
+
+
+def test_down_and_up_again_has_the_shapes_of_the_clouds(plan):
+    plan, near, down, up = plan
+    geometry = geometry_of(plan)
+    features = FeaturelessConv(near, 8)(geometry)
+    coarse = PointConv(down, 8, 16, basis=KernelPoints(3))(features, geometry)
+    fine = PointConv(up, 16, 2, falloff=None, normalise=False, bias=False)(coarse, geometry)
+    assert features.shape == (150, 8)
+    assert coarse.shape == (len(geometry[down.target]), 16)
+    assert fine.shape == (150, 2)
+    assert fine.isfinite().all()
+
+
+def test_weights_begin_within_glorots_bounds(plan):
+    _, near, *_ = plan
+    torch.manual_seed(0)
+    conv, first = PointConv(near, 32, 64), FeaturelessConv(near, 64)
+    for weight, bound in ((conv.weight, (6 / (10 * (32 + 64))) ** 0.5), (first.weight, (6 / (10 + 64)) ** 0.5)):
+        assert 0.9 * bound < weight.abs().max() <= bound
+        assert weight.mean().abs() < 0.1 * bound
+    assert not conv.bias.any()
+    assert not first.bias.any()
+
+
+def test_edges_without_a_radius_need_one(plan):
+    plan, near, *_ = plan
+    nearest = plan.nearest(near.source, near.source, 5)
+    with pytest.raises(ValueError, match="pass radius="):
+        PointConv(nearest, 3, 3)
+    geometry = geometry_of(plan, 40)
+    assert PointConv(nearest, 3, 3, radius=0.5)(torch.randn(40, 3), geometry).shape == (40, 3)
+
+
+def test_a_layer_survives_copying_and_its_state_reloading(plan):
+    plan, near, *_ = plan
+    geometry, layer = geometry_of(plan), PointConv(near, 3, 3)
+    features = torch.randn(150, 3)
+    other = copy.deepcopy(layer)
+    with torch.no_grad():
+        other.weight.zero_()
+    other.load_state_dict(layer.state_dict())
+    assert torch.equal(other(features, geometry), layer(features, geometry))
+    assert sorted(layer.state_dict()) == ["bias", "weight"]
+
+
+def test_the_printed_layer_says_what_it_does(plan):
+    _, _, down, _ = plan
+    assert repr(PointConv(down, 3, 4)) == (
+        "PointConv(N01, 3, 4, Monomials(dim=3, order=2), radius=0.4, falloff='linear')"
+    )
+
+
+def test_a_network_compiles_whole(plan):
+    plan, near, down, _ = plan
+    first, second = FeaturelessConv(near, 4), PointConv(down, 4, 3)
+
+    def forward(geometry):
+        return second(first(geometry), geometry)
+
+    geometry = geometry_of(plan, 60)
+    out = torch.compile(forward, fullgraph=True, backend="aot_eager")(geometry)
+    assert torch.equal(out, forward(geometry))
+
+
+def test_a_batch_is_its_examples_side_by_side(plan):
+    plan, near, down, _ = plan
+    first, second = FeaturelessConv(near, 4), PointConv(down, 4, 3)
+    clouds = [torch.rand(n, 3) for n in (30, 1, 50)]
+    alone = torch.cat([second(first(g), g) for g in map(plan, clouds)])
+    batch = plan(gl.Cloud.of(clouds))
+    torch.testing.assert_close(second(first(batch), batch), alone)

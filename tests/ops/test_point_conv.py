@@ -1,0 +1,424 @@
+"""The point convolution does what its formula says, forwards and backwards, on every backend."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.library import opcheck
+
+import gridless as gl
+from gridless.nn import GaussianBumps, KernelPoints, Monomials
+from gridless.ops.point_conv import cheaper_order, registered
+from gridless.structures import Edges, collate
+
+RADIUS = 0.5
+SETTINGS = [("linear", True), ("linear", False), (None, True), (None, False)]
+
+
+def problem(device="cpu", dtype=torch.float64, sources=24, targets=17, dim=3, q=5, p=3, basis=None, seed=0):
+    """Features, weight, bias, both coordinates and edges. Target 0 sits on source 0; the last target has no edge."""
+    torch.manual_seed(seed)
+    basis = basis or Monomials(dim, 2)
+    coords = torch.float64 if dtype == torch.float64 else torch.float32
+    x = torch.rand(sources, dim, dtype=coords)
+    y = torch.cat([x[:1], torch.rand(targets - 1, dim, dtype=coords)])
+    near = torch.cdist(y, x) < RADIUS
+    near[-1] = False
+    edges = Edges.from_edge_index(near.nonzero().flip(1).t(), sources, targets)
+    tensors = (torch.randn(sources, q), torch.randn(basis.size, q, p), torch.randn(p))
+    tensors = tuple(t.to(dtype).to(device) for t in tensors)
+    return (*tensors, x.to(device), y.to(device)), edges.to(device), basis
+
+
+def apply(tensors, edges, basis, falloff="linear", normalise=True, order=None):
+    features, weight, bias, x, y = tensors
+    return gl.point_conv(features, weight, edges, x, y, RADIUS, basis, falloff, normalise, bias, order)
+
+
+def with_gradients(tensors, edges, basis, *settings):
+    """The result and its derivative along a fixed direction, in every tensor."""
+    tensors = [t.detach().clone().requires_grad_() for t in tensors]
+    out = apply(tensors, edges, basis, *settings)
+    direction = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape).to(out)
+    return [out.detach(), *torch.autograd.grad(out, tensors, direction)]
+
+
+def doubled(tensors):
+    return [t.double() for t in tensors]
+
+
+def assert_like_reference(tensors, edges, basis, tolerance, *settings):
+    found = with_gradients(tensors, edges, basis, *settings)
+    with gl.use_backend("reference"):
+        expected = with_gradients(doubled(tensors), edges, basis, *settings)
+    for name, a, b in zip(("out", "features", "weight", "bias", "source", "target"), found, expected):
+        assert a.isfinite().all(), name
+        error = ((a.double() - b).norm() / b.norm().clamp_min(1e-30)).item()
+        assert error < tolerance, f"{name}: {error}"
+
+
+# What it computes.
+
+
+def by_hand(tensors, edges, basis, falloff, normalise):
+    """The formula, edge by edge, in Python's own numbers."""
+    features, weight, bias, x, y = (t.tolist() for t in tensors)
+    splits, source = edges.splits.tolist(), edges.source.tolist()
+    rows = []
+    for i, target in enumerate(y):
+        row, values = list(bias), []
+        for j in source[splits[i] : splits[i + 1]]:
+            v = [(t - s) / RADIUS for t, s in zip(target, x[j])]
+            w = max(0.0, 1 - math.dist(v, [0] * len(v))) if falloff else 1.0
+            values.append((j, v, w))
+        total = sum(w for *_, w in values) if normalise else 1.0
+        for j, v, w in values:
+            for m, exponents in enumerate(basis.exponents):
+                n = w / total * math.prod(a**e for a, e in zip(v, exponents)) if total > 0 else 0.0
+                for c, f in enumerate(features[j]):
+                    for k in range(len(bias)):
+                        row[k] += n * f * weight[m][c][k]
+        rows.append(row)
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
+@pytest.mark.parametrize("order", ["gather_first", "transform_first"])
+def test_the_reference_is_the_formula(falloff, normalise, order):
+    tensors, edges, basis = problem(sources=9, targets=7)
+    with gl.use_backend("reference"):
+        out = apply(tensors, edges, basis, falloff, normalise, order)
+    torch.testing.assert_close(out, by_hand(tensors, edges, basis, falloff, normalise))
+
+
+@pytest.fixture(params=["cpu", "gpu"])
+def fast(request):
+    """The compiled backends; the GPU's kernels also run under the interpreter, in a process of their own (below)."""
+    if request.param == "gpu" and not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    with gl.use_backend(request.param):
+        yield "cuda" if request.param == "gpu" else "cpu"
+
+
+@pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
+@pytest.mark.parametrize("order", ["gather_first", "transform_first"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_values_and_gradients_are_those_of_the_reference(fast, falloff, normalise, order, dtype):
+    tolerance = 2e-6 if dtype == torch.float32 else 1e-13
+    assert_like_reference(*problem(fast, dtype), tolerance, falloff, normalise, order)
+
+
+@pytest.mark.parametrize(
+    ("basis", "q", "p"),
+    [(Monomials(1, 3), 4, 4), (Monomials(2, 2), 33, 7), (Monomials(4, 1), 1, 70), (Monomials(3, 3), 16, 16),
+     (KernelPoints(3), 20, 2), (GaussianBumps(((0.1, 0.2), (-0.5, 0.0)), 0.4), 64, 8)],
+)  # fmt: skip
+def test_every_basis_dimension_and_width(fast, basis, q, p):
+    assert_like_reference(*problem(fast, torch.float32, dim=basis.dim, q=q, p=p, basis=basis), 3e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1.5e-2), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("order", ["gather_first", "transform_first"])
+def test_half_precision_features_keep_float32_sums(fast, dtype, tolerance, order):
+    tensors, edges, basis = problem(fast, dtype, sources=200, targets=60, q=16, p=16)
+    assert apply(tensors, edges, basis).dtype == dtype
+    assert_like_reference(tensors, edges, basis, tolerance, "linear", True, order)
+
+
+def test_gradcheck_of_everything(fast):
+    tensors, edges, _ = problem(fast, sources=7, targets=5, q=2, p=2, basis=Monomials(3, 1))
+    tensors = [t.requires_grad_() for t in tensors]
+    for basis in (Monomials(3, 1), GaussianBumps(((0.1, 0.2, 0.3), (0, 0, 0), (-0.4, 0, 0.2), (0, 0.5, 0)), 0.6)):
+        assert torch.autograd.gradcheck(lambda *t, basis=basis: apply(t, edges, basis), tensors)
+
+
+def test_only_the_gradients_asked_for_are_made(fast):
+    tensors, edges, basis = problem(fast)
+    for i, tensor in enumerate(tensors):
+        alone = [t.detach().requires_grad_(t is tensor) for t in tensors]
+        apply(alone, edges, basis).sum().backward()
+        assert [t.grad is not None for t in alone] == [j == i for j in range(5)]
+
+
+def test_second_derivatives_through_the_reference():
+    # A fall-off has a kink where source and target coincide; without that pair it is smooth.
+    tensors, edges, _ = problem(sources=5, targets=4, q=2, p=1, basis=Monomials(3, 1))
+    tensors = [t.requires_grad_() for t in (*tensors[:3], tensors[3] + 0.01, tensors[4])]
+    with gl.use_backend("reference"):
+        assert torch.autograd.gradgradcheck(lambda *t: apply(t, edges, Monomials(3, 1)), tensors)
+
+
+def test_second_derivatives_of_a_fast_backend_say_where_to_get_them(fast):
+    tensors, edges, basis = problem(fast)
+    tensors = [t.requires_grad_() for t in tensors]
+    (first,) = torch.autograd.grad(apply(tensors, edges, basis).square().sum(), tensors[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="use_backend\\('reference'\\)"):
+        first.sum().backward()
+
+
+# Neighbourhoods.
+
+
+def test_an_empty_neighbourhood_gets_the_bias_and_no_nan(fast):
+    tensors, edges, basis = problem(fast)
+    out, *gradients = with_gradients(tensors, edges, basis)
+    assert torch.equal(out[-1], tensors[2])
+    assert all(g.isfinite().all() for g in gradients)
+    assert torch.equal(gradients[-1][-1], torch.zeros_like(gradients[-1][-1]))
+
+
+def test_a_neighbour_exactly_at_the_radius_weighs_nothing(fast):
+    edges = Edges(torch.tensor([0, 1]), torch.tensor([0]), 1).to(fast)
+    x, y = torch.zeros(1, 1, device=fast), torch.full((1, 1), RADIUS, device=fast)
+    tensors = (torch.ones(1, 2, device=fast), torch.ones(3, 2, 4, device=fast), torch.arange(4.0, device=fast), x, y)
+    out, *gradients = with_gradients(tensors, edges, Monomials(1, 2))
+    assert torch.equal(out[0], tensors[2])
+    assert all(g.isfinite().all() for g in gradients)
+
+
+def test_up_sampling_reverses_the_edges_and_the_vectors(fast):
+    (_, weight, bias, fine, coarse), edges, basis = problem(fast)
+    coarse_features = torch.randn(len(coarse), 5, dtype=torch.float64, device=fast)
+    up = edges.transpose()
+    tensors = (coarse_features, weight, bias, coarse, fine)
+    expected = by_hand(tensors, up, basis, "linear", True).to(fast)
+    torch.testing.assert_close(apply(tensors, up, basis), expected)
+    assert_like_reference(tensors, up, basis, 1e-13)
+
+
+def test_repeated_edges_count_as_often_as_they_are_listed(fast):
+    edges = Edges(torch.tensor([0, 3]), torch.tensor([1, 1, 0]), 2).to(fast)
+    tensors = [torch.randn(*s, dtype=torch.float64, device=fast) for s in ((2, 3), (4, 3, 2), (2,))]
+    tensors += [torch.rand(n, 3, dtype=torch.float64, device=fast) * 0.2 for n in (2, 1)]
+    assert_like_reference(tensors, edges, Monomials(3, 1), 1e-13)
+
+
+@pytest.mark.parametrize(("sources", "targets"), [(0, 0), (4, 0), (0, 4), (4, 4)])
+def test_clouds_without_points_or_edges(fast, sources, targets):
+    edges = Edges(torch.zeros(targets + 1, dtype=torch.long), torch.zeros(0, dtype=torch.int32), sources).to(fast)
+    shapes = ((sources, 3), (4, 3, 2), (2,), (sources, 3), (targets, 3))
+    tensors = [torch.randn(*s, device=fast) for s in shapes]
+    out, d_features, d_weight, _, d_source, d_target = with_gradients(tensors, edges, Monomials(3, 1))
+    assert torch.equal(out, tensors[2].expand(targets, 2))
+    assert not any(g.any() for g in (d_features, d_weight, d_source, d_target))
+
+
+def test_padding_changes_nothing(fast):
+    if fast == "cuda":
+        pytest.skip("collation is for the CPU")
+    (features, weight, bias, x, y), edges, basis = problem()
+    padded = collate([edges], bucket="power_of_two")
+    grow = lambda t, rows: torch.cat([t, t.new_full((rows - len(t), t.shape[1]), 7.0)])  # noqa: E731
+    tensors = (grow(features, padded.num_source), weight, bias, grow(x, padded.num_source), grow(y, padded.num_target))
+    out = apply(tensors, padded, basis)
+    torch.testing.assert_close(out[: len(y)], apply((features, weight, bias, x, y), edges, basis))
+    assert torch.equal(out[len(y) :], bias.expand(len(out) - len(y), -1))
+    assert_like_reference(tensors, padded, basis, 1e-13)
+
+
+def test_two_runs_give_the_same_bits(fast):
+    given = problem(fast, torch.float32, sources=300, targets=200, q=32, p=32)
+    for a, b in zip(with_gradients(*given), with_gradients(*given)):
+        assert torch.equal(a, b)
+
+
+# Without features.
+
+
+@pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
+@pytest.mark.parametrize("basis", [Monomials(3, 2), KernelPoints(3), Monomials(3, 3)])
+def test_a_featureless_convolution_is_one_of_ones(fast, falloff, normalise, basis):
+    (_, weight, bias, x, y), edges, _ = problem(fast, basis=basis, q=1)
+    results = []
+    for featureless in (True, False):
+        inputs = [t.detach().clone().requires_grad_() for t in (weight, bias, x, y)]
+        w, b, source, target = inputs
+        if featureless:
+            out = gl.featureless_conv(w[:, 0], edges, source, target, RADIUS, basis, falloff, normalise, b)
+        else:
+            ones = torch.ones(len(x), 1, dtype=x.dtype, device=fast)
+            with gl.use_backend("reference"):
+                out = gl.point_conv(ones, w, edges, source, target, RADIUS, basis, falloff, normalise, b)
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b)
+
+
+def test_gradcheck_of_the_featureless_convolution(fast):
+    (_, weight, _, x, y), edges, basis = problem(fast, sources=7, targets=5, q=1, p=2)
+    inputs = [t.requires_grad_() for t in (weight[:, 0].clone(), x, y)]
+    assert torch.autograd.gradcheck(lambda w, x, y: gl.featureless_conv(w, edges, x, y, RADIUS, basis), inputs)
+
+
+# Order, precision, graphs.
+
+
+def test_the_order_is_the_cheaper_of_the_papers_table():
+    assert cheaper_order(900, 100, 100, 64, 64) == "gather_first"
+    assert cheaper_order(900, 100, 25, 32, 64) == "gather_first"
+    assert cheaper_order(900, 25, 100, 64, 32) == "transform_first"
+    # Channels alone do not decide: few targets outweigh a narrower output.
+    assert cheaper_order(100, 1000, 10, 64, 48) == "gather_first"
+
+
+def test_autocast_lowers_features_and_weight_but_not_coordinates(fast):
+    tensors, edges, basis = problem(fast, torch.float32, sources=60, q=16, p=16)
+    tensors = [t.requires_grad_() for t in tensors]
+    plain = apply(tensors, edges, basis)
+    with torch.autocast(fast, torch.bfloat16):
+        out = apply(tensors, edges, basis)
+    out.float().sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert all(t.grad.dtype == torch.float32 for t in tensors)
+    assert 0 < (out - plain).norm() / plain.norm() < 2e-2
+
+
+def test_compiles_without_a_graph_break(fast):
+    given = problem(fast, torch.float32)
+    eager = with_gradients(*given)
+    # A fresh structure, of which nobody has asked the transpose.
+    tensors, edges, basis = given
+    edges = Edges(edges.splits.clone(), edges.source.clone(), edges.num_source)
+    inputs = [t.detach().clone().requires_grad_() for t in tensors]
+    out = torch.compile(apply, fullgraph=True, backend="aot_eager")(inputs, edges, basis)
+    direction = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).reshape(out.shape).to(out)
+    for a, b in zip(eager, [out, *torch.autograd.grad(out, inputs, direction)]):
+        assert torch.equal(a, b)
+
+
+def test_the_operators_pass_torchs_own_checks(fast):
+    tensors, edges, basis = problem(fast)
+    features, weight, bias, x, y = (t.requires_grad_() for t in tensors)
+    back = edges.transpose()
+    kind, table, width = basis.description()
+    numbers = (kind, list(table), width, RADIUS, True, True)
+    backend = "gpu" if fast == "cuda" else "cpu"
+    ends = (edges.splits, edges.source, back.splits, back.source)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    opcheck(registered.conv, (features, weight, bias, *ends, x, y, *numbers, False, backend), test_utils=checks)
+    opcheck(registered.edge_sums, (*ends, x, y, *numbers, backend), test_utils=checks)
+
+
+# Bad input.
+
+
+def refuse(match, error=ValueError, **changes):
+    tensors, edges, basis = problem(dtype=torch.float32)
+    given = dict(zip(("features", "weight", "bias", "source_coords", "target_coords"), tensors))
+    given |= {"edges": edges, "basis": basis, "radius": RADIUS} | changes
+    for backend in ("reference", "cpu"):
+        with gl.use_backend(backend), pytest.raises(error, match=match):
+            gl.point_conv(**given)
+
+
+def test_mismatched_sizes_are_refused():
+    refuse("24 sources", features=torch.ones(23, 5))
+    refuse(r"basis.size = 10, in channels = 5", weight=torch.ones(10, 4, 3))
+    refuse(r"basis.size = 10, in channels = 5", weight=torch.ones(9, 5, 3))
+    refuse("bias must be", bias=torch.ones(4))
+    refuse("source_coords of 24 rows", source_coords=torch.rand(17, 3))
+    refuse("target_coords of 17 rows", target_coords=torch.rand(24, 3))
+
+
+def test_a_basis_of_another_dimension_is_refused():
+    refuse("3 dimensions, the basis 2", basis=Monomials(2, 2), weight=torch.ones(6, 5, 3))
+
+
+def test_wrong_types_are_refused():
+    refuse("floating point", TypeError, features=torch.ones(24, 5, dtype=torch.int32))
+    refuse("not contiguous", features=torch.ones(5, 24).t())
+    refuse("use torch.autocast", TypeError, weight=torch.ones(10, 5, 3, dtype=torch.bfloat16))
+    refuse("float32 or float64", TypeError, source_coords=torch.rand(24, 3).half())
+    refuse("one dtype", TypeError, source_coords=torch.rand(24, 3).double())
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0, math.inf, math.nan])
+def test_a_radius_that_is_no_length_is_refused(radius):
+    refuse("radius must be positive", radius=radius)
+
+
+def test_unknown_words_are_refused():
+    refuse("falloff must be", falloff="cubic")
+    refuse("order must be", order="fastest")
+
+
+def test_tensors_on_two_devices_are_refused():
+    refuse("features are on meta", features=torch.ones(24, 5, device="meta"))
+    refuse("source_coords is on meta", source_coords=torch.rand(24, 3, device="meta"))
+
+
+def test_a_basis_without_numbers_runs_on_the_reference_alone():
+    class Constant:
+        dim, size = 3, 1
+
+        def __call__(self, vector):
+            return torch.ones_like(vector[..., :1])
+
+        def description(self):
+            return None
+
+    tensors, edges, _ = problem(basis=Monomials(3, 0))
+    with gl.use_backend("reference"):
+        torch.testing.assert_close(apply(tensors, edges, Constant()), apply(tensors, edges, Monomials(3, 0)))
+    with gl.use_backend("cpu"), pytest.raises(NotImplementedError, match="Constant has no description"):
+        apply(tensors, edges, Constant())
+
+
+# The GPU's kernels, where there is no GPU.
+
+TINY = [
+    (torch.float64, Monomials(2, 1), 3, 2, "gather_first", "linear", True),
+    (torch.float64, Monomials(1, 2), 2, 3, "transform_first", "linear", True),
+    (torch.float64, GaussianBumps(((0.1,), (-0.3,)), 0.5), 2, 2, "gather_first", None, False),
+    (torch.float32, Monomials(2, 1), 16, 17, "gather_first", "linear", True),
+    (torch.float16, Monomials(1, 1), 5, 16, "gather_first", "linear", False),
+    (torch.float32, Monomials(2, 1), 130, 3, "gather_first", None, True),
+]
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
+@pytest.mark.parametrize("case", TINY, ids=str)
+def test_interpreted_kernels(case):
+    dtype, basis, q, p, order, falloff, normalise = case
+    tensors, edges, _ = problem("cpu", dtype, sources=6, targets=5, dim=basis.dim, q=q, p=p, basis=basis)
+    tolerance = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 2e-3}[dtype]
+    with gl.use_backend("reference"):
+        edges.transpose()
+    with gl.use_backend("gpu"):
+        assert_like_reference(tensors, edges, basis, tolerance, falloff, normalise, order)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
+@pytest.mark.parametrize("basis", [Monomials(2, 1), Monomials(1, 16)], ids=str)
+def test_interpreted_featureless_kernels(basis):
+    (_, weight, _, x, y), edges, _ = problem(sources=5, targets=4, dim=basis.dim, q=1, basis=basis)
+    results = []
+    for backend in ("reference", "gpu"):
+        inputs = [t.detach().clone().requires_grad_() for t in (weight, x, y)]
+        with gl.use_backend("reference"):
+            edges.transpose()
+        with gl.use_backend(backend):
+            out = gl.featureless_conv(inputs[0][:, 0], edges, *inputs[1:], RADIUS, basis)
+            results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here")
+def test_the_gpu_kernels_agree_with_the_reference_under_the_interpreter():
+    pytest.importorskip("triton")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "interpreted", str(Path(__file__))],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
+    assert f"{len(TINY) + 2} passed" in run.stdout
