@@ -175,7 +175,7 @@ def _read_h5(folder: Path, part: str, points: int) -> Clouds:
     for path in sorted(folder.glob(f"ply_data_{part}*.h5")):
         try:
             with h5py.File(path, "r") as file:
-                data, labels = file["data"][:, :points], file["label"][:].reshape(-1)
+                data, labels = np.asarray(file["data"])[:, :points], np.asarray(file["label"]).reshape(-1)
         except (OSError, KeyError) as error:
             raise FormatError(path, f"truncated, or not of this release: {error}") from None
         if data.shape[1:] != (points, 3) or len(labels) != len(data):

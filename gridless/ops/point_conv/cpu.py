@@ -3,6 +3,7 @@
 Forward: a tile of N F (targets x M Q) is gathered row by row, then multiplied by Theta (M Q x P).
 Backward: a tile of B = [N(m)]^T dF' (sources x M P) is gathered over the transposed edges, then
 dF = B Theta^T, and dTheta = F^T B is added up tile by tile. Beside the results only the tiles need memory.
+bfloat16 goes another way where the CPU multiplies it (bfloat16_cpu.py).
 
 Channels are padded to whole vectors: features and gradients whose channels do not fill them, and those of 16 bits,
 are copied first. Each thread takes a run of rows; for a given number of threads two runs give the same bits.
@@ -16,9 +17,11 @@ from numba import njit
 from torch import Tensor
 
 from gridless.backends import in_threads
+from gridless.ops.point_conv import bfloat16_cpu
 from gridless.ops.point_conv.coords_cpu import conv_coords_backward, edge_sums_backward
+from gridless.ops.point_conv.gathers import gather_tile
 from gridless.ops.point_conv.kernel import EdgeKernel, compute_dtype
-from gridless.ops.point_conv.products import BLOCK, gather, lanes, matmul, matmul_transposed, pack
+from gridless.ops.point_conv.products import BLOCK, lanes, matmul, matmul_transposed, pack
 from gridless.ops.point_conv.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight
 from gridless.ops.point_conv.values import (
     basis_values,
@@ -44,6 +47,8 @@ def conv(
     kernel: EdgeKernel,
     transform_first: bool,
 ) -> tuple[Tensor, Tensor]:
+    if bfloat16_cpu.serves(features) and not transform_first:
+        return bfloat16_cpu.conv(features, weight, bias, splits, source, source_coords, target_coords, kernel)
     compute = numpy_dtype(features)
     f, theta = wide(features, compute), wide_weight(weight, compute)
     size, q, p = theta.shape
@@ -79,6 +84,9 @@ def conv_backward(
     need_features: bool,
     need_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
+    if bfloat16_cpu.serves(features):
+        edges = (back_splits, back_source, source_coords, target_coords)
+        return bfloat16_cpu.conv_backward(grad, features, weight, inverse, *edges, kernel, need_features, need_weight)
     compute = numpy_dtype(features)
     g, theta = wide(grad, compute), wide_weight(weight, compute)
     f = wide(features, compute) if need_weight else np.empty((0, 0), compute)
@@ -115,39 +123,6 @@ def edge_sums(
 
 
 @njit(nogil=True, cache=True)
-def _gather_tile(
-    first, last, splits, column, row_coords, column_coords,
-    kind, table, chain, width, radius, falloff, normalise, by_row,
-    inverse, f, v, w, p, tile, stride, transposed_weight, size, channels, lane,
-):  # fmt: skip
-    """tile[i - first] = the M x channels sums over the edges of row i; M = 1 where f holds M runs of channels."""
-    i = first
-    while i < last:
-        end = run_of_rows(splits, i, last, len(w))
-        count = splits[end] - splits[i]
-        vectors(i, end, splits, column, row_coords, column_coords, radius, v)
-        falloffs(v, count, falloff, w)
-        if normalise:
-            if by_row:
-                normalise_rows(i, end, splits, w, inverse)
-            else:
-                for e in range(count):
-                    w[e] *= inverse[column[splits[i] + e]]
-        basis_values(v, w, count, kind, table, chain, width, p)
-        for r in range(i, end):
-            at, edges = splits[r] - splits[i], splits[r + 1] - splits[r]
-            c_at, b_row = (r - first) * stride, f.shape[1]
-            if transposed_weight:
-                for m in range(size):
-                    a_at = m * len(w) + at
-                    b_at = m * channels
-                    gather(tile, c_at, p, a_at, len(w), f, b_at, b_row, 1, channels, edges, column, splits[r], lane)
-            else:
-                gather(tile, c_at, p, at, len(w), f, 0, b_row, size, channels, edges, column, splits[r], lane)
-        i = end
-
-
-@njit(nogil=True, cache=True)
 def _forward(
     first, last, splits, source, source_coords, target_coords,
     kind, table, chain, slots, width, radius, falloff, normalise,
@@ -167,7 +142,7 @@ def _forward(
             tile[:] = start
         else:
             tile[:] = 0
-        _gather_tile(
+        gather_tile(
             t, end, splits, source, target_coords, source_coords, kind, table, chain, width, radius, falloff,
             normalise, True, inverse, f, v, w, p, tile, stride, transformed, size, channels, lane,
         )  # fmt: skip
@@ -197,7 +172,7 @@ def _backward(
     for t in range(first, last, tile_rows):
         end = min(t + tile_rows, last)
         tile[:] = 0
-        _gather_tile(
+        gather_tile(
             t, end, splits, target, source_coords, target_coords, kind, table, chain, width, -radius, falloff,
             normalise, False, inverse, grad, v, w, p, tile, stride, False, size, p_channels, lane,
         )  # fmt: skip

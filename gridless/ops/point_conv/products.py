@@ -4,8 +4,11 @@
 
 The sums stay in registers while k runs. `a(i, k)` lies at a_at + i a_row + k a_step and b(k) at b_at + k b_row; in
 `add_gathered` it lies at b_at + index[index_at + k] b_row, so that b is gathered while it is multiplied. All offsets
-count elements from the beginning of the arrays, which must be contiguous. Nothing is checked here.
+count elements from the beginning of the arrays, which must be contiguous. All are of one float type, but b may be
+bfloat16 where the others are float32. Nothing is checked here.
 """
+
+# pyright: reportCallIssue=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 
@@ -32,6 +35,11 @@ _VECTOR_BYTES = 64 if _WIDE else 32 if "+avx" in _features() else 16
 BLOCK = 8 if _WIDE else 4
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether the CPU has matrix or vector products of bfloat16, which torch then uses."""
+    return not {"+amx-bf16", "+avx512bf16"}.isdisjoint(_features())
+
+
 def lanes(dtype: Any) -> int:
     """Elements of a vector."""
     return _VECTOR_BYTES // np.dtype(dtype).itemsize
@@ -52,6 +60,18 @@ def _everywhere(builder, value, vector):
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _I32(0))
     zeros = ir.Constant(ir.VectorType(_I32, vector.count), None)
     return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
+
+
+def _load_b(builder, pointer, ty, vector, width):
+    """`width` vectors of b; bfloat16, seen as uint16, is the upper half of a float32."""
+    if ty.dtype != types.uint16:
+        return [builder.load(p, align=ty.dtype.bitwidth // 8) for p in _vectors(builder, pointer, vector, width)]
+    halves, words = (ir.VectorType(ir.IntType(n), vector.count) for n in (16, 32))
+    shift = ir.Constant(words, [16] * vector.count)
+    return [
+        builder.bitcast(builder.shl(builder.zext(builder.load(p, align=2), words), shift), vector)
+        for p in _vectors(builder, pointer, halves, width)
+    ]
 
 
 def _emit(context, builder, signature, args, gathered):
@@ -87,7 +107,7 @@ def _emit(context, builder, signature, args, gathered):
     k.add_incoming(_I64(0), entry)
     row = builder.sext(builder.load(builder.gep(index, [k], inbounds=True)), _I64) if gathered else k
     b_pointer = builder.gep(b_base, [builder.mul(row, b_row)], inbounds=True)
-    b = [builder.load(p, align=size) for p in _vectors(builder, b_pointer, vector, width)]
+    b = _load_b(builder, b_pointer, b_ty, vector, width)
     along = builder.mul(k, a_step)
     after = []
     for i in range(rows):

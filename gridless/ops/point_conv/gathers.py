@@ -1,0 +1,41 @@
+"""The gather of the CPU convolution: sums over the edges of a tile of rows, with edge values made on the way."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from gridless.ops.point_conv.products import gather
+from gridless.ops.point_conv.values import basis_values, falloffs, normalise_rows, run_of_rows, vectors
+
+
+@njit(nogil=True, cache=True)
+def gather_tile(
+    first, last, splits, column, row_coords, column_coords,
+    kind, table, chain, width, radius, falloff, normalise, by_row,
+    inverse, f, v, w, p, tile, stride, transposed_weight, size, channels, lane,
+):  # fmt: skip
+    """tile[i - first] = the M x channels sums over the edges of row i; M = 1 where f holds M runs of channels."""
+    i = first
+    while i < last:
+        end = run_of_rows(splits, i, last, len(w))
+        count = splits[end] - splits[i]
+        vectors(i, end, splits, column, row_coords, column_coords, radius, v)
+        falloffs(v, count, falloff, w)
+        if normalise:
+            if by_row:
+                normalise_rows(i, end, splits, w, inverse)
+            else:
+                for e in range(count):
+                    w[e] *= inverse[column[splits[i] + e]]
+        basis_values(v, w, count, kind, table, chain, width, p)
+        for r in range(i, end):
+            at, edges = splits[r] - splits[i], splits[r + 1] - splits[r]
+            c_at, b_row = (r - first) * stride, f.shape[1]
+            if transposed_weight:
+                for m in range(size):
+                    a_at = m * len(w) + at
+                    b_at = m * channels
+                    gather(tile, c_at, p, a_at, len(w), f, b_at, b_row, 1, channels, edges, column, splits[r], lane)
+            else:
+                gather(tile, c_at, p, at, len(w), f, 0, b_row, size, channels, edges, column, splits[r], lane)
+        i = end
