@@ -88,7 +88,7 @@ def times(clouds, device: str, batch: int, capture: bool, name: str = "modelnet4
     step_ms = (time.perf_counter() - began) / len(batches) * 1e3
     peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0
     words = " ".join(f"{k}={v}" for k, v in changes.items())
-    print(f"{name} {words} batch {batch}, capture={capture}: epoch {epoch_ms:.0f} ms ({epoch_ms / steps:.2f} per step); "
+    print(f"{name} {words} batch {batch}, capture={capture}: epoch {epoch_ms:.0f} ms ({epoch_ms / steps:.2f} a step); "
           f"alone: preparing {prepare_ms:.2f} ms, step {step_ms:.2f} ms; peak {peak:.0f} MiB", flush=True)  # fmt: skip
     del run, batches
     if device == "cuda":
