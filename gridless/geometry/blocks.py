@@ -309,6 +309,20 @@ def first_bit(typingctx, mask):
     return types.int64(types.uint64), code
 
 
+@njit(nogil=True, cache=True, inline="always")
+def squared(coords, i, j):
+    """The squared distance of rows i and j, rounded as specified."""
+    if coords.shape[1] == 3:
+        dx, dy, dz = coords[j, 0] - coords[i, 0], coords[j, 1] - coords[i, 1], coords[j, 2] - coords[i, 2]
+        return (dx * dx + dy * dy) + dz * dz
+    dx = coords[j, 0] - coords[i, 0]
+    d2 = dx * dx
+    for d in range(1, coords.shape[1]):
+        dx = coords[j, d] - coords[i, d]
+        d2 += dx * dx
+    return d2
+
+
 @njit(nogil=True, cache=True)
 def aligned(count, like):
     """An uninitialised array, of the dtype of another, that begins on a cache line."""

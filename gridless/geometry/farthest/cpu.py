@@ -18,6 +18,7 @@ from gridless.geometry.blocks import (
     largest,
     lower,
     sort_into_blocks,
+    squared,
     touched,
 )
 from gridless.geometry.work import STRANGER, cut_examples, refuse_stranger
@@ -135,16 +136,6 @@ def _farthest(closest, most, group_most, row):
 
 
 @njit(nogil=True, cache=True)
-def _squared(coords, i, j):
-    dx = coords[j, 0] - coords[i, 0]
-    d2 = dx * dx
-    for d in range(1, coords.shape[1]):
-        dx = coords[j, d] - coords[i, d]
-        d2 += dx * dx
-    return d2
-
-
-@njit(nogil=True, cache=True)
 def _lower(closest, most, group_most, i, value):
     """Lower one distance in the queue: a tree of maxima of 64, of which only those that it was are made again."""
     old = closest[i]
@@ -178,7 +169,7 @@ def _take(coords, i, first, last, rows, source, closest, met):
         if j < first or j >= last:
             return STRANGER
         met[j - first] = True
-        d2 = _squared(coords, i, j)
+        d2 = squared(coords, i, j)
         if d2 < closest[j - first]:
             closest[j - first] = d2
     closest[i - first] = -1
@@ -206,7 +197,7 @@ def _continue(coords, first, last, rows, source, closest, taken):
             j = source[at]
             if j < first or j >= last:
                 return STRANGER
-            d2 = _squared(coords, i, j)
+            d2 = squared(coords, i, j)
             if d2 < closest[j - first]:
                 _lower(closest, most, group_most, j - first, d2)
     return 0

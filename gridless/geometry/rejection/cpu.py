@@ -8,6 +8,7 @@ from numba import njit
 from torch import Tensor
 
 from gridless import backends
+from gridless.geometry.blocks import squared
 from gridless.geometry.checks import squared_radius
 from gridless.geometry.work import STRANGER, cut_examples, refuse_stranger
 from gridless.structures import Cloud, Edges
@@ -36,23 +37,13 @@ def _over_edges(coords, splits, e0, e1, rows, source, closest, rejected, kept, c
                     return STRANGER
                 rejected[j] = True
                 if measure:
-                    d2 = _squared(coords, i, j)
+                    d2 = squared(coords, i, j)
                     if d2 < closest[j]:
                         closest[j] = d2
             if measure:
                 closest[i] = 0
         counts[e] = count
     return 0
-
-
-@njit(nogil=True, cache=True)
-def _squared(coords, i, j):
-    dx = coords[j, 0] - coords[i, 0]
-    d2 = dx * dx
-    for d in range(1, coords.shape[1]):
-        dx = coords[j, d] - coords[i, d]
-        d2 += dx * dx
-    return d2
 
 
 @njit(nogil=True, cache=True)
@@ -107,11 +98,7 @@ def _sort(coords, cell, shape, mask, begin, row, sorted_coords):
 def _reject(coords, begin, row, i, reach, first, last, rejected, closest):
     """Reject the points in places first to last that are within reach of point i."""
     for at in range(begin[first], begin[last + 1]):
-        dx = coords[at, 0] - coords[i, 0]
-        d2 = dx * dx
-        for d in range(1, coords.shape[1]):
-            dx = coords[at, d] - coords[i, d]
-            d2 += dx * dx
+        d2 = squared(coords, i, at)
         if d2 <= reach:
             j = row[at]
             rejected[j] = True
