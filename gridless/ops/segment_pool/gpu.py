@@ -56,27 +56,29 @@ def _max(
     inside = c < channels
     first = tl.load(splits + example)
     last = tl.load(splits + example + 1)
+    count = (last - first).to(tl.int32)
+    rows = features + first * channels + c[None, :]
+    # Each lane keeps the first of its largest values, and a NaN, which no number beats, from its first one on.
     lane = tl.arange(0, ROWS)[:, None]
-    # A NaN ranks above infinity: compare (is NaN, value), each lane keeping its first.
     best = tl.full([ROWS, BLOCK], float("-inf"), wide)
-    at = tl.full([ROWS, BLOCK], num_rows, tl.int64)
-    for start in range(first, last, ROWS):
+    at = tl.zeros([ROWS, BLOCK], tl.int32) + lane
+    for start in range(0, count, ROWS):
         s = start + lane
-        ok = (s < last) & inside[None, :]
-        x = tl.load(features + s * channels + c[None, :], ok, other=float("-inf")).to(wide)
-        more = ok & ((at == num_rows) | (x > best) | ((x != x) & (best == best)))
+        ok = (s < count) & inside[None, :]
+        x = tl.load(rows + s.to(tl.int64) * channels, ok, other=float("-inf")).to(wide)
+        more = (x > best) | ((x != x) & (best == best))
         best = tl.where(more, x, best)
-        at = tl.where(more, s.to(tl.int64), at)
+        at = tl.where(more, s, at)
     nan = best != best
     any_nan = tl.max(nan.to(tl.int32), 0) > 0
     top = tl.max(tl.where(nan, float("-inf"), best), 0)
-    holds = tl.where(any_nan[None, :], nan, best == top[None, :])
-    where = tl.min(tl.where(holds, at, num_rows), 0)
+    holds = tl.where(any_nan[None, :], nan, best == top[None, :]) & (at < count)
+    where = first + tl.min(tl.where(holds, at, count), 0)
     out = tl.where(any_nan, float("nan"), top)
     out = tl.where(first < last, out, 0.0)
     at_out = example * channels + c
     tl.store(value + at_out, out.to(value.dtype.element_ty), inside)
-    tl.store(row + at_out, where, inside)
+    tl.store(row + at_out, tl.where(first < last, where, num_rows), inside)
 
 
 @triton.jit
