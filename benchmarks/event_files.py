@@ -2,7 +2,7 @@
 
     python benchmarks/event_files.py [--events 5000000] [--peers FOLDER] [--out benchmarks/results/event_files.json]
 
-Times are of `gl.read_events`: from the file (in the page cache) to checked tensors, best of three, one thread. Other
+Times are of `gl.read_events`: from the file (in the page cache) to checked tensors, best of nine, one thread. Other
 decoders are timed beside it where they can be imported, from `--peers` (a site-packages folder) if given.
 """
 
@@ -160,7 +160,7 @@ def write_all(folder: Path, events: gl.Events) -> dict[str, tuple[Path, np.ndarr
     return files
 
 
-def best(read: Callable[[], object], repeats: int = 3) -> float:
+def best(read: Callable[[], object], repeats: int = 9) -> float:
     times = []
     for _ in range(repeats):
         start = time.perf_counter()

@@ -1,7 +1,7 @@
 """Augmentation and preparation of event recordings: frozen settings, events in, events out.
 
 Each takes one recording or a ragged batch, on any device, and draws anew for every recording. The numbers come from
-`generator` (a CPU `torch.Generator`), or from torch's own, which a DataLoader seeds in each worker. Order matters:
+`generator` (on its device), or from torch's own, which a DataLoader seeds in each worker. Order matters:
 events are augmented at full resolution, then cut, pooled, recentred and started at time zero.
 
     train = Chain((Flip(0), ReverseTime(), Rotate(math.pi / 8), StartAtZero()))
@@ -37,8 +37,9 @@ class EventTransform:
 
 
 def draw(events: Events, generator: Generator | None, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """A uniform number for each recording (B) float64. Drawn on the CPU: the same on every device."""
-    values = torch.rand(events.num_examples, dtype=torch.float64, generator=generator)
+    """A uniform number for each recording (B) float64, drawn where the generator is: by default on the CPU."""
+    device = "cpu" if generator is None else generator.device
+    values = torch.rand(events.num_examples, dtype=torch.float64, generator=generator, device=device)
     return (low + (high - low) * values).to(events.device)
 
 
@@ -183,7 +184,8 @@ class Thin(EventTransform):
 
     def apply(self, events: Events, generator: Generator | None) -> Events:
         share = draw(events, generator, 0, self.most)[events.example]
-        return events.select(torch.rand(len(events), generator=generator).to(events.device) >= share)
+        device = "cpu" if generator is None else generator.device
+        return events.select(torch.rand(len(events), generator=generator, device=device).to(events.device) >= share)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from gridless.augment.events import EventTransform
 from gridless.data import splits
 from gridless.data.formats import read_events
 from gridless.data.packs import Pack, read_packs
+from gridless.data.seeds import seeded
 from gridless.structures import Events, collate
 
 Step = Callable[[Any], Any]
@@ -237,7 +238,7 @@ def digest(t: np.ndarray, x: np.ndarray, y: np.ndarray, p: np.ndarray) -> int:
     """64 bits that identify a recording by its events: times (from its first), pixels below 256, polarity."""
     state = hashlib.blake2b(digest_size=8, person=b"gridless-split-0")
     for values, dtype in ((t, "<i4"), (x, "u1"), (y, "u1"), (p, "u1")):
-        state.update(np.ascontiguousarray(values, dtype))
+        state.update(np.ascontiguousarray(values, dtype).data)
     return int.from_bytes(state.digest(), "big")
 
 
@@ -300,9 +301,3 @@ class ASLDVS(ListedSet):
     home = "https://github.com/PIX2NVS/NVS2Graph"
     class_names = tuple("abcdefghiklmnopqrstuvwxy")
     file = "{label}/{label}_{number:04d}.mat"
-
-
-def seeded(*numbers: int) -> torch.Generator:
-    """A generator that depends on all the numbers: equal ones draw alike, others independently."""
-    digest = hashlib.sha256(" ".join(map(str, numbers)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)

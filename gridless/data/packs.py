@@ -45,9 +45,8 @@ class Pack:
         at = np.arange(splits[-1]) + np.repeat(self.offsets[rows] - splits[:-1], sizes)
         pixel = np.empty((len(at), 2), np.int32)
         pixel[:, 0], pixel[:, 1] = self.x[at], self.y[at]
-        time, polarity = self.t[at].astype(np.int64), self.p[at]
-        tensors = (torch.from_numpy(a) for a in (pixel, time, polarity, splits))
-        return Events(*tensors, self.sensor)
+        time, polarity = torch.from_numpy(self.t[at]).long(), torch.from_numpy(self.p[at])
+        return Events(torch.from_numpy(pixel), time, polarity, torch.from_numpy(splits), self.sensor)
 
 
 def read_packs(paths: Sequence[Path]) -> Pack:
@@ -57,8 +56,8 @@ def read_packs(paths: Sequence[Path]) -> Pack:
         raise ValueError(f"{paths[0]} and the packs beside it are of different sensors")
     ends = np.cumsum([0] + [p.offsets[-1] for p in parts])
     offsets = np.concatenate([[0], *(p.offsets[1:] + end for p, end in zip(parts, ends[:-1], strict=True))])
-    columns = (np.concatenate([getattr(p, name) for p in parts]) for name in ("x", "y", "t", "p"))
-    return Pack(*columns, offsets, np.concatenate([p.label for p in parts]), parts[0].sensor)
+    x, y, t, p, label = (np.concatenate([getattr(q, name) for q in parts]) for name in ("x", "y", "t", "p", "label"))
+    return Pack(x, y, t, p, offsets, label, parts[0].sensor)
 
 
 def _read(path: Path) -> Pack:

@@ -64,8 +64,9 @@ def read_events(
     fault = events.fault()
     if fault is not None:
         row, words = fault
-        moved = bool(repairs) or recording.locate is None
-        raise file.error(f"event {row} {words}", None if moved else recording.locate(row))
+        # Repairs move events: their rows no longer say where they were stored.
+        offset = None if repairs or recording.locate is None else recording.locate(row)
+        raise file.error(f"event {row} {words}", offset)
     return events
 
 

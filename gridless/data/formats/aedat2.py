@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from gridless.data.formats.base import File, Recording, columns, fixed, unwrapped
+from gridless.data.formats.base import File, Recording
+from gridless.data.formats.pairs import Layout, read_pairs
 
 MAGIC = b"#!AER-DAT2"
-DAVIS = {"davis128": (128, 128), "davis208": (208, 192), "davis240": (240, 180), "sbret": (240, 180)}
-DAVIS |= {"davis346": (346, 260), "davis640": (640, 480), "davisrgb640": (640, 480)}
+SENSORS = {"davis128": (128, 128), "davis208": (208, 192), "davis240": (240, 180), "sbret": (240, 180)}
+SENSORS |= {"davis346": (346, 260), "davis640": (640, 480), "davisrgb640": (640, 480)}
+
+# A DVS128 event has nothing above bit 14; a DAVIS marks frames and inertial data by bit 31, triggers by bit 10.
+DVS128 = Layout(x=(1, 7), y=(8, 7), polarity=(0, 1), special=0xFFFF8000)
+DAVIS = Layout(x=(12, 10), y=(22, 9), polarity=(11, 1), special=0x80000400)
 
 
 def sniff(head: bytes) -> bool:
@@ -22,21 +27,9 @@ def sniff(head: bytes) -> bool:
 
 def read(file: File) -> Recording:
     lines, start = file.lines(b"#", last=b"#End Of ASCII Header")
-    pairs = file.records(start, np.dtype([("address", ">u4"), ("time", ">u4")]), "event")
-    address = pairs["address"].astype(np.uint32)
     chip = next((line.split(":", 1)[1].lower() for line in lines if line.startswith("AEChip:")), "dvs128")
-    davis = next((size for name, size in DAVIS.items() if name in chip), None)
+    davis = next((size for name, size in SENSORS.items() if name in chip), None)
     if davis is None and "dvs128" not in chip:
         raise file.error(f"the chip {chip.strip()} is not known: DVS128 and DAVIS are", 0)
-    # A DAVIS marks frames and inertial data by bit 31, triggers by bit 10; a DVS128 event has nothing above bit 14.
-    special = address & (np.uint32(0x80000400) if davis else np.uint32(0xFFFF8000))
-    rows = None
-    if special.any():
-        rows = np.flatnonzero(special == 0)
-        address, pairs = address[rows], pairs[rows]
-    if davis:
-        x, y, polarity = (address >> 12) & 0x3FF, (address >> 22) & 0x1FF, (address & 0x800) != 0
-    else:
-        x, y, polarity = (address >> 1) & 0x7F, (address >> 8) & 0x7F, (address & 1) != 0
-    time = unwrapped(pairs["time"].astype(np.uint32))
-    return Recording(columns(x, y), time, polarity, davis or (128, 128), locate=fixed(start, 8, rows))
+    words = file.records(start, "V8", "event").view(">u4").reshape(-1, 2).astype(np.uint32)
+    return read_pairs(file, start, words, 0, DAVIS if davis else DVS128, davis or (128, 128))

@@ -34,13 +34,13 @@ def read(file: File) -> Recording:
     body = file.data[start:]
     capacity, source, fault, detail, position = _scan(body, wanted)
     if fault:
-        raise file.error(FAULTS[fault].format(detail), start + position)
+        raise file.error(FAULTS[fault].format(detail), start + int(position))
     pixel, time, polarity = np.empty((capacity, 2), np.int32), np.empty(capacity, np.int64), np.empty(capacity, bool)
-    count, _ = _decode(body, source, capacity, pixel, time, polarity)
+    count = int(_decode(body, source, capacity, pixel, time, polarity)[0])
 
     def locate(row: int) -> int:
         out = np.empty((row + 1, 2), np.int32), np.empty(row + 1, np.int64), np.empty(row + 1, bool)
-        return start + _decode(body, source, row + 1, *out)[1]
+        return start + int(_decode(body, source, row + 1, *out)[1])
 
     named = header.get(f"source {source}", "").lower()
     sensor = next((size for name, size in SENSORS.items() if named.startswith(name)), None)

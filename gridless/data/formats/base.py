@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-WRAP = 2**32
-
 
 class FormatError(ValueError):
     """A file that is not what it should be. Says which (`path`) and, where known, at which byte (`offset`)."""
@@ -114,16 +112,6 @@ def columns(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     pixel = np.empty((len(x), 2), np.int32)
     pixel[:, 0], pixel[:, 1] = x, y
     return pixel
-
-
-def unwrapped(stamps: np.ndarray) -> np.ndarray:
-    """int64 times from a 32-bit counter, which starts again from zero where it steps back by over half its range."""
-    time = stamps.astype(np.int64)
-    if len(time) > 1:
-        back = np.flatnonzero(stamps[1:] < stamps[:-1])
-        for row in back[time[back] - time[back + 1] > WRAP // 2] + 1 if len(back) else ():
-            time[row:] += WRAP
-    return time
 
 
 def shrink(array: np.ndarray, length: int) -> np.ndarray:

@@ -6,11 +6,11 @@ The counter may wrap. N-Cars is stored in this form.
 
 from __future__ import annotations
 
-import numpy as np
-
-from gridless.data.formats.base import File, FormatError, Recording, columns, fixed, unwrapped
+from gridless.data.formats.base import File, FormatError, Recording
+from gridless.data.formats.pairs import Layout, read_pairs
 
 CONTRAST = (0x00, 0x0C)
+LAYOUTS = {1: Layout((0, 9), (9, 8), (17, 1)), 2: Layout((0, 14), (14, 14), (28, 4))}
 CAMERAS = ((304, 240), (640, 480), (1280, 720))
 MAX_SIZE = 1 << 14
 
@@ -36,17 +36,8 @@ def read(file: File) -> Recording:
     if kind not in CONTRAST or size != 8:
         raise file.error(f"holds events of type {kind} and {size} bytes, not contrast events (0 or 12) of 8", start)
     start += 2
-    events = file.records(start, np.dtype([("time", "<u4"), ("address", "<u4")]), "event")
-    address = np.ascontiguousarray(events["address"])
-    xbits, ybits = (14, 14) if version >= 2 else (9, 8)
-    polarity = address >> np.uint32(xbits + ybits)
-    if len(polarity) and polarity.max() > 1:
-        row = int(np.flatnonzero(polarity > 1)[0])
-        raise file.error(f"event {row} has polarity {polarity[row]}, which must be 0 or 1", start + 8 * row)
-    x = address & np.uint32((1 << xbits) - 1)
-    y = (address >> np.uint32(xbits)) & np.uint32((1 << ybits) - 1)
-    time = unwrapped(np.ascontiguousarray(events["time"]))
-    return Recording(columns(x, y), time, polarity.astype(bool), sensor, CAMERAS, fixed(start, 8))
+    words = file.records(start, "V8", "event").view("<u4").reshape(-1, 2)
+    return read_pairs(file, start, words, 1, LAYOUTS[min(max(version, 1), 2)], sensor, CAMERAS)
 
 
 def _number(file: File, header: dict[str, str], name: str, default: int) -> int:

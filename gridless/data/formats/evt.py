@@ -38,7 +38,7 @@ def read(file: File) -> Recording:
     else:
         raise file.error(f"the encoding is EVT {version or 'unknown'}: EVT 2.0 and EVT 3.0 can be read", 0)
     pixel, time, polarity = _outputs(capacity)
-    count, _ = decode(words, capacity + 1, pixel, time, polarity)
+    count = int(decode(words, capacity + 1, pixel, time, polarity)[0])
     return Recording(
         shrink(pixel, count),
         shrink(time, count),

@@ -25,7 +25,7 @@ def sniff(head: bytes) -> bool:
 
 def read(file: File) -> Recording:
     if file.bytes(0, 6) == NPY:
-        return recording_of(file, _array(file, file.data.tobytes(), 0))
+        return recording_of(file, _array(file, file.data.data, 0))
     arrays = _members(file)
     size = arrays.pop("sensor", None)
     sensor = None
@@ -53,9 +53,10 @@ def recording_of(
     return Recording(pixel, time, polarity, sensor)
 
 
-def _array(file: File, data: bytes, at: int) -> np.ndarray:
+def _array(file: File, data: bytes | memoryview, at: int) -> np.ndarray:
     """One array, whose header may not promise more than the bytes hold."""
-    stream = io.BytesIO(data)
+    # A header is at most 10,000 bytes long, or NumPy refuses it.
+    stream = io.BytesIO(data[: 1 << 14])
     try:
         version = np.lib.format.read_magic(stream)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -73,7 +74,7 @@ def _array(file: File, data: bytes, at: int) -> np.ndarray:
 def _members(file: File) -> dict[str, np.ndarray]:
     arrays = {}
     try:
-        with zipfile.ZipFile(io.BytesIO(file.data.tobytes())) as archive:
+        with zipfile.ZipFile(file.path) as archive:
             for info in archive.infolist():
                 if not info.filename.endswith(".npy"):
                     continue

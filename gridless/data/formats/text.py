@@ -100,11 +100,13 @@ def _names(file: File, start: int) -> tuple[dict[str, int] | None, int]:
 def _numbers(file: File, start: int, width: int) -> tuple[np.ndarray, int]:
     """All numbers as (rows, width) int64, and the one column with decimal points, in millionths (-1: none)."""
     body = file.data[start:]
+    if body[-1] != 10:
+        body = np.append(body, np.uint8(10))
     first = file.bytes(start, _line_end(file, start)).decode("latin-1")
     points = [i for i, word in enumerate(re.split(r"[,;\s]+", first.strip(" \t\r\n,;"))) if "." in word]
     decimal = points[0] if len(points) == 1 else -1
-    values = np.empty((int(np.count_nonzero(body == 10)) + 1, width), np.int64)
-    rows, fault, position = _parse(body, width, decimal, values)
+    values = np.empty((int(np.count_nonzero(body == 10)), width), np.int64)
+    rows, fault, position = (int(v) for v in _parse(body, width, decimal, values))
     if fault:
         line = int(np.count_nonzero(file.data[: start + position] == 10)) + 1
         raise file.error(FAULTS[fault].format(line=line, wanted=width), start + position)
@@ -124,59 +126,73 @@ def _guessed(file: File, values: np.ndarray, decimal: int, at: int) -> dict[str,
 
 @njit(nogil=True, cache=True)
 def _parse(data, width, decimal, values):  # type: ignore[no-untyped-def]
-    """Rows written, the kind of fault (0: none), and its byte."""
-    row, column, i, size = 0, 0, 0, len(data)
-    limit = np.int64(9_000_000_000_000)  # of what is scaled by a million
+    """Rows written, the kind of fault (0: none), and its byte. `data` ends in a line feed."""
+    row, column = 0, 0
+    # Unsigned, so that no index is tested for being negative.
+    i, size = np.uint64(0), np.uint64(len(data))
+    one = np.uint64(1)
     while i < size:
-        c = data[i]
+        c = np.int64(data[i])
         if c == 10:
             if column == width:
                 row += 1
             elif column != 0:
                 return row, 2, i
             column = 0
-            i += 1
+            i += one
             continue
-        if c == 32 or c == 44 or c == 59 or c == 9 or c == 13:
-            i += 1
+        if c == 44 or c == 32 or c == 59 or c == 9 or c == 13:
+            i += one
             continue
+        start = i
         negative = c == 45
         if negative or c == 43:
-            i += 1
-        digits = 0
+            i += one
+            start = i
         value = np.int64(0)
-        while i < size and data[i] >= 48 and data[i] <= 57:
-            value = value * 10 + np.int64(data[i] - 48)
-            digits += 1
-            i += 1
-            if digits > 18:
-                return row, 3, i
+        digit = np.int64(data[i]) - 48
+        while 0 <= digit <= 9:
+            value = value * 10 + digit
+            i += one
+            digit = np.int64(data[i]) - 48
+        digits = i - start
+        if digits > 18:
+            return row, 3, start
         if column == decimal:
-            if value > limit:
-                return row, 3, i
-            fraction, places, half = np.int64(0), 0, False
-            if i < size and data[i] == 46:
-                i += 1
-                while i < size and data[i] >= 48 and data[i] <= 57:
-                    if places < 6:
-                        fraction = fraction * 10 + np.int64(data[i] - 48)
-                    elif places == 6:
-                        half = data[i] >= 53
-                    places += 1
-                    digits += 1
-                    i += 1
-            while places < 6:
-                fraction *= 10
-                places += 1
-            value = value * 1_000_000 + fraction + np.int64(half)
-        if digits == 0 or (i < size and data[i] not in (10, 13, 32, 44, 59, 9)):
+            value, digits, i = _fraction(data, value, digits, i)
+            if value < 0:
+                return row, 3, start
+        c = np.int64(data[i])
+        if digits == 0 or not (c == 44 or c == 10 or c == 13 or c == 32 or c == 59 or c == 9):
             return row, 1, i
         if column == width:
-            return row, 2, i
+            return row, 2, start
         values[row, column] = -value if negative else value
         column += 1
-    if column == width:
-        row += 1
-    elif column != 0:
-        return row, 2, i
+        # The separator, unless it also ends the line.
+        i += np.uint64(c != 10)
     return row, 0, i
+
+
+@njit(nogil=True, cache=True)
+def _fraction(data, value, digits, i):  # type: ignore[no-untyped-def]
+    """Seconds `value` and the decimals at `i` as microseconds, rounded; -1 where they are too many."""
+    if value > 9_000_000_000_000:
+        return np.int64(-1), digits, i
+    fraction, places, half = np.int64(0), 0, 0
+    if data[i] == 46:
+        i += np.uint64(1)
+        digit = np.int64(data[i]) - 48
+        while 0 <= digit <= 9:
+            if places < 6:
+                fraction = fraction * 10 + digit
+            elif places == 6:
+                half = np.int64(digit >= 5)
+            places += 1
+            digits += np.uint64(1)
+            i += np.uint64(1)
+            digit = np.int64(data[i]) - 48
+    while places < 6:
+        fraction *= 10
+        places += 1
+    return value * 1_000_000 + fraction + half, digits, i

@@ -43,7 +43,8 @@ def _npz(path: Path, events: Events) -> None:
     x, y, t, p = _fields(events)
     # Through a file object: given a name, NumPy would add its own suffix.
     with path.open("wb") as out:
-        np.savez_compressed(out, x=x, y=y, t=t, p=p, sensor=np.array(events.sensor, np.int32))
+        small = np.uint16 if max(events.sensor) <= 1 << 16 else np.int32
+        np.savez(out, x=x.astype(small), y=y.astype(small), t=t, p=p, sensor=np.array(events.sensor, np.int32))
 
 
 def _npy(path: Path, events: Events) -> None:
