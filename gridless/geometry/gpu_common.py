@@ -74,27 +74,24 @@ def squared_bits(radius: float, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def splits_from(counts: Tensor) -> Tensor:
-    """Row splits (rows + 1) int64 from int32 counts."""
-    splits = torch.empty(len(counts) + 1, dtype=torch.int64, device=counts.device)
-    splits[:1].zero_()
-    torch.cumsum(counts, 0, out=splits[1:])
-    return splits
+    """Row splits (rows + 1) int64 from counts (1 + rows) that begin with a 0."""
+    return torch.cumsum(counts, 0)
 
 
 def sort_rows(splits: Tensor, values: Tensor, longest: int) -> Tensor:
-    """Each row of `values` in ascending order; `longest` is the number of values in the longest row."""
+    """Each row of `values`, which are distinct, in ascending order; the longest row has `longest` of them."""
     if longest > _LONGEST:
         row = torch.searchsorted(splits[1:], torch.arange(len(values), device=values.device), right=True)
         return (torch.sort(row << 32 | values).values & 0xFFFFFFFF).int()
     ordered = torch.empty_like(values)
     rows = len(splits) - 1
-    _sort_rows[(triton.cdiv(rows, _SORT_ROWS),)](splits, values, ordered, rows, ROWS=_SORT_ROWS, BLOCK=64, num_warps=1)
+    _sort_rows[(triton.cdiv(rows, _SORT_ROWS),)](splits, values, ordered, rows, ROWS=_SORT_ROWS, num_warps=1)
     return ordered
 
 
-# Rows are sorted by counting what is smaller, which long rows make too slow.
+# Rows are sorted by counting what is smaller, which very long rows make too slow.
 _LONGEST = 4096
-_SORT_ROWS = 32
+_SORT_ROWS = 8
 
 
 @triton.jit
@@ -259,25 +256,19 @@ def _facts(partial, splits, result, programs, examples, end, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _sort_rows(splits, values, ordered, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """Every value goes to the place in its row that the number of smaller ones, and of equal ones before it, says."""
+def _sort_rows(splits, values, ordered, rows, ROWS: tl.constexpr):
+    """A value per thread: it goes to the place in its row that the number of smaller ones says."""
     top = tl.program_id(0) * ROWS
-    last = tl.load(splits + tl.minimum(top + ROWS, rows))
-    for begin in range(tl.load(splits + top), last, BLOCK):
-        at = begin + tl.arange(0, BLOCK)
-        ok = at < last
-        row = tl.zeros([BLOCK], tl.int32) + top
-        step = ROWS // 2
-        while step > 0:
-            further = (row + step < rows) & (tl.load(splits + tl.minimum(row + step, rows)) <= at)
-            row = tl.where(further, row + step, row)
-            step = step // 2
+    for row in range(top, tl.minimum(top + ROWS, rows)):
         start = tl.load(splits + row)
-        count = tl.where(ok, (tl.load(splits + row + 1) - start).to(tl.int32), 0)
-        mine = tl.load(values + at, mask=ok, other=0)
-        place = tl.zeros([BLOCK], tl.int32)
-        for k in range(0, tl.max(count, 0)):
-            there = k < count
-            other = tl.load(values + start + k, mask=there, other=0)
-            place += (there & ((other < mine) | ((other == mine) & (start + k < at)))).to(tl.int32)
-        tl.store(ordered + start + place, mine, mask=ok)
+        count = (tl.load(splits + row + 1) - start).to(tl.int32)
+        here = values + start
+        for begin in range(0, count, 32):
+            at = begin + tl.arange(0, 32)
+            mine = tl.load(here + at, mask=at < count, other=0)
+            place = tl.zeros([32], tl.int32)
+            for first in range(0, count, 16):
+                for k in tl.static_range(16):
+                    other = tl.load(here + first + k, mask=first + k < count, other=0x7FFFFFFF)
+                    place += (other < mine).to(tl.int32)
+            tl.store(ordered + start + place, mine, mask=at < count)

@@ -21,7 +21,7 @@ from gridless.structures import Cloud
 # The largest example whose pairs are all tested.
 ALL_PAIRS = 2048
 
-_FILL_ROWS = 32
+_FILL_ROWS = 64
 
 
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor]:
@@ -57,9 +57,9 @@ def _totals(what: str, splits: Tensor, wanted: Tensor, limit: int | None) -> tup
 def _test_pairs(
     source: Cloud, target: Cloud, radius: float, most_source: int, most_target: int
 ) -> tuple[Tensor, Tensor]:
-    """Neighbours of each target (S') int32, and a bit for each source of its example (words, S')."""
+    """0 and the neighbours of each target (1 + S') int32, and a bit for each source of its example (words, S')."""
     coords = source.coords
-    counts = torch.zeros(len(target), dtype=torch.int32, device=coords.device)
+    counts = torch.zeros(len(target) + 1, dtype=torch.int32, device=coords.device)
     bits = torch.empty((triton.cdiv(most_source, 32), len(target)), dtype=torch.int32, device=coords.device)
     # Four targets per thread share each load of a source; small examples would leave them idle.
     rows = 128 if most_target > 64 else 64 if most_target > 32 else 32
@@ -88,7 +88,7 @@ def _fill(source: Cloud, target: Cloud, splits: Tensor, bits: Tensor, total: int
     found = torch.empty(total, dtype=torch.int32, device=splits.device)
     if total:
         grid = (source.num_examples, triton.cdiv(most_target, _FILL_ROWS))
-        _expand[grid](source.splits, target.splits, splits, bits, found, len(target), ROWS=_FILL_ROWS, num_warps=1)
+        _expand[grid](source.splits, target.splits, splits, bits, found, len(target), ROWS=_FILL_ROWS, num_warps=2)
     return found
 
 
@@ -154,7 +154,7 @@ def _test(
             tl.store(out, hits, mask=inside)
             total += count_bits(hits)
             out += stride
-        tl.store(counts + row, total, mask=inside)
+        tl.store(counts + 1 + row, total, mask=inside)
 
 
 @triton.jit
@@ -169,21 +169,28 @@ def _expand(source_splits, target_splits, splits, bits, found, stride, ROWS: tl.
         row = first + local
         begin = tl.load(source_splits + example)
         size = (tl.load(source_splits + example + 1) - begin).to(tl.int32)
-        at = found + tl.load(splits + row, mask=inside, other=0)
+        start = tl.load(splits + row, mask=inside, other=0)
+        count = (tl.load(splits + row + 1, mask=inside, other=0) - start).to(tl.int32)
+        at = found + start
         words = (size + 31) // 32
         name = tl.zeros([ROWS], tl.int32) + begin.to(tl.int32)
+        word = tl.zeros([ROWS], tl.int32)
         out = bits + row
+        hits = tl.load(out, mask=inside, other=0)
+        out += tl.where(words > 1, stride, 0)
         following = tl.load(out, mask=inside, other=0)
-        for word in range(0, words):
-            hits = following
-            out += tl.where(word + 1 < words, stride, 0)
-            following = tl.load(out, mask=inside, other=0)
-            for _ in range(0, tl.max(count_bits(hits), 0)):
-                some = hits != 0
-                tl.store(at, name + lowest_bit(hits), mask=some)
-                at += some.to(tl.int32)
-                hits = hits & (hits - 1)
-            name += 32
+        # Every step writes a source or moves on to the next word, or both.
+        for _ in range(0, tl.max(count, 0) + words):
+            tl.store(at, name + lowest_bit(hits), mask=hits != 0)
+            at += (hits != 0).to(tl.int32)
+            hits = hits & (hits - 1)
+            move = (hits == 0) & (word + 1 < words)
+            hits = tl.where(move, following, hits)
+            name += tl.where(move, 32, 0)
+            word += move.to(tl.int32)
+            further = move & (word + 1 < words)
+            out += tl.where(further, stride, 0)
+            following = tl.where(further, tl.load(out, mask=further & inside, other=0), following)
 
 
 @triton.jit

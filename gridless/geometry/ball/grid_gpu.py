@@ -47,7 +47,7 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
     """splits, splits within the limit, all sources found in ascending order, and how many the limit leaves."""
     grid = make_grid(source, radius)
     key, order = (grid.key, grid.index) if source is target else _sort(target, grid)
-    counts = torch.zeros(len(target), dtype=torch.int32, device=target.device)
+    counts = torch.zeros(len(target) + 1, dtype=torch.int32, device=target.device)
     _run(source, target, grid, key, order, radius, counts, None, None)
     splits = common.splits_from(counts)
     wanted = splits if limit is None else common.splits_from(counts.clamp(max=limit))
@@ -64,9 +64,9 @@ def count(source: Cloud, target: Cloud, radius: float) -> Tensor:
     """Sources within the radius of each target (S') int32."""
     grid = make_grid(source, radius)
     key, order = _sort(target, grid)
-    counts = torch.zeros(len(target), dtype=torch.int32, device=target.device)
+    counts = torch.zeros(len(target) + 1, dtype=torch.int32, device=target.device)
     _run(source, target, grid, key, order, radius, counts, None, None)
-    return counts
+    return counts[1:]
 
 
 def make_grid(source: Cloud, radius: float) -> Grid:
@@ -90,7 +90,9 @@ def _frame(source: Cloud, box: common.Facts, radius: float) -> tuple[int, int, l
     dim = source.dim
     # A column is a little wider than the reach, and the reach a little longer than the radius.
     reach, side = radius * (1 + 2**-12), radius * (1 + 2**-9)
-    extent = [h / 2 - l / 2 for l, h in zip(box.low, box.high, strict=True)]  # halved: a difference may overflow
+    extent = [
+        high / 2 - low / 2 for low, high in zip(box.low, box.high, strict=True)
+    ]  # halved: a difference may overflow
     axes = [0, 1, 2][: min(dim, 3)]
     budget = min(max(4 * len(source), 1024), 1 << 24)
     cells = [1, 1]
@@ -178,9 +180,7 @@ def _cell(x, shift, low, scale, count):
 
 
 @triton.jit
-def _keys(
-    coords, splits, frame, key, rows, examples, across, up, levels, D: tl.constexpr, BLOCK: tl.constexpr
-):
+def _keys(coords, splits, frame, key, rows, examples, across, up, levels, D: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < rows
     example = example_of(splits, row, examples)
@@ -208,9 +208,7 @@ def _axes(coords, row, ok, D: tl.constexpr):
 
 
 @triton.jit
-def _arrange(
-    coords, key, order, arranged, start, end, rows, filled, levels, D: tl.constexpr, BLOCK: tl.constexpr
-):
+def _arrange(coords, key, order, arranged, start, end, rows, filled, levels, D: tl.constexpr, BLOCK: tl.constexpr):
     """Coordinates in key order, one dimension after the other; the first and last of a column write its ends."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = at < rows
@@ -314,4 +312,4 @@ def _search(
                 else:
                     total += hit.to(tl.int32)
     if not FILL:
-        tl.store(counts + row, total, mask=ok)
+        tl.store(counts + 1 + row, total, mask=ok)

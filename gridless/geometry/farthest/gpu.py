@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gridless.geometry import gpu_common as common
 from gridless.geometry.gpu_common import load_point, squared_to
-from gridless.geometry.rejection.gpu import collect, decide, rejecting_rows, squared_to_sample
+from gridless.geometry.rejection.gpu import collect, decide, refuse_strangers, rejecting_rows, squared_to_sample
 from gridless.structures import Cloud, Edges
 
 # Numbers of a cloud that fit into the registers of one program: points times (dimensions + 1), in float32.
@@ -99,8 +99,10 @@ def _take_together(cloud: Cloud, splits: Tensor, taken: Tensor, start: int, larg
 
 def _begin(cloud: Cloud, near: Edges | None, reject: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Squared distances before the queue begins, and what rejection sampling has kept."""
+    if near is not None:
+        refuse_strangers(cloud, near)
     if near is not None and reject:
-        rows = rejecting_rows(cloud, near, None, "farthest_sample")
+        rows = rejecting_rows(cloud, near, None)
         kept = decide(cloud, rows)
         return squared_to_sample(cloud, rows, kept), *collect(cloud, kept)
     closest = torch.full((len(cloud),), torch.inf, dtype=cloud.coords.dtype, device=cloud.device)
@@ -129,9 +131,7 @@ def _on_chip(coords, splits, taken_splits, taken, start, D: tl.constexpr, BLOCK:
 
 
 @triton.jit
-def _together(
-    coords, splits, taken_splits, taken, best, arrived, start, D: tl.constexpr, BLOCK: tl.constexpr
-):
+def _together(coords, splits, taken_splits, taken, best, arrived, start, D: tl.constexpr, BLOCK: tl.constexpr):
     """Each program holds a share of an example. A sample is the largest (distance, -index) of all shares."""
     example = tl.program_id(0)
     programs = tl.num_programs(1)

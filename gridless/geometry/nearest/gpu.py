@@ -44,8 +44,8 @@ def _splits(source: Cloud, target: Cloud, k: int, least: int) -> tuple[Tensor, i
     if least >= k:
         row = torch.arange(len(target) + 1, device=target.device)
         return row.clamp_(max=end) * k, end * k
-    counts = torch.zeros(len(target), dtype=torch.int64, device=target.device)
-    counts[:end] = torch.repeat_interleave(source.sizes.clamp(max=k), target.sizes, output_size=end)
+    counts = torch.zeros(len(target) + 1, dtype=torch.int64, device=target.device)
+    counts[1 : end + 1] = torch.repeat_interleave(source.sizes.clamp(max=k), target.sizes, output_size=end)
     splits = common.splits_from(counts)
     return splits, int(splits[-1])
 
@@ -104,7 +104,7 @@ def _first_radius(source: Cloud, target: Cloud, k: int) -> float:
     """A radius within which about half of the targets or more find k sources, from a few hundred of them."""
     dtype = source.coords.dtype
     box = common.facts(source, "nearest: source")
-    extent = [h / 2 - l / 2 for l, h in zip(box.low, box.high, strict=True)][: min(source.dim, 3)]
+    extent = [high / 2 - low / 2 for low, high in zip(box.low, box.high, strict=True)][: min(source.dim, 3)]
     widest = max(max(extent), 1e-15 if dtype == torch.float32 else 1e-120)
     radius = widest * min((k * source.num_examples / max(len(source), 1)) ** (1 / len(extent)), 2.0)
     step = max(len(target) // 512, 1)

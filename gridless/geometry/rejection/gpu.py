@@ -24,39 +24,43 @@ _BLOCK = 128
 def sample(
     cloud: Cloud, near: Edges | None, radius: float | None, distance: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    rows = rejecting_rows(cloud, near, radius, "rejection_sample")
+    rows = rejecting_rows(cloud, near, radius)
     kept = decide(cloud, rows)
     index, splits = collect(cloud, kept)
     return index, splits, squared_to_sample(cloud, rows, kept).sqrt() if distance else None
 
 
-def rejecting_rows(cloud: Cloud, near: Edges | None, radius: float | None, what: str) -> Edges:
+def rejecting_rows(cloud: Cloud, near: Edges | None, radius: float | None) -> Edges:
     """Row i: the points that reject point i when they are kept."""
     if near is None:
         splits, source = ball(cloud, cloud, radius or 0.0, None)
         return Edges(splits, source, len(cloud), symmetric=True)
     if near.symmetric:
         return near
-    # Edges of our own searches stay within an example; others are looked at.
-    if near.limit is None and cloud.num_examples > 1:
+    refuse_strangers(cloud, near)
+    return near.transpose()
+
+
+def refuse_strangers(cloud: Cloud, near: Edges) -> None:
+    """Refuse edges between examples; edges are looked at once in their life, those of a ball search never."""
+
+    def look() -> bool:
         end = len(near) - near.padding
         example = cloud.example
-        same = example[near.target[:end].long()] == example[near.source[:end].long()]
-        refuse_stranger(what, [0 if bool(same.all()) else STRANGER])
-    return near.transpose()
+        return bool((example[near.target[:end].long()] == example[near.source[:end].long()]).all())
+
+    if not near.symmetric and cloud.num_examples > 1 and not near.cached("within examples", look):
+        refuse_stranger([STRANGER])
 
 
 def decide(cloud: Cloud, rows: Edges) -> Tensor:
     """1 for every point that is kept, else 0 (S) int32."""
     points, end, device = len(cloud), len(cloud) - cloud.padding, cloud.device
-    state = torch.zeros(points + 1, dtype=torch.int32, device=device)
-    kept = torch.zeros(points, dtype=torch.int32, device=device)
+    # Kept or not, a ticket counter, and the state of every point.
+    memory = torch.zeros(2 * points + 1, dtype=torch.int32, device=device)
     if end:
-        # The last entry of the state counts tickets.
-        _decide[(triton.cdiv(end, 32),)](
-            rows.splits, rows.source, state, kept, state[points:], end, ROWS=32, WINDOW=8, num_warps=1
-        )
-    return kept
+        _decide[(triton.cdiv(end, 32),)](rows.splits, rows.source, memory, points, end, ROWS=32, WINDOW=8, num_warps=1)
+    return memory[:points]
 
 
 def collect(cloud: Cloud, kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +68,7 @@ def collect(cloud: Cloud, kept: Tensor) -> tuple[Tensor, Tensor]:
     device, examples = cloud.device, cloud.num_examples
     at = torch.cumsum(kept, 0)
     splits = torch.empty(examples + 1, dtype=torch.int64, device=device)
-    result = torch.zeros(3, dtype=torch.int64, device=device)
+    result = torch.empty(3, dtype=torch.int64, device=device)
     _sample_splits[(1,)](cloud.splits, at, splits, result, examples, BLOCK=1024, num_warps=4)
     total, smallest, largest = result.tolist()
     index = torch.empty(total, dtype=torch.int64, device=device)
@@ -94,9 +98,10 @@ def squared_to_sample(cloud: Cloud, rows: Edges, kept: Tensor) -> Tensor:
 
 
 @triton.jit
-def _decide(splits, source, state, kept, ticket, end, ROWS: tl.constexpr, WINDOW: tl.constexpr):
+def _decide(splits, source, kept, points, end, ROWS: tl.constexpr, WINDOW: tl.constexpr):
     """state: 0 undecided, 1 kept, 2 rejected."""
-    block = tl.atomic_add(ticket, 1)
+    block = tl.atomic_add(kept + points, 1)
+    state = kept + points + 1
     row = block * ROWS + tl.arange(0, ROWS)
     # Open rows hold 1: integers, because reductions and loops carry them.
     waiting = (row < end).to(tl.int32)

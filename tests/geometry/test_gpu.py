@@ -1,0 +1,227 @@
+"""The GPU searches and samplers return what the reference returns, to the bit.
+
+On a CUDA device the kernels run there. Elsewhere they run on the CPU, interpreted, in a process of their own: Triton
+must be told before it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gridless as gl
+from gridless.geometry.transpose import transpose
+from gridless.padding import pad
+
+INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
+HERE = INTERPRET or torch.cuda.is_available()
+DEVICE = "cpu" if INTERPRET else "cuda"
+
+if INTERPRET:
+    from tests.interpreter import quicken
+
+    quicken()
+
+runs_here = pytest.mark.skipif(not HERE, reason="these run in a process of their own, see the first test")
+
+KINDS = [(3, torch.float32), (3, torch.float64), (1, torch.float32), (2, torch.float64), (8, torch.float32)]
+
+
+@pytest.mark.skipif(HERE, reason="the kernels run in this process")
+def test_kernels_interpreted_on_the_cpu():
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    run = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+    assert " passed" in run.stdout
+
+
+def cloud_of(dim: int, dtype: torch.dtype, sizes: tuple[int, ...] = (24, 0, 1, 12), seed: int = 0) -> gl.Cloud:
+    """Scattered, empty, single, and a lattice with duplicates and equal distances; far from the origin at the end."""
+    generator = torch.Generator().manual_seed(seed)
+    parts = [torch.rand(n, dim, generator=generator, dtype=dtype) for n in sizes]
+    parts[-1] = (parts[-1] * 4).round() / 4
+    parts.append(torch.rand(5, dim, generator=generator, dtype=dtype) + 1000)
+    return gl.Cloud.of(parts)
+
+
+def both(function):
+    """What the reference gives on the CPU, and the GPU backend on its device."""
+    with gl.use_backend("reference"):
+        want = function(lambda x: x)
+    with gl.use_backend("gpu"):
+        return want, function(lambda x: x.to(DEVICE)).to("cpu")
+
+
+def same_edges(function) -> gl.Edges:
+    want, found = both(function)
+    assert torch.equal(found.splits, want.splits)
+    assert torch.equal(found.source, want.source)
+    return want
+
+
+def same_sample(function) -> gl.Cloud:
+    want, found = both(function)
+    assert torch.equal(found.parent_index, want.parent_index)
+    assert torch.equal(found.splits, want.splits)
+    assert torch.equal(found.coords, want.coords)
+    if want.distance is not None:
+        torch.testing.assert_close(found.distance, want.distance)
+    return want
+
+
+@pytest.fixture(params=["all pairs", "grid"])
+def search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "grid":
+        from gridless.geometry.ball import gpu as ball_gpu
+        from gridless.geometry.nearest import gpu as nearest_gpu
+
+        monkeypatch.setattr(ball_gpu, "ALL_PAIRS", 0)
+        monkeypatch.setattr(nearest_gpu, "ON_CHIP", 0)
+    return request.param
+
+
+@runs_here
+@pytest.mark.parametrize(("dim", "dtype"), KINDS)
+def test_ball_of_a_cloud_in_itself(search: str, dim: int, dtype: torch.dtype):
+    cloud = cloud_of(dim, dtype)
+    radius = 0.25 * dim**0.5
+    assert len(same_edges(lambda on: gl.ball(on(cloud), on(cloud), radius))) > 40
+
+
+@runs_here
+@pytest.mark.parametrize("limit", [None, 3])
+def test_ball_between_two_clouds(search: str, limit: int | None):
+    source, target = cloud_of(3, torch.float32), cloud_of(3, torch.float32, (9, 2, 1, 40), seed=1)
+    assert len(same_edges(lambda on: gl.ball(on(source), on(target), 0.5, limit))) > 20
+
+
+@runs_here
+def test_ball_of_more_sources_than_a_word_has_bits():
+    cloud = cloud_of(2, torch.float32, (70, 33, 32, 31))
+    assert len(same_edges(lambda on: gl.ball(on(cloud), on(cloud), 0.3))) > 500
+
+
+@runs_here
+def test_ball_far_beyond_the_cloud_and_far_apart(search: str):
+    source = gl.Cloud.of(torch.tensor([[0.0, 0, 0], [1e6, -1e6, 0], [1e6, -1e6, 0.5], [0.2, 0, 0]]))
+    target = gl.Cloud.of(torch.tensor([[-50.0, 0, 0], [1e6, -1e6, 0.25], [0.1, 0, 0], [3e30, 0, 0]]))
+    assert same_edges(lambda on: gl.ball(on(source), on(target), 1.0)).counts.tolist() == [0, 2, 2, 0]
+
+
+@runs_here
+def test_padding_rows_have_no_edges_and_are_not_sampled(search: str):
+    cloud = cloud_of(3, torch.float32, (7, 3))
+    padded = pad(cloud, [20])
+    assert padded.padding == 5
+    edges = same_edges(lambda on: gl.ball(on(padded), on(padded), 0.5))
+    assert edges.counts[-5:].tolist() == [0] * 5
+    same_edges(lambda on: gl.nearest(on(padded), on(padded), 2))
+    same_sample(lambda on: gl.rejection_sample(on(padded), on(edges)))
+    same_sample(lambda on: gl.farthest_sample(on(padded), 3))
+
+
+@runs_here
+@pytest.mark.parametrize(("dim", "dtype"), KINDS[:2])
+def test_nearest(search: str, dim: int, dtype: torch.dtype):
+    source, target = cloud_of(dim, dtype), cloud_of(dim, dtype, (5, 2, 1, 4), seed=1)
+    same_edges(lambda on: gl.nearest(on(source), on(target), 4))
+
+
+@runs_here
+def test_nearest_where_every_example_has_enough():
+    source = cloud_of(3, torch.float32, (20, 9, 40))
+    same_edges(lambda on: gl.nearest(on(source), on(source), 5))
+
+
+@runs_here
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("distance", [False, True])
+def test_rejection_sample(limit: int | None, distance: bool):
+    cloud = cloud_of(3, torch.float32, (60, 0, 1, 30))
+    near = gl.ball(cloud, cloud, 0.4, limit)
+    sample = same_sample(lambda on: gl.rejection_sample(on(cloud), on(near), distance=distance))
+    assert 5 < len(sample) < len(cloud)
+
+
+@runs_here
+def test_rejection_sample_by_radius():
+    cloud = cloud_of(2, torch.float64)
+    same_sample(lambda on: gl.rejection_sample(on(cloud), radius=0.3, distance=True))
+
+
+@runs_here
+def test_rejection_sample_refuses_edges_between_examples():
+    cloud = gl.Cloud.of([torch.rand(2, 3), torch.rand(2, 3)]).to(DEVICE)
+    strange = gl.Edges(torch.tensor([0, 1, 2, 3, 4]), torch.tensor([2, 1, 2, 3]), 4).to(DEVICE)
+    with gl.use_backend("gpu"), pytest.raises(ValueError, match="different examples"):
+        gl.rejection_sample(cloud, strange)
+
+
+@runs_here
+@pytest.mark.parametrize("size", [6, 0.4])
+@pytest.mark.parametrize("memory", [False, True])
+def test_farthest_sample(size: int | float, memory: bool, monkeypatch: pytest.MonkeyPatch):
+    from gridless.geometry.farthest import gpu as farthest_gpu
+
+    if memory:
+        monkeypatch.setattr(farthest_gpu, "_ON_CHIP", 0)
+        monkeypatch.setattr(farthest_gpu, "_share", lambda *_: 0)
+    cloud = cloud_of(3, torch.float32)
+    same_sample(lambda on: gl.farthest_sample(on(cloud), size))
+
+
+@runs_here
+def test_farthest_sample_by_programs_that_agree_in_memory(monkeypatch: pytest.MonkeyPatch):
+    from gridless.geometry.farthest import gpu as farthest_gpu
+
+    monkeypatch.setattr(farthest_gpu, "_ON_CHIP", 0)
+    # The interpreter runs programs one after the other: there, one must hold the example.
+    monkeypatch.setattr(farthest_gpu, "_share", lambda *_: 2048)
+    cloud = cloud_of(3, torch.float32, (40, 0, 7) if INTERPRET else (9000, 0, 7))
+    same_sample(lambda on: gl.farthest_sample(on(cloud), 9))
+
+
+@runs_here
+@pytest.mark.parametrize("reject", [False, True])
+def test_approximate_farthest_sample(reject: bool):
+    cloud = cloud_of(3, torch.float32, (40, 0, 1, 20))
+    near = gl.ball(cloud, cloud, 0.4)
+    same_sample(lambda on: gl.farthest_sample(on(cloud), 0.7, near=on(near), reject=reject))
+
+
+@runs_here
+def test_transpose():
+    source, target = cloud_of(3, torch.float32), cloud_of(3, torch.float32, (9, 2, 1, 40), seed=1)
+    edges = gl.ball(source, target, 0.5)
+    same_edges(lambda on: transpose(on(edges)))
+    same_edges(lambda on: transpose(pad(on(edges), [1000])))
+
+
+@runs_here
+def test_facts_refuse_what_is_not_finite_and_name_it():
+    from gridless.geometry.gpu_common import facts
+
+    points = [torch.rand(3, 2), torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])]
+    with pytest.raises(ValueError, match="row 1 of example 1"):
+        facts(gl.Cloud.of(points).to(DEVICE), "ball: source")
+    found = facts(gl.Cloud.of([points[0] * 0 + 2, -torch.ones(5, 2)]).to(DEVICE), "ball: source")
+    assert (found.smallest, found.largest, found.low[:2], found.high[:2]) == (3, 5, (-1, -1), (2, 2))
+
+
+@runs_here
+@pytest.mark.parametrize("longest", [40, 5000])
+def test_rows_are_sorted_however_long(longest: int):
+    from gridless.geometry.gpu_common import sort_rows
+
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randperm(n, generator=generator).int() + 7 for n in (0, 1, 40, 0, 17, 32, 33, 3, 0, 16)]
+    splits = torch.tensor([0] + [len(r) for r in rows]).cumsum(0)
+    found = sort_rows(splits.to(DEVICE), torch.cat(rows).to(DEVICE), longest).cpu()
+    assert torch.equal(found, torch.cat([r.sort().values for r in rows]))
