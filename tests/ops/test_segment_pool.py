@@ -90,6 +90,23 @@ def test_nothing_to_pool(device, pool, splits, rows, channels):
 
 
 @pytest.mark.parametrize("pool", POOLS)
+def test_long_examples_that_several_programs_share(device, pool):
+    sizes = torch.tensor([0, 6100, 3, 2500])
+    splits = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]).to(device)
+    features = torch.randint(-40, 40, (8603, 3), generator=torch.Generator().manual_seed(0)).float().to(device)
+    features[6100:6103, 0] = -torch.inf
+    features[7000:, 1] = torch.nan
+    features.requires_grad_()
+    pooled = pool(features, splits)
+    torch.testing.assert_close(pooled.double(), expected(pool, features.detach(), splits), equal_nan=True)
+    if pool is segment_max:
+        with gl.use_backend("reference"):
+            known = segment_max(features, splits)
+        gradients = [torch.autograd.grad(y, features, torch.ones_like(y))[0] for y in (pooled, known)]
+        assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("pool", POOLS)
 def test_accepts_rows_that_are_not_contiguous(device, pool):
     features, splits = batch(device)
     wide = torch.stack([features, features], 2)[:, :, 0]

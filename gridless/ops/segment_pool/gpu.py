@@ -1,4 +1,7 @@
-"""Segment pooling in Triton: a program owns one example and a block of channels, and walks its rows in order."""
+"""Segment pooling in Triton: a program owns one example and a block of channels, and walks its rows in order.
+
+Where few examples have many rows, several programs share one, each a slice of its rows.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,37 @@ import triton.language as tl
 from torch import Tensor
 
 _ROWS = 16
+# Rows worth a program of their own.
+_SLICE = 1024
 
 
 def segment_max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
     shape = (len(splits) - 1, features.shape[1])
-    value = features.new_empty(shape)
-    row = torch.empty(shape, dtype=torch.int64, device=features.device)
+    slices = _slices(features, shape)
+    value = features.new_empty(slices, *shape)
+    row = torch.empty(slices, *shape, dtype=torch.int64, device=features.device)
     if value.numel():
-        grid, block = _launch(shape)
+        grid, block = _launch(shape, slices)
         double = features.dtype == torch.float64
-        _max[grid](features, splits, value, row, features.shape[0], shape[1], _ROWS, block, double)
-    return value, row
+        _max[grid](features, splits, value, row, features.shape[0], shape[1], slices, _ROWS, block, double)
+    if slices == 1:
+        return value[0], row[0]
+    value, first = value.max(0)
+    return value, row.gather(0, first[None])[0]
 
 
 def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
-    value = features.new_empty(len(splits) - 1, features.shape[1])
+    shape = (len(splits) - 1, features.shape[1])
+    slices = _slices(features, shape)
+    double = features.dtype == torch.float64
+    wide = features.dtype if slices == 1 else torch.promote_types(features.dtype, torch.float32)
+    value = torch.empty(slices, *shape, dtype=wide, device=features.device)
     if value.numel():
-        grid, block = _launch(value.shape)
-        _mean[grid](features, splits, value, value.shape[1], _ROWS, block, features.dtype == torch.float64)
-    return value
+        grid, block = _launch(shape, slices)
+        _mean[grid](features, splits, value, shape[1], slices, slices > 1, _ROWS, block, double)
+    if slices == 1:
+        return value[0]
+    return (value.sum(0) / splits.diff().clamp(min=1)[:, None]).to(features.dtype)
 
 
 def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
@@ -41,21 +56,44 @@ def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
     return spread
 
 
-def _launch(shape: tuple[int, ...]) -> tuple[tuple[int, int], int]:
+def _slices(features: Tensor, shape: tuple[int, int]) -> int:
+    """Programs that share an example: more than one where few examples have many rows."""
+    return max(1, min(features.shape[0] // max(_SLICE * shape[0], 1), 256))
+
+
+def _launch(shape: tuple[int, int], slices: int) -> tuple[tuple[int, int, int], int]:
     block = min(triton.next_power_of_2(shape[1]), 64)
-    return (shape[0], triton.cdiv(shape[1], block)), block
+    return (shape[0], triton.cdiv(shape[1], block), slices), block
+
+
+@triton.jit
+def _range(splits, example, slices):
+    """Of an example, or of a slice of it, the first row and the row behind the last."""
+    first = tl.load(splits + example)
+    last = tl.load(splits + example + 1)
+    step = (last - first + slices - 1) // slices
+    start = first + tl.program_id(2) * step
+    return tl.minimum(start, last), tl.minimum(start + step, last)
 
 
 @triton.jit
 def _max(
-    features, splits, value, row, num_rows, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr
+    features,
+    splits,
+    value,
+    row,
+    num_rows,
+    channels,
+    slices,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DOUBLE: tl.constexpr,
 ):
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     example = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < channels
-    first = tl.load(splits + example)
-    last = tl.load(splits + example + 1)
+    first, last = _range(splits, example, slices)
     count = (last - first).to(tl.int32)
     rows = features + first * channels + c[None, :]
     # Each lane keeps the first of its largest values, and a NaN, which no number beats, from its first one on.
@@ -75,28 +113,41 @@ def _max(
     holds = tl.where(any_nan[None, :], nan, best == top[None, :]) & (at < count)
     where = first + tl.min(tl.where(holds, at, count), 0)
     out = tl.where(any_nan, float("nan"), top)
-    out = tl.where(first < last, out, 0.0)
-    at_out = example * channels + c
+    # Only the first slice speaks for an example without rows.
+    out = tl.where((first < last) | (tl.program_id(2) > 0), out, 0.0)
+    at_out = (tl.program_id(2).to(tl.int64) * tl.num_programs(0) + example) * channels + c
     tl.store(value + at_out, out.to(value.dtype.element_ty), inside)
     tl.store(row + at_out, tl.where(first < last, where, num_rows), inside)
 
 
 @triton.jit
-def _mean(features, splits, value, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr):
+def _mean(
+    features,
+    splits,
+    value,
+    channels,
+    slices,
+    SUM: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DOUBLE: tl.constexpr,
+):
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     example = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < channels
-    first = tl.load(splits + example)
-    last = tl.load(splits + example + 1)
+    first, last = _range(splits, example, slices)
     lane = tl.arange(0, ROWS)[:, None]
     total = tl.zeros([ROWS, BLOCK], wide)
     for start in range(first, last, ROWS):
         s = start + lane
         x = tl.load(features + s * channels + c[None, :], (s < last) & inside[None, :], other=0.0)
         total += x.to(wide)
-    mean = tl.sum(total, 0) / tl.maximum(last - first, 1).to(wide)
-    tl.store(value + example * channels + c, mean.to(value.dtype.element_ty), inside)
+    mean = tl.sum(total, 0)
+    if not SUM:
+        mean = mean / tl.maximum(last - first, 1).to(wide)
+    at = (tl.program_id(2).to(tl.int64) * tl.num_programs(0) + example) * channels + c
+    tl.store(value + at, mean.to(value.dtype.element_ty), inside)
 
 
 @triton.jit
