@@ -414,7 +414,7 @@ def test_interpreted_featureless_kernels(basis):
 def test_the_gpu_kernels_agree_with_the_reference_under_the_interpreter():
     pytest.importorskip("triton")
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-k", "interpreted", str(Path(__file__))],
+        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-k", "interpreted", str(Path(__file__))],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,
