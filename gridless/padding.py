@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
 
-from gridless.structures import Edges, _kinds
+from gridless.ragged import _kinds
+from gridless.structures import Edges
 
 Buckets = str | Sequence[int]
 

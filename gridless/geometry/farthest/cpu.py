@@ -8,19 +8,8 @@ from numba import njit
 from torch import Tensor
 
 from gridless import backends
-from gridless.geometry.blocks import (
-    BLOCK,
-    aligned,
-    bound_blocks,
-    bound_boxes,
-    equal,
-    first_bit,
-    largest,
-    lower,
-    sort_into_blocks,
-    squared,
-    touched,
-)
+from gridless.geometry.block_vectors import BLOCK, equal, first_bit, largest, lower, touched
+from gridless.geometry.blocks import aligned, bound_blocks, bound_boxes, sort_into_blocks, squared
 from gridless.geometry.work import STRANGER, cut_examples, refuse_stranger
 from gridless.structures import Cloud, Edges
 

@@ -10,19 +10,8 @@ from numba import njit
 from torch import Tensor
 
 from gridless import backends
-from gridless.geometry.blocks import (
-    BLOCK,
-    aligned,
-    bound_blocks,
-    bound_boxes,
-    distances,
-    enough,
-    first_bit,
-    insert,
-    reached,
-    sort_into_blocks,
-    within,
-)
+from gridless.geometry.block_vectors import BLOCK, distances, enough, first_bit, insert, reached, within
+from gridless.geometry.blocks import aligned, bound_blocks, bound_boxes, sort_into_blocks
 from gridless.geometry.work import cut_examples
 from gridless.structures import Cloud
 

@@ -1,0 +1,308 @@
+"""Vector code over one block of 64 points, boxes or distances at a time.
+
+Numba does not vectorise searches for a minimum or maximum, so these few steps are written in LLVM's own vectors of 64
+bytes. LLVM breaks them up for machines with shorter ones. No operation is fused or reordered: d2 is rounded as
+specified.
+
+A block is stored axis by axis: coordinate d of point l of block b is at (b * dim + d) * 64 + l.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+BLOCK = 64
+
+
+class _Emit:
+    """Shorthands for emitting vector code over arrays of one float type."""
+
+    def __init__(self, context: Any, builder: Any, dtype: Any) -> None:
+        self.context, self.builder = context, builder
+        self.bits = dtype.bitwidth
+        self.lanes = 512 // self.bits
+        self.parts = BLOCK // self.lanes
+        self.scalar = ir.FloatType() if self.bits == 32 else ir.DoubleType()
+        self.vector = ir.VectorType(self.scalar, self.lanes)
+        self.whole = ir.IntType(64)
+
+    def pointer(self, array_type: Any, array: Any, offset: Any) -> Any:
+        """The address of element `offset`."""
+        data = self.context.make_array(array_type)(self.context, self.builder, array).data
+        return self.builder.gep(data, [offset])
+
+    def load(self, pointer: Any, part: int) -> Any:
+        return self.builder.load(self._at(pointer, part), align=self.bits // 8)
+
+    def store(self, value: Any, pointer: Any, part: int) -> None:
+        self.builder.store(value, self._at(pointer, part), align=self.bits // 8)
+
+    def _at(self, pointer: Any, part: int) -> Any:
+        moved = self.builder.gep(pointer, [self.whole(part * self.lanes)])
+        return self.builder.bitcast(moved, self.vector.as_pointer())
+
+    def splat(self, value: Any) -> Any:
+        one = self.builder.insert_element(ir.Constant(self.vector, ir.Undefined), value, ir.IntType(32)(0))
+        order = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
+        return self.builder.shuffle_vector(one, ir.Constant(self.vector, ir.Undefined), order)
+
+    def zeros(self) -> Any:
+        return ir.Constant(self.vector, [0.0] * self.lanes)
+
+    def larger(self, a: Any, b: Any) -> Any:
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
+    def smaller(self, a: Any, b: Any) -> Any:
+        return self.builder.select(self.builder.fcmp_ordered("<", a, b), a, b)
+
+    def over_axes(self, dim: Any, step: Any) -> list[Any]:
+        """Sums of squares, for each part: `step(d)` gives the differences along axis d."""
+        builder = self.builder
+        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        d = builder.phi(self.whole)
+        sums = [builder.phi(self.vector) for _ in range(self.parts)]
+        totals = [builder.fadd(s, builder.fmul(x, x)) for s, x in zip(sums, step(d), strict=True)]
+        following = builder.add(d, self.whole(1))
+        end = builder.block
+        builder.cbranch(builder.icmp_signed("<", following, dim), loop, after)
+        d.add_incoming(self.whole(0), before)
+        d.add_incoming(following, end)
+        for s, t in zip(sums, totals, strict=True):
+            s.add_incoming(self.zeros(), before)
+            s.add_incoming(t, end)
+        builder.position_at_end(after)
+        return totals
+
+    def mask(self, conditions: list[Any]) -> Any:
+        """One bit for each point of a block."""
+        builder, found = self.builder, self.whole(0)
+        for part, condition in enumerate(conditions):
+            bits = builder.zext(builder.bitcast(condition, ir.IntType(self.lanes)), self.whole)
+            found = builder.or_(found, builder.shl(bits, self.whole(part * self.lanes)))
+        return found
+
+    def largest(self, vectors: list[Any]) -> Any:
+        """The largest of all lanes."""
+        while len(vectors) > 1:
+            pairs = [self.larger(a, b) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+            vectors = pairs
+        vector = vectors[0]
+        while vector.type.count > 1:
+            vector = self.larger(*self._halves(vector))
+        return self.builder.extract_element(vector, ir.IntType(32)(0))
+
+    def fold(self, vectors: list[Any]) -> list[Any]:
+        """Half as many values, each the smaller of two."""
+        half = len(vectors) // 2
+        if half:
+            return [self.smaller(a, b) for a, b in zip(vectors[:half], vectors[half:], strict=True)]
+        return [self.smaller(*self._halves(vectors[0]))]
+
+    def _halves(self, vector: Any) -> list[Any]:
+        half = vector.type.count // 2
+        nothing, whole = ir.Constant(vector.type, ir.Undefined), ir.VectorType(ir.IntType(32), half)
+        orders = [list(range(half)), list(range(half, 2 * half))]
+        return [self.builder.shuffle_vector(vector, nothing, ir.Constant(whole, order)) for order in orders]
+
+
+@intrinsic
+def lower(typingctx, x, block, dim, point, closest):
+    """Lower the squared distances `closest` of a block to those from `point`; returns the largest of them."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, x.dtype)
+        coords, at, axes, own, distances = arguments
+        first = builder.mul(at, emit.whole(BLOCK))
+        start = emit.pointer(x, coords, builder.mul(first, axes))
+
+        def step(d):
+            mine = emit.splat(builder.load(emit.pointer(point, own, d)))
+            axis = builder.gep(start, [builder.mul(d, emit.whole(BLOCK))])
+            return [builder.fsub(emit.load(axis, part), mine) for part in range(emit.parts)]
+
+        there = emit.pointer(closest, distances, first)
+        values = []
+        for part, total in enumerate(emit.over_axes(axes, step)):
+            values.append(emit.smaller(total, emit.load(there, part)))
+            emit.store(values[-1], there, part)
+        return emit.largest(values)
+
+    return x.dtype(x, types.int64, types.int64, point, closest), code
+
+
+@intrinsic
+def distances(typingctx, x, block, dim, point, bound, out):
+    """The squared distances of a block to `point`, written to `out`; returns a mask of those not above `bound`."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, x.dtype)
+        coords, at, axes, own, limit, found = arguments
+        start = emit.pointer(x, coords, builder.mul(builder.mul(at, emit.whole(BLOCK)), axes))
+
+        def step(d):
+            mine = emit.splat(builder.load(emit.pointer(point, own, d)))
+            axis = builder.gep(start, [builder.mul(d, emit.whole(BLOCK))])
+            return [builder.fsub(emit.load(axis, part), mine) for part in range(emit.parts)]
+
+        there, limits, inside = emit.pointer(out, found, emit.whole(0)), emit.splat(limit), []
+        for part, total in enumerate(emit.over_axes(axes, step)):
+            emit.store(total, there, part)
+            inside.append(builder.fcmp_ordered("<=", total, limits))
+        return emit.mask(inside)
+
+    return types.uint64(x, types.int64, types.int64, point, x.dtype, out), code
+
+
+def _gaps(emit, low, high, lows, highs, block, dim, point, own):
+    """The squared distances from a point to the boxes of a block.
+
+    They are rounded as those to points; rounding is monotone, so no point inside a box has a smaller one.
+    """
+    builder = emit.builder
+    offset = builder.mul(builder.mul(block, emit.whole(BLOCK)), dim)
+    low_start, high_start = emit.pointer(low, lows, offset), emit.pointer(high, highs, offset)
+
+    def step(d):
+        mine = emit.splat(builder.load(emit.pointer(point, own, d)))
+        shift = builder.mul(d, emit.whole(BLOCK))
+        below, above = builder.gep(low_start, [shift]), builder.gep(high_start, [shift])
+        gaps = []
+        for part in range(emit.parts):
+            left, right = builder.fsub(emit.load(below, part), mine), builder.fsub(mine, emit.load(above, part))
+            gaps.append(emit.larger(emit.larger(left, right), emit.zeros()))
+        return gaps
+
+    return emit.over_axes(dim, step)
+
+
+@intrinsic
+def touched(typingctx, low, high, block, dim, point, most):
+    """A mask of the boxes of a block that are nearer to `point` than their `most`, in squared distance."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, low.dtype)
+        lows, highs, at, axes, own, mosts = arguments
+        gaps = _gaps(emit, low, high, lows, highs, at, axes, point, own)
+        there = emit.pointer(most, mosts, builder.mul(at, emit.whole(BLOCK)))
+        return emit.mask([builder.fcmp_ordered("<", gap, emit.load(there, p)) for p, gap in enumerate(gaps)])
+
+    return types.uint64(low, high, types.int64, types.int64, point, most), code
+
+
+@intrinsic
+def reached(typingctx, low, high, block, dim, point, bound):
+    """A mask of the boxes of a block whose squared distance to `point` is not above `bound`."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, low.dtype)
+        lows, highs, at, axes, own, limit = arguments
+        limits = emit.splat(limit)
+        gaps = _gaps(emit, low, high, lows, highs, at, axes, point, own)
+        return emit.mask([builder.fcmp_ordered("<=", gap, limits) for gap in gaps])
+
+    return types.uint64(low, high, types.int64, types.int64, point, low.dtype), code
+
+
+@intrinsic
+def insert(typingctx, values, vectors, value):
+    """Put `value` in its place among ascending values; the last one falls out.
+
+    `values` is one vector of -inf, and then as many vectors as are kept.
+    """
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, values.dtype)
+        array, count, one = arguments
+        new = emit.splat(one)
+        before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        v = builder.phi(emit.whole)
+        v.add_incoming(count, before)
+        here = emit.pointer(values, array, builder.mul(v, emit.whole(emit.lanes)))
+        # Whole vectors are read, as they were written, and moved up by one place in registers: that does not wait
+        # for memory. Vectors are written from the last to the first, so what moves up is still the old value.
+        mine, before_mine = emit.load(here, 0), emit.load(here, -1)
+        up = ir.Constant(ir.VectorType(ir.IntType(32), emit.lanes), list(range(emit.lanes - 1, 2 * emit.lanes - 1)))
+        moved = builder.shuffle_vector(before_mine, mine, up)
+        emit.store(emit.larger(moved, emit.smaller(mine, new)), here, 0)
+        following = builder.sub(v, emit.whole(1))
+        v.add_incoming(following, builder.block)
+        builder.cbranch(builder.icmp_signed(">", following, emit.whole(0)), loop, after)
+        builder.position_at_end(after)
+        return context.get_dummy_value()
+
+    return types.void(values, types.int64, values.dtype), code
+
+
+@intrinsic
+def largest(typingctx, values, block):
+    """The largest value of a block."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, values.dtype)
+        there = emit.pointer(values, arguments[0], builder.mul(arguments[1], emit.whole(BLOCK)))
+        return emit.largest([emit.load(there, part) for part in range(emit.parts)])
+
+    return values.dtype(values, types.int64), code
+
+
+@intrinsic
+def equal(typingctx, values, block, value):
+    """A mask of the values of a block that equal `value`."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, values.dtype)
+        there = emit.pointer(values, arguments[0], builder.mul(arguments[1], emit.whole(BLOCK)))
+        wanted = emit.splat(arguments[2])
+        return emit.mask([builder.fcmp_ordered("==", emit.load(there, p), wanted) for p in range(emit.parts)])
+
+    return types.uint64(values, types.int64, values.dtype), code
+
+
+@intrinsic
+def enough(typingctx, values, k):
+    """A bound that at least k of 64 values do not exceed: the largest of the least of k or more groups of them."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, values.dtype)
+        there = emit.pointer(values, arguments[0], emit.whole(0))
+        vectors = [emit.load(there, part) for part in range(emit.parts)]
+        groups, bound = BLOCK, emit.largest(vectors)
+        while groups > 8:
+            groups //= 2
+            vectors = emit.fold(vectors)
+            fits = builder.icmp_signed("<=", arguments[1], emit.whole(groups))
+            bound = builder.select(fits, emit.largest(vectors), bound)
+        return bound
+
+    return values.dtype(values, types.int64), code
+
+
+@intrinsic
+def within(typingctx, values, block, bound):
+    """A mask of the values of a block that are not above `bound`."""
+
+    def code(context, builder, signature, arguments):
+        emit = _Emit(context, builder, values.dtype)
+        there = emit.pointer(values, arguments[0], builder.mul(arguments[1], emit.whole(BLOCK)))
+        limit = emit.splat(arguments[2])
+        return emit.mask([builder.fcmp_ordered("<=", emit.load(there, p), limit) for p in range(emit.parts)])
+
+    return types.uint64(values, types.int64, values.dtype), code
+
+
+@intrinsic
+def first_bit(typingctx, mask):
+    """The number of the lowest bit that is set."""
+
+    def code(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], ir.IntType(1)(1))
+
+    return types.int64(types.uint64), code
