@@ -253,9 +253,10 @@ def _columns(array: Any, what: str) -> Columns:
     else:
         fields = array.dtype.names if isinstance(array, np.ndarray) else None
     if fields is None:
+        shape = getattr(array, "shape", None)
         raise TypeError(
             f"{what}: a recording is a structured array with the fields x, y, t, p, or a mapping of such arrays, "
-            f"not {type(array).__name__}{'' if not hasattr(array, 'shape') else f' of shape {tuple(array.shape)}'}"
+            f"not {type(array).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}"
         )
     values = {}
     for name, aliases in ALIASES.items():
@@ -278,7 +279,7 @@ def columns_of(x: np.ndarray, y: np.ndarray, t: np.ndarray, p: np.ndarray, what:
             raise TypeError(f"{what}: {name} must hold integers, not {value.dtype}{remedy}")
     pixel = np.empty((len(t), 2), np.int32)
     for axis, value in enumerate((x, y)):
-        if value.dtype.itemsize >= 4 and len(value):
+        if value.dtype.itemsize > 4 - (value.dtype.kind == "u") and len(value):
             _refuse_beyond(value, np.iinfo(np.int32).max, "xy"[axis], what)
         pixel[:, axis] = value
     if t.dtype == np.uint64 and len(t):
