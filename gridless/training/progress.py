@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -11,15 +12,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class EpochBar(lightning.Callback):
-    """One line: epochs done, time left, and the last epoch's loss, accuracies and clouds per second."""
+    """One line: epochs done, time left, and the last epoch's loss, accuracies and clouds per second.
+
+    Where stderr is not a terminal, a line is printed every few seconds instead.
+    """
 
     def __init__(self) -> None:
         self.bar: Progress | None = None
         self.task: Any = None
         self.seen, self.since, self.drawn = 0, 0.0, 0.0
+        self.console = Console(stderr=True)
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
-        if not trainer.is_global_zero:
+        self.since = time.perf_counter()
+        if not trainer.is_global_zero or not self.console.is_terminal:
             return
         self.bar = Progress(
             TextColumn("epoch"),
@@ -28,12 +34,11 @@ class EpochBar(lightning.Callback):
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             TextColumn("{task.fields[words]}"),
-            console=Console(stderr=True),
+            console=self.console,
             refresh_per_second=4,
         )
         self.bar.start()
         self.task = self.bar.add_task("train", total=trainer.max_epochs, completed=trainer.current_epoch, words="")
-        self.since = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
         self.seen += len(batch.labels) * trainer.world_size
@@ -44,13 +49,18 @@ class EpochBar(lightning.Callback):
             self.bar.update(self.task, completed=round(done, 2))
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        if self.bar is None:
+        if not trainer.is_global_zero:
             return
         now, values = time.perf_counter(), trainer.callback_metrics
         words = [f"{values[k]:.{n}f} {t}" for k, n, t in _SHOWN if k in values]
         words.append(f"{self.seen / (now - self.since):,.0f} clouds/s")
         self.seen, self.since = 0, now
-        self.bar.update(self.task, completed=trainer.current_epoch + 1, words=", ".join(words))
+        done = trainer.current_epoch + 1
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, words=", ".join(words))
+        elif now - self.drawn > 5 or done == trainer.max_epochs:
+            self.drawn = now
+            print(f"epoch {done}/{trainer.max_epochs}: {', '.join(words)}", file=sys.stderr, flush=True)
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
         self._stop()

@@ -5,7 +5,6 @@ Capacities are a little above what was seen; the padding belongs to no example a
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import torch
@@ -24,9 +23,13 @@ def sizes(geometry: Geometry) -> Sizes:
     return {name: len(value) for name, value in geometry.items()}
 
 
-def capacity(seen: Mapping[str, int], slack: float = 0.05) -> Sizes:
-    """Sizes that hold `seen` and a little more: a multiple of 64, so that rows stay aligned."""
-    return {name: -(-int(size * (1 + slack) + 64) // 64) * 64 for name, size in seen.items()}
+def capacity(high: Mapping[str, int], low: Mapping[str, int] | None = None, slack: float = 0.02) -> Sizes:
+    """Sizes that hold the largest seen and more: as far again as they were spread, and a little.
+
+    Multiples of 64, so that rows stay aligned.
+    """
+    low = high if low is None else low
+    return {n: -(-int(size * (1 + slack) + size - low[n] + 64) // 64) * 64 for n, size in high.items()}
 
 
 def holds(room: Mapping[str, int], needed: Mapping[str, int]) -> bool:
@@ -68,20 +71,15 @@ def _rows(tensor: Tensor, rows: int) -> Tensor:
 
 def _grow_edges(edges: Edges, sources: int, targets: int, length: int) -> Edges:
     splits = torch.cat([edges.splits, edges.splits[-1:].expand(targets + 1 - len(edges.splits))])
-    return dataclasses.replace(
-        edges,
-        splits=splits,
-        source=_rows(edges.source, length),
-        num_source=sources,
-        padding=length - len(edges) + edges.padding,
-    )
+    padding = length - len(edges) + edges.padding
+    return edges._changed(splits=splits, source=_rows(edges.source, length), num_source=sources, padding=padding)
 
 
 def _grow_cloud(cloud: Cloud, length: int, parent: int) -> Cloud:
     index = None if cloud.parent_index is None else _rows(cloud.parent_index, length)
     padding = length - len(cloud) + cloud.padding
     coords = _rows(cloud.coords, length)
-    return Cloud(coords, cloud.splits, parent_index=index, num_parent=parent, padding=padding)
+    return cloud._changed(coords=coords, parent_index=index, num_parent=parent, distance=None, padding=padding)
 
 
 class Slot:
@@ -107,9 +105,9 @@ class Slot:
         """The same tensors in fresh structures, so that nothing derived from an earlier batch is found beside them."""
         values = {}
         for name, value in self._batch.geometry.items():
-            values[name] = fresh = dataclasses.replace(value)
+            values[name] = fresh = value._changed()
             if isinstance(value, Edges) and not value.symmetric:
-                back = dataclasses.replace(value.transpose())
+                back = value.transpose()._changed()
                 fresh.cached("transpose", lambda back=back: back)
                 back.cached("transpose", lambda fresh=fresh: fresh)
         return Batch(Geometry(values), self._batch.labels, self._share)

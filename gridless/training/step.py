@@ -15,7 +15,7 @@ from gridless.training import static
 from gridless.training.resident import Batch
 
 # Real batches that run before the first capture: they settle autotuning, optimiser state and capacities.
-WARM_UP = 4
+WARM_UP = 6
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:
@@ -117,7 +117,8 @@ class _Captured:
 
     def __init__(self, step: TrainStep) -> None:
         self.step = step
-        self.seen: static.Sizes = {}
+        self.low: static.Sizes = {}
+        self.high: static.Sizes = {}
         self.room: static.Sizes = {}
         self.slot: static.Slot | None = None
         self.graph: Any = None
@@ -133,13 +134,14 @@ class _Captured:
     def __call__(self, batch: Batch) -> None:
         needed = static.sizes(batch.geometry)
         if needed != self.room and not (self.room and static.holds(self.room, needed)):
-            self.seen = {name: max(size, self.seen.get(name, 0)) for name, size in needed.items()}
+            self.low = {name: min(size, self.low.get(name, size)) for name, size in needed.items()}
+            self.high = {name: max(size, self.high.get(name, 0)) for name, size in needed.items()}
             if self.warm < WARM_UP:
                 # Unpadded, while the sizes of batches are being learned.
                 self.warm += 1
                 self.step.run(batch)
                 return
-            self.room, self.graph = static.capacity(self.seen), None
+            self.room, self.graph = static.capacity(self.high, self.low), None
         batch = self.pad(batch)
         if self.graph is None:
             self.slot = static.Slot(batch)

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# The point-cloud results, from nothing, on one GPU: benchmarks/train_points.sh DATA OUT [check|sweep|choose|final|epochs ...]
+#   check   a minute: is training right here, and where does its time go
+#   sweep   variants of the modern network side by side, on the held-out tenth of the training clouds
+#   choose  the three recipes on that same part
+#   final   the three recipes on all training clouds: what is shipped
+#   epochs  the table of epoch times, beside PointNet++ and DGCNN
+set -euo pipefail
+cd "$(dirname "$0")/.."
+data=$1 out=$2
+shift 2
+python=${PYTHON:-python}
+mkdir -p "$out"
+for stage in "${@:-check}"; do
+  case $stage in
+    check) $python benchmarks/check_training.py --data "$data" 2>&1 | tee "$out/check.log" ;;
+    sweep) $python benchmarks/sweep_points.py --data "$data" --jobs "${JOBS:-4}" --epochs "${EPOCHS:-150}" \
+             --out "$out/sweep.json" ${VARIANTS:-} 2>&1 | tee "$out/sweep.log" ;;
+    choose) for name in large small plus; do
+        $python -m gridless train "modelnet40-$name" --data "$data" --out "$out/choose-$name"
+      done ;;
+    final) for name in large small plus; do
+        $python -m gridless train "modelnet40-$name" --data "$data" --out "$out/final-$name" --all-data
+      done ;;
+    epochs) $python benchmarks/epochs.py --data "$data" --peers --out "$out/epochs.json" 2>&1 | tee "$out/epochs.log" ;;
+    *) echo "no stage $stage: check, sweep, choose, final, epochs" >&2; exit 2 ;;
+  esac
+done

@@ -1,0 +1,89 @@
+"""Augmentation of whole batches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gridless.training import Policy
+
+POINTS = torch.nn.functional.normalize(torch.randn(30, 64, 3, generator=torch.Generator().manual_seed(0)), dim=2)
+EVERY = torch.arange(30)
+
+
+def apply(index=EVERY, epoch=0, **settings):
+    return Policy(**settings)(POINTS, index, 0, epoch)
+
+
+def examples(cloud):
+    return [cloud[i].coords for i in range(cloud.num_examples)]
+
+
+def test_the_default_changes_nothing():
+    cloud = apply()
+    assert torch.equal(cloud.coords.view_as(POINTS), POINTS)
+    assert cloud.splits.tolist() == list(range(0, 30 * 64 + 1, 64))
+
+
+def test_shuffling_reorders_each_cloud_by_itself():
+    for before, after in zip(POINTS, examples(apply(shuffle=True))):
+        assert not torch.equal(before, after)
+        assert torch.equal(before[before[:, 0].argsort()], after[after[:, 0].argsort()])
+
+
+def test_dropping_keeps_the_first_points_and_a_uniform_number_of_them():
+    cloud = Policy(drop=0.875)(POINTS[:1].expand(3000, -1, -1), torch.arange(3000), 0, 0)
+    sizes = cloud.sizes.double()
+    assert sizes.min() == 8
+    assert sizes.max() == 63
+    assert abs(sizes.mean() - (8 + 64) / 2 + 0.5) < 1
+    assert torch.equal(cloud[7].coords, POINTS[0, : len(cloud[7])])
+
+
+def test_jitter_is_normal_and_its_length_clipped():
+    moved = (apply(jitter=0.01, jitter_clip=0.02).coords.view_as(POINTS) - POINTS).norm(dim=2)
+    assert 0.0199 < moved.max() < 0.02001
+    free = apply(jitter=0.01).coords.view_as(POINTS) - POINTS
+    assert abs(free.std() - 0.01) < 0.0003
+
+
+@pytest.mark.parametrize("settings", [{"tilt": 0.06, "tilt_clip": 0.18}, {"azimuth": True}, {"mirror": True}])
+def test_rotations_and_reflections_keep_distances(settings):
+    cloud = apply(**settings).coords.view_as(POINTS)
+    torch.testing.assert_close(torch.cdist(cloud, cloud), torch.cdist(POINTS, POINTS), atol=2e-3, rtol=0)
+    assert not torch.allclose(cloud, POINTS)
+
+
+def test_a_tilt_is_small_and_clipped():
+    cloud = apply(tilt=5.0, tilt_clip=0.1).coords.view_as(POINTS)
+    angle = torch.arccos((cloud * POINTS).sum(2).clamp(-1, 1))
+    assert 0.09 < angle.max() < 0.1002
+
+
+def test_an_azimuth_and_a_mirror_leave_the_height():
+    for settings in ({"azimuth": True}, {"mirror": True}):
+        torch.testing.assert_close(apply(**settings).coords.view_as(POINTS)[..., 1], POINTS[..., 1])
+
+
+def test_scales_are_one_per_cloud_or_one_per_axis():
+    same = apply(scale=(0.5, 2.0)).coords.view_as(POINTS) / POINTS
+    assert same.std(dim=(1, 2)).max() < 1e-4
+    assert same.min() > 0.5
+    assert same.max() < 2.0
+    axes = apply(scale=(0.5, 2.0), stretch=True).coords.view_as(POINTS) / POINTS
+    assert axes.std(dim=1).max() < 1e-4
+    assert axes.mean(1).std(dim=1).min() > 1e-3
+
+
+def test_a_shift_is_one_vector_per_cloud():
+    moved = apply(shift=0.2).coords.view_as(POINTS) - POINTS
+    assert moved.std(dim=1).max() < 1e-6
+    assert 0.15 < moved.abs().max() <= 0.2
+
+
+def test_an_example_is_augmented_alike_in_any_batch_and_anew_in_every_epoch():
+    settings = {"shuffle": True, "drop": 0.5, "jitter": 0.01, "tilt": 0.1, "scale": (0.8, 1.25), "shift": 0.1}
+    whole = apply(**settings)
+    part = apply(torch.tensor([3, 11]), **settings)
+    torch.testing.assert_close(part[1].coords, whole[11].coords)
+    assert len(apply(epoch=1, **settings)) != len(whole)

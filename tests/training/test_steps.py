@@ -1,0 +1,209 @@
+"""The training step, schedules, the loader, and the direct loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import shapes
+
+import gridless as gl
+from gridless.training import (
+    Average,
+    Policy,
+    Recipe,
+    ResidentClouds,
+    TrainStep,
+    accuracy,
+    accuracy_by_points,
+    fit,
+    probabilities,
+)
+from gridless.training.evaluate import report
+from gridless.training.loop import Run
+from gridless.training.schedule import Cosine, Plateau
+from gridless.training.static import Slot, capacity, padded, sizes
+
+
+def test_a_small_network_learns_shapes(recipe, clouds):
+    plus = {
+        "model": "PointResNetPlus",
+        "classes": 3,
+        "width": 8,
+        "levels": 2,
+        "spacing": 0.4,
+        "stem_radius": 0.4,
+        "lift": 32,
+    }
+    recipe = recipe.changed(model=plus, epochs=20, learning_rate=0.003, schedule="cosine", average=None)
+    model, history = fit(recipe, clouds.points, clouds.labels, (shapes(30, seed=1).points, shapes(30, seed=1).labels))
+    assert history[-1]["loss"] < 0.5 * history[0]["loss"]
+    assert history[-1]["valid"] > 0.9
+    unseen = shapes(30, seed=2)
+    assert accuracy(model, unseen.points, unseen.labels, votes=3) > 0.9
+
+
+def test_two_runs_of_a_recipe_end_with_the_same_weights(recipe, clouds):
+    recipe = recipe.changed(epochs=1)
+    first, second = (fit(recipe, clouds.points, clouds.labels)[0].state_dict() for _ in range(2))
+    other = fit(recipe.changed(seed=1), clouds.points, clouds.labels)[0].state_dict()
+    assert all(torch.equal(a, b) for a, b in zip(first.values(), second.values()))
+    assert not torch.equal(first["stem.weight"], other["stem.weight"])
+
+
+def test_the_direct_loop_and_lightning_train_the_same_network(recipe, clouds, tmp_path):
+    from safetensors.torch import load_file
+
+    from gridless.training.run import run
+
+    recipe = recipe.changed(epochs=2, schedule="cosine")
+    model, history = fit(recipe, clouds.points, clouds.labels)
+    results = run(recipe, clouds, None, tmp_path, progress=False)
+    assert results["train_loss"] == pytest.approx(history[-1]["loss"], rel=1e-6)
+    for name, tensor in load_file(tmp_path / "weights.safetensors").items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+
+
+def test_l2_is_the_gradient_of_the_sum_of_squares(recipe, clouds):
+    """One step with it, against one whose loss has the term written out."""
+    weights = []
+    for written in (False, True):
+        chosen = recipe.changed(l2=0.0 if written else 0.01, model__dropout=0.0, average=None)
+        run = Run(chosen, clouds.points, clouds.labels)
+        batch = next(iter(run.loader))
+        if written:
+            run.model.train()
+            loss = torch.nn.functional.cross_entropy(run.model(batch.geometry), batch.labels)
+            loss = loss + 0.01 * sum(p.square().sum() for p in run.model.parameters() if p.ndim > 1)
+            loss.backward()
+            run.optimiser.step()
+        else:
+            run.model.train()
+            run.step(batch)
+        weights.append(torch.cat([p.detach().flatten() for p in run.model.parameters() if p.ndim > 1]))
+    torch.testing.assert_close(*weights, atol=1e-6, rtol=1e-4)
+
+
+def test_the_average_follows_the_weights():
+    model = torch.nn.Linear(2, 2)
+    average = Average(model, 0.75)
+    start = average.model.weight.clone()
+    with torch.no_grad():
+        model.weight += 1
+    average.update()
+    torch.testing.assert_close(average.model.weight, start + 0.25)
+
+
+def test_capture_on_the_cpu_is_refused(recipe):
+    model = recipe.make_model()
+    with pytest.raises(ValueError, match="needs a CUDA device"):
+        TrainStep(model, recipe.make_optimiser(model), capture=True)
+
+
+def test_batches_of_different_sizes_share_one_slot(recipe, clouds):
+    """What a captured graph relies on: capacities hold, addresses stay, results are those of the plain batch."""
+    model = recipe.changed(model__dropout=0.0).make_model().double()
+    loader = ResidentClouds(clouds.points.double(), clouds.labels, model.plan, 14, Policy(shuffle=True, drop=0.3))
+    batches = list(loader)
+    room = capacity({n: max(sizes(b.geometry)[n] for b in batches) for n in batches[0].geometry})
+    slot = Slot(padded(batches[0], model.plan, room))
+    address = slot.batch.geometry["N00"].source.data_ptr()
+    for batch in batches:
+        slot.load(padded(batch, model.plan, room))
+        assert slot.batch.geometry["N00"].source.data_ptr() == address
+        results = []
+        for either in (batch, slot.batch):
+            model.zero_grad()
+            logits = model.train()(either.geometry)
+            torch.nn.functional.cross_entropy(logits, either.labels).backward()
+            results.append(torch.cat([logits.flatten(), *(p.grad.flatten() for p in model.parameters())]))
+        torch.testing.assert_close(*results)
+
+
+def test_an_epoch_is_every_cloud_once_in_an_order_of_its_own(clouds):
+    plan = gl.Plan()
+    plan.points(3)
+    loader = ResidentClouds(clouds.points, torch.arange(42), plan, 10)
+    assert len(loader) == 5
+    first, second = (torch.cat([b.labels for b in loader]) for _ in range(2))
+    assert loader.state_dict() == {"epoch": 2, "start": 0}
+    assert torch.equal(first.sort().values, torch.arange(42))
+    assert not torch.equal(first, second)
+
+
+def test_a_loader_goes_on_where_its_state_says(clouds):
+    plan = gl.Plan()
+    plan.points(3)
+    loader = ResidentClouds(clouds.points, torch.arange(42), plan, 10, Policy(shuffle=True, drop=0.5))
+    whole = list(loader)
+    loader.load_state_dict({"epoch": 0, "start": 3})
+    rest = list(loader)
+    assert len(rest) == 2
+    for a, b in zip(whole[3:], rest):
+        assert torch.equal(a.labels, b.labels)
+        assert torch.equal(a.geometry["X0"].coords, b.geometry["X0"].coords)
+
+
+def test_processes_divide_each_batch(clouds):
+    plan = gl.Plan()
+    plan.points(3)
+    parts = [list(ResidentClouds(clouds.points, torch.arange(42), plan, 10, rank=r, world=3)) for r in range(3)]
+    whole = list(ResidentClouds(clouds.points, torch.arange(42), plan, 10))
+    for *three, one in zip(*parts, whole):
+        assert torch.equal(torch.cat([b.labels for b in three]), one.labels)
+        assert sum(b.share for b in three) == pytest.approx(3)
+
+
+def test_the_plateau_lowers_the_rate_after_its_patience():
+    rule = Plateau(1.0, factor=0.2, patience=3)
+    rates = []
+    for reached in (0.5, 0.6, 0.6, 0.60005, 0.6, 0.6, 0.6, 0.6):
+        rule.epoch_ended(reached)
+        rates.append(rule(0))
+    assert rates == pytest.approx([1, 1, 1, 1, 0.2, 0.2, 0.2, 0.04])
+
+
+def test_the_cosine_rises_then_falls_to_its_floor():
+    rule = Cosine(2.0, epochs=10, warm_up=2, floor=0.1)
+    assert rule(0) < 0.02
+    assert rule(2) == pytest.approx(2.0)
+    assert rule(6) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
+    assert rule(10) == pytest.approx(0.2)
+
+
+def test_probabilities_sum_to_one_and_votes_are_repeatable(recipe, clouds):
+    model = recipe.make_model()
+    once, again = (probabilities(model, clouds.points, votes=2, batch_size=16) for _ in range(2))
+    assert torch.equal(once, again)
+    torch.testing.assert_close(once.sum(1), torch.ones(42))
+    assert not torch.equal(once, probabilities(model, clouds.points, votes=1, batch_size=16))
+    assert model.training
+
+
+def test_accuracy_by_points_uses_the_first_points(recipe, clouds):
+    model = recipe.make_model()
+    curve = accuracy_by_points(model, clouds.points, clouds.labels, counts=(16, 48, 64))
+    assert list(curve) == [16, 48]
+    assert curve[16] == accuracy(model, clouds.points[:, :16], clouds.labels)
+
+
+def test_a_report_counts_each_class():
+    p = torch.eye(3)[[0, 1, 1, 2]]
+    result = report(p, torch.tensor([0, 1, 2, 2]), ["a", "b", "c"])
+    assert result["accuracy"] == 0.75
+    assert result["by_class"] == {"a": 1.0, "b": 1.0, "c": 0.5}
+    assert result["mean_class_accuracy"] == pytest.approx(2.5 / 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epoch": 3}, "unknown entry 'epoch': there are model, data"),
+        ({"augment": {"jiter": 1}}, "augment: unknown entry 'jiter'"),
+        ({"optimiser": "sgd"}, "optimiser must be one of adam, adamw"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"learning_rate": float("nan")}, "learning_rate must be positive"),
+    ],
+)
+def test_mistakes_in_a_recipe_are_named(change, words):
+    with pytest.raises(ValueError, match=words):
+        Recipe.from_dict({"model": {"model": "point_resnet_large"}, **change})
