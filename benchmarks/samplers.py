@@ -1,0 +1,193 @@
+"""How fast clouds are sampled and k nearest points found on the CPU: results checked first, then timed beside peers.
+
+    python benchmarks/samplers.py [--large 100000] [--threads 1] [--out benchmarks/results/samplers.json]
+
+Times are the best of several runs, of the process's CPU where one thread is used (other work on the machine matters
+less), of the wall clock otherwise. Small clouds are the first 128 of ModelNet40 where the data lie beside the project,
+else points on random ellipsoids; large ones are uniform.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import gridless as gl
+from gridless.geometry.transpose import transpose
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data"
+RADIUS = 0.1125
+
+
+def small_clouds(count: int) -> tuple[str, np.ndarray]:
+    if DATA.is_dir():
+        sys.path.insert(0, str(DATA))
+        import read
+
+        return "ModelNet40", read.points(DATA / "modelnet40_train.npz")[0][:count]
+    random = np.random.default_rng(0)
+    x = random.normal(size=(count, 1024, 3))
+    x *= random.uniform(0.3, 1, (count, 1, 3)) / np.linalg.norm(x, axis=2, keepdims=True)
+    return "ellipsoids", x.astype(np.float32)
+
+
+def seconds(function: Callable[[], object], threads: int, repeats: int = 5) -> float:
+    clock = time.process_time if threads == 1 else time.perf_counter
+    function()
+    best = float("inf")
+    for _ in range(repeats):
+        begin = clock()
+        function()
+        best = min(best, clock() - begin)
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--large", type=int, default=100_000)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    data, x = small_clouds(128)
+    cloud = gl.Cloud.of([torch.from_numpy(one) for one in x])
+    big = np.random.default_rng(0).random((arguments.large, 3), np.float32)
+    large = gl.Cloud.of(big)
+    rows: dict[str, dict[str, float]] = {}
+
+    def row(name: str, unit: str, per: float, **functions: Callable[[], object]) -> None:
+        """`per` divided by the seconds of each function, or the seconds themselves where `per` is 0."""
+        took = {who: seconds(f, arguments.threads) for who, f in functions.items()}
+        values = {who: per / t if per else t for who, t in took.items()}
+        rows[f"{name}, {unit}"] = values
+        ours = took.pop("gridless")
+        best = f"   {min(took.values()) / ours:.1f} times the best peer" if took else ""
+        print(f"{name:46s} {unit:9s} " + " ".join(f"{w} {v:,.4g}" for w, v in values.items()) + best, flush=True)
+
+    farthest(row, cloud, x, large, big)
+    nearest(row, cloud, x, large, big)
+    rest(row, cloud, large)
+    if arguments.out:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        machine = {"processor": processor(), "python": platform.python_version(), "torch": torch.__version__}
+        found = {"machine": machine, "commit": commit.stdout.strip(), "threads": arguments.threads, "data": data}
+        arguments.out.write_text(json.dumps(found | {"rows": rows}, indent=2) + "\n")
+
+
+def farthest(row, cloud: gl.Cloud, x: np.ndarray, large: gl.Cloud, big: np.ndarray) -> None:
+    import fpsample
+
+    taken = gl.farthest_sample(cloud, 256).parent_index
+    with gl.use_backend("reference"):
+        some = gl.Cloud.of([torch.from_numpy(one) for one in x[:8]])
+        assert torch.equal(gl.farthest_sample(some, 256).parent_index, taken[: 8 * 256])
+    # The peer rounds in another order: its points are the same where no two are equally far.
+    few = gl.farthest_sample(large, 200).parent_index.numpy()
+    assert (fpsample.fps_sampling(big, 200, start_idx=0) == few).all()
+    bucket = fpsample.bucket_fps_kdline_sampling
+    row(
+        "exact farthest, 1024 to 256",
+        "clouds/s",
+        len(x),
+        gridless=lambda: gl.farthest_sample(cloud, 256),
+        fpsample_h3=lambda: [bucket(one, 256, h=3, start_idx=0) for one in x],
+        fpsample_h5=lambda: [bucket(one, 256, h=5, start_idx=0) for one in x],
+    )
+    size = len(big) // 10
+    row(
+        f"exact farthest, {len(big)} to {size}",
+        "seconds",
+        0,
+        gridless=lambda: gl.farthest_sample(large, size),
+        fpsample_h7=lambda: bucket(big, size, h=7, start_idx=0),
+        fpsample_h9=lambda: bucket(big, size, h=9, start_idx=0),
+    )
+
+
+def nearest(row, cloud: gl.Cloud, x: np.ndarray, large: gl.Cloud, big: np.ndarray) -> None:
+    from scipy.spatial import cKDTree
+
+    for k in (8, 32):
+        edges = gl.nearest(cloud, cloud, k)
+        with gl.use_backend("reference"):
+            few = gl.Cloud.of([torch.from_numpy(one) for one in x[:4]])
+            assert torch.equal(gl.nearest(few, few, k).source, edges.source[: 4 * 1024 * k])
+        row(
+            f"{k} nearest of 1024",
+            "clouds/s",
+            len(x),
+            gridless=lambda k=k: gl.nearest(cloud, cloud, k),
+            scipy=lambda k=k: [cKDTree(one).query(one, k, workers=torch.get_num_threads()) for one in x],
+        )
+    row(
+        f"16 nearest of {len(big)}",
+        "seconds",
+        0,
+        gridless=lambda: gl.nearest(large, large, 16),
+        scipy=lambda: cKDTree(big).query(big, 16, workers=torch.get_num_threads()),
+    )
+
+
+def rest(row, cloud: gl.Cloud, large: gl.Cloud) -> None:
+    near = gl.ball(cloud, cloud, RADIUS)
+    kept = gl.rejection_sample(cloud, near)
+    assert torch.equal(kept.parent_index, gl.rejection_sample(cloud, radius=RADIUS).parent_index)
+    count = cloud.num_examples
+    row("rejection over edges", "clouds/s", count, gridless=lambda: gl.rejection_sample(cloud, near))
+    row(
+        "rejection over edges, distances",
+        "clouds/s",
+        count,
+        gridless=lambda: gl.rejection_sample(cloud, near, distance=True),
+    )
+    row("rejection by radius", "clouds/s", count, gridless=lambda: gl.rejection_sample(cloud, radius=RADIUS))
+    row(
+        "approximate farthest, 1024 to 256",
+        "clouds/s",
+        count,
+        gridless=lambda: gl.farthest_sample(cloud, 256, near=near),
+    )
+    edges = gl.nearest(large, large, 16)
+    matrix = edges.to_scipy()
+    wanted = matrix.T.tocsr()
+    assert (transpose(edges).source.numpy() == wanted.indices).all()
+    row(
+        f"transpose, {len(large)} x 16 in random order",
+        "edges/s",
+        len(edges),
+        gridless=lambda: transpose(edges),
+        scipy=lambda: matrix.T.tocsr(),
+    )
+    size = len(large) // 10
+    row(
+        "approximate farthest, large to a tenth",
+        "seconds",
+        0,
+        gridless=lambda: gl.farthest_sample(large, size, near=edges),
+    )
+    radius = (20 / len(large) / (4 / 3 * np.pi)) ** (1 / 3)
+    row(
+        "rejection by radius, large, 20 neighbours",
+        "seconds",
+        0,
+        gridless=lambda: gl.rejection_sample(large, radius=radius),
+    )
+
+
+def processor() -> str:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return names[0].split(":")[1].strip() if names else platform.processor()
+
+
+if __name__ == "__main__":
+    main()
