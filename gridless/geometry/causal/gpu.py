@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -49,11 +51,10 @@ def latest(link: Link) -> Tensor:
     return torch.where(count > 0, order[(first + count - 1).clamp(min=0)], -1).view(-1, taps)
 
 
-def tap_table(link: Link) -> Tensor:
-    """The offsets (U, 2) int32, on the device."""
-    return link.source.cached(
-        f"taps {link.offsets}", lambda: torch.tensor(link.offsets, dtype=torch.int32, device=link.source.device)
-    )
+@cache
+def tap_table(offsets: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """The offsets (U, 2) int32, on the device, copied once."""
+    return torch.tensor(offsets, dtype=torch.int32, device=device)
 
 
 def _find(link: Link, window: int) -> tuple[Tensor, Tensor]:
@@ -64,9 +65,10 @@ def _find(link: Link, window: int) -> tuple[Tensor, Tensor]:
     count = torch.zeros(rows, dtype=torch.int32, device=target.device)
     if rows:
         order, splits = runs_of(source)
+        table = tap_table(link.offsets, source.device)
         _search[(triton.cdiv(rows, _ROWS),)](
-            order, splits, source.time, target.pixel, target.example, target.time, link.until, tap_table(link),
-            first, count, rows, target.num_examples, *source.sensor, *target.sensor, link.stride, window, taps, _ROWS,
+            order, splits, source.time, target.pixel, target.example, target.time, link.until, table, first, count,
+            rows, target.num_examples, *source.sensor, *target.sensor, link.stride, window, taps, _ROWS,
         )  # fmt: skip
     return first, count
 

@@ -102,11 +102,31 @@ def _share_rows(rows: int) -> list[tuple[int, int]]:
 
 
 @njit(nogil=True, cache=True)
-def _decays(rate, age, one, factor):
-    """factor[v] = exp(-rate[v] age), in the type of `one`."""
+def _decays(rate, age, factor, bits, power):
+    """factor[v] = exp(-rate[v] age). In single precision without a call, so that v is vectorised.
+
+    exp(-x) = 2^n exp(r), r in +-ln(2)/2: a polynomial in r, and n written into the exponent; `power` are `bits`, seen
+    as floats. Relative error under 2e-7.
+    """
+    if rate.itemsize == 8:
+        for v in range(len(rate)):
+            x = rate[v] * age
+            factor[v] = np.exp(-x) if x <= CUTOFF else 0.0
+        return
     for v in range(len(rate)):
-        x = rate[v] * age
-        factor[v] = np.exp(-x) if x <= CUTOFF else one * 0
+        x = -min(rate[v] * age, np.float32(CUTOFF))
+        n = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
+        r = (x - n * np.float32(0.693359375)) + n * np.float32(2.12194440e-4)
+        y = np.float32(1.9875691500e-4)
+        y = y * r + np.float32(1.3981999507e-3)
+        y = y * r + np.float32(8.3334519073e-3)
+        y = y * r + np.float32(4.1665795894e-2)
+        y = y * r + np.float32(1.6666665459e-1)
+        y = y * r + np.float32(5.0000001201e-1)
+        factor[v] = y * (r * r) + (r + np.float32(1.0))
+        bits[v] = (np.int32(n) + np.int32(127)) << np.int32(23)
+    for v in range(len(rate)):
+        factor[v] = factor[v] * power[v] if rate[v] * age <= np.float32(CUTOFF) else np.float32(0.0)
 
 
 @njit(nogil=True, cache=True)
@@ -115,9 +135,11 @@ def _gather(
     features, rate, gathered, trace, since,
 ):  # fmt: skip
     channels = features.shape[1]
-    one = rate.dtype.type(1)
-    state = np.empty((rate.shape[1], channels), rate.dtype)
-    factor = np.empty(rate.shape[1], rate.dtype)
+    temporal = rate.shape[1]
+    state = np.empty((temporal, channels), rate.dtype)
+    factor = np.empty(temporal, rate.dtype)
+    bits = np.empty(temporal, np.int32)
+    power = bits.view(np.float32)
     for cell in range(low, high):
         first, last = t_splits[cell], t_splits[cell + 1]
         if first == last and len(since) == 0:
@@ -126,14 +148,17 @@ def _gather(
             p = source_cell(cell, taps[u, 0], taps[u, 1], grids)
             if p < 0:
                 for k in range(first, last):
-                    gathered[t_order[k], u] = 0
+                    for v in range(temporal):
+                        for q in range(channels):
+                            gathered[t_order[k], u, v, q] = 0
                 continue
             s, end = s_splits[p], s_splits[p + 1]
-            state[:] = 0
-            at = t_time[0] * 0
-            if len(since):
-                state[:] = trace[p, u]
-                at = since[p]
+            empty = len(since) == 0
+            at = t_time[0] * 0 if empty else since[p]
+            if not empty:
+                for v in range(temporal):
+                    for q in range(channels):
+                        state[v, q] = trace[p, u, v, q]
             for k in range(first, last + 1):
                 # After the last target, what is left only goes into the memory.
                 if k == last and len(since) == 0:
@@ -141,20 +166,33 @@ def _gather(
                 until_row = until[t_order[k]] if k < last else len(s_time)
                 while s < end and s_order[s] <= until_row:
                     j = s_order[s]
-                    _decays(rate[u], rate.dtype.type((s_time[j] - at) * scale), one, factor)
-                    for v in range(rate.shape[1]):
-                        for q in range(channels):
-                            state[v, q] = state[v, q] * factor[v] + features[j, q]
+                    if empty:
+                        for v in range(temporal):
+                            for q in range(channels):
+                                state[v, q] = features[j, q]
+                        empty = False
+                    else:
+                        _decays(rate[u], rate.dtype.type((s_time[j] - at) * scale), factor, bits, power)
+                        for v in range(temporal):
+                            for q in range(channels):
+                                state[v, q] = state[v, q] * factor[v] + features[j, q]
                     at = s_time[j]
                     s += 1
                 if k < last:
                     i = t_order[k]
-                    _decays(rate[u], rate.dtype.type((t_time[i] - at) * scale), one, factor)
-                    for v in range(rate.shape[1]):
-                        for q in range(channels):
-                            gathered[i, u, v, q] = state[v, q] * factor[v]
+                    if empty:
+                        for v in range(temporal):
+                            for q in range(channels):
+                                gathered[i, u, v, q] = 0
+                    else:
+                        _decays(rate[u], rate.dtype.type((t_time[i] - at) * scale), factor, bits, power)
+                        for v in range(temporal):
+                            for q in range(channels):
+                                gathered[i, u, v, q] = state[v, q] * factor[v]
             if len(since):
-                trace[p, u] = state
+                for v in range(temporal):
+                    for q in range(channels):
+                        trace[p, u, v, q] = state[v, q]
 
 
 @njit(nogil=True, cache=True)
@@ -163,10 +201,12 @@ def _scatter(
     features, rate, grad, wanted, total, d_rate,
 ):  # fmt: skip
     channels = features.shape[1]
-    one = rate.dtype.type(1)
-    state = np.empty((rate.shape[1], channels), rate.dtype)
-    slope = np.empty((rate.shape[1], channels), rate.dtype)  # d state / d rate
-    factor = np.empty(rate.shape[1], rate.dtype)
+    temporal = rate.shape[1]
+    state = np.empty((temporal, channels), rate.dtype)
+    slope = np.empty((temporal, channels), rate.dtype)  # d state / d rate
+    factor = np.empty(temporal, rate.dtype)
+    bits = np.empty(temporal, np.int32)
+    power = bits.view(np.float32)
     width, height, grid_width, grid_height, stride = grids[0], grids[1], grids[2], grids[3], grids[4]
     for p in range(low, high):
         begin, s_end = s_splits[p], s_splits[p + 1]
@@ -180,8 +220,7 @@ def _scatter(
             k, first = t_splits[cell + 1] - 1, t_splits[cell]
             if k < first:
                 continue
-            state[:] = 0
-            slope[:] = 0
+            empty = True
             at = t_time[t_order[k]]
             latest = until[t_order[k]]
             for s in range(s_end - 1, begin - 1, -1):
@@ -190,38 +229,51 @@ def _scatter(
                     continue
                 while k >= first and until[t_order[k]] >= j:
                     i = t_order[k]
-                    age = rate.dtype.type((at - t_time[i]) * scale)
-                    _decays(rate[u], age, one, factor)
-                    for v in range(rate.shape[1]):
-                        for q in range(channels):
-                            slope[v, q] = (slope[v, q] - age * state[v, q]) * factor[v]
-                            state[v, q] = state[v, q] * factor[v] + grad[i, u, v, q]
+                    if empty:
+                        for v in range(temporal):
+                            for q in range(channels):
+                                slope[v, q] = 0
+                                state[v, q] = grad[i, u, v, q]
+                        empty = False
+                    else:
+                        age = rate.dtype.type((at - t_time[i]) * scale)
+                        _decays(rate[u], age, factor, bits, power)
+                        for v in range(temporal):
+                            for q in range(channels):
+                                slope[v, q] = (slope[v, q] - age * state[v, q]) * factor[v]
+                                state[v, q] = state[v, q] * factor[v] + grad[i, u, v, q]
                     at = t_time[i]
                     k -= 1
                 age = rate.dtype.type((at - s_time[j]) * scale)
-                _decays(rate[u], age, one, factor)
-                for v in range(rate.shape[1]):
-                    turned = one * 0
+                _decays(rate[u], age, factor, bits, power)
+                for v in range(temporal):
+                    turned = age * 0
                     for q in range(channels):
                         turned += (slope[v, q] - age * state[v, q]) * features[j, q]
-                        if wanted:
-                            total[j, q] += state[v, q] * factor[v]
                     d_rate[u, v] += turned * factor[v]
+                if wanted:
+                    for v in range(temporal):
+                        for q in range(channels):
+                            total[j, q] += state[v, q] * factor[v]
 
 
 @njit(nogil=True, cache=True)
 def _gather_edges(low, high, splits, source, taps, first_tap, s_time, t_time, scale, features, rate, gathered):
-    one = rate.dtype.type(1)
-    factor = np.empty(rate.shape[1], rate.dtype)
+    temporal, channels = rate.shape[1], features.shape[1]
+    factor = np.empty(temporal, rate.dtype)
+    bits = np.empty(temporal, np.int32)
+    power = bits.view(np.float32)
     for i in range(low, high):
         for u in range(rate.shape[0]):
             row = i * taps + first_tap + u
-            gathered[i, u] = 0
+            for v in range(temporal):
+                for q in range(channels):
+                    gathered[i, u, v, q] = 0
             for e in range(splits[row], splits[row + 1]):
                 j = source[e]
-                _decays(rate[u], rate.dtype.type((t_time[i] - s_time[j]) * scale), one, factor)
-                for v in range(rate.shape[1]):
-                    for q in range(features.shape[1]):
+                _decays(rate[u], rate.dtype.type((t_time[i] - s_time[j]) * scale), factor, bits, power)
+                for v in range(temporal):
+                    for q in range(channels):
                         gathered[i, u, v, q] += features[j, q] * factor[v]
 
 
@@ -229,19 +281,23 @@ def _gather_edges(low, high, splits, source, taps, first_tap, s_time, t_time, sc
 def _scatter_edges(
     low, high, splits, rows, taps, first_tap, s_time, t_time, scale, features, rate, grad, wanted, total, d_rate
 ):
-    one = rate.dtype.type(1)
-    factor = np.empty(rate.shape[1], rate.dtype)
+    temporal, channels = rate.shape[1], features.shape[1]
+    factor = np.empty(temporal, rate.dtype)
+    bits = np.empty(temporal, np.int32)
+    power = bits.view(np.float32)
     for j in range(low, high):
         for e in range(splits[j], splits[j + 1]):
             i, u = rows[e] // taps, rows[e] % taps - first_tap
             if u < 0 or u >= rate.shape[0]:
                 continue
             age = rate.dtype.type((t_time[i] - s_time[j]) * scale)
-            _decays(rate[u], age, one, factor)
-            for v in range(rate.shape[1]):
-                turned = one * 0
-                for q in range(features.shape[1]):
+            _decays(rate[u], age, factor, bits, power)
+            for v in range(temporal):
+                turned = age * 0
+                for q in range(channels):
                     turned += grad[i, u, v, q] * features[j, q]
-                    if wanted:
-                        total[j, q] += grad[i, u, v, q] * factor[v]
                 d_rate[u, v] -= turned * age * factor[v]
+            if wanted:
+                for v in range(temporal):
+                    for q in range(channels):
+                        total[j, q] += grad[i, u, v, q] * factor[v]

@@ -1,4 +1,7 @@
-"""The edge form of the event convolution in Triton: a program takes a few rows of the CSR (or of its transpose)."""
+"""The edge form of the event convolution in Triton: a program takes a few rows of the CSR (or of its transpose).
+
+Rates are divided by the decay time beforehand, so that kernels see microseconds.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ def along_edges(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
     """A (S', u, V, Q)."""
     edges, link = walk.edges, walk.link
     (taps, temporal), channels = rate.shape, features.shape[1]
+    rate = rate / walk.decay_time
     gathered = features.new_empty(len(link.target), taps, temporal, channels)
     if not gathered.numel():
         return gathered
@@ -27,7 +31,7 @@ def along_edges(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
     grid = (triton.cdiv(len(link.target), rows), taps, triton.cdiv(temporal * channels, lanes))
     _gather[grid](
         edges.splits, edges.source, link.source.time, link.target.time, features, rate, gathered, len(link.target),
-        edges.num_target // len(link.target), walk.first_tap, 1 / walk.decay_time, temporal, channels,
+        edges.num_target // len(link.target), walk.first_tap, temporal, channels,
         rows, lanes, rate.dtype == torch.float64, num_warps=2,
     )  # fmt: skip
     return gathered
@@ -44,7 +48,8 @@ def back_along_edges(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, t
     vs = triton.next_power_of_2(temporal)
     lanes = min(triton.next_power_of_2(channels), max(_ELEMENTS // vs, 1))
     rows = max(_ELEMENTS // (vs * lanes), 1)
-    sizes = (1 / walk.decay_time, temporal, channels, rows, vs, lanes, rate.dtype == torch.float64)
+    rate = rate / walk.decay_time
+    sizes = (temporal, channels, rows, vs, lanes, rate.dtype == torch.float64)
     if total is not None:
         back = edges.transpose()
         grid = (triton.cdiv(len(features), rows), triton.cdiv(channels, lanes))
@@ -58,7 +63,7 @@ def back_along_edges(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, t
         edges.splits, edges.source, *times, grad, features, rate, partial, len(link.target), all_taps, walk.first_tap,
         *sizes, num_warps=2,
     )  # fmt: skip
-    return partial.sum((0, 2), dtype=torch.float64)[:, :temporal].to(rate.dtype)
+    return (partial.sum((0, 2), dtype=torch.float64)[:, :temporal] / walk.decay_time).to(rate.dtype)
 
 
 @triton.jit
@@ -69,7 +74,7 @@ def _decay(rate, age):
 
 @triton.jit
 def _gather(
-    splits, source, s_time, t_time, features, rate, gathered, targets, all_taps, first_tap, scale, temporal, channels,
+    splits, source, s_time, t_time, features, rate, gathered, targets, all_taps, first_tap, temporal, channels,
     ROWS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
@@ -86,7 +91,7 @@ def _gather(
     sums = tl.zeros([ROWS, LANES], wide)
     for k in range(tl.max(count, 0)):
         j = tl.load(source + begin + k, k < count, other=0).to(tl.int64)
-        age = ((now - tl.load(s_time + j, k < count, other=0)).to(wide) * scale).to(wide)
+        age = (now - tl.load(s_time + j, k < count, other=0)).to(wide)
         f = tl.load(
             features + j[:, None] * channels + (lane % channels)[None, :], (k < count)[:, None] & ok[None, :], other=0.0
         )
@@ -97,7 +102,7 @@ def _gather(
 
 @triton.jit
 def _scatter(
-    splits, row, s_time, t_time, grad, rate, total, sources, all_taps, first_tap, taps, scale, temporal, channels,
+    splits, row, s_time, t_time, grad, rate, total, sources, all_taps, first_tap, taps, temporal, channels,
     ROWS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
@@ -114,7 +119,7 @@ def _scatter(
         i = at // all_taps
         u = at % all_taps - first_tap
         mine = (k < count) & (u >= 0) & (u < taps)
-        age = ((tl.load(t_time + i, mine, other=0) - then).to(wide) * scale).to(wide)
+        age = (tl.load(t_time + i, mine, other=0) - then).to(wide)
         ok = mine[:, None] & (v < temporal)[None, :]
         r = tl.load(rate + u[:, None] * temporal + v[None, :], ok, other=0.0)
         factor = _decay(r, age[:, None])
@@ -132,7 +137,7 @@ def _scatter(
 
 @triton.jit
 def _turn(
-    splits, source, s_time, t_time, grad, features, rate, partial, targets, all_taps, first_tap, scale, temporal,
+    splits, source, s_time, t_time, grad, features, rate, partial, targets, all_taps, first_tap, temporal,
     channels, ROWS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the rate of one tap, from a few targets."""
@@ -152,7 +157,7 @@ def _turn(
     turned = tl.zeros([ROWS, VS], wide)
     for k in range(tl.max(count, 0)):
         j = tl.load(source + begin + k, k < count, other=0).to(tl.int64)
-        age = ((now - tl.load(s_time + j, k < count, other=0)).to(wide) * scale).to(wide)[:, None]
+        age = (now - tl.load(s_time + j, k < count, other=0)).to(wide)[:, None]
         f = tl.load(
             features + j[:, None] * channels + channel[None, :],
             (k < count)[:, None] & (channel < channels)[None, :],

@@ -3,7 +3,7 @@
 Scan: a program takes a few target pixels and one tap, and merges, in order of arrival, the run of the source pixel
 (which updates a state) with that of the target pixel (which reads it); lanes are (pixel, v, channel). The transpose
 takes a few source pixels and merges back in time, tap after tap. No atomics: what programs have in common they write
-side by side, and torch adds it up.
+side by side, and torch adds it up. Rates are divided by the decay time beforehand, so that kernels see microseconds.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ def scatter(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, total: Ten
         return torch.zeros_like(rate)
     grid = (programs, triton.cdiv(channels, lanes))
     partial = rate.new_empty(*grid, taps, vs)
+    into = features if total is None else total
     _scatter[grid](
-        *_runs(link), grad.contiguous(), features, rate, features if total is None else total, partial,
-        tap_table(link), cells, *link.source.sensor, *link.target.sensor, link.stride, 1 / walk.decay_time,
+        *_runs(link), grad.contiguous(), features, rate / walk.decay_time, into, partial,
+        tap_table(link.offsets, rate.device), cells, *link.source.sensor, *link.target.sensor, link.stride,
         taps, temporal, channels, total is not None, pixels, vs, lanes, rate.dtype == torch.float64,
         num_warps=_warps(pixels * vs * lanes),
     )  # fmt: skip
-    return partial.sum((0, 1), dtype=torch.float64)[:, :temporal].to(rate.dtype)
+    return (partial.sum((0, 1), dtype=torch.float64)[:, :temporal] / walk.decay_time).to(rate.dtype)
 
 
 def scan_step(
@@ -71,6 +72,7 @@ def _scan(
 ) -> Tensor:
     taps, temporal = rate.shape
     channels = features.shape[1]
+    rate = rate / decay_time
     gathered = features.new_empty(len(link.target), taps, temporal, channels)
     cells = _cells(link.target)
     if not (cells and rate.numel() and channels):
@@ -81,7 +83,7 @@ def _scan(
     remembers = trace is not None
     _gather[(triton.cdiv(cells, pixels), taps, triton.cdiv(temporal * channels, lanes))](
         *_runs(link), features, rate, gathered, trace if remembers else features, time if remembers else link.until,
-        tap_table(link), cells, *link.source.sensor, *link.target.sensor, link.stride, 1 / decay_time,
+        tap_table(link.offsets, rate.device), cells, *link.source.sensor, *link.target.sensor, link.stride,
         temporal, channels, remembers, pixels, lanes, rate.dtype == torch.float64, num_warps=_warps(pixels * lanes),
     )  # fmt: skip
     return gathered
@@ -105,17 +107,15 @@ def _shape(temporal: int, channels: int) -> tuple[int, int, int]:
 def _runs(link: Link) -> tuple[Tensor, ...]:
     """Rows, times and splits of the source's runs; rows, causes, times and splits of the target's."""
     source, target = by_pixel(link.source), by_pixel(link.target)
-    until = (
-        link.target.cached("until", lambda: link.target.cause[target.order])
-        if link.until is link.target.cause
-        else None
-    )
+    until = target.order
+    if link.until is link.target.cause:
+        until = link.target.cached("until", lambda: link.until[target.order])
     return (
         source.order,
         _sorted_time(link.source),
         source.splits,
         target.order,
-        target.order if until is None else until,
+        until,
         _sorted_time(link.target),
         target.splits,
     )
@@ -151,7 +151,7 @@ def _decay(rate, age):
 @triton.jit
 def _gather(
     s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, features, rate, gathered, trace, since, taps,
-    cells, width, height, grid_width, grid_height, stride, scale, temporal, channels,
+    cells, width, height, grid_width, grid_height, stride, temporal, channels,
     REMEMBERS: tl.constexpr, PIXELS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
@@ -184,11 +184,14 @@ def _gather(
         left = t_end - t
     while tl.max(left, 0) > 0:
         reads = t < t_end
-        takes = (s < s_end) & (reads & (row <= until) | (REMEMBERS & (t >= t_end)))
+        if REMEMBERS:
+            takes = (s < s_end) & ((row <= until) | (t >= t_end))
+        else:
+            takes = (s < s_end) & reads & (row <= until)
         gives = reads & (takes == 0)
         now = tl.where(takes, tl.load(s_time + s, takes, other=0), tl.load(t_time + t, gives, other=0))
-        age = tl.maximum(now - at, 0).to(wide) * scale
-        decayed = state * _decay(r, age.to(wide)[:, None])
+        age = tl.maximum(now - at, 0).to(wide)
+        decayed = state * _decay(r, age[:, None])
         i = tl.load(t_row + t, gives, other=0).to(tl.int64)
         out = (i * tl.num_programs(1) + u)[:, None] * inner + lane[None, :]
         tl.store(gathered + out, decayed, gives[:, None] & ok[None, :])
@@ -212,7 +215,7 @@ def _gather(
 @triton.jit
 def _scatter(
     s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, grad, features, rate, total, partial, taps,
-    cells, width, height, grid_width, grid_height, stride, scale, tap_count, temporal, channels,
+    cells, width, height, grid_width, grid_height, stride, tap_count, temporal, channels,
     WANTED: tl.constexpr, PIXELS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
@@ -247,7 +250,7 @@ def _scatter(
             takes = gives & (t >= begin) & (until >= row)
             gives = gives & (takes == 0)
             now = tl.where(takes, tl.load(t_time + t, takes, other=0), tl.load(s_time + s, gives, other=0))
-            age = (tl.maximum(at - now, 0).to(wide) * scale).to(wide)[:, None, None]
+            age = tl.maximum(at - now, 0).to(wide)[:, None, None]
             factor = _decay(r, age)
             slope_now = (slope - age * state) * factor
             state_now = state * factor
