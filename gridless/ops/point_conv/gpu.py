@@ -166,7 +166,7 @@ def edge_sums(
             sums_kernel[(triton.cdiv(rows, 32),)](
                 *walk.tensors, sums, rows, *walk.scale, D=kernel.dim, FALLOFF=kernel.falloff,
                 NORMALISE=kernel.normalise, DTYPE=walk.dtype, INDEX=walk.index(kernel.dim), TERMS=kernel.size,
-                **walk.terms(base, size), T=32, K=8,
+                BASE=base, **walk.terms(base, size), T=32, K=8,
             )  # fmt: skip
     return sums, inverse
 
@@ -224,19 +224,12 @@ class _Walk:
         return [(base, min(GROUP, size - base)) for base in range(0, size, GROUP)]
 
     def terms(self, base: int, size: int) -> dict[str, Any]:
-        return {
-            "BASE": base,
-            **_terms(self.kernel.kind, self.kernel.table, self.kernel.width, self.kernel.dim, base, size),
-        }
+        kernel = self.kernel
+        return _terms(kernel.kind, kernel.table, kernel.width, kernel.dim, base, size)
 
     def settings(self, width: int) -> dict[str, Any]:
-        kernel = self.kernel
-        return {
-            "D": kernel.dim,
-            "FALLOFF": kernel.falloff,
-            "NORMALISE": kernel.normalise,
-            "INDEX": self.index(width),
-        }
+        kernel, index = self.kernel, self.index(width)
+        return {"D": kernel.dim, "FALLOFF": kernel.falloff, "NORMALISE": kernel.normalise, "INDEX": index}
 
     def gather(self, features: Tensor, first: int, last: int, out: Tensor) -> None:
         """N F (or N^T F) of rows first to last."""
@@ -248,7 +241,7 @@ class _Walk:
             programs = min(tiles, _processors(features.device) * PERSISTENT)
             gather_kernel[(programs, triton.cdiv(channels, block))](
                 features, *self.tensors, out, first, last, tiles, *self.scale, C=channels, **self.settings(channels),
-                **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype, TERMS=self.kernel.size,
+                BASE=base, **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype, TERMS=self.kernel.size,
                 T=tile.rows, CB=block, U=tile.unroll, num_warps=tile.warps,
             )  # fmt: skip
 
@@ -276,7 +269,7 @@ class _Walk:
                 tile = gather_tile(theirs.dtype, size, block)
                 coords_kernel[(triton.cdiv(last - first, tile.rows),)](
                     transformed, theirs, *self.tensors, along, out, first, last, *self.scale, C=channels,
-                    **self.settings(channels), **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype,
+                    **self.settings(channels), BASE=base, **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype,
                     TERMS=self.kernel.size, FEATURES=True, T=tile.rows, CB=block, num_warps=tile.warps,
                 )  # fmt: skip
 
@@ -284,15 +277,14 @@ class _Walk:
         for base, size in self.groups():
             coords_kernel[(triton.cdiv(self.rows, 32),)](
                 grad, grad, *self.tensors, along, out, 0, self.rows, *self.scale, C=1, **self.settings(grad.shape[1]),
-                **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype, TERMS=self.kernel.size, FEATURES=False,
-                T=32, CB=1, num_warps=1,
+                BASE=base, **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype, TERMS=self.kernel.size,
+                FEATURES=False, T=32, CB=1, num_warps=1,
             )  # fmt: skip
 
 
 def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> None:
     _, channels, width = weight.shape
     terms = walk.terms(0, walk.kernel.size)
-    del terms["BASE"]
     fused_kernel[(triton.cdiv(walk.rows, tile.rows),)](
         features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, *walk.scale,
         C=channels, P=width, **walk.settings(channels), **terms, HAS_BIAS=bias is not None, PRECISION=_precision(),
@@ -315,7 +307,6 @@ def _fused_backward(
     programs = min(tiles, _processors(grad.device) * occupancy) if need_weight else tiles
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
     terms = walk.terms(0, walk.kernel.size)
-    del terms["BASE"]
     fused_backward_kernel[(programs,)](
         grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts, walk.rows, tiles,
         *walk.scale, Q=channels, P=width, **walk.settings(max(channels, width)), **terms,
@@ -337,7 +328,6 @@ def _transform_first(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor
         block = min(64, max(4, triton.next_power_of_2(some)))
         tile = gather_tile(features.dtype, 4, block)
         numbers = walk.terms(0, terms)
-        del numbers["BASE"]
         contract_kernel[(triton.cdiv(walk.rows, tile.rows), triton.cdiv(some, block))](
             transformed, *walk.tensors, features if bias is None else bias, out, walk.rows, *walk.scale, some, column,
             width, **walk.settings(terms * some), **numbers, HAS_BIAS=bias is not None, DTYPE=walk.dtype,
