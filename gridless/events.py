@@ -1,5 +1,7 @@
 """Events: what an event camera saw, in the order in which it arrived."""
 
+# ruff: noqa: RUF009 (the field makers are called once per class, as dataclasses.field is)
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence

@@ -11,6 +11,8 @@ The sensor is the attribute `sensor` or `geometry` ("640x480"), or `width` and `
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import json
 import math
 import os
@@ -54,15 +56,26 @@ _workers: dict[int, subprocess.Popen] = {}
 
 
 def _worker() -> subprocess.Popen:
-    """This process's worker, started when first needed. It ends when its input does, with this process."""
+    """This process's worker, started when first needed; a forked process does not share its parent's."""
     worker = _workers.get(os.getpid())
     if worker is None or worker.poll() is not None:
-        _workers.clear()  # those of a parent process are not ours
         script = Path(__file__).with_name("hdf5_worker.py")
         pipe = subprocess.PIPE
         worker = subprocess.Popen([sys.executable, str(script)], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         _workers[os.getpid()] = worker
     return worker
+
+
+@atexit.register
+def _end() -> None:
+    """No process is left behind."""
+    worker = _workers.pop(os.getpid(), None)
+    if worker is not None and worker.stdin is not None and worker.stdout is not None:
+        worker.kill()
+        worker.wait()
+        worker.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            worker.stdin.close()
 
 
 if hasattr(os, "register_at_fork"):
