@@ -85,13 +85,16 @@ def sort_rows(splits: Tensor, values: Tensor, longest: int) -> Tensor:
         return (torch.sort(row << 32 | values).values & 0xFFFFFFFF).int()
     ordered = torch.empty_like(values)
     rows = len(splits) - 1
-    _sort_rows[(triton.cdiv(rows, _SORT_ROWS),)](splits, values, ordered, rows, ROWS=_SORT_ROWS, num_warps=1)
+    _sort_short[(triton.cdiv(rows, 8),)](splits, values, ordered, rows, SHORT=_SHORT, ROWS=8, num_warps=1)
+    if longest > _SHORT:
+        grid = (triton.cdiv(rows, 64), 8)
+        _sort_long[grid](splits, values, ordered, rows, SHORT=_SHORT, ROWS=64, BLOCK=128, num_warps=1)
     return ordered
 
 
-# Rows are sorted by counting what is smaller, which very long rows make too slow.
+# Rows are sorted by counting what is smaller: long ones by several programs, very long ones too slowly.
+_SHORT = 64
 _LONGEST = 4096
-_SORT_ROWS = 8
 
 
 @triton.jit
@@ -256,19 +259,40 @@ def _facts(partial, splits, result, programs, examples, end, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _sort_rows(splits, values, ordered, rows, ROWS: tl.constexpr):
-    """A value per thread: it goes to the place in its row that the number of smaller ones says."""
+def _sort_short(splits, values, ordered, rows, SHORT: tl.constexpr, ROWS: tl.constexpr):
+    """Sort the rows of at most SHORT values."""
     top = tl.program_id(0) * ROWS
     for row in range(top, tl.minimum(top + ROWS, rows)):
         start = tl.load(splits + row)
         count = (tl.load(splits + row + 1) - start).to(tl.int32)
-        here = values + start
-        for begin in range(0, count, 32):
-            at = begin + tl.arange(0, 32)
-            mine = tl.load(here + at, mask=at < count, other=0)
-            place = tl.zeros([32], tl.int32)
-            for first in range(0, count, 16):
-                for k in tl.static_range(16):
-                    other = tl.load(here + first + k, mask=first + k < count, other=0x7FFFFFFF)
-                    place += (other < mine).to(tl.int32)
-            tl.store(ordered + start + place, mine, mask=at < count)
+        if count <= SHORT:
+            for begin in range(0, count, 32):
+                _place_block(values + start, ordered + start, begin, count, 32)
+
+
+@triton.jit
+def _sort_long(splits, values, ordered, rows, SHORT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Sort the rows of more than SHORT values: programs of one row of the grid share each of them."""
+    top = tl.program_id(0) * ROWS
+    lane = top + tl.arange(0, ROWS)
+    counts = tl.load(splits + lane + 1, mask=lane < rows, other=0) - tl.load(splits + lane, mask=lane < rows, other=0)
+    if tl.max(counts, 0) > SHORT:
+        for row in range(top, tl.minimum(top + ROWS, rows)):
+            start = tl.load(splits + row)
+            count = (tl.load(splits + row + 1) - start).to(tl.int32)
+            if count > SHORT:
+                for begin in range(tl.program_id(1) * BLOCK, count, tl.num_programs(1) * BLOCK):
+                    _place_block(values + start, ordered + start, begin, count, BLOCK)
+
+
+@triton.jit
+def _place_block(values, ordered, begin, count, BLOCK: tl.constexpr):
+    """BLOCK values of a row go to the places that the number of smaller ones in the row says."""
+    at = begin + tl.arange(0, BLOCK)
+    mine = tl.load(values + at, mask=at < count, other=0)
+    place = tl.zeros([BLOCK], tl.int32)
+    for first in range(0, count, 16):
+        for k in tl.static_range(16):
+            other = tl.load(values + first + k, mask=first + k < count, other=0x7FFFFFFF)
+            place += (other < mine).to(tl.int32)
+    tl.store(ordered + place, mine, mask=at < count)

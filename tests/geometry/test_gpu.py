@@ -116,6 +116,14 @@ def test_ball_far_beyond_the_cloud_and_far_apart(search: str):
 
 
 @runs_here
+def test_ball_of_a_flat_cloud(search: str):
+    coords = cloud_of(3, torch.float32).coords.clone()
+    coords[:, 1] = 0.5
+    cloud = gl.Cloud.of(coords)
+    assert len(same_edges(lambda on: gl.ball(on(cloud), on(cloud), 0.4))) > 40
+
+
+@runs_here
 def test_padding_rows_have_no_edges_and_are_not_sampled(search: str):
     cloud = cloud_of(3, torch.float32, (7, 3))
     padded = pad(cloud, [20])
@@ -216,12 +224,12 @@ def test_facts_refuse_what_is_not_finite_and_name_it():
 
 
 @runs_here
-@pytest.mark.parametrize("longest", [40, 5000])
+@pytest.mark.parametrize("longest", [150, 5000])
 def test_rows_are_sorted_however_long(longest: int):
     from gridless.geometry.gpu_common import sort_rows
 
     generator = torch.Generator().manual_seed(0)
-    rows = [torch.randperm(n, generator=generator).int() + 7 for n in (0, 1, 40, 0, 17, 32, 33, 3, 0, 16)]
+    rows = [torch.randperm(n, generator=generator).int() + 7 for n in (0, 1, 40, 0, 17, 32, 150, 3, 0, 64, 65)]
     splits = torch.tensor([0] + [len(r) for r in rows]).cumsum(0)
     found = sort_rows(splits.to(DEVICE), torch.cat(rows).to(DEVICE), longest).cpu()
     assert torch.equal(found, torch.cat([r.sort().values for r in rows]))

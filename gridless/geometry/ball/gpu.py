@@ -21,7 +21,7 @@ from gridless.structures import Cloud
 # The largest example whose pairs are all tested.
 ALL_PAIRS = 2048
 
-_FILL_ROWS = 64
+_FILL_ROWS = 32
 
 
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor]:
@@ -88,7 +88,7 @@ def _fill(source: Cloud, target: Cloud, splits: Tensor, bits: Tensor, total: int
     found = torch.empty(total, dtype=torch.int32, device=splits.device)
     if total:
         grid = (source.num_examples, triton.cdiv(most_target, _FILL_ROWS))
-        _expand[grid](source.splits, target.splits, splits, bits, found, len(target), ROWS=_FILL_ROWS, num_warps=2)
+        _expand[grid](source.splits, target.splits, splits, bits, found, len(target), ROWS=_FILL_ROWS, num_warps=1)
     return found
 
 
@@ -169,28 +169,21 @@ def _expand(source_splits, target_splits, splits, bits, found, stride, ROWS: tl.
         row = first + local
         begin = tl.load(source_splits + example)
         size = (tl.load(source_splits + example + 1) - begin).to(tl.int32)
-        start = tl.load(splits + row, mask=inside, other=0)
-        count = (tl.load(splits + row + 1, mask=inside, other=0) - start).to(tl.int32)
-        at = found + start
+        at = found + tl.load(splits + row, mask=inside, other=0)
         words = (size + 31) // 32
         name = tl.zeros([ROWS], tl.int32) + begin.to(tl.int32)
-        word = tl.zeros([ROWS], tl.int32)
         out = bits + row
-        hits = tl.load(out, mask=inside, other=0)
-        out += tl.where(words > 1, stride, 0)
         following = tl.load(out, mask=inside, other=0)
-        # Every step writes a source or moves on to the next word, or both.
-        for _ in range(0, tl.max(count, 0) + words):
-            tl.store(at, name + lowest_bit(hits), mask=hits != 0)
-            at += (hits != 0).to(tl.int32)
-            hits = hits & (hits - 1)
-            move = (hits == 0) & (word + 1 < words)
-            hits = tl.where(move, following, hits)
-            name += tl.where(move, 32, 0)
-            word += move.to(tl.int32)
-            further = move & (word + 1 < words)
-            out += tl.where(further, stride, 0)
-            following = tl.where(further, tl.load(out, mask=further & inside, other=0), following)
+        for word in range(0, words):
+            hits = following
+            out += tl.where(word + 1 < words, stride, 0)
+            following = tl.load(out, mask=inside, other=0)
+            for _ in range(0, tl.max(count_bits(hits), 0)):
+                some = hits != 0
+                tl.store(at, name + lowest_bit(hits), mask=some)
+                at += some.to(tl.int32)
+                hits = hits & (hits - 1)
+            name += 32
 
 
 @triton.jit

@@ -176,7 +176,8 @@ def _run(
 def _cell(x, shift, low, scale, count):
     """The cell of x + shift along one axis, clamped to the grid; never descends as x ascends."""
     u = ((x.to(tl.float64) + shift) * 0.5 - low) * scale
-    return tl.minimum(tl.maximum(u, 0.0), (count - 1).to(tl.float64)).to(tl.int32)
+    # Counts of cells are exact in float32, and a count of 1 is a constant to the compiler.
+    return tl.minimum(tl.maximum(u, 0.0), count - 1.0).to(tl.int32)
 
 
 @triton.jit
@@ -215,7 +216,7 @@ def _arrange(coords, key, order, arranged, start, end, rows, filled, levels, D: 
     row = tl.load(order + at, mask=ok, other=0).to(tl.int64)
     for k in tl.static_range(D):
         x = tl.load(coords + row * D + k, mask=ok, other=0.0)
-        tl.store(arranged + k * rows.to(tl.int64) + at, x, mask=ok)
+        tl.store(arranged + (at * 0 + rows) * k + at, x, mask=ok)
     real = at < filled
     column = tl.load(key + at, mask=real, other=0) // levels
     before = tl.load(key + at - 1, mask=real & (at > 0), other=0) // levels
