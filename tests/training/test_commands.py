@@ -1,0 +1,160 @@
+"""The command line and saved weights."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import shapes
+
+import gridless as gl
+from gridless import models
+from gridless.__main__ import main
+from gridless.training import load_recipe
+from gridless.training.predict import check_scale, prepare
+from gridless.training.recipe import available
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """An untrained network of three classes, saved with their names."""
+    torch.manual_seed(0)
+    model = models.PointResNet(3, width=8, levels=2, radius=0.3)
+    recipe = {"points": 64, "votes": 2}
+    gl.save(model, tmp_path / "net", classes=["sphere", "disc", "rod"], recipe=recipe)
+    return model.eval(), tmp_path / "net.safetensors"
+
+
+def test_weights_come_back_as_they_were_saved(saved):
+    model, path = saved
+    again = gl.load(path)
+    assert again.about["classes"] == ["sphere", "disc", "rod"]
+    assert not again.training
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name])
+    cloud = shapes(1).points[0]
+    assert torch.equal(model(model.plan(cloud)), again(again.plan(cloud)))
+
+
+def test_unknown_weights_list_what_exists():
+    with pytest.raises(ValueError, match=r"no weights named 'modelnet40-hug': shipped are .*; or give the path"):
+        gl.load("modelnet40-hug")
+
+
+def test_weights_of_another_network_are_refused_by_the_first_mismatch(saved, tmp_path):
+    _, path = saved
+    about = json.loads(path.with_suffix(".json").read_text())
+    about["model"]["width"] = 16
+    path.with_suffix(".json").write_text(json.dumps(about))
+    with pytest.raises(
+        ValueError, match=r"another network: 'blocks.0.branch.reduce.weight' of this PointResNet is \(8, 16\)"
+    ):
+        gl.load(path)
+
+
+def test_damaged_and_missing_files_are_named(saved):
+    _, path = saved
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"net.safetensors cannot be read as safetensors"):
+        gl.load(path)
+    path.with_suffix(".json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"net.json is missing"):
+        gl.load(path)
+
+
+def test_a_network_that_cannot_be_rebuilt_is_not_saved(tmp_path):
+    with pytest.raises(TypeError, match="a Linear has no config"):
+        gl.save(torch.nn.Linear(1, 1), tmp_path / "x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
+    _, path = saved
+    cloud = shapes(1, points=200).points[0].numpy()
+    np.save(tmp_path / "one.npy", cloud)
+    assert main(["predict", str(tmp_path / "one.npy"), "--weights", str(path), "--json", "--device", "cpu"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert set(line["probabilities"]) == {"sphere", "disc", "rod"}
+    assert sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-5)
+    assert line["class"] == max(line["probabilities"], key=line["probabilities"].get)
+    assert main(["predict", str(tmp_path / "one.npy"), "--weights", str(path), "--top", "2", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.count("%") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["predict", "no-such.ply"], "no-such.ply"),
+        (["train", "modelnet40-hug", "--data", "."], "unknown recipe 'modelnet40-hug': there are modelnet40-large"),
+        (["train", "modelnet40-large", "--data", "/no/such"], "/no/such"),
+        (["train", "modelnet40-large", "--data", ".", "--set", "epochs"], "--set takes NAME=VALUE"),
+        (["train", "modelnet40-large", "--data", ".", "--set", "epoch=1"], "unknown entry 'epoch'"),
+        (["nonsense"], "no command 'nonsense': there are train"),
+    ],
+)
+def test_errors_are_one_line(words, error, saved, capsys):
+    if words[0] == "predict":
+        words = [*words, "--weights", str(saved[1])]
+    assert main(words) != 0
+    text = capsys.readouterr().err
+    assert error in text
+    assert len(text.strip().splitlines()) == 1
+    assert "Traceback" not in text
+
+
+def test_debug_shows_where_an_error_came_from():
+    with pytest.raises(ValueError, match="unknown recipe"):
+        main(["train", "modelnet40-hug", "--data", ".", "--debug"])
+
+
+def test_help_lists_every_command(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in ("train", "evaluate", "predict"))
+
+
+def test_help_of_a_command_lists_its_options(capsys):
+    assert main(["train", "--help"]) == 0
+    assert "--all-data" in capsys.readouterr().out
+
+
+def test_shipped_recipes_are_whole():
+    names = available()
+    assert {"modelnet40-large", "modelnet40-small", "modelnet40-plus"} <= set(names)
+    for name in ("modelnet40-large", "modelnet40-small", "modelnet40-plus"):
+        recipe = load_recipe(name)
+        assert load_recipe(name) == type(recipe).from_dict(recipe.to_dict())
+        recipe.make_model()
+
+
+def test_a_cloud_is_prepared_as_training_clouds_were():
+    raw = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)) * 40 + 1000
+    cloud = prepare(raw, "raw", 128)
+    assert cloud.shape == (128, 3)
+    assert cloud.mean(0).norm() < 1e-4
+    assert cloud.norm(dim=1).max() == pytest.approx(1)
+
+
+def test_the_axis_that_points_up_becomes_y_and_left_stays_left():
+    axes = torch.eye(3)
+    for up in "xyz":
+        turned = prepare(axes, "axes", 9, up, keep_scale=True)
+        assert turned["xyz".index(up)].tolist() == [0, 1, 0]
+        assert torch.linalg.det(turned) == 1
+
+
+def test_bad_clouds_are_refused_with_a_reason():
+    with pytest.raises(ValueError, match=r"x\.ply: 1 points are not finite"):
+        prepare(torch.tensor([[0.0, 0.0, torch.nan], [1, 2, 3]]), "x.ply", 10)
+    with pytest.raises(ValueError, match=r"x.ply: expected points with three coordinates, found an array of \(0, 3\)"):
+        prepare(torch.zeros(0, 3), "x.ply", 10)
+    with pytest.raises(ValueError, match="all 4 points are the same"):
+        prepare(torch.ones(4, 3), "x.ply", 10)
+
+
+def test_a_cloud_on_another_scale_is_warned_of():
+    model = models.PointResNet(3, width=8, levels=1)
+    with pytest.warns(UserWarning, match=r"x.ply: 100% of the points have no neighbour .* scale it to the unit sphere"):
+        check_scale(model.plan(shapes(1).points[0] * 100), "x.ply")
