@@ -19,7 +19,7 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 MEMORY = 1 << 30
-SUFFIXES = ".raw .aedat .aedat4 .dat .es .mat .h5 .csv .npy .npz .bin".split()
+SUFFIXES = [".raw", ".aedat", ".aedat4", ".dat", ".es", ".mat", ".h5", ".csv", ".npy", ".npz", ".bin"]
 
 
 def damaged(data: bytes, cut: float, flips: list[tuple[float, int]], junk: bytes) -> bytes:
