@@ -40,6 +40,7 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "plus-wd2": ("modelnet40-plus", {"weight_decay": 0.2}),
     "plus-smooth1": ("modelnet40-plus", {"smoothing": 0.1}),
     "plus-smooth3": ("modelnet40-plus", {"smoothing": 0.3}),
+    "ensemble": ("modelnet40-plus", {"model": {"model": "point_ensemble", "members": 3, "classes": 40}}),
     "plus-bf16": ("modelnet40-plus", {"precision": "bf16"}),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -163,6 +164,33 @@ class PointResNetPlus(nn.Module):
 def point_resnet_plus(classes: int = 40, **changes: Any) -> PointResNetPlus:
     """The modern variant at the size that the shipped weights have."""
     return PointResNetPlus(classes, **changes)
+
+
+class PointEnsemble(nn.Module):
+    """Several `PointResNetPlus` over one geometry, trained side by side: the log of their mean probabilities.
+
+    `member` holds the arguments that they share. In training the logits are (members, B, classes), each member's own.
+    """
+
+    def __init__(self, classes: int = 40, members: int = 3, member: dict[str, Any] | None = None) -> None:
+        arguments = _arguments(locals())
+        super().__init__()
+        if members < 1:
+            raise ValueError(f"PointEnsemble: members must be at least 1, not {members}")
+        self.config = {"model": "PointEnsemble", **arguments}
+        self.members = nn.ModuleList(PointResNetPlus(classes, **(member or {})) for _ in range(members))
+        self.plan: Plan = self.members[0].plan  # type: ignore[assignment]
+
+    def forward(self, geometry: Geometry) -> Tensor:
+        logits = torch.stack([member(geometry) for member in self.members])
+        if self.training:
+            return logits
+        return logits.float().log_softmax(2).logsumexp(0) - math.log(len(self.members))
+
+
+def point_ensemble(classes: int = 40, members: int = 3, **member: Any) -> PointEnsemble:
+    """Several of the modern variant, whose errors differ."""
+    return PointEnsemble(classes, members, member)
 
 
 class PointUNet(nn.Module):

@@ -16,6 +16,7 @@ import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from gridless.training.evaluate import accuracy
 from gridless.training.lightning import CloudClassifier, CloudData
 from gridless.training.progress import EpochBar
 from gridless.training.recipe import Recipe
@@ -72,6 +73,9 @@ def run(
         return None
     results = {k: float(v) for k, v in trainer.callback_metrics.items()}
     results |= {"epochs": recipe.epochs, "clouds": len(clouds), "seconds": time.perf_counter() - began}
+    if valid is not None and recipe.votes > 1:
+        place = valid.to(module.device)
+        results["valid_accuracy_by_votes"] = accuracy(module.best, place.points, place.labels, votes=recipe.votes)
     save(module.best, out / "weights", classes=clouds.classes, recipe=recipe.to_dict(), results=results)
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     return results

@@ -89,8 +89,7 @@ class TrainStep:
         self.optimiser.zero_grad(set_to_none=True)
         with autocast(self.device, self.precision):
             logits = self.forward(batch.geometry)
-        logits = logits.float()
-        loss = cross_entropy(logits, batch.labels, label_smoothing=self.smoothing)
+        loss, logits = self._loss(logits.float(), batch.labels)
         self.backward(loss * batch.share)
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip, foreach=True)
@@ -101,6 +100,13 @@ class TrainStep:
             self.totals += torch.stack([loss * count, correct, count])
             if self.average is not None:
                 self.average.update()
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and what accuracy is counted on (B, classes); an ensemble's logits are (members, B, classes)."""
+        if logits.ndim == 2:
+            return cross_entropy(logits, labels, label_smoothing=self.smoothing), logits
+        every = cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), label_smoothing=self.smoothing)
+        return every, logits.detach().softmax(2).mean(0)
 
     def read(self) -> tuple[float, float]:
         """Mean loss and accuracy since the last reading. Waits for the device."""
