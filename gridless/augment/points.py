@@ -65,6 +65,8 @@ def _moved(cloud: Cloud, coords: Tensor) -> Cloud:
 
 def _kept_first(cloud: Cloud, counts: Tensor) -> Cloud:
     """The first counts[b] points of each example b."""
+    if cloud.num_examples == 1 and cloud.device.type == "cpu":
+        return Cloud.of(cloud.coords[: int(counts)])
     place = torch.arange(len(cloud), device=cloud.device) - _at(cloud, cloud.splits[:-1])
     splits = torch.cat([cloud.splits[:1], counts.cumsum(0)])
     return Cloud(cloud.coords[place < _at(cloud, counts)], splits)
