@@ -93,7 +93,7 @@ class EventSet(torch.utils.data.Dataset):
 
     def _folder(self, child: str) -> Path:
         """The folder that has the folder `child`: the root, or one at most two levels below."""
-        levels: list[Iterable[Path]] = [[self.root]] + [sorted(self.root.glob(p)) for p in ("*", "*/*")]
+        levels: list[list[Path]] = [[self.root]] + [sorted(self.root.glob(p)) for p in ("*", "*/*")]
         for folder in (f for level in levels for f in level):
             if (folder / child).is_dir():
                 return folder
