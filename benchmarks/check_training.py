@@ -74,10 +74,12 @@ def times(clouds, device: str, batch: int, capture: bool, name: str = "modelnet4
     sync()
     epoch_ms = (time.perf_counter() - began) / 2 * 1e3
     steps = len(run.loader)
-    jobs = run.loader._jobs(3, 0)[: min(steps - 1, 10)]
+    jobs = run.loader._jobs(3, 0)[: min(steps - 1, max(run.loader.group, 8))]
     sync()
     began = time.perf_counter()
-    batches = [run.loader.prepare(3, *job) for job in jobs]
+    batches = []
+    for at in range(0, len(jobs), run.loader.group):
+        batches += run.loader.prepare(3, jobs[at : at + run.loader.group])
     sync()
     prepare_ms = (time.perf_counter() - began) / len(jobs) * 1e3
     began = time.perf_counter()

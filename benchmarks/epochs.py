@@ -59,7 +59,7 @@ def ours(clouds: Clouds, name: str, batch: int, drop: bool, offline: bool, epoch
     if not loss < 20:
         raise RuntimeError(f"the loss after two epochs is {loss}: not a training run")
     if offline:
-        batches = [run.loader.prepare(2, *job) for job in run.loader._jobs(2, 0)]
+        batches = [batch for job in run.loader._jobs(2, 0) for batch in run.loader.prepare(2, [job])]
         sync()
         began = time.perf_counter()
         for _ in range(epochs):

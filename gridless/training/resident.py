@@ -19,7 +19,11 @@ from torch import Tensor
 from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Geometry
 from gridless.training import stateless
+from gridless.training.cutting import cut
 from gridless.training.policy import Policy, send
+
+# Examples whose geometry is made at once on a GPU.
+GROUP = 1024
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,7 @@ class ResidentClouds:
         world: int = 1,
         prefetch: int = 2,
         finish: Callable[[Batch], Any] | None = None,
+        group: int | None = None,
     ) -> None:
         if points.ndim != 3 or len(points) != len(labels):
             raise ValueError(
@@ -67,6 +72,8 @@ class ResidentClouds:
         self.policy, self.seed, self.shuffle = policy or Policy(), seed, shuffle
         self.rank, self.world, self.prefetch, self.finish = rank, world, prefetch, finish
         self.epoch = self.start = 0
+        # Batches whose geometry is made at once: on a GPU small batches would each wait for their launches.
+        self.group = group or (max(1, GROUP // batch_size) if points.device.type == "cuda" else 1)
         # Held while a batch is prepared; whoever must have the device to itself (graph capture) takes it.
         self.busy = threading.Lock()
 
@@ -77,11 +84,14 @@ class ResidentClouds:
         """The batches of `epoch` from `start` on; then the epoch after it is next."""
         epoch, start = self.epoch, self.start
         jobs = self._jobs(epoch, start)
+        groups = [jobs[i : i + self.group] for i in range(0, len(jobs), self.group)]
         if self.points.device.type != "cuda" or not self.prefetch:
-            made: Iterator[Any] = (self.prepare(epoch, *job) for job in jobs)
+            made: Iterator[list[Any]] = (self.prepare(epoch, group) for group in groups)
         else:
-            made = _ahead(lambda job: self.prepare(epoch, *job), jobs, self.prefetch, self.points.device, self.busy)
-        for step, batch in enumerate(made, start):
+            made = _ahead(
+                lambda group: self.prepare(epoch, group), groups, self.prefetch, self.points.device, self.busy
+            )
+        for step, batch in enumerate((batch for batches in made for batch in batches), start):
             self.epoch, self.start = (epoch, step + 1) if step + 1 < len(self) else (epoch + 1, 0)
             yield batch
 
@@ -105,15 +115,19 @@ class ResidentClouds:
             jobs.append((mine, len(mine) * self.world / len(whole)))
         return jobs
 
-    def prepare(self, epoch: int, index: Tensor, share: float = 1.0) -> Any:
-        """The batch of these examples in this epoch, with geometry and what a backward pass will want of it."""
-        cloud = self.policy(self.points, index, self.seed, epoch)
-        geometry = self.plan(cloud)
+    def prepare(self, epoch: int, jobs: list[tuple[Tensor, float]]) -> list[Any]:
+        """Batches of an epoch, each given by its examples and share, with what a backward pass will want of them."""
+        whole = torch.cat([index for index, _ in jobs])
+        geometry = self.plan(self.policy(self.points, whole, self.seed, epoch))
         for value in list(geometry.values()):
             if isinstance(value, Edges):
                 value.transpose()
-        batch = Batch(geometry, self.labels[send(index, self.labels.device)], share)
-        return batch if self.finish is None else self.finish(batch)
+        labels = self.labels[send(whole, self.labels.device)]
+        examples = [len(index) for index, _ in jobs]
+        pieces = [geometry] if len(jobs) == 1 else cut(geometry, self.plan, examples)
+        parts = zip(pieces, labels.split(examples), jobs, strict=True)
+        batches = [Batch(piece, part, share) for piece, part, (_, share) in parts]
+        return batches if self.finish is None else [self.finish(batch) for batch in batches]
 
 
 def _ahead(
@@ -167,7 +181,7 @@ _STREAMS: dict[torch.device, Any] = {}
 
 def _side_stream(device: torch.device) -> Any:
     if device not in _STREAMS:
-        _STREAMS[device] = torch.cuda.Stream(device)
+        _STREAMS[device] = torch.cuda.Stream(device, priority=-1)
     return _STREAMS[device]
 
 

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Geometry
+from gridless.training.cutting import ends_of
 from gridless.training.resident import Batch, tensors_of
 
 Sizes = dict[str, int]
@@ -43,7 +44,7 @@ def padded(batch: Batch, plan: Plan, room: Sizes) -> Batch:
     for name, value in batch.geometry.items():
         step = plan.steps[name]
         if isinstance(value, Edges):
-            source, target = _ends(plan, name)
+            source, target = ends_of(plan, name)
             values[name] = _grow_edges(value, room[source], room[target], room[name])
             if not value.symmetric:
                 back = _grow_edges(value.transpose(), room[target], room[source], room[name])
@@ -55,14 +56,6 @@ def padded(batch: Batch, plan: Plan, room: Sizes) -> Batch:
         else:
             raise TypeError(f"{name}: a {type(value).__name__} cannot be given a fixed size")
     return Batch(Geometry(values), batch.labels, batch.share)
-
-
-def _ends(plan: Plan, name: str) -> tuple[str, str]:
-    step = plan.steps[name]
-    if step.op == "transpose":
-        source, target = _ends(plan, step.inputs[0])
-        return target, source
-    return step.inputs[0], step.inputs[1]
 
 
 def _rows(tensor: Tensor, rows: int) -> Tensor:

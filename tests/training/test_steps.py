@@ -7,6 +7,7 @@ import torch
 from conftest import shapes
 
 import gridless as gl
+from gridless import models
 from gridless.training import (
     Average,
     Policy,
@@ -20,6 +21,7 @@ from gridless.training import (
 )
 from gridless.training.evaluate import report
 from gridless.training.loop import Run
+from gridless.training.resident import tensors_of
 from gridless.training.schedule import Cosine, Plateau
 from gridless.training.static import Slot, capacity, padded, sizes
 
@@ -141,6 +143,21 @@ def test_a_loader_goes_on_where_its_state_says(clouds):
     for a, b in zip(whole[3:], rest):
         assert torch.equal(a.labels, b.labels)
         assert torch.equal(a.geometry["X0"].coords, b.geometry["X0"].coords)
+
+
+@pytest.mark.parametrize("name", ["point_resnet_plus", "point_unet"])
+def test_batches_cut_from_a_group_are_those_made_one_by_one(clouds, name):
+    plan = getattr(models, name)(3, width=8, levels=2).plan
+    settings = {"batch_size": 10, "policy": Policy(shuffle=True, drop=0.5)}
+    alone = list(ResidentClouds(clouds.points, clouds.labels, plan, group=1, **settings))
+    group = list(ResidentClouds(clouds.points, clouds.labels, plan, group=3, **settings))
+    assert len(alone) == len(group) == 5
+    for a, b in zip(alone, group):
+        for one, other in zip(tensors_of(a), tensors_of(b), strict=True):
+            assert torch.equal(one, other)
+        for key, value in a.geometry.items():
+            for size in ("num_source", "num_parent", "num_target"):
+                assert getattr(value, size, 0) == getattr(b.geometry[key], size, 0)
 
 
 def test_processes_divide_each_batch(clouds):
