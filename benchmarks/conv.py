@@ -1,19 +1,20 @@
 """The point convolution against its peers: the paper's table "implementations vs FlexConv", and two larger settings.
 
-    python benchmarks/conv.py [--settings paper,clouds] [--methods ours,csr] [--dtype bfloat16] [--repeats 20]
+    python benchmarks/conv.py [--settings paper,clouds] [--methods ours,csr] [--dtype bfloat16] [--stored]
 
 Every method computes the same function, is checked against a float64 sum first, and is timed in the same run: forward,
-and forward with gradients of features and weights. Neighbours are given. The peers' edge values are made beforehand and
-not timed (they are stored: that is how these methods work); ours are made inside the kernels, from the coordinates.
+and forward with gradients of features and weights. Neighbours are given, coordinates too: each method makes the edge
+values from them, ours inside its kernels. With --stored the peers find theirs ready made, not timed.
 
 On a GPU the times are medians of CUDA graph replays, each after the second-level cache was overwritten (a method that
-cannot be captured is timed from launch to launch, and marked *); memory is the peak beyond the inputs and the peers'
-edge values. On the CPU the times are medians of calls, and memory is the largest growth of the process.
+cannot be captured is timed from launch to launch, and marked *); memory is the peak beyond what was there before. On
+the CPU the times are medians of calls, and memory is the largest growth of the process.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import platform
 import statistics
@@ -62,11 +63,20 @@ class Problem(NamedTuple):
     edges: gl.Edges
     coords: Tensor
     basis: Monomials
-    values: Tensor
     direction: Tensor
+    stored: Tensor | None
+
+    def values(self) -> Tensor:
+        """The edge values (E, M), made now unless they are stored."""
+        if self.stored is not None:
+            return self.stored
+        made = reference.edge_values(
+            self.edges, self.coords, self.coords, self.basis, RADIUS, True, True, torch.float32
+        )
+        return made.to(self.features.dtype)
 
 
-def problem(setting: Setting, device: str, dtype: torch.dtype) -> Problem:
+def problem(setting: Setting, device: str, dtype: torch.dtype, stored: bool = False) -> Problem:
     torch.manual_seed(0)
     if setting.points > 1 << 16:
         coords, edges = lattice(setting, device)
@@ -77,11 +87,10 @@ def problem(setting: Setting, device: str, dtype: torch.dtype) -> Problem:
     basis = Monomials(3, setting.order)
     features = torch.randn(len(coords), setting.channels, device=device).to(dtype)
     weight = (torch.randn(basis.size, setting.channels, setting.channels, device=device) / 8).to(dtype)
-    with torch.no_grad():
-        values = reference.edge_values(edges, coords, coords, basis, RADIUS, True, True, torch.float32)
     direction = torch.randn(len(coords), setting.channels, device=device).to(dtype)
     edges.transpose()
-    return Problem(features, weight, edges, coords, basis, values, direction)
+    made = Problem(features, weight, edges, coords, basis, direction, None)
+    return made._replace(stored=made.values()) if stored else made
 
 
 def nearest_edges(coords: Tensor, neighbours: int) -> gl.Edges:
@@ -129,9 +138,9 @@ def ours(p: Problem) -> Method:
 
 def index_add(p: Problem) -> Method:
     source, target = p.edges.source.long(), p.edges.target.long()
-    values = p.values.to(p.features.dtype)
 
     def run(f: Tensor, w: Tensor) -> Tensor:
+        values = p.values()
         out = f.new_zeros(p.edges.num_target, w.shape[2])
         for m in range(len(w)):
             sums = f.new_zeros(p.edges.num_target, f.shape[1]).index_add(0, target, values[:, m, None] * f[source])
@@ -146,9 +155,15 @@ def compiled_index_add(p: Problem) -> Method:
 
 
 def csr(p: Problem) -> Method:
-    values = p.values.to(p.features.dtype)
-    matrices = [p.edges.to_torch_csr(values[:, m].contiguous()) for m in range(p.basis.size)]
-    return lambda f, w: torch.stack([(n @ f) @ w[m] for m, n in enumerate(matrices)]).sum(0)
+    def matrices() -> list[Tensor]:
+        return [p.edges.to_torch_csr(column.contiguous()) for column in p.values().unbind(1)]
+
+    ready = matrices() if p.stored is not None else None
+
+    def run(f: Tensor, w: Tensor) -> Tensor:
+        return torch.stack([(n @ f) @ w[m] for m, n in enumerate(ready or matrices())]).sum(0)
+
+    return run
 
 
 def pyg(p: Problem) -> Method:
@@ -164,8 +179,8 @@ def pyg(p: Problem) -> Method:
         def message(self, x_j: Tensor, values: Tensor) -> Tensor:
             return (values[:, :, None] * x_j[:, None, :]).flatten(1)
 
-    edge_index, layer, values = p.edges.to_edge_index(), Conv(), p.values.to(p.features.dtype)
-    return lambda f, w: layer(f, w, values)
+    edge_index, layer = p.edges.to_edge_index(), Conv()
+    return lambda f, w: layer(f, w, p.values())
 
 
 METHODS: dict[str, Callable[[Problem], Method]] = {
@@ -183,7 +198,8 @@ METHODS: dict[str, Callable[[Problem], Method]] = {
 def expected(p: Problem) -> Tensor:
     """The same sums in float64, term by term."""
     source, target = p.edges.source.long(), p.edges.target.long()
-    f, w, values = p.features.double(), p.weight.double(), p.values.double()
+    f, w = p.features.double(), p.weight.double()
+    values = p._replace(features=p.features.float(), stored=None).values().double()
     out = f.new_zeros(p.edges.num_target, w.shape[2])
     for m in range(len(w)):
         out += torch.zeros_like(f).index_add_(0, target, values[:, m, None] * f[source]) @ w[m]
@@ -260,6 +276,8 @@ def cpu_memory(work: Callable[[], Any]) -> float:
         while not done.wait(0.0005):
             most[0] = max(most[0], resident())
 
+    # What earlier calls freed goes back to the system first, or growth would hide in it.
+    ctypes.CDLL(None).malloc_trim(0)
     before = resident()
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -307,6 +325,7 @@ def main() -> None:
     parser.add_argument("--settings", default=None)
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--stored", action="store_true")
     parser.add_argument("--repeats", type=int, default=None)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -314,9 +333,9 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     settings = (args.settings or ("paper,clouds,million,scattered" if device == "cuda" else "paper")).split(",")
     repeats = args.repeats or (20 if device == "cuda" else 5)
-    results: dict[str, Any] = {"machine": machine(device), "dtype": args.dtype}
+    results: dict[str, Any] = {"machine": machine(device), "dtype": args.dtype, "stored": args.stored}
     for key in settings:
-        p = problem(SETTINGS[key], device, getattr(torch, args.dtype))
+        p = problem(SETTINGS[key], device, getattr(torch, args.dtype), args.stored)
         truth, rows = expected(p), {}
         for name in args.methods.split(","):
             try:
@@ -328,7 +347,9 @@ def main() -> None:
         results[key] = {"floors": floors(p), **rows}
         show(key, SETTINGS[key], results[key])
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / f"conv_{device}_{args.dtype}.json").write_text(json.dumps(results, indent=1) + "\n")
+        (args.out / f"conv_{device}_{args.dtype}{'_stored' * args.stored}.json").write_text(
+            json.dumps(results, indent=1) + "\n"
+        )
         del p, truth
 
 

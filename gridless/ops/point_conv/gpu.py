@@ -26,9 +26,6 @@ CHUNK = 48 << 20
 SMALL = 8 << 20
 # Bytes of F Theta that are made at once where features are transformed first.
 TRANSFORMED = 64 << 20
-# Programs per multiprocessor: those that each keep a share of the weight's gradient, and those of the plain gather.
-OCCUPANCY = 3
-PERSISTENT = 32
 # Terms whose sums one kernel keeps in registers.
 GROUP = 16
 
@@ -41,11 +38,12 @@ _TYPES = {
 
 
 class Tile(NamedTuple):
-    """Rows of a program, edges of each in flight, and warps."""
+    """Rows of a program, edges of each in flight, warps, and programs side by side on a multiprocessor."""
 
     rows: int
     unroll: int
     warps: int
+    beside: int = 1
 
 
 def conv(
@@ -237,10 +235,8 @@ class _Walk:
         block = min(64, max(4, triton.next_power_of_2(channels)))
         for base, size in self.groups():
             tile = gather_tile(features.dtype, size, block)
-            tiles = triton.cdiv(last - first, tile.rows)
-            programs = min(tiles, _processors(features.device) * PERSISTENT)
-            gather_kernel[(programs, triton.cdiv(channels, block))](
-                features, *self.tensors, out, first, last, tiles, *self.scale, C=channels, **self.settings(channels),
+            gather_kernel[(triton.cdiv(last - first, tile.rows), triton.cdiv(channels, block))](
+                features, *self.tensors, out, first, last, *self.scale, C=channels, **self.settings(channels),
                 BASE=base, **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype, TERMS=self.kernel.size,
                 T=tile.rows, CB=block, U=tile.unroll, num_warps=tile.warps,
             )  # fmt: skip
@@ -289,6 +285,7 @@ def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, o
         features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, *walk.scale,
         C=channels, P=width, **walk.settings(channels), **terms, HAS_BIAS=bias is not None, PRECISION=_precision(),
         T=tile.rows, CB=_dot_block(channels), PB=_dot_block(width), U=tile.unroll, num_warps=tile.warps,
+        maxnreg=65536 // (32 * tile.warps * tile.beside) if tile.beside > 1 else None,
     )  # fmt: skip
 
 
@@ -300,11 +297,10 @@ def _fused_backward(
     d_features: Tensor | None,
     need_weight: bool,
     tile: Tile,
-    occupancy: int = OCCUPANCY,
 ) -> Tensor | None:
     _, channels, width = weight.shape
     tiles = triton.cdiv(walk.rows, tile.rows)
-    programs = min(tiles, _processors(grad.device) * occupancy) if need_weight else tiles
+    programs = min(tiles, _processors(grad.device) * tile.beside) if need_weight else tiles
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
     terms = walk.terms(0, walk.kernel.size)
     fused_backward_kernel[(programs,)](
@@ -344,8 +340,8 @@ def fused_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Til
     if dtype == torch.float64 or terms > GROUP or sums > 320 or _dot_block(width) > 128:
         return None
     if dtype != torch.float32:
-        return Tile(64, 2, 8)
-    return Tile(16 if sums > 256 else 32, 2, 4)
+        return Tile(64, 1, 8)
+    return Tile(32, 1 if sums <= 256 else 2, 4, 4)
 
 
 def fused_backward_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Tile | None:
@@ -354,9 +350,9 @@ def fused_backward_tile(dtype: torch.dtype, terms: int, channels: int, width: in
     shares = sums * _dot_block(channels)
     if dtype == torch.float64 or terms > GROUP or sums > 320 or shares > 16384 or _dot_block(channels) > 64:
         return None
-    if shares > 10240:
-        return Tile(32, 2, 8)
-    return Tile(16, 2, 2) if dtype == torch.float32 else Tile(16, 2, 4)
+    if dtype == torch.float32:
+        return Tile(32, 2, 8, 1) if shares > 10240 else Tile(16, 2, 2, 4)
+    return Tile(32, 2, 4, 2) if shares > 10240 else Tile(16, 2, 4, 3)
 
 
 def gather_tile(dtype: torch.dtype, terms: int, block: int) -> Tile:

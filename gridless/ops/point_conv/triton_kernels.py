@@ -151,33 +151,32 @@ def _gather(
 
 @triton.jit
 def gather_kernel(
-    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, OUT, first, last, tiles, high, low,
+    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, OUT, first, last, high, low,
     C: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
     FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, FLIP: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr,
     BASE: tl.constexpr, TERMS: tl.constexpr, T: tl.constexpr, CB: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
-    """OUT (last - first, TERMS, C): terms BASE to BASE + M of N F for rows first to last, tile after tile."""
+    """OUT (last - first, TERMS, C): terms BASE to BASE + M of N F for rows first to last."""
     scale = _scale(high, low, ROW_X)
+    row = first + tl.program_id(0) * T + tl.arange(0, T)
+    live = row < last
     channel = tl.program_id(1) * CB + tl.arange(0, CB)
     wanted = channel < C
-    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-        row = first + tile * T + tl.arange(0, T)
-        live = row < last
-        acc = _gather(
-            F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, channel, wanted, scale,
-            C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, CB, U,
-        )  # fmt: skip
-        at = (row - first).to(tl.int64)[:, None] * (TERMS * C) + channel[None, :]
-        there = live[:, None] & wanted[None, :]
-        if NORMALISE and not FLIP:
-            inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
-            if tl.program_id(1) == 0:
-                tl.store(INVERSE + row, inverse, mask=live)
-            for m in tl.static_range(M):
-                tl.store(OUT + at + (BASE + m) * C, acc[m] * inverse[:, None], mask=there)
-        else:
-            for m in tl.static_range(M):
-                tl.store(OUT + at + (BASE + m) * C, acc[m], mask=there)
+    acc = _gather(
+        F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, channel, wanted, scale,
+        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, CB, U,
+    )  # fmt: skip
+    at = (row - first).to(tl.int64)[:, None] * (TERMS * C) + channel[None, :]
+    there = live[:, None] & wanted[None, :]
+    if NORMALISE and not FLIP:
+        inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
+        if tl.program_id(1) == 0:
+            tl.store(INVERSE + row, inverse, mask=live)
+        for m in tl.static_range(M):
+            tl.store(OUT + at + (BASE + m) * C, acc[m] * inverse[:, None], mask=there)
+    else:
+        for m in tl.static_range(M):
+            tl.store(OUT + at + (BASE + m) * C, acc[m], mask=there)
 
 
 @triton.jit
