@@ -195,15 +195,18 @@ METHODS: dict[str, Callable[[Problem], Method]] = {
 # Measuring.
 
 
-def expected(p: Problem) -> Tensor:
-    """The same sums in float64, term by term."""
+def expected(p: Problem) -> tuple[Tensor, Tensor, Tensor]:
+    """The result and the gradients of features and weight, in float64, term by term."""
     source, target = p.edges.source.long(), p.edges.target.long()
-    f, w = p.features.double(), p.weight.double()
+    f, w, g = p.features.double(), p.weight.double(), p.direction.double()
     values = p._replace(features=p.features.float(), stored=None).values().double()
-    out = f.new_zeros(p.edges.num_target, w.shape[2])
+    out, d_f, d_w = torch.zeros_like(g), torch.zeros_like(f), torch.zeros_like(w)
     for m in range(len(w)):
-        out += torch.zeros_like(f).index_add_(0, target, values[:, m, None] * f[source]) @ w[m]
-    return out
+        sums = torch.zeros_like(f).index_add_(0, target, values[:, m, None] * f[source])
+        out += sums @ w[m]
+        d_w[m] = sums.t() @ g
+        d_f.index_add_(0, source, values[:, m, None] * (g @ w[m].t())[target])
+    return out, d_f, d_w
 
 
 def passes(p: Problem, method: Method) -> dict[str, Callable[[], Any]]:
@@ -288,17 +291,17 @@ def cpu_memory(work: Callable[[], Any]) -> float:
     return max(most[0] - before, 0.0)
 
 
-def measure(p: Problem, name: str, repeats: int, truth: Tensor) -> dict[str, Any]:
+def measure(p: Problem, name: str, repeats: int, truth: tuple[Tensor, ...]) -> dict[str, Any]:
     cuda = p.features.is_cuda
     method = METHODS[name](p)
     row: dict[str, Any] = {}
     works = passes(p, method)
-    out = works["forward"]()
-    row["error"] = ((out.double() - truth).norm() / truth.norm()).item()
+    found = (works["forward"](), *works["both"]())
+    row["error"] = max(((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, truth))
     limit = 2e-3 if p.features.dtype == torch.float32 else 2e-2
     if not row["error"] < limit:
         raise SystemExit(f"{name} is wrong: {row['error']}")
-    del out
+    del found
     for what, work in works.items():
         row[what], row[f"{what} mark"] = cuda_time(work, repeats) if cuda else cpu_time(work, repeats)
         row[f"{what} MiB"] = cuda_memory(work) if cuda else cpu_memory(work)
