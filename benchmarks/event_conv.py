@@ -253,6 +253,9 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=0.3, help="seconds per measurement")
     parser.add_argument("--bandwidth", type=float, default=4.8e12, help="bytes per second, for the floor")
     parser.add_argument("--skip-paper", action="store_true")
+    parser.add_argument(
+        "--tune", action="store_true", help="time the scan of the first two levels for several program sizes"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = options.device
@@ -269,6 +272,9 @@ def main() -> None:
     }
     result["geometry"] = geometry_times(model, events, device, options.budget)
     geometry = model.plan(events)
+    if options.tune:
+        tune(model, geometry, device, options.budget)
+        return
     result["layers"] = layer_times(model, geometry, device, options)
     result["network"] = network_times(events, device, options)
     if options.json:
@@ -297,6 +303,24 @@ def geometry_times(model: torch.nn.Module, events: gl.Events, device: str, budge
         found[name] = ms
         print(f"{name:18}{ms:9.3f} ms  {len(events) / ms / 1e3:8.1f} Mev/s  {memory:8.0f} MB", flush=True)
     return found
+
+
+def tune(model: torch.nn.Module, geometry: gl.Geometry, device: str, budget: float) -> None:
+    """Forward alone, and forward + backward, of the scan."""
+    from gridless.ops.event_conv import gpu
+
+    print(f"\n{'layer':16}{'lanes':>7}{'per warp':>9}{'forward':>10}{'both':>10}  ms")
+    for name in ("downs.0.conv", "blocks.0.cross", "blocks.0.point", "downs.1.conv", "blocks.1.cross"):
+        layer = model.get_submodule(name)
+        values = layer_inputs(layer, geometry)
+        near = layer.near
+        streams = geometry[near.source], geometry[near.target], near.kernel, near.stride, layer.decay_time
+        for lanes, per_warp in ((128, 128), (256, 256), (512, 256), (512, 512), (1024, 256), (1024, 512), (1024, 1024)):
+            gpu._ELEMENTS, gpu._PER_WARP = lanes, per_warp
+            with torch.no_grad():
+                forward, _ = timed(lambda v=values, s=streams: event_conv(*v, *s), device, budget / 2)
+            both, _ = timed(both_ways(lambda f, w, r, b, s=streams: event_conv(f, w, r, b, *s), values), device, budget)
+            print(f"{name:16}{lanes:7}{per_warp:9}{forward:10.3f}{both:10.3f}", flush=True)
 
 
 def layer_times(model: torch.nn.Module, geometry: gl.Geometry, device: str, options: Any) -> list[dict[str, Any]]:

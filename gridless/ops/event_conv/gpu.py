@@ -23,7 +23,9 @@ from gridless.structures import Events
 if TYPE_CHECKING:
     from gridless.ops.event_conv.autograd import Walk
 
-_ELEMENTS = 128
+# Lanes of a program, and of a warp: `benchmarks/event_conv.py --tune` times others.
+_ELEMENTS = 256
+_PER_WARP = 256
 _STRAYS = 32
 
 
@@ -94,7 +96,7 @@ def _cells(events: Events) -> int:
 
 
 def _warps(elements: int) -> int:
-    return max(min(elements // 128, 8), 1)
+    return max(min(elements // _PER_WARP, 8), 1)
 
 
 def _shape(temporal: int, channels: int) -> tuple[int, int, int]:
