@@ -117,6 +117,7 @@ class WideBlock(nn.Module):
             self.shortcut = Dense(in_channels, out_channels, bias=False)
             self.norm = BatchNorm(out_channels, edges.target, momentum=0.1)
         else:
+            assert self.norm3.weight is not None
             nn.init.zeros_(self.norm3.weight)
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:

@@ -76,12 +76,12 @@ def evaluate(
 
     model: Any = load(weights, pick_device(device))
     recipe = model.about.get("recipe", {})
-    votes = recipe.get("votes", 1) if votes is None else votes
+    views = recipe.get("votes", 1) if votes is None else votes
     clouds = load_clouds(recipe.get("data", "modelnet40"), data, split, max(points or [recipe.get("points", 1024)]))
     clouds = clouds.to(pick_device(device))
     results = {}
     for count in points or [clouds.points.shape[1]]:
-        p = probabilities(model, clouds.points[:, :count], batch_size, votes)
+        p = probabilities(model, clouds.points[:, :count], batch_size, views)
         results[count] = report(p, clouds.labels, clouds.classes)
     if as_json:
         print(json.dumps(results if points else next(iter(results.values()))))

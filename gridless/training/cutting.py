@@ -58,7 +58,7 @@ def _piece(geometry: Geometry, plan: Plan, rows: dict[str, tuple[int, int]], fir
         if isinstance(value, Cloud):
             inputs = plan.steps[name].inputs
             values[name] = _cut_cloud(value, rows[name], rows[inputs[0]] if inputs else (0, 0), first, last)
-        else:
+        elif isinstance(value, Edges):
             source, target = ends_of(plan, name)
             values[name] = _cut_edges(value, rows[name], rows[source], rows[target])
             if not value.symmetric:

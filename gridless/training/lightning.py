@@ -83,9 +83,10 @@ class CloudClassifier(lightning.LightningModule):
 
     def _end_epoch(self) -> None:
         assert self.step is not None
-        totals = self.step.totals.clone()
+        totals: Any = self.step.totals.clone()
         if self.trainer.world_size > 1:
-            totals = self.all_gather(totals).sum(0)
+            gathered: Any = self.all_gather(totals)
+            totals = gathered.sum(0)
         loss, correct, count = totals.tolist()
         self.step.totals.zero_()
         self.schedule.epoch_ended(correct / count)
@@ -109,7 +110,7 @@ class CloudClassifier(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         assert self.step is not None
-        totals = self.step.totals.clone()[None]
+        totals: Any = self.step.totals.clone()[None]
         if self.trainer.world_size > 1:
             totals = self.all_gather(totals[0])
         checkpoint["gridless"] = {

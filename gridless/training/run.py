@@ -38,7 +38,8 @@ def run(
     callbacks: list[Callback] | None = None,
 ) -> dict[str, Any] | None:
     """Train by the recipe and write OUT/weights.*; returns what is worth knowing (None in processes but the first)."""
-    device, last = torch.device(device), out / "checkpoints" / "last.ckpt"
+    device = torch.device(device)
+    last = out / "checkpoints" / "last.ckpt"
     if resume and not last.is_file():
         raise FileNotFoundError(f"nothing to resume: there is no {last}")
     out.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,7 @@ def run(
         torch.set_float32_matmul_precision("high")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     module = CloudClassifier(recipe)
-    every = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
+    every: dict[str, Any] = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
     keep = ModelCheckpoint(out / "checkpoints", filename="last", save_top_k=1, enable_version_counter=False, **every)
     trainer = lightning.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
