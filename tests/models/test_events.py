@@ -112,6 +112,22 @@ def test_a_batch_is_its_recordings(head):
 
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])
+@pytest.mark.parametrize("form", ["scan", "edges"])
+def test_padding_changes_nothing(head, form):
+    model = small(head=head, form=form, dropout=0.0).double()
+    examples = [model.plan(r) for r in recordings()]
+    label = torch.tensor([0, 1, 2])
+    found = []
+    for bucket in (None, "power_of_two"):
+        geometry = gl.collate(examples, bucket)
+        assert bool(geometry["X1"].padding) == (bucket is not None)
+        loss, logits = model.loss(geometry, label)
+        found.append([logits, *torch.autograd.grad(loss, list(model.parameters()))])
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
 @pytest.mark.parametrize("sizes", [(1,), (7, 50), (500,)])
 def test_packets_give_what_the_whole_recording_gives(head, sizes):
     model = small(head=head, duration=2500).double().eval()

@@ -70,7 +70,7 @@ def event_conv(
     """
     joined = _checked(features, weight, rate, bias, source, target, kernel, stride, decay_time)
     if edges is not None:
-        _check_edges(edges, joined)
+        edges = _fitted(edges, joined)
     from gridless.ops.event_conv.autograd import convolve
 
     out = convolve(features, weight, rate, joined, float(decay_time), edges)
@@ -175,12 +175,24 @@ def _checked(
     return joined
 
 
-def _check_edges(edges: Edges, joined: Link) -> None:
+def _fitted(edges: Edges, joined: Link) -> Edges:
+    """The edges with a row for every (target, tap), padding rows too."""
     rows = len(joined.target) * len(joined.offsets)
-    if edges.num_target != rows or edges.num_source != len(joined.source):
+    padded = joined.target.padding or edges.padding
+    if edges.num_source != len(joined.source) or (edges.num_target != rows and not padded):
         raise ValueError(
             f"event_conv: edges must join {len(joined.source)} sources and {rows} (target, tap) rows, "
             f"not {edges.num_source} and {edges.num_target}: make them with causal(source, target, kernel, stride)"
         )
     if edges.device != joined.source.device:
         raise ValueError(f"event_conv: edges are on {edges.device}, the events on {joined.source.device}: move one")
+    if edges.num_target == rows:
+        return edges
+
+    def make() -> Edges:
+        # Targets and (target, tap) rows were padded to different sizes; the rows in question have no edges.
+        more = max(rows - edges.num_target, 0)
+        splits = torch.cat([edges.splits[: rows + 1], edges.splits[-1:].expand(more)])
+        return Edges(splits, edges.source, edges.num_source, padding=edges.padding).trusted()
+
+    return edges.cached("fitted", make)
