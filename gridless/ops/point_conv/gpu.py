@@ -5,6 +5,9 @@ Otherwise N F is written for as many targets as the second-level cache holds, an
 The backward pass does the same with B = N^T dF' over the transposed edges. No atomics: every sum has one owner.
 """
 
+# Kernels take plain numbers where they declare constants.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 from functools import cache

@@ -5,6 +5,11 @@ are made in registers, and the sums of all M terms stay there. A row is a target
 FLIP, the transposed edges: a row is a source and its columns are targets. The vector is target - source either way.
 """
 
+# Kernels are Triton, not Python: a type checker cannot follow them.
+# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false, reportOptionalMemberAccess=false
+# pyright: reportPossiblyUnboundVariable=false, reportReturnType=false, reportAssignmentType=false
+
 from __future__ import annotations
 
 import triton
