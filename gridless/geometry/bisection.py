@@ -21,6 +21,7 @@ from gridless.geometry.vectors import (
     load_id,
     load_point,
     plane_bounds,
+    prefetch,
     scan_ball,
     size_of,
     squared_distance,
@@ -116,6 +117,11 @@ def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, fi
     if s_count + 32 > len(found):
         return MORE_FOUND
     size, ids, row, base = size_of(reach), t_at + len(axes) * t_stride, address(found), address(out)
+    # The rows lie far apart: ask for their first lines together.
+    for k in range(t_count):
+        to = base + 4 * begin[np.uint64(load_id(ids + 4 * k) - first)]
+        prefetch(to)
+        prefetch(to + 64)
     for k in range(t_count):
         point = load_point(t_at + k * size, t_stride, axes, reach)
         hits = scan_ball(s_at, s_stride, s_count, point, reach, row)
@@ -136,7 +142,7 @@ def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, fi
 def _nearest(s_at, s_stride, s_count, point, reach, hits, limit, row):
     """Of the ids at `row` keep the `limit` nearest, of equally near ones the first."""
     distance = np.empty(hits, type(reach))
-    size, ids, n = size_of(reach), s_at + len(point) * s_stride, 0
+    size, n = size_of(reach), 0
     for k in range(s_count):
         d2 = squared_distance(s_at + k * size, s_stride, point)
         if d2 <= reach:
@@ -218,13 +224,14 @@ def descend(
 
 @njit(nogil=True, cache=True)
 def search(
-    x, xs, y, ys, e, last, same, radius, reach, half, eps, axes, work, boxes, stack, mode, limit, found, begin,
+    x, xs, y, ys, e, last, same, ready, radius, reach, half, eps, axes, work, boxes, stack, mode, limit, found, begin,
     count, splits, total, out,
 ):  # fmt: skip
     """Search examples e to last, each from its own root.
 
-    SCAN appends their rows to `out` after the first `total` edges, and writes the ends of rows to `splits`; COUNT writes
-    the size of each row to `count`; FILL writes the rows to `out` where they begin in `begin`.
+    SCAN appends their rows to `out` after the first `total` edges, and writes the ends of rows to `splits`; COUNT
+    writes the size of each row to `count`; FILL writes the rows to `out` where they begin in `begin`.
+    If `ready`, the lists of the only example are in `work` already, sources before targets.
     Returns the first example that was not searched, the number of edges, and what was too small.
     """
     dim, size = x.shape[1], x.itemsize
@@ -239,8 +246,9 @@ def search(
             free += (dim + 1) * t_stride
         if free > len(work):
             return e, total, MORE_WORK
-        write_list(x, xs[e], xs[e + 1], work, 0, s_stride)
-        if not same:
+        if not ready:
+            write_list(x, xs[e], xs[e + 1], work, 0, s_stride)
+        if not (same or ready):
             write_list(y, ys[e], ys[e + 1], work, t_at, t_stride)
         rows = 0 if mode == SCAN else ys[e]
         used = descend(
@@ -271,20 +279,6 @@ def _copy_rows(found, begin, count, rows, out, total, splits):
         total += n
         splits[i] = total
     return total
-
-
-@njit(nogil=True, cache=True)
-def search_part(
-    t_list, t_stride, t_count, s_list, s_stride, s_count, radius, reach, half, eps, axes, work, boxes, stack, mode, limit,
-    found, begin, count, out,
-):  # fmt: skip
-    """Search one list of sources for one list of targets (see `search`; rows are numbered as ids are)."""
-    size = size_of(reach)
-    return descend(
-        address(t_list), t_stride * size, t_count, address(s_list), s_stride * size, s_count,
-        address(work), address(work) + len(work) * size, radius, reach, half, eps, axes, boxes, stack,
-        mode, limit, 0, found, begin, count, out,
-    )  # fmt: skip
 
 
 @njit(nogil=True, cache=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 
 from gridless.structures import MAX_EDGES, Cloud, Edges
@@ -88,7 +89,10 @@ def check_edge_count(what: str, count: int) -> None:
 
 def round_to(value: float, dtype: torch.dtype) -> float:
     """`value` rounded to `dtype`, as a Python float (which holds it exactly)."""
-    return torch.tensor(value, dtype=dtype).item() if dtype == torch.float32 else float(value)
+    if dtype != torch.float32:
+        return float(value)
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
 
 
 def squared_radius(radius: float, dtype: torch.dtype) -> float:

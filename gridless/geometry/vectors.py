@@ -3,9 +3,9 @@
 A list holds its points plane by plane: one run of floats for each dimension and one of int32 ids, `stride` bytes apart.
 It is padded with NaN to a whole number of vectors, which no comparison lets through. Kernels pass raw addresses.
 
-The intrinsics emit LLVM vectors, which every CPU has in some width; Numba itself does not vectorise loops that keep some
-elements and drop others. Where the target has AVX-512 the kept lanes are compressed in one instruction, elsewhere they
-are found one by one in the mask. Both give the same lists. Nothing here lets LLVM fuse or reorder arithmetic.
+The intrinsics emit LLVM vectors, which every CPU has in some width; Numba itself does not vectorise loops that keep
+some elements and drop others. Where the target has AVX-512 the kept lanes are compressed in one instruction, elsewhere
+they are found one by one in the mask. Both give the same lists. Nothing here lets LLVM fuse or reorder arithmetic.
 """
 
 from __future__ import annotations
@@ -171,6 +171,20 @@ def copy_vector(typingctx, source, to):
 
 
 @intrinsic
+def prefetch(typingctx, at):
+    """Ask for the cache line of an address that will be written."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        name = "llvm.prefetch.p0" if _OPAQUE else "llvm.prefetch.p0i8"
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [pointer, _I32(1), _I32(3), _I32(1)])
+        return context.get_dummy_value()
+
+    return types.none(types.int64), codegen
+
+
+@intrinsic
 def _store_scalar(typingctx, to, value):
     def codegen(context, builder, signature, args):
         _store(builder, args[1], args[0], value.bitwidth // 8)
@@ -251,9 +265,8 @@ def _compress(typingctx, at, bits, to, like, narrow):
         kind = ir.FunctionType(vector, [vector, vector, mask.type])
         function = cgutils.get_or_insert_function(builder.module, kind, name)
         x = _load(builder, args[0], vector, like.bitwidth // 8)
-        _store(
-            builder, builder.call(function, [x, ir.Constant(vector, ir.Undefined), mask]), args[2], like.bitwidth // 8
-        )
+        packed = builder.call(function, [x, ir.Constant(vector, ir.Undefined), mask])
+        _store(builder, packed, args[2], like.bitwidth // 8)
         return context.get_dummy_value()
 
     return types.none(types.int64, types.uint64, types.int64, like, narrow), codegen

@@ -29,4 +29,10 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None = None) 
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise ValueError(f"ball: limit must be a whole number of neighbours, 1 or more, not {limit!r}")
     splits, index = implementation(__name__, source.device).ball(source, target, radius, limit)
-    return Edges(splits, index, len(source), limit=limit, symmetric=source is target and limit is None).trusted()
+    return Edges.made(
+        splits=splits,
+        source=index,
+        num_source=len(source),
+        limit=limit,
+        symmetric=source is target and limit is None,
+    ).trusted()

@@ -26,17 +26,18 @@ from gridless.geometry.bisection import (
     pick,
     room,
     search,
-    search_part,
     write_list,
 )
 from gridless.geometry.checks import check_edge_count, squared_radius
 from gridless.geometry.work import cut_examples
 from gridless.structures import Cloud
 
-# Points of an example that one thread searches at once.
+# Points of an example whose rows may wait to be put in order.
+_SMALL = 1 << 13
+# Edges that may wait so: a batch with more is counted first.
+_WAITING = 1 << 27
+# Points of a large example that one thread searches at once.
 _PART = 1 << 15
-# Rows that wait to be put in order, in edges: a batch with more is counted first.
-_WAITING = 1 << 28
 
 _NOTHING = np.empty(0, np.int32)
 _NONE = np.empty(0, np.int64)
@@ -96,14 +97,14 @@ class _Task:
         """The edges of some examples, with the ends of their rows; None if they are too many to wait."""
         scratch = _scratch(self.x.dtype)
         targets, sources = self.ys[last] - self.ys[first], self.xs[last] - self.xs[first]
-        out = np.empty(int(targets * min(sources // (last - first), 64)) + 1024, np.int32)
-        widest = int(np.diff(self.ys[first : last + 1]).max())
+        out = np.empty(int(targets * min(sources // (last - first), 24)) + 1024, np.int32)
+        widest = _largest(self.ys[first : last + 1])
         if scratch.rows.shape[1] < widest:
             scratch.rows = np.empty((2, widest), np.int64)
         total = 0
         while True:
             first, total, short = search(
-                self.x, self.xs, self.y, self.ys, first, last, self.same, *self.numbers, self.axes,
+                self.x, self.xs, self.y, self.ys, first, last, self.same, False, *self.numbers, self.axes,
                 scratch.work, scratch.boxes, scratch.stack, SCAN, 0, scratch.found, scratch.rows[0], scratch.rows[1],
                 splits, total, out,
             )  # fmt: skip
@@ -125,8 +126,9 @@ class _Task:
         scratch = _scratch(self.x.dtype)
         while first < last:
             first, _, short = search(
-                self.x, self.xs, self.y, self.ys, first, last, self.same, *self.numbers, self.axes,
-                scratch.work, scratch.boxes, scratch.stack, mode, self.limit, scratch.found, begin, count, _NONE, 0, out,
+                self.x, self.xs, self.y, self.ys, first, last, self.same, False, *self.numbers, self.axes,
+                scratch.work, scratch.boxes, scratch.stack, mode, self.limit, scratch.found, begin, count,
+                _NONE, 0, out,
             )  # fmt: skip
             scratch.grow(short)
 
@@ -134,12 +136,15 @@ class _Task:
         """Count the rows of a part of an example, or write them."""
         scratch = _scratch(self.x.dtype)
         target = part.target or part.inside()
-        short = -1
-        while short < 0:
-            short = search_part(
-                target.points, target.stride, target.count, part.source.points, part.source.stride, part.source.count,
-                *self.numbers, self.axes, scratch.work, scratch.boxes, scratch.stack, mode, self.limit, scratch.found,
-                begin, count, out,
+        xs, ys = np.array([0, part.source.count]), np.array([0, target.count])
+        done = 0
+        while not done:
+            free = part.source.write(scratch.work)
+            target.write(scratch.work[free:])
+            done, _, short = search(
+                self.x, xs, self.y, ys, 0, 1, False, True, *self.numbers, self.axes,
+                scratch.work, scratch.boxes, scratch.stack, mode, self.limit, scratch.found, begin, count,
+                _NONE, 0, out,
             )  # fmt: skip
             scratch.grow(short)
 
@@ -152,14 +157,10 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
     if len(xs) < 2:
         return torch.from_numpy(splits), torch.from_numpy(np.empty(0, np.int32))
     number = x.dtype.type
-    numbers = (
-        number(radius),
-        number(squared_radius(radius, source.coords.dtype)),
-        number(0.5),
-        number(16 * np.finfo(x.dtype).eps),
-    )
+    reach = squared_radius(radius, source.coords.dtype)
+    numbers = (number(radius), number(reach), number(0.5), number(16 * torch.finfo(source.coords.dtype).eps))
     task = _Task(x, xs, y, ys, source is target, limit or 0, tuple(range(x.shape[1])), numbers)
-    small = limit is None and len(x) <= _PART * (len(xs) - 1) and max(_largest(xs), _largest(ys)) <= _PART
+    small = limit is None and max(_largest(xs), _largest(ys)) <= _SMALL
     out = _scanned(task, splits) if small else None
     if out is None:
         out = _counted(task, splits)
@@ -167,12 +168,12 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
 
 
 def _largest(splits: np.ndarray) -> int:
-    return int(splits[1]) if len(splits) == 2 else int((splits[1:] - splits[:-1]).max())
+    return int(splits[1] - splits[0]) if len(splits) == 2 else int((splits[1:] - splits[:-1]).max())
 
 
 def _scanned(task: _Task, splits: np.ndarray) -> np.ndarray | None:
     """Search once. The ends of the rows are written to `splits`."""
-    ys, cuts = task.ys, cut_examples(task.ys)
+    ys, cuts = task.ys, cut_examples(task.ys) if len(task.ys) > 2 else [(0, 1)]
     found = in_threads(task.scan, [(a, b, splits[1:]) for a, b in cuts])
     if any(out is None for out in found):
         return None
@@ -223,8 +224,15 @@ class _List:
 
     @classmethod
     def empty(cls, count: int, planes: int, dtype: np.dtype) -> _List:
-        stride = room(count, 64 // dtype.itemsize)
+        stride = int(room(count, 64 // dtype.itemsize))
         return cls(np.empty(planes * stride, dtype), stride, count)
+
+    def write(self, work: np.ndarray) -> int:
+        """Copy the list to where a search expects it, if it fits; return where it ends."""
+        planes, stride = len(self.points) // self.stride, room(self.count, 64 // self.points.itemsize)
+        if planes * stride <= len(work):
+            work[: planes * stride].reshape(planes, stride)[:] = self.points.reshape(planes, -1)[:, :stride]
+        return planes * stride
 
     def plane(self, d: int) -> np.ndarray:
         return self.points[d * self.stride :][: self.count]
@@ -243,15 +251,9 @@ class _Part:
     def inside(self) -> _List:
         dim = len(self.low)
         found = _List.empty(self.source.count, dim + 1, self.source.points.dtype)
+        source = self.source
         found.count = pick(
-            self.source.points,
-            self.source.stride,
-            self.source.count,
-            self.low,
-            self.high,
-            found.points,
-            found.stride,
-            dim,
+            source.points, source.stride, source.count, self.low, self.high, found.points, found.stride, dim
         )
         return found
 

@@ -1,0 +1,132 @@
+"""What the benchmarks share: clocks, facts about the machine, floors, and results as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data"
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def seconds(work: Callable[[], Any], repeat: int = 7, clock: Callable[[], float] = time.perf_counter) -> float:
+    """The median time of `work`, after one run that does not count."""
+    work()
+    times = []
+    for _ in range(repeat):
+        begin = clock()
+        work()
+        times.append(clock() - begin)
+    return statistics.median(times)
+
+
+def cpu_seconds(work: Callable[[], Any], repeat: int = 7) -> float:
+    """As `seconds`, of this thread's CPU time: for work of one thread, on a machine that others use too."""
+    return seconds(work, repeat, time.thread_time)
+
+
+def machine() -> dict[str, Any]:
+    """Where and from what a result came."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    model = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = lines[0].split(":")[1].strip() if lines else model
+    from numba.core.registry import cpu_target
+
+    _, name, features = cpu_target.target_context.codegen().magic_tuple()
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "compiled for": name,
+        "avx512": "+avx512f" in str(features),
+        "load": os.getloadavg()[0],
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "gridless") else ""),
+    }
+
+
+@njit(nogil=True, cache=True)
+def _multiply(x, rounds):
+    for _ in range(rounds):
+        for i in range(len(x)):
+            x[i] = x[i] * np.float32(0.999) + np.float32(0.001)
+
+
+def floors() -> dict[str, float]:
+    """Rates of one core that no kernel beats: bytes copied per second (counted once), and multiply-adds in cache."""
+    a = np.ones(1 << 25, np.int32)
+    b = np.empty_like(a)
+    b[:] = 0
+    copy = a.nbytes / cpu_seconds(lambda: np.copyto(b, a), 5)
+    x = np.ones(2048, np.float32)
+    flops = 2 * len(x) * 5000 / cpu_seconds(lambda: _multiply(x, 5000), 5)
+    return {"copy_bytes_per_s": copy, "flops_per_s": flops}
+
+
+def peak_memory(code: str) -> int:
+    """Peak resident bytes of a fresh Python process that runs `code`."""
+    code += "\nimport resource\nprint(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return int(run.stdout.split()[-1]) * (1 if sys.platform == "darwin" else 1024)
+
+
+def modelnet(count: int, seed: int = 0) -> tuple[str, np.ndarray]:
+    """Real clouds (count, 1024, 3) where the data lie beside the project, else points on random ellipsoids."""
+    random = np.random.default_rng(seed)
+    if (DATA / "modelnet40_train.npz").exists():
+        sys.path.insert(0, str(DATA))
+        import read
+
+        clouds = read.points(DATA / "modelnet40_train.npz")[0]
+        return "ModelNet40", np.ascontiguousarray(clouds[random.permutation(len(clouds))[:count]])
+    x = random.normal(size=(count, 1024, 3))
+    x *= random.uniform(0.3, 1, (count, 1, 3)) / np.linalg.norm(x, axis=2, keepdims=True)
+    return "ellipsoids", x.astype(np.float32)
+
+
+def report(name: str, rows: list[dict[str, Any]], **facts: Any) -> None:
+    """Print the rows as a table, and keep them with the machine's facts as results/<name>.json."""
+    table = Table(title=name)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("work", "who") else "right")
+    for row in rows:
+        table.add_row(*(_text(row.get(column)) for column in columns))
+    Console(width=160).print(table)
+    RESULTS.mkdir(exist_ok=True)
+    content = {"machine": machine(), **facts, "rows": rows}
+    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    return (
+        f"{value:,.4g}"
+        if isinstance(value, float) and abs(value) < 1000
+        else f"{value:,.0f}"
+        if isinstance(value, float)
+        else str(value)
+    )

@@ -1,0 +1,299 @@
+"""The ball search: the same edges as SciPy's tree, in every backend, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial import cKDTree
+
+import gridless as gl
+from gridless.structures import Cloud, Edges
+
+DTYPES = [torch.float32, torch.float64]
+
+
+def cloud(sizes: list[int], dim: int, dtype: torch.dtype, seed: int, device: torch.device | str = "cpu") -> Cloud:
+    generator = torch.Generator().manual_seed(seed)
+    coords = torch.rand(sum(sizes), dim, dtype=dtype, generator=generator)
+    return Cloud(coords, torch.tensor([0, *sizes]).cumsum(0)).to(device)
+
+
+def rows(edges: Edges) -> list[list[int]]:
+    splits, source = edges.splits.tolist(), edges.source.tolist()
+    return [source[a:b] for a, b in pairwise(splits)]
+
+
+def scipy_rows(source: Cloud, target: Cloud, radius: float) -> list[list[int]]:
+    """What SciPy finds in double precision, example by example."""
+    found: list[list[int]] = []
+    xs, ys = source.splits.tolist(), target.splits.tolist()
+    for (a, b), (c, d) in zip(pairwise(xs), pairwise(ys), strict=True):
+        x, y = source.coords[a:b].double().cpu().numpy(), target.coords[c:d].double().cpu().numpy()
+        if a == b or c == d:
+            found += [[] for _ in range(d - c)]
+        else:
+            found += [sorted(j + a for j in row) for row in cKDTree(x).query_ball_point(y, radius)]
+    return found
+
+
+def same(a: Edges, b: Edges) -> bool:
+    return torch.equal(a.splits.cpu(), b.splits.cpu()) and torch.equal(a.source.cpu(), b.source.cpu())
+
+
+def reference(source: Cloud, target: Cloud, radius: float, limit: int | None = None) -> Edges:
+    x = source.cpu()
+    with gl.use_backend("reference"):
+        return gl.ball(x, x if target is source else target.cpu(), radius, limit)
+
+
+@pytest.mark.parametrize(
+    ("dim", "dtype"), [(1, torch.float32), (2, torch.float64), (3, torch.float32), (8, torch.float32)]
+)
+def test_finds_what_scipy_finds(backend: str, device: torch.device, dim: int, dtype: torch.dtype) -> None:
+    source, target = cloud([60, 0, 150, 3], dim, dtype, 0, device), cloud([20, 4, 40, 0], dim, dtype, 1, device)
+    radius = 0.25 * dim**0.5
+    assert rows(gl.ball(source, target, radius)) == scipy_rows(source, target, radius)
+    assert rows(gl.ball(source, source, radius)) == scipy_rows(source, source, radius)
+
+
+@pytest.mark.parametrize("radius", [0.02, 0.2, 2.0])
+def test_large_examples_are_found_as_small_ones_are(radius: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gridless.geometry.ball import cpu
+
+    source, target = cloud([900, 5, 400], 3, torch.float32, 0), cloud([300, 400, 0], 3, torch.float32, 1)
+    whole = gl.ball(source, target, radius), gl.ball(source, source, radius)
+    monkeypatch.setattr(cpu, "_SMALL", 64)
+    counted = gl.ball(source, target, radius), gl.ball(source, source, radius)
+    assert same(whole[0], counted[0])
+    assert same(whole[1], counted[1])
+    monkeypatch.setattr(cpu, "_PART", 64)
+    parts = gl.ball(source, target, radius), gl.ball(source, source, radius)
+    assert same(whole[0], parts[0])
+    assert same(whole[1], parts[1])
+    assert rows(whole[0]) == scipy_rows(source, target, radius)
+
+
+def test_threads_do_not_change_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gridless.geometry.ball import cpu
+
+    source = cloud([900, 600, 0, 700, 800], 3, torch.float32, 0)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = gl.ball(source, source, 0.2)
+        torch.set_num_threads(4)
+        assert same(gl.ball(source, source, 0.2), one)
+        monkeypatch.setattr(cpu, "_SMALL", 64)
+        monkeypatch.setattr(cpu, "_PART", 64)
+        assert same(gl.ball(source, source, 0.2), one)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_backend_agrees_at_the_radius(backend: str, device: torch.device, dtype: torch.dtype) -> None:
+    """On a lattice most pairs lie at the radius, where one rounding more or less would show."""
+    side = torch.arange(6, dtype=dtype) / 10
+    lattice = Cloud.of(torch.cartesian_prod(side, side, side)).to(device)
+    for radius in (0.1, 0.2, 0.1 * 2**0.5, 0.1 * 3**0.5, 0.3):
+        found = gl.ball(lattice, lattice, radius)
+        assert same(found, reference(lattice, lattice, radius))
+
+
+def test_the_radius_is_inside(backend: str, device: torch.device) -> None:
+    x = Cloud.of(torch.tensor([[0.0], [1.0], [2.0], [3.5]])).to(device)
+    assert rows(gl.ball(x, x, 1.0)) == [[0, 1], [0, 1, 2], [1, 2], [3]]
+
+
+UGLY = {
+    "equal": torch.ones(70, 3),
+    "single": torch.zeros(1, 3),
+    "a far point": torch.cat([torch.rand(60, 3), torch.full((1, 3), 1e30)]),
+    "two far clusters": torch.cat([torch.rand(50, 3), torch.rand(50, 3) + 1e6]),
+    "a line": torch.stack([torch.linspace(0, 1, 100), torch.zeros(100), torch.zeros(100)], 1),
+    "powers of two": 2.0 ** torch.arange(-60, 60, dtype=torch.float32)[:, None].expand(-1, 3),
+    "far from the origin": torch.rand(100, 3) + 4096,
+    "the whole range": torch.tensor([[-3.4e38] * 3, [3.4e38] * 3, [0.0] * 3, [0.3] * 3]).repeat(20, 1),
+}
+
+
+@pytest.mark.parametrize("name", UGLY)
+def test_ugly_clouds(backend: str, device: torch.device, name: str) -> None:
+    x = Cloud.of(UGLY[name].contiguous()).to(device)
+    for radius in (0.01, 0.5):
+        assert same(gl.ball(x, x, radius), reference(x, x, radius))
+        assert same(gl.ball(x, x, radius, limit=3), reference(x, x, radius, limit=3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_limit_keeps_the_nearest(backend: str, device: torch.device, dtype: torch.dtype) -> None:
+    x = cloud([40, 90], 3, dtype, 3, device)
+    edges = gl.ball(x, x, 0.5, limit=4)
+    assert edges.limit == 4
+    assert not edges.symmetric
+    points = x.coords.double().cpu()
+    for i, (full, kept) in enumerate(zip(rows(gl.ball(x, x, 0.5)), rows(edges), strict=True)):
+        order = sorted(full, key=lambda j: ((points[j] - points[i]).square().sum().item(), j))
+        assert kept == sorted(order[:4])
+
+
+def test_ties_go_to_the_smaller_index(backend: str, device: torch.device) -> None:
+    x = Cloud.of(torch.tensor([[0.0], [1.0], [-1.0], [1.0], [0.0]])).to(device)
+    assert rows(gl.ball(x, x, 1.0, limit=3))[0] == [0, 1, 4]
+
+
+def test_a_limit_that_is_not_reached_changes_nothing(backend: str, device: torch.device) -> None:
+    x = cloud([50], 3, torch.float32, 4, device)
+    assert same(gl.ball(x, x, 0.2, limit=50), gl.ball(x, x, 0.2))
+
+
+def test_edges_say_what_they_are() -> None:
+    x, y = cloud([30], 3, torch.float32, 0), cloud([20], 3, torch.float32, 1)
+    assert gl.ball(x, x, 0.3).symmetric
+    crossed = gl.ball(x, y, 0.3)
+    assert not crossed.symmetric
+    assert crossed.limit is None
+    assert (crossed.num_source, crossed.num_target) == (30, 20)
+    crossed.check()
+
+
+def test_padding_has_no_edges(backend: str, device: torch.device) -> None:
+    from gridless.padding import pad
+
+    x = cloud([30, 11], 3, torch.float32, 0)
+    edges, padded = gl.ball(x.to(device), x.to(device), 0.4), pad(x, "power_of_two").to(device)
+    found = gl.ball(padded, padded, 0.4)
+    assert found.num_source == found.num_target == 64
+    assert found.splits[:42].tolist() == edges.splits.tolist()
+    assert found.counts[41:].sum() == 0
+    assert torch.equal(found.source, edges.source)
+
+
+def test_nothing_in_nothing_out(backend: str, device: torch.device) -> None:
+    none = Cloud(torch.zeros(0, 3), torch.tensor([0, 0, 0])).to(device)
+    edges = gl.ball(none, none, 1.0)
+    assert edges.splits.tolist() == [0]
+    assert len(edges) == 0
+    batch = Cloud(torch.zeros(0, 3), torch.tensor([0])).to(device)
+    assert len(gl.ball(batch, batch, 1.0)) == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(0, 5), st.integers(0, 2**16))
+def test_how_a_batch_is_cut_does_not_matter(sizes: list[int], cut: int, seed: int) -> None:
+    """The plan of a batch is the collated plan of its parts."""
+    plan = gl.Plan()
+    points = plan.points(dim=3)
+    near = plan.ball(points, points, 0.3)
+    coarse = plan.rejection_sample(near)
+    plan.ball(points, coarse, 0.45)
+    x = cloud(sizes, 3, torch.float32, seed)
+    cut = min(cut, len(sizes))
+    whole = plan(x)
+    parts = [cloud_of(x, range(cut)), cloud_of(x, range(cut, len(sizes)))]
+    merged = gl.collate([plan(part) for part in parts if part.num_examples])
+    for name in whole:
+        assert torch.equal(whole[name].splits, merged[name].splits)
+        if isinstance(whole[name], Edges):
+            assert torch.equal(whole[name].source, merged[name].source)
+        else:
+            assert torch.equal(whole[name].coords, merged[name].coords)
+
+
+def cloud_of(x: Cloud, examples: range) -> Cloud:
+    splits = x.splits.tolist()
+    coords = [x.coords[splits[e] : splits[e + 1]] for e in examples]
+    sizes = torch.tensor([0] + [len(c) for c in coords])
+    return Cloud(torch.cat(coords) if coords else x.coords[:0], sizes.cumsum(0))
+
+
+def test_the_large_network_has_7_searches_and_3_samplings() -> None:
+    plan, radius = gl.Plan(), 0.1125
+    points = plan.points(dim=3)
+    near = plan.ball(points, points, radius)
+    for _ in range(3):
+        coarse = plan.rejection_sample(near)
+        plan.ball(points, coarse, radius * 2**0.5)
+        radius *= 2
+        near, points = plan.ball(coarse, coarse, radius), coarse
+    text = str(plan)
+    assert text.count("ball(") == 7
+    assert text.count("rejection_sample(") == 3
+    geometry = plan(cloud([200, 300], 3, torch.float32, 0))
+    assert list(geometry) == ["X0", "N00", "X1", "N01", "N11", "X2", "N12", "N22", "X3", "N23", "N33"]
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0, float("nan"), float("inf"), 1e-30, 1e30])
+def test_refuses_radii(radius: float) -> None:
+    x = cloud([5], 3, torch.float32, 0)
+    with pytest.raises(ValueError, match="radius"):
+        gl.ball(x, x, radius)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.5])
+def test_refuses_limits(limit: object) -> None:
+    x = cloud([5], 3, torch.float32, 0)
+    with pytest.raises(ValueError, match="limit"):
+        gl.ball(x, x, 0.5, limit=limit)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_names_points_that_are_not_finite(backend: str, device: torch.device, value: float) -> None:
+    x, y = cloud([5, 7], 3, torch.float32, 0, device), cloud([5, 7], 3, torch.float32, 1, device)
+    y.coords[5 + 4, 1] = value
+    with pytest.raises(ValueError, match="row 4 of example 1"):
+        gl.ball(x, y, 0.5)
+
+
+def test_refuses_clouds_that_do_not_match() -> None:
+    x = cloud([5, 7], 3, torch.float32, 0)
+    with pytest.raises(ValueError, match="dimensions"):
+        gl.ball(x, cloud([5, 7], 2, torch.float32, 0), 0.5)
+    with pytest.raises(TypeError, match="float64"):
+        gl.ball(x, cloud([5, 7], 3, torch.float64, 0), 0.5)
+    with pytest.raises(ValueError, match="examples"):
+        gl.ball(x, cloud([12], 3, torch.float32, 0), 0.5)
+    with pytest.raises(TypeError, match=r"Cloud\.of"):
+        gl.ball(torch.rand(5, 3), x, 0.5)  # type: ignore[arg-type]
+    meta = Cloud.made(coords=x.coords.to("meta"), splits=x.splits.to("meta"))
+    with pytest.raises(ValueError, match="meta"):
+        gl.ball(x, meta, 0.5)
+
+
+@pytest.mark.parametrize("examples", [1, 8])
+def test_refuses_more_edges_than_int32_before_they_are_allocated(examples: int) -> None:
+    size = 50_000 if examples == 1 else 17_000
+    x = Cloud(torch.zeros(size * examples, 1), torch.arange(examples + 1) * size)
+    with pytest.raises(ValueError, match=f"{size * size * examples} edges are more than"):
+        gl.ball(x, x, 1.0)
+
+
+def test_vectors_of_any_machine_find_the_same(tmp_path: object) -> None:
+    """Kernels for a plain CPU, without AVX, give what those for this one give."""
+    code = (
+        "import torch, gridless as gl\n"
+        "torch.manual_seed(0)\n"
+        "x = gl.Cloud.of([torch.rand(900, 3), torch.rand(90, 3)])\n"
+        "e = gl.ball(x, x, 0.2)\n"
+        "print(len(e), int((e.source.long() * torch.arange(len(e))).sum()), int(e.splits.sum()))\n"
+    )
+    plain = {"x86_64": "x86-64", "AMD64": "x86-64"}.get(os.uname().machine, "generic")
+    outputs = []
+    for extra in ({}, {"NUMBA_CPU_NAME": plain, "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path)}):
+        run = subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **extra}, capture_output=True, text=True, check=True
+        )
+        outputs.append(run.stdout)
+    assert outputs[0] == outputs[1]
+    assert np.all([int(n) > 300 for n in outputs[0].split()])
