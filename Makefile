@@ -29,6 +29,9 @@ bench: .venv/.done
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[peers]"
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
+soak: .venv/.done
+	$(BIN)/python benchmarks/streaming.py --soak 1000000000
+
 wheel: .venv/.done
 	rm -rf dist && $(BIN)/python -m build --wheel
 
