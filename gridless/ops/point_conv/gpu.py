@@ -283,12 +283,14 @@ class _Walk:
 
 def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> None:
     _, channels, width = weight.shape
-    terms = walk.terms(0, walk.kernel.size)
+    terms, precision = walk.terms(0, walk.kernel.size), _precision()
+    # Products of three parts need the registers more than company.
+    beside = tile.beside if precision == "tf32" else 1
     fused_kernel[(triton.cdiv(walk.rows, tile.rows),)](
         features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, *walk.scale,
-        C=channels, P=width, **walk.settings(channels), **terms, HAS_BIAS=bias is not None, PRECISION=_precision(),
+        C=channels, P=width, **walk.settings(channels), **terms, HAS_BIAS=bias is not None, PRECISION=precision,
         T=tile.rows, CB=_dot_block(channels), PB=_dot_block(width), U=tile.unroll, num_warps=tile.warps,
-        maxnreg=65536 // (32 * tile.warps * tile.beside) if tile.beside > 1 else None,
+        maxnreg=65536 // (32 * tile.warps * beside) if beside > 1 else None,
     )  # fmt: skip
 
 
