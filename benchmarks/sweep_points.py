@@ -30,6 +30,7 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "plus-fine": ("modelnet40-plus", {"model__spacing": 0.06}),
     "plus-coarse": ("modelnet40-plus", {"model__spacing": 0.1125, "model__reach": 2.0}),
     "plus-reach3": ("modelnet40-plus", {"model__reach": 3.0}),
+    "plus-pooled": ("modelnet40-plus", {"model__pooled": True}),
     "plus-nocoords": ("modelnet40-plus", {"model__coords": False}),
     "plus-mirror": ("modelnet40-plus", {"augment__mirror": True}),
     "plus-narrow-scale": ("modelnet40-plus", {"augment__scale": [0.8, 1.25]}),

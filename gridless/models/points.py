@@ -115,6 +115,7 @@ class PointResNetPlus(nn.Module):
         depth: int = 1,
         ratio: float = 0.5,
         coords: bool = True,
+        pooled: bool = False,
         lift: int = 1024,
         dropout: float = 0.5,
         dim: int = 3,
@@ -132,7 +133,7 @@ class PointResNetPlus(nn.Module):
             coarse = plan.rejection_sample(plan.ball(cloud, cloud, spacing))
             down = plan.ball(cloud, coarse, spacing * reach / ROOT2)
             near = plan.ball(coarse, coarse, spacing * reach)
-            self.blocks.append(WideBlock(down, width, 2 * width, ratio, coords))
+            self.blocks.append(WideBlock(down, width, 2 * width, ratio, coords, pooled))
             self.blocks.extend(WideBlock(near, 2 * width, 2 * width, ratio, coords) for _ in range(depth))
             cloud, width, spacing = coarse, 2 * width, 2 * spacing
         self.last, self.coords = cloud, coords

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gridless.nn.conv import PointConv
 from gridless.nn.norm import BatchNorm
+from gridless.ops.edge_max import edge_max
 from gridless.plan import Name
 from gridless.structures import Geometry
 
@@ -96,15 +97,28 @@ class WideBlock(nn.Module):
 
     relu(shortcut + norm(dense(relu(norm(conv(relu(norm(dense(F, x))))))))), (S, Q) to (S', P). With `coords` the first
     map also sees where the points are. The shortcut is the identity in place, and the last norm then begins at zero, so
-    that a deep network starts as a shallow one; down-sampling, it is a linear map of the sampled points.
+    that a deep network starts as a shallow one; down-sampling, it is a linear map of the sampled points, or with
+    `pooled` of the maximum over the neighbours of each.
     """
 
     def __init__(
-        self, edges: Name, in_channels: int, out_channels: int, ratio: float = 0.5, coords: bool = True
+        self,
+        edges: Name,
+        in_channels: int,
+        out_channels: int,
+        ratio: float = 0.5,
+        coords: bool = True,
+        pooled: bool = False,
     ) -> None:
         super().__init__()
         inner = max(8, round(out_channels * ratio / 8) * 8)
-        self.source, self.target, self.coords = edges.source, edges.target, coords
+        self.edges, self.source, self.target, self.coords, self.pooled = (
+            edges,
+            edges.source,
+            edges.target,
+            coords,
+            pooled,
+        )
         self.reduce = Dense(in_channels + (edges.dim if coords else 0), inner, bias=False)
         self.norm1 = BatchNorm(inner, edges.source, momentum=0.1, relu="after")
         self.conv = PointConv(edges, inner, inner, bias=False)
@@ -127,7 +141,11 @@ class WideBlock(nn.Module):
         y = self.norm3(self.expand(y), geometry)
         if self.norm is None:
             return (features + y).relu()
-        return (self.norm(self.shortcut(sampled(features, geometry, self.target)), geometry) + y).relu()
+        if self.pooled:
+            short = edge_max(features, geometry[self.edges])
+        else:
+            short = sampled(features, geometry, self.target)
+        return (self.norm(self.shortcut(short), geometry) + y).relu()
 
 
 def sampled(features: Tensor, geometry: Geometry, cloud: str) -> Tensor:

@@ -107,11 +107,13 @@ def test_segmentation_takes_features_only_where_it_was_built_for_them(cloud):
         plain(geometry, torch.randn(len(cloud), 3))
 
 
-@pytest.mark.parametrize("name", [*CLASSIFIERS])
-def test_padding_a_batch_changes_neither_logits_nor_gradients_nor_statistics(name, cloud):
+@pytest.mark.parametrize(
+    ("name", "more"), [*((name, {}) for name in CLASSIFIERS), ("point_resnet_plus", {"pooled": True})]
+)
+def test_padding_a_batch_changes_neither_logits_nor_gradients_nor_statistics(name, more, cloud):
     results = []
     for pad in (False, True):
-        model = small(name, dropout=0.0).double()
+        model = small(name, dropout=0.0, **more).double()
         batch = Batch(model.plan(gl.Cloud(cloud.coords.double(), cloud.splits)), torch.arange(4))
         if pad:
             batch = padded(batch, model.plan, capacity(sizes(batch.geometry)))

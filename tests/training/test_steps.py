@@ -65,6 +65,14 @@ def test_the_direct_loop_and_lightning_train_the_same_network(recipe, clouds, tm
         assert torch.equal(tensor, model.state_dict()[name]), name
 
 
+def test_bfloat16_trains_and_keeps_float32_weights(recipe, clouds):
+    model, history = fit(recipe.changed(precision="bf16", epochs=2), clouds.points, clouds.labels)
+    exact, plain = fit(recipe.changed(epochs=2), clouds.points, clouds.labels)
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert history[-1]["loss"] == pytest.approx(plain[-1]["loss"], rel=0.1)
+    assert not torch.equal(model.stem.weight, exact.stem.weight)
+
+
 def test_l2_is_the_gradient_of_the_sum_of_squares(recipe, clouds):
     """One step with it, against one whose loss has the term written out."""
     weights = []

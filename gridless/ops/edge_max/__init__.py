@@ -1,0 +1,70 @@
+"""Maximum over the neighbours of each target: what strided max pooling is to images.
+
+    edge_max(F, edges)[i, c] = max of F[j, c] over the sources j of target i; 0 where there is none
+
+The gradient goes to the first source that holds the maximum; it is gathered along the transposed edges, so that no two
+writes meet: deterministic. Padding targets have no edges, and padding edges no target. NaNs are not looked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gridless.backends import implementation
+from gridless.structures import Edges
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def edge_max(features: Tensor, edges: Edges) -> Tensor:
+    """features (S, C) to (S', C), S the sources and S' the targets of the edges. Differentiable once."""
+    if features.ndim != 2 or features.dtype not in FLOATS:
+        raise ValueError(
+            f"edge_max: features must be floating point (S, C), not {features.dtype} {tuple(features.shape)}"
+        )
+    if features.shape[0] != edges.num_source:
+        raise ValueError(f"edge_max: the edges have {edges.num_source} sources, the features {features.shape[0]} rows")
+    if features.device != edges.device:
+        raise ValueError(f"edge_max: features on {features.device}, edges on {edges.device}: put both on one device")
+    back = edges.transpose()
+    return _max(features, edges.splits, edges.source, back.splits, back.source)[0]
+
+
+@torch.library.custom_op("gridless::edge_max", mutates_args=())
+def _max(
+    features: Tensor, splits: Tensor, source: Tensor, back_splits: Tensor, back_source: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Values (S', C), and the source of each (S', C) int32, -1 where there is none."""
+    return implementation(__name__, features.device).forward(features.contiguous(), splits, source)
+
+
+@_max.register_fake
+def _(features, splits, source, back_splits, back_source):  # type: ignore[no-untyped-def]
+    shape = (splits.shape[0] - 1, features.shape[1])
+    return features.new_empty(shape), source.new_empty(shape)
+
+
+@torch.library.custom_op("gridless::edge_max_backward", mutates_args=())
+def _max_backward(grad: Tensor, row: Tensor, back_splits: Tensor, back_source: Tensor) -> Tensor:
+    """The gradient of the features: row j sums grad[i] over the targets i of source j where row[i] is j."""
+    return implementation(__name__, grad.device).backward(grad.contiguous(), row, back_splits, back_source)
+
+
+@_max_backward.register_fake
+def _(grad, row, back_splits, back_source):  # type: ignore[no-untyped-def]
+    return grad.new_empty(back_splits.shape[0] - 1, grad.shape[1])
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.save_for_backward(output[1], *inputs[3:])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple:
+    return _max_backward(grad, *ctx.saved_tensors), None, None, None, None
+
+
+_max.register_autograd(_differentiate, setup_context=_save)

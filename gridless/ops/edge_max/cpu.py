@@ -1,0 +1,56 @@
+"""The maximum over neighbours in Numba: a thread owns whole rows."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from gridless.backends import in_threads, num_threads
+
+
+def forward(features: Tensor, splits: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    wide = features.detach().to(torch.promote_types(features.dtype, torch.float32))
+    shape = (len(splits) - 1, features.shape[1])
+    value, row = wide.new_zeros(shape), torch.full(shape, -1, dtype=torch.int32)
+    in_threads(_max, _jobs(splits, wide, splits, source, value, row))
+    return value.to(features.dtype), row
+
+
+def backward(grad: Tensor, row: Tensor, back_splits: Tensor, back_source: Tensor) -> Tensor:
+    wide = grad.detach().to(torch.promote_types(grad.dtype, torch.float32))
+    total = wide.new_zeros(len(back_splits) - 1, grad.shape[1])
+    in_threads(_collect, _jobs(back_splits, wide, row, back_splits, back_source, total))
+    return total.to(grad.dtype)
+
+
+def _jobs(splits: Tensor, *tensors: Tensor) -> list[tuple]:
+    """Ranges of rows with about as many edges, one per thread."""
+    arrays = tuple(t.numpy() for t in tensors)
+    wanted = np.linspace(0, int(splits[-1]), num_threads() + 1)[1:-1]
+    cuts = [0, *np.searchsorted(splits.numpy(), wanted).tolist(), len(splits) - 1]
+    return [(a, b, *arrays) for a, b in pairwise(cuts)]
+
+
+@njit(nogil=True, cache=True)
+def _max(first, last, features, splits, source, value, row):
+    for i in range(first, last):
+        for e in range(splits[i], splits[i + 1]):
+            j = source[e]
+            for c in range(features.shape[1]):
+                if e == splits[i] or features[j, c] > value[i, c]:
+                    value[i, c] = features[j, c]
+                    row[i, c] = j
+
+
+@njit(nogil=True, cache=True)
+def _collect(first, last, grad, row, splits, source, total):
+    for j in range(first, last):
+        for e in range(splits[j], splits[j + 1]):
+            i = source[e]
+            for c in range(grad.shape[1]):
+                if row[i, c] == j:
+                    total[j, c] += grad[i, c]

@@ -1,0 +1,93 @@
+"""The maximum over neighbours in Triton: a program owns some rows and a block of channels, and walks their edges."""
+
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS = 16
+
+
+def forward(features: Tensor, splits: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
+    rows, channels = len(splits) - 1, features.shape[1]
+    value = features.new_empty(rows, channels)
+    row = torch.empty(rows, channels, dtype=torch.int32, device=features.device)
+    if value.numel():
+        block = _block(channels)
+        grid = (triton.cdiv(rows, ROWS), triton.cdiv(channels, block))
+        _max[grid](features, splits, source, value, row, rows, channels, ROWS, block, features.dtype == torch.float64)
+    return value, row
+
+
+def backward(grad: Tensor, row: Tensor, back_splits: Tensor, back_source: Tensor) -> Tensor:
+    rows, channels = len(back_splits) - 1, grad.shape[1]
+    total = grad.new_empty(rows, channels)
+    if total.numel():
+        block = _block(channels)
+        grid = (triton.cdiv(rows, ROWS), triton.cdiv(channels, block))
+        double = grad.dtype == torch.float64
+        _collect[grid](grad, row, back_splits, back_source, total, rows, channels, ROWS, block, double)
+    return total
+
+
+def _block(channels: int) -> int:
+    return min(triton.next_power_of_2(channels), 64)
+
+
+@triton.jit
+def _rows(splits, rows, ROWS: tl.constexpr):
+    """The rows of this program, where their edges begin, how many they are, and the most of them."""
+    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    first = tl.load(splits + i, i < rows, other=0)
+    count = tl.load(splits + i + 1, i < rows, other=0) - first
+    return i, first, count, tl.max(count, 0)
+
+
+@triton.jit
+def _max(
+    features, splits, source, value, row, rows, channels,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    i, first, count, most = _rows(splits, rows, ROWS)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (c < channels)[None, :]
+    best = tl.zeros([ROWS, BLOCK], wide)
+    at = tl.full([ROWS, BLOCK], -1, tl.int32)
+    for e in range(0, most):
+        on = e < count
+        j = tl.load(source + first + e, on, other=0)
+        x = tl.load(features + j.to(tl.int64)[:, None] * channels + c[None, :], on[:, None] & inside, other=0.0)
+        x = x.to(wide)
+        more = on[:, None] & ((x > best) | (at < 0))
+        best = tl.where(more, x, best)
+        at = tl.where(more, j[:, None], at)
+    out = i.to(tl.int64)[:, None] * channels + c[None, :]
+    ok = (i < rows)[:, None] & inside
+    tl.store(value + out, best.to(value.dtype.element_ty), ok)
+    tl.store(row + out, at, ok)
+
+
+@triton.jit
+def _collect(
+    grad, row, splits, source, total, rows, channels,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    j, first, count, most = _rows(splits, rows, ROWS)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = (c < channels)[None, :]
+    sums = tl.zeros([ROWS, BLOCK], wide)
+    for e in range(0, most):
+        on = e < count
+        i = tl.load(source + first + e, on, other=0)
+        at = i.to(tl.int64)[:, None] * channels + c[None, :]
+        ok = on[:, None] & inside
+        mine = tl.load(row + at, ok, other=-1) == j[:, None]
+        sums += tl.load(grad + at, ok & mine, other=0.0).to(wide)
+    out = j.to(tl.int64)[:, None] * channels + c[None, :]
+    tl.store(total + out, sums.to(total.dtype.element_ty), (j < rows)[:, None] & inside)

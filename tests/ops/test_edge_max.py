@@ -1,0 +1,68 @@
+"""The maximum over neighbours, on every backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gridless as gl
+from gridless.ops.edge_max import edge_max
+
+
+def random_edges(targets: int, sources: int, seed: int = 0) -> gl.Edges:
+    generator = torch.Generator().manual_seed(seed)
+    pairs = (torch.rand(targets, sources, generator=generator) < 0.2).nonzero()
+    pairs = pairs[pairs[:, 0] % 7 != 3]  # some targets without neighbours
+    return gl.Edges.from_edge_index(pairs.flip(1).T, sources, targets)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(("targets", "sources", "channels"), [(30, 50, 5), (70, 20, 67), (1, 3, 16)])
+def test_values_and_gradients_are_those_of_a_loop(device, dtype, targets, sources, channels):
+    edges = random_edges(targets, sources)
+    features = torch.randn(sources, channels, generator=torch.Generator().manual_seed(1)).to(dtype)
+    grad = torch.randn(targets, channels, generator=torch.Generator().manual_seed(2)).to(dtype)
+    mine, theirs = features.to(device, copy=True).requires_grad_(), features.clone().requires_grad_()
+    out = edge_max(mine, edges.to(device))
+    rows = [edges.source[a:b].long() for a, b in zip(edges.splits[:-1], edges.splits[1:])]
+    want = torch.stack([theirs[r].max(0).values if len(r) else theirs.new_zeros(channels) for r in rows])
+    assert torch.equal(out.cpu(), want)
+    out.backward(grad.to(device))
+    (want.float() * grad.float()).sum().backward()
+    near = {"atol": 0.05, "rtol": 0.02} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
+    torch.testing.assert_close(mine.grad.cpu().float(), theirs.grad.float(), **near)
+
+
+def test_the_first_of_equal_sources_gets_the_gradient(device):
+    edges = gl.Edges(torch.tensor([0, 3]), torch.tensor([1, 2, 4]), 5).to(device)
+    features = torch.tensor([9.0, 1.0, 2.0, 9.0, 2.0], device=device)[:, None].requires_grad_()
+    out = edge_max(features, edges)
+    out.sum().backward()
+    assert out.item() == 2
+    assert features.grad[:, 0].tolist() == [0, 0, 1, 0, 0]
+
+
+def test_negative_maxima_and_no_neighbours_at_all(device):
+    edges = gl.Edges(torch.tensor([0, 1, 1]), torch.tensor([0]), 1).to(device)
+    out = edge_max(torch.tensor([[-3.0]], device=device, requires_grad=True), edges)
+    assert out[:, 0].tolist() == [-3, 0]
+    nothing = gl.Edges(torch.tensor([0]), torch.zeros(0, dtype=torch.int32), 4).to(device)
+    features = torch.ones(4, 2, device=device, requires_grad=True)
+    edge_max(features, nothing).sum().backward()
+    assert (features.grad == 0).all()
+
+
+def test_the_op_is_registered_rightly(backend):
+    if backend != "reference":
+        pytest.skip("the checks are of the registration, which is one for all")
+    edges = random_edges(8, 10)
+    back = edges.transpose()
+    tensors = (torch.randn(10, 3, requires_grad=True), edges.splits, edges.source, back.splits, back.source)
+    torch.library.opcheck(torch.ops.gridless.edge_max.default, tensors)
+
+
+def test_mismatches_are_named():
+    with pytest.raises(ValueError, match="the edges have 10 sources, the features 9 rows"):
+        edge_max(torch.randn(9, 3), random_edges(8, 10))
+    with pytest.raises(ValueError, match=r"floating point \(S, C\), not torch.int64"):
+        edge_max(torch.ones(10, 3, dtype=torch.int64), random_edges(8, 10))
