@@ -4,10 +4,7 @@
     python benchmarks/event_conv.py --streams 2 --events 20000 --device cpu
     python benchmarks/event_conv.py --recordings ../shared/data/dvs128_objects.npz.xz
 
-Streams are simulated unless recordings are given (then: the first events of 16 recordings). The simulation imitates
-CIFAR10-DVS: a random picture with a 1/f spectrum moves along a closed path in front of 128 x 128 pixels for 1.3
-seconds; every millisecond a pixel whose logarithmic brightness has changed by more than a threshold since its last
-event fires, at a random time within that millisecond.
+Streams are simulated (`event_streams.py` says how) unless recordings are given: then, the first events of the longest.
 
 Beside both forms stands the paper's way, written in PyTorch: per tap and v one sparse matrix (CSR, values
 exp(-rate age)) times the features, times theta; 36 sparse products in a 3 x 3 x 4 layer, with patterns and their
@@ -29,12 +26,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from event_streams import recorded, simulated  # noqa: E402
 
 import gridless as gl  # noqa: E402
 from gridless.geometry import causal, lif  # noqa: E402
@@ -42,56 +40,6 @@ from gridless.geometry.causal import by_pixel  # noqa: E402
 from gridless.models import cifar10_dvs  # noqa: E402
 from gridless.nn.events import EventConv  # noqa: E402
 from gridless.ops.event_conv import event_conv  # noqa: E402
-
-
-def simulated(streams: int, events: int, device: str, seed: int = 0) -> gl.Events:
-    """See the top of the file."""
-    random = torch.Generator().manual_seed(seed)
-    side, steps = 128, 1300
-    scale = torch.fft.fftfreq(side)[:, None] ** 2 + torch.fft.rfftfreq(side)[None] ** 2
-    noise = torch.randn(streams, side, side, generator=random)
-    spectrum = torch.fft.rfft2(noise) / scale.clamp(min=1 / side**2).sqrt()
-    spectrum = spectrum / torch.fft.irfft2(spectrum).std((1, 2))[:, None, None]
-    spectrum = spectrum.to(device)
-    fx, fy = torch.fft.rfftfreq(side, device=device)[None], torch.fft.fftfreq(side, device=device)[:, None]
-    kept: list[Tensor] = []
-    reference, threshold, found = None, 0.16, 0
-    for step in range(steps):
-        angle = 2 * np.pi * step / 433
-        moved = torch.exp(2j * np.pi * (fx * 9 * np.sin(angle) + fy * 9 * np.sin(2 * angle)))
-        picture = torch.fft.irfft2(spectrum * moved)
-        if reference is None:
-            reference = picture.clone()
-        change = picture - reference
-        fires = change.abs() > threshold
-        reference = torch.where(fires, reference + change.sign() * threshold, reference)
-        b, y, x = fires.nonzero().unbind(1)
-        at = step * 1000 + torch.randint(0, 1000, (len(b),), generator=random).to(device)
-        kept.append(torch.stack([b, at, x, y, (change[b, y, x] > 0).long()], 1))
-        found += len(b)
-    every = torch.cat(kept)
-    every = every[(every[:, 0] * 2_000_000 + every[:, 1]).argsort(stable=True)]
-    parts = [every[every[:, 0] == b][:events].cpu() for b in range(streams)]
-    short = min(map(len, parts))
-    if short < events:
-        print(f"note: the shortest stream has {short} events", file=sys.stderr)
-    return gl.Events.of(
-        [{"t": p[:, 1].numpy(), "x": p[:, 2].numpy(), "y": p[:, 3].numpy(), "p": p[:, 4].numpy()} for p in parts],
-        sensor=(128, 128),
-    ).to(device)
-
-
-def recorded(path: str, streams: int, events: int, device: str) -> gl.Events:
-    """The first events of the longest recordings of a pack."""
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    import read  # type: ignore[import-not-found]
-
-    pack = read.events(path)
-    ends = pack["offsets"]
-    chosen = np.argsort(-np.diff(ends), kind="stable")[:streams]
-    parts = [{k: pack[k][ends[i] : ends[i + 1]][:events] for k in "xytp"} for i in chosen]
-    return gl.Events.of(parts, sensor=tuple(pack["sensor"])).to(device)
-
 
 # The paper's way.
 

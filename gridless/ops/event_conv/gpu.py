@@ -50,7 +50,8 @@ def scatter(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, total: Ten
     into = features if total is None else total
     _scatter[grid](
         *_runs(link), grad.contiguous(), features, rate / walk.decay_time, into, partial,
-        tap_table(link.offsets, rate.device), cells, *link.source.sensor, *link.target.sensor, link.stride,
+        tap_table(link.offsets, rate.device), _busy(link.source), cells,
+        *link.source.sensor, *link.target.sensor, link.stride,
         taps, temporal, channels, total is not None, pixels, vs, lanes, rate.dtype == torch.float64,
         num_warps=_warps(pixels * vs * lanes),
     )  # fmt: skip
@@ -85,7 +86,8 @@ def _scan(
     remembers = trace is not None
     _gather[(triton.cdiv(cells, pixels), taps, triton.cdiv(temporal * channels, lanes))](
         *_runs(link), features, rate, gathered, trace if remembers else features, time if remembers else link.until,
-        tap_table(link.offsets, rate.device), cells, *link.source.sensor, *link.target.sensor, link.stride,
+        tap_table(link.offsets, rate.device), _busy(link.target), cells,
+        *link.source.sensor, *link.target.sensor, link.stride,
         temporal, channels, remembers, pixels, lanes, rate.dtype == torch.float64, num_warps=_warps(pixels * lanes),
     )  # fmt: skip
     return gathered
@@ -123,6 +125,15 @@ def _runs(link: Link) -> tuple[Tensor, ...]:
     )
 
 
+def _busy(events: Events) -> Tensor:
+    """Pixels by the length of their runs, longest first: those of one program then end together."""
+
+    def make() -> Tensor:
+        return torch.sort(by_pixel(events).splits.diff(), descending=True, stable=True)[1].int()
+
+    return events.cached("busy", make)
+
+
 def _sorted_time(events: Events) -> Tensor:
     return events.cached("sorted_time", lambda: events.time[by_pixel(events).order])
 
@@ -152,19 +163,20 @@ def _decay(rate, age):
 
 @triton.jit
 def _gather(
-    s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, features, rate, gathered, trace, since, taps,
+    s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, features, rate, gathered, trace, since, taps, busy,
     cells, width, height, grid_width, grid_height, stride, temporal, channels,
     REMEMBERS: tl.constexpr, PIXELS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    cell = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
+    slot = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
+    live = slot < cells
+    cell = tl.load(busy + slot, live, other=0).to(tl.int64)
     u = tl.program_id(1).to(tl.int64)
     lane = tl.program_id(2) * LANES + tl.arange(0, LANES)
     inner = temporal * channels
     ok = lane < inner
     channel = lane % channels
     r = tl.load(rate + u * temporal + lane // channels, ok, other=0.0)[None, :]
-    live = cell < cells
     x = cell % grid_width * stride + tl.load(taps + 2 * u)
     y = cell // grid_width % grid_height * stride + tl.load(taps + 2 * u + 1)
     inside = live & (x >= 0) & (x < width) & (y >= 0) & (y < height)
@@ -216,17 +228,18 @@ def _gather(
 
 @triton.jit
 def _scatter(
-    s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, grad, features, rate, total, partial, taps,
+    s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, grad, features, rate, total, partial, taps, busy,
     cells, width, height, grid_width, grid_height, stride, tap_count, temporal, channels,
     WANTED: tl.constexpr, PIXELS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    p = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
+    slot = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
+    live = slot < cells
+    p = tl.load(busy + slot, live, other=0).to(tl.int64)
     v = tl.arange(0, VS)
     channel = tl.program_id(1) * LANES + tl.arange(0, LANES)
     ok_v = v < temporal
     ok_channel = channel < channels
-    live = p < cells
     first = tl.load(s_splits + p, live, other=0)
     s_last = tl.load(s_splits + p + 1, live, other=0) - 1
     where_partial = partial + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * tap_count * VS

@@ -1,0 +1,67 @@
+"""Event streams to measure with.
+
+The simulation imitates CIFAR10-DVS: a random picture with a 1/f spectrum moves along a closed path in front of 128 x
+128 pixels for 1.3 seconds; every millisecond a pixel whose logarithmic brightness has changed by more than a threshold
+since its last event fires, at a random time within that millisecond. Of each stream the first events are kept. They
+fire 0.22, 0.05, 0.01 and 0.002 events per input event on the first levels of the CIFAR10-DVS network.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import gridless as gl
+
+
+def simulated(streams: int, events: int, device: str, seed: int = 0) -> gl.Events:
+    """Recordings that resemble CIFAR10-DVS, in simulation; see the top of the file."""
+    random = torch.Generator().manual_seed(seed)
+    side, steps = 128, 1300
+    scale = torch.fft.fftfreq(side)[:, None] ** 2 + torch.fft.rfftfreq(side)[None] ** 2
+    noise = torch.randn(streams, side, side, generator=random)
+    spectrum = torch.fft.rfft2(noise) / scale.clamp(min=1 / side**2).sqrt()
+    spectrum = spectrum / torch.fft.irfft2(spectrum).std((1, 2))[:, None, None]
+    spectrum = spectrum.to(device)
+    fx, fy = torch.fft.rfftfreq(side, device=device)[None], torch.fft.fftfreq(side, device=device)[:, None]
+    kept: list[Tensor] = []
+    reference, threshold, found = None, 0.16, 0
+    for step in range(steps):
+        angle = 2 * np.pi * step / 433
+        moved = torch.exp(2j * np.pi * (fx * 9 * np.sin(angle) + fy * 9 * np.sin(2 * angle)))
+        picture = torch.fft.irfft2(spectrum * moved)
+        if reference is None:
+            reference = picture.clone()
+        change = picture - reference
+        fires = change.abs() > threshold
+        reference = torch.where(fires, reference + change.sign() * threshold, reference)
+        b, y, x = fires.nonzero().unbind(1)
+        at = step * 1000 + torch.randint(0, 1000, (len(b),), generator=random).to(device)
+        kept.append(torch.stack([b, at, x, y, (change[b, y, x] > 0).long()], 1))
+        found += len(b)
+    every = torch.cat(kept)
+    every = every[(every[:, 0] * 2_000_000 + every[:, 1]).argsort(stable=True)]
+    parts = [every[every[:, 0] == b][:events].cpu() for b in range(streams)]
+    short = min(map(len, parts))
+    if short < events:
+        print(f"note: the shortest stream has {short} events", file=sys.stderr)
+    return gl.Events.of(
+        [{"t": p[:, 1].numpy(), "x": p[:, 2].numpy(), "y": p[:, 3].numpy(), "p": p[:, 4].numpy()} for p in parts],
+        sensor=(128, 128),
+    ).to(device)
+
+
+def recorded(path: str, streams: int, events: int, device: str) -> gl.Events:
+    """The first events of the longest recordings of a pack."""
+    sys.path.insert(0, str(Path(path).resolve().parent))
+    import read  # type: ignore[import-not-found]
+
+    pack = read.events(path)
+    ends = pack["offsets"]
+    chosen = np.argsort(-np.diff(ends), kind="stable")[:streams]
+    parts = [{k: pack[k][ends[i] : ends[i + 1]][:events] for k in "xytp"} for i in chosen]
+    return gl.Events.of(parts, sensor=tuple(pack["sensor"])).to(device)
