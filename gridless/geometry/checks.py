@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import struct
 
-import numpy as np
 import torch
 
 from gridless.structures import MAX_EDGES, Cloud, Edges
+
+_FLOAT = struct.Struct("f")
 
 
 def check_clouds(what: str, source: Cloud, target: Cloud) -> None:
@@ -91,8 +93,10 @@ def round_to(value: float, dtype: torch.dtype) -> float:
     """`value` rounded to `dtype`, as a Python float (which holds it exactly)."""
     if dtype != torch.float32:
         return float(value)
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
+    try:
+        return _FLOAT.unpack(_FLOAT.pack(value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
 
 
 def squared_radius(radius: float, dtype: torch.dtype) -> float:

@@ -288,7 +288,7 @@ def _append(at, stride, ids, bits, to, to_stride, to_ids, axes, like):
     """Append the chosen lanes of every plane and their ids; up to a vector behind them may be overwritten."""
 
 
-@overload(_append, inline="always")
+@overload(_append)
 def _append_for_target(at, stride, ids, bits, to, to_stride, to_ids, axes, like):
     dim = len(axes)
     size = like.bitwidth // 8

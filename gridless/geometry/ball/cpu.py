@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ _WAITING = 1 << 27
 # Points of a large example that one thread searches at once.
 _PART = 1 << 15
 
+_AXES = [tuple(range(dim)) for dim in range(9)]
 _NOTHING = np.empty(0, np.int32)
 _NONE = np.empty(0, np.int64)
 
@@ -150,21 +152,29 @@ class _Task:
 
 
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor]:
-    x = source.coords.detach().contiguous().numpy()
-    y = x if source is target else target.coords.detach().contiguous().numpy()
-    xs, ys = source.splits.numpy(), target.splits.numpy()
+    same = source is target
+    x, xs = _array(source.coords), source.splits.numpy()
+    y, ys = (x, xs) if same else (_array(target.coords), target.splits.numpy())
     splits = np.zeros(len(y) + 1, np.int64)
     if len(xs) < 2:
         return torch.from_numpy(splits), torch.from_numpy(np.empty(0, np.int32))
-    number = x.dtype.type
-    reach = squared_radius(radius, source.coords.dtype)
-    numbers = (number(radius), number(reach), number(0.5), number(16 * torch.finfo(source.coords.dtype).eps))
-    task = _Task(x, xs, y, ys, source is target, limit or 0, tuple(range(x.shape[1])), numbers)
-    small = limit is None and max(_largest(xs), _largest(ys)) <= _SMALL
+    task = _Task(x, xs, y, ys, same, limit or 0, _AXES[x.shape[1]], _numbers(radius, source.coords.dtype))
+    small = limit is None and max(_largest(xs), 0 if same else _largest(ys)) <= _SMALL
     out = _scanned(task, splits) if small else None
     if out is None:
         out = _counted(task, splits)
     return torch.from_numpy(splits), torch.from_numpy(out)
+
+
+def _array(coords: Tensor) -> np.ndarray:
+    return (coords.detach().contiguous() if coords.requires_grad else coords).numpy()
+
+
+@lru_cache
+def _numbers(radius: float, dtype: torch.dtype) -> tuple:
+    number = np.float32 if dtype == torch.float32 else np.float64
+    eps = 16 * torch.finfo(dtype).eps
+    return number(radius), number(squared_radius(radius, dtype)), number(0.5), number(eps)
 
 
 def _largest(splits: np.ndarray) -> int:
