@@ -3,6 +3,7 @@
 from gridless.nn.basis import Basis, GaussianBumps, KernelPoints, Monomials
 from gridless.nn.blocks import Bottleneck, Dense, DownBlock, ResBlock, UpBlock, WideBlock
 from gridless.nn.conv import FeaturelessConv, PointConv
+from gridless.nn.events import DownConv, EventConv, InceptionBlock, LeakyMean, PolarityConv, VoxelMean, VoxelMerge
 from gridless.nn.norm import BatchNorm
 from gridless.nn.pool import MaxPool, MeanPool
 
@@ -12,14 +13,21 @@ __all__ = [
     "Bottleneck",
     "Dense",
     "DownBlock",
+    "DownConv",
+    "EventConv",
     "FeaturelessConv",
     "GaussianBumps",
+    "InceptionBlock",
     "KernelPoints",
+    "LeakyMean",
     "MaxPool",
     "MeanPool",
     "Monomials",
     "PointConv",
+    "PolarityConv",
     "ResBlock",
     "UpBlock",
+    "VoxelMean",
+    "VoxelMerge",
     "WideBlock",
 ]

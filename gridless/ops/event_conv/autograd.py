@@ -24,7 +24,7 @@ from gridless.geometry.causal import Link
 from gridless.structures import Edges
 
 # A tile may always have so many elements, and otherwise as many as the larger of features and result.
-SMALL_TILE = 2**24
+SMALL_TILE = 2**25
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,21 @@ def gather(features: Tensor, rate: Tensor, link: Link, decay_time: float) -> Ten
 
 def _tiles(walk: Walk, rate: Tensor, room: int) -> Iterator[tuple[slice, slice, Walk]]:
     """Ranges of u and v whose part of A has at most `room` (S', Q) matrices, with the walk of those taps."""
-    taps, v = rate.shape
-    if room >= v:
-        step = min(max(room // v, 1), taps)
-        ranges = [(u, min(u + step, taps), 0, v) for u in range(0, taps, step)]
-    else:
-        ranges = [(u, u + 1, a, min(a + room, v)) for u in range(taps) for a in range(0, v, room)]
-    for u0, u1, v0, v1 in ranges:
-        part = walk.link._replace(offsets=walk.link.offsets[u0:u1])
-        yield slice(u0, u1), slice(v0, v1), replace(walk, link=part, first_tap=u0)
+    taps, temporal = rate.shape
+    us, vs = _even(taps, room // temporal), _even(temporal, room)
+    for u0, u1 in us:
+        for v0, v1 in vs:
+            part = walk.link._replace(offsets=walk.link.offsets[u0:u1])
+            yield slice(u0, u1), slice(v0, v1), replace(walk, link=part, first_tap=u0)
+
+
+def _even(size: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of about equal length, of at most `most`, or of one."""
+    if not size:
+        return []
+    parts = -(-size // max(most, 1))
+    step = -(-size // parts)
+    return [(a, min(a + step, size)) for a in range(0, size, step)]
 
 
 def _room(features: Tensor, walk: Walk, out_channels: int) -> int:

@@ -167,7 +167,7 @@ def _gather(
             p = source_cell(cell, taps[u, 0], taps[u, 1], grids)
             s, end = (s_splits[p], s_splits[p + 1]) if p >= 0 else (s_splits[0], s_splits[0])
             filled = remembers and p >= 0
-            at = since[p] if filled else t_time[0] * 0
+            at = since[p] if filled else np.int64(0)
             count = 0
             for k in range(first, last + 1):
                 if k == last and not remembers:

@@ -140,6 +140,8 @@ def _sorted_time(events: Events) -> Tensor:
 
 def _clear_strays(gathered: Tensor, target: Events) -> None:
     """Rows that belong to no pixel (padding, or outside the sensor) see nothing."""
+    if target.is_checked and not target.padding:
+        return
     runs = by_pixel(target)
     size = gathered[0].numel() if len(gathered) else 0
     if size:
