@@ -73,7 +73,9 @@ def _cut_cloud(cloud: Cloud, rows: tuple[int, int], parent: tuple[int, int], fir
     index = None if cloud.parent_index is None else cloud.parent_index[a:b] - parent[0]
     size = 0 if cloud.parent_index is None else parent[1] - parent[0]
     splits = cloud.splits[first : last + 1] - a
-    return cloud._changed(coords=cloud.coords[a:b], splits=splits, parent_index=index, num_parent=size, distance=None)
+    # A copy, so that it begins at an aligned address: kernels are compiled apart for those that do not.
+    coords = cloud.coords[a:b].clone()
+    return cloud._changed(coords=coords, splits=splits, parent_index=index, num_parent=size, distance=None)
 
 
 def _cut_edges(edges: Edges, kept: tuple[int, int], source: tuple[int, int], target: tuple[int, int]) -> Edges:
