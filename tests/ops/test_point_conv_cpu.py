@@ -68,15 +68,27 @@ def test_rows_longer_than_a_run_of_edges(long):
     assert_as_reference(ragged_edges([2, long, 0, long, 1], sources=60))
 
 
-@pytest.mark.parametrize("channels", [(1, 1), (15, 17), (16, 16), (33, 64), (64, 8), (48, 40)])
+@pytest.mark.parametrize("channels", [(1, 1), (15, 17), (16, 16), (33, 64), (64, 8), (48, 40), (130, 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_channels_that_do_and_do_not_fill_vectors(channels, dtype):
     assert_as_reference(ragged_edges([4, 0, 9, 1, 30], sources=20), channels, dtype)
 
 
+@pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sixteen_bits_are_summed_in_thirty_two(dtype):
-    assert_as_reference(ragged_edges([4, 0, 9, 1, 600], sources=20), (32, 16), dtype, tolerance=1e-2)
+def test_sixteen_bits_are_summed_in_thirty_two(dtype, count):
+    with threads(count):
+        assert_as_reference(ragged_edges([4, 0, 9, 1, 600], sources=20), (32, 16), dtype, tolerance=1e-2)
+
+
+def test_chunks_of_bfloat16_add_up(monkeypatch):
+    from gridless.ops.point_conv import bfloat16_cpu
+
+    monkeypatch.setattr(bfloat16_cpu, "_CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(bfloat16_cpu, "multiplies_bfloat16", lambda: True)
+    with threads(1):
+        edges = ragged_edges([i % 4 for i in range(300)], sources=100)
+        assert_as_reference(edges, (20, 12), torch.bfloat16, tolerance=2e-2)
 
 
 @pytest.mark.parametrize("order", range(5))

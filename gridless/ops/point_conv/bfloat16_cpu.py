@@ -12,7 +12,7 @@ from numba import njit
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gridless.backends import in_threads
+from gridless.backends import in_threads, num_threads
 from gridless.ops.point_conv.gathers import gather_tile
 from gridless.ops.point_conv.kernel import EdgeKernel
 from gridless.ops.point_conv.products import lanes, multiplies_bfloat16, padded
@@ -24,8 +24,11 @@ _FLOAT = np.dtype(np.float32)
 
 
 def serves(features: Tensor) -> bool:
-    """Whether this is the way for such features on this CPU."""
-    return features.dtype == torch.bfloat16 and multiplies_bfloat16()
+    """Whether this is the way for such features on this CPU: with one thread, as in the workers of a loader.
+
+    With several, torch's own threads, which wait actively after each product, would take the cores from ours.
+    """
+    return features.dtype == torch.bfloat16 and multiplies_bfloat16() and num_threads() == 1
 
 
 def conv(

@@ -97,15 +97,14 @@ def conv_backward(
     cuts = ranges(edges[0])
     shape = features.shape if need_features else (0, 0)
     d_features = torch.empty(shape, dtype=compute_dtype(features.dtype))
-    d_weight = d_features.new_zeros((len(cuts), q, size * p) if need_weight else (len(cuts), 0, 0))
+    d_weight = np.zeros((len(cuts), q, size * p) if need_weight else (len(cuts), 0, 0), compute)
     arrays = (inverse.numpy(), g, f, turned, d_features.numpy())
     sizes = (size, q, p, tile_height(size * p, compute), lanes(compute))
-    in_threads(
-        _backward, [(a, b, *edges, *rule, *arrays, d_weight[n].numpy(), *sizes) for n, (a, b) in enumerate(cuts)]
-    )
+    in_threads(_backward, [(a, b, *edges, *rule, *arrays, d_weight[n], *sizes) for n, (a, b) in enumerate(cuts)])
     if not need_weight:
         return d_features.to(features.dtype), None
-    total = d_weight[0] if len(cuts) == 1 else d_weight.sum(0)
+    # Added by NumPy: torch's threads would wait actively for more work, on cores that ours need next.
+    total = torch.from_numpy(d_weight.sum(0))
     total = total.view(q, size, p)[: weight.shape[1], :, : weight.shape[2]].transpose(0, 1)
     return d_features.to(features.dtype) if need_features else None, total.to(weight.dtype).contiguous()
 

@@ -33,6 +33,8 @@ _VECTOR_BYTES = 64 if _WIDE else 32 if "+avx" in _features() else 16
 
 # Rows of a block: with two vectors each they fill the registers (32 with AVX-512, else 16) and leave room for b.
 BLOCK = 8 if _WIDE else 4
+# Steps whose panel of b, two vectors wide, fills a third of the first-level cache.
+STEPS = 128
 
 
 def multiplies_bfloat16() -> bool:
@@ -154,15 +156,20 @@ def add_gathered(
 def matmul(c, a, a_row, packed, rows, columns, steps, lane):
     """c (rows, columns) += a (rows, steps) b: rows a multiple of BLOCK, columns of a vector, b as `pack` left it."""
     for column in range(0, columns, 2 * lane):
-        # A step of 1 and a row of b of known length let LLVM count with one register.
-        if column + 2 * lane <= columns:
-            for i in range(0, rows, BLOCK):
-                at, a_at, b_at = i * columns + column, i * a_row, column * steps
-                add_product(BLOCK, 2, c, at, columns, a, a_at, a_row, 1, packed, b_at, 2 * lane, steps)
-        else:
-            for i in range(0, rows, BLOCK):
-                at, a_at, b_at = i * columns + column, i * a_row, column * steps
-                add_product(BLOCK, 1, c, at, columns, a, a_at, a_row, 1, packed, b_at, lane, steps)
+        # Some steps at a time, so that their rows of b stay in the first-level cache while all rows of a pass.
+        for k in range(0, steps, STEPS):
+            some = min(STEPS, steps - k)
+            # A step of 1 and a row of b of known length let LLVM count with one register.
+            if column + 2 * lane <= columns:
+                b_at = column * steps + k * 2 * lane
+                for i in range(0, rows, BLOCK):
+                    at, a_at = i * columns + column, i * a_row + k
+                    add_product(BLOCK, 2, c, at, columns, a, a_at, a_row, 1, packed, b_at, 2 * lane, some)
+            else:
+                b_at = column * steps + k * lane
+                for i in range(0, rows, BLOCK):
+                    at, a_at = i * columns + column, i * a_row + k
+                    add_product(BLOCK, 1, c, at, columns, a, a_at, a_row, 1, packed, b_at, lane, some)
 
 
 @njit(nogil=True, cache=True)
