@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
 from gridless.training import ResidentClouds
-from gridless.training.run import run
 from gridless.training.synchronise import synchronise
 
 SCRIPT = """
@@ -79,6 +78,9 @@ def test_the_gradients_of_two_processes_average_to_that_of_one(recipe, tmp_path)
 
 
 def test_two_processes_reach_the_loss_of_one(recipe, tmp_path):
+    # Here, lest every process of the test above imports it.
+    from gridless.training.run import run
+
     # Dropout is drawn per process, and so is left out; a large epsilon keeps Adam from amplifying rounding.
     recipe = recipe.changed(model__dropout=0.0, epochs=2, average=None, epsilon=1e-2, batch_size=15)
     run(recipe, shapes(40), shapes(40), tmp_path / "one", progress=False)
