@@ -88,7 +88,9 @@ class EventResNet(nn.Module):
             self.streams.append(stream)
         widths = [width * 2**i for i in range(levels)]
         if head == "voxel":
-            self.head: nn.Module = VoxelHead(self.streams, widths, pooled, clock, classes, duration, dropout)
+            self.head: VoxelHead | StreamHead = VoxelHead(
+                self.streams, widths, pooled, clock, classes, duration, dropout
+            )
         else:
             self.head = StreamHead(stream, widths[-1], classes, 4 * decay_time, dropout)
 
@@ -123,7 +125,7 @@ class EventResNet(nn.Module):
                 parts[name] = _conv_cost(layer, geometry) / events
             elif isinstance(layer, InceptionBlock):
                 dense = 2 * layer.expand.weight.numel() + layer.norm.channels
-                parts[f"{name}.dense"] = len(geometry[layer.norm.cloud]) * dense / events
+                parts[f"{name}.dense"] = len(geometry[layer.cross.near.target]) * dense / events
             elif isinstance(layer, StreamHead):
                 work = layer.hidden.weight.numel() + layer.logits.weight.numel() + 2 * layer.hidden.out_features
                 parts[name] = len(geometry[layer.stream]) * work / events

@@ -286,7 +286,7 @@ class VoxelMerge(nn.Module):
         self.mean = mean
         self.conv = nn.Conv3d(in_channels, channels, 2, 2)
         nn.init.xavier_uniform_(self.conv.weight)
-        nn.init.zeros_(self.conv.bias)
+        nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]
         self.norm = BatchNorm(channels)
         self.mean_norm = BatchNorm(channels)
 
@@ -296,5 +296,5 @@ class VoxelMerge(nn.Module):
         b, t, h, w, c = grid.shape
         # Cells that do not overlap: the convolution is one product over the eight voxels of each.
         cells = grid.view(b, t // 2, 2, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 5, 2, 4, 6, 7).flatten(4)
-        y = cells @ self.conv.weight.permute(2, 3, 4, 1, 0).flatten(0, 3) + self.conv.bias
+        y = cells @ self.conv.weight.permute(2, 3, 4, 1, 0).flatten(0, 3) + self.conv.bias  # type: ignore[operator]
         return self.norm(y.relu()) + self.mean_norm(mean)

@@ -28,7 +28,7 @@ def fire(events: Events, rule: Rule, potential: Tensor, time: Tensor) -> tuple[T
         state = (potential[b].view(-1).numpy(), time[b].view(-1).numpy())
         jobs.append((first, last, pixel, t, rule.grid[0], *settings, *state, cause[-1], at[-1]))
     counts = in_threads(_fire, jobs)
-    return *(_joined(parts, counts) for parts in (cause, at)), potential, time
+    return _joined(cause, counts), _joined(at, counts), potential, time
 
 
 def _joined(parts: list[np.ndarray], counts: list[int]) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from gridless.backends import in_threads
 from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.cpu import share_cells, source_cell
-from gridless.structures import Structure
+from gridless.structures import Edges, Structure
 
 if TYPE_CHECKING:
     from gridless.ops.event_conv.autograd import Walk
@@ -33,7 +33,7 @@ def gather(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
     gathered = features.new_empty(len(walk.link.target), *rate.shape, features.shape[1])
     values = (features.numpy(), rate.numpy(), gathered.numpy())
     if walk.edges is not None:
-        jobs = [(a, b, *_edge_arrays(walk), *values) for a, b in _share_rows(len(gathered))]
+        jobs = [(a, b, *_edge_arrays(walk, walk.edges), *values) for a, b in _share_rows(len(gathered))]
         in_threads(_gather_edges, jobs)
         return gathered
     _zero_padding(gathered, walk.link)
@@ -50,7 +50,7 @@ def scatter(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, total: Ten
     add_to = (total if wanted else features[:0]).numpy()
     if walk.edges is not None:
         # Only targets of one example share sources.
-        cuts, arrays, kernel = _share_examples(walk.link.target.splits), _edge_arrays(walk), _scatter_edges
+        cuts, arrays, kernel = _share_examples(walk.link.target.splits), _edge_arrays(walk, walk.edges), _scatter_edges
     else:
         cuts = share_cells(by_pixel(walk.link.source).splits, _PARTS)
         arrays, kernel = _arrays(walk.link, walk.decay_time), _scatter
@@ -93,8 +93,8 @@ def _arrays(link: Link, decay_time: float) -> tuple:
     return taps, grids, *runs, link.until.numpy(), *times, 1 / decay_time, longest
 
 
-def _edge_arrays(walk: Walk) -> tuple:
-    edges, link = walk.edges, walk.link
+def _edge_arrays(walk: Walk, edges: Edges) -> tuple:
+    link = walk.link
     taps = edges.num_target // max(len(link.target), 1)
     times = (link.source.time.numpy(), link.target.time.numpy())
     longest = _longest(edges, edges.splits)

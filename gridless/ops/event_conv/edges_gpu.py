@@ -3,6 +3,10 @@
 Rates are divided by the decay time beforehand, so that kernels see microseconds.
 """
 
+# Triton compiles these functions itself; to a type checker they are plain Python.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportIndexIssue=false
+# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -12,15 +16,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gridless.structures import Edges
+
 if TYPE_CHECKING:
     from gridless.ops.event_conv.autograd import Walk
 
 _ELEMENTS = 256
 
 
-def along_edges(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
+def along_edges(features: Tensor, rate: Tensor, walk: Walk, edges: Edges) -> Tensor:
     """A (S', u, V, Q)."""
-    edges, link = walk.edges, walk.link
+    link = walk.link
     (taps, temporal), channels = rate.shape, features.shape[1]
     rate = rate / walk.decay_time
     gathered = features.new_empty(len(link.target), taps, temporal, channels)
@@ -37,9 +43,11 @@ def along_edges(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
     return gathered
 
 
-def back_along_edges(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, total: Tensor | None) -> Tensor:
+def back_along_edges(
+    grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, edges: Edges, total: Tensor | None
+) -> Tensor:
     """Adds the gradient of the features to `total`, unless it is None, and returns that of the rate."""
-    edges, link = walk.edges, walk.link
+    link = walk.link
     (taps, temporal), channels = rate.shape, features.shape[1]
     if not (grad.numel() and len(edges)):
         return torch.zeros_like(rate)

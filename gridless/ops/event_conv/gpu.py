@@ -6,6 +6,10 @@ takes a few source pixels and merges back in time, tap after tap. No atomics: wh
 side by side, and torch adds it up. Rates are divided by the decay time beforehand, so that kernels see microseconds.
 """
 
+# Triton compiles these functions itself; to a type checker they are plain Python.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportIndexIssue=false
+# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -31,14 +35,14 @@ _STRAYS = 32
 
 def gather(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
     if walk.edges is not None:
-        return along_edges(features, rate, walk)
+        return along_edges(features, rate, walk, walk.edges)
     return _scan(features, rate, walk.link, walk.decay_time, None, None)
 
 
 def scatter(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, total: Tensor | None) -> Tensor:
     """Adds the gradient of the features to `total`, unless it is None, and returns that of the rate."""
     if walk.edges is not None:
-        return back_along_edges(grad.contiguous(), features, rate, walk, total)
+        return back_along_edges(grad.contiguous(), features, rate, walk, walk.edges, total)
     link, (taps, temporal), channels = walk.link, rate.shape, features.shape[1]
     cells = _cells(link.source)
     vs, lanes, pixels = _shape(temporal, channels)
