@@ -3,7 +3,8 @@
     python benchmarks/geometry.py [--clouds 128] [--points 1000000] [--only chain,large,gpu] [--name geometry]
 
 Every result is checked before it is timed. One thread unless a row says otherwise; times are medians of one run, of the
-process's CPU for one thread (so that a peer's hidden threads count). Samplers are in samplers.py, kernels on the GPU in geometry_gpu.py.
+process's CPU for one thread (so that a peer's hidden threads count). Samplers are in samplers.py, kernels on the GPU in
+geometry_gpu.py.
 """
 
 from __future__ import annotations
