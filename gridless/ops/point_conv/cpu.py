@@ -103,7 +103,7 @@ def conv_backward(
     in_threads(_backward, [(a, b, *edges, *rule, *arrays, d_weight[n], *sizes) for n, (a, b) in enumerate(cuts)])
     if not need_weight:
         return d_features.to(features.dtype), None
-    # Added by NumPy: torch's threads would wait actively for more work, on cores that ours need next.
+    # Added by NumPy, which starts no threads for it.
     total = torch.from_numpy(d_weight.sum(0))
     total = total.view(q, size, p)[: weight.shape[1], :, : weight.shape[2]].transpose(0, 1)
     return d_features.to(features.dtype) if need_features else None, total.to(weight.dtype).contiguous()
