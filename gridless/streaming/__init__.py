@@ -11,7 +11,7 @@ from gridless.streaming.session import Session
 __all__ = ["Engine", "Prediction", "Session", "Stream", "stream"]
 
 
-def stream(model: nn.Module, features: bool = True) -> Engine:
+def stream(model: nn.Module, features: bool = True, order: str | None = None) -> Engine:
     """A trained event network as a live engine.
 
     >>> engine = gl.stream(model.eval())
@@ -20,5 +20,8 @@ def stream(model: nn.Module, features: bool = True) -> Engine:
 
     What was trained is what runs: the engine equals `model` in its scan form at every event of every level, to the
     rounding of float32. The weights are copied: training the model further does not change the engine.
+
+    `features`: keep the features of the events that the last packet fired. `order`: where strided convolutions apply
+    their weights, at the "output" event or at the "input" event; by default whichever costs less.
     """
-    return Engine(model, features)
+    return Engine(model, features, order)

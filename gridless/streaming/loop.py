@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 
 from gridless.ops.point_conv.products import BLOCK, add_product
-from gridless.streaming.vectors import decays, enter, enter_each, read, read_each
+from gridless.streaming.vectors import add, decays, enter, enter_each, read, read_each
 
 # Rows that are multiplied together.
 ROWS = 16
@@ -29,6 +29,9 @@ FIELDS = (
     # hidden channels (and rounded up), frames of the voxel head (0: none), bits of the decay table, room for events.
     "width", "height", "columns", "rows", "q", "p", "p_wide", "v", "entries", "runs", "hidden", "hidden_wide", "frames",
     "bits", "capacity",
+    # 1 where the strided convolution transforms at the input event, not at the output event; then the traces hold P
+    # channels, and there is a buffer for one transformed event.
+    "early", "made", "made_wide",
     # In `whole`: LIF reach along x and y; dx and dy of each run, and where it begins and ends.
     "low_x", "high_x", "low_y", "high_y", "run_x", "run_y", "run_at",
     # In `weight`: LIF shares, decay tables, threshold and reset; rates per microsecond; weights; folded normalisation.
@@ -42,7 +45,7 @@ FIELDS = (
 )
 (
     WIDTH, HEIGHT, COLUMNS, ROWS_OUT, Q, P, P_WIDE, V, ENTRIES, RUNS, HIDDEN, HIDDEN_WIDE, FRAMES, BITS, CAPACITY,
-    LOW_X, HIGH_X, LOW_Y, HIGH_Y, RUN_X, RUN_Y, RUN_AT,
+    EARLY, MADE, MADE_WIDE, LOW_X, HIGH_X, LOW_Y, HIGH_Y, RUN_X, RUN_Y, RUN_AT,
     SHARE, COARSE, COARSE_SIZE, FINE, LIMITS, DOWN_RATE, DOWN_WEIGHT, DOWN_BIAS, DOWN_SCALE, DOWN_SHIFT,
     SAME_RATE, SAME_WEIGHT, SAME_BIAS, FIRST, FIRST_BIAS, SECOND, SAME_SCALE, SAME_SHIFT,
     POTENTIAL, DOWN_TRACE, SAME_TRACE, CHARGED, DOWN_TIME, SAME_TIME, COUNT,
@@ -186,6 +189,56 @@ def _enter_first(table, weight, trace, clock, x, y, t, features, at):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
+def _enter_early(table, weight, trace, clock, work, x, y, t, features, at, lane):
+    """The paper's other order: the event is transformed for each of its taps, and the traces take the products in."""
+    width, q, p, v = table[WIDTH], table[Q], table[P], table[V]
+    factor, made, wide = table[FACTOR], table[MADE], table[MADE_WIDE]
+    time = table[DOWN_TIME] + y * width + x
+    age = np.float32(t - clock[time])
+    clock[time] = t
+    base = table[DOWN_TRACE] + _slots(x, y, width) * v * p
+    for j in range(1 + (y & 1)):
+        for i in range(1 + (x & 1)):
+            tap = 3 * (2 * j if y & 1 else 1) + (2 * i if x & 1 else 1)
+            for k in range(wide):
+                work[made + k] = 0.0
+            _product(work, made, wide, features, at, q, weight, table[DOWN_WEIGHT] + tap * q * wide, 1, q, lane)
+            for k in range(0, v, 8):
+                decays(work, factor + k, weight, table[DOWN_RATE] + tap * v + k, age)
+            for k in range(v):
+                f = work[factor + k]
+                for c in range(k * p, k * p + p, 8):
+                    enter(trace, base + c, work, made + c, f)
+            base += v * p
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _read_early(table, weight, trace, clock, work, x, y, t, event):
+    """The sum of the nine taps of target pixel (x, y), decayed to time t: the features of the event, to `raw`."""
+    width, height, p, v = table[WIDTH], table[HEIGHT], table[P], table[V]
+    factor, total = table[FACTOR], table[SUM]
+    _spread(weight, table[DOWN_BIAS], work, total, 1, p)
+    for dy in range(3):
+        sy = 2 * y + dy - 1
+        for dx in range(3):
+            sx = 2 * x + dx - 1
+            if 0 <= sx < width and 0 <= sy < height:
+                slot = (dy >> 1) * (1 + (sx & 1)) + (dx >> 1)
+                base = table[DOWN_TRACE] + (_slots(sx, sy, width) + slot) * v * p
+                age = np.float32(t - clock[table[DOWN_TIME] + sy * width + sx])
+                for k in range(0, v, 8):
+                    decays(work, factor + k, weight, table[DOWN_RATE] + (dy * 3 + dx) * v + k, age)
+                for k in range(v):
+                    f = work[factor + k]
+                    for c in range(0, p, 8):
+                        add(work, total + c, trace, base + k * p + c, f)
+    scale, shift, to = table[DOWN_SCALE], table[DOWN_SHIFT], table[RAW] + event * p
+    for k in range(p):
+        z = max(work[total + k], np.float32(0.0))
+        work[to + k] = z * weight[scale + k] + weight[shift + k]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
 def _read_down(table, weight, trace, clock, work, x, y, t, row, first):
     """The nine taps of target pixel (x, y), decayed to time t, to row `row`."""
     width, height, q, v, factor = table[WIDTH], table[HEIGHT], table[Q], table[V], table[FACTOR]
@@ -269,7 +322,10 @@ def _descend(table, whole, weight, trace, clock, work, event, source, at, featur
     i = begin
     while i < end and fired + 4 <= table[CAPACITY]:
         x, y, t = source[at + 3 * i], source[at + 3 * i + 1], source[at + 3 * i + 2]
-        if top:
+        if table[EARLY]:
+            place = 8 * source[at + 3 * end + i] if top else feature_at + i * q
+            _enter_early(table, weight, trace, clock, work, x, y, t, features, place, lane)
+        elif top:
             _enter_first(table, weight, trace, clock, x, y, t, features, 8 * source[at + 3 * end + i])
         else:
             _enter_down(table, weight, trace, clock, work, x, y, t, features, feature_at + i * q)
@@ -287,9 +343,12 @@ def _descend(table, whole, weight, trace, clock, work, event, source, at, featur
                     value = reset
                     to = table[FIRED] + 3 * fired
                     event[to], event[to + 1], event[to + 2] = ox, oy, t
-                    _read_down(table, weight, trace, clock, work, ox, oy, t, gathered, top)
+                    if table[EARLY]:
+                        _read_early(table, weight, trace, clock, work, ox, oy, t, fired)
+                    else:
+                        _read_down(table, weight, trace, clock, work, ox, oy, t, gathered, top)
+                        gathered += 1
                     fired += 1
-                    gathered += 1
                     if gathered == ROWS:
                         _multiply_down(table, weight, work, gathered, fired - gathered, lane)
                         gathered = 0

@@ -101,6 +101,20 @@ def read(typingctx: Any, out: Any, to: Any, trace: Any, at: Any, factor: Any) ->
 
 
 @intrinsic
+def add(typingctx: Any, out: Any, to: Any, trace: Any, at: Any, factor: Any) -> Any:
+    """out[to:][:8] += trace[at:][:8] factor."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = _place(context, builder, signature.args[0], args[0], args[1])
+        z = builder.load(_place(context, builder, signature.args[2], args[2], args[3]), align=4)
+        z = builder.fmul(z, _everywhere(builder, args[4]), flags=("contract",))
+        builder.store(builder.fadd(builder.load(place, align=4), z, flags=("contract",)), place, align=4)
+        return context.get_dummy_value()
+
+    return types.none(out, types.int64, trace, types.int64, types.float32), emit
+
+
+@intrinsic
 def enter_each(typingctx: Any, trace: Any, at: Any, x: Any, x_at: Any, rate: Any, rate_at: Any, age: Any) -> Any:
     """As `enter`, every element with a rate of its own."""
 

@@ -146,6 +146,21 @@ def test_the_session_in_float64_equals_the_batch_to_twelve_digits(head):
     assert_close(session.predict(), logits, 1e-12)
 
 
+@pytest.mark.parametrize("width", [5, 16])
+def test_both_orders_of_the_strided_convolution_are_exact(width):
+    model = network("n_mnist", head="stream", width=width, threshold=1.0, reset=-1.0)
+    events = busy("plain", (34, 34), 900)
+    _, levels, logits = batch(model, events)
+    for order in ("input", "output"):
+        engine = stream(model, order=order)
+        for a in range(0, len(events), 250):
+            engine(events[a : a + 250])
+        assert_close(engine.features(0)[1], levels[0][-len(engine.features(0)[1]) :], 1e-5)
+        assert_close(engine.predict(), logits, 1e-5)
+    with pytest.raises(ValueError, match="order must be"):
+        stream(model, order="sideways")
+
+
 def test_channels_that_are_no_multiple_of_eight_are_exact_too():
     model = network("n_mnist", head="stream", width=5, levels=2, threshold=1.0, reset=-1.0)
     events = busy("plain", (34, 34), 600)
