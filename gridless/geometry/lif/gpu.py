@@ -55,16 +55,9 @@ def fire(events: Events, rule: Rule, potential: Tensor, time: Tensor) -> tuple[T
     )  # fmt: skip
     marked = fired.nonzero().view(-1)
     cause, slot = marked // slots, marked % slots
-    x0, y0, columns = (t[cause] for t in _reach(events, rule, ranges))
-    return cause, (y0 + slot // columns) * width + x0 + slot % columns, potential, time
-
-
-def _reach(events: Events, rule: Rule, ranges: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """The first output pixel that each event reaches, and the number of columns it reaches."""
-    low_x, low_y, high_x, _ = ranges
-    x = events.pixel[:, 0].clamp(0, rule.sensor[0] - 1).long()
-    y = events.pixel[:, 1].clamp(0, rule.sensor[1] - 1).long()
-    return low_x[x].long(), low_y[y].long(), (high_x[x] - low_x[x] + 1).long().clamp(min=1)
+    x, y = events.pixel[cause].long().unbind(1)
+    columns = high_x[x] - low_x[x] + 1
+    return cause, (low_y[y] + slot // columns) * width + low_x[x] + slot % columns, potential, time
 
 
 _kept: dict[tuple, tuple[Tensor, ...]] = {}
