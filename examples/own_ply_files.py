@@ -20,7 +20,9 @@ class Folder(Dataset):
 
     def __init__(self, folder: Path, transform: list) -> None:
         self.classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        self.files = [(file, k) for k, name in enumerate(self.classes) for file in sorted((folder / name).glob("*.ply"))]
+        self.files = [
+            (file, k) for k, name in enumerate(self.classes) for file in sorted((folder / name).glob("*.ply"))
+        ]
         if not self.files:
             raise FileNotFoundError(f"{folder} has no CLASS/*.ply in it")
         self.transform = transform
@@ -57,8 +59,8 @@ def main(argv: list[str] | None = None) -> float:
     with tempfile.TemporaryDirectory() as made:
         folder = options.folder or Path(made)
         if options.folder is None:
-            write_files(folder, 12 if options.quick else 40)
-        return train(folder, 3 if options.quick else 10)
+            write_files(folder, 30 if options.quick else 40)
+        return train(folder, 9 if options.quick else 10)
 
 
 def train(folder: Path, epochs: int) -> float:

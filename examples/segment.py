@@ -63,10 +63,10 @@ def main(argv: list[str] | None = None) -> float:
     for layer in model.modules():
         if isinstance(layer, gl.nn.BatchNorm):
             layer.momentum = 0.1  # a short training: let the running statistics follow quickly
-    train = DataLoader(Parts(64 if quick else 480, 0, model.plan), 16, shuffle=True, collate_fn=gl.collate)
+    train = DataLoader(Parts(150 if quick else 480, 0, model.plan), 16, shuffle=True, collate_fn=gl.collate)
     test = DataLoader(Parts(16 if quick else 96, 1, model.plan), 16, collate_fn=gl.collate)
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for epoch in range(3 if quick else 6):
+    for epoch in range(4 if quick else 6):
         model.train()
         for geometry, parts in train:
             loss = functional.cross_entropy(model(geometry), labels_of(parts))

@@ -1,0 +1,68 @@
+"""The examples run, in their quick setting, and do what they say."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    """The file as a module, so that one process and its compiled kernels serve all of them."""
+    spec = spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_clouds_are_classified_far_better_than_by_chance():
+    assert example("classify_clouds").main(["--quick"]) > 3 / 14
+
+
+def test_points_are_segmented_better_than_by_the_most_common_part():
+    assert example("segment").main(["--quick"]) > 0.45
+
+
+def test_own_files_can_be_trained_on():
+    assert example("own_ply_files").main(["--quick"]) > 0.5
+
+
+def test_a_folder_without_files_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match="has no CLASS"):
+        example("own_ply_files").main([str(tmp_path)])
+
+
+def test_an_event_network_is_trained_and_then_watches_live_what_it_sees_at_once():
+    assert example("classify_events").main(["--quick"]) < 1e-4
+
+
+def test_live_from_a_file_equals_the_whole_recording_and_resumes_to_the_bit():
+    error, resumed = example("live_from_file").main(["--quick"])
+    assert error < 1e-5
+    assert resumed
+
+
+def test_a_torch_geometric_network_learns_along_our_edges():
+    pytest.importorskip("torch_geometric")
+    assert example("pyg_with_our_searches").main(["--quick"]) > 0.35
+
+
+def test_a_custom_basis_runs_compiled_or_as_the_reference():
+    difference, change = example("custom_basis").main([])
+    assert difference < 1e-5
+    assert change < 1e-4
+
+
+def test_examples_are_short_and_all_of_them_are_tested():
+    tested = Path(__file__).read_text()
+    for file in FOLDER.glob("*.py"):
+        assert len(file.read_text().splitlines()) < 100, file.name
+        assert f'example("{file.stem}")' in tested, file.name
