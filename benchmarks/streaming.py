@@ -4,8 +4,8 @@
 
 Recordings: dvs128_objects (128 x 128) for the CIFAR10-DVS and MNIST-DVS networks, N-MNIST for its own, N-Cars for its
 own; for the two networks of half-resolution sensors the DVS128 recordings, cut to their sensor. Weights are random,
-with statistics as after training: speed and exactness do not depend on what was learned, only on how many events fire, and
-that is decided by the recordings and the LIF settings alone.
+with statistics as after training: speed and exactness do not depend on what was learned, only on how many events fire,
+and that is decided by the recordings and the LIF settings alone.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def latency(name: str, recording: gl.Events) -> dict[str, float]:
 
 
 def soak(recording: gl.Events, total: int) -> dict[str, float]:
-    """The same recording again and again: memory, speed at the start and at the end, a fresh engine on the last part."""
+    """The same recording again and again: memory, speed at the start and the end, a fresh engine on the last part."""
     model = trained_like("cifar10_dvs", head="stream")
     engine, fresh = stream(model, features=False), stream(model, features=False)
     span = int(recording.time[-1] - recording.time[0]) + 1

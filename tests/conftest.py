@@ -1,4 +1,4 @@
-"""Shared fixtures. Backends are parametrised by name; `gpu` runs on a CUDA device, or on the CPU under Triton's interpreter."""
+"""Shared fixtures. Backends go by name; `gpu` runs on a CUDA device, or on the CPU under Triton's interpreter."""
 
 from __future__ import annotations
 
