@@ -1,0 +1,43 @@
+"""The demo runs from end to end on its own data, and its page opens in a browser without a complaint."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from gridless.__main__ import main
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return tmp_path_factory.mktemp("demo")
+
+
+def test_the_demo_trains_runs_live_and_reports(made, capsys):
+    assert main(["--debug", "demo", "--quick", "--json", "--out", str(made)]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["live_error"] < 1e-5
+    text = (made / "report.html").read_text()
+    assert text.count("<canvas") == 2
+    assert "https://" not in text
+    assert "http://" not in text
+    for name in ("shapes", "glyphs"):
+        assert (made / name / "weights.safetensors").is_file()
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_report_opens_without_a_complaint(made):
+    page = made / "report.html"
+    if not page.is_file():
+        pytest.skip("the demo did not finish")
+    done = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", f"--user-data-dir={made / 'profile'}",
+         "--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.stdout.count("<canvas") == 2
+    assert "CONSOLE" not in done.stderr
