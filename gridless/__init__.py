@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gridless import _threads as _threads
 from gridless.backends import use_backend
 from gridless.geometry import ball, causal, farthest_sample, lif, nearest, random_sample, rejection_sample
 from gridless.plan import Plan

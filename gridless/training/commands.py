@@ -16,9 +16,9 @@ Device = Annotated[str, typer.Option(help="cuda, cpu, or auto for a GPU where th
 
 def train(
     recipe: Annotated[str, typer.Argument(help="A shipped recipe's name, such as modelnet40-large, or a YAML file.")],
-    data: Annotated[Path, typer.Option(help="The folder of the data set.")],
+    data: Annotated[Path | None, typer.Option(help="The folder of the data set, unless it is generated.")] = None,
     out: Annotated[Path, typer.Option(help="Where logs, checkpoints and weights go.")] = Path("runs/latest"),
-    all_data: Annotated[bool, typer.Option("--all-data", help="Train on every training cloud, none held out.")] = False,
+    all_data: Annotated[bool, typer.Option("--all-data", help="Train on every example, none held out.")] = False,
     epochs: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
     changes: Annotated[
@@ -31,70 +31,73 @@ def train(
     checkpoint_steps: Annotated[
         int | None, typer.Option(help="Steps between checkpoints; else every 10 epochs.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Use only so many training clouds, for a trial.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Use only so many training examples, for a trial.")] = None,
 ) -> None:
     """Train a network by a recipe; the weights end in OUT/weights.safetensors and OUT/weights.json.
 
-    Without --all-data a tenth of the training clouds, a fixed list, is held out and evaluated as training goes on.
+    Without --all-data a tenth of the training examples, a fixed list, is held out and evaluated as training goes on.
     """
     from gridless.training.recipe import load_recipe
     from gridless.training.run import run
-    from gridless.training.sources import load_clouds
+    from gridless.training.sources import load_data
 
     chosen = load_recipe(recipe)
     more = dict(_assignment(c) for c in changes or [])
     more |= {k: v for k, v in {"epochs": epochs, "seed": seed}.items() if v is not None}
     chosen = chosen.changed(**more)
-    clouds = load_clouds(chosen.data, data, "train" if all_data else "fit", chosen.points)
-    valid = None if all_data else load_clouds(chosen.data, data, "validation", chosen.points)
+    learn = load_data(chosen, data, "train" if all_data else "fit")
+    valid = None if all_data else load_data(chosen, data, "validation")
     if limit is not None:
-        clouds = clouds.take(torch.linspace(0, len(clouds) - 1, min(limit, len(clouds))).long())
+        learn = learn.take(torch.linspace(0, len(learn) - 1, min(limit, len(learn))).long())
     result = run(
-        chosen, clouds, valid, out, device=pick_device(device), devices=devices, nodes=nodes, resume=resume,
+        chosen, learn, valid, out, device=pick_device(device), devices=devices, nodes=nodes, resume=resume,
         checkpoint_steps=checkpoint_steps,
     )  # fmt: skip
     if result is not None:
-        print(json.dumps(result))
+        print(json.dumps({k: v for k, v in result.items() if k != "history"}))
 
 
 def evaluate(
     weights: Annotated[str, typer.Argument(help="Shipped weights by name, or the path of a .safetensors file.")],
-    data: Annotated[Path, typer.Option(help="The folder of the data set.")],
+    data: Annotated[Path | None, typer.Option(help="The folder of the data set, unless it is generated.")] = None,
     split: Annotated[str, typer.Option(help="test, train, fit or validation.")] = "test",
     points: Annotated[list[int] | None, typer.Option(help="Use so many points; may be repeated, for a curve.")] = None,
     votes: Annotated[
-        int | None, typer.Option(help="Views averaged per cloud; else as the weights were saved with.")
+        int | None, typer.Option(help="Views averaged per example; else as the weights were saved with.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Clouds at a time.")] = 256,
+    batch_size: Annotated[int | None, typer.Option(help="Examples at a time.")] = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Accuracy of saved weights on a split of their data set."""
-    from gridless.training.evaluate import probabilities, report
-    from gridless.training.sources import load_clouds
+    from gridless.training.evaluate import report
+    from gridless.training.recipe import RECORDINGS, Recipe
+    from gridless.training.sources import load_data
     from gridless.weights import load
 
     model: Any = load(weights, pick_device(device))
-    recipe = model.about.get("recipe", {})
-    views = recipe.get("votes", 1) if votes is None else votes
-    clouds = load_clouds(recipe.get("data", "modelnet40"), data, split, max(points or [recipe.get("points", 1024)]))
-    clouds = clouds.to(pick_device(device))
+    recipe = Recipe.from_dict({"model": model.config, **model.about.get("recipe", {})})
+    if points and recipe.data in RECORDINGS:
+        raise ValueError(f"--points is for clouds, and these weights are for {recipe.data}")
     results = {}
-    for count in points or [clouds.points.shape[1]]:
-        p = probabilities(model, clouds.points[:, :count], batch_size, views)
-        results[count] = report(p, clouds.labels, clouds.classes)
+    examples = load_data(recipe.changed(points=max(points)) if points else recipe, data, split)
+    examples = examples.to(pick_device(device))
+    for count in points or [recipe.points]:
+        p = examples.probabilities(model, recipe.changed(points=count), batch_size, votes)
+        results[count] = report(p, examples.labels, examples.classes)
     if as_json:
         print(json.dumps(results if points else next(iter(results.values()))))
         return
     for count, result in results.items():
+        what = "recordings" if recipe.data in RECORDINGS else f"clouds of {count} points"
         print(
-            f"{result['accuracy']:.2%} of {result['clouds']} clouds of {count} points, "
+            f"{result['accuracy']:.2%} of {result['examples']} {what}, "
             f"{result['mean_class_accuracy']:.2%} as the mean over classes"
         )
 
 
 def predict(
-    files: Annotated[list[Path], typer.Argument(help="Clouds: PLY, PCD, LAS, OFF, NPY, XYZ...")],
+    files: Annotated[list[Path], typer.Argument(help="Clouds (PLY, PCD, LAS, OFF, NPY, XYZ...) or recordings.")],
     weights: Annotated[str, typer.Option(help="Shipped weights by name, or a path.")] = "modelnet40-plus",
     points: Annotated[int | None, typer.Option(help="Points of each cloud that are used; else as in training.")] = None,
     up: Annotated[str, typer.Option(help="The axis that points up in the files: x, y or z.")] = "y",
@@ -104,18 +107,26 @@ def predict(
     votes: Annotated[
         int | None, typer.Option(help="Views averaged per cloud; else as the weights were saved with.")
     ] = None,
+    repair: Annotated[
+        list[str] | None, typer.Option(help="Of recordings: unwrap, drop, hold, sort or shift; may be repeated.")
+    ] = None,
     top: Annotated[int, typer.Option(help="Classes to name per file.")] = 3,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, with all probabilities.")] = False,
 ) -> None:
     """Class and probabilities of your own files."""
     from gridless.training.predict import classify
+    from gridless.training.predict_events import classify_events, is_event_network
     from gridless.weights import load
 
     model: Any = load(weights, pick_device(device))
-    names = model.about.get("classes") or [str(i) for i in range(model.config["classes"])]
+    names = list(model.about.get("classes") or [])
+    names += [str(i) for i in range(len(names), model.config["classes"])]
     for file in files:
-        p = classify(model, file, points=points, up=up, keep_scale=keep_scale, votes=votes)
+        if is_event_network(model):
+            p = classify_events(model, file, repair=repair or (), votes=votes)
+        else:
+            p = classify(model, file, points=points, up=up, keep_scale=keep_scale, votes=votes)
         if as_json:
             best = names[int(p.argmax())]
             print(json.dumps({"file": str(file), "class": best, "probabilities": dict(zip(names, p.tolist()))}))

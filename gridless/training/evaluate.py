@@ -68,4 +68,4 @@ def report(probability: Tensor, labels: Tensor, classes: list[str]) -> dict[str,
     labels = labels.cpu()
     each = {name: correct[labels == i].mean().item() for i, name in enumerate(classes) if bool((labels == i).any())}
     mean = sum(each.values()) / max(len(each), 1)
-    return {"accuracy": correct.mean().item(), "mean_class_accuracy": mean, "clouds": len(labels), "by_class": each}
+    return {"accuracy": correct.mean().item(), "mean_class_accuracy": mean, "examples": len(labels), "by_class": each}

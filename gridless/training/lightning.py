@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from gridless.structures import Geometry
-from gridless.training.loop import begin_step, make_loader, make_step
-from gridless.training.recipe import Recipe
-from gridless.training.resident import Batch, ResidentClouds
+from gridless.training.loop import begin_step, make_step
+from gridless.training.recipe import RECORDINGS, Recipe
+from gridless.training.recordings import Recordings
+from gridless.training.resident import Batch, Resident
 from gridless.training.sources import Clouds
 from gridless.training.step import Average, TrainStep, autocast
 from gridless.training.synchronise import synchronise
@@ -32,6 +33,7 @@ class CloudClassifier(lightning.LightningModule):
         self.step: TrainStep | None = None
         self._restored: dict[str, Any] | None = None
         self._values: dict[str, float] = {}
+        self.history: list[dict[str, float]] = []
         self._valid: list[Any] = [0, 0]
 
     @property
@@ -54,7 +56,7 @@ class CloudClassifier(lightning.LightningModule):
         alone = self.trainer.world_size == 1
         capture = self.recipe.capture
         if capture is None:
-            capture = self.device.type == "cuda" and alone
+            capture = self.device.type == "cuda" and alone and self.recipe.data not in RECORDINGS
         elif capture and not alone:
             raise ValueError("capture: graphs are captured for one process only: leave it off with several devices")
         self.step = make_step(
@@ -66,6 +68,7 @@ class CloudClassifier(lightning.LightningModule):
             assert self.step is not None
             self.step.totals.copy_(self._restored["totals"][self.global_rank])
             self.schedule.load_state_dict(self._restored["schedule"])
+            self.history = self._restored.get("history", [])
             self._restored = None
 
     def training_step(self, batch: Batch, number: int) -> None:
@@ -92,6 +95,7 @@ class CloudClassifier(lightning.LightningModule):
         self.schedule.epoch_ended(correct / count)
         rate = float(self.optimizers().optimizer.param_groups[0]["lr"])  # type: ignore[union-attr]
         self._values = {"train_loss": loss / count, "train_accuracy": correct / count, "learning_rate": rate}
+        self.history.append({"epoch": self.current_epoch + 1, **self._values})
 
     def on_train_epoch_end(self) -> None:
         self.log_dict(self._values, rank_zero_only=True)
@@ -106,7 +110,10 @@ class CloudClassifier(lightning.LightningModule):
         self._valid[1] += len(batch.labels)
 
     def on_validation_epoch_end(self) -> None:
-        self.log("valid_accuracy", float(self._valid[0]) / max(self._valid[1], 1), rank_zero_only=True)
+        accuracy = float(self._valid[0]) / max(self._valid[1], 1)
+        self.log("valid_accuracy", accuracy, rank_zero_only=True)
+        if self.history:
+            self.history[-1]["valid_accuracy"] = accuracy
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         assert self.step is not None
@@ -117,6 +124,7 @@ class CloudClassifier(lightning.LightningModule):
             "recipe": self.recipe.to_dict(),
             "totals": totals.cpu(),
             "schedule": self.schedule.state_dict(),
+            "history": [dict(entry) for entry in self.history],
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -131,33 +139,33 @@ class CloudClassifier(lightning.LightningModule):
 
 
 class CloudData(lightning.LightningDataModule):
-    """Clouds that are moved to the device once, and batched, augmented and given geometry there."""
+    """Clouds or recordings that are moved to the device once, and batched, augmented and given geometry there."""
 
-    def __init__(self, recipe: Recipe, train: Clouds, valid: Clouds | None = None) -> None:
+    def __init__(self, recipe: Recipe, train: Clouds | Recordings, valid: Clouds | Recordings | None = None) -> None:
         super().__init__()
         self.recipe, self.train, self.valid = recipe, train, valid
-        self.loader: ResidentClouds | None = None
+        self.loader: Resident | None = None
         self._state: dict[str, Any] | None = None
 
     def _module(self) -> CloudClassifier:
         assert self.trainer is not None
         return self.trainer.lightning_module  # type: ignore[return-value]
 
-    def train_dataloader(self) -> ResidentClouds:
+    def train_dataloader(self) -> Resident:
         module = self._module()
         assert module.step is not None
         assert self.trainer is not None
-        data = self.train.to(module.device)
+        plan: Any = module.model.plan
         place = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
-        self.loader = make_loader(self.recipe, data.points, data.labels, module.model, module.step, **place)
+        data = self.train.to(module.device)
+        self.loader = data.loader(self.recipe, plan, finish=module.step.finish, **place)
+        module.step.alone = self.loader.busy
         return self.loader
 
     def val_dataloader(self) -> Any:
         if self.valid is None:
             return []
         module = self._module()
-        data = self.valid.to(module.device)
         plan: Any = module.model.plan
-        points = data.points[:, : self.recipe.points]
         # Each process evaluates all of it: quick, and every process then logs the same.
-        return ResidentClouds(points, data.labels, plan, max(256, self.recipe.batch_size), shuffle=False)
+        return self.valid.to(module.device).loader(self.recipe, plan, train=False)

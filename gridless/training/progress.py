@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class EpochBar(lightning.Callback):
-    """One line: epochs done, time left, and the last epoch's loss, accuracies and clouds per second.
+    """One line: epochs done, time left, and the last epoch's loss, accuracies and examples per second.
 
     Where stderr is not a terminal, a line is printed every few seconds instead.
     """
@@ -53,7 +53,7 @@ class EpochBar(lightning.Callback):
             return
         now, values = time.perf_counter(), trainer.callback_metrics
         words = [f"{values[k]:.{n}f} {t}" for k, n, t in _SHOWN if k in values]
-        words.append(f"{self.seen / (now - self.since):,.0f} clouds/s")
+        words.append(f"{self.seen / (now - self.since):,.0f} examples/s")
         self.seen, self.since = 0, now
         done = trainer.current_epoch + 1
         if self.bar is not None:

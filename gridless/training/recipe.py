@@ -19,6 +19,11 @@ from gridless.training.schedule import Cosine, Plateau
 FOLDERS = (Path(__file__).parents[2] / "recipes", Path(__file__).parents[1] / "recipes")
 
 
+CLOUDS = ("modelnet40", "shapes")
+RECORDINGS = ("nmnist", "mnist_dvs", "cifar10_dvs", "ncaltech101", "asl_dvs", "ncars", "glyphs")
+DATA = CLOUDS + RECORDINGS
+
+
 @dataclass(frozen=True)
 class Recipe:
     """One training run. Every field can be changed on the command line: `--set epochs=10 --set augment.shift=0.1`."""
@@ -26,11 +31,15 @@ class Recipe:
     model: dict[str, Any]
     """What `gridless.models.build` takes: the model's name, and its arguments."""
     data: str = "modelnet40"
-    """The data set."""
+    """The data set: modelnet40, shapes; nmnist, mnist_dvs, cifar10_dvs, ncaltech101, asl_dvs, ncars, glyphs."""
+    data_options: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the data set, such as `scale: 4` of MNIST-DVS, or `size: 1200` of one that is generated."""
     points: int = 1024
     """Points per cloud: the first so many."""
     augment: Policy = field(default_factory=Policy)
     """What is done to each training cloud."""
+    transforms: list[Any] | None = None
+    """What is done to each training recording, such as [ReverseTime, {Zoom: [0.8, 1.2]}]; None: as the data set's."""
     epochs: int = 400
     """Passes over the training set."""
     batch_size: int = 128
@@ -61,6 +70,8 @@ class Recipe:
     """Of `cosine`: epochs of linear rise."""
     floor: float = 0.0
     """Of `cosine`: the last rate, as a part of the full one."""
+    norm_momentum: float | None = None
+    """How much of a batch's statistics the running ones take on at each step; None: as the network has it."""
     average: float | None = None
     """Keep a moving average of the weights, with this much of it kept at each step, and ship that."""
     precision: str = "32"
@@ -77,12 +88,21 @@ class Recipe:
     """Of initialisation, order, augmentation and dropout."""
 
     def __post_init__(self) -> None:
+        _one_of("data", self.data, DATA)
         _one_of("optimiser", self.optimiser, ("adam", "adamw"))
         _one_of("schedule", self.schedule, ("plateau", "cosine"))
         _one_of("precision", self.precision, ("32", "bf16"))
         for name in ("points", "epochs", "batch_size", "votes", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"recipe: {name} must be at least 1, not {getattr(self, name)}")
+        if self.data in RECORDINGS and self.augment != Policy():
+            raise ValueError("recipe: augment is for clouds; what is done to recordings is said by transforms")
+        if self.data in RECORDINGS and self.capture:
+            raise ValueError("recipe: capture: recordings have no common size, so that no graph can be captured")
+        for entry in self.transforms or ():
+            from gridless.training.recordings import transform_of
+
+            transform_of(entry)
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ValueError(f"recipe: learning_rate must be positive, not {self.learning_rate}")
 
@@ -120,10 +140,16 @@ class Recipe:
     def make_model(self) -> nn.Module:
         """The network, initialised from the seed."""
         from gridless.models import build
+        from gridless.nn.norm import BatchNorm
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return build(self.model)
+            model = build(self.model)
+        if self.norm_momentum is not None:
+            for module in model.modules():
+                if isinstance(module, BatchNorm):
+                    module.momentum = self.norm_momentum
+        return model
 
     def make_schedule(self) -> Cosine | Plateau:
         if self.schedule == "cosine":
@@ -133,9 +159,10 @@ class Recipe:
     def make_optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
         """Adam over two groups: kernels, which are kept small, and everything else."""
         kernels, others = [], []
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
             # Biases and norms are vectors; the kernels of dense layers and convolutions have more dimensions.
-            (kernels if parameter.ndim > 1 else others).append(parameter)
+            kernel = parameter.ndim > 1 and not name.endswith("log_rate")
+            (kernels if kernel else others).append(parameter)
         device = next(model.parameters()).device
         on_gpu = device.type == "cuda"
         # The gradient of l2 * sum(w^2) is 2 * l2 * w, which is what Adam's own weight decay adds.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gridless.plan import Plan
-from gridless.structures import Cloud, Edges, Geometry
+from gridless.structures import Cloud, Edges, Events, Geometry
 from gridless.training import stateless
 from gridless.training.cutting import cut
 from gridless.training.policy import Policy, send
@@ -39,13 +39,81 @@ class Batch:
         return Batch(self.geometry.to(device, non_blocking), labels, self.share)
 
 
-class ResidentClouds:
-    """Clouds (N, P, 3) and labels (N), all on one device, as an iterable of `Batch`es.
+class Resident:
+    """Examples with labels (N), all on one device, as an iterable of `Batch`es. Subclasses write `prepare`.
 
-    Every random choice is a function of (seed, epoch, example): which order the epoch has, and what `policy` does to
-    each cloud. `epoch` and `start` say what the next iteration yields, so that a run can begin again anywhere. With
-    several processes each global batch of `batch_size` examples is divided among them.
+    Every random choice is a function of the seed, the epoch and the examples. `epoch` and `start` say what the next
+    iteration yields, so that a run can begin again anywhere. With several processes each global batch of `batch_size`
+    examples is divided among them.
     """
+
+    # Batches that are prepared at once.
+    group = 1
+
+    def __init__(
+        self,
+        labels: Tensor,
+        plan: Plan,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        rank: int = 0,
+        world: int = 1,
+        prefetch: int = 2,
+        finish: Callable[[Batch], Any] | None = None,
+    ) -> None:
+        if batch_size < world:
+            raise ValueError(f"a batch of {batch_size} cannot be divided among {world} processes")
+        self.labels, self.plan, self.batch_size, self.seed, self.shuffle = labels, plan, batch_size, seed, shuffle
+        self.rank, self.world, self.prefetch, self.finish = rank, world, prefetch, finish
+        self.epoch = self.start = 0
+        # Held while a batch is prepared; whoever must have the device to itself (graph capture) takes it.
+        self.busy = threading.Lock()
+
+    def prepare(self, epoch: int, jobs: list[tuple[Tensor, float]]) -> list[Any]:
+        """Batches of an epoch, each given by its examples (on the CPU) and share."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return -(-len(self.labels) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches of `epoch` from `start` on; then the epoch after it is next."""
+        epoch, start = self.epoch, self.start
+        jobs = self._jobs(epoch, start)
+        groups = [jobs[i : i + self.group] for i in range(0, len(jobs), self.group)]
+        device = self.labels.device
+        if device.type != "cuda" or not self.prefetch:
+            made: Iterator[list[Any]] = (self.prepare(epoch, group) for group in groups)
+        else:
+            made = _ahead(lambda group: self.prepare(epoch, group), groups, self.prefetch, device, self.busy)
+        for step, batch in enumerate((batch for batches in made for batch in batches), start):
+            self.epoch, self.start = (epoch, step + 1) if step + 1 < len(self) else (epoch + 1, 0)
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the next iteration begins."""
+        return {"epoch": self.epoch, "start": self.start}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.start = state["epoch"], state["start"]
+
+    def order(self, epoch: int) -> Tensor:
+        """The order of the examples in an epoch (N)."""
+        if not self.shuffle:
+            return torch.arange(len(self.labels))
+        return stateless.permutation(self.seed, epoch, len(self.labels))
+
+    def _jobs(self, epoch: int, start: int) -> list[tuple[Tensor, float]]:
+        jobs = []
+        for whole in self.order(epoch).split(self.batch_size)[start:]:
+            mine = whole.tensor_split(self.world)[self.rank]
+            jobs.append((mine, len(mine) * self.world / len(whole)))
+        return jobs
+
+
+class ResidentClouds(Resident):
+    """Clouds (N, P, 3) and labels (N): every random choice is a function of (seed, epoch, example)."""
 
     def __init__(
         self,
@@ -66,54 +134,10 @@ class ResidentClouds:
             raise ValueError(
                 f"points must be (N, P, D) and labels (N), not {tuple(points.shape)} and {tuple(labels.shape)}"
             )
-        if batch_size < world:
-            raise ValueError(f"a batch of {batch_size} cannot be divided among {world} processes")
-        self.points, self.labels, self.plan, self.batch_size = points.contiguous(), labels, plan, batch_size
-        self.policy, self.seed, self.shuffle = policy or Policy(), seed, shuffle
-        self.rank, self.world, self.prefetch, self.finish = rank, world, prefetch, finish
-        self.epoch = self.start = 0
-        # Batches whose geometry is made at once: on a GPU small batches would each wait for their launches.
+        super().__init__(labels, plan, batch_size, seed, shuffle, rank, world, prefetch, finish)
+        self.points, self.policy = points.contiguous(), policy or Policy()
+        # On a GPU small batches would each wait for the launches of their searches.
         self.group = group or (max(1, GROUP // batch_size) if points.device.type == "cuda" else 1)
-        # Held while a batch is prepared; whoever must have the device to itself (graph capture) takes it.
-        self.busy = threading.Lock()
-
-    def __len__(self) -> int:
-        return -(-len(self.points) // self.batch_size)
-
-    def __iter__(self) -> Iterator[Any]:
-        """The batches of `epoch` from `start` on; then the epoch after it is next."""
-        epoch, start = self.epoch, self.start
-        jobs = self._jobs(epoch, start)
-        groups = [jobs[i : i + self.group] for i in range(0, len(jobs), self.group)]
-        if self.points.device.type != "cuda" or not self.prefetch:
-            made: Iterator[list[Any]] = (self.prepare(epoch, group) for group in groups)
-        else:
-            made = _ahead(
-                lambda group: self.prepare(epoch, group), groups, self.prefetch, self.points.device, self.busy
-            )
-        for step, batch in enumerate((batch for batches in made for batch in batches), start):
-            self.epoch, self.start = (epoch, step + 1) if step + 1 < len(self) else (epoch + 1, 0)
-            yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        """Where the next iteration begins."""
-        return {"epoch": self.epoch, "start": self.start}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch, self.start = state["epoch"], state["start"]
-
-    def order(self, epoch: int) -> Tensor:
-        """The order of the examples in an epoch (N)."""
-        if not self.shuffle:
-            return torch.arange(len(self.points))
-        return stateless.permutation(self.seed, epoch, len(self.points))
-
-    def _jobs(self, epoch: int, start: int) -> list[tuple[Tensor, float]]:
-        jobs = []
-        for whole in self.order(epoch).split(self.batch_size)[start:]:
-            mine = whole.tensor_split(self.world)[self.rank]
-            jobs.append((mine, len(mine) * self.world / len(whole)))
-        return jobs
 
     def prepare(self, epoch: int, jobs: list[tuple[Tensor, float]]) -> list[Any]:
         """Batches of an epoch, each given by its examples and share, with what a backward pass will want of them."""
@@ -202,6 +226,10 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
             yield from (back.splits, back.source)
     elif isinstance(value, Cloud):
         yield from (t for t in (value.coords, value.splits, value.parent_index, value.distance) if t is not None)
+    elif isinstance(value, Events):
+        yield from (t for t in (value.pixel, value.time, value.polarity, value.splits, value.cause) if t is not None)
+        # What was derived on the way, such as the order by pixel, is used again by the network.
+        yield from tensors_of(list(value.__dict__.get("_kept", {}).values()))
     elif isinstance(value, list | tuple):
         for part in value:
             yield from tensors_of(part)

@@ -16,18 +16,18 @@ import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from gridless.training.evaluate import accuracy
 from gridless.training.lightning import CloudClassifier, CloudData
 from gridless.training.progress import EpochBar
 from gridless.training.recipe import Recipe
+from gridless.training.recordings import Recordings
 from gridless.training.sources import Clouds
 from gridless.weights import save
 
 
 def run(
     recipe: Recipe,
-    clouds: Clouds,
-    valid: Clouds | None,
+    data: Clouds | Recordings,
+    valid: Clouds | Recordings | None,
     out: Path,
     device: torch.device | str = "cpu",
     devices: int = 1,
@@ -37,7 +37,10 @@ def run(
     progress: bool = True,
     callbacks: list[Callback] | None = None,
 ) -> dict[str, Any] | None:
-    """Train by the recipe and write OUT/weights.*; returns what is worth knowing (None in processes but the first)."""
+    """Train by the recipe and write OUT/weights.*; returns what is worth knowing (None in processes but the first).
+
+    `history` in it has, for each epoch, train_loss, train_accuracy, learning_rate, and valid_accuracy where validated.
+    """
     device = torch.device(device)
     last = out / "checkpoints" / "last.ckpt"
     if resume and not last.is_file():
@@ -69,15 +72,17 @@ def run(
     with warnings.catch_warnings():
         # Lightning's own advice, on loaders with workers, hooks in two places and the like: it does not apply here.
         warnings.filterwarnings("ignore", module="lightning.*")
-        trainer.fit(module, CloudData(recipe, clouds, valid), ckpt_path=last if resume else None)
+        trainer.fit(module, CloudData(recipe, data, valid), ckpt_path=last if resume else None)
     if not trainer.is_global_zero:
         return None
-    results = {k: float(v) for k, v in trainer.callback_metrics.items()}
-    results |= {"epochs": recipe.epochs, "clouds": len(clouds), "seconds": time.perf_counter() - began}
+    results: dict[str, Any] = {k: float(v) for k, v in trainer.callback_metrics.items()}
+    results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
     if valid is not None and recipe.votes > 1:
         place = valid.to(module.device)
-        results["valid_accuracy_by_votes"] = accuracy(module.best, place.points, place.labels, votes=recipe.votes)
-    save(module.best, out / "weights", classes=clouds.classes, recipe=recipe.to_dict(), results=results)
+        best = place.probabilities(module.best, recipe).argmax(1)
+        results["valid_accuracy_by_votes"] = (best == place.labels).double().mean().item()
+    save(module.best, out / "weights", classes=data.classes, recipe=recipe.to_dict(), results=results)
+    results["history"] = module.history
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     return results
 

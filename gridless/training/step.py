@@ -70,6 +70,9 @@ class TrainStep:
         if capture and self.device.type != "cuda":
             raise ValueError("capturing graphs needs a CUDA device: leave capture off")
         self.forward = torch.compile(model, dynamic=not capture) if compiled else model
+        self.own_loss: Any = getattr(model, "loss", None)
+        if self.own_loss is not None and compiled:
+            self.own_loss = torch.compile(self.own_loss, dynamic=True)
         self.capture = capture
         self.alone: AbstractContextManager = nullcontext()
         self._graphs: dict[int, _Captured] = {}
@@ -87,9 +90,7 @@ class TrainStep:
     def run(self, batch: Batch) -> None:
         """The step itself, launch by launch."""
         self.optimiser.zero_grad(set_to_none=True)
-        with autocast(self.device, self.precision):
-            logits = self.forward(batch.geometry)
-        loss, logits = self._loss(logits.float(), batch.labels)
+        loss, logits = self._loss(batch)
         self.backward(loss * batch.share)
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip, foreach=True)
@@ -101,8 +102,17 @@ class TrainStep:
             if self.average is not None:
                 self.average.update()
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and what accuracy is counted on (B, classes); an ensemble's logits are (members, B, classes)."""
+    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The loss, the network's own where it has one, and what accuracy is counted on (B, classes).
+
+        An ensemble's logits are (members, B, classes).
+        """
+        labels = batch.labels
+        with autocast(self.device, self.precision):
+            if self.own_loss is not None:
+                loss, logits = self.own_loss(batch.geometry, labels, self.smoothing)
+                return loss.float(), logits.float()
+            logits = self.forward(batch.geometry).float()
         if logits.ndim == 2:
             return cross_entropy(logits, labels, label_smoothing=self.smoothing), logits
         every = cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), label_smoothing=self.smoothing)
