@@ -190,7 +190,7 @@ def _points(page: Page, shapes: Trained) -> None:
     name = shapes.data.classes[int(shapes.data.labels[6])]
     figure, kept, total = _sampling()
     page.row(
-        cloud(example.numpy(), colours, sizes, f"A {name}: samples in red, a few neighbourhoods in orange. Drag to turn."),
+        cloud(example.numpy(), colours, sizes, f"A {name}: samples red, a few neighbourhoods orange. Drag to turn."),
         image(figure, f"{kept} of {total} points, taken at random and by rejection: no two samples are neighbours, and "
               "no point is left without one. Crosses are points that no sample sees."),
     )  # fmt: skip

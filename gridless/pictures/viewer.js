@@ -1,4 +1,4 @@
-// Draws every <canvas data-points="..."> of the page as a cloud that can be turned (drag) and zoomed (wheel).
+// Draws every canvas that has data-points as a cloud that can be turned (drag) and zoomed (wheel).
 // Points: base64 of int16 x, y, z in thousandths, then uint8 r, g, b, size, 10 bytes each, little-endian.
 (() => {
   "use strict";
