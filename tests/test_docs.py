@@ -1,0 +1,76 @@
+"""The Python of the README and of every page runs, block after block; links lead somewhere; no page is forgotten."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+# A block is skipped where the line before it says `<!-- gpu -->` and there is none, or `<!-- not run: reason -->`.
+BLOCK = re.compile(r"(?:<!-- (gpu|not run: [^>]+) -->\n+)?^```python\n(.*?)^```$", re.S | re.M)
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    if "```python" in path.read_text()
+)
+
+
+def blocks(page: str) -> list[str]:
+    """The blocks that can run here, each preceded by as many empty lines as put its own lines at their numbers."""
+    text = (ROOT / page).read_text()
+    found = []
+    for match in BLOCK.finditer(text):
+        if match[1] is None or (match[1] == "gpu" and torch.cuda.is_available()):
+            found.append("\n" * text[: match.start(2)].count("\n") + match[2])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    names: dict = {"__name__": "__main__"}
+    for block in blocks(page):
+        exec(compile(block, page, "exec"), names)
+
+
+def test_most_of_the_tutorials_are_among_them():
+    tutorials = {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "tutorials").glob("*.md")}
+    assert tutorials <= set(PAGES)
+    assert all(blocks(page) for page in tutorials)
+
+
+@pytest.mark.parametrize("page", ["README.md", *(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md"))])
+def test_links_and_pictures_lead_to_files(page: str):
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
+    for target in re.findall(r"\]\(([^)#\s]+)", text):
+        if "://" not in target:
+            assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_code_that_paper_to_code_names_exists():
+    """Every `path.py` and `path.py: name` in the tables of that page."""
+    text = (ROOT / "docs" / "paper-to-code.md").read_text()
+    named = re.findall(r"`((?:gridless|tests|benchmarks|recipes|docs)/[\w/.-]+)(?:: ([\w.]+))?`", text)
+    assert len(named) > 30
+    for path, name in named:
+        file = ROOT / path
+        assert file.exists(), path
+        if name:
+            last = name.split(".")[-1]
+            assert re.search(rf"\b(?:def|class) {last}\b|^\s*{last}\b", file.read_text(), re.M), f"{path}: {name}"
+
+
+@pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed (make docs)")
+@pytest.mark.skipif(find_spec("mkdocstrings") is None, reason="mkdocstrings is not installed (make docs)")
+def test_the_site_builds_without_a_warning(tmp_path: Path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert (tmp_path / "paper-to-code" / "index.html").is_file()
