@@ -456,5 +456,6 @@ def test_kernels_are_kept_on_disk(tmp_path):
     print(edges.transpose().splits.tolist(), sum(_count.stats.cache_hits.values()))
     """
     cache = {"NUMBA_CACHE_DIR": str(tmp_path)}
-    assert run(code, **cache).strip().endswith("[0, 1, 2, 2] 0")
+    # A slow machine also says that it compiles, the first time.
+    assert "[0, 1, 2, 2] 0" in run(code, **cache).splitlines()
     assert run(code, **cache).strip() == "[0, 1, 2, 2] 1"

@@ -36,7 +36,7 @@ KINDS = [(3, torch.float32), (3, torch.float64), (1, torch.float32), (2, torch.f
 def test_kernels_interpreted_on_the_cpu():
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(root)}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", __file__]
     run = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
     assert " passed" in run.stdout
