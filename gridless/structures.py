@@ -351,20 +351,19 @@ def _shifted(parts: list[Tensor], sizes: list[int], holes: bool = False) -> Tens
     """One tensor of all parts, each raised by the sizes of those before it, except where a hole points at nothing."""
     lengths = [p.shape[0] for p in parts]
     merged = parts[0].new_empty(sum(lengths), *parts[0].shape[1:])
-    on_host = merged.device.type == "cpu"
     # NumPy starts a small addition in a fraction of torch's time.
-    out = merged.numpy() if on_host else merged
+    array = merged.numpy() if merged.device.type == "cpu" else None
     first = before = 0
-    for part, length, size in zip(parts, lengths, sizes, strict=True):
-        to = out[first : first + length]
-        if on_host:
-            np.add(part.numpy(), before, out=to)
+    for part, length, extent in zip(parts, lengths, sizes, strict=True):
+        rows = slice(first, first + length)
+        if array is not None:
+            np.add(part.numpy(), before, out=array[rows])
         else:
-            torch.add(part, before, out=to)
+            torch.add(part, before, out=merged[rows])
         if holes:
-            merged[first : first + length].masked_fill_(part < 0, -1)
+            merged[rows].masked_fill_(part < 0, -1)
         first += length
-        before += size
+        before += extent
     return merged
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -47,7 +48,7 @@ def _triangles(path: Path) -> np.ndarray:
     if kind == "off" and data[:3] == b"OFF" and data[3:4] not in (b"\n", b"\r", b" "):
         data = b"OFF\n" + data[3:]  # many files of ModelNet40 lack this end of line
     try:
-        mesh = trimesh.load(io.BytesIO(data), file_type=kind, force="mesh", process=False)
+        mesh = cast(Any, trimesh.load(io.BytesIO(data), file_type=kind, force="mesh", process=False))
         return np.asarray(mesh.triangles, np.float64)
     except Exception as error:  # trimesh raises whatever its parsers meet
         raise FormatError(path, f"not a whole mesh: {type(error).__name__}: {error}") from None

@@ -8,6 +8,8 @@ sorted, there is no grid to size, and clusters, outliers and equal points cost n
 Kernels get all their memory from the caller and say when it is too small; they return then, and are called again.
 """
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import numpy as np

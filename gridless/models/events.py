@@ -68,7 +68,7 @@ class EventResNet(nn.Module):
         if not 0 <= pooled < levels:
             raise ValueError(f"EventResNet: pooled must be one of the {levels} levels, counted from 0, not {pooled}")
         arguments = dict(locals())
-        self.config = {"model": "EventResNet"} | {k: arguments[k] for k in _ARGUMENTS}
+        self.config: dict[str, Any] = {"model": "EventResNet"} | {k: arguments[k] for k in _ARGUMENTS}
         self.config["sensor"] = list(map(int, sensor))
         plan = self.plan = Plan()  # what pixels and times alone decide
         window = WINDOW if form == "edges" else None

@@ -65,7 +65,7 @@ class BatchNorm(nn.Module):
         flat = features.reshape(-1, self.channels)
         if flat.shape[0] == 0:
             # Still a function of the parameters, so that their gradient is 0 rather than missing.
-            return features if self.weight is None else features * self.weight + self.bias
+            return features if self.weight is None or self.bias is None else features * self.weight + self.bias
         if not self.training:
             y = functional.batch_norm(flat, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         elif self.cloud is not None and geometry is not None and geometry[self.cloud].padding:

@@ -11,6 +11,8 @@ constants; `trace` and `clock` the float32 and int64 memory; `voxel` the sums of
 `event` the buffers of events. Channels are rounded up to eights, and those of sums to whole vectors.
 """
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import numpy as np

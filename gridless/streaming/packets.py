@@ -41,7 +41,8 @@ class Stream:
                 "form='scan' and load the same weights"
             )
         self.model = model
-        self.sensor: tuple[int, int] = tuple(model.config["sensor"])
+        width, height = model.config["sensor"]
+        self.sensor: tuple[int, int] = width, height
         self.duration: int | None = None
         if isinstance(model.head, VoxelHead):
             if model.head.duration is None:

@@ -93,7 +93,9 @@ class _Task:
     same: bool
     limit: int
     axes: tuple[int, ...]
-    numbers: tuple  # radius, its square, 1/2 and the margin for rounding, in the dtype of the clouds
+    numbers: tuple[
+        Any, Any, Any, Any
+    ]  # radius, its square, 1/2 and the margin for rounding, in the dtype of the clouds
 
     def scan(self, first: int, last: int, splits: np.ndarray) -> np.ndarray | None:
         """The edges of some examples, with the ends of their rows; None if they are too many to wait."""
@@ -171,7 +173,7 @@ def _array(coords: Tensor) -> np.ndarray:
 
 
 @lru_cache
-def _numbers(radius: float, dtype: torch.dtype) -> tuple:
+def _numbers(radius: float, dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
     number = np.float32 if dtype == torch.float32 else np.float64
     eps = 16 * torch.finfo(dtype).eps
     return number(radius), number(squared_radius(radius, dtype)), number(0.5), number(eps)
@@ -212,7 +214,8 @@ def _counted(task: _Task, splits: np.ndarray) -> np.ndarray:
 
     def walk(at: Any, mode: int, out: np.ndarray) -> None:
         if isinstance(at, tuple):
-            task.walk(*at, mode, splits[:-1], splits[1:], out)
+            first, last = at
+            task.walk(first, last, mode, splits[:-1], splits[1:], out)
         else:
             task.walk_part(at, mode, splits[:-1], splits[1:], out)
 

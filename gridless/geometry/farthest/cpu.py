@@ -1,5 +1,7 @@
 """Farthest sampling on the CPU: exact, and over edges with a priority queue."""
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,7 @@
 """The nearest search on the CPU: blocks of neighbouring points, scanned whole, and boxes that rule blocks out."""
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 from itertools import pairwise
