@@ -33,21 +33,32 @@ __all__ = [
     "Events",
     "Geometry",
     "Plan",
+    "Precomputed",
     "ball",
     "causal",
     "collate",
+    "event_conv",
     "farthest_sample",
+    "featureless_conv",
     "lif",
+    "load",
     "nearest",
+    "point_conv",
     "random_sample",
+    "read_cloud",
+    "read_events",
     "rejection_sample",
+    "save",
+    "show",
+    "stream",
     "use_backend",
-    *_LAZY,
+    "write_events",
 ]
 
 if TYPE_CHECKING:
     from gridless import augment, data, geometry, models, nn, ops, pictures, streaming, training
     from gridless.data.clouds import read_cloud
+    from gridless.data.formats import read_events, write_events
     from gridless.data.precompute import Precomputed
     from gridless.ops.event_conv import event_conv
     from gridless.ops.point_conv import featureless_conv, point_conv

@@ -30,7 +30,26 @@ SIZES: dict[str, str] = {
     "n_cars": "gridless.models.events",
 }
 
-__all__ = [*CLASSES, *SIZES, "build"]
+__all__ = [
+    "EventResNet",
+    "PointEnsemble",
+    "PointResNet",
+    "PointResNetPlus",
+    "PointUNet",
+    "asl_dvs",
+    "build",
+    "cifar10_dvs",
+    "event_resnet",
+    "mnist_dvs",
+    "n_caltech101",
+    "n_cars",
+    "n_mnist",
+    "point_ensemble",
+    "point_resnet_large",
+    "point_resnet_plus",
+    "point_resnet_small",
+    "point_unet",
+]
 
 if TYPE_CHECKING:
     from gridless.models.events import EventResNet as EventResNet
