@@ -1,0 +1,125 @@
+"""The package as a whole: what it exports, what it imports, what its command line says, how large its files are."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import gridless as gl
+from gridless import __main__ as command_line
+
+PACKAGE = Path(gl.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# The compiled loop of the live engine and the places of its tables: one program, read from top to bottom.
+LONG = {"streaming/loop.py"}
+
+
+def _name(file: Path) -> str:
+    return ".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _exported(tree: ast.Module) -> bool:
+    return any(isinstance(n, ast.Assign) and getattr(n.targets[0], "id", "") == "__all__" for n in tree.body)
+
+
+def _for_type_checkers(tree: ast.Module) -> Iterator[str]:
+    """The names that a module imports under TYPE_CHECKING."""
+    for node in tree.body:
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            for line in node.body:
+                assert isinstance(line, ast.ImportFrom)
+                yield from (alias.asname or alias.name for alias in line.names)
+
+
+@cache
+def _trees() -> dict[str, ast.Module]:
+    return {_name(file): ast.parse(file.read_text()) for file in MODULES}
+
+
+def test_every_exported_name_resolves():
+    trees = _trees()
+    exporting = [name for name in trees if _exported(trees[name])]
+    assert "gridless" in exporting
+    for name in exporting:
+        module = import_module(name)
+        assert len(set(module.__all__)) == len(module.__all__), f"{name}.__all__ names something twice"
+        missing = [export for export in module.__all__ if not hasattr(module, export)]
+        assert not missing, f"{name}.__all__ names {missing}, which {name} does not have"
+
+
+def test_modules_are_reached_from_the_package():
+    for name in gl._MODULES:
+        assert getattr(gl, name) is import_module(f"gridless.{name}")
+    assert set(dir(gl)) == {*gl.__all__, *gl._MODULES}
+
+
+def test_an_unknown_name_is_refused_by_name():
+    with pytest.raises(AttributeError, match="no attribute 'convolve'"):
+        gl.convolve  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["gridless", "gridless.models", "gridless.training"])
+def test_type_checkers_see_every_lazy_name(name: str):
+    """Names that are imported when first touched are listed three times: for Python, for `*`, and for type checkers."""
+    module = import_module(name)
+    lazy = {*module.CLASSES, *module.SIZES} if name == "gridless.models" else set(module._LAZY)
+    file = Path(module.__file__ or "")
+    assert lazy <= set(module.__all__)
+    assert lazy <= set(_for_type_checkers(ast.parse(file.read_text())))
+
+
+def test_every_module_says_what_it_is_for():
+    assert [name for name, tree in _trees().items() if not ast.get_docstring(tree)] == []
+
+
+def test_files_are_short():
+    lengths = {str(file.relative_to(PACKAGE)): len(file.read_text().splitlines()) for file in MODULES}
+    assert {name: length for name, length in lengths.items() if length > 400 and name not in LONG} == {}
+
+
+def test_importing_the_package_imports_nothing_slow():
+    """Compilers, plotting and training come with the first thing that needs them."""
+    slow = "('numba', 'triton', 'lightning', 'matplotlib', 'scipy')"
+    code = f"import sys, gridless; print([name for name in {slow} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
+    assert (found.returncode, found.stdout.strip()) == (0, "[]"), found.stderr
+
+
+def test_the_version_is_the_one_that_is_built():
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    assert gl.__version__ == project["version"]
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
+    assert command_line.main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in command_line.COMMANDS)
+    assert command_line.main([]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("name", command_line.COMMANDS)
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]):
+    assert command_line.main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert f"gridless {name}" in text
+    assert "--help" in text
+
+
+def test_an_unknown_command_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]):
+    assert command_line.main(["trian"]) == 2
+    assert "'trian': there are train, evaluate" in capsys.readouterr().err
+
+
+def test_a_wrong_option_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
+    assert command_line.main(["demo", "--no-such-option"]) == 2
+    assert "--no-such-option" in capsys.readouterr().err
