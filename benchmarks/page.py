@@ -1,6 +1,6 @@
 """Write docs/benchmarks.md from what was measured: benchmarks/results/*.json and the logs beside the shipped weights.
 
-python benchmarks/page.py; `mkdocs build` does it by itself, through `on_pre_build`.
+python benchmarks/page.py; the built site is always as new as the results, through `on_page_markdown`.
 """
 
 from __future__ import annotations
@@ -100,17 +100,15 @@ the weights); the test split of the data set is not part of it.
     return text + table(["weights", "network", "held-out accuracy", "epochs", "seconds of training"], rows)
 
 
-def page() -> str:
+def written() -> str:
     files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
     return "\n".join(part for part in (HEAD, weights(), *map(section, files)) if part)
 
 
-def on_pre_build(config: Any) -> None:
-    """The hook of mkdocs: the page is as new as the results."""
-    text = page()
-    if not PAGE.is_file() or PAGE.read_text() != text:
-        PAGE.write_text(text)
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The hook of mkdocs: the built page is as new as the results."""
+    return written() if page.file.src_uri == PAGE.name else markdown
 
 
 if __name__ == "__main__":
-    on_pre_build(None)
+    PAGE.write_text(written())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -14,11 +15,9 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 # A block is skipped where the line before it says `<!-- gpu -->` and there is none, or `<!-- not run: reason -->`.
 BLOCK = re.compile(r"(?:<!-- (gpu|not run: [^>]+) -->\n+)?^```python\n(.*?)^```$", re.S | re.M)
-PAGES = sorted(
-    path.relative_to(ROOT).as_posix()
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    if "```python" in path.read_text()
-)
+FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ALL = [path.relative_to(ROOT).as_posix() for path in FILES]
+PAGES = [page for page in ALL if "```python" in (ROOT / page).read_text()]
 
 
 def blocks(page: str) -> list[str]:
@@ -34,6 +33,8 @@ def blocks(page: str) -> list[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
+    # What a page sets must not outlive it.
+    monkeypatch.setattr(os, "environ", os.environ.copy())
     torch.manual_seed(0)
     names: dict = {"__name__": "__main__"}
     for block in blocks(page):
@@ -46,7 +47,9 @@ def test_most_of_the_tutorials_are_among_them():
     assert all(blocks(page) for page in tutorials)
 
 
-@pytest.mark.parametrize("page", ["README.md", *(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", *(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md"))]
+)
 def test_links_and_pictures_lead_to_files(page: str):
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
     for target in re.findall(r"\]\(([^)#\s]+)", text):
@@ -70,7 +73,7 @@ def test_code_that_paper_to_code_names_exists():
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed (make docs)")
 @pytest.mark.skipif(find_spec("mkdocstrings") is None, reason="mkdocstrings is not installed (make docs)")
 def test_the_site_builds_without_a_warning(tmp_path: Path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
     assert (tmp_path / "paper-to-code" / "index.html").is_file()
