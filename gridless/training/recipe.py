@@ -173,7 +173,7 @@ class Recipe:
             lr=torch.tensor(self.learning_rate, device=device) if on_gpu else self.learning_rate,
             betas=(0.9, self.beta2),
             eps=self.epsilon,
-            fused=on_gpu or None,
+            fused=True,
             capturable=on_gpu,
         )
 
