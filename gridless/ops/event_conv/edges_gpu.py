@@ -75,7 +75,8 @@ def back_along_edges(
 
 
 @triton.jit
-def _decay(rate, age):
+def decay(rate, age):
+    """exp(-rate age), and 0 from a product of 80 on."""
     x = rate * age
     return tl.where(x > 80, 0.0, tl.exp(-x)).to(rate.dtype)
 
@@ -103,7 +104,7 @@ def _gather(
         f = tl.load(
             features + j[:, None] * channels + (lane % channels)[None, :], (k < count)[:, None] & ok[None, :], other=0.0
         )
-        sums += f * _decay(r, age[:, None])
+        sums += f * decay(r, age[:, None])
     out = (i * tl.num_programs(1) + u)[:, None] * inner + lane[None, :]
     tl.store(gathered + out, sums, live[:, None] & ok[None, :])
 
@@ -130,7 +131,7 @@ def _scatter(
         age = (tl.load(t_time + i, mine, other=0) - then).to(wide)
         ok = mine[:, None] & (v < temporal)[None, :]
         r = tl.load(rate + u[:, None] * temporal + v[None, :], ok, other=0.0)
-        factor = _decay(r, age[:, None])
+        factor = decay(r, age[:, None])
         at_grad = ((i * taps + u) * temporal)[:, None] + v[None, :]
         value = tl.load(
             grad + at_grad[:, :, None] * channels + channel[None, None, :],
@@ -171,6 +172,6 @@ def _turn(
             (k < count)[:, None] & (channel < channels)[None, :],
             other=0.0,
         )
-        turned -= age * _decay(r, age) * tl.sum(value * f[:, None, :], 2)
+        turned -= age * decay(r, age) * tl.sum(value * f[:, None, :], 2)
     at = (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + u) * tl.num_programs(2) + tl.program_id(2)
     tl.store(partial + at * VS + v, tl.sum(turned, 0))

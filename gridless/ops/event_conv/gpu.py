@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.gpu import tap_table
-from gridless.ops.event_conv.edges_gpu import along_edges, back_along_edges
+from gridless.ops.event_conv.edges_gpu import along_edges, back_along_edges, decay
 from gridless.structures import Events
 
 if TYPE_CHECKING:
@@ -162,12 +162,6 @@ def _clear(gathered, order, splits, cells, rows, size, PROGRAMS: tl.constexpr, B
 
 
 @triton.jit
-def _decay(rate, age):
-    x = rate * age
-    return tl.where(x > 80, 0.0, tl.exp(-x)).to(rate.dtype)
-
-
-@triton.jit
 def _gather(
     s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, features, rate, gathered, trace, since, taps, busy,
     cells, width, height, grid_width, grid_height, stride, temporal, channels,
@@ -211,7 +205,7 @@ def _gather(
         gives = reads & (takes == 0)
         now = tl.where(takes, tl.load(s_time + s, takes, other=0), tl.load(t_time + t, gives, other=0))
         age = tl.maximum(now - at, 0).to(wide)
-        decayed = state * _decay(r, age[:, None])
+        decayed = state * decay(r, age[:, None])
         i = tl.load(t_row + t, gives, other=0).to(tl.int64)
         out = (i * tl.num_programs(1) + u)[:, None] * inner + lane[None, :]
         tl.store(gathered + out, decayed, gives[:, None] & ok[None, :])
@@ -272,7 +266,7 @@ def _scatter(
             gives = gives & (takes == 0)
             now = tl.where(takes, tl.load(t_time + t, takes, other=0), tl.load(s_time + s, gives, other=0))
             age = tl.maximum(at - now, 0).to(wide)[:, None, None]
-            factor = _decay(r, age)
+            factor = decay(r, age)
             slope_now = (slope - age * state) * factor
             state_now = state * factor
             i = tl.load(t_row + t, takes, other=0).to(tl.int64)
