@@ -1,0 +1,306 @@
+"""Event networks train through the same loop, loaders, checkpoints and commands as the networks on clouds."""
+
+from __future__ import annotations
+
+import json
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import gridless as gl
+from gridless.__main__ import main
+from gridless.structures import Events
+from gridless.training import Recipe, load_recipe
+from gridless.training.loop import make_step
+from gridless.training.predict_events import fitted
+from gridless.training.recordings import Recordings, ResidentRecordings, chain, load_recordings
+from gridless.training.resident import tensors_of
+from gridless.training.run import run
+from gridless.training.sources import load_data
+
+MODEL = {
+    "model": "EventResNet", "classes": 10, "sensor": [16, 16], "width": 4, "levels": 2, "pooled": 0, "threshold": 0.8,
+    "reset": -1.0, "dropout": 0.1,
+}  # fmt: skip
+
+
+def recipe(head: str = "stream", **changes) -> Recipe:
+    values = {
+        "model": {**MODEL, "head": head},
+        "data": "glyphs",
+        "data_options": {"size": 40, "held_out": 10, "sensor": [16, 16]},
+        "epochs": 2,
+        "batch_size": 16,
+        "learning_rate": 0.01,
+        "average": 0.9,
+        "schedule": "cosine",
+        "norm_momentum": 0.1,
+        "validate_every": 1,
+    }
+    return Recipe.from_dict({**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def glyphs() -> Recordings:
+    return load_recordings("glyphs", None, "fit", {"size": 40, "sensor": (16, 16)})
+
+
+def weights(folder) -> dict[str, torch.Tensor]:
+    return load_file(folder / "weights.safetensors")
+
+
+# Recordings and their loader.
+
+
+def test_recordings_are_cut_in_the_order_asked_for(glyphs):
+    index = torch.tensor([7, 0, 7, 39])
+    events = glyphs.cut(index)
+    for at, i in enumerate(index.tolist()):
+        mine, whole = events.recording(at), glyphs.events.recording(i)
+        assert torch.equal(mine.pixel, whole.pixel)
+        assert torch.equal(mine.time, whole.time)
+        assert torch.equal(mine.polarity, whole.polarity)
+    assert torch.equal(glyphs.take(index).labels, glyphs.labels[index])
+
+
+def test_faulty_recordings_and_labels_are_refused(glyphs):
+    with pytest.raises(ValueError, match="there are 40 recordings but 39 labels"):
+        Recordings.of(glyphs.events, glyphs.labels[:-1], glyphs.classes)
+    outside = Events(
+        torch.tensor([[3, 99]], dtype=torch.int32),
+        torch.tensor([0]),
+        torch.tensor([True]),
+        torch.tensor([0, 1]),
+        (8, 8),
+    )
+    with pytest.raises(ValueError, match=r"row 0 of recording 0 is at pixel \(3, 99\)"):
+        Recordings.of(outside, torch.tensor([0]), ["one"])
+
+
+def test_a_loader_begun_in_mid_epoch_yields_what_the_whole_epoch_has_there(glyphs):
+    settings = recipe(transforms=["ReverseTime", {"Rotate": 0.4}, {"Thin": 0.5}])
+    plan = settings.make_model().plan
+    whole = glyphs.loader(settings, plan)
+    batches = [*whole, *whole]
+    assert whole.state_dict() == {"epoch": 2, "start": 0}
+    again = glyphs.loader(settings, plan)
+    again.load_state_dict({"epoch": 1, "start": 1})
+    for a, b in zip(batches[4:], again, strict=True):
+        for x, y in zip(tensors_of(a), tensors_of(b), strict=True):
+            assert torch.equal(x, y)
+    # Another epoch has another order and other augmentation.
+    assert len(batches[0].geometry["X0"]) != len(batches[3].geometry["X0"])
+
+
+def test_an_evaluation_sees_every_recording_once_in_order_and_as_it_is(glyphs):
+    settings = recipe(transforms=[{"Thin": 0.9}])
+    loader = glyphs.loader(settings, settings.make_model().plan, train=False)
+    batches = list(loader)
+    assert torch.equal(torch.cat([b.labels for b in batches]), glyphs.labels)
+    assert sum(len(b.geometry["X0"]) for b in batches) == len(glyphs.events)
+
+
+def test_processes_divide_a_batch_of_recordings(glyphs):
+    settings = recipe(batch_size=10)
+    plan = settings.make_model().plan
+    whole = list(glyphs.loader(settings, plan))
+    parts = [list(glyphs.loader(settings, plan, rank=r, world=3)) for r in range(3)]
+    for number, batch in enumerate(whole):
+        mine = [part[number] for part in parts]
+        assert torch.equal(torch.cat([b.labels for b in mine]), batch.labels)
+        assert sum(b.share for b in mine) == pytest.approx(3)
+
+
+def test_transforms_of_a_recipe_come_before_the_preparation():
+    steps = chain(recipe(data="nmnist", transforms=["ReverseTime", {"Zoom": [0.9, 1.1]}]), train=True).steps
+    assert [type(s).__name__ for s in steps] == ["ReverseTime", "Zoom", "Recentre", "StartAtZero"]
+    assert (steps[1].low, steps[1].high) == (0.9, 1.1)
+    assert type(chain(recipe(data="nmnist"), train=True).steps[0]).__name__ == "ReverseTime"
+    assert [type(s).__name__ for s in chain(recipe(data="nmnist"), train=False).steps] == ["Recentre", "StartAtZero"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"transforms": ["Tilt"]}, "no event transform 'Tilt': there are FirstEvents, "),
+        ({"transforms": [{"Zoom": 2}]}, "transforms: Zoom: "),
+        ({"augment": {"jitter": 0.1}}, "augment is for clouds"),
+        ({"capture": True}, "no graph can be captured"),
+        ({"data": "mnist"}, "data must be one of modelnet40, shapes, nmnist"),
+    ],
+)
+def test_what_a_recipe_cannot_mean_is_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        recipe(**changes)
+
+
+def test_rates_are_not_pulled_towards_zero():
+    model = recipe().make_model()
+    decayed, free = recipe(l2=1e-4).make_optimiser(model).param_groups
+    assert decayed["weight_decay"] == 2e-4
+    assert free["weight_decay"] == 0
+    rates = {id(p) for name, p in model.named_parameters() if name.endswith("log_rate")}
+    assert rates
+    assert rates <= {id(p) for p in free["params"]}
+
+
+# Training.
+
+
+@pytest.mark.parametrize("head", ["stream", "voxel"])
+def test_a_few_glyphs_are_learned(head, glyphs):
+    few = glyphs.take(torch.tensor([0, 1, 4, 10, 11, 14, 20, 21, 24, 30, 31, 34]))
+    settings = recipe(head, batch_size=12, model={**MODEL, "head": head, "dropout": 0.0})
+    model = settings.make_model().train()
+    step = make_step(settings, model, settings.make_optimiser(model), None, capture=False)
+    losses, right = [], []
+    for epoch in range(25):
+        loader = few.loader(settings, model.plan)
+        loader.epoch = epoch
+        for batch in loader:
+            step(batch)
+        loss, accuracy = step.read()
+        losses.append(loss)
+        right.append(accuracy)
+    assert losses[-1] < 0.6 * losses[0]
+    # Three classes of ten, four recordings each.
+    assert max(right[-3:]) > 0.8
+
+
+@pytest.mark.parametrize("head", ["stream", "voxel"])
+@pytest.mark.parametrize("silent", [[0], [0, 1, 2]])
+def test_a_batch_in_which_recordings_fire_nothing_still_trains(head, silent, glyphs):
+    some = glyphs.take(torch.arange(3))
+    # One event of the silent ones remains, which fires nothing.
+    at = torch.arange(len(some.events)) - some.splits[:-1][some.events.example]
+    quiet = torch.isin(some.events.example, torch.tensor(silent))
+    data = Recordings.of(some.events.select(~quiet | (at < 1)), some.labels, some.classes)
+    settings = recipe(head, model={**MODEL, "head": head, "threshold": 1.2})
+    model = settings.make_model().train()
+    step = make_step(settings, model, settings.make_optimiser(model), None, capture=False)
+    for batch in data.loader(settings, model.plan):
+        last = max(name for name in batch.geometry if name.startswith("X"))
+        assert (batch.geometry[last].sizes == 0).sum() == len(silent)
+        step(batch)
+    loss, _ = step.read()
+    assert np.isfinite(loss)
+    for name, tensor in model.state_dict().items():
+        assert tensor.isfinite().all(), name
+    assert model.eval()(model.plan(data.events)).isfinite().all()
+
+
+class Killed(Exception):
+    """What ends a run in these tests."""
+
+
+class KillAfter(lightning.Callback):
+    """Ends the run without warning after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_batch_start(self, trainer, module, batch, number):
+        if trainer.global_step == self.steps:
+            raise Killed
+
+
+def test_a_run_killed_in_mid_epoch_and_resumed_ends_with_the_same_weights(glyphs, tmp_path):
+    settings = recipe(transforms=["ReverseTime", {"Rotate": 0.4}])
+    how = {"device": "cpu", "checkpoint_steps": 1, "progress": False}
+    whole = run(settings, glyphs, glyphs, tmp_path / "whole", **how)
+    with pytest.raises(Killed):
+        run(settings, glyphs, glyphs, tmp_path / "cut", callbacks=[KillAfter(4)], **how)
+    resumed = run(settings, glyphs, glyphs, tmp_path / "cut", resume=True, **how)
+    for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values(), strict=True):
+        assert torch.equal(a, b), name
+    assert whole["history"] == resumed["history"]
+    assert [entry["epoch"] for entry in whole["history"]] == [1, 2]
+    assert all({"train_loss", "train_accuracy", "valid_accuracy"} <= set(entry) for entry in whole["history"])
+
+
+# Commands and recipes.
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    out = tmp_path_factory.mktemp("run")
+    settings = recipe()
+    run(settings, load_data(settings, None, "fit"), load_data(settings, None, "validation"), out, progress=False)
+    return out / "weights.safetensors"
+
+
+def test_evaluate_reports_the_accuracy_that_training_ended_with(trained, capsys):
+    assert main(["evaluate", str(trained), "--split", "validation", "--json", "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    results = json.loads((trained.parent / "results.json").read_text())
+    assert found["examples"] == 10
+    assert found["accuracy"] == pytest.approx(results["valid_accuracy"])
+    assert main(["evaluate", str(trained), "--split", "fit", "--votes", "3", "--device", "cpu"]) == 0
+    assert "of 40 recordings" in capsys.readouterr().out
+    assert main(["evaluate", str(trained), "--points", "10", "--device", "cpu"]) != 0
+    assert "--points is for clouds" in capsys.readouterr().err
+
+
+def test_predict_names_the_class_of_a_recording_in_a_file(trained, glyphs, tmp_path, capsys):
+    one = glyphs.events.recording(3)
+    np.save(tmp_path / "three.npy", one.numpy())
+    assert main(["predict", str(tmp_path / "three.npy"), "--weights", str(trained), "--json", "--device", "cpu"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert list(line["probabilities"]) == list("0123456789")
+    model = gl.load(trained)
+    expected = model(model.plan(one)).softmax(1)[0]
+    torch.testing.assert_close(torch.tensor(list(line["probabilities"].values())), expected)
+
+
+def test_a_recording_of_a_larger_camera_is_refused(glyphs):
+    with pytest.raises(ValueError, match=r"a\.dat: recorded with 16 x 16 pixels, but the network is for 8 x 8"):
+        fitted(glyphs.events.recording(0), (8, 8), "a.dat")
+
+
+def test_training_on_a_real_data_set_needs_its_folder(capsys):
+    assert main(["train", "n-mnist"]) != 0
+    assert "the folder of nmnist is needed: give it with --data" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "parameters"),
+    [
+        ("n-mnist", "nmnist", 1_849_490),
+        ("mnist-dvs", "mnist_dvs", 1_890_466),
+        ("cifar10-dvs", "cifar10_dvs", 1_890_466),
+        ("n-caltech101", "ncaltech101", 7_432_414),
+        ("asl-dvs", "asl_dvs", 7_412_368),
+        ("n-cars", "ncars", None),
+        ("n-cars-stream", "ncars", None),
+        ("glyphs", "glyphs", None),
+        ("shapes", "shapes", None),
+    ],
+)
+def test_recipes_are_whole_and_build_their_networks(name, data, parameters):
+    made = load_recipe(name)
+    assert made.data == data
+    assert Recipe.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+    model = made.make_model()
+    if parameters is not None:
+        assert sum(p.numel() for p in model.parameters()) == parameters
+        assert (made.optimiser, made.l2, made.learning_rate) == ("adam", 4e-5, 1e-3)
+
+
+def test_the_paper_s_batch_sizes_epochs_and_rules():
+    rows = {"n-mnist": (32, 500), "mnist-dvs": (32, 200), "cifar10-dvs": (16, 100), "n-caltech101": (8, 100)}
+    for name, row in rows.items():
+        made = load_recipe(name)
+        assert (made.batch_size, made.epochs) == row
+        assert (made.schedule, made.factor, made.patience) == ("plateau", 0.2, 10)
+    schedule = load_recipe("asl-dvs").make_schedule()
+    for _ in range(100):
+        schedule.epoch_ended(0.5)
+    assert schedule(0) == 1e-3
+
+
+def test_loaders_refuse_what_cannot_be_divided(glyphs):
+    with pytest.raises(ValueError, match="cannot be divided among 3 processes"):
+        ResidentRecordings(glyphs, recipe().make_model().plan, 2, lambda e, g: e, world=3)
