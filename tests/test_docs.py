@@ -6,11 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+import typer
+
+from gridless.__main__ import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 # A block is skipped where the line before it says `<!-- gpu -->` and there is none, or `<!-- not run: reason -->`.
@@ -47,9 +51,7 @@ def test_most_of_the_tutorials_are_among_them():
     assert all(blocks(page) for page in tutorials)
 
 
-@pytest.mark.parametrize(
-    "page", ["README.md", *(p.relative_to(ROOT).as_posix() for p in (ROOT / "docs").rglob("*.md"))]
-)
+@pytest.mark.parametrize("page", ALL)
 def test_links_and_pictures_lead_to_files(page: str):
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.S)
     for target in re.findall(r"\]\(([^)#\s]+)", text):
@@ -68,6 +70,26 @@ def test_code_that_paper_to_code_names_exists():
         if name:
             last = name.split(".")[-1]
             assert re.search(rf"\b(?:def|class) {last}\b|^\s*{last}\b", file.read_text(), re.M), f"{path}: {name}"
+
+
+def test_commands_on_the_pages_exist_with_their_options():
+    shells = [
+        block for page in ALL for block in re.findall(r"^```sh\n(.*?)^```$", (ROOT / page).read_text(), re.S | re.M)
+    ]
+    shown = [line for block in shells for line in re.findall(r"^gridless (.*)$", block, re.M)]
+    assert len(shown) > 10
+    assert {line.split()[0] for line in shown} <= set(COMMANDS)
+    for name, (where, _) in COMMANDS.items():
+        module, _, function = where.partition(":")
+        app = typer.Typer()
+        app.command()(getattr(import_module(module), function))
+        known = {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
+        for line in shown:
+            words = line.partition(" #")[0].split()
+            if words[0] == name:
+                assert {word for word in words if word.startswith("--")} <= known, line
+    described = (ROOT / "docs" / "command-line.md").read_text()
+    assert all(f"| `{name}` |" in described for name in COMMANDS)
 
 
 @pytest.mark.skipif(find_spec("mkdocs") is None, reason="mkdocs is not installed (make docs)")
