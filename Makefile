@@ -12,8 +12,14 @@ BIN := .venv/bin
 demo: .venv/.done
 	$(BIN)/gridless demo --out demo
 
+# Without a GPU the Triton kernels run in Triton's interpreter: those of geometry and the point convolution in processes
+# that their tests start themselves, the rest in the second line.
+INTERPRETED := tests/geometry/test_lif.py tests/geometry/test_causal.py tests/ops/test_event_conv.py \
+	tests/ops/test_segment_pool.py tests/ops/test_voxel_mean.py tests/ops/test_batch_norm.py
+
 test: .venv/.done
 	$(BIN)/python -m pytest -n 2 --dist loadfile
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k gpu $(INTERPRETED)
 
 lint: .venv/.done
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
