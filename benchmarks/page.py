@@ -65,7 +65,9 @@ def section(path: Path) -> str:
     """One file: on which machine, at which commit, and all that it holds."""
     content = json.loads(path.read_text())
     about = {
-        k: content.pop(k) for k in ("machine", "device", "commit", "date", "unit", "threads", "data") if k in content
+        k: content.pop(k)
+        for k in ("about", "machine", "device", "commit", "date", "unit", "threads", "data")
+        if k in content
     }
     content.pop("options", None)
     words = "; ".join(f"{' '.join(names)}: {number(leaf)}" for names, leaf in leaves(about) if leaf not in (None, ""))

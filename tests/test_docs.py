@@ -7,8 +7,9 @@ import re
 import subprocess
 import sys
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +71,34 @@ def test_code_that_paper_to_code_names_exists():
         if name:
             last = name.split(".")[-1]
             assert re.search(rf"\b(?:def|class) {last}\b|^\s*{last}\b", file.read_text(), re.M), f"{path}: {name}"
+
+
+def from_benchmarks(name: str) -> Any:
+    spec = spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_results_become_tables_whatever_their_shape(tmp_path: Path):
+    page = from_benchmarks("page")
+    rows = page.rendered([{"work": "chain", "seconds": 1.23456}, {"work": "ball", "ratio": {"to": 12345.6}}])
+    assert rows.splitlines()[0] == "| work | seconds | ratio to |"
+    assert rows.splitlines()[2:] == ["| chain | 1.23 |  |", "| ball |  | 12,346 |"]
+    assert "| a | 1 | 2 |" in page.rendered({"a": {"x": 1, "y": 2}, "b": {"x": 3}})
+    assert page.rendered({"nothing": float("nan")}).endswith("| nothing | not measured |\n")
+    (tmp_path / "new_thing.json").write_text('{"commit": "abc", "results": {"fast": 2.0}}')
+    assert "## New thing\n\ncommit: abc\n" in page.section(tmp_path / "new_thing.json")
+
+
+def test_the_readme_has_room_for_its_results_and_rows_without_figures_are_left_out(monkeypatch: pytest.MonkeyPatch):
+    readme = from_benchmarks("readme")
+    text = (ROOT / "README.md").read_text()
+    assert text.count(readme.BEGIN) == text.count(readme.END) == 1
+    monkeypatch.setattr(readme, "ROOT", ROOT / "no such folder")
+    assert len(readme.table().splitlines()) == 2
 
 
 def test_commands_on_the_pages_exist_with_their_options():

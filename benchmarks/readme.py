@@ -1,0 +1,132 @@
+"""Write the table of results in README.md, between its two marks, from benchmarks/results and the shipped weights.
+
+python benchmarks/readme.py. A row whose figures are not there is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+BEGIN, END = "<!-- results: python benchmarks/readme.py -->\n", "<!-- end of results -->\n"
+
+Row = tuple[str, str, str]
+
+
+class Results:
+    """benchmarks/results/*.json by name; what is missing raises KeyError, and so leaves a row out."""
+
+    def __init__(self) -> None:
+        files = (ROOT / "benchmarks" / "results").glob("*.json")
+        self.files = {path.stem: json.loads(path.read_text()) for path in files}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.files[name]
+
+    def by_name(self, file: str, who: str, what: str) -> float:
+        """From a file with rows of `who` and figures."""
+        return next((row[what] for row in self[file]["rows"] if row["who"] == who and what in row), None) or _missing()
+
+
+def _missing() -> float:
+    raise KeyError
+
+
+def chain(r: Results) -> Row:
+    rates = [r.by_name("geometry_chain", who, "clouds/s") for who in ("gridless, batch of 128", "Open3D", "SciPy")]
+    what = "the paper's 7 searches and 3 samplings, ModelNet40 clouds in batches, one busy CPU core"
+    return (
+        what,
+        f"{rates[0]:,.0f} clouds/s",
+        f"Open3D {rates[1]:,.0f}, SciPy {rates[2]:,.0f}; the paper: over 800 on eight cores",
+    )
+
+
+def chain_gpu(r: Results) -> Row:
+    device = r["geometry_gpu"]["machine"].split(",")[0]
+    return f"the same on an {device}, 1,024 clouds at once", f"{r['geometry_gpu']['results']['chain']:.2f} ms", ""
+
+
+def ball(r: Results) -> Row:
+    ours, peer = (r.by_name("geometry_large", who, "seconds") for who in ("gridless, 1 threads", "SciPy query_pairs"))
+    what = "ball search, a million points, 20.6 million edges, one busy core"
+    return what, f"{ours:.2f} s", f"SciPy `query_pairs` (each pair once) {peer:.2f} s"
+
+
+def farthest(r: Results) -> Row:
+    row = r["samplers"]["rows"]["exact farthest, 1024 to 256, clouds/s"]
+    peer = max(rate for name, rate in row.items() if name.startswith("fpsample"))
+    return "exact farthest points, 1,024 to 256, one core", f"{row['gridless']:,.0f} clouds/s", f"fpsample {peer:,.0f}"
+
+
+def conv(r: Results) -> Row:
+    rows = r["conv_cuda_float32_stored"]["clouds"]
+    peer = rows["compiled index_add"]
+    what = "point convolution, 128 clouds of 1,024, H200, forward / with gradients"
+    ours = f"{rows['ours']['forward']:.0f} / {rows['ours']['both']:.0f} us"
+    return (
+        what,
+        ours,
+        f"compiled `index_add`, edge values made beforehand, {peer['forward']:,.0f} / {peer['both']:,.0f}",
+    )
+
+
+def event_conv(r: Results) -> Row:
+    network = r["event_conv_cpu"]["network"]
+    ours, peer = network["scan"]["ms"] / 1000, network["paper"]["ms"] / 1000
+    what = "CIFAR10-DVS network, a training pass of 200,000 events, one core"
+    return what, f"{ours:.2f} s", f"along edges, as sparse products in torch, {peer:.1f} s"
+
+
+def live(r: Results) -> Row:
+    results = r["streaming"]["results"]
+    rate, latency = results["cifar10_dvs"]["stream"]["Mev/s"], results["latency"]["cifar10_dvs"]["p50 us"]
+    return "the same network live, one core", f"{rate:.1f} million events/s, {latency:.1f} us median latency", ""
+
+
+def exact(r: Results) -> Row:
+    error = r["streaming"]["results"]["cifar10_dvs"]["error"]
+    what = "live against the whole recording at once, relative difference"
+    return what, f"{error['engine']:.0e}", f"a history cut after 4 decay times: {error['window']:.2f}"
+
+
+ROWS: tuple[Callable[[Results], Row], ...] = (chain, chain_gpu, ball, farthest, conv, event_conv, live, exact)
+# The paper's mean of ten runs, on the test set.
+PAPER = {"modelnet40-large": "90.34 %", "modelnet40-small": "87.94 %"}
+
+
+def accuracy() -> list[Row]:
+    """Of the shipped weights whose log is beside them."""
+    rows = []
+    for path in sorted((ROOT / "gridless" / "pretrained").glob("*.json")):
+        results = json.loads(path.read_text()).get("results", {})
+        if path.with_suffix(".csv").is_file() and "valid_accuracy" in results:
+            beside = f"the paper, on the test set: {PAPER[path.stem]}" if path.stem in PAPER else ""
+            rows.append(
+                (
+                    f"weights `{path.stem}`, on held-out training examples",
+                    f"{100 * results['valid_accuracy']:.2f} %",
+                    beside,
+                )
+            )
+    return rows
+
+
+def table() -> str:
+    results, rows = Results(), []
+    for make in ROWS:
+        try:
+            rows.append(make(results))
+        except KeyError:
+            print(f"{make.__name__}: no figures")
+    lines = [("what", "gridless", "beside it"), ("---", "---", "---"), *rows, *accuracy()]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+if __name__ == "__main__":
+    before, _, rest = README.read_text().partition(BEGIN)
+    README.write_text(before + BEGIN + "\n" + table() + "\n" + END + rest.partition(END)[2])
