@@ -11,11 +11,14 @@ _LAZY = {
     "Batch": "gridless.training.resident",
     "Policy": "gridless.training.policy",
     "Recipe": "gridless.training.recipe",
+    "Recordings": "gridless.training.recordings",
     "ResidentClouds": "gridless.training.resident",
+    "ResidentRecordings": "gridless.training.recordings",
     "TrainStep": "gridless.training.step",
     "accuracy": "gridless.training.evaluate",
     "accuracy_by_points": "gridless.training.evaluate",
     "fit": "gridless.training.loop",
+    "load_data": "gridless.training.sources",
     "load_recipe": "gridless.training.recipe",
     "probabilities": "gridless.training.evaluate",
 }
@@ -30,8 +33,11 @@ if TYPE_CHECKING:
     from gridless.training.policy import Policy as Policy
     from gridless.training.recipe import Recipe as Recipe
     from gridless.training.recipe import load_recipe as load_recipe
+    from gridless.training.recordings import Recordings as Recordings
+    from gridless.training.recordings import ResidentRecordings as ResidentRecordings
     from gridless.training.resident import Batch as Batch
     from gridless.training.resident import ResidentClouds as ResidentClouds
+    from gridless.training.sources import load_data as load_data
     from gridless.training.step import Average as Average
     from gridless.training.step import TrainStep as TrainStep
 

@@ -19,7 +19,7 @@ from gridless.training.synchronise import synchronise
 from gridless.weights import check_fit
 
 
-class CloudClassifier(lightning.LightningModule):
+class Classifier(lightning.LightningModule):
     """A network and its recipe. The optimiser is stepped by `TrainStep`, which may be one captured graph."""
 
     def __init__(self, recipe: Recipe) -> None:
@@ -138,7 +138,7 @@ class CloudClassifier(lightning.LightningModule):
         return batch if batch.labels.device == device else batch.to(device)
 
 
-class CloudData(lightning.LightningDataModule):
+class ResidentData(lightning.LightningDataModule):
     """Clouds or recordings that are moved to the device once, and batched, augmented and given geometry there."""
 
     def __init__(self, recipe: Recipe, train: Clouds | Recordings, valid: Clouds | Recordings | None = None) -> None:
@@ -147,7 +147,7 @@ class CloudData(lightning.LightningDataModule):
         self.loader: Resident | None = None
         self._state: dict[str, Any] | None = None
 
-    def _module(self) -> CloudClassifier:
+    def _module(self) -> Classifier:
         assert self.trainer is not None
         return self.trainer.lightning_module  # type: ignore[return-value]
 
@@ -156,7 +156,7 @@ class CloudData(lightning.LightningDataModule):
         assert module.step is not None
         assert self.trainer is not None
         plan: Any = module.model.plan
-        place = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
+        place: dict[str, Any] = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
         data = self.train.to(module.device)
         self.loader = data.loader(self.recipe, plan, finish=module.step.finish, **place)
         module.step.alone = self.loader.busy

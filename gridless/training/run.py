@@ -16,7 +16,7 @@ import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from gridless.training.lightning import CloudClassifier, CloudData
+from gridless.training.lightning import Classifier, ResidentData
 from gridless.training.progress import EpochBar
 from gridless.training.recipe import Recipe
 from gridless.training.recordings import Recordings
@@ -50,7 +50,7 @@ def run(
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    module = CloudClassifier(recipe)
+    module = Classifier(recipe)
     every: dict[str, Any] = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
     keep = ModelCheckpoint(out / "checkpoints", filename="last", save_top_k=1, enable_version_counter=False, **every)
     trainer = lightning.Trainer(
@@ -72,7 +72,7 @@ def run(
     with warnings.catch_warnings():
         # Lightning's own advice, on loaders with workers, hooks in two places and the like: it does not apply here.
         warnings.filterwarnings("ignore", module="lightning.*")
-        trainer.fit(module, CloudData(recipe, data, valid), ckpt_path=last if resume else None)
+        trainer.fit(module, ResidentData(recipe, data, valid), ckpt_path=last if resume else None)
     if not trainer.is_global_zero:
         return None
     results: dict[str, Any] = {k: float(v) for k, v in trainer.callback_metrics.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 
 import lightning
 import numpy as np
@@ -219,6 +221,17 @@ def test_a_run_killed_in_mid_epoch_and_resumed_ends_with_the_same_weights(glyphs
     assert whole["history"] == resumed["history"]
     assert [entry["epoch"] for entry in whole["history"]] == [1, 2]
     assert all({"train_loss", "train_accuracy", "valid_accuracy"} <= set(entry) for entry in whole["history"])
+
+
+def test_idle_openmp_threads_sleep_unless_the_user_says_otherwise(monkeypatch):
+    from gridless import _threads
+
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    importlib.reload(_threads)
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    importlib.reload(_threads)
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 # Commands and recipes.
