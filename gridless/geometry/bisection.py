@@ -61,6 +61,19 @@ def write_list(x, first, last, work, at, stride):
 
 
 @njit(nogil=True, cache=True)
+def gather_list(x, ids, work, stride):
+    """Write the points `ids` of a cloud as a list, from the beginning of `work` on."""
+    dim, n = x.shape[1], len(ids)
+    own = work.view(np.int32)[dim * stride * (x.itemsize // 4) :]
+    for d in range(dim):
+        plane = work[d * stride : (d + 1) * stride]
+        for i in range(n):
+            plane[i] = x[ids[i], d]
+        plane[n : n + 64 // x.itemsize] = np.nan
+    own[:n] = ids
+
+
+@njit(nogil=True, cache=True)
 def _push(stack, node, t_at, t_stride, t_count, s_at, s_stride, s_count, free, useless):
     stack[node, 0], stack[node, 1], stack[node, 2] = t_at, t_stride, t_count
     stack[node, 3], stack[node, 4], stack[node, 5] = s_at, s_stride, s_count

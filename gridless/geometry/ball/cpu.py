@@ -23,6 +23,7 @@ from gridless.geometry.bisection import (
     MORE_OUT,
     MORE_WORK,
     SCAN,
+    gather_list,
     halve_list,
     pick,
     room,
@@ -217,7 +218,7 @@ def _counted(task: _Task, splits: np.ndarray) -> np.ndarray:
             first, last = at
             task.walk(first, last, mode, splits[:-1], splits[1:], out)
         else:
-            task.walk_part(at, mode, splits[:-1], splits[1:], out)
+            task.walk_part(at.part(task), mode, splits[:-1], splits[1:], out)
 
     in_threads(walk, [(at, COUNT, _NOTHING) for at in walks])
     np.cumsum(splits, out=splits)
@@ -250,6 +251,30 @@ class _List:
     def plane(self, d: int) -> np.ndarray:
         return self.points[d * self.stride :][: self.count]
 
+    def ids(self, dim: int) -> np.ndarray:
+        return self.points.view(np.int32)[dim * self.stride * (self.points.itemsize // 4) :][: self.count]
+
+    @classmethod
+    def gathered(cls, x: np.ndarray, ids: np.ndarray) -> _List:
+        """The points `ids` of a cloud as a list."""
+        made = cls.empty(len(ids), x.shape[1] + 1, x.dtype)
+        gather_list(x, ids, made.points, made.stride)
+        return made
+
+
+@dataclass
+class _Kept:
+    """A part while it waits for its turn, as ids alone: coordinates are four times as much."""
+
+    source: np.ndarray
+    target: np.ndarray | None
+    low: np.ndarray
+    high: np.ndarray
+
+    def part(self, task: _Task) -> _Part:
+        target = None if self.target is None else _List.gathered(task.y, self.target)
+        return _Part(_List.gathered(task.x, self.source), target, self.low, self.high)
+
 
 @dataclass
 class _Part:
@@ -271,7 +296,7 @@ class _Part:
         return found
 
 
-def _cut(task: _Task, e: int) -> list[_Part]:
+def _cut(task: _Task, e: int) -> list[_Kept]:
     """Cut an example at medians until no part has more points than one thread searches at once."""
     dim, dtype = task.x.shape[1], task.x.dtype
 
@@ -289,7 +314,8 @@ def _cut(task: _Task, e: int) -> list[_Part]:
         if max(part.source.count, part.target.count if part.target else 0) > _PART:
             halves = _halves(task, part)
         if halves is None:
-            parts.append(part)
+            target = None if part.target is None else part.target.ids(dim).copy()
+            parts.append(_Kept(part.source.ids(dim).copy(), target, part.low, part.high))
         else:
             waiting += halves
     return parts
