@@ -51,7 +51,8 @@ class EpochBar(lightning.Callback):
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        now, values = time.perf_counter(), trainer.callback_metrics
+        # Lightning's own metrics are those of the epoch before, until all callbacks have run.
+        now, values = time.perf_counter(), {**trainer.callback_metrics, **module.history[-1]}
         words = [f"{values[k]:.{n}f} {t}" for k, n, t in _SHOWN if k in values]
         words.append(f"{self.seen / (now - self.since):,.0f} examples/s")
         self.seen, self.since = 0, now
