@@ -43,7 +43,7 @@ class Recipe:
     epochs: int = 400
     """Passes over the training set."""
     batch_size: int = 128
-    """Clouds per step, over all devices."""
+    """Examples per step, over all devices."""
     optimiser: str = "adam"
     """`adam`, or `adamw` whose weight decay is apart from the gradient."""
     learning_rate: float = 1e-3
@@ -81,9 +81,9 @@ class Recipe:
     capture: bool | None = None
     """Capture each step as a graph on the GPU; None does where there is a GPU and one process."""
     votes: int = 1
-    """Views of each cloud whose probabilities are averaged in an evaluation: 1 is the cloud as it is."""
+    """Views of each example whose probabilities are averaged in an evaluation: 1 is the example as it is."""
     validate_every: int = 10
-    """Epochs between evaluations of the validation clouds."""
+    """Epochs between evaluations of the validation part."""
     seed: int = 0
     """Of initialisation, order, augmentation and dropout."""
 
