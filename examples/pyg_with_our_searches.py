@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> float:
 
     train, test = loader(192 if quick else 384, 0), loader(60 if quick else 120, 1)
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
-    for epoch in range(3 if quick else 6):
+    for epoch in range(6):
         model.train()
         for geometry, label in train:
             loss = functional.cross_entropy(model(geometry), label)

@@ -8,6 +8,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+
+import gridless as gl
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 
@@ -28,7 +31,11 @@ def test_clouds_are_classified_far_better_than_by_chance():
 
 
 def test_points_are_segmented_better_than_by_the_most_common_part():
-    assert example("segment").main(["--quick"]) > 0.45
+    segment = example("segment")
+    parts = segment.Parts(16, 1, gl.models.point_unet(3).plan)  # the shapes that its quick setting is tested on
+    labels = torch.cat([segment.labels_of(parts[i][1]) for i in range(len(parts))])
+    most_common = float(labels.bincount().max() / len(labels))
+    assert segment.main(["--quick"]) > most_common + 0.1
 
 
 def test_own_files_can_be_trained_on():
