@@ -95,7 +95,7 @@ def _train(name: str, out: Path, quick: bool) -> Trained:
 
     recipe = load_recipe(name)
     if quick:
-        recipe = recipe.changed(epochs=1, data_options={"size": 56, "held_out": 28})
+        recipe = recipe.changed(epochs=1, data_options={**recipe.data_options, "size": 56, "held_out": 28})
     shutil.rmtree(out, ignore_errors=True)
     learn, held = load_data(recipe, None, "fit"), load_data(recipe, None, "validation")
     results = run(recipe, learn, held, out)
@@ -107,12 +107,12 @@ def _train(name: str, out: Path, quick: bool) -> Trained:
 def _run_live(trained: Trained, console: Console, recordings: int = 12, packet: int = 1000) -> Live:
     """Held-out recordings one after the other, in packets of a millisecond, against the batch forward of each."""
     engine, fast = gl.stream(trained.model), gl.stream(trained.model, features=False)
-    data = gl.data.MovingGlyphs(recordings, seed=1)
+    held = trained.data
     times, probability, latency, ends = [], [], [], []
     error = total = busy = 0.0
     offset = 0
     for i in track(range(recordings), "live", console=console):
-        events, _ = data[i]
+        events = held.events.recording(i)
         engine.reset()
         at = 0
         while at < len(events):
@@ -131,10 +131,10 @@ def _run_live(trained: Trained, console: Console, recordings: int = 12, packet: 
         with torch.no_grad():
             batch = trained.model(trained.model.plan(events))[0]
         error = max(error, float((engine.predict() - batch).abs().max() / batch.abs().max()))
-        offset += 100_000
+        offset += int(events.time[-1]) + 1
         ends.append(offset)
     return Live(
-        np.array(times) / 1000, np.stack(probability), data.labels.tolist(), np.array(ends) / 1000, error,
+        np.array(times) / 1000, np.stack(probability), held.labels[:recordings].tolist(), np.array(ends) / 1000, error,
         total / busy, np.array(latency),
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ def _points(page: Page, shapes: Trained) -> None:
 
 def _events(page: Page, glyphs: Trained) -> None:
     page.heading("An event network")
-    events, label = gl.data.MovingGlyphs(12, seed=1)[8]
+    events, label = glyphs.data.events.recording(8), glyphs.data.classes[int(glyphs.data.labels[8])]
     span = np.stack([events.time.numpy() / 1500, events.pixel[:, 0].numpy(), -events.pixel[:, 1].numpy()], 1)
     on = events.polarity.numpy()[:, None]
     colours = np.where(on, np.array([209, 56, 44]), np.array([49, 120, 198])).astype(np.uint8)
@@ -231,9 +231,9 @@ def _live(page: Page, glyphs: Trained, live: Live) -> None:
     shown = live.time <= live.ends[min(5, len(live.ends) - 1)]
     figure = figures.live(live.time[shown], live.probability[shown], glyphs.data.classes)
     axes = figure.axes[0]
-    for end, truth in zip(live.ends[:6], live.truth, strict=False):
+    for begin, end, truth in zip([0, *live.ends[:5]], live.ends[:6], live.truth, strict=False):
         axes.axvline(end, color=figures.GREY, linewidth=0.8)
-        axes.text(end - 50, 1.03, f"a {glyphs.data.classes[truth]}", ha="center", fontsize=9)
+        axes.text((begin + end) / 2, 1.03, f"a {glyphs.data.classes[truth]}", ha="center", fontsize=9)
     page.row(image(figure, "The probability of each digit after every millisecond, for six recordings in a row."))
     page.code(
         "engine = gl.stream(model)\nfor packet in camera:            # one event, or thousands\n"
