@@ -232,7 +232,9 @@ class StreamHead(nn.Module):
         """logits (S, classes) after every event."""
         events = geometry[self.stream]
         x, y = events.pixel.long().unbind(1)
-        hidden = (self.hidden(levels[-1]) + self.place[y * events.sensor[0] + x]).relu()
+        # An embedding, because its gradient is the same bits in every run; that of plain indexing is not.
+        place = functional.embedding(y * events.sensor[0] + x, self.place)
+        hidden = (self.hidden(levels[-1]) + place).relu()
         hidden = self.norm(self.mean(hidden, geometry, memory), geometry)
         return self.logits(self.dropout(hidden))
 
