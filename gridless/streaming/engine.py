@@ -21,7 +21,7 @@ from gridless.nn.events import (
 )
 from gridless.nn.norm import BatchNorm
 from gridless.streaming.loop import FIELDS, HEAD_FIELDS
-from gridless.streaming.lowering import Flat, affine, head_row, level_row
+from gridless.streaming.lowering import Flat, FoldedHead, affine, head_row, level_row
 from gridless.streaming.packets import Prediction, Stream
 from gridless.structures import Events
 
@@ -69,6 +69,8 @@ class Engine(Stream):
         ]
         self._sizes: list[dict[str, int]] = [dict(zip(FIELDS, row, strict=True)) for row in levels]
         head = head_row(flat, model, self._lane)
+        if isinstance(model.head, VoxelHead):
+            self._voxel_head = FoldedHead(model.head)
         self._head: dict[str, int] = dict(zip(HEAD_FIELDS, head, strict=True))
         self._constants = (
             np.array(levels, np.int64),
@@ -172,7 +174,7 @@ class Engine(Stream):
             total = voxel[size["total"] : size["total"] + len(count) * p].reshape(-1, p)
             mean = torch.from_numpy((total / np.maximum(count, 1)[:, None]).astype(np.float32))
             grids.append(mean.view(1, size["frames"], size["rows"], size["columns"], p)[..., : channels.pop(0)])
-        return head.merged(grids)[0]
+        return self._voxel_head(grids)[0]
 
     def _answer_now(self, head: StreamHead) -> Tensor:
         at, size = self._head["total"], self._head["size"]

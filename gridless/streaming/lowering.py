@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.nn.functional import linear, pad
 
 from gridless.geometry.lif import Rule
 from gridless.geometry.taps import offsets
-from gridless.models.events import EventResNet, StreamHead
+from gridless.models.events import EventResNet, StreamHead, VoxelHead
 from gridless.nn.blocks import Dense
 from gridless.nn.events import DownConv, EventConv, InceptionBlock, PolarityConv
 from gridless.nn.norm import BatchNorm
@@ -216,3 +218,44 @@ def head_row(flat: Flat, model: EventResNet, lane: int) -> list[int]:
         "at": flat.room("event", room),
     }  # fmt: skip
     return [found[field] for field in HEAD_FIELDS]
+
+
+class FoldedHead:
+    """The voxel head of a trained network, with its normalisations folded in: the same logits from a few products."""
+
+    def __init__(self, head: VoxelHead) -> None:
+        self.scale, self.shift = _folded(head.norm)
+        self.merges = []
+        for merge in head.merges:
+            scale, shift = _folded(merge.norm)  # type: ignore[arg-type]
+            mean_scale, mean_shift = _folded(merge.mean_norm)  # type: ignore[arg-type]
+            weight = merge.conv.weight.detach().permute(2, 3, 4, 1, 0).flatten(0, 3).contiguous()  # type: ignore
+            self.merges.append((weight, merge.conv.bias.detach(), scale, shift + mean_shift, mean_scale))  # type: ignore
+        self.lift = head.lift.weight.detach(), head.lift.bias.detach()
+        norm, _, hidden, _, hidden_norm, _, last = head.classify
+        self.hidden = _after(hidden, norm)
+        self.last = _after(last, hidden_norm)
+
+    def __call__(self, grids: list[Tensor]) -> Tensor:
+        """logits (B, classes) of the means (B, T, H, W, C) of the pooled levels."""
+        grid = grids[0] * self.scale + self.shift
+        for (weight, bias, scale, shift, mean_scale), mean in zip(self.merges, grids[1:], strict=True):
+            if any(side % 2 for side in grid.shape[1:4]):
+                grid = pad(grid, [0, 0] + [n for side in reversed(grid.shape[1:4]) for n in (0, side % 2)])
+            b, t, h, w, c = grid.shape
+            cells = grid.view(b, t // 2, 2, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 5, 2, 4, 6, 7).reshape(-1, 8 * c)
+            y = torch.addmm(bias, cells, weight).relu_().mul_(scale).add_(shift)
+            grid = torch.addcmul(y.view(mean.shape), mean, mean_scale)
+        pooled = linear(grid[:, 0], *self.lift).amax((1, 2))
+        return linear(linear(pooled, *self.hidden).relu_(), *self.last)
+
+
+def _folded(norm: BatchNorm) -> tuple[Tensor, Tensor]:
+    scale, shift = affine(norm)
+    return torch.from_numpy(scale), torch.from_numpy(shift)
+
+
+def _after(layer: Any, norm: Any) -> tuple[Tensor, Tensor]:
+    """The weight and bias of a dense layer that follows a normalisation."""
+    scale, shift = _folded(norm)
+    return layer.weight.detach() * scale, layer.bias.detach() + layer.weight.detach() @ shift
