@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from gridless.models.events import StreamHead
-from gridless.nn.events import VoxelMean, VoxelMemory
+from gridless.models.events import StreamHead, VoxelHead
+from gridless.nn.events import VoxelMean
 from gridless.streaming.packets import Prediction, Stream
 from gridless.structures import Events
 
@@ -52,9 +52,7 @@ class Session(Stream):
         return [Prediction(int(t), row) for t, row in zip(self._levels[-1][0].time, logits, strict=True)]
 
     def _restart(self, windows: int) -> None:
-        for mean in self._means:
-            mine: VoxelMemory = self._layers[mean]
-            self._layers[mean] = mine._replace(total=torch.zeros_like(mine.total), count=torch.zeros_like(mine.count))
+        cast(VoxelHead, self.model.head).restart(self._layers)
 
     def _logits(self) -> Tensor:
         if isinstance(self.model.head, StreamHead):
