@@ -16,10 +16,11 @@ SETTINGS = {"decay_time": 100.0, "threshold": 0.8, "reset": -0.5}
 
 
 def pair(events, kernel, stride):
-    """A source and a target that a kernel can join."""
+    """A source and a target that a kernel can join, on the CPU."""
     if stride == 1:
         return events, events
-    return events, lif(events, 3 if kernel == 5 else kernel, stride, **SETTINGS)
+    with gl.use_backend("cpu"):
+        return events, lif(events, 3 if kernel == 5 else kernel, stride, **SETTINGS)
 
 
 def brute(source, target, kernel, stride, window):

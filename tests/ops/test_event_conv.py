@@ -33,7 +33,9 @@ def crowd() -> gl.Events:
 
 
 def pair(events, stride):
-    return (events, events) if stride == 1 else (events, lif(events, 3, stride, **SETTINGS))
+    """A source and a target that a kernel can join, on the CPU."""
+    with gl.use_backend("cpu"):
+        return (events, events) if stride == 1 else (events, lif(events, 3, stride, **SETTINGS))
 
 
 def parameters(source, kernel, dtype=torch.float64, device="cpu", seed=1, temporal=V):

@@ -113,22 +113,27 @@ def _search(
     now = tl.load(t_time + i, live, other=0)
     # The first of the run that arrived after `last`.
     low, high = begin, end
-    while tl.max(high - low, 0) > 0:
+    # The condition is a number: Triton 3.6 cannot lay out every loop whose condition reduces a vector.
+    left = tl.max(high - low, 0)
+    while left > 0:
         middle = (low + high) // 2
         j = tl.load(order + middle, low < high, other=0)
         seen = (low < high) & (j <= last)
         high = tl.where((low < high) & (j > last), middle, high)
         low = tl.where(seen, middle + 1, low)
+        left = tl.max(high - low, 0)
     stop = low
     # The first of those that is not too old.
     low, high = begin, stop
-    while tl.max(high - low, 0) > 0:
+    left = tl.max(high - low, 0)
+    while left > 0:
         middle = (low + high) // 2
         j = tl.load(order + middle, low < high, other=0)
         age = now - tl.load(s_time + j, low < high, other=0)
         old = (low < high) & (age > window)
         high = tl.where((low < high) & (age <= window), middle, high)
         low = tl.where(old, middle + 1, low)
+        left = tl.max(high - low, 0)
     tl.store(first + at, low, live)
     tl.store(count + at, (stop - low).to(tl.int32), live)
 

@@ -193,10 +193,11 @@ def _gather(
         here = (p * tl.num_programs(1) + u)[:, None] * inner + lane[None, :]
         state = tl.load(trace + here, inside[:, None] & ok[None, :], other=0.0)
         at = tl.load(since + p, inside, other=0)
-        left = tl.maximum(s_end - s, 0) + t_end - t
+        left = tl.max(tl.maximum(s_end - s, 0) + t_end - t, 0)
     else:
-        left = t_end - t
-    while tl.max(left, 0) > 0:
+        left = tl.max(t_end - t, 0)
+    # A number, not a vector: Triton 3.6 cannot lay out a loop whose condition reduces one.
+    while left > 0:
         reads = t < t_end
         if REMEMBERS:
             takes = (s < s_end) & ((row <= until) | (t >= t_end))
@@ -219,9 +220,9 @@ def _gather(
         row = tl.where(takes, tl.load(s_row + s, takes & (s < s_end), other=0), row)
         until = tl.where(gives, tl.load(t_until + t, gives & (t < t_end), other=0), until)
         if REMEMBERS:
-            left = tl.maximum(s_end - s, 0) + t_end - t
+            left = tl.max(tl.maximum(s_end - s, 0) + t_end - t, 0)
         else:
-            left = t_end - t
+            left = tl.max(t_end - t, 0)
     if REMEMBERS:
         tl.store(trace + here, state, inside[:, None] & ok[None, :])
 
@@ -260,7 +261,8 @@ def _scatter(
         state = tl.zeros([PIXELS, VS, LANES], wide)
         slope = tl.zeros([PIXELS, VS, LANES], wide)
         turned = tl.zeros([PIXELS, VS, LANES], wide)
-        while tl.max(s - first, 0) >= 0:
+        left = tl.max(s - first, 0)
+        while left >= 0:
             gives = s >= first
             takes = gives & (t >= begin) & (until >= row)
             gives = gives & (takes == 0)
@@ -287,6 +289,7 @@ def _scatter(
             s = s - gives.to(tl.int64)
             until = tl.where(takes, tl.load(t_until + t, takes & (t >= begin), other=0), until)
             row = tl.where(gives, tl.load(s_row + s, gives & (s >= first), other=0), row)
+            left = tl.max(s - first, 0)
         tl.store(where_partial + u * VS + v, tl.sum(tl.sum(turned, 2), 0))
         # The next tap adds to what this one wrote.
         tl.debug_barrier()
