@@ -23,12 +23,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 import gridless as gl
 from gridless.models import events as networks
 from gridless.nn.norm import BatchNorm
+from gridless.progress import track
 from gridless.streaming import Session, stream
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -193,7 +193,7 @@ def soak(recording: gl.Events, total: int) -> dict[str, float]:
     span = int(recording.time[-1] - recording.time[0]) + 1
     before, rates, done, turn = engine.memory_bytes, [], 0, 0
     turns = -(-total // len(recording))
-    for turn in track(range(turns), "soak", console=Console(stderr=True)):
+    for turn in track(range(turns), "soak"):
         again = gl.Events(
             recording.pixel, recording.time + turn * span, recording.polarity, recording.splits, recording.sensor
         ).trusted()

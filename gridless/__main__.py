@@ -12,6 +12,7 @@ from importlib import import_module
 # name -> (module:function, one line of help).
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("gridless.training.commands:train", "train a network by a recipe"),
+    "precompute": ("gridless.training.commands:precompute", "make the geometry of a recipe's examples, ahead of time"),
     "evaluate": ("gridless.training.commands:evaluate", "accuracy of saved weights"),
     "predict": ("gridless.training.commands:predict", "class and probabilities of your own files"),
     "stream": ("gridless.streaming.command:stream", "run an event network live"),

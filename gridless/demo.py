@@ -17,12 +17,12 @@ import numpy as np
 import torch
 import typer
 from rich.console import Console
-from rich.progress import track
 from torch import Tensor, nn
 
 import gridless as gl
 from gridless.pictures import figures
 from gridless.pictures.page import Page, cloud, image
+from gridless.progress import track
 
 
 @dataclass
@@ -71,7 +71,7 @@ def demo(
     console.rule("[bold]2 of 4[/]  an event network learns moving digits")
     glyphs = _train("glyphs", out / "glyphs", quick)
     console.rule("[bold]3 of 4[/]  the event network runs live, event by event")
-    live = _run_live(glyphs, console)
+    live = _run_live(glyphs)
     console.rule("[bold]4 of 4[/]  the report")
     seconds = time.perf_counter() - began
     path = _report(shapes, glyphs, live, seconds).save(out / "report.html")
@@ -104,14 +104,14 @@ def _train(name: str, out: Path, quick: bool) -> Trained:
     return Trained(model, held, held.probabilities(model, recipe).argmax(1), results)
 
 
-def _run_live(trained: Trained, console: Console, recordings: int = 12, packet: int = 1000) -> Live:
+def _run_live(trained: Trained, recordings: int = 12, packet: int = 1000) -> Live:
     """Held-out recordings one after the other, in packets of a millisecond, against the batch forward of each."""
     engine, fast = gl.stream(trained.model), gl.stream(trained.model, features=False)
     held = trained.data
     times, probability, latency, ends = [], [], [], []
     error = total = busy = 0.0
     offset = 0
-    for i in track(range(recordings), "live", console=console):
+    for i in track(range(recordings), "live"):
         events = held.events.recording(i)
         engine.reset()
         at = 0

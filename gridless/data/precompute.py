@@ -25,6 +25,7 @@ from gridless.data.formats.base import FormatError
 from gridless.data.seeds import seed_of
 from gridless.data.shards import Shard, flatten, write
 from gridless.plan import Plan
+from gridless.progress import bar
 
 _ABOUT = "about.json"
 # Files a process keeps open: each costs it a file descriptor.
@@ -113,9 +114,13 @@ class Precomputed(Dataset):
             loader = DataLoader(
                 work, batch_size=None, num_workers=num_workers, collate_fn=_unchanged, generator=generator
             )
-            for full in loader:
-                if full:
-                    self._refuse_full_disk(full)
+            sizes = [len(members) for *_, members in missing]
+            total = self.repeats * len(self)
+            with bar("geometry", total, done=total - sum(sizes)) as advance:
+                for size, full in zip(sizes, loader, strict=True):
+                    if full:
+                        self._refuse_full_disk(full)
+                    advance(size)
         self.verify()
 
     def _compare(self, probe: list[float]) -> None:

@@ -1,4 +1,4 @@
-"""`gridless train`, `gridless evaluate` and `gridless predict`."""
+"""`gridless train`, `gridless precompute`, `gridless evaluate` and `gridless predict`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,32 @@ import torch
 import typer
 import yaml
 
+RecipeName = Annotated[str, typer.Argument(help="A shipped recipe's name, such as modelnet40-large, or a YAML file.")]
+Data = Annotated[Path | None, typer.Option(help="The folder of the data set, unless it is generated.")]
+AllData = Annotated[bool, typer.Option("--all-data", help="Train on every example, none held out.")]
+Seed = Annotated[int | None, typer.Option(help="Instead of the recipe's.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the recipe; may be repeated.")]
+Repeats = Annotated[int | None, typer.Option(help="Epochs whose augmentations are kept offline; else the recipe's.")]
+Cache = Annotated[Path, typer.Option(help="The folder of geometry that is made offline.")]
+Workers = Annotated[int | None, typer.Option(help="Processes that make geometry; else as many as there are threads.")]
+Limit = Annotated[int | None, typer.Option(help="Use only so many training examples, for a trial.")]
 Device = Annotated[str, typer.Option(help="cuda, cpu, or auto for a GPU where there is one.")]
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(help="A shipped recipe's name, such as modelnet40-large, or a YAML file.")],
-    data: Annotated[Path | None, typer.Option(help="The folder of the data set, unless it is generated.")] = None,
+    recipe: RecipeName,
+    data: Data = None,
     out: Annotated[Path, typer.Option(help="Where logs, checkpoints and weights go.")] = Path("runs/latest"),
-    all_data: Annotated[bool, typer.Option("--all-data", help="Train on every example, none held out.")] = False,
+    all_data: AllData = False,
     epochs: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE of the recipe; may be repeated.")
+    seed: Seed = None,
+    changes: Changes = None,
+    geometry: Annotated[
+        str | None, typer.Option(help="online, workers or offline: where it is made; else as the recipe says.")
     ] = None,
+    repeats: Repeats = None,
+    cache: Cache = Path("cache"),
+    workers: Workers = None,
     device: Device = "auto",
     devices: Annotated[int, typer.Option(help="Processes, each with a device, on this machine.")] = 1,
     nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
@@ -31,35 +44,58 @@ def train(
     checkpoint_steps: Annotated[
         int | None, typer.Option(help="Steps between checkpoints; else every 10 epochs.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Use only so many training examples, for a trial.")] = None,
+    limit: Limit = None,
 ) -> None:
     """Train a network by a recipe; the weights end in OUT/weights.safetensors and OUT/weights.json.
 
     Without --all-data a tenth of the training examples, a fixed list, is held out and evaluated as training goes on.
     """
-    from gridless.training.recipe import load_recipe
     from gridless.training.run import run
     from gridless.training.sources import load_data
 
-    chosen = load_recipe(recipe)
-    more = dict(_assignment(c) for c in changes or [])
-    more |= {k: v for k, v in {"epochs": epochs, "seed": seed}.items() if v is not None}
-    chosen = chosen.changed(**more)
-    learn = load_data(chosen, data, "train" if all_data else "fit")
+    chosen = _recipe(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats)
+    learn = _examples(chosen, data, all_data, limit)
     valid = None if all_data else load_data(chosen, data, "validation")
-    if limit is not None:
-        learn = learn.take(torch.linspace(0, len(learn) - 1, min(limit, len(learn))).long())
     result = run(
         chosen, learn, valid, out, device=pick_device(device), devices=devices, nodes=nodes, resume=resume,
-        checkpoint_steps=checkpoint_steps,
+        checkpoint_steps=checkpoint_steps, workers=workers, cache=cache,
     )  # fmt: skip
     if result is not None:
         print(json.dumps({k: v for k, v in result.items() if k != "history"}))
 
 
+def precompute(
+    recipe: RecipeName,
+    data: Data = None,
+    cache: Cache = Path("cache"),
+    all_data: AllData = False,
+    seed: Seed = None,
+    changes: Changes = None,
+    repeats: Repeats = None,
+    workers: Workers = None,
+    limit: Limit = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Make the geometry of a recipe's training examples, for `gridless train RECIPE --geometry offline`.
+
+    Give both the same data and settings. Files that exist are kept: what was interrupted goes on where it ended.
+    """
+    from gridless.training.ahead import precomputed, processes
+
+    chosen = _recipe(recipe, changes, seed=seed, repeats=repeats)
+    learn = _examples(chosen, data, all_data, limit)
+    files = precomputed(chosen, learn, chosen.make_model().plan, cache, processes(workers))
+    size = sum(path.stat().st_size for path in files.folder.iterdir())
+    if as_json:
+        facts = {"folder": str(files.folder), "examples": len(files), "repeats": files.repeats, "bytes": size}
+        print(json.dumps(facts))
+    else:
+        print(f"{len(files)} examples, {files.repeats} times each, {size / 1e6:,.1f} MB in {files.folder}")
+
+
 def evaluate(
     weights: Annotated[str, typer.Argument(help="Shipped weights by name, or the path of a .safetensors file.")],
-    data: Annotated[Path | None, typer.Option(help="The folder of the data set, unless it is generated.")] = None,
+    data: Data = None,
     split: Annotated[str, typer.Option(help="test, train, fit or validation.")] = "test",
     points: Annotated[list[int] | None, typer.Option(help="Use so many points; may be repeated, for a curve.")] = None,
     votes: Annotated[
@@ -83,7 +119,7 @@ def evaluate(
     examples = load_data(recipe.changed(points=max(points)) if points else recipe, data, split)
     examples = examples.to(pick_device(device))
     for count in points or [recipe.points]:
-        p = examples.probabilities(model, recipe.changed(points=count), batch_size, votes)
+        p = examples.probabilities(model, recipe.changed(points=count), batch_size, votes, progress=True)
         results[count] = report(p, examples.labels, examples.classes)
     if as_json:
         print(json.dumps(results if points else next(iter(results.values()))))
@@ -115,6 +151,7 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, with all probabilities.")] = False,
 ) -> None:
     """Class and probabilities of your own files."""
+    from gridless.progress import track
     from gridless.training.predict import classify
     from gridless.training.predict_events import classify_events, is_event_network
     from gridless.weights import load
@@ -122,7 +159,7 @@ def predict(
     model: Any = load(weights, pick_device(device))
     names = list(model.about.get("classes") or [])
     names += [str(i) for i in range(len(names), model.config["classes"])]
-    for file in files:
+    for file in track(files, "predict", shown=len(files) > 1):
         if is_event_network(model):
             p = classify_events(model, file, repair=repair or (), votes=votes)
         else:
@@ -133,6 +170,25 @@ def predict(
         else:
             order = p.argsort(descending=True)[:top].tolist()
             print(f"{file}: " + ", ".join(f"{names[i]} {p[i]:.1%}" for i in order))
+
+
+def _recipe(name: str, changes: list[str] | None, **more: Any) -> Any:
+    """A recipe with what the command line says of it."""
+    from gridless.training.recipe import load_recipe
+
+    chosen = dict(_assignment(c) for c in changes or [])
+    chosen |= {k: v for k, v in more.items() if v is not None}
+    return load_recipe(name).changed(**chosen)
+
+
+def _examples(recipe: Any, data: Path | None, all_data: bool, limit: int | None) -> Any:
+    """The training examples of a recipe."""
+    from gridless.training.sources import load_data
+
+    learn = load_data(recipe, data, "train" if all_data else "fit")
+    if limit is None:
+        return learn
+    return learn.take(torch.linspace(0, len(learn) - 1, min(limit, len(learn))).long())
 
 
 def pick_device(name: str) -> torch.device:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gridless.progress import bar
 from gridless.training.policy import Policy
 from gridless.training.resident import ResidentClouds
 from gridless.training.step import autocast
@@ -24,24 +25,28 @@ def probabilities(
     precision: str = "32",
     policy: Policy | None = None,
     seed: int = 0,
+    progress: bool = False,
 ) -> Tensor:
     """Class probabilities (N, classes) of clouds (N, P, D), on their device, the mean over `votes` views of each.
 
     The first view is the cloud as it is (or after `policy`), the others are `VIEW`s of it; all are fixed by the seed.
+    `progress` shows a bar.
     """
     was_training = model.training
     model.eval()
     total: Any = None
     labels = torch.zeros(len(points), dtype=torch.int64, device=points.device)
-    for vote in range(votes):
-        view = (policy or Policy()) if vote == 0 else VIEW
-        clouds = ResidentClouds(points, labels, model.plan, batch_size, view, seed, shuffle=False)  # type: ignore[arg-type]
-        clouds.epoch = vote
-        parts = []
-        for batch in clouds:
-            with autocast(points.device, precision):
-                parts.append(model(batch.geometry).float().softmax(1))
-        total = torch.cat(parts) if total is None else total + torch.cat(parts)
+    with bar("evaluate", votes * len(points), progress) as advance:
+        for vote in range(votes):
+            view = (policy or Policy()) if vote == 0 else VIEW
+            clouds = ResidentClouds(points, labels, model.plan, batch_size, view, seed, shuffle=False)  # type: ignore[arg-type]
+            clouds.epoch = vote
+            parts = []
+            for batch in clouds:
+                with autocast(points.device, precision):
+                    parts.append(model(batch.geometry).float().softmax(1))
+                advance(len(batch.labels))
+            total = torch.cat(parts) if total is None else total + torch.cat(parts)
     model.train(was_training)
     return total / votes
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
 from torch import Tensor
 
+from gridless.data.precompute import Precomputed
 from gridless.structures import Geometry
+from gridless.training.ahead import Ahead, precomputed, processes
 from gridless.training.loop import begin_step, make_step
 from gridless.training.recipe import RECORDINGS, Recipe
 from gridless.training.recordings import Recordings
@@ -139,11 +142,23 @@ class Classifier(lightning.LightningModule):
 
 
 class ResidentData(lightning.LightningDataModule):
-    """Clouds or recordings that are moved to the device once, and batched, augmented and given geometry there."""
+    """Clouds or recordings that are moved to the device once, and batched, augmented and given geometry there.
 
-    def __init__(self, recipe: Recipe, train: Clouds | Recordings, valid: Clouds | Recordings | None = None) -> None:
+    Where the recipe's geometry is not `online`, that of training is made on the CPU, by `workers` processes, from the
+    files in `cache` if it is `offline`.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        train: Clouds | Recordings,
+        valid: Clouds | Recordings | None = None,
+        workers: int | None = None,
+        cache: Path = Path("cache"),
+    ) -> None:
         super().__init__()
-        self.recipe, self.train, self.valid = recipe, train, valid
+        self.recipe, self.train, self.valid, self.workers, self.cache = recipe, train, valid, workers, cache
+        self.files: Precomputed | None = None
         self.loader: Resident | None = None
         self._state: dict[str, Any] | None = None
 
@@ -151,14 +166,30 @@ class ResidentData(lightning.LightningDataModule):
         assert self.trainer is not None
         return self.trainer.lightning_module  # type: ignore[return-value]
 
+    def prepare_data(self) -> None:
+        # Once on each machine; its other processes wait, and then find the files.
+        if self.recipe.geometry == "offline":
+            self._files()
+
+    def _files(self) -> Precomputed:
+        if self.files is None:
+            plan = self._module().model.plan
+            self.files = precomputed(self.recipe, self.train, plan, self.cache, processes(self.workers))
+        return self.files
+
     def train_dataloader(self) -> Resident:
         module = self._module()
         assert module.step is not None
         assert self.trainer is not None
         plan: Any = module.model.plan
         place: dict[str, Any] = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
-        data = self.train.to(module.device)
-        self.loader = data.loader(self.recipe, plan, finish=module.step.finish, **place)
+        if self.recipe.geometry == "online":
+            data = self.train.to(module.device)
+            self.loader = data.loader(self.recipe, plan, finish=module.step.finish, **place)
+        else:
+            files = self._files() if self.recipe.geometry == "offline" else None
+            near = self.train.loader(self.recipe, plan, **place)
+            self.loader = Ahead(near, module.device, processes(self.workers), files, module.step.finish)
         module.step.alone = self.loader.busy
         return self.loader
 

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import lightning
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from gridless.progress import line
 
 
 class EpochBar(lightning.Callback):
@@ -18,27 +18,17 @@ class EpochBar(lightning.Callback):
     """
 
     def __init__(self) -> None:
-        self.bar: Progress | None = None
+        self.bar: Any = None
         self.task: Any = None
         self.seen, self.since, self.drawn = 0, 0.0, 0.0
-        self.console = Console(stderr=True)
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.since = time.perf_counter()
-        if not trainer.is_global_zero or not self.console.is_terminal:
+        if not trainer.is_global_zero or not sys.stderr.isatty():
             return
-        self.bar = Progress(
-            TextColumn("epoch"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[words]}"),
-            console=self.console,
-            refresh_per_second=4,
-        )
+        self.bar = line("{task.fields[words]}")
         self.bar.start()
-        self.task = self.bar.add_task("train", total=trainer.max_epochs, completed=trainer.current_epoch, words="")
+        self.task = self.bar.add_task("epoch", total=trainer.max_epochs, completed=trainer.current_epoch, words="")
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
         self.seen += len(batch.labels) * trainer.world_size

@@ -20,6 +20,7 @@ FOLDERS = (Path(__file__).parents[2] / "recipes", Path(__file__).parents[1] / "r
 
 
 CLOUDS = ("modelnet40", "shapes")
+GEOMETRY = ("online", "workers", "offline")
 RECORDINGS = ("nmnist", "mnist_dvs", "cifar10_dvs", "ncaltech101", "asl_dvs", "ncars", "glyphs")
 DATA = CLOUDS + RECORDINGS
 
@@ -40,6 +41,10 @@ class Recipe:
     """What is done to each training cloud."""
     transforms: list[Any] | None = None
     """What is done to each training recording, such as [ReverseTime, {Zoom: [0.8, 1.2]}]; None: as the data set's."""
+    geometry: str = "online"
+    """Where geometry for training is made: `online`, on the device; `workers`, in processes; `offline`, in files."""
+    repeats: int = 8
+    """Of `offline`: epochs whose augmentations are kept; later epochs take them in turn."""
     epochs: int = 400
     """Passes over the training set."""
     batch_size: int = 128
@@ -89,10 +94,11 @@ class Recipe:
 
     def __post_init__(self) -> None:
         _one_of("data", self.data, DATA)
+        _one_of("geometry", self.geometry, GEOMETRY)
         _one_of("optimiser", self.optimiser, ("adam", "adamw"))
         _one_of("schedule", self.schedule, ("plateau", "cosine"))
         _one_of("precision", self.precision, ("32", "bf16"))
-        for name in ("points", "epochs", "batch_size", "votes", "validate_every"):
+        for name in ("points", "repeats", "epochs", "batch_size", "votes", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"recipe: {name} must be at least 1, not {getattr(self, name)}")
         if self.data in RECORDINGS and self.augment != Policy():

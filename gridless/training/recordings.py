@@ -18,6 +18,7 @@ from gridless.augment import events as augment
 from gridless.augment.events import Chain, EventTransform, StartAtZero
 from gridless.backends import in_threads
 from gridless.plan import Plan
+from gridless.progress import bar
 from gridless.structures import Events, collate
 from gridless.training import stateless
 from gridless.training.policy import send
@@ -87,10 +88,15 @@ class Recordings:
         return ResidentRecordings(self, plan, size, chain(recipe, train), recipe.seed, shuffle=train, **more)
 
     def probabilities(
-        self, model: nn.Module, recipe: Any, batch_size: int | None = None, votes: int | None = None
+        self,
+        model: nn.Module,
+        recipe: Any,
+        batch_size: int | None = None,
+        votes: int | None = None,
+        progress: bool = False,
     ) -> Tensor:
         """Class probabilities (N, classes), the mean over `votes` views: the recording, then augmented ones."""
-        return probabilities(model, self, recipe, batch_size, votes)
+        return probabilities(model, self, recipe, batch_size, votes, progress=progress)
 
 
 class ResidentRecordings(Resident):
@@ -109,17 +115,20 @@ class ResidentRecordings(Resident):
         **settings: Any,
     ) -> None:
         super().__init__(data.labels, plan, batch_size, seed, **settings)
-        self.data, self.transform = data, transform
+        self.data, self.contents, self.policy = data, data.events, transform
+
+    def draw(self, epoch: int, index: Tensor) -> Events:
+        events = self.data.cut(index)
+        if len(index):
+            events = self.policy(events, self._generator(epoch, int(index[0])))
+        return events.trusted()
 
     def prepare(self, epoch: int, jobs: list[tuple[Tensor, float]]) -> list[Any]:
         batches = [self._batch(epoch, index, share) for index, share in jobs]
         return batches if self.finish is None else [self.finish(batch) for batch in batches]
 
     def _batch(self, epoch: int, index: Tensor, share: float) -> Batch:
-        events = self.data.cut(index)
-        if len(index):
-            events = self.transform(events, self._generator(epoch, int(index[0])))
-        return Batch(self.plan(events.trusted()), self.labels[send(index, self.labels.device)], share)
+        return Batch(self.plan(self.draw(epoch, index)), self.labels[send(index, self.labels.device)], share)
 
     def _generator(self, epoch: int, first: int) -> torch.Generator:
         key = int(stateless.keys(self.seed, epoch, torch.tensor([first]))[0]) & 0xFFFFFFFF
@@ -197,28 +206,33 @@ def probabilities(
     batch_size: int | None = None,
     votes: int | None = None,
     precision: str | None = None,
+    progress: bool = False,
 ) -> Tensor:
     """Class probabilities (N, classes) of recordings on their device, the mean over `votes` views of each.
 
     The first view is the recording as it is, the others are augmented as in training; all are fixed by the seed.
+    `progress` shows a bar.
     """
     was_training = model.training
     model.eval()
     total: Any = None
-    for vote in range(votes or recipe.votes):
-        views = ResidentRecordings(
-            data,
-            model.plan,  # type: ignore[arg-type]
-            batch_size or evaluation_size(recipe.batch_size),
-            chain(recipe, train=vote > 0),
-            recipe.seed,
-            shuffle=False,
-        )
-        views.epoch = vote
-        parts = []
-        for batch in views:
-            with autocast(data.labels.device, precision or recipe.precision):
-                parts.append(model(batch.geometry).float().softmax(1))
-        total = torch.cat(parts) if total is None else total + torch.cat(parts)
+    views_each: int = votes or recipe.votes
+    with bar("evaluate", views_each * len(data), progress) as advance:
+        for vote in range(views_each):
+            views = ResidentRecordings(
+                data,
+                model.plan,  # type: ignore[arg-type]
+                batch_size or evaluation_size(recipe.batch_size),
+                chain(recipe, train=vote > 0),
+                recipe.seed,
+                shuffle=False,
+            )
+            views.epoch = vote
+            parts = []
+            for batch in views:
+                with autocast(data.labels.device, precision or recipe.precision):
+                    parts.append(model(batch.geometry).float().softmax(1))
+                advance(len(batch.labels))
+            total = torch.cat(parts) if total is None else total + torch.cat(parts)
     model.train(was_training)
-    return total / (votes or recipe.votes)
+    return total / views_each

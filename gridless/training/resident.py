@@ -38,10 +38,14 @@ class Batch:
         labels = self.labels.to(device, non_blocking=non_blocking)
         return Batch(self.geometry.to(device, non_blocking), labels, self.share)
 
+    def pin_memory(self) -> Batch:
+        return Batch(self.geometry.pin_memory(), self.labels.pin_memory(), self.share)
+
 
 class Resident:
-    """Examples with labels (N), all on one device, as an iterable of `Batch`es. Subclasses write `prepare`.
+    """Examples with labels (N), all on one device, as an iterable of `Batch`es.
 
+    Subclasses write `draw` and `prepare`, and set `contents`, what is drawn from, and `policy`, what is done to it.
     Every random choice is a function of the seed, the epoch and the examples. `epoch` and `start` say what the next
     iteration yields, so that a run can begin again anywhere. With several processes each global batch of `batch_size`
     examples is divided among them.
@@ -49,6 +53,8 @@ class Resident:
 
     # Batches that are prepared at once.
     group = 1
+    contents: Any
+    policy: Any
 
     def __init__(
         self,
@@ -70,6 +76,14 @@ class Resident:
         # Held while a batch is prepared; whoever must have the device to itself (graph capture) takes it.
         self.busy = threading.Lock()
 
+    def __getstate__(self) -> dict[str, Any]:
+        # What the next step wants of a batch, and the device it is alone on, stay in their process.
+        return {**self.__dict__, "busy": None, "finish": None}
+
+    def draw(self, epoch: int, index: Tensor) -> Any:
+        """The examples `index` (on the CPU) as they are in an epoch, augmented: what the plan is called with."""
+        raise NotImplementedError
+
     def prepare(self, epoch: int, jobs: list[tuple[Tensor, float]]) -> list[Any]:
         """Batches of an epoch, each given by its examples (on the CPU) and share."""
         raise NotImplementedError
@@ -80,16 +94,19 @@ class Resident:
     def __iter__(self) -> Iterator[Any]:
         """The batches of `epoch` from `start` on; then the epoch after it is next."""
         epoch, start = self.epoch, self.start
-        jobs = self._jobs(epoch, start)
+        for step, batch in enumerate(self._made(epoch, self._jobs(epoch, start)), start):
+            self.epoch, self.start = (epoch, step + 1) if step + 1 < len(self) else (epoch + 1, 0)
+            yield batch
+
+    def _made(self, epoch: int, jobs: list[tuple[Tensor, float]]) -> Iterator[Any]:
+        """The batch of every job."""
         groups = [jobs[i : i + self.group] for i in range(0, len(jobs), self.group)]
         device = self.labels.device
         if device.type != "cuda" or not self.prefetch:
             made: Iterator[list[Any]] = (self.prepare(epoch, group) for group in groups)
         else:
             made = _ahead(lambda group: self.prepare(epoch, group), groups, self.prefetch, device, self.busy)
-        for step, batch in enumerate((batch for batches in made for batch in batches), start):
-            self.epoch, self.start = (epoch, step + 1) if step + 1 < len(self) else (epoch + 1, 0)
-            yield batch
+        return (batch for batches in made for batch in batches)
 
     def state_dict(self) -> dict[str, int]:
         """Where the next iteration begins."""
@@ -135,23 +152,32 @@ class ResidentClouds(Resident):
                 f"points must be (N, P, D) and labels (N), not {tuple(points.shape)} and {tuple(labels.shape)}"
             )
         super().__init__(labels, plan, batch_size, seed, shuffle, rank, world, prefetch, finish)
-        self.points, self.policy = points.contiguous(), policy or Policy()
+        self.points = self.contents = points.contiguous()
+        self.policy = policy or Policy()
         # On a GPU small batches would each wait for the launches of their searches.
         self.group = group or (max(1, GROUP // batch_size) if points.device.type == "cuda" else 1)
+
+    def draw(self, epoch: int, index: Tensor) -> Cloud:
+        return self.policy(self.points, index, self.seed, epoch)
 
     def prepare(self, epoch: int, jobs: list[tuple[Tensor, float]]) -> list[Any]:
         """Batches of an epoch, each given by its examples and share, with what a backward pass will want of them."""
         whole = torch.cat([index for index, _ in jobs])
-        geometry = self.plan(self.policy(self.points, whole, self.seed, epoch))
-        for value in list(geometry.values()):
-            if isinstance(value, Edges):
-                value.transpose()
+        geometry = transposed(self.plan(self.draw(epoch, whole)))
         labels = self.labels[send(whole, self.labels.device)]
         examples = [len(index) for index, _ in jobs]
         pieces = [geometry] if len(jobs) == 1 else cut(geometry, self.plan, examples)
         parts = zip(pieces, labels.split(examples), jobs, strict=True)
         batches = [Batch(piece, part, share) for piece, part, (_, share) in parts]
         return batches if self.finish is None else [self.finish(batch) for batch in batches]
+
+
+def transposed(geometry: Geometry) -> Geometry:
+    """The same geometry, with the transposes that a backward pass will want beside the edges."""
+    for value in geometry.values():
+        if isinstance(value, Edges):
+            value.transpose()
+    return geometry
 
 
 def _ahead(

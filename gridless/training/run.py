@@ -35,11 +35,14 @@ def run(
     resume: bool = False,
     checkpoint_steps: int | None = None,
     progress: bool = True,
+    workers: int | None = None,
+    cache: Path = Path("cache"),
     callbacks: list[Callback] | None = None,
 ) -> dict[str, Any] | None:
     """Train by the recipe and write OUT/weights.*; returns what is worth knowing (None in processes but the first).
 
     `history` in it has, for each epoch, train_loss, train_accuracy, learning_rate, and valid_accuracy where validated.
+    `workers` (processes; None: as many as there are threads) and `cache` (a folder) are for geometry not made online.
     """
     device = torch.device(device)
     last = out / "checkpoints" / "last.ckpt"
@@ -72,7 +75,7 @@ def run(
     with warnings.catch_warnings():
         # Lightning's own advice, on loaders with workers, hooks in two places and the like: it does not apply here.
         warnings.filterwarnings("ignore", module="lightning.*")
-        trainer.fit(module, ResidentData(recipe, data, valid), ckpt_path=last if resume else None)
+        trainer.fit(module, ResidentData(recipe, data, valid, workers, cache), ckpt_path=last if resume else None)
     if not trainer.is_global_zero:
         return None
     results: dict[str, Any] = {k: float(v) for k, v in trainer.callback_metrics.items()}

@@ -43,13 +43,20 @@ class Clouds:
         return ResidentClouds(points, self.labels, plan, recipe.batch_size, recipe.augment, recipe.seed, **more)
 
     def probabilities(
-        self, model: torch.nn.Module, recipe: Recipe, batch_size: int | None = None, votes: int | None = None
+        self,
+        model: torch.nn.Module,
+        recipe: Recipe,
+        batch_size: int | None = None,
+        votes: int | None = None,
+        progress: bool = False,
     ) -> Tensor:
         """Class probabilities (N, classes), the mean over `votes` views of each cloud."""
         from gridless.training.evaluate import probabilities
 
         points = self.points[:, : recipe.points]
-        return probabilities(model, points, batch_size or 256, votes or recipe.votes, recipe.precision)
+        return probabilities(
+            model, points, batch_size or 256, votes or recipe.votes, recipe.precision, progress=progress
+        )
 
 
 # Data sets that are made, not read.

@@ -1,0 +1,55 @@
+"""How far a long job is: one line on stderr, with the time that is left; nothing where stderr is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def line(*words: str) -> Any:
+    """An unstarted rich progress display on stderr, each task one line that ends with the given columns."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        *(TextColumn(word) for word in words),
+        console=Console(stderr=True),
+        refresh_per_second=4,
+        # What is printed meanwhile goes above the line, but never to stderr in place of a file or pipe.
+        redirect_stdout=sys.stdout.isatty(),
+    )
+
+
+@contextmanager
+def bar(what: str, total: int, shown: bool = True, done: int = 0) -> Iterator[Callable[[int], None]]:
+    """Show a job of `total` parts while the block runs; what is given is called with how many more are done."""
+    if not shown or not sys.stderr.isatty():
+        yield lambda more: None
+        return
+    with line() as display:
+        task = display.add_task(what, total=total, completed=done)
+        yield lambda more: display.advance(task, more)
+
+
+def track(items: Iterable[T], what: str, total: int | None = None, shown: bool = True) -> Iterator[T]:
+    """The items, one after the other, with a line that counts them."""
+    with bar(what, len(items) if total is None else total, shown) as advance:  # type: ignore[arg-type]
+        for item in items:
+            yield item
+            advance(1)

@@ -1,0 +1,114 @@
+"""Geometry made ahead of the step: batch by batch in worker processes, or once and for all, in files.
+
+Either way the batches are those of the loader they are made from, in its order: only who makes them differs. From
+files, epoch e sees the augmentation of epoch e modulo the repeats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from gridless.backends import num_threads
+from gridless.data.precompute import Precomputed
+from gridless.structures import collate
+from gridless.training.recipe import Recipe
+from gridless.training.resident import Batch, Resident, tensors_of, transposed
+
+
+class Ahead(Resident):
+    """The batches of a loader on the CPU, made by `workers` processes (0: here) and moved to `device`.
+
+    With `cache`, the geometry of its examples is read from there instead of computed.
+    """
+
+    def __init__(
+        self,
+        loader: Resident,
+        device: torch.device | str,
+        workers: int = 0,
+        cache: Precomputed | None = None,
+        finish: Callable[[Batch], Any] | None = None,
+    ) -> None:
+        order = (loader.labels, loader.plan, loader.batch_size, loader.seed, loader.shuffle, loader.rank, loader.world)
+        super().__init__(*order, finish=finish)
+        self.device = torch.device(device)
+        self._queue: list[tuple[int, Tensor, float]] = []
+        self._batches = DataLoader(
+            _Batches(loader, cache),
+            batch_size=None,
+            sampler=self._queue,
+            num_workers=workers,
+            collate_fn=_unchanged,
+            pin_memory=self.device.type == "cuda",
+            persistent_workers=workers > 0,
+            # Its own: the loader draws a seed for its workers, and torch's generator must stay as it is.
+            generator=torch.Generator(),
+        )
+
+    def _made(self, epoch: int, jobs: list[tuple[Tensor, float]]) -> Iterator[Any]:
+        self._queue[:] = [(epoch, *job) for job in jobs]
+        for made in self._batches:
+            batch = made.to(self.device, non_blocking=True)
+            # What is known of a structure does not travel between processes.
+            for value in batch.geometry.values():
+                value.trusted()
+            transposed(batch.geometry)
+            yield batch if self.finish is None else self.finish(batch)
+
+
+class _Batches(Dataset):
+    """Batches by (epoch, examples, share)."""
+
+    def __init__(self, loader: Resident, cache: Precomputed | None) -> None:
+        self.loader, self.cache = loader, cache
+
+    def __getitem__(self, job: tuple[int, Tensor, float]) -> Batch:
+        epoch, index, share = job
+        if self.cache is None or not len(index):
+            return self.loader.prepare(epoch, [(index, share)])[0]
+        self.cache.set_epoch(epoch)
+        geometry, labels = collate([self.cache[i] for i in index.tolist()])
+        return Batch(geometry, labels, share)
+
+
+class _Drawn(Dataset):
+    """The augmented examples of a loader with their labels, one by one."""
+
+    def __init__(self, loader: Resident, contents: Iterable[Tensor]) -> None:
+        self.loader, self.epoch, self.transform = loader, 0, loader.policy
+        digest = hashlib.sha256()
+        for tensor in contents:
+            digest.update(tensor.contiguous().numpy().data)
+        self.fingerprint = digest.hexdigest()[:16]
+
+    def __len__(self) -> int:
+        return len(self.loader.labels)
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        return self.loader.draw(self.epoch, torch.tensor([i])), int(self.loader.labels[i])
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def precomputed(recipe: Recipe, data: Any, plan: Any, folder: Path, workers: int = 0) -> Precomputed:
+    """The geometry of a recipe's training examples (on the CPU), as the first `repeats` epochs draw them, in files."""
+    loader = data.loader(recipe, plan)
+    drawn = _Drawn(loader, [loader.labels, *tensors_of(loader.contents)])
+    return Precomputed(drawn, folder, plan, recipe.repeats, recipe.seed, num_workers=workers)
+
+
+def processes(workers: int | None) -> int:
+    """Worker processes beside one that trains: as many as asked, or as it has threads (with several, its share)."""
+    return min(8, num_threads()) if workers is None else workers
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
