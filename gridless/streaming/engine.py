@@ -21,8 +21,9 @@ from gridless.nn.events import (
 )
 from gridless.nn.norm import BatchNorm
 from gridless.streaming.loop import FIELDS, HEAD_FIELDS
-from gridless.streaming.lowering import Flat, FoldedHead, affine, head_row, level_row
+from gridless.streaming.lowering import Flat, affine, head_row, level_row
 from gridless.streaming.packets import Prediction, Stream
+from gridless.streaming.voxels import FoldedHead
 from gridless.structures import Events
 
 # What the loop knows how to run. Containers are fine; anything else would be left out without a word.
@@ -70,7 +71,7 @@ class Engine(Stream):
         self._sizes: list[dict[str, int]] = [dict(zip(FIELDS, row, strict=True)) for row in levels]
         head = head_row(flat, model, self._lane)
         if isinstance(model.head, VoxelHead):
-            self._voxel_head = FoldedHead(model.head)
+            self._voxel_head = FoldedHead(model.head, self._sizes[model.head.pooled :], self._lane)
         self._head: dict[str, int] = dict(zip(HEAD_FIELDS, head, strict=True))
         self._constants = (
             np.array(levels, np.int64),
@@ -115,15 +116,15 @@ class Engine(Stream):
         self._recorded = [[] for _ in self._sizes]
         return super()._take(events)
 
-    def _advance(self, events: Events) -> list[Prediction]:
+    def _advance(self, events: Events, begin: int, end: int) -> list[Prediction]:
         from gridless.streaming.loop import fill, run
 
         pixel, time, polarity = events.pixel.numpy(), events.time.numpy(), events.polarity.numpy()  # type: ignore
         window = np.array([self.start, self.duration or 1], np.int64)
         predictions: list[Prediction] = []
         cursor, depth, state = self._cursor, len(self._sizes), self._state
-        for first in range(0, len(time), CHUNK):
-            last = min(first + CHUNK, len(time))
+        for first in range(begin, end, CHUNK):
+            last = min(first + CHUNK, end)
             fill(pixel, time, polarity, first, last, self._source)
             cursor[: 2 + 2 * depth] = 0
             cursor[2 + depth] = last - first
@@ -155,26 +156,14 @@ class Engine(Stream):
         return [Prediction(t, row) for t, row in zip(times, torch.from_numpy(logits), strict=True)]
 
     def _restart(self, windows: int) -> None:
-        self._state["voxel"][:] = 0
-        for size in self._sizes:
-            self._count(size)[:] = 0
-
-    def _count(self, size: dict[str, int]) -> np.ndarray:
-        cells = size["frames"] * size["columns"] * size["rows"]
-        return self._state["clock"][size["count"] : size["count"] + cells]
+        self._voxel_head.forget(self._state["clock"], self._state["voxel"])
 
     @torch.no_grad()
     def _logits(self) -> Tensor:
-        head, voxel = self.model.head, self._state["voxel"]
+        head = self.model.head
         if isinstance(head, StreamHead):
             return self._answer_now(head)
-        grids, channels = [], [down.norm.channels for down in self._downs[head.pooled :]]
-        for size in self._sizes[head.pooled :]:
-            count, p = self._count(size), size["p"]
-            total = voxel[size["total"] : size["total"] + len(count) * p].reshape(-1, p)
-            mean = torch.from_numpy((total / np.maximum(count, 1)[:, None]).astype(np.float32))
-            grids.append(mean.view(1, size["frames"], size["rows"], size["columns"], p)[..., : channels.pop(0)])
-        return self._voxel_head(grids)[0]
+        return self._voxel_head(self._state["clock"], self._state["voxel"])
 
     def _answer_now(self, head: StreamHead) -> Tensor:
         at, size = self._head["total"], self._head["size"]
@@ -201,7 +190,9 @@ class Engine(Stream):
     @property
     def memory_bytes(self) -> int:
         """Bytes that the stream holds, constant while it runs: its memory and its buffers, without the weights."""
-        buffers = self._work, self._event, self._source, self._features
+        buffers = [self._work, self._event, self._source, self._features]
+        if isinstance(self.model.head, VoxelHead):
+            buffers += self._voxel_head.buffers
         return sum(array.nbytes for array in (*self._state.values(), *buffers))
 
     def _memory(self) -> dict[str, Tensor]:

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
-from torch.nn.functional import linear, pad
 
 from gridless.geometry.lif import Rule
 from gridless.geometry.taps import offsets
-from gridless.models.events import EventResNet, StreamHead, VoxelHead
+from gridless.models.events import EventResNet, StreamHead
 from gridless.nn.blocks import Dense
 from gridless.nn.events import DownConv, EventConv, InceptionBlock, PolarityConv
 from gridless.nn.norm import BatchNorm
@@ -48,15 +46,15 @@ class Flat:
         return np.concatenate([np.zeros(0, self.TYPES.get(name, np.float32)), *self.parts[name]])
 
 
-def _array(tensor: Tensor) -> np.ndarray:
+def array_of(tensor: Tensor) -> np.ndarray:
     return np.ascontiguousarray(tensor.detach().cpu().numpy().astype(np.float32))
 
 
-def _eights(size: int) -> int:
+def eights(size: int) -> int:
     return -(-size // 8) * 8
 
 
-def _fill(array: np.ndarray, *shape: int) -> np.ndarray:
+def fill(array: np.ndarray, *shape: int) -> np.ndarray:
     """Grown to `shape` with zeros."""
     return np.pad(array, [(0, big - small) for big, small in zip(shape, array.shape, strict=True)])
 
@@ -65,7 +63,7 @@ def _wide(size: int, lane: int) -> int:
     return -(-size // lane) * lane
 
 
-def _columns(matrix: np.ndarray, lane: int) -> np.ndarray:
+def columns_of(matrix: np.ndarray, lane: int) -> np.ndarray:
     """(rows, columns rounded up to whole vectors), padded with zeros."""
     flat = matrix.reshape(-1, matrix.shape[-1])
     return np.pad(flat, [(0, 0), (0, _wide(flat.shape[1], lane) - flat.shape[1])])
@@ -79,7 +77,7 @@ def affine(norm: BatchNorm) -> tuple[np.ndarray, np.ndarray]:
     shift = -norm.running_mean.double() * scale
     if norm.bias is not None:
         shift = shift + norm.bias.double()
-    return _array(scale), _array(shift)
+    return array_of(scale), array_of(shift)
 
 
 def level_row(
@@ -101,33 +99,35 @@ def level_row(
     (width, height), (columns, rows) = near.source.sensor, near.target.sensor
     polarity = isinstance(down.conv, PolarityConv)
     _, v, q, p = down.conv.weight.shape
-    down_rate, down_weight = _array(down.conv.rate.double() / down.conv.decay_time), _array(down.conv.weight)
+    down_rate, down_weight = array_of(down.conv.rate.double() / down.conv.decay_time), array_of(down.conv.weight)
     early = order == "input" if order else _cheaper_early(settings, v, q, p)
     if early:
         # One product makes all decays of a tap: (tap, Q, V P).
-        p = _eights(p)
-        down_weight = _fill(down_weight, 9, v, q, p).transpose(0, 2, 1, 3).reshape(9, q, v * p)
-        q = q if polarity else _eights(q)
-        down_weight = _fill(down_weight, 9, q, v * p)
+        p = eights(p)
+        down_weight = fill(down_weight, 9, v, q, p).transpose(0, 2, 1, 3).reshape(9, q, v * p)
+        q = q if polarity else eights(q)
+        down_weight = fill(down_weight, 9, q, v * p)
     elif polarity:
         # Decays and polarities as one run of channels, every one with its rate; those that only fill up forget at once.
         down_rate, down_weight = np.repeat(down_rate, q, 1), down_weight.reshape(9, 1, v * q, p)
         down_rate = np.pad(down_rate, [(0, 0), (0, -(v * q) % 8)], constant_values=1e30)
         v, q = 1, v * q
     if not early:
-        q, p = _eights(q), _eights(p)
-        down_weight = _fill(down_weight, 9, v, q, p)
+        q, p = eights(q), eights(p)
+        down_weight = fill(down_weight, 9, v, q, p)
 
     # The in-place convolutions as one: (tap, decay) entries, those of one tap together.
     taps = [(conv, u, tap) for conv in (block.cross, block.point) for u, tap in enumerate(offsets(conv.near.kernel))]
-    rates = [_array(conv.rate[u].double() / conv.decay_time) for conv, u, _ in taps]
-    weights = [_fill(_array(conv.weight[u]), len(rate), p, p).reshape(-1, p) for (conv, u, _), rate in zip(taps, rates)]
+    rates = [array_of(conv.rate[u].double() / conv.decay_time) for conv, u, _ in taps]
+    weights = [
+        fill(array_of(conv.weight[u]), len(rate), p, p).reshape(-1, p) for (conv, u, _), rate in zip(taps, rates)
+    ]
     entries, wide = sum(map(len, rates)), _wide(p, lane)
     first, first_bias = _dense(block.expand)
     second, second_bias = _dense(block.reduce)
     hidden, broad = len(second), _wide(len(second), lane)
-    down_scale, down_shift = (_fill(part, p) for part in affine(down.norm))
-    same_scale, same_shift = (_fill(part, p) for part in affine(block.norm))
+    down_scale, down_shift = (fill(part, p) for part in affine(down.norm))
+    same_scale, same_shift = (fill(part, p) for part in affine(block.norm))
     same_bias = second_bias + _bias(block.cross) + _bias(block.point)
 
     size = {
@@ -144,12 +144,12 @@ def level_row(
         },
         "weight": {
             "share": rule.share, "coarse": rule.coarse, "fine": rule.fine, "limits": [rule.threshold, rule.reset],
-            "down_rate": down_rate, "down_weight": _columns(down_weight, lane),
-            "down_bias": _columns(_fill(_bias(down.conv), p), lane),
+            "down_rate": down_rate, "down_weight": columns_of(down_weight, lane),
+            "down_bias": columns_of(fill(_bias(down.conv), p), lane),
             "down_scale": down_scale, "down_shift": down_shift, "same_rate": np.concatenate(rates),
-            "same_weight": _columns(np.concatenate(weights), lane), "same_bias": _columns(_fill(same_bias, p), lane),
-            "first": _columns(_fill(first, p, hidden), lane), "first_bias": _columns(first_bias, lane),
-            "second": _columns(_fill(second, hidden, p), lane), "same_scale": same_scale, "same_shift": same_shift,
+            "same_weight": columns_of(np.concatenate(weights), lane), "same_bias": columns_of(fill(same_bias, p), lane),
+            "first": columns_of(fill(first, p, hidden), lane), "first_bias": columns_of(first_bias, lane),
+            "second": columns_of(fill(second, hidden, p), lane), "same_scale": same_scale, "same_shift": same_shift,
         },
     }  # fmt: skip
     rooms = {
@@ -188,12 +188,12 @@ def _cheaper_early(settings: dict[str, Any], v: int, q: int, p: int) -> bool:
 
 
 def _bias(conv: EventConv) -> np.ndarray:
-    return np.zeros(conv.weight.shape[3], np.float32) if conv.bias is None else _array(conv.bias)
+    return np.zeros(conv.weight.shape[3], np.float32) if conv.bias is None else array_of(conv.bias)
 
 
 def _dense(layer: Dense) -> tuple[np.ndarray, np.ndarray]:
     """The weight (in, out) and the bias of a dense layer."""
-    return _array(layer.weight.T), _array(layer.bias)
+    return array_of(layer.weight.T), array_of(layer.bias)
 
 
 def head_row(flat: Flat, model: EventResNet, lane: int) -> list[int]:
@@ -208,54 +208,14 @@ def head_row(flat: Flat, model: EventResNet, lane: int) -> list[int]:
     room = 4 * CAPACITY
     found = {
         "size": size, "wide": wide, "classes": classes, "room": room,
-        "rate": flat.add("weight", _array(head.mean.log_rate.double().exp() / head.mean.decay_time)),
-        "matrix": flat.add("weight", _columns(_fill(weight, _eights(len(weight)), size), lane)),
-        "place": flat.add("weight", _columns(_array(head.place) + bias, lane)),
+        "rate": flat.add("weight", array_of(head.mean.log_rate.double().exp() / head.mean.decay_time)),
+        "matrix": flat.add("weight", columns_of(fill(weight, eights(len(weight)), size), lane)),
+        "place": flat.add("weight", columns_of(array_of(head.place) + bias, lane)),
         "scale": flat.add("weight", scale), "shift": flat.add("weight", shift),
-        "logits": flat.add("weight", _columns(logits, lane)), "bias": flat.add("weight", _columns(logits_bias, lane)),
+        "logits": flat.add("weight", columns_of(logits, lane)),
+        "bias": flat.add("weight", columns_of(logits_bias, lane)),
         "total": flat.room("voxel", size + 1), "time": flat.room("clock", 1), "hidden": flat.room("work", wide),
         "mean": flat.room("work", size), "factor": flat.room("work", 8), "answer": flat.room("work", room * classes),
         "at": flat.room("event", room),
     }  # fmt: skip
     return [found[field] for field in HEAD_FIELDS]
-
-
-class FoldedHead:
-    """The voxel head of a trained network, with its normalisations folded in: the same logits from a few products."""
-
-    def __init__(self, head: VoxelHead) -> None:
-        self.scale, self.shift = _folded(head.norm)
-        self.merges = []
-        for merge in head.merges:
-            scale, shift = _folded(merge.norm)  # type: ignore[arg-type]
-            mean_scale, mean_shift = _folded(merge.mean_norm)  # type: ignore[arg-type]
-            weight = merge.conv.weight.detach().permute(2, 3, 4, 1, 0).flatten(0, 3).contiguous()  # type: ignore
-            self.merges.append((weight, merge.conv.bias.detach(), scale, shift + mean_shift, mean_scale))  # type: ignore
-        self.lift = head.lift.weight.detach(), head.lift.bias.detach()
-        norm, _, hidden, _, hidden_norm, _, last = head.classify
-        self.hidden = _after(hidden, norm)
-        self.last = _after(last, hidden_norm)
-
-    def __call__(self, grids: list[Tensor]) -> Tensor:
-        """logits (B, classes) of the means (B, T, H, W, C) of the pooled levels."""
-        grid = grids[0] * self.scale + self.shift
-        for (weight, bias, scale, shift, mean_scale), mean in zip(self.merges, grids[1:], strict=True):
-            if any(side % 2 for side in grid.shape[1:4]):
-                grid = pad(grid, [0, 0] + [n for side in reversed(grid.shape[1:4]) for n in (0, side % 2)])
-            b, t, h, w, c = grid.shape
-            cells = grid.view(b, t // 2, 2, h // 2, 2, w // 2, 2, c).permute(0, 1, 3, 5, 2, 4, 6, 7).reshape(-1, 8 * c)
-            y = torch.addmm(bias, cells, weight).relu_().mul_(scale).add_(shift)
-            grid = torch.addcmul(y.view(mean.shape), mean, mean_scale)
-        pooled = linear(grid[:, 0], *self.lift).amax((1, 2))
-        return linear(linear(pooled, *self.hidden).relu_(), *self.last)
-
-
-def _folded(norm: BatchNorm) -> tuple[Tensor, Tensor]:
-    scale, shift = affine(norm)
-    return torch.from_numpy(scale), torch.from_numpy(shift)
-
-
-def _after(layer: Any, norm: Any) -> tuple[Tensor, Tensor]:
-    """The weight and bias of a dense layer that follows a normalisation."""
-    scale, shift = _folded(norm)
-    return layer.weight.detach() * scale, layer.bias.detach() + layer.weight.detach() @ shift

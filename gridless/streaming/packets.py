@@ -63,8 +63,8 @@ class Stream:
     def _clear(self) -> None:
         raise NotImplementedError
 
-    def _advance(self, events: Events) -> list[Prediction]:
-        """Push events that lie in one window; the predictions of a stream head."""
+    def _advance(self, events: Events, begin: int, end: int) -> list[Prediction]:
+        """Push the events begin to end, which lie in one window; the predictions of a stream head."""
         raise NotImplementedError
 
     def _check(self, events: Events) -> None:
@@ -119,7 +119,7 @@ class Stream:
         while self.duration is not None and times[-1] >= self.start + self.duration:
             end = int(np.searchsorted(times, self.start + self.duration, side="left"))
             if end > at:
-                predictions += self._advance(events[at:end])
+                predictions += self._advance(events, at, end)
             finished = self.start + self.duration
             if end > at or self.time >= self.start:
                 predictions.append(Prediction(finished, self._logits()))
@@ -129,7 +129,7 @@ class Stream:
             # The events so far lie in windows that have ended.
             at = end
         if at < len(times):
-            predictions += self._advance(events if at == 0 else events[at:])
+            predictions += self._advance(events, at, len(times))
         self.time = int(times[-1])
         return predictions
 

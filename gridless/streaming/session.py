@@ -21,7 +21,7 @@ class Session(Stream):
         self._layers: dict[nn.Module, Any] = {}
         self._means = [layer for layer in self.model.modules() if isinstance(layer, VoxelMean)]
         # An empty packet gives every layer its memory.
-        self._advance(self._nothing())
+        self._advance(self._nothing(), 0, 0)
 
     def _nothing(self) -> Events:
         none = torch.zeros(0, dtype=torch.int64)
@@ -35,8 +35,10 @@ class Session(Stream):
             )
 
     @torch.no_grad()
-    def _advance(self, events: Events) -> list[Prediction]:
+    def _advance(self, events: Events, begin: int, end: int) -> list[Prediction]:
         head, memory = self.model.head, self._layers
+        if end - begin < len(events):
+            events = events[begin:end]
         for mean in self._means:
             if mean in memory:
                 memory[mean] = memory[mean]._replace(start=torch.tensor([self.start]))
@@ -58,7 +60,7 @@ class Session(Stream):
         if isinstance(self.model.head, StreamHead):
             return self._layers[self.model.head][0].clone()
         levels = self._levels
-        self._advance(self._nothing())
+        self._advance(self._nothing(), 0, 0)
         self._levels = levels
         return self._answer
 
