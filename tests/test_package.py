@@ -117,7 +117,7 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]):
 
 def test_an_unknown_command_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]):
     assert command_line.main(["trian"]) == 2
-    assert "'trian': there are train, evaluate" in capsys.readouterr().err
+    assert "'trian': there are train, precompute, evaluate" in capsys.readouterr().err
 
 
 def test_a_wrong_option_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
