@@ -23,6 +23,7 @@ from gridless.streaming.vectors import add, decays, enter, enter_each, read, rea
 
 # Rows that are multiplied together.
 ROWS = 16
+HALF = BLOCK // 2
 
 # fmt: off
 FIELDS = (
@@ -70,28 +71,38 @@ HEAD_FIELDS = (
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _product(c, c_at, columns, a, a_at, a_row, b, b_at, rows, steps, lane):
-    """c (rows, columns) += a (rows, steps) b (steps, columns), columns a whole number of vectors."""
-    full = rows // BLOCK * BLOCK
-    # More than half a block is cheaper as a whole one: its spare rows are computed and never read.
-    if rows - full > BLOCK // 2:
-        full += BLOCK
+    """c (rows, columns) += a (rows, steps) b (steps, columns), columns a whole number of vectors.
+
+    b lies in panels of two vectors (the last may be of one): all steps of the first panel, then those of the next. So
+    that weights are read once, in order, from whichever cache they are in.
+    """
     at = 0
     while at < columns:
+        panel = b_at + at * steps
+        i = 0
         if at + 2 * lane <= columns:
-            for i in range(0, full, BLOCK):
+            while i < rows:
                 to, of = c_at + i * columns + at, a_at + i * a_row
-                add_product(BLOCK, 2, c, to, columns, a, of, a_row, 1, b, b_at + at, columns, steps)
-            for i in range(full, rows):
-                to, of = c_at + i * columns + at, a_at + i * a_row
-                add_product(1, 2, c, to, columns, a, of, a_row, 1, b, b_at + at, columns, steps)
+                # A block is cheaper than more than half as many rows: its spare rows are computed and never read.
+                if rows - i > BLOCK // 2:
+                    add_product(BLOCK, 2, c, to, columns, a, of, a_row, 1, b, panel, 2 * lane, steps)
+                    i += BLOCK
+                elif rows - i > 1:
+                    add_product(HALF, 2, c, to, columns, a, of, a_row, 1, b, panel, 2 * lane, steps)
+                    i += HALF
+                else:
+                    add_product(1, 2, c, to, columns, a, of, a_row, 1, b, panel, 2 * lane, steps)
+                    i += 1
             at += 2 * lane
         else:
-            for i in range(0, full, BLOCK):
+            while i < rows:
                 to, of = c_at + i * columns + at, a_at + i * a_row
-                add_product(BLOCK, 1, c, to, columns, a, of, a_row, 1, b, b_at + at, columns, steps)
-            for i in range(full, rows):
-                to, of = c_at + i * columns + at, a_at + i * a_row
-                add_product(1, 1, c, to, columns, a, of, a_row, 1, b, b_at + at, columns, steps)
+                if rows - i > 1:
+                    add_product(BLOCK, 1, c, to, columns, a, of, a_row, 1, b, panel, lane, steps)
+                    i += BLOCK
+                else:
+                    add_product(1, 1, c, to, columns, a, of, a_row, 1, b, panel, lane, steps)
+                    i += 1
             at += lane
 
 

@@ -16,6 +16,9 @@ from gridless.nn.events import DownConv, EventConv, InceptionBlock, PolarityConv
 from gridless.nn.norm import BatchNorm
 from gridless.streaming.loop import FIELDS, HEAD_FIELDS, ROWS
 
+# Bytes of a cache line.
+LINE = 64
+
 # Events that a level holds before the next must catch up.
 CAPACITY = 512
 
@@ -43,7 +46,11 @@ class Flat:
         return self.add(name, np.zeros(size, self.TYPES.get(name, np.float32)))
 
     def array(self, name: str) -> np.ndarray:
-        return np.concatenate([np.zeros(0, self.TYPES.get(name, np.float32)), *self.parts[name]])
+        """All parts of an array, beginning at a cache line."""
+        kind = np.dtype(self.TYPES.get(name, np.float32))
+        room = np.empty(self.ends[name] * kind.itemsize + LINE, np.uint8)
+        room = room[-room.ctypes.data % LINE :][: self.ends[name] * kind.itemsize].view(kind)
+        return np.concatenate(self.parts[name], out=room) if self.parts[name] else room
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
@@ -67,6 +74,12 @@ def columns_of(matrix: np.ndarray, lane: int) -> np.ndarray:
     """(rows, columns rounded up to whole vectors), padded with zeros."""
     flat = matrix.reshape(-1, matrix.shape[-1])
     return np.pad(flat, [(0, 0), (0, _wide(flat.shape[1], lane) - flat.shape[1])])
+
+
+def panels_of(matrix: np.ndarray, lane: int) -> np.ndarray:
+    """A matrix (steps, columns) as the loop's products read it: in panels of two vectors, each with all its steps."""
+    wide = columns_of(matrix, lane)
+    return np.concatenate([wide[:, at : at + 2 * lane].reshape(-1) for at in range(0, wide.shape[1], 2 * lane)])
 
 
 def affine(norm: BatchNorm) -> tuple[np.ndarray, np.ndarray]:
@@ -116,6 +129,11 @@ def level_row(
         q, p = eights(q), eights(p)
         down_weight = fill(down_weight, 9, v, q, p)
 
+    if early:
+        down_panels = np.concatenate([panels_of(tap, lane) for tap in down_weight])
+    else:
+        down_panels = panels_of(down_weight.reshape(-1, p), lane)
+
     # The in-place convolutions as one: (tap, decay) entries, those of one tap together.
     taps = [(conv, u, tap) for conv in (block.cross, block.point) for u, tap in enumerate(offsets(conv.near.kernel))]
     rates = [array_of(conv.rate[u].double() / conv.decay_time) for conv, u, _ in taps]
@@ -144,12 +162,12 @@ def level_row(
         },
         "weight": {
             "share": rule.share, "coarse": rule.coarse, "fine": rule.fine, "limits": [rule.threshold, rule.reset],
-            "down_rate": down_rate, "down_weight": columns_of(down_weight, lane),
+            "down_rate": down_rate, "down_weight": down_panels,
             "down_bias": columns_of(fill(_bias(down.conv), p), lane),
             "down_scale": down_scale, "down_shift": down_shift, "same_rate": np.concatenate(rates),
-            "same_weight": columns_of(np.concatenate(weights), lane), "same_bias": columns_of(fill(same_bias, p), lane),
-            "first": columns_of(fill(first, p, hidden), lane), "first_bias": columns_of(first_bias, lane),
-            "second": columns_of(fill(second, hidden, p), lane), "same_scale": same_scale, "same_shift": same_shift,
+            "same_weight": panels_of(np.concatenate(weights), lane), "same_bias": columns_of(fill(same_bias, p), lane),
+            "first": panels_of(fill(first, p, hidden), lane), "first_bias": columns_of(first_bias, lane),
+            "second": panels_of(fill(second, hidden, p), lane), "same_scale": same_scale, "same_shift": same_shift,
         },
     }  # fmt: skip
     rooms = {
@@ -209,10 +227,10 @@ def head_row(flat: Flat, model: EventResNet, lane: int) -> list[int]:
     found = {
         "size": size, "wide": wide, "classes": classes, "room": room,
         "rate": flat.add("weight", array_of(head.mean.log_rate.double().exp() / head.mean.decay_time)),
-        "matrix": flat.add("weight", columns_of(fill(weight, eights(len(weight)), size), lane)),
+        "matrix": flat.add("weight", panels_of(fill(weight, eights(len(weight)), size), lane)),
         "place": flat.add("weight", columns_of(array_of(head.place) + bias, lane)),
         "scale": flat.add("weight", scale), "shift": flat.add("weight", shift),
-        "logits": flat.add("weight", columns_of(logits, lane)),
+        "logits": flat.add("weight", panels_of(logits, lane)),
         "bias": flat.add("weight", columns_of(logits_bias, lane)),
         "total": flat.room("voxel", size + 1), "time": flat.room("clock", 1), "hidden": flat.room("work", wide),
         "mean": flat.room("work", size), "factor": flat.room("work", 8), "answer": flat.room("work", room * classes),

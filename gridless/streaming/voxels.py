@@ -26,7 +26,7 @@ from torch.nn.functional import linear, pad
 from gridless.models.events import VoxelHead
 from gridless.nn.events import VoxelMerge
 from gridless.streaming.loop import ROWS, _product
-from gridless.streaming.lowering import Flat, affine, array_of, columns_of, fill
+from gridless.streaming.lowering import Flat, affine, array_of, columns_of, fill, panels_of
 
 # fmt: off
 FIELDS = (
@@ -228,7 +228,7 @@ class FoldedHead:
         cells = empty.reshape(t // 2, 2, h // 2, 2, w // 2, 2, q).permute(0, 2, 4, 1, 3, 5, 6).flatten(3)
         total = cells.double() @ weight.flatten(0, 1).double() + merge.conv.bias.detach().double()  # type: ignore
         matrix = fill(array_of(weight * before[:, None]), 8, c, weight.shape[2])
-        row["matrix"] = flat.add("weight", columns_of(matrix, lane))
+        row["matrix"] = flat.add("weight", panels_of(matrix.reshape(-1, matrix.shape[2]), lane))
         row["empty"] = flat.add("weight", columns_of(array_of(total), lane))
         row["scale"] = flat.add("weight", fill(array_of(scale), row["c"]))
         row["mean_scale"] = flat.add("weight", fill(array_of(mean_scale), row["c"]))
@@ -240,14 +240,14 @@ class FoldedHead:
         lifted = columns_of(array_of(linear(empty[0].double(), weight.double(), bias.double())), lane)
         parts: dict[str, int] = {"lifted": lifted.shape[1], "empty": flat.add("weight", lifted)}
         lift = fill(array_of(weight.T * before[:, None]), c, weight.shape[0])
-        parts["lift"] = flat.add("weight", columns_of(lift, lane))
+        parts["lift"] = flat.add("weight", panels_of(lift, lane))
         size = parts["lifted"]
         for name, layer, layer_norm in (("hidden", hidden, norm), ("last", last, hidden_norm)):
             matrix, constant = _after(layer, layer_norm)
-            matrix = columns_of(fill(array_of(matrix.T), size, matrix.shape[0]), lane)
-            parts[f"{name}_weight"] = flat.add("weight", matrix)
-            parts[f"{name}_bias"] = flat.add("weight", columns_of(array_of(constant), lane))
-            size = parts["hidden" if name == "hidden" else "classes"] = matrix.shape[1]
+            wide = columns_of(array_of(constant), lane)
+            matrix = panels_of(fill(array_of(matrix.T), size, len(constant)), lane)
+            parts[f"{name}_weight"], parts[f"{name}_bias"] = flat.add("weight", matrix), flat.add("weight", wide)
+            size = parts["hidden" if name == "hidden" else "classes"] = wide.size
         return parts
 
     def __call__(self, clock: np.ndarray, voxel: np.ndarray) -> Tensor:
