@@ -2,8 +2,8 @@
 
 Scan: a program takes a few target pixels and one tap, and merges, in order of arrival, the run of the source pixel
 (which updates a state) with that of the target pixel (which reads it); lanes are (pixel, v, channel). The transpose
-takes a few source pixels and merges back in time, tap after tap. No atomics: what programs have in common they write
-side by side, and torch adds it up. Rates are divided by the decay time beforehand, so that kernels see microseconds.
+takes a few source pixels and one tap, and merges back in time. No atomics: what programs have in common they write side
+by side, and torch adds it up. Rates are divided by the decay time beforehand, so that kernels see microseconds.
 """
 
 # Triton compiles these functions itself; to a type checker they are plain Python.
@@ -49,16 +49,19 @@ def scatter(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, total: Ten
     programs = triton.cdiv(cells, pixels)
     if not (programs and features.numel() and grad.numel()):
         return torch.zeros_like(rate)
-    grid = (programs, triton.cdiv(channels, lanes))
-    partial = rate.new_empty(*grid, taps, vs)
-    into = features if total is None else total
+    grid = (programs, taps, triton.cdiv(channels, lanes))
+    partial = rate.new_empty(grid[0], grid[2], taps, vs)
+    # Each tap's share of the gradient of the features; a tap that no target uses leaves its zeros.
+    shares = features if total is None else features.new_zeros(taps, *features.shape)
     _scatter[grid](
-        *_runs(link), grad.contiguous(), features, rate / walk.decay_time, into, partial,
-        tap_table(link.offsets, rate.device), _busy(link.source), cells,
+        *_runs(link), grad.contiguous(), features, rate / walk.decay_time, shares, partial,
+        tap_table(link.offsets, rate.device), _busy(link.source), cells, len(features),
         *link.source.sensor, *link.target.sensor, link.stride,
-        taps, temporal, channels, total is not None, pixels, vs, lanes, rate.dtype == torch.float64,
+        temporal, channels, total is not None, pixels, vs, lanes, rate.dtype == torch.float64,
         num_warps=_warps(pixels * vs * lanes),
     )  # fmt: skip
+    if total is not None:
+        total += shares.sum(0)
     return (partial.sum((0, 1), dtype=torch.float64)[:, :temporal] / walk.decay_time).to(rate.dtype)
 
 
@@ -229,67 +232,65 @@ def _gather(
 
 @triton.jit
 def _scatter(
-    s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, grad, features, rate, total, partial, taps, busy,
-    cells, width, height, grid_width, grid_height, stride, tap_count, temporal, channels,
+    s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, grad, features, rate, shares, partial, taps, busy,
+    cells, rows, width, height, grid_width, grid_height, stride, temporal, channels,
     WANTED: tl.constexpr, PIXELS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     slot = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
     live = slot < cells
     p = tl.load(busy + slot, live, other=0).to(tl.int64)
+    u = tl.program_id(1).to(tl.int64)
+    tap_count = tl.num_programs(1)
     v = tl.arange(0, VS)
-    channel = tl.program_id(1) * LANES + tl.arange(0, LANES)
+    channel = tl.program_id(2) * LANES + tl.arange(0, LANES)
     ok_v = v < temporal
     ok_channel = channel < channels
     first = tl.load(s_splits + p, live, other=0)
     s_last = tl.load(s_splits + p + 1, live, other=0) - 1
-    where_partial = partial + (tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)) * tap_count * VS
-    for u in range(tap_count):
-        r = tl.load(rate + u * temporal + v, ok_v, other=0.0)[None, :, None]
-        x = p % width - tl.load(taps + 2 * u)
-        y = p // width % height - tl.load(taps + 2 * u + 1)
-        fits = live & (x >= 0) & (y >= 0) & (x % stride == 0) & (y % stride == 0)
-        fits = fits & (x // stride < grid_width) & (y // stride < grid_height)
-        cell = tl.where(fits, (p // width // height * grid_height + y // stride) * grid_width + x // stride, 0)
-        begin = tl.load(t_splits + cell, fits, other=0)
-        t = tl.load(t_splits + cell + 1, fits, other=0) - 1
-        # Without targets there is nothing to do.
-        s = tl.where(t >= begin, s_last, first - 1)
-        row = tl.load(s_row + s, s >= first, other=0)
-        until = tl.load(t_until + t, t >= begin, other=0)
-        at = tl.load(t_time + t, t >= begin, other=0)
-        state = tl.zeros([PIXELS, VS, LANES], wide)
-        slope = tl.zeros([PIXELS, VS, LANES], wide)
-        turned = tl.zeros([PIXELS, VS, LANES], wide)
+    r = tl.load(rate + u * temporal + v, ok_v, other=0.0)[None, :, None]
+    x = p % width - tl.load(taps + 2 * u)
+    y = p // width % height - tl.load(taps + 2 * u + 1)
+    fits = live & (x >= 0) & (y >= 0) & (x % stride == 0) & (y % stride == 0)
+    fits = fits & (x // stride < grid_width) & (y // stride < grid_height)
+    cell = tl.where(fits, (p // width // height * grid_height + y // stride) * grid_width + x // stride, 0)
+    begin = tl.load(t_splits + cell, fits, other=0)
+    t = tl.load(t_splits + cell + 1, fits, other=0) - 1
+    # Without targets there is nothing to do.
+    s = tl.where(t >= begin, s_last, first - 1)
+    row = tl.load(s_row + s, s >= first, other=0)
+    until = tl.load(t_until + t, t >= begin, other=0)
+    at = tl.load(t_time + t, t >= begin, other=0)
+    state = tl.zeros([PIXELS, VS, LANES], wide)
+    slope = tl.zeros([PIXELS, VS, LANES], wide)
+    turned = tl.zeros([PIXELS, VS, LANES], wide)
+    left = tl.max(s - first, 0)
+    while left >= 0:
+        gives = s >= first
+        takes = gives & (t >= begin) & (until >= row)
+        gives = gives & (takes == 0)
+        now = tl.where(takes, tl.load(t_time + t, takes, other=0), tl.load(s_time + s, gives, other=0))
+        age = tl.maximum(at - now, 0).to(wide)[:, None, None]
+        factor = decay(r, age)
+        slope_now = (slope - age * state) * factor
+        state_now = state * factor
+        i = tl.load(t_row + t, takes, other=0).to(tl.int64)
+        inside = (ok_v[:, None] & ok_channel[None, :])[None, :, :] & takes[:, None, None]
+        at_grad = ((i * tap_count + u) * temporal)[:, None, None] + v[None, :, None]
+        value = tl.load(grad + at_grad * channels + channel[None, None, :], inside, other=0.0)
+        at_row = row.to(tl.int64)[:, None] * channels + channel[None, :]
+        mine = gives[:, None] & ok_channel[None, :]
+        f = tl.load(features + at_row, mine, other=0.0)
+        turned += tl.where(gives[:, None, None], slope_now * f[:, None, :], 0.0)
+        if WANTED:
+            tl.store(shares + u * rows * channels + at_row, tl.sum(state_now, 1), mine)
+        slope = tl.where(takes[:, None, None], slope_now, slope)
+        state = tl.where(takes[:, None, None], state_now + value, state)
+        at = tl.where(takes, now, at)
+        t = t - takes.to(tl.int64)
+        s = s - gives.to(tl.int64)
+        until = tl.where(takes, tl.load(t_until + t, takes & (t >= begin), other=0), until)
+        row = tl.where(gives, tl.load(s_row + s, gives & (s >= first), other=0), row)
         left = tl.max(s - first, 0)
-        while left >= 0:
-            gives = s >= first
-            takes = gives & (t >= begin) & (until >= row)
-            gives = gives & (takes == 0)
-            now = tl.where(takes, tl.load(t_time + t, takes, other=0), tl.load(s_time + s, gives, other=0))
-            age = tl.maximum(at - now, 0).to(wide)[:, None, None]
-            factor = decay(r, age)
-            slope_now = (slope - age * state) * factor
-            state_now = state * factor
-            i = tl.load(t_row + t, takes, other=0).to(tl.int64)
-            inside = (ok_v[:, None] & ok_channel[None, :])[None, :, :] & takes[:, None, None]
-            at_grad = ((i * tap_count + u) * temporal)[:, None, None] + v[None, :, None]
-            value = tl.load(grad + at_grad * channels + channel[None, None, :], inside, other=0.0)
-            at_row = row.to(tl.int64)[:, None] * channels + channel[None, :]
-            mine = gives[:, None] & ok_channel[None, :]
-            f = tl.load(features + at_row, mine, other=0.0)
-            turned += tl.where(gives[:, None, None], slope_now * f[:, None, :], 0.0)
-            if WANTED:
-                before = tl.load(total + at_row, mine, other=0.0)
-                tl.store(total + at_row, before + tl.sum(state_now, 1), mine)
-            slope = tl.where(takes[:, None, None], slope_now, slope)
-            state = tl.where(takes[:, None, None], state_now + value, state)
-            at = tl.where(takes, now, at)
-            t = t - takes.to(tl.int64)
-            s = s - gives.to(tl.int64)
-            until = tl.where(takes, tl.load(t_until + t, takes & (t >= begin), other=0), until)
-            row = tl.where(gives, tl.load(s_row + s, gives & (s >= first), other=0), row)
-            left = tl.max(s - first, 0)
-        tl.store(where_partial + u * VS + v, tl.sum(tl.sum(turned, 2), 0))
-        # The next tap adds to what this one wrote.
-        tl.debug_barrier()
+    where_partial = partial + (tl.program_id(0).to(tl.int64) * tl.num_programs(2) + tl.program_id(2)) * tap_count * VS
+    tl.store(where_partial + u * VS + v, tl.sum(tl.sum(turned, 2), 0))

@@ -41,12 +41,21 @@ _TYPES = {
 
 
 class Tile(NamedTuple):
-    """Rows of a program, edges of each in flight, warps, and programs side by side on a multiprocessor."""
+    """How a kernel is cut: rows of a program, edges of each that are loaded together, warps, programs side by side on a
+    multiprocessor, channels of a strip, and whether the next edges are loaded before these are used."""
 
     rows: int
     unroll: int
     warps: int
     beside: int = 1
+    strip: int = 16
+    ahead: bool = False
+
+    def strips(self, channels: int) -> dict[str, int]:
+        """How the kernels are told of so many channels."""
+        width = min(self.strip, channels)
+        strips = {"J": channels // width, "L": width}
+        return strips | {"T": self.rows, "U": self.unroll, "AHEAD": self.ahead, "num_warps": self.warps}
 
 
 def conv(
@@ -237,11 +246,11 @@ class _Walk:
         channels = features.shape[1]
         block = min(64, max(4, triton.next_power_of_2(channels)))
         for base, size in self.groups():
-            tile = gather_tile(features.dtype, size, block)
+            tile = gather_tile(features.dtype, block)
             gather_kernel[(triton.cdiv(last - first, tile.rows), triton.cdiv(channels, block))](
                 features, *self.tensors, out, first, last, *self.scale, C=channels, **self.settings(channels),
                 BASE=base, **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype, TERMS=self.kernel.size,
-                T=tile.rows, CB=block, U=tile.unroll, num_warps=tile.warps,
+                **tile.strips(block),
             )  # fmt: skip
 
     def chunks(self, features: Tensor, limit: int) -> Any:
@@ -265,7 +274,7 @@ class _Walk:
             last = min(first + step, self.rows)
             transformed = mine[first:last] @ weight
             for base, size in self.groups():
-                tile = gather_tile(theirs.dtype, size, block)
+                tile = gather_tile(theirs.dtype, block)
                 coords_kernel[(triton.cdiv(last - first, tile.rows),)](
                     transformed, theirs, *self.tensors, along, out, first, last, *self.scale, C=channels,
                     **self.settings(channels), BASE=base, **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype,
@@ -289,7 +298,7 @@ def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, o
     fused_kernel[(triton.cdiv(walk.rows, tile.rows),)](
         features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, *walk.scale,
         C=channels, P=width, **walk.settings(channels), **terms, HAS_BIAS=bias is not None, PRECISION=precision,
-        T=tile.rows, CB=_dot_block(channels), PB=_dot_block(width), U=tile.unroll, num_warps=tile.warps,
+        PB=_dot_block(width), **tile.strips(_dot_block(channels)),
         maxnreg=65536 // (32 * tile.warps * beside) if beside > 1 else None,
     )  # fmt: skip
 
@@ -305,14 +314,14 @@ def _fused_backward(
 ) -> Tensor | None:
     _, channels, width = weight.shape
     tiles = triton.cdiv(walk.rows, tile.rows)
-    programs = min(tiles, _processors(grad.device) * tile.beside) if need_weight else tiles
+    programs = min(tiles, _programs(grad.device, tile)) if need_weight else tiles
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
     terms = walk.terms(0, walk.kernel.size)
     fused_backward_kernel[(programs,)](
         grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts, walk.rows, tiles,
         *walk.scale, Q=channels, P=width, **walk.settings(max(channels, width)), **terms,
         NEED_F=d_features is not None, NEED_W=need_weight, PRECISION=_precision(),
-        T=tile.rows, QB=_dot_block(channels), PB=_dot_block(width), U=tile.unroll, num_warps=tile.warps,
+        QB=_dot_block(channels), **tile.strips(_dot_block(width)),
     )  # fmt: skip
     return parts.sum(0).to(weight.dtype) if need_weight else None
 
@@ -327,7 +336,7 @@ def _transform_first(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor
         some = part.shape[2]
         transformed = features @ part.transpose(0, 1).reshape(channels, terms * some)  # (S, M * some)
         block = min(64, max(4, triton.next_power_of_2(some)))
-        tile = gather_tile(features.dtype, 4, block)
+        tile = gather_tile(features.dtype, block)
         numbers = walk.terms(0, terms)
         contract_kernel[(triton.cdiv(walk.rows, tile.rows), triton.cdiv(some, block))](
             transformed, *walk.tensors, features if bias is None else bias, out, walk.rows, *walk.scale, some, column,
@@ -345,8 +354,8 @@ def fused_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Til
     if dtype == torch.float64 or terms > GROUP or sums > 320 or _dot_block(width) > 128:
         return None
     if dtype != torch.float32:
-        return Tile(64, 1, 8)
-    return Tile(32, 1 if sums <= 256 else 2, 4, 4)
+        return Tile(64, 1, 8, strip=64)
+    return Tile(32, 1, 4, 4, strip=32) if sums <= 256 else Tile(32, 1, 4, 4, strip=16, ahead=True)
 
 
 def fused_backward_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Tile | None:
@@ -356,14 +365,14 @@ def fused_backward_tile(dtype: torch.dtype, terms: int, channels: int, width: in
     if dtype == torch.float64 or terms > GROUP or sums > 320 or shares > 16384 or _dot_block(channels) > 64:
         return None
     if dtype == torch.float32:
-        return Tile(32, 2, 8, 1) if shares > 10240 else Tile(16, 2, 2, 4)
-    return Tile(32, 2, 4, 2) if shares > 10240 else Tile(16, 2, 4, 3)
+        return Tile(64, 2, 8, 1, strip=32) if shares > 10240 else Tile(32, 2, 4, 2, strip=32, ahead=True)
+    return Tile(32, 2, 4, 2, strip=64) if shares > 10240 else Tile(16, 2, 4, 3, strip=64)
 
 
-def gather_tile(dtype: torch.dtype, terms: int, block: int) -> Tile:
+def gather_tile(dtype: torch.dtype, block: int) -> Tile:
     """A few rows for one warp: neighbourhoods of different sizes wait for each other only within a program."""
-    many = terms * block * (2 if dtype == torch.float64 else 1) > 512
-    return Tile(max(128 // block, 1), 4 if many and dtype != torch.float64 else 2, 1)
+    strip = min(block, 32)
+    return Tile(128 // strip, 2, 1, strip=strip, ahead=dtype != torch.float64)
 
 
 def _dot_block(channels: int) -> int:
@@ -393,5 +402,9 @@ def _terms(kind: int, table: tuple[float, ...], width: float, dim: int, base: in
 
 
 @cache
-def _processors(device: torch.device) -> int:
-    return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+def _programs(device: torch.device, tile: Tile) -> int:
+    """As many as run side by side, in round numbers."""
+    if device.type == "cpu":
+        return 4
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(processors * tile.beside // 32, 1) * 32

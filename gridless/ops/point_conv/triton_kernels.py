@@ -1,8 +1,10 @@
 """Triton kernels of the point convolution.
 
 A program owns a tile of rows and walks their edges side by side, one edge of every row at a time; the values of an edge
-are made in registers, and the sums of all M terms stay there. A row is a target and its columns are sources, or, with
-FLIP, the transposed edges: a row is a source and its columns are targets. The vector is target - source either way.
+are made in registers, and the sums of all M terms stay there. Channels are cut into J strips of L: the lanes that share
+a row make its values each for itself, and L / 4 lanes are enough for a strip. A row is a target and its columns are
+sources, or, with FLIP, the transposed edges: a row is a source and its columns are targets. The vector is
+target - source either way.
 """
 
 # Kernels are Triton, not Python: a type checker cannot follow them.
@@ -103,14 +105,46 @@ def _row_inverse(
 
 
 @triton.jit
+def _load_cols(COLS, edge, end, U: tl.constexpr):
+    cols = ()
+    for u in tl.static_range(U):
+        cols = cols + (tl.load(COLS + edge + u, mask=edge + u < end, other=0),)
+    return cols
+
+
+@triton.jit
+def _load_edges(
+    F, COL_X, INVERSE, cols, edge, end, start, C: tl.constexpr, D: tl.constexpr, SHARED: tl.constexpr,
+    INDEX: tl.constexpr, J: tl.constexpr, L: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """Coordinates, features and, if SHARED, 1 / W of U columns of each row."""
+    near = ()
+    f = ()
+    share = ()
+    for u in tl.static_range(U):
+        on = edge + u < end
+        col = cols[u].to(INDEX)
+        near = near + (_load_point(COL_X, col, on, D),)
+        for j in tl.static_range(J):
+            channel = start + j * L + tl.arange(0, L)
+            at = F + col[:, None] * C + channel[None, :]
+            # Past the first-level cache, which is left to what every program reads.
+            f = f + (tl.load(at, mask=on[:, None] & (channel < C)[None, :], other=0.0, cache_modifier=".cg"),)
+        if SHARED:
+            share = share + (tl.load(INVERSE + col, mask=on, other=0.0),)
+    return near, f, share
+
+
+@triton.jit
 def _gather(
-    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, channel, wanted, scale,
+    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
     C: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
     FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, FLIP: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr,
-    T: tl.constexpr, CB: tl.constexpr, U: tl.constexpr,
+    T: tl.constexpr, J: tl.constexpr, L: tl.constexpr, U: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the edges of each row of w p_m F: a tuple of M tiles (T, CB). With FLIP they are divided by the W of
-    the columns; otherwise the caller divides by the W of the rows.
+    """Sums over the edges of each row of w p_m F, for J strips of channels from `start` on: tiles (T, L), strip j of
+    term m at m J + j. With FLIP they are divided by the W of the columns; otherwise the caller divides by the W of the
+    rows.
 
     U edges of each row are in flight, and the columns of the next U.
     """
@@ -118,39 +152,37 @@ def _gather(
     end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
     x = _load_point(ROW_X, row, live, D)
     acc = ()
-    for _ in tl.static_range(M):
-        acc = acc + (tl.zeros([T, CB], DTYPE),)
-    cols = ()
-    for u in tl.static_range(U):
-        cols = cols + (tl.load(COLS + begin + u, mask=begin + u < end, other=0),)
+    for _ in tl.static_range(M * J):
+        acc = acc + (tl.zeros([T, L], DTYPE),)
+    cols = _load_cols(COLS, begin, end, U)
+    if AHEAD:
+        data = _load_edges(F, COL_X, INVERSE, cols, begin, end, start, C, D, NORMALISE and FLIP, INDEX, J, L, U)
+        cols = _load_cols(COLS, begin + U, end, U)
     for k in range(0, tl.max(end - begin), U):
-        near = ()
-        f = ()
-        share = ()
+        edge = begin + k
+        if AHEAD:
+            following = _load_edges(
+                F, COL_X, INVERSE, cols, edge + U, end, start, C, D, NORMALISE and FLIP, INDEX, J, L, U
+            )
+            cols = _load_cols(COLS, edge + 2 * U, end, U)
+        else:
+            data = _load_edges(F, COL_X, INVERSE, cols, edge, end, start, C, D, NORMALISE and FLIP, INDEX, J, L, U)
+            cols = _load_cols(COLS, edge + U, end, U)
+        near, f, share = data
         for u in tl.static_range(U):
-            on = begin + k + u < end
-            col = cols[u].to(INDEX)
-            near = near + (_load_point(COL_X, col, on, D),)
-            at = F + col[:, None] * C + channel[None, :]
-            # Past the first-level cache, which is left to what every program reads.
-            f = f + (tl.load(at, mask=on[:, None] & wanted[None, :], other=0.0, cache_modifier=".cg"),)
-            if NORMALISE and FLIP:
-                share = share + (tl.load(INVERSE + col, mask=on, other=0.0),)
-        following = ()
-        for u in tl.static_range(U):
-            edge = begin + k + U + u
-            following = following + (tl.load(COLS + edge, mask=edge < end, other=0),)
-        cols = following
-        for u in tl.static_range(U):
-            on = begin + k + u < end
+            on = edge + u < end
             v = _vector(x, near[u], on, scale, FLIP, DTYPE, D)
             w = _falloff(v, on, FALLOFF, D)
             if NORMALISE and FLIP:
                 w = w * share[u]
             new = ()
             for m in tl.static_range(M):
-                new = new + (acc[m] + _value(v, w, m, KIND, TABLE, SHARP, D)[:, None] * f[u].to(DTYPE),)
+                value = _value(v, w, m, KIND, TABLE, SHARP, D)[:, None]
+                for j in tl.static_range(J):
+                    new = new + (acc[m * J + j] + value * f[u * J + j].to(DTYPE),)
             acc = new
+        if AHEAD:
+            data = following
     return acc
 
 
@@ -159,29 +191,29 @@ def gather_kernel(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, OUT, first, last, high, low,
     C: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
     FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, FLIP: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr,
-    BASE: tl.constexpr, TERMS: tl.constexpr, T: tl.constexpr, CB: tl.constexpr, U: tl.constexpr,
+    BASE: tl.constexpr, TERMS: tl.constexpr, T: tl.constexpr, J: tl.constexpr, L: tl.constexpr, U: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """OUT (last - first, TERMS, C): terms BASE to BASE + M of N F for rows first to last."""
     scale = _scale(high, low, ROW_X)
     row = first + tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
-    channel = tl.program_id(1) * CB + tl.arange(0, CB)
-    wanted = channel < C
+    start = tl.program_id(1) * J * L
     acc = _gather(
-        F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, channel, wanted, scale,
-        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, CB, U,
+        F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
+        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, J, L, U, AHEAD,
     )  # fmt: skip
-    at = (row - first).to(tl.int64)[:, None] * (TERMS * C) + channel[None, :]
-    there = live[:, None] & wanted[None, :]
+    inverse = tl.zeros([T], DTYPE) + 1.0
     if NORMALISE and not FLIP:
         inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
         if tl.program_id(1) == 0:
             tl.store(INVERSE + row, inverse, mask=live)
+    for j in tl.static_range(J):
+        channel = start + j * L + tl.arange(0, L)
+        at = (row - first).to(tl.int64)[:, None] * (TERMS * C) + channel[None, :]
+        there = live[:, None] & (channel < C)[None, :]
         for m in tl.static_range(M):
-            tl.store(OUT + at + (BASE + m) * C, acc[m] * inverse[:, None], mask=there)
-    else:
-        for m in tl.static_range(M):
-            tl.store(OUT + at + (BASE + m) * C, acc[m], mask=there)
+            tl.store(OUT + at + (BASE + m) * C, acc[m * J + j] * inverse[:, None], mask=there)
 
 
 @triton.jit
@@ -189,27 +221,29 @@ def fused_kernel(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, high, low,
     C: tl.constexpr, P: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr,
     SHARP: tl.constexpr, FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, HAS_BIAS: tl.constexpr, INDEX: tl.constexpr,
-    PRECISION: tl.constexpr, T: tl.constexpr, CB: tl.constexpr, PB: tl.constexpr, U: tl.constexpr,
+    PRECISION: tl.constexpr, T: tl.constexpr, J: tl.constexpr, L: tl.constexpr, PB: tl.constexpr, U: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """OUT (rows, P) = (N F) Theta + bias, with N F in registers: one launch."""
     scale = _scale(high, low, ROW_X)
     row = tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
-    channel = tl.arange(0, CB)
     acc = _gather(
-        F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, channel, channel < C, scale,
-        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, tl.float32, INDEX, T, CB, U,
+        F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, 0, scale,
+        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, tl.float32, INDEX, T, J, L, U, AHEAD,
     )  # fmt: skip
     if NORMALISE:
         inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, tl.float32, INDEX, T, K=16)
         tl.store(INVERSE + row, inverse, mask=live)
     p = tl.arange(0, PB)
     out = tl.zeros([T, PB], tl.float32)
-    inside = (channel[:, None] < C) & (p[None, :] < P)
-    for m in tl.static_range(M):
-        theta = tl.load(THETA + m * C * P + channel[:, None] * P + p[None, :], mask=inside, other=0.0)
-        sums = acc[m] * inverse[:, None] if NORMALISE else acc[m]
-        out = tl.dot(sums.to(theta.dtype), theta, out, input_precision=PRECISION)
+    for j in tl.static_range(J):
+        channel = j * L + tl.arange(0, L)
+        inside = (channel[:, None] < C) & (p[None, :] < P)
+        for m in tl.static_range(M):
+            theta = tl.load(THETA + m * C * P + channel[:, None] * P + p[None, :], mask=inside, other=0.0)
+            sums = acc[m * J + j] * inverse[:, None] if NORMALISE else acc[m * J + j]
+            out = tl.dot(sums.to(theta.dtype), theta, out, input_precision=PRECISION)
     if HAS_BIAS:
         out += tl.load(BIAS + p, mask=p < P, other=0.0).to(tl.float32)[None, :]
     at = OUT + row.to(tl.int64)[:, None] * P + p[None, :]
@@ -222,7 +256,8 @@ def fused_backward_kernel(
     Q: tl.constexpr, P: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr,
     SHARP: tl.constexpr, FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, INDEX: tl.constexpr,
     NEED_F: tl.constexpr, NEED_W: tl.constexpr, PRECISION: tl.constexpr,
-    T: tl.constexpr, QB: tl.constexpr, PB: tl.constexpr, U: tl.constexpr,
+    T: tl.constexpr, QB: tl.constexpr, J: tl.constexpr, L: tl.constexpr, U: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """B = N^T dF' of one tile of sources after another, in registers; from each dF = B Theta^T, and F^T B is added up.
 
@@ -230,36 +265,41 @@ def fused_backward_kernel(
     """
     scale = _scale(high, low, ROW_X)
     q = tl.arange(0, QB)
-    p = tl.arange(0, PB)
-    inside = (q[:, None] < Q) & (p[None, :] < P)
     share = ()
-    for _ in tl.static_range(M):
-        share = share + (tl.zeros([QB, PB], tl.float32),)
+    for _ in tl.static_range(M * J):
+        share = share + (tl.zeros([QB, L], tl.float32),)
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row = tile * T + tl.arange(0, T)
         live = row < last
         acc = _gather(
-            GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, p, p < P, scale,
-            P, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, tl.float32, INDEX, T, PB, U,
+            GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, 0, scale,
+            P, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, tl.float32, INDEX, T, J, L, U, AHEAD,
         )  # fmt: skip
         at = row.to(tl.int64)[:, None] * Q + q[None, :]
         there = live[:, None] & (q[None, :] < Q)
         if NEED_W:
             f = tl.trans(tl.load(F + at, mask=there, other=0.0))
             new = ()
-            for m in tl.static_range(M):
-                new = new + (tl.dot(f, acc[m].to(f.dtype), share[m], input_precision=PRECISION),)
+            for i in tl.static_range(M * J):
+                new = new + (tl.dot(f, acc[i].to(f.dtype), share[i], input_precision=PRECISION),)
             share = new
         if NEED_F:
             d_f = tl.zeros([T, QB], tl.float32)
-            for m in tl.static_range(M):
-                theta = tl.load(THETA + m * Q * P + q[:, None] * P + p[None, :], mask=inside, other=0.0)
-                d_f = tl.dot(acc[m].to(theta.dtype), tl.trans(theta), d_f, input_precision=PRECISION)
+            for j in tl.static_range(J):
+                p = j * L + tl.arange(0, L)
+                inside = (q[:, None] < Q) & (p[None, :] < P)
+                for m in tl.static_range(M):
+                    theta = tl.load(THETA + m * Q * P + q[:, None] * P + p[None, :], mask=inside, other=0.0)
+                    sums = acc[m * J + j].to(theta.dtype)
+                    d_f = tl.dot(sums, tl.trans(theta), d_f, input_precision=PRECISION)
             tl.store(D_F + at, d_f, mask=there)
     if NEED_W:
-        for m in tl.static_range(M):
-            part = PARTS + (tl.program_id(0) * M + m) * Q * P + q[:, None] * P + p[None, :]
-            tl.store(part, share[m], mask=inside)
+        for j in tl.static_range(J):
+            p = j * L + tl.arange(0, L)
+            inside = (q[:, None] < Q) & (p[None, :] < P)
+            for m in tl.static_range(M):
+                part = PARTS + (tl.program_id(0) * M + m) * Q * P + q[:, None] * P + p[None, :]
+                tl.store(part, share[m * J + j], mask=inside)
 
 
 @triton.jit
