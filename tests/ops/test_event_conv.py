@@ -121,7 +121,8 @@ def test_awkward_streams(device, name):
 
 def test_single_precision_is_as_good_as_it_can_be(device):
     source, target = pair(crowd(), 2)
-    exact = run(source, target, 3, 2, parameters(source, 3))
+    with gl.use_backend("reference"):
+        exact = run(source, target, 3, 2, parameters(source, 3))
     values = parameters(source, 3, torch.float32, device)
     source, target = source.to(device), target.to(device)
     for edges in (None, causal(source, target, 3, 2)):
