@@ -20,9 +20,9 @@ from gridless.nn.events import (
     VoxelMerge,
 )
 from gridless.nn.norm import BatchNorm
-from gridless.streaming.loop import FIELDS, HEAD_FIELDS
-from gridless.streaming.lowering import Flat, affine, head_row, level_row
+from gridless.streaming.lowering import Flat, affine, head_row, level_rows
 from gridless.streaming.packets import Prediction, Stream
+from gridless.streaming.table import FIELDS, HEAD_FIELDS
 from gridless.streaming.voxels import FoldedHead
 from gridless.structures import Events
 
@@ -43,7 +43,9 @@ class Engine(Stream):
     events that the last packet fired and their features can be asked for.
     """
 
-    def __init__(self, model: nn.Module, features: bool = True, order: str | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, features: bool = True, order: str | None = None, pack: bool | None = None
+    ) -> None:
         if order not in (None, "output", "input"):
             raise ValueError(f"stream: order must be 'output', 'input' or None for the cheaper, not {order!r}")
         for name, layer in model.named_modules():
@@ -52,7 +54,7 @@ class Engine(Stream):
                     f"stream: layer {name or 'model'!r} ({type(layer).__name__}) is not known to the engine: use "
                     "gl.streaming.Session(model), which runs any layer"
                 )
-        self._keep, self._order = features, order
+        self._keep, self._order, self._pack = features, order, pack
         super().__init__(model)
 
     def _prepare(self) -> None:
@@ -62,14 +64,10 @@ class Engine(Stream):
         self._lane = lanes(np.float32)
         flat = Flat()
         frames = {str(mean.stream): mean.frames for mean in model.modules() if isinstance(mean, VoxelMean)}
-        blocks = cast(list[InceptionBlock], list(model.blocks))
-        parts = zip(self._downs, blocks, model.streams, strict=True)
-        levels = [
-            level_row(flat, model, down, block, frames.get(str(stream), 0), self._lane, self._keep, self._order)
-            for down, block, stream in parts
-        ]
-        self._sizes: list[dict[str, int]] = [dict(zip(FIELDS, row, strict=True)) for row in levels]
-        head = head_row(flat, model, self._lane)
+        counts = [frames.get(str(stream), 0) for stream in model.streams]
+        self._sizes = level_rows(flat, model, counts, self._lane, self._keep, self._order, self._pack)
+        levels = [[size[field] for field in FIELDS] for size in self._sizes]
+        head = head_row(flat, model, self._sizes[-1]["capacity"], self._lane)
         if isinstance(model.head, VoxelHead):
             self._voxel_head = FoldedHead(model.head, self._sizes[model.head.pooled :], self._lane)
         self._head: dict[str, int] = dict(zip(HEAD_FIELDS, head, strict=True))
@@ -79,7 +77,7 @@ class Engine(Stream):
             flat.array("whole"),
             flat.array("weight"),
         )
-        self._state = {name: flat.array(name) for name in ("trace", "clock", "voxel")}
+        self._state = {name: flat.array(name) for name in ("trace", "packed", "clock", "voxel")}
         self._work, self._event = flat.array("work"), flat.array("event")
         depth = len(levels)
         self._source, self._features = np.empty(4 * CHUNK, np.int64), np.array([1, 0] * 4 + [0, 1] * 4, np.float32)
@@ -122,7 +120,7 @@ class Engine(Stream):
         pixel, time, polarity = events.pixel.numpy(), events.time.numpy(), events.polarity.numpy()  # type: ignore
         window = np.array([self.start, self.duration or 1], np.int64)
         predictions: list[Prediction] = []
-        cursor, depth, state = self._cursor, len(self._sizes), self._state
+        cursor, depth = self._cursor, len(self._sizes)
         for first in range(begin, end, CHUNK):
             last = min(first + CHUNK, end)
             fill(pixel, time, polarity, first, last, self._source)
@@ -131,7 +129,7 @@ class Engine(Stream):
             done = False
             while not done:
                 done = run(
-                    *self._constants, state["trace"], state["clock"], state["voxel"], self._work, self._event,
+                    *self._constants, *self._state.values(), self._work, self._event,
                     self._source, self._features, window, cursor, self._lane,
                 )  # fmt: skip
                 predictions += self._drain()

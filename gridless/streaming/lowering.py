@@ -14,23 +14,26 @@ from gridless.models.events import EventResNet, StreamHead
 from gridless.nn.blocks import Dense
 from gridless.nn.events import DownConv, EventConv, InceptionBlock, PolarityConv
 from gridless.nn.norm import BatchNorm
-from gridless.streaming.loop import FIELDS, HEAD_FIELDS, ROWS
+from gridless.streaming.table import EIGHTS, HEAD_FIELDS, PACKED, ROWS, SIXTEENS
 
 # Bytes of a cache line.
 LINE = 64
 
-# Events that a level holds before the next must catch up.
+# Events that the first level holds before the next must catch up; each further level holds half as many.
 CAPACITY = 512
+
+# Bytes of traces in float32 above which they are packed.
+PACK_ABOVE = 18_000_000
 
 
 class Flat:
     """The flat arrays of the loop, while they grow: `add` returns where a part begins."""
 
-    TYPES = {"whole": np.int64, "clock": np.int64, "event": np.int64, "voxel": np.float64}
+    TYPES = {"whole": np.int64, "clock": np.int64, "event": np.int64, "voxel": np.float64, "packed": np.uint8}
 
     def __init__(self) -> None:
         self.parts: dict[str, list[np.ndarray]] = {
-            n: [] for n in ("whole", "weight", "trace", "clock", "voxel", "work", "event")
+            n: [] for n in ("whole", "weight", "trace", "packed", "clock", "voxel", "work", "event")
         }
         self.ends = dict.fromkeys(self.parts, 0)
 
@@ -93,17 +96,40 @@ def affine(norm: BatchNorm) -> tuple[np.ndarray, np.ndarray]:
     return array_of(scale), array_of(shift)
 
 
-def level_row(
+def level_rows(
+    flat: Flat, model: EventResNet, frames: list[int], lane: int, keep: bool, order: str | None, pack: bool | None
+) -> list[dict[str, int]]:
+    """The rows of the loop's table, their parts added to the flat arrays."""
+    levels = list(zip(model.downs, model.blocks, frames, strict=True))
+    if pack is None:
+        pack = 4 * sum(_trace_sizes(down, block) for down, block, _ in levels) > PACK_ABOVE
+    rows, scratch = [], []
+    for k, (down, block, count) in enumerate(levels):
+        row, needs = _level(flat, model, down, block, count, max(CAPACITY >> k, 64), lane, keep, order, pack)
+        rows.append(row)
+        scratch.append({name: size + LINE - size % LINE for name, size in needs.items()})
+    # One level works at a time: all share these buffers.
+    start = flat.room("work", max(sum(sizes.values()) for sizes in scratch))
+    for row, sizes in zip(rows, scratch, strict=True):
+        at = start
+        for name, size in sizes.items():
+            row[name], at = at, at + size
+    return rows
+
+
+def _level(
     flat: Flat,
     model: EventResNet,
     down: DownConv,
     block: InceptionBlock,
     frames: int,
+    capacity: int,
     lane: int,
     keep: bool,
     order: str | None,
-) -> list[int]:
-    """The row of the loop's table for one level, its parts added to the flat arrays."""
+    pack: bool,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """The row of one level without its shared buffers, and the sizes of these."""
     near = down.conv.near
     settings = dict(model.plan.steps[near.target].settings)
     if (near.kernel, near.stride) != (3, 2) or (settings["kernel"], settings["stride"]) != (3, 2):
@@ -129,6 +155,12 @@ def level_row(
         q, p = eights(q), eights(p)
         down_weight = fill(down_weight, 9, v, q, p)
 
+    down_kind = EIGHTS if early or polarity else _kind(q, pack)
+    same_kind = _kind(p, pack)
+    down_gain = np.ones(q, np.float32)
+    if down_kind == PACKED:
+        down_gain = _gain(down_weight.reshape(-1, q, p))
+        down_weight = down_weight / down_gain[:, None]
     if early:
         down_panels = np.concatenate([panels_of(tap, lane) for tap in down_weight])
     else:
@@ -137,9 +169,12 @@ def level_row(
     # The in-place convolutions as one: (tap, decay) entries, those of one tap together.
     taps = [(conv, u, tap) for conv in (block.cross, block.point) for u, tap in enumerate(offsets(conv.near.kernel))]
     rates = [array_of(conv.rate[u].double() / conv.decay_time) for conv, u, _ in taps]
-    weights = [
-        fill(array_of(conv.weight[u]), len(rate), p, p).reshape(-1, p) for (conv, u, _), rate in zip(taps, rates)
-    ]
+    weights = np.concatenate(
+        [fill(array_of(conv.weight[u]), len(rate), p, p) for (conv, u, _), rate in zip(taps, rates, strict=True)]
+    )
+    same_gain = _gain(weights) if same_kind == PACKED else np.ones(p, np.float32)
+    weights = (weights / same_gain[:, None]).reshape(-1, p)
+    places, strides, same_size = _planes([tap for *_, tap in taps], list(map(len, rates)), columns, rows, p)
     entries, wide = sum(map(len, rates)), _wide(p, lane)
     first, first_bias = _dense(block.expand)
     second, second_bias = _dense(block.reduce)
@@ -151,46 +186,89 @@ def level_row(
     size = {
         "width": width, "height": height, "columns": columns, "rows": rows, "q": q, "p": p, "p_wide": wide, "v": v,
         "entries": entries, "runs": len(taps), "hidden": hidden, "hidden_wide": broad, "frames": frames,
-        "bits": rule.bits, "capacity": CAPACITY, "coarse_size": len(rule.coarse), "keep": 4 * CAPACITY if keep else 0,
-        "early": int(early), "made_wide": _wide(v * p, lane),
+        "bits": rule.bits, "capacity": capacity, "coarse_size": len(rule.coarse), "keep": 2 * capacity if keep else 0,
+        "early": int(early), "made_wide": _wide(v * p, lane), "down_kind": down_kind, "same_kind": same_kind,
+        "batch": ROWS // 2 if pack and p >= 128 else ROWS,
     }  # fmt: skip
     values = {
         "whole": {
             "low_x": rule.low[0], "high_x": rule.high[0], "low_y": rule.low[1], "high_y": rule.high[1],
             "run_x": [t[0] for *_, t in taps], "run_y": [t[1] for *_, t in taps],
-            "run_at": np.cumsum([0, *map(len, rates)]),
+            "run_at": np.cumsum([0, *map(len, rates)]), "run_place": places, "run_stride": strides,
         },
         "weight": {
             "share": rule.share, "coarse": rule.coarse, "fine": rule.fine, "limits": [rule.threshold, rule.reset],
             "down_rate": down_rate, "down_weight": down_panels,
             "down_bias": columns_of(fill(_bias(down.conv), p), lane),
             "down_scale": down_scale, "down_shift": down_shift, "same_rate": np.concatenate(rates),
-            "same_weight": panels_of(np.concatenate(weights), lane), "same_bias": columns_of(fill(same_bias, p), lane),
+            "same_weight": panels_of(weights, lane), "same_bias": columns_of(fill(same_bias, p), lane),
             "first": panels_of(fill(first, p, hidden), lane), "first_bias": columns_of(first_bias, lane),
             "second": panels_of(fill(second, hidden, p), lane), "same_scale": same_scale, "same_shift": same_shift,
+            "down_gain": down_gain, "same_gain": same_gain,
         },
     }  # fmt: skip
+    down_size = (width + width // 2) * (height + height // 2) * v * (p if early else q)
     rooms = {
-        "trace": {
-            "potential": columns * rows, "same_trace": columns * rows * entries * p,
-            "down_trace": (width + width // 2) * (height + height // 2) * v * (p if early else q),
-        },
+        "trace": {"potential": columns * rows},
+        "packed": {},
         "clock": {
             "charged": columns * rows, "down_time": width * height, "same_time": columns * rows,
-            "count": frames * columns * rows,
+            "count": frames * columns * rows, "chance": 1,
         },
         "voxel": {"total": frames * columns * rows * p},
         # Products read and write whole blocks of rows, past the last one.
-        "work": {
-            "raw": (CAPACITY + ROWS) * p, "out": (CAPACITY + ROWS) * p, "row": ROWS * max(9 * v * q, entries * p),
-            "sum": ROWS * wide, "middle": ROWS * broad, "factor": max(v, entries) + 8,
-            "made": _wide(v * p, lane), "keep_out": size["keep"] * p,
-        },
-        "event": {"fired": 3 * CAPACITY, "keep_event": 3 * size["keep"]},
+        "work": {"raw": (capacity + ROWS) * p, "out": (capacity + ROWS) * p, "keep_out": size["keep"] * p},
+        "event": {"fired": 3 * capacity, "keep_event": 3 * size["keep"]},
     }  # fmt: skip
-    at = {key: flat.add(name, part) for name, parts in values.items() for key, part in parts.items()}
+    at = {"down_power": 0, "same_power": 0}
+    for name, kind, length in (("down", down_kind, down_size), ("same", same_kind, same_size)):
+        if kind == PACKED:
+            # Sixty-four bytes are read where forty-eight are meant.
+            rooms["packed"] |= {f"{name}_trace": 3 * length + LINE, f"{name}_power": length // 16}
+        else:
+            rooms["trace"][f"{name}_trace"] = length
+    at |= {key: flat.add(name, part) for name, parts in values.items() for key, part in parts.items()}
     at |= {key: flat.room(name, length) for name, parts in rooms.items() for key, length in parts.items()}
-    return [(size | at)[field] for field in FIELDS]
+    needs = {
+        "row": size["batch"] * max(9 * v * q, entries * p), "sum": ROWS * wide, "middle": ROWS * broad,
+        "factor": max(v, entries) + 8, "made": _wide(v * p, lane), "scaled": max(q, p),
+    }  # fmt: skip
+    return size | at, needs
+
+
+def _trace_sizes(down: DownConv, block: InceptionBlock) -> int:
+    """Elements of the traces of a level."""
+    (width, height), (columns, rows) = down.conv.near.source.sensor, down.conv.near.target.sensor
+    _, v, q, p = down.conv.weight.shape
+    entries = block.cross.rate.numel() + block.point.rate.numel()
+    return int(2.25 * width * height * v * q + columns * rows * entries * p)
+
+
+def _kind(channels: int, pack: bool) -> int:
+    return EIGHTS if channels % 16 else PACKED if pack else SIXTEENS
+
+
+def _gain(weight: np.ndarray) -> np.ndarray:
+    """Powers of two (Q) after which all channels of packed traces count alike; weight (entries, Q, P)."""
+    size = np.sqrt((weight.astype(np.float64) ** 2).mean((0, 2)))
+    size = np.maximum(size, max(size.max(), 1e-30) * 2.0**-30)
+    return np.exp2(np.round(np.log2(size))).astype(np.float32)
+
+
+def _planes(
+    taps: list[tuple[int, int]], counts: list[int], columns: int, rows: int, p: int
+) -> tuple[list[int], list[int], int]:
+    """Where the traces of each tap are: place and stride of each, and how many elements there are in all.
+
+    The traces of a tap (dx, dy) exist for the source pixels that it leads to from within the grid.
+    """
+    places, strides, end = [], [], 0
+    for (dx, dy), count in zip(taps, counts, strict=True):
+        wide, high = max(columns - abs(dx), 0), max(rows - abs(dy), 0)
+        places.append(end - (max(dy, 0) * wide + max(dx, 0)) * count * p)
+        strides.append(wide)
+        end += wide * high * count * p
+    return places, strides, end
 
 
 def _cheaper_early(settings: dict[str, Any], v: int, q: int, p: int) -> bool:
@@ -214,7 +292,7 @@ def _dense(layer: Dense) -> tuple[np.ndarray, np.ndarray]:
     return array_of(layer.weight.T), array_of(layer.bias)
 
 
-def head_row(flat: Flat, model: EventResNet, lane: int) -> list[int]:
+def head_row(flat: Flat, model: EventResNet, capacity: int, lane: int) -> list[int]:
     """The loop's table of the stream head; all zero for another head."""
     head = model.head
     if not isinstance(head, StreamHead):
@@ -223,7 +301,7 @@ def head_row(flat: Flat, model: EventResNet, lane: int) -> list[int]:
     logits, logits_bias = _dense(head.logits)
     scale, shift = affine(head.norm)
     size, wide, classes = weight.shape[1], _wide(weight.shape[1], lane), _wide(logits.shape[1], lane)
-    room = 4 * CAPACITY
+    room = 4 * capacity
     found = {
         "size": size, "wide": wide, "classes": classes, "room": room,
         "rate": flat.add("weight", array_of(head.mean.log_rate.double().exp() / head.mean.decay_time)),

@@ -25,8 +25,9 @@ from torch.nn.functional import linear, pad
 
 from gridless.models.events import VoxelHead
 from gridless.nn.events import VoxelMerge
-from gridless.streaming.loop import ROWS, _product
 from gridless.streaming.lowering import Flat, affine, array_of, columns_of, fill, panels_of
+from gridless.streaming.panels import product
+from gridless.streaming.table import ROWS
 
 # fmt: off
 FIELDS = (
@@ -93,7 +94,7 @@ def _multiply(fine, grid, end, cells, count, weight, clock, voxel, work, lane):
         for k in range(wide):
             work[total + i * wide + k] = weight[empty + k]
     steps = 8 * fine[C]
-    _product(work, total, wide, work, end[ROW], steps, weight, grid[MATRIX], count, steps, lane)
+    product(work, total, wide, work, end[ROW], steps, weight, grid[MATRIX], count, steps, lane)
     for i in range(count):
         empty, to = grid[EMPTY] + cells[i] * wide, grid[DIFFERENCE] + cells[i] * c
         for k in range(c):
@@ -149,11 +150,11 @@ def _pool(grid, first, end, weight, clock, voxel, work, touched, pooled, lane):
             work[total + gathered * wide + k] = weight[empty + k]
         gathered += 1
         if gathered == ROWS:
-            _product(work, total, wide, work, end[ROW], c, weight, end[LIFT], gathered, c, lane)
+            product(work, total, wide, work, end[ROW], c, weight, end[LIFT], gathered, c, lane)
             _keep_larger(work, total, gathered, wide, pooled)
             gathered = 0
     if gathered:
-        _product(work, total, wide, work, end[ROW], c, weight, end[LIFT], gathered, c, lane)
+        product(work, total, wide, work, end[ROW], c, weight, end[LIFT], gathered, c, lane)
         _keep_larger(work, total, gathered, wide, pooled)
 
 
@@ -167,11 +168,11 @@ def predict(grids, end, weight, clock, voxel, work, touched, cells, pooled, hidd
         _merge(grids[g - 1], grids[g], g == 1, end, weight, clock, voxel, work, touched, cells, lane)
     _pool(grids[-1], len(grids) == 1, end, weight, clock, voxel, work, touched, pooled, lane)
     hidden[:] = weight[end[HIDDEN_BIAS] : end[HIDDEN_BIAS] + end[HIDDEN]]
-    _product(hidden, 0, end[HIDDEN], pooled, 0, 0, weight, end[HIDDEN_WEIGHT], 1, end[LIFTED], lane)
+    product(hidden, 0, end[HIDDEN], pooled, 0, 0, weight, end[HIDDEN_WEIGHT], 1, end[LIFTED], lane)
     for k in range(end[HIDDEN]):
         hidden[k] = max(hidden[k], np.float32(0.0))
     logits[:] = weight[end[LAST_BIAS] : end[LAST_BIAS] + end[CLASSES]]
-    _product(logits, 0, end[CLASSES], hidden, 0, 0, weight, end[LAST_WEIGHT], 1, end[HIDDEN], lane)
+    product(logits, 0, end[CLASSES], hidden, 0, 0, weight, end[LAST_WEIGHT], 1, end[HIDDEN], lane)
 
 
 @njit(nogil=True, cache=True)

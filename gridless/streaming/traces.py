@@ -1,0 +1,242 @@
+"""The traces of the live engine: events enter those of their pixel, and an event that fires reads its taps."""
+
+# pyright: reportCallIssue=false
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from gridless.streaming.panels import product, spread
+
+from gridless.streaming.table import (  # isort: skip
+    CHANCE, COLUMNS, DOWN_BIAS, DOWN_GAIN, DOWN_KIND, DOWN_POWER, DOWN_RATE, DOWN_SCALE, DOWN_SHIFT, DOWN_TIME,
+    DOWN_TRACE, DOWN_WEIGHT, ENTRIES, FACTOR, HEIGHT, MADE, MADE_WIDE, P, PACKED, Q, RAW, ROW, ROWS_OUT, RUNS, RUN_AT,
+    RUN_PLACE, RUN_STRIDE, RUN_X, RUN_Y, SAME_GAIN, SAME_KIND, SAME_POWER, SAME_RATE, SAME_TIME, SAME_TRACE, SCALED,
+    SIXTEENS, SUM, V, WIDTH,
+)  # fmt: skip
+from gridless.streaming.vectors import add, decays, enter, enter_each, enter_packed, read, read_each, read_packed
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _slots(x, y, width):
+    """Where the traces of source pixel (x, y) begin, in slots: a pixel feeds 1 or 2 targets along each axis."""
+    return (width + width // 2) * (y + y // 2) + (1 + (y & 1)) * (x + x // 2)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _enter(kind, trace, packed, begin, power, place, count, size, x, at, work, factor, chance):
+    """`count` entries of `size` channels, from element `place` of their traces on, fade by their factors and gain x."""
+    for k in range(count):
+        f = work[factor + k]
+        if kind == PACKED:
+            for c in range(0, size, 16):
+                enter_packed(packed, begin + 3 * (place + c), power + (place + c) // 16, x, at + c, f, chance)
+        elif kind == SIXTEENS:
+            for c in range(0, size, 16):
+                enter(16, trace, begin + place + c, x, at + c, f)
+        else:
+            for c in range(0, size, 8):
+                enter(8, trace, begin + place + c, x, at + c, f)
+        place += size
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _read(kind, work, to, trace, packed, begin, power, place, count, size, factor):
+    """The same entries, decayed by their factors, to `work`."""
+    for k in range(count):
+        f = work[factor + k]
+        if kind == PACKED:
+            for c in range(0, size, 16):
+                read_packed(work, to + c, packed, begin + 3 * (place + c), power + (place + c) // 16, f)
+        elif kind == SIXTEENS:
+            for c in range(0, size, 16):
+                read(16, work, to + c, trace, begin + place + c, f)
+        else:
+            for c in range(0, size, 8):
+                read(8, work, to + c, trace, begin + place + c, f)
+        place += size
+        to += size
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _chance(table, clock):
+    """How packed traces round at this event, 0 to 255: the turns of the golden ratio, as even as can be."""
+    turn = clock[table[CHANCE]]
+    clock[table[CHANCE]] = turn + 1
+    return np.int32((turn * -7046029254386353131) >> 56 & 255)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _gain(weight, gain, features, at, work, to, size):
+    """Features as packed traces take them in."""
+    for c in range(size):
+        work[to + c] = features[at + c] * weight[gain + c]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def enter_down(table, weight, trace, packed, clock, work, x, y, t, features, at):
+    """An event of the source stream enters the traces of its pixel, one slot for each tap that it is of some target.
+
+    Along an axis an even pixel is the middle tap of one target; an odd one is the first tap of the next target and the
+    last of the one before.
+    """
+    width, q, v, factor, kind = table[WIDTH], table[Q], table[V], table[FACTOR], table[DOWN_KIND]
+    time = table[DOWN_TIME] + y * width + x
+    age = np.float32(t - clock[time])
+    clock[time] = t
+    chance = np.int32(0)
+    if kind == PACKED:
+        chance = _chance(table, clock)
+        _gain(weight, table[DOWN_GAIN], features, at, work, table[SCALED], q)
+    place = _slots(x, y, width) * v * q
+    for j in range(1 + (y & 1)):
+        for i in range(1 + (x & 1)):
+            tap = 3 * (2 * j if y & 1 else 1) + (2 * i if x & 1 else 1)
+            rate = table[DOWN_RATE] + tap * v
+            for k in range(0, v, 8):
+                decays(work, factor + k, weight, rate + k, age)
+            begin, power = table[DOWN_TRACE], table[DOWN_POWER]
+            if kind == PACKED:
+                _enter(kind, trace, packed, begin, power, place, v, q, work, table[SCALED], work, factor, chance)
+            else:
+                _enter(kind, trace, packed, begin, power, place, v, q, features, at, work, factor, chance)
+            place += v * q
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def enter_first(table, weight, trace, clock, x, y, t, features, at):
+    """The same for the first convolution, which sees polarity: its 2 channels and the decays make one run of V' eights,
+    every element with a rate of its own; `features` repeats the two.
+    """
+    width, size = table[WIDTH], table[Q] * table[V]
+    time = table[DOWN_TIME] + y * width + x
+    age = np.float32(t - clock[time])
+    clock[time] = t
+    base = table[DOWN_TRACE] + _slots(x, y, width) * size
+    for j in range(1 + (y & 1)):
+        for i in range(1 + (x & 1)):
+            tap = 3 * (2 * j if y & 1 else 1) + (2 * i if x & 1 else 1)
+            for k in range(0, size, 8):
+                enter_each(trace, base + k, features, at, weight, table[DOWN_RATE] + tap * size + k, age)
+            base += size
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def enter_early(table, weight, trace, clock, work, x, y, t, features, at, lane):
+    """The paper's other order: the event is transformed for each of its taps, and the traces take the products in."""
+    width, q, p, v = table[WIDTH], table[Q], table[P], table[V]
+    factor, made, wide = table[FACTOR], table[MADE], table[MADE_WIDE]
+    time = table[DOWN_TIME] + y * width + x
+    age = np.float32(t - clock[time])
+    clock[time] = t
+    base = table[DOWN_TRACE] + _slots(x, y, width) * v * p
+    for j in range(1 + (y & 1)):
+        for i in range(1 + (x & 1)):
+            tap = 3 * (2 * j if y & 1 else 1) + (2 * i if x & 1 else 1)
+            for k in range(wide):
+                work[made + k] = 0.0
+            product(work, made, wide, features, at, q, weight, table[DOWN_WEIGHT] + tap * q * wide, 1, q, lane)
+            for k in range(0, v, 8):
+                decays(work, factor + k, weight, table[DOWN_RATE] + tap * v + k, age)
+            for k in range(v):
+                f = work[factor + k]
+                for c in range(k * p, k * p + p, 8):
+                    enter(8, trace, base + c, work, made + c, f)
+            base += v * p
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def read_early(table, weight, trace, clock, work, x, y, t, event):
+    """The sum of the nine taps of target pixel (x, y), decayed to time t: the features of the event, to `raw`."""
+    width, height, p, v = table[WIDTH], table[HEIGHT], table[P], table[V]
+    factor, total = table[FACTOR], table[SUM]
+    spread(weight, table[DOWN_BIAS], work, total, 1, p)
+    for dy in range(3):
+        sy = 2 * y + dy - 1
+        for dx in range(3):
+            sx = 2 * x + dx - 1
+            if 0 <= sx < width and 0 <= sy < height:
+                slot = (dy >> 1) * (1 + (sx & 1)) + (dx >> 1)
+                base = table[DOWN_TRACE] + (_slots(sx, sy, width) + slot) * v * p
+                age = np.float32(t - clock[table[DOWN_TIME] + sy * width + sx])
+                for k in range(0, v, 8):
+                    decays(work, factor + k, weight, table[DOWN_RATE] + (dy * 3 + dx) * v + k, age)
+                for k in range(v):
+                    f = work[factor + k]
+                    for c in range(0, p, 8):
+                        add(work, total + c, trace, base + k * p + c, f)
+    scale, shift, to = table[DOWN_SCALE], table[DOWN_SHIFT], table[RAW] + event * p
+    for k in range(p):
+        z = max(work[total + k], np.float32(0.0))
+        work[to + k] = z * weight[scale + k] + weight[shift + k]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def read_down(table, weight, trace, packed, clock, work, x, y, t, row, first):
+    """The nine taps of target pixel (x, y), decayed to time t, to row `row`."""
+    width, height, q, v, factor = table[WIDTH], table[HEIGHT], table[Q], table[V], table[FACTOR]
+    size, kind = v * q, table[DOWN_KIND]
+    at = table[ROW] + row * 9 * size
+    for dy in range(3):
+        sy = 2 * y + dy - 1
+        for dx in range(3):
+            sx = 2 * x + dx - 1
+            if 0 <= sx < width and 0 <= sy < height:
+                slot = (dy >> 1) * (1 + (sx & 1)) + (dx >> 1)
+                place = (_slots(sx, sy, width) + slot) * size
+                age = np.float32(t - clock[table[DOWN_TIME] + sy * width + sx])
+                if first:
+                    rate = table[DOWN_RATE] + (dy * 3 + dx) * size
+                    for k in range(0, size, 8):
+                        read_each(work, at + k, trace, table[DOWN_TRACE] + place + k, weight, rate + k, age)
+                else:
+                    rate = table[DOWN_RATE] + (dy * 3 + dx) * v
+                    for k in range(0, v, 8):
+                        decays(work, factor + k, weight, rate + k, age)
+                    _read(kind, work, at, trace, packed, table[DOWN_TRACE], table[DOWN_POWER], place, v, q, factor)
+            else:
+                for k in range(size):
+                    work[at + k] = 0.0
+            at += size
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def pass_same(table, whole, weight, trace, packed, clock, work, x, y, t, event, row):
+    """An event of the target stream enters the traces of its pixel, then reads its in-place taps to row `row`."""
+    width, height, p, entries, kind = table[COLUMNS], table[ROWS_OUT], table[P], table[ENTRIES], table[SAME_KIND]
+    factor, rate, times = table[FACTOR], table[SAME_RATE], table[SAME_TIME]
+    begin, power = table[SAME_TRACE], table[SAME_POWER]
+    age = np.float32(t - clock[times + y * width + x])
+    clock[times + y * width + x] = t
+    for k in range(0, entries, 8):
+        decays(work, factor + k, weight, rate + k, age)
+    mine = table[RAW] + event * p
+    chance = np.int32(0)
+    if kind == PACKED:
+        chance = _chance(table, clock)
+        _gain(weight, table[SAME_GAIN], work, mine, work, table[SCALED], p)
+        mine = table[SCALED]
+    for run in range(table[RUNS]):
+        # Only traces that some pixel of the sensor reads exist.
+        tx, ty = x - whole[table[RUN_X] + run], y - whole[table[RUN_Y] + run]
+        if 0 <= tx < width and 0 <= ty < height:
+            start = whole[table[RUN_AT] + run]
+            count = whole[table[RUN_AT] + run + 1] - start
+            place = whole[table[RUN_PLACE] + run] + (y * whole[table[RUN_STRIDE] + run] + x) * count * p
+            _enter(kind, trace, packed, begin, power, place, count, p, work, mine, work, factor + start, chance)
+    at = table[ROW] + row * entries * p
+    for run in range(table[RUNS]):
+        start = whole[table[RUN_AT] + run]
+        count = whole[table[RUN_AT] + run + 1] - start
+        sx, sy = x + whole[table[RUN_X] + run], y + whole[table[RUN_Y] + run]
+        if 0 <= sx < width and 0 <= sy < height:
+            age = np.float32(t - clock[times + sy * width + sx])
+            for k in range(0, count, 8):
+                decays(work, factor + k, weight, rate + start + k, age)
+            place = whole[table[RUN_PLACE] + run] + (sy * whole[table[RUN_STRIDE] + run] + sx) * count * p
+            _read(kind, work, at, trace, packed, begin, power, place, count, p, factor)
+        else:
+            for k in range(count * p):
+                work[at + k] = 0.0
+        at += count * p
