@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -313,17 +315,22 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
 def _merge(parts: Sequence[Structure]) -> Structure:
     """Concatenate structures; indices and splits are shifted by what came before them."""
     cls = type(parts[0])
-    others = {type(p).__name__ for p in parts} - {cls.__name__}
+    others = set(map(type, parts)) - {cls}
     if others:
-        raise TypeError(f"collate: {cls.__name__} and {', '.join(sorted(others))} cannot share a batch")
-    devices = {p.device for p in parts}
+        names = ", ".join(sorted(other.__name__ for other in others))
+        raise TypeError(f"collate: {cls.__name__} and {names} cannot share a batch")
+    kinds = _kinds(cls)
+    # Batches of hundreds: one pass over each example, and as little Python for each of its fields as there can be.
+    names = [name for name, *_ in kinds]
+    columns: dict[str, tuple] = dict(zip(names, zip(*map(attrgetter(*names), parts), strict=True), strict=True))
+    devices = {t.device for t in columns[cls._length]}
     if len(devices) > 1:
         raise ValueError(f"collate: {cls.__name__}s are on different devices: {', '.join(map(str, devices))}")
     values: dict[str, Any] = {}
-    for name, kind, refers in _kinds(cls):
-        column = [getattr(p, name) for p in parts]
+    for name, kind, refers in kinds:
+        column = columns[name]
         if kind == "same":
-            if any(v != column[0] for v in column):
+            if column.count(column[0]) != len(column):
                 raise ValueError(f"collate: {cls.__name__}s with different {name} cannot share a batch")
             if name == "padding" and column[0]:
                 raise ValueError("collate: padded batches cannot be collated again")
@@ -337,34 +344,40 @@ def _merge(parts: Sequence[Structure]) -> Structure:
         elif kind == "rows":
             values[name] = torch.cat(column)
         elif kind == "splits":
-            tail = _shifted([c[1:] for c in column], [len(getattr(p, refers or "")) for p in parts])
-            values[name] = torch.cat([tail.new_zeros(1), tail])
+            values[name] = _joined(column, [t.shape[0] for t in columns[refers or ""]])
         else:
-            values[name] = _shifted(column, [getattr(p, refers or "") for p in parts], holes=kind == "index")
+            values[name] = _shifted(column, columns[refers or ""], holes=kind == "index")
     if issubclass(cls, Edges) and (len(values["source"]) > MAX_EDGES or values["num_source"] > MAX_EDGES):
         raise ValueError(f"collate: {len(values['source'])} edges are more than {MAX_EDGES}: take smaller batches")
     batch = cls.made(**values)
     return batch.trusted() if all(p.is_checked for p in parts) else batch
 
 
-def _shifted(parts: list[Tensor], sizes: list[int], holes: bool = False) -> Tensor:
+def _shifted(parts: tuple[Tensor, ...] | list[Tensor], sizes: Sequence[int], holes: bool = False) -> Tensor:
     """One tensor of all parts, each raised by the sizes of those before it, except where a hole points at nothing."""
-    lengths = [p.shape[0] for p in parts]
-    merged = parts[0].new_empty(sum(lengths), *parts[0].shape[1:])
-    # NumPy starts a small addition in a fraction of torch's time.
-    array = merged.numpy() if merged.device.type == "cpu" else None
-    first = before = 0
-    for part, length, extent in zip(parts, lengths, sizes, strict=True):
-        rows = slice(first, first + length)
-        if array is not None:
-            np.add(part.numpy(), before, out=array[rows])
-        else:
-            torch.add(part, before, out=merged[rows])
-        if holes:
-            merged[rows].masked_fill_(part < 0, -1)
-        first += length
-        before += extent
-    return merged
+    merged = torch.cat(parts)
+    nothing = merged < 0 if holes else None
+    lengths = torch.tensor([p.numel() for p in parts])
+    before = torch.tensor([*accumulate(sizes[:-1], initial=0)], dtype=merged.dtype)
+    if merged.device.type == "cpu":
+        from gridless.joining import raise_pieces
+
+        raise_pieces(merged.view(-1).numpy(), lengths.numpy(), before.numpy())
+    else:
+        there = before.to(merged.device), lengths.to(merged.device)
+        merged += torch.repeat_interleave(*there, output_size=merged.numel()).view_as(merged)
+    return merged if nothing is None else merged.masked_fill_(nothing, -1)
+
+
+def _joined(parts: tuple[Tensor, ...], sizes: Sequence[int]) -> Tensor:
+    """The splits of all parts as one: each raised by the sizes of those before it; only the first keeps its 0."""
+    if parts[0].device.type != "cpu":
+        return _shifted([parts[0], *(p[1:] for p in parts[1:])], sizes)
+    from gridless.joining import drop_firsts
+
+    # Hundreds of slices take longer than leaving their first elements out afterwards.
+    merged = _shifted(parts, sizes)
+    return merged[: drop_firsts(merged.numpy(), np.array([p.shape[0] for p in parts]))]
 
 
 # At the end: the module it is defined in builds on this one.
