@@ -61,16 +61,17 @@ def write_list(x, first, last, work, at, stride):
 
 
 @njit(nogil=True, cache=True)
-def gather_list(x, ids, work, stride):
-    """Write the points `ids` of a cloud as a list, from the beginning of `work` on."""
-    dim, n = x.shape[1], len(ids)
-    own = work.view(np.int32)[dim * stride * (x.itemsize // 4) :]
-    for d in range(dim):
-        plane = work[d * stride : (d + 1) * stride]
-        for i in range(n):
-            plane[i] = x[ids[i], d]
-        plane[n : n + 64 // x.itemsize] = np.nan
-    own[:n] = ids
+def gather_list(x, ids, work, at, stride, axes):
+    """Write the points `ids` of a cloud as a list, from element `at` of `work` on."""
+    n, own = len(ids), work.view(np.int32)[(at + len(axes) * stride) * (x.itemsize // 4) :]
+    # Point by point: each is a cache line far from the last, and all its coordinates are on it.
+    for i in range(n):
+        j = np.uint64(ids[i])
+        own[i] = ids[i]
+        for d in range(len(axes)):
+            work[at + d * stride + i] = x[j, d]
+    for d in range(len(axes)):
+        work[at + d * stride + n : at + d * stride + n + 64 // x.itemsize] = np.nan
 
 
 @njit(nogil=True, cache=True)
@@ -307,24 +308,38 @@ def halve_list(points, stride, count, left, left_stride, right, right_stride, ax
 
 
 @njit(nogil=True, cache=True)
-def pick(points, stride, count, low, high, picked, picked_stride, dim):
-    """Copy the points with low < x <= high in every dimension to another list; return how many."""
-    scale = points.itemsize // 4
-    ids, picked_ids = (
-        points.view(np.int32)[dim * stride * scale :],
-        picked.view(np.int32)[dim * picked_stride * scale :],
+def count_inside(points, stride, count, low, high, axes):
+    """How many points of a list have low < x <= high in every dimension."""
+    total = 0
+    for i in range(count):
+        inside = True
+        for d in range(len(axes)):
+            x = points[d * stride + i]
+            inside &= (x > low[d]) & (x <= high[d])
+        total += inside
+    return total
+
+
+@njit(nogil=True, cache=True)
+def pick(work, stride, count, low, high, at, to_stride, axes):
+    """Copy the points of the list at the beginning of `work` with low < x <= high in every dimension to one at `at`.
+
+    The list there has room for a point more than are copied.
+    """
+    scale = work.itemsize // 4
+    ids, to_ids = (
+        work.view(np.int32)[len(axes) * stride * scale :],
+        work.view(np.int32)[(at + len(axes) * to_stride) * scale :],
     )
     n = 0
     for i in range(count):
         inside = True
-        for d in range(dim):
-            x = points[d * stride + i]
+        # Every point is written, and the next one over those that are not inside: no branch to guess.
+        to_ids[n] = ids[i]
+        for d in range(len(axes)):
+            x = work[d * stride + i]
             inside &= (x > low[d]) & (x <= high[d])
-        if inside:
-            for d in range(dim):
-                picked[d * picked_stride + n] = points[d * stride + i]
-            picked_ids[n] = ids[i]
-            n += 1
-    for d in range(dim):
-        picked[d * picked_stride + n : d * picked_stride + n + 64 // points.itemsize] = np.nan
-    return n
+            work[at + d * to_stride + n] = x
+        n += inside
+    for d in range(len(axes)):
+        work[at + d * to_stride + n : at + d * to_stride + n + 64 // work.itemsize] = np.nan

@@ -23,6 +23,7 @@ from gridless.geometry.bisection import (
     MORE_OUT,
     MORE_WORK,
     SCAN,
+    count_inside,
     gather_list,
     halve_list,
     pick,
@@ -140,14 +141,12 @@ class _Task:
     def walk_part(self, part: _Part, mode: int, begin: np.ndarray, count: np.ndarray, out: np.ndarray) -> None:
         """Count the rows of a part of an example, or write them."""
         scratch = _scratch(self.x.dtype)
-        target = part.target or part.inside()
-        xs, ys = np.array([0, part.source.count]), np.array([0, target.count])
+        splits = np.array([0, len(part.source)]), np.array([0, part.targets])
         done = 0
         while not done:
-            free = part.source.write(scratch.work)
-            target.write(scratch.work[free:])
+            part.place(self, scratch.work)
             done, _, short = search(
-                self.x, xs, self.y, ys, 0, 1, False, True, *self.numbers, self.axes,
+                self.x, splits[0], self.y, splits[1], 0, 1, False, True, *self.numbers, self.axes,
                 scratch.work, scratch.boxes, scratch.stack, mode, self.limit, scratch.found, begin, count,
                 _NONE, 0, out,
             )  # fmt: skip
@@ -218,7 +217,7 @@ def _counted(task: _Task, splits: np.ndarray) -> np.ndarray:
             first, last = at
             task.walk(first, last, mode, splits[:-1], splits[1:], out)
         else:
-            task.walk_part(at.part(task), mode, splits[:-1], splits[1:], out)
+            task.walk_part(at, mode, splits[:-1], splits[1:], out)
 
     in_threads(walk, [(at, COUNT, _NOTHING) for at in walks])
     np.cumsum(splits, out=splits)
@@ -226,6 +225,33 @@ def _counted(task: _Task, splits: np.ndarray) -> np.ndarray:
     out = np.empty(int(splits[-1]), np.int32)
     in_threads(walk, [(at, FILL, out) for at in walks])
     return out
+
+
+@dataclass
+class _Part:
+    """The sources that reach a box, and the targets in it (None where they are those of the sources in it), by ids.
+
+    Coordinates would take four times the memory; they are gathered when it is a part's turn.
+    """
+
+    source: np.ndarray
+    target: np.ndarray | None
+    targets: int
+    low: np.ndarray
+    high: np.ndarray
+
+    def place(self, task: _Task, work: np.ndarray) -> None:
+        """Write both lists to where a search expects them, if they fit."""
+        width, planes = 64 // work.itemsize, len(task.axes) + 1
+        sources, targets = int(room(len(self.source), width)), int(room(self.targets, width))
+        free = planes * sources
+        if free + planes * targets > len(work):
+            return
+        gather_list(task.x, self.source, work, 0, sources, task.axes)
+        if self.target is None:
+            pick(work, sources, len(self.source), self.low, self.high, free, targets, task.axes)
+        else:
+            gather_list(task.y, self.target, work, free, targets, task.axes)
 
 
 @dataclass
@@ -241,62 +267,32 @@ class _List:
         stride = int(room(count, 64 // dtype.itemsize))
         return cls(np.empty(planes * stride, dtype), stride, count)
 
-    def write(self, work: np.ndarray) -> int:
-        """Copy the list to where a search expects it, if it fits; return where it ends."""
-        planes, stride = len(self.points) // self.stride, room(self.count, 64 // self.points.itemsize)
-        if planes * stride <= len(work):
-            work[: planes * stride].reshape(planes, stride)[:] = self.points.reshape(planes, -1)[:, :stride]
-        return planes * stride
-
     def plane(self, d: int) -> np.ndarray:
         return self.points[d * self.stride :][: self.count]
 
     def ids(self, dim: int) -> np.ndarray:
         return self.points.view(np.int32)[dim * self.stride * (self.points.itemsize // 4) :][: self.count]
 
-    @classmethod
-    def gathered(cls, x: np.ndarray, ids: np.ndarray) -> _List:
-        """The points `ids` of a cloud as a list."""
-        made = cls.empty(len(ids), x.shape[1] + 1, x.dtype)
-        gather_list(x, ids, made.points, made.stride)
-        return made
-
 
 @dataclass
-class _Kept:
-    """A part while it waits for its turn, as ids alone: coordinates are four times as much."""
-
-    source: np.ndarray
-    target: np.ndarray | None
-    low: np.ndarray
-    high: np.ndarray
-
-    def part(self, task: _Task) -> _Part:
-        target = None if self.target is None else _List.gathered(task.y, self.target)
-        return _Part(_List.gathered(task.x, self.source), target, self.low, self.high)
-
-
-@dataclass
-class _Part:
-    """The sources that reach a box, and the targets in it; where targets are sources they are picked when needed."""
+class _Uncut:
+    """A part that may have to be cut, with the coordinates that decide where."""
 
     source: _List
     target: _List | None
     low: np.ndarray
     high: np.ndarray
-    whole: bool = False
 
-    def inside(self) -> _List:
-        dim = len(self.low)
-        found = _List.empty(self.source.count, dim + 1, self.source.points.dtype)
-        source = self.source
-        found.count = pick(
-            source.points, source.stride, source.count, self.low, self.high, found.points, found.stride, dim
-        )
-        return found
+    def part(self, axes: tuple[int, ...]) -> _Part:
+        dim, source = len(axes), self.source
+        if self.target is not None:
+            ids = self.target.ids(dim).copy()
+            return _Part(source.ids(dim).copy(), ids, len(ids), self.low, self.high)
+        inside = count_inside(source.points, source.stride, source.count, self.low, self.high, axes)
+        return _Part(source.ids(dim).copy(), None, int(inside), self.low, self.high)
 
 
-def _cut(task: _Task, e: int) -> list[_Kept]:
+def _cut(task: _Task, e: int) -> list[_Part]:
     """Cut an example at medians until no part has more points than one thread searches at once."""
     dim, dtype = task.x.shape[1], task.x.dtype
 
@@ -307,21 +303,20 @@ def _cut(task: _Task, e: int) -> list[_Kept]:
 
     infinite = np.full(dim, np.inf, dtype)
     target = None if task.same else whole(task.y, task.ys)
-    waiting, parts = [_Part(whole(task.x, task.xs), target, -infinite, infinite)], []
+    waiting, parts = [_Uncut(whole(task.x, task.xs), target, -infinite, infinite)], []
     while waiting:
         part = waiting.pop()
         halves = None
         if max(part.source.count, part.target.count if part.target else 0) > _PART:
             halves = _halves(task, part)
         if halves is None:
-            target = None if part.target is None else part.target.ids(dim).copy()
-            parts.append(_Kept(part.source.ids(dim).copy(), target, part.low, part.high))
+            parts.append(part.part(task.axes))
         else:
             waiting += halves
     return parts
 
 
-def _halves(task: _Task, part: _Part) -> tuple[_Part, _Part] | None:
+def _halves(task: _Task, part: _Uncut) -> tuple[_Uncut, _Uncut] | None:
     """Two parts with about as many targets each; None if all targets are so close that cutting is no use."""
     radius, _, half, eps = task.numbers
     dim = len(task.axes)
@@ -343,7 +338,7 @@ def _halves(task: _Task, part: _Part) -> tuple[_Part, _Part] | None:
     targets = (None, None) if part.target is None else _halve(part.target, axis, middle, middle, task.axes)
     low, high = part.low.copy(), part.high.copy()
     low[axis] = high[axis] = middle
-    return _Part(sources[0], targets[0], part.low, high), _Part(sources[1], targets[1], low, part.high)
+    return _Uncut(sources[0], targets[0], part.low, high), _Uncut(sources[1], targets[1], low, part.high)
 
 
 def _halve(points: _List, axis: int, upper: Any, lower: Any, axes: tuple[int, ...]) -> tuple[_List, _List]:
