@@ -120,7 +120,7 @@ class Engine(Stream):
         pixel, time, polarity = events.pixel.numpy(), events.time.numpy(), events.polarity.numpy()  # type: ignore
         window = np.array([self.start, self.duration or 1], np.int64)
         predictions: list[Prediction] = []
-        cursor, depth = self._cursor, len(self._sizes)
+        cursor, depth, state = self._cursor, len(self._sizes), self._state
         for first in range(begin, end, CHUNK):
             last = min(first + CHUNK, end)
             fill(pixel, time, polarity, first, last, self._source)
@@ -129,8 +129,8 @@ class Engine(Stream):
             done = False
             while not done:
                 done = run(
-                    *self._constants, *self._state.values(), self._work, self._event,
-                    self._source, self._features, window, cursor, self._lane,
+                    *self._constants, state["trace"], state["packed"], state["clock"], state["voxel"],
+                    self._work, self._event, self._source, self._features, window, cursor, self._lane,
                 )  # fmt: skip
                 predictions += self._drain()
         return predictions

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
@@ -100,7 +100,8 @@ def level_rows(
     flat: Flat, model: EventResNet, frames: list[int], lane: int, keep: bool, order: str | None, pack: bool | None
 ) -> list[dict[str, int]]:
     """The rows of the loop's table, their parts added to the flat arrays."""
-    levels = list(zip(model.downs, model.blocks, frames, strict=True))
+    downs, blocks = cast(list[DownConv], list(model.downs)), cast(list[InceptionBlock], list(model.blocks))
+    levels = list(zip(downs, blocks, frames, strict=True))
     if pack is None:
         pack = 4 * sum(_trace_sizes(down, block) for down, block, _ in levels) > PACK_ABOVE
     rows, scratch = [], []

@@ -207,8 +207,8 @@ class FoldedHead:
             cells += count
             rows.append(row)
         end = self._end(flat, head, empty, scale, rows[-1]["c"], lane)
-        end["row"] = flat.room("work", ROWS * max(*(8 * row["c"] for row in rows[:-1]), rows[-1]["c"]))
-        end["sum"] = flat.room("work", ROWS * max(end["lifted"], *(row["wide"] for row in rows)))
+        end["row"] = flat.room("work", ROWS * max([rows[-1]["c"], *(8 * row["c"] for row in rows[:-1])]))
+        end["sum"] = flat.room("work", ROWS * max([end["lifted"], *(row["wide"] for row in rows)]))
         self.grids = np.array([[row[field] for field in FIELDS] for row in rows], np.int64)
         self.end = np.array([end[field] for field in END_FIELDS], np.int64)
         self.weight, self.lane, self.classes = flat.array("weight"), lane, head.classify[-1].out_features

@@ -11,6 +11,7 @@ from gridless.models import events as networks
 from gridless.nn.events import EventConv
 from gridless.nn.norm import BatchNorm
 from gridless.streaming import Engine, Session, stream
+from gridless.streaming.table import PACKED
 
 CONFIGURATIONS = {
     "n_mnist": {},
@@ -161,6 +162,59 @@ def test_both_orders_of_the_strided_convolution_are_exact(width):
         stream(model, order="sideways")
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_traces_are_as_exact_as_float32(kind):
+    model = network("n_mnist", head="stream", width=16, threshold=1.0, reset=-1.0)
+    events = busy(kind, (34, 34), 900)
+    _, levels, logits = batch(model, events)
+    engine, plain = stream(model, pack=True), stream(model, pack=False)
+    fired: list[list[torch.Tensor]] = [[] for _ in levels]
+    for a in range(0, len(events), 101):
+        engine(events[a : a + 101])
+        for k, part in enumerate(fired):
+            part.append(engine.features(k)[1])
+    for mine, features in zip(fired, levels, strict=True):
+        assert_close(torch.cat(mine), features, 1e-5)
+    assert_close(engine.predict(), logits, 1e-5)
+    assert engine.memory_bytes < 0.85 * plain.memory_bytes
+
+
+def test_packed_traces_are_exact_where_a_channel_is_a_thousand_times_another():
+    """Sixteen channels share an exponent: what counts is what the weights make of them."""
+    model = network("n_mnist", head="stream", width=16, levels=2, threshold=1.0, reset=-1.0)
+    scale = torch.logspace(-3, 3, 16)[torch.randperm(16)]
+    with torch.no_grad():
+        model.downs[0].norm.weight *= scale
+        model.downs[0].norm.bias *= scale
+        for conv in (model.blocks[0].cross, model.blocks[0].point):
+            conv.weight /= scale[:, None]
+        model.blocks[0].expand.weight /= scale
+        # Out of the block comes raw + y: the next convolution sees the channels as unlike as the first made them.
+        model.downs[1].conv.weight /= scale[:, None]
+    events = busy("plain", (34, 34), 900)
+    _, levels, _ = batch(model, events)
+    engine = stream(model, pack=True)
+    engine(events)
+    assert_close(engine.features(1)[1], levels[1], 1e-5)
+
+
+def test_packed_traces_do_not_drift():
+    """One event again and again: rounding to the nearest would err the same way every time."""
+    from gridless.streaming.traces import _enter, _read
+
+    x = np.random.default_rng(0).standard_normal(16).astype(np.float32)
+    work, packed = np.ones(32, np.float32), np.zeros(128, np.uint8)
+    for turn in range(2000):
+        chance = np.int32((turn * -7046029254386353131 % 2**64) >> 56)
+        _enter(PACKED, work, packed, 0, 112, 0, 1, 16, x, 0, work, 16, chance)
+    _read(PACKED, work, 0, work, packed, 0, 112, 0, 1, 16, 16)
+    plain = np.zeros(16, np.float32)
+    for _ in range(2000):
+        plain += x
+    exact = 2000 * x.astype(np.float64)
+    assert abs(work[:16] - exact).max() <= 1.5 * abs(plain - exact).max()
+
+
 def test_channels_that_are_no_multiple_of_eight_are_exact_too():
     model = network("n_mnist", head="stream", width=5, levels=2, threshold=1.0, reset=-1.0)
     events = busy("plain", (34, 34), 600)
@@ -196,13 +250,30 @@ def test_windows_without_events_are_passed_over():
     assert times == sorted(times)
 
 
-def test_a_saved_state_continues_bit_for_bit():
+@pytest.mark.parametrize(("levels", "pooled"), [(3, 0), (3, 2), (2, 0), (4, 1)])
+def test_a_voxel_head_of_any_depth_answers_at_any_moment(levels, pooled):
+    """Empty, sparse and full windows; grids with odd sides; a head with nothing to merge."""
+    model = network(
+        "n_mnist", head="voxel", width=8, duration=10**6, levels=levels, pooled=pooled, threshold=0.5, reset=-0.5
+    )
+    events = busy("plain", (34, 34), 2000)
+    engine, session = stream(model), Session(model)
+    assert_close(engine.predict(), session.predict(), 1e-5)
+    for a, b in ((0, 20), (20, 150), (150, 2000)):
+        engine(events[a:b])
+        session(events[a:b])
+        assert_close(engine.predict(), session.predict(), 1e-5)
+    assert_close(engine.predict(), batch(model, events)[2], 1e-5)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_saved_state_continues_bit_for_bit(pack):
     model = network("n_mnist", head="stream", width=8)
     events = busy("plain", (34, 34), 900)
-    one = stream(model)
+    one = stream(model, pack=pack)
     one(events[:400])
     state = {k: v.clone() for k, v in one.state_dict().items()}
-    other = stream(network("n_mnist", head="stream", width=8))
+    other = stream(network("n_mnist", head="stream", width=8), pack=pack)
     other.load_state_dict(state)
     a, b = list(one.push(events[400:])), list(other.push(events[400:]))
     assert len(a) == len(b) > 0
@@ -232,6 +303,12 @@ def test_a_bad_packet_is_refused_whole_and_leaves_the_stream_as_it_was(kind, mak
         engine(gl.Events(pixel, time, bad.polarity, bad.splits, bad.sensor).trusted())
     after = engine.state_dict()
     assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_network_of_the_paper_lives_in_20_megabytes(name, head):
+    assert stream(network(name, head=head, duration=10**6)).memory_bytes < 20_000_000
 
 
 def test_reset_is_as_new_and_memory_is_constant():
