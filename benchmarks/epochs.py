@@ -154,17 +154,21 @@ def main() -> None:
     if CUDA:
         torch.backends.cuda.matmul.allow_tf32 = True
     rows: list[dict] = []
+
+    def measure(*work: Any) -> None:
+        attempt(rows, *work)
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps({"about": about(), "rows": rows}, indent=1) + "\n")
+
+    if arguments.peers:
+        for kind in (PointNet2, DGCNN):
+            for batch in arguments.peer_batches:
+                measure(kind.__name__, peer, clouds, kind, batch, max(5, 1000 // batch) if CUDA else 1)
     for name in arguments.networks:
         for batch in arguments.batches:
             for drop in (False, True):
                 for offline in (False, True):
-                    attempt(rows, name, ours, clouds, name, batch, drop, offline, arguments.epochs)
-    if arguments.peers:
-        for kind in (PointNet2, DGCNN):
-            for batch in arguments.peer_batches:
-                attempt(rows, kind.__name__, peer, clouds, kind, batch, max(5, 1000 // batch) if CUDA else 1)
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps({"about": about(), "rows": rows}, indent=1) + "\n")
+                    measure(name, ours, clouds, name, batch, drop, offline, arguments.epochs)
 
 
 if __name__ == "__main__":

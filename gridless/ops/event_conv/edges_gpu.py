@@ -53,7 +53,8 @@ def back_along_edges(
         return torch.zeros_like(rate)
     all_taps = edges.num_target // len(link.target)
     times = (link.source.time, link.target.time)
-    vs = triton.next_power_of_2(temporal)
+    # Two at least: Triton 3.6 does not compile every shape of one.
+    vs = max(triton.next_power_of_2(temporal), 2)
     lanes = min(triton.next_power_of_2(channels), max(_ELEMENTS // vs, 1))
     rows = max(_ELEMENTS // (vs * lanes), 1)
     rate = rate / walk.decay_time

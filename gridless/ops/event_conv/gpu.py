@@ -44,7 +44,7 @@ def scatter(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, total: Ten
     if walk.edges is not None:
         return back_along_edges(grad.contiguous(), features, rate, walk, walk.edges, total)
     link, (taps, temporal), channels = walk.link, rate.shape, features.shape[1]
-    cells = _cells(link.source)
+    cells = _visited(link.source)
     vs, lanes, pixels = _shape(temporal, channels)
     programs = triton.cdiv(cells, pixels)
     if not (programs and features.numel() and grad.numel()):
@@ -84,13 +84,14 @@ def _scan(
     channels = features.shape[1]
     rate = rate / decay_time
     gathered = features.new_empty(len(link.target), taps, temporal, channels)
-    cells = _cells(link.target)
+    remembers = trace is not None
+    # A memory also moves on where there are no targets.
+    cells = _cells(link.target) if remembers else _visited(link.target)
     if not (cells and rate.numel() and channels):
         return gathered
     _clear_strays(gathered, link.target)
     lanes = min(triton.next_power_of_2(temporal * channels), _ELEMENTS)
     pixels = _ELEMENTS // lanes
-    remembers = trace is not None
     _gather[(triton.cdiv(cells, pixels), taps, triton.cdiv(temporal * channels, lanes))](
         *_runs(link), features, rate, gathered, trace if remembers else features, time if remembers else link.until,
         tap_table(link.offsets, rate.device), _busy(link.target), cells,
@@ -102,6 +103,11 @@ def _scan(
 
 def _cells(events: Events) -> int:
     return events.num_examples * events.sensor[0] * events.sensor[1]
+
+
+def _visited(events: Events) -> int:
+    """At most so many pixels have events, and `_busy` puts them first."""
+    return min(_cells(events), len(events))
 
 
 def _warps(elements: int) -> int:
