@@ -24,7 +24,7 @@ from gridless.geometry.causal import Link
 from gridless.structures import Edges
 
 # A tile may always have so many elements, and otherwise as many as the larger of features and result.
-SMALL_TILE = 2**23
+SMALL_TILE = 2**25
 
 
 @dataclass(frozen=True)
