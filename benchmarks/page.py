@@ -82,24 +82,24 @@ def section(path: Path) -> str:
 
 
 def weights() -> str:
-    """What the shipped networks were measured at, as saved beside them."""
+    """The shipped networks: how they were trained, as saved beside them."""
     rows = []
     for path in sorted((ROOT / "gridless" / "pretrained").glob("*.json")):
         about = json.loads(path.read_text())
         if path.with_suffix(".safetensors").is_file() and path.with_suffix(".csv").is_file() and "results" in about:
             results = about["results"]
-            shown = [results.get(k) for k in ("valid_accuracy", "epochs", "seconds")]
-            accuracy = "not measured" if shown[0] is None else f"{shown[0]:.2%}"
-            rows.append([path.stem, about["model"]["model"], accuracy, shown[1], shown[2]])
+            held_out = results.get("valid_accuracy")
+            shown = [results.get(k) for k in ("examples", "epochs", "seconds")]
+            rows.append([path.stem, about["model"]["model"], *shown, "none" if held_out is None else f"{held_out:.2%}"])
     if not rows:
         return ""
     text = """## Shipped weights
 
-Accuracy on examples that were held out of the training set, as logged at the end of training (recipe and log lie beside
-the weights); the test split of the data set is not part of it.
+Recipe and log lie beside the weights. Where no example was held out, the accuracy of the same recipe on a part that it
+did not see is under *Accuracy*; the test splits of the data sets are no part of either.
 
 """
-    return text + table(["weights", "network", "held-out accuracy", "epochs", "seconds of training"], rows)
+    return text + table(["weights", "network", "examples", "epochs", "seconds of training", "held-out accuracy"], rows)
 
 
 def written() -> str:
