@@ -3,8 +3,9 @@
     python benchmarks/conv.py [--settings paper,clouds] [--methods ours,csr] [--dtype bfloat16] [--stored]
 
 Every method computes the same function, is checked against a float64 sum first, and is timed in the same run: forward,
-and forward with gradients of features and weights. Neighbours are given, coordinates too: each method makes the edge
-values from them, ours inside its kernels. With --stored the peers find theirs ready made, not timed.
+and forward with gradients of features and weights. (Open3D's is another function, and only timed.) Neighbours are given,
+coordinates too: each method makes the edge values from them, ours inside its kernels. With --stored the peers find
+theirs ready made, not timed.
 
 On a GPU the times are medians of CUDA graph replays, each after the second-level cache was overwritten (a method that
 cannot be captured is timed from launch to launch, and marked *); memory is the peak beyond what was there before. On
@@ -183,13 +184,36 @@ def pyg(p: Problem) -> Method:
     return lambda f, w: layer(f, w, p.values())
 
 
+def open3d(p: Problem) -> Method:
+    """Open3D's ContinuousConv on the CPU: the same edges and as many matrices, in a grid of its own, so another function."""
+    if p.features.is_cuda:
+        raise NotImplementedError("compared on the CPU only")
+    import open3d.ml.torch as ml3d
+
+    grid = {4: (2, 2, 1), 10: (5, 2, 1)}[p.basis.size]
+    none, extent, offset = torch.empty(0), torch.tensor([[2 * RADIUS]]), torch.zeros(3)
+
+    def run(f: Tensor, w: Tensor) -> Tensor:
+        return ml3d.ops.continuous_conv(
+            filters=w.view(*grid, *w.shape[1:]), out_positions=p.coords, extents=extent, offset=offset,
+            inp_positions=p.coords, inp_features=f, inp_importance=none, neighbors_index=p.edges.source,
+            neighbors_importance=none, neighbors_row_splits=p.edges.splits, align_corners=True,
+            coordinate_mapping="ball_to_cube_radial", normalize=True, interpolation="linear",
+        )  # fmt: skip
+
+    return run
+
+
 METHODS: dict[str, Callable[[Problem], Method]] = {
     "ours": ours,
     "index_add": index_add,
     "compiled index_add": compiled_index_add,
     "csr": csr,
     "pyg": pyg,
+    "open3d": open3d,
 }
+# Timed beside the others, but another function: its values are not compared.
+OTHER = ("open3d",)
 
 
 # Measuring.
@@ -299,7 +323,9 @@ def measure(p: Problem, name: str, repeats: int, truth: tuple[Tensor, ...]) -> d
     found = (works["forward"](), *works["both"]())
     row["error"] = max(((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, truth))
     limit = 2e-3 if p.features.dtype == torch.float32 else 2e-2
-    if not row["error"] < limit:
+    if name in OTHER:
+        row["error"] = float("nan")
+    elif not row["error"] < limit:
         raise SystemExit(f"{name} is wrong: {row['error']}")
     del found
     for what, work in works.items():
