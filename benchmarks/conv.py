@@ -3,8 +3,8 @@
     python benchmarks/conv.py [--settings paper,clouds] [--methods ours,csr] [--dtype bfloat16] [--stored]
 
 Every method computes the same function, is checked against a float64 sum first, and is timed in the same run: forward,
-and forward with gradients of features and weights. (Open3D's is another function, and only timed.) Neighbours are given,
-coordinates too: each method makes the edge values from them, ours inside its kernels. With --stored the peers find
+and forward with gradients of features and weights. (Open3D's is another function, and only timed.) Neighbours
+and coordinates are given: each method makes the edge values from them, ours inside its kernels. With --stored the peers find
 theirs ready made, not timed.
 
 On a GPU the times are medians of CUDA graph replays, each after the second-level cache was overwritten (a method that
@@ -185,7 +185,7 @@ def pyg(p: Problem) -> Method:
 
 
 def open3d(p: Problem) -> Method:
-    """Open3D's ContinuousConv on the CPU: the same edges and as many matrices, in a grid of its own, so another function."""
+    """Open3D's ContinuousConv on the CPU: the same edges, as many matrices, but in a grid: another function."""
     if p.features.is_cuda:
         raise NotImplementedError("compared on the CPU only")
     import open3d.ml.torch as ml3d
