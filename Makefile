@@ -33,7 +33,7 @@ docs: .venv/.done
 
 bench: .venv/.done
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[peers]"
-	for name in geometry samplers conv event_files event_conv streaming; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	for name in geometry conv event_files event_conv streaming; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 soak: .venv/.done
 	$(BIN)/python benchmarks/streaming.py --soak 1000000000

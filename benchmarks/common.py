@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import platform
 import statistics
@@ -15,9 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
-from rich.console import Console
-from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
@@ -40,12 +38,43 @@ def cpu_seconds(work: Callable[[], Any], repeat: int = 7) -> float:
     return seconds(work, repeat, time.process_time)
 
 
+def in_turn(works: dict[str, Callable[[], Any]], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
+    """The least time of each work over some rounds, in each of which it has a second, or one call if that is longer.
+
+    What other processes do matters least so.
+    """
+    best = dict.fromkeys(works, float("inf"))
+    for _ in range(rounds):
+        for who, work in works.items():
+            began = clock()
+            while clock() - began < 1:
+                begin = clock()
+                work()
+                best[who] = min(best[who], clock() - begin)
+    return best
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def on_cores(count: int, work: Callable[..., Any], *words: Any) -> Any:
+    """work(*words) in a fresh process that is held to `count` cores, and torch to as many threads.
+
+    Whatever a peer starts there, threads that only wait included, has those cores and no others.
+    """
+    with multiprocessing.get_context("spawn").Pool(1, _hold, (count,)) as pool:
+        return pool.apply(work, words)
+
+
+def _hold(count: int) -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+    torch.set_num_threads(count)
+
+
 def machine() -> dict[str, Any]:
     """Where and from what a result came."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
     model = platform.processor()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -63,25 +92,35 @@ def machine() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "commit": git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "gridless") else ""),
+        "commit": commit(),
     }
 
 
-@njit(nogil=True, cache=True)
-def _multiply(x, rounds):
-    for _ in range(rounds):
-        for i in range(len(x)):
-            x[i] = x[i] * np.float32(0.999) + np.float32(0.001)
+def commit() -> str:
+    """The commit that is measured, with a + where the package has been changed since."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "gridless") else "")
 
 
 def floors() -> dict[str, float]:
     """Rates of one core that no kernel beats: bytes copied per second (counted once), and multiply-adds in cache."""
+    from numba import njit
+
+    @njit
+    def multiply(x, rounds):
+        for _ in range(rounds):
+            for i in range(len(x)):
+                x[i] = x[i] * np.float32(0.999) + np.float32(0.001)
+
     a = np.ones(1 << 25, np.int32)
     b = np.empty_like(a)
     b[:] = 0
     copy = a.nbytes / cpu_seconds(lambda: np.copyto(b, a), 5)
     x = np.ones(2048, np.float32)
-    flops = 2 * len(x) * 5000 / cpu_seconds(lambda: _multiply(x, 5000), 5)
+    flops = 2 * len(x) * 5000 / cpu_seconds(lambda: multiply(x, 5000), 5)
     return {"copy_bytes_per_s": copy, "flops_per_s": flops}
 
 
@@ -106,18 +145,24 @@ def modelnet(count: int, seed: int = 0) -> tuple[str, np.ndarray]:
     return "ellipsoids", x.astype(np.float32)
 
 
-def report(name: str, rows: list[dict[str, Any]], **facts: Any) -> None:
-    """Print the rows as a table, and keep them with the machine's facts as results/<name>.json."""
-    table = Table(title=name)
+def report(file: Path, rows: list[dict[str, Any]], **facts: Any) -> None:
+    """Print the rows as a table, and keep them with the machine's facts."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=file.stem)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     for column in columns:
         table.add_column(column, justify="left" if column in ("work", "who") else "right")
     for row in rows:
         table.add_row(*(_text(row.get(column)) for column in columns))
     Console(width=160).print(table)
-    RESULTS.mkdir(exist_ok=True)
-    content = {"machine": machine(), **facts, "rows": rows}
-    (RESULTS / f"{name}.json").write_text(json.dumps(content, indent=1, default=float) + "\n")
+    keep(file, {"machine": machine(), **facts, "rows": rows})
+
+
+def keep(file: Path, content: dict[str, Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=1, default=float) + "\n")
 
 
 def _text(value: Any) -> str:

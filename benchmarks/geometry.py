@@ -1,21 +1,31 @@
-"""How fast geometry is: the paper's preprocessing chain and large searches, beside every peer that can be imported.
+"""How fast geometry is, beside every peer that can be imported: results are checked before they are timed.
 
-    python benchmarks/geometry.py [--clouds 128] [--points 1000000] [--only chain,large,gpu] [--name geometry]
+    python benchmarks/geometry.py [chain] [large] [farthest] [gpu] [pack]        all but pack, unless some are named
 
-Every result is checked before it is timed. One thread unless a row says otherwise; times are medians of one run, of the
-process's CPU for one thread (so that a peer's hidden threads count). Samplers are in samplers.py, kernels on the GPU in
-geometry_gpu.py.
+chain     the paper's preprocessing on ModelNet40's clouds, on one core            results/geometry_chain.json
+large     one cloud of a million points, on one core and on all                    results/geometry_large.json
+farthest  farthest points and the other samplers, k nearest, transposes            results/samplers.json
+gpu       all of it on a GPU, where there is one                                   results/geometry_gpu.json
+pack      inputs and the CPU's results for a GPU on a machine without the data     carry/
+
+Each part runs in a fresh process that is held to as many cores as it says, peers and their hidden threads included.
+Times are medians of one run (of `large` the least of three rounds), of the process's CPU on one core, so that other
+work on the machine matters less, and of the wall clock on several.
+
+With NUMBA_CPU_NAME=x86-64 NUMBA_CPU_FEATURES= (and --suffix _x86-64) kernels are compiled for any x86-64 machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from common import cpu_seconds, floors, modelnet, peak_memory, report, seconds
+from common import RESULTS, ROOT, cores, cpu_seconds, floors, in_turn, keep, modelnet, on_cores, peak_memory, report
 
 import gridless as gl
 
@@ -169,12 +179,17 @@ def chain(clouds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def evenly(points: int) -> tuple[np.ndarray, float]:
+    """Uniform points, and the radius within which each has about 20."""
+    x = np.random.default_rng(0).random((points, 3), np.float32)
+    return x, float((20 / (4 / 3 * np.pi * points)) ** (1 / 3))
+
+
 def large(points: int) -> list[dict[str, Any]]:
-    """One large cloud with about 20 neighbours each: seconds, and memory over the edges returned."""
+    """One large cloud with about 20 neighbours each: seconds, on the cores of this process."""
     from scipy.spatial import cKDTree
 
-    x = np.random.default_rng(0).random((points, 3), np.float32)
-    radius = float((20 / (4 / 3 * np.pi * points)) ** (1 / 3))
+    (x, radius), count = evenly(points), cores()
     cloud = gl.Cloud.of(x)
     edges = gl.ball(cloud, cloud, radius)
     pairs = cKDTree(x).query_pairs(radius, output_type="ndarray")
@@ -187,30 +202,23 @@ def large(points: int) -> list[dict[str, Any]]:
     if wrong > 5:
         raise AssertionError(f"{wrong} of 1000 rows differ from SciPy's")
 
-    work = f"{points:,} points, {len(edges):,} edges"
-    rows = []
-    rows.append(
-        {
-            "work": work,
-            "who": "SciPy query_pairs",
-            "seconds": cpu_seconds(lambda: cKDTree(x).query_pairs(radius, output_type="ndarray"), 1),
-        }
-    )
+    works: dict[str, Callable[[], Any]] = {
+        "SciPy query_pairs": lambda: cKDTree(x).query_pairs(radius, output_type="ndarray"),
+        "gridless": lambda: gl.ball(cloud, cloud, radius),
+    }
     if "Open3D" in peers():
-        rows.append({"work": work, "who": "Open3D", "seconds": cpu_seconds(lambda: open3d_search(x, x, radius), 1)})
-    threads = torch.get_num_threads()
-    for count in dict.fromkeys((1, threads_of_machine())):
-        torch.set_num_threads(count)
-        clock = cpu_seconds if count == 1 else seconds
-        time = clock(lambda: gl.ball(cloud, cloud, radius), 3)
-        row = {"work": work, "who": f"gridless, {count} threads", "seconds": time}
-        row |= {
-            f"ratio to {r['who'].split()[0].strip(',')}": r["seconds"] / time
-            for r in rows
-            if "gridless" not in r["who"]
-        }
-        rows.append(row)
-    torch.set_num_threads(threads)
+        works["Open3D"] = lambda: open3d_search(x, x, radius)
+    took = in_turn(works, 3, time.process_time if count == 1 else time.perf_counter)
+    ours, about = took["gridless"], {"work": f"{points:,} points, {len(edges):,} edges", "cores": count}
+    ratios = {f"ratio to {who.split()[0]}": other / ours for who, other in took.items() if who != "gridless"}
+    return [{**about, "who": who, "seconds": s, **(ratios if who == "gridless" else {})} for who, s in took.items()]
+
+
+def memory(points: int) -> list[dict[str, Any]]:
+    """What the large search needs at its peak, over the edges returned; and how soon they could be written at best."""
+    x, radius = evenly(points)
+    cloud = gl.Cloud.of(x)
+    edges = gl.ball(cloud, cloud, radius)
     returned = edges.source.nbytes + edges.splits.nbytes
     setup = (
         f"import numpy as np, torch, gridless as gl; torch.set_num_threads(1)\n"
@@ -218,60 +226,64 @@ def large(points: int) -> list[dict[str, Any]]:
         f"small = gl.Cloud.of(x.coords[:5000].clone()); gl.ball(small, small, {radius})\n"
     )
     used = peak_memory(setup + f"e = gl.ball(x, x, {radius})") - peak_memory(setup)
-    rows.append({"work": work, "who": "memory / edges returned", "ratio": used / returned})
-    rows.append({"work": work, "who": "floor: writing the edges", "seconds": returned / floors()["copy_bytes_per_s"]})
-    return rows
+    about = {"work": f"{points:,} points, {len(edges):,} edges", "cores": 1}
+    floor = returned / floors()["copy_bytes_per_s"]
+    return [
+        {**about, "who": "peak memory", "times the edges returned": used / returned},
+        {**about, "who": "floor: writing the edges", "seconds": floor},
+    ]
 
 
-def threads_of_machine() -> int:
-    import os
+def run_chain(given: argparse.Namespace) -> None:
+    rows = on_cores(1, chain, given.clouds)
+    report(given.out / f"geometry_chain{given.suffix}.json", rows, floors=on_cores(1, floors))
 
-    return len(os.sched_getaffinity(0))
+
+def run_large(given: argparse.Namespace) -> None:
+    rows = [row for count in dict.fromkeys((1, cores())) for row in on_cores(count, large, given.points)]
+    report(given.out / f"geometry_large{given.suffix}.json", rows + on_cores(1, memory, given.points))
 
 
-def gpu(clouds: int, points: int) -> list[dict[str, Any]]:
-    """The same chain and the same search on the GPU: milliseconds."""
+def run_farthest(given: argparse.Namespace) -> None:
+    import samplers
+
+    keep(given.out / f"samplers{given.suffix}.json", on_cores(1, samplers.measure))
+
+
+def run_gpu(given: argparse.Namespace) -> None:
+    import geometry_gpu
+
     if not torch.cuda.is_available():
-        return []
-    rows = []
-    name, x = modelnet(clouds)
-    plan, splits = network(), torch.arange(clouds + 1) * x.shape[1]
-    host = plan(gl.Cloud(torch.from_numpy(x.reshape(-1, 3)), splits))
-    batch = gl.Cloud(torch.from_numpy(x.reshape(-1, 3)), splits).to("cuda")
-    for key, value in plan(batch).items():
-        if not torch.equal(value.splits.cpu(), host[key].splits):
-            raise AssertionError(f"{key} differs between CPU and GPU")
-    cloud = gl.Cloud.of(torch.rand(points, 3)).to("cuda")
-    radius = float((20 / (4 / 3 * np.pi * points)) ** (1 / 3))
-    for work, run in (
-        (f"chain, {clouds} clouds of {name}", lambda: plan(gl.Cloud(batch.coords, batch.splits))),
-        (f"{points:,} points, 20 neighbours", lambda: gl.ball(cloud, cloud, radius)),
-    ):
+        print("gpu: torch sees none: left out")
+        return
+    if not (given.inputs / "clouds.npz").exists():
+        geometry_gpu.pack(given.inputs)
+    geometry_gpu.check(given.inputs)
+    keep(given.out / f"geometry_gpu{given.suffix}.json", geometry_gpu.measure(given.inputs))
 
-        def synchronised(run: Callable[[], Any] = run) -> None:
-            run()
-            torch.cuda.synchronize()
 
-        rows.append({"work": work, "who": "gridless, GPU", "ms": 1e3 * seconds(synchronised, 20)})
-    return rows
+def run_pack(given: argparse.Namespace) -> None:
+    import geometry_gpu
+
+    geometry_gpu.pack(given.inputs)
+
+
+PARTS = {"chain": run_chain, "large": run_large, "farthest": run_farthest, "gpu": run_gpu, "pack": run_pack}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--clouds", type=int, default=128)
-    parser.add_argument("--points", type=int, default=1_000_000)
-    parser.add_argument("--only", default="chain,large,gpu")
-    parser.add_argument("--name", default="geometry")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    rows = []
-    if "chain" in arguments.only:
-        rows += chain(arguments.clouds)
-    if "large" in arguments.only:
-        rows += large(arguments.points)
-    if "gpu" in arguments.only:
-        rows += gpu(1024, arguments.points)
-    report(arguments.name, rows, floors=floors())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--clouds", type=int, default=128, help="of the chain, in a batch")
+    parser.add_argument("--points", type=int, default=1_000_000, help="of the large cloud")
+    parser.add_argument("--inputs", type=Path, default=ROOT / "carry", help="what was packed for a GPU")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the results")
+    parser.add_argument("--suffix", default="", help="of the names of the results")
+    given = parser.parse_args()
+    if unknown := set(given.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}: there are {', '.join(PARTS)}")
+    for part in given.parts or [name for name in PARTS if name != "pack"]:
+        PARTS[part](given)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""Searches and samplers on the GPU: results first, then times.
+"""Searches and samplers on the GPU, results first, then times: the parts `gpu` and `pack` of geometry.py.
 
-    python benchmarks/geometry_gpu.py --pack carry        on a machine with the data: inputs and the CPU's results
-    python benchmarks/geometry_gpu.py --check carry       on a machine with a GPU: the same results, to the bit
-    python benchmarks/geometry_gpu.py --time carry        and how long they take
+    python benchmarks/geometry.py pack    on a machine with the data: inputs and the CPU's results
+    python benchmarks/geometry.py gpu     on a machine with a GPU: the same results, to the bit, and how long they take
 
 Inputs are 1024 real clouds of 1024 points, the same with random sizes, a scene of all of them side by side (1M points),
 and 1M points at random. Results are compared by digest.
@@ -10,25 +9,22 @@ and 1M points at random. Results are compared by digest.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import statistics
-import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from common import DATA, commit, modelnet, seconds
+from geometry import RADIUS, network
 
 import gridless as gl
 from gridless.geometry.transpose import transpose
 
-RADIUS = 0.1125
 RANDOM_RADIUS = 0.0168
 LATTICE_RADIUS = 0.5
 
@@ -36,15 +32,13 @@ LATTICE_RADIUS = 0.5
 PACKED = ("ugly", "chain", "chain, ragged")
 
 
-def pack(folder: Path, clouds: int) -> None:
-    data = Path(__file__).resolve().parents[2] / "shared" / "data"
-    sys.path.insert(0, str(data))
-    import read  # type: ignore[import-not-found]
-
-    coords, _, _ = read.points(data / "modelnet40_train.npz")
-    chosen = np.random.default_rng(0).permutation(len(coords))[:clouds]
-    scale = float(np.load(data / "modelnet40_train.npz")["scale"])
-    whole = np.rint((coords[chosen].astype(np.float64) / scale + 1) / 2 * 4095).astype(np.uint16)
+def pack(folder: Path, clouds: int = 1024) -> None:
+    """Write the inputs, as the whole numbers they are stored as, and digests of what the CPU makes of them."""
+    name, points = modelnet(clouds)
+    if name != "ModelNet40":
+        raise FileNotFoundError(f"there is no ModelNet40 in {DATA} to pack")
+    scale = float(np.load(DATA / "modelnet40_train.npz")["scale"])
+    whole = np.rint((points.astype(np.float64) / scale + 1) / 2 * 4095).astype(np.uint16)
     folder.mkdir(exist_ok=True)
     np.savez_compressed(folder / "clouds.npz", whole=whole, scale=scale)
     inputs = load(folder, "cpu")
@@ -97,15 +91,7 @@ def ugly(rng: np.random.Generator, device: str) -> list[gl.Cloud]:
 
 def chain(cloud: gl.Cloud) -> list[Any]:
     """The paper's preprocessing: 7 ball searches and 3 rejection samplings."""
-    radius = RADIUS
-    results: list[Any] = [gl.ball(cloud, cloud, radius)]
-    for _ in range(3):
-        coarse = gl.rejection_sample(cloud, results[-1])
-        results += [coarse, gl.ball(cloud, coarse, radius * 2**0.5)]
-        radius *= 2
-        results.append(gl.ball(coarse, coarse, radius))
-        cloud = coarse
-    return results
+    return list(network()(cloud).values())[1:]
 
 
 def works(inputs: dict[str, Any]) -> dict[str, Callable[[], Any]]:
@@ -159,29 +145,18 @@ def digests(result: Any) -> list[str]:
     return [digest(r) for r in (result if isinstance(result, list) else [result])]
 
 
-def check(folder: Path, only: str) -> bool:
+def check(folder: Path) -> None:
+    """Refuse to time what is wrong."""
     expected = json.loads((folder / "expected.json").read_text())
-    good = True
     inputs = load(folder, "cuda")
     for name, work in works(inputs).items():
-        if only not in name:
-            continue
         start = time.perf_counter()
-        try:
-            if name not in expected:
-                verify(name, inputs, work())
-                print(f"{name:34} {time.perf_counter() - start:7.2f} s  same", flush=True)
-                continue
-            found = digests(work())
-            wrong = [i for i, (a, b) in enumerate(zip(found, expected[name], strict=True)) if a != b]
-            state = (
-                "same" if not wrong else f"DIFFERENT at {wrong}: {[(found[i], expected[name][i]) for i in wrong[:3]]}"
-            )
-        except Exception as error:
-            state = f"FAILED: {type(error).__name__}: {str(error)[-300:]}"
-        good &= state == "same"
-        print(f"{name:34} {time.perf_counter() - start:7.2f} s  {state}", flush=True)
-    return good
+        if name not in expected:
+            verify(name, inputs, work())
+        elif (found := digests(work())) != expected[name]:
+            wrong = [(i, a, b) for i, (a, b) in enumerate(zip(found, expected[name], strict=True)) if a != b]
+            raise AssertionError(f"{name}: other results than the CPU's (place, ours, its): {wrong[:3]}")
+        print(f"{name:34} {time.perf_counter() - start:7.2f} s  same", flush=True)
 
 
 def verify(name: str, inputs: dict[str, Any], result: Any) -> None:
@@ -232,34 +207,25 @@ def some_rows(result: gl.Edges, source: gl.Cloud, target: gl.Cloud, search: Call
         assert torch.equal(result.source[a:b], want.source[c:d]), f"other sources in row {row}"
 
 
-def milliseconds(work: Callable[[], Any], repeat: int = 20) -> float:
-    """The median, host included: from call to finished result."""
-    times = []
-    for _ in range(repeat + 3):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(times[3:])
-
-
-def measure(folder: Path) -> None:
-    inputs = load(folder, "cuda")
-    rows = {}
+def measure(folder: Path) -> dict[str, Any]:
+    """Milliseconds by name of the work, the median, host included: from call to finished result."""
+    inputs, rows = load(folder, "cuda"), {}
     for name, work in works(inputs).items():
-        try:
+
+        def finished(work: Callable[[], Any] = work) -> None:
             work()
-            rows[name] = milliseconds(work, 5 if "100k" in name else 20)
-        except Exception as error:
-            print(f"{name}: {type(error).__name__}: {str(error)[-300:]}")
+            torch.cuda.synchronize()
+
+        rows[name] = 1e3 * seconds(finished, 5 if "100k" in name else 20)
+        print(f"{name:34} {rows[name]:9.3f} ms", flush=True)
     kernels("chain", lambda: chain(inputs["full"]))
     kernels("ball, 1M scene", lambda: gl.ball(inputs["scene"], inputs["scene"], RADIUS))
-    print(torch.cuda.get_device_name(), torch.__version__)
-    for name, value in rows.items():
-        print(f"{name:34} {value:9.3f} ms")
-    edges = chain(inputs["full"])
-    print("rows:", [len(e) for e in edges])
+    from triton import __version__ as triton
+
+    device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton}"
+    unit = "ms, median, host time included; checked against the CPU backend and the reference in the same call"
+    date = datetime.now(UTC).date().isoformat()
+    return {"machine": device, "commit": commit(), "date": date, "unit": unit, "results": rows}
 
 
 def kernels(what: str, work: Callable[[], Any]) -> None:
@@ -270,22 +236,3 @@ def kernels(what: str, work: Callable[[], Any]) -> None:
     print(f"-- {what}: microseconds on the GPU, launches")
     for event in sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)[:16]:
         print(f"{event.key[:70]:70} {event.self_device_time_total:9.1f} {event.count:4}")
-
-
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    for action in ("pack", "check", "time"):
-        arguments.add_argument(f"--{action}", type=Path, metavar="FOLDER")
-    arguments.add_argument("--only", default="", help="checks whose name contains this")
-    arguments.add_argument("--clouds", type=int, default=1024)
-    given = arguments.parse_args()
-    if given.pack:
-        pack(given.pack, given.clouds)
-    if given.check and not check(given.check, given.only):
-        sys.exit(1)
-    if given.time:
-        measure(given.time)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,73 +1,30 @@
-"""How fast clouds are sampled and k nearest points found on the CPU: results checked first, then timed beside peers.
-
-    python benchmarks/samplers.py [--large 100000] [--threads 1] [--out benchmarks/results/samplers.json]
-
-Times are the best of several runs, of the process's CPU where one thread is used (other work on the machine matters
-less), of the wall clock otherwise. Small clouds are the first 128 of ModelNet40 where the data lie beside the project,
-else points on random ellipsoids; large ones are uniform.
-"""
+"""Samplers, k nearest points and transposes on the CPU: the part `farthest` of geometry.py."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from common import cpu_seconds, machine, modelnet
+from geometry import RADIUS, evenly
 
 import gridless as gl
 from gridless.geometry.transpose import transpose
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT.parent / "shared" / "data"
-RADIUS = 0.1125
 
-
-def small_clouds(count: int) -> tuple[str, np.ndarray]:
-    if DATA.is_dir():
-        sys.path.insert(0, str(DATA))
-        import read
-
-        return "ModelNet40", read.points(DATA / "modelnet40_train.npz")[0][:count]
-    random = np.random.default_rng(0)
-    x = random.normal(size=(count, 1024, 3))
-    x *= random.uniform(0.3, 1, (count, 1, 3)) / np.linalg.norm(x, axis=2, keepdims=True)
-    return "ellipsoids", x.astype(np.float32)
-
-
-def seconds(function: Callable[[], object], threads: int, repeats: int = 5) -> float:
-    clock = time.process_time if threads == 1 else time.perf_counter
-    function()
-    best = float("inf")
-    for _ in range(repeats):
-        begin = clock()
-        function()
-        best = min(best, clock() - begin)
-    return best
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--large", type=int, default=100_000)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    data, x = small_clouds(128)
+def measure(points: int = 100_000) -> dict[str, Any]:
+    """Everything, each beside its peers: by name of the work, then of who did it."""
+    data, x = modelnet(128)
     cloud = gl.Cloud.of([torch.from_numpy(one) for one in x])
-    big = np.random.default_rng(0).random((arguments.large, 3), np.float32)
+    big, radius = evenly(points)
     large = gl.Cloud.of(big)
     rows: dict[str, dict[str, float]] = {}
 
     def row(name: str, unit: str, per: float, **functions: Callable[[], object]) -> None:
         """`per` divided by the seconds of each function, or the seconds themselves where `per` is 0."""
-        took = {who: seconds(f, arguments.threads) for who, f in functions.items()}
+        took = {who: cpu_seconds(f) for who, f in functions.items()}
         values = {who: per / t if per else t for who, t in took.items()}
         rows[f"{name}, {unit}"] = values
         ours = took.pop("gridless")
@@ -76,12 +33,8 @@ def main() -> None:
 
     farthest(row, cloud, x, large, big)
     nearest(row, cloud, x, large, big)
-    rest(row, cloud, large)
-    if arguments.out:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-        machine = {"processor": processor(), "python": platform.python_version(), "torch": torch.__version__}
-        found = {"machine": machine, "commit": commit.stdout.strip(), "threads": arguments.threads, "data": data}
-        arguments.out.write_text(json.dumps(found | {"rows": rows}, indent=2) + "\n")
+    rest(row, cloud, large, radius)
+    return {"machine": machine(), "threads": torch.get_num_threads(), "data": data, "rows": rows}
 
 
 def farthest(row, cloud: gl.Cloud, x: np.ndarray, large: gl.Cloud, big: np.ndarray) -> None:
@@ -138,7 +91,7 @@ def nearest(row, cloud: gl.Cloud, x: np.ndarray, large: gl.Cloud, big: np.ndarra
     )
 
 
-def rest(row, cloud: gl.Cloud, large: gl.Cloud) -> None:
+def rest(row, cloud: gl.Cloud, large: gl.Cloud, radius: float) -> None:
     near = gl.ball(cloud, cloud, RADIUS)
     kept = gl.rejection_sample(cloud, near)
     assert torch.equal(kept.parent_index, gl.rejection_sample(cloud, radius=RADIUS).parent_index)
@@ -175,19 +128,9 @@ def rest(row, cloud: gl.Cloud, large: gl.Cloud) -> None:
         0,
         gridless=lambda: gl.farthest_sample(large, size, near=edges),
     )
-    radius = (20 / len(large) / (4 / 3 * np.pi)) ** (1 / 3)
     row(
         "rejection by radius, large, 20 neighbours",
         "seconds",
         0,
         gridless=lambda: gl.rejection_sample(large, radius=radius),
     )
-
-
-def processor() -> str:
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return names[0].split(":")[1].strip() if names else platform.processor()
-
-
-if __name__ == "__main__":
-    main()
