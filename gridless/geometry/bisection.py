@@ -22,6 +22,7 @@ from gridless.geometry.vectors import (
     halve,
     load_id,
     load_point,
+    pick,
     plane_bounds,
     prefetch,
     scan_ball,
@@ -321,25 +322,7 @@ def count_inside(points, stride, count, low, high, axes):
 
 
 @njit(nogil=True, cache=True)
-def pick(work, stride, count, low, high, at, to_stride, axes):
-    """Copy the points of the list at the beginning of `work` with low < x <= high in every dimension to one at `at`.
-
-    The list there has room for a point more than are copied.
-    """
-    scale = work.itemsize // 4
-    ids, to_ids = (
-        work.view(np.int32)[len(axes) * stride * scale :],
-        work.view(np.int32)[(at + len(axes) * to_stride) * scale :],
-    )
-    n = 0
-    for i in range(count):
-        inside = True
-        # Every point is written, and the next one over those that are not inside: no branch to guess.
-        to_ids[n] = ids[i]
-        for d in range(len(axes)):
-            x = work[d * stride + i]
-            inside &= (x > low[d]) & (x <= high[d])
-            work[at + d * to_stride + n] = x
-        n += inside
-    for d in range(len(axes)):
-        work[at + d * to_stride + n : at + d * to_stride + n + 64 // work.itemsize] = np.nan
+def pick_list(work, stride, count, low, high, at, to_stride, axes):
+    """`pick` from the list at the beginning of `work` to one from element `at` on."""
+    base, size = address(work), work.itemsize
+    pick(base, stride * size, count, low, high, base + at * size, to_stride * size, axes)

@@ -337,6 +337,22 @@ def halve(at, stride, count, left, left_stride, right, right_stride, axis, upper
     return a, b
 
 
+@njit(nogil=True, cache=True)
+def pick(at, stride, count, low, high, to, to_stride, axes):
+    """Copy the points with low < x <= high in every dimension to a list that has room for a vector more, in order."""
+    like, dim, n = low[0], len(axes), 0
+    size = size_of(like)
+    for first in range(0, count, 64 // size):
+        here, bits = at + first * size, ~np.uint64(0)
+        for d in range(dim):
+            bits &= _above_mask(here + d * stride, low[d]) & _below_mask(here + d * stride, high[d])
+        ids, to_ids = at + dim * stride + first * 4, to + dim * to_stride + n * 4
+        _append(here, stride, ids, bits, to + n * size, to_stride, to_ids, axes, like)
+        n += _count_bits(bits)
+    for d in range(dim):
+        _fill_nan(to + d * to_stride + n * size, like)
+
+
 def scan_ball(at, stride, count, point, reach, out):
     """Write the ids of the points of a list within reach of `point`, in order; return how many."""
 

@@ -26,7 +26,7 @@ from gridless.geometry.bisection import (
     count_inside,
     gather_list,
     halve_list,
-    pick,
+    pick_list,
     room,
     search,
     write_list,
@@ -249,7 +249,7 @@ class _Part:
             return
         gather_list(task.x, self.source, work, 0, sources, task.axes)
         if self.target is None:
-            pick(work, sources, len(self.source), self.low, self.high, free, targets, task.axes)
+            pick_list(work, sources, len(self.source), self.low, self.high, free, targets, task.axes)
         else:
             gather_list(task.y, self.target, work, free, targets, task.axes)
 
@@ -343,8 +343,8 @@ def _halves(task: _Task, part: _Uncut) -> tuple[_Uncut, _Uncut] | None:
 
 def _halve(points: _List, axis: int, upper: Any, lower: Any, axes: tuple[int, ...]) -> tuple[_List, _List]:
     plane, planes = points.plane(axis), len(axes) + 1
-    left = _List.empty(int((plane <= upper).sum()), planes, plane.dtype)
-    right = _List.empty(int((plane > lower).sum()), planes, plane.dtype)
+    left = _List.empty(int(np.count_nonzero(plane <= upper)), planes, plane.dtype)
+    right = _List.empty(int(np.count_nonzero(plane > lower)), planes, plane.dtype)
     halve_list(
         points.points, points.stride, points.count, left.points, left.stride, right.points, right.stride,
         axis, upper, lower, axes,
