@@ -3,9 +3,9 @@
     python benchmarks/conv.py [--settings paper,clouds] [--methods ours,csr] [--dtype bfloat16] [--stored]
 
 Every method computes the same function, is checked against a float64 sum first, and is timed in the same run: forward,
-and forward with gradients of features and weights. (Open3D's is another function, and only timed.) Neighbours
-and coordinates are given: each method makes the edge values from them, ours inside its kernels. With --stored the peers find
-theirs ready made, not timed.
+and forward with gradients of features and weights. (Open3D's is another function, and only timed.) Neighbours and
+coordinates are given: each method makes the edge values from them, ours inside its kernels. With --stored the peers
+find theirs ready made, not timed.
 
 On a GPU the times are medians of CUDA graph replays, each after the second-level cache was overwritten (a method that
 cannot be captured is timed from launch to launch, and marked *); memory is the peak beyond what was there before. On
