@@ -2,7 +2,7 @@
 
 A level consumes the events of the stream above it in order. Each first enters the traces of its pixel, then charges the
 LIF potentials; what fires reads its taps into a row. Rows are multiplied in blocks, because they depend on traces only:
-a block of 16 shares one pass over the weights. Then the in-place block does the same on the new stream, which becomes
+up to 32 share one pass over the weights. Then the in-place block does the same on the new stream, which becomes
 the input of the next level. Buffers are bounded: a level that has filled its own lets the levels below it catch up.
 
 The arguments are the flat arrays of `table.py`.

@@ -19,8 +19,9 @@ from gridless.streaming.table import EIGHTS, HEAD_FIELDS, PACKED, ROWS, SIXTEENS
 # Bytes of a cache line.
 LINE = 64
 
-# Events that the first level holds before the next must catch up; each further level holds half as many.
-CAPACITY = 512
+# Events that the first level holds before the next must catch up; each further level holds half as many. More than the
+# events that a chunk of input fires, so that the large weights of the last levels are read once per chunk.
+CAPACITY = 1024
 
 # Bytes of traces in float32 above which they are packed.
 PACK_ABOVE = 18_000_000
@@ -106,7 +107,7 @@ def level_rows(
         pack = 4 * sum(_trace_sizes(down, block) for down, block, _ in levels) > PACK_ABOVE
     rows, scratch = [], []
     for k, (down, block, count) in enumerate(levels):
-        row, needs = _level(flat, model, down, block, count, max(CAPACITY >> k, 64), lane, keep, order, pack)
+        row, needs = _level(flat, model, down, block, count, max(CAPACITY >> (k + pack), 64), lane, keep, order, pack)
         rows.append(row)
         scratch.append({name: size + LINE - size % LINE for name, size in needs.items()})
     # One level works at a time: all share these buffers.
@@ -175,8 +176,13 @@ def _level(
     )
     same_gain = _gain(weights) if same_kind == PACKED else np.ones(p, np.float32)
     weights = (weights / same_gain[:, None]).reshape(-1, p)
-    places, strides, same_size = _planes([tap for *_, tap in taps], list(map(len, rates)), columns, rows, p)
-    entries, wide = sum(map(len, rates)), _wide(p, lane)
+    entries, wide, run_at = sum(map(len, rates)), _wide(p, lane), np.cumsum([0, *map(len, rates)])
+    if same_kind == PACKED:
+        places, strides, steps, same_size = _planes([tap for *_, tap in taps], list(map(len, rates)), columns, rows, p)
+    else:
+        # All traces of a pixel together: they are entered in one go.
+        places, strides, steps = run_at[:-1] * p, [columns] * len(taps), [entries * p] * len(taps)
+        same_size = columns * rows * entries * p
     first, first_bias = _dense(block.expand)
     second, second_bias = _dense(block.reduce)
     hidden, broad = len(second), _wide(len(second), lane)
@@ -189,13 +195,13 @@ def _level(
         "entries": entries, "runs": len(taps), "hidden": hidden, "hidden_wide": broad, "frames": frames,
         "bits": rule.bits, "capacity": capacity, "coarse_size": len(rule.coarse), "keep": 2 * capacity if keep else 0,
         "early": int(early), "made_wide": _wide(v * p, lane), "down_kind": down_kind, "same_kind": same_kind,
-        "batch": ROWS // 2 if pack and p >= 128 else ROWS,
+        "batch": ROWS if not pack else ROWS // 2 if p < 128 else ROWS // 4,
     }  # fmt: skip
     values = {
         "whole": {
             "low_x": rule.low[0], "high_x": rule.high[0], "low_y": rule.low[1], "high_y": rule.high[1],
             "run_x": [t[0] for *_, t in taps], "run_y": [t[1] for *_, t in taps],
-            "run_at": np.cumsum([0, *map(len, rates)]), "run_place": places, "run_stride": strides,
+            "run_at": run_at, "run_place": places, "run_stride": strides, "run_step": steps,
         },
         "weight": {
             "share": rule.share, "coarse": rule.coarse, "fine": rule.fine, "limits": [rule.threshold, rule.reset],
@@ -231,7 +237,8 @@ def _level(
     at |= {key: flat.add(name, part) for name, parts in values.items() for key, part in parts.items()}
     at |= {key: flat.room(name, length) for name, parts in rooms.items() for key, length in parts.items()}
     needs = {
-        "row": size["batch"] * max(9 * v * q, entries * p), "sum": ROWS * wide, "middle": ROWS * broad,
+        "row": size["batch"] * max(9 * v * q, entries * p),
+        "sum": size["batch"] * wide, "middle": size["batch"] * broad,
         "factor": max(v, entries) + 8, "made": _wide(v * p, lane), "scaled": max(q, p),
     }  # fmt: skip
     return size | at, needs
@@ -258,18 +265,19 @@ def _gain(weight: np.ndarray) -> np.ndarray:
 
 def _planes(
     taps: list[tuple[int, int]], counts: list[int], columns: int, rows: int, p: int
-) -> tuple[list[int], list[int], int]:
-    """Where the traces of each tap are: place and stride of each, and how many elements there are in all.
+) -> tuple[list[int], list[int], list[int], int]:
+    """Where the traces of each tap are: place, stride and step of each, and how many elements there are in all.
 
     The traces of a tap (dx, dy) exist for the source pixels that it leads to from within the grid.
     """
-    places, strides, end = [], [], 0
+    places, strides, steps, end = [], [], [], 0
     for (dx, dy), count in zip(taps, counts, strict=True):
-        wide, high = max(columns - abs(dx), 0), max(rows - abs(dy), 0)
-        places.append(end - (max(dy, 0) * wide + max(dx, 0)) * count * p)
+        wide, high, step = max(columns - abs(dx), 0), max(rows - abs(dy), 0), count * p
+        places.append(end - (max(dy, 0) * wide + max(dx, 0)) * step)
         strides.append(wide)
-        end += wide * high * count * p
-    return places, strides, end
+        steps.append(step)
+        end += wide * high * step
+    return places, strides, steps, end
 
 
 def _cheaper_early(settings: dict[str, Any], v: int, q: int, p: int) -> bool:

@@ -10,7 +10,7 @@ those of sums to whole vectors.
 from __future__ import annotations
 
 # Rows that are multiplied together, at most.
-ROWS = 16
+ROWS = 32
 
 # How traces are kept: float32 and handled eight at a time, or sixteen; or sixteen with one exponent and 24 bits each.
 EIGHTS, SIXTEENS, PACKED = range(3)
@@ -29,8 +29,9 @@ FIELDS = (
     # How the traces of the strided and of the in-place convolutions are kept.
     "down_kind", "same_kind",
     # In `whole`: LIF reach along x and y; dx and dy of each run, where it begins and ends among the entries, and where
-    # its traces are: those of source pixel (x, y) at place + (stride y + x) entries channels.
+    # its traces are: those of source pixel (x, y) at place + (stride y + x) step.
     "low_x", "high_x", "low_y", "high_y", "run_x", "run_y", "run_at", "run_place", "run_stride",
+    "run_step",
     # In `weight`: LIF shares, decay tables, threshold and reset; rates per microsecond; weights; folded normalisation;
     # what features are multiplied by before they enter packed traces.
     "share", "coarse", "coarse_size", "fine", "limits", "down_rate", "down_weight", "down_bias", "down_scale",
@@ -48,7 +49,7 @@ FIELDS = (
 (
     WIDTH, HEIGHT, COLUMNS, ROWS_OUT, Q, P, P_WIDE, V, ENTRIES, RUNS, HIDDEN, HIDDEN_WIDE, FRAMES, BITS, CAPACITY,
     BATCH, EARLY, MADE, MADE_WIDE, DOWN_KIND, SAME_KIND,
-    LOW_X, HIGH_X, LOW_Y, HIGH_Y, RUN_X, RUN_Y, RUN_AT, RUN_PLACE, RUN_STRIDE,
+    LOW_X, HIGH_X, LOW_Y, HIGH_Y, RUN_X, RUN_Y, RUN_AT, RUN_PLACE, RUN_STRIDE, RUN_STEP,
     SHARE, COARSE, COARSE_SIZE, FINE, LIMITS, DOWN_RATE, DOWN_WEIGHT, DOWN_BIAS, DOWN_SCALE, DOWN_SHIFT,
     SAME_RATE, SAME_WEIGHT, SAME_BIAS, FIRST, FIRST_BIAS, SECOND, SAME_SCALE, SAME_SHIFT, DOWN_GAIN, SAME_GAIN,
     POTENTIAL, DOWN_TRACE, SAME_TRACE, DOWN_POWER, SAME_POWER, CHARGED, DOWN_TIME, SAME_TIME, COUNT, CHANCE,

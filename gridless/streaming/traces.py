@@ -1,4 +1,7 @@
-"""The traces of the live engine: events enter those of their pixel, and an event that fires reads its taps."""
+"""The traces of the live engine: events enter those of their pixel, and an event that fires reads its taps.
+
+These functions call no others that LLVM might not inline: Numba would count references to every array, per event.
+"""
 
 # pyright: reportCallIssue=false
 
@@ -12,66 +15,20 @@ from gridless.streaming.panels import product, spread
 from gridless.streaming.table import (  # isort: skip
     CHANCE, COLUMNS, DOWN_BIAS, DOWN_GAIN, DOWN_KIND, DOWN_POWER, DOWN_RATE, DOWN_SCALE, DOWN_SHIFT, DOWN_TIME,
     DOWN_TRACE, DOWN_WEIGHT, ENTRIES, FACTOR, HEIGHT, MADE, MADE_WIDE, P, PACKED, Q, RAW, ROW, ROWS_OUT, RUNS, RUN_AT,
-    RUN_PLACE, RUN_STRIDE, RUN_X, RUN_Y, SAME_GAIN, SAME_KIND, SAME_POWER, SAME_RATE, SAME_TIME, SAME_TRACE, SCALED,
-    SIXTEENS, SUM, V, WIDTH,
+    RUN_PLACE, RUN_STEP, RUN_STRIDE, RUN_X, RUN_Y, SAME_GAIN, SAME_KIND, SAME_POWER, SAME_RATE, SAME_TIME, SAME_TRACE,
+    SCALED, SIXTEENS, SUM, V, WIDTH,
 )  # fmt: skip
 from gridless.streaming.vectors import add, decays, enter, enter_each, enter_packed, read, read_each, read_packed
+
+# The golden ratio in 64 bits. How packed traces round is the first byte of its multiples, event by event: as evenly
+# spread as can be, and the same whenever a stream is repeated.
+TURN = -7046029254386353131
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _slots(x, y, width):
     """Where the traces of source pixel (x, y) begin, in slots: a pixel feeds 1 or 2 targets along each axis."""
     return (width + width // 2) * (y + y // 2) + (1 + (y & 1)) * (x + x // 2)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _enter(kind, trace, packed, begin, power, place, count, size, x, at, work, factor, chance):
-    """`count` entries of `size` channels, from element `place` of their traces on, fade by their factors and gain x."""
-    for k in range(count):
-        f = work[factor + k]
-        if kind == PACKED:
-            for c in range(0, size, 16):
-                enter_packed(packed, begin + 3 * (place + c), power + (place + c) // 16, x, at + c, f, chance)
-        elif kind == SIXTEENS:
-            for c in range(0, size, 16):
-                enter(16, trace, begin + place + c, x, at + c, f)
-        else:
-            for c in range(0, size, 8):
-                enter(8, trace, begin + place + c, x, at + c, f)
-        place += size
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _read(kind, work, to, trace, packed, begin, power, place, count, size, factor):
-    """The same entries, decayed by their factors, to `work`."""
-    for k in range(count):
-        f = work[factor + k]
-        if kind == PACKED:
-            for c in range(0, size, 16):
-                read_packed(work, to + c, packed, begin + 3 * (place + c), power + (place + c) // 16, f)
-        elif kind == SIXTEENS:
-            for c in range(0, size, 16):
-                read(16, work, to + c, trace, begin + place + c, f)
-        else:
-            for c in range(0, size, 8):
-                read(8, work, to + c, trace, begin + place + c, f)
-        place += size
-        to += size
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _chance(table, clock):
-    """How packed traces round at this event, 0 to 255: the turns of the golden ratio, as even as can be."""
-    turn = clock[table[CHANCE]]
-    clock[table[CHANCE]] = turn + 1
-    return np.int32((turn * -7046029254386353131) >> 56 & 255)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def _gain(weight, gain, features, at, work, to, size):
-    """Features as packed traces take them in."""
-    for c in range(size):
-        work[to + c] = features[at + c] * weight[gain + c]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -87,21 +44,39 @@ def enter_down(table, weight, trace, packed, clock, work, x, y, t, features, at)
     clock[time] = t
     chance = np.int32(0)
     if kind == PACKED:
-        chance = _chance(table, clock)
-        _gain(weight, table[DOWN_GAIN], features, at, work, table[SCALED], q)
-    place = _slots(x, y, width) * v * q
+        chance = np.int32((clock[table[CHANCE]] * TURN) >> 56 & 255)
+        clock[table[CHANCE]] += 1
+        for c in range(q):
+            work[table[SCALED] + c] = features[at + c] * weight[table[DOWN_GAIN] + c]
+    place, scaled = _slots(x, y, width) * v * q, table[SCALED]
+    begin, power = table[DOWN_TRACE], table[DOWN_POWER]
     for j in range(1 + (y & 1)):
         for i in range(1 + (x & 1)):
             tap = 3 * (2 * j if y & 1 else 1) + (2 * i if x & 1 else 1)
             rate = table[DOWN_RATE] + tap * v
             for k in range(0, v, 8):
                 decays(work, factor + k, weight, rate + k, age)
-            begin, power = table[DOWN_TRACE], table[DOWN_POWER]
             if kind == PACKED:
-                _enter(kind, trace, packed, begin, power, place, v, q, work, table[SCALED], work, factor, chance)
+                for k in range(v):
+                    f = work[factor + k]
+                    for c in range(place, place + q, 16):
+                        x_at = scaled + c - place
+                        enter_packed(packed, begin + 3 * c, power + c // 16, work, x_at, f, chance)
+                    place += q
+            elif kind == SIXTEENS:
+                for k in range(v):
+                    f = work[factor + k]
+                    for c in range(0, q, 16):
+                        enter(16, trace, begin + place + c, features, at + c, f)
+                    place += q
             else:
-                _enter(kind, trace, packed, begin, power, place, v, q, features, at, work, factor, chance)
-            place += v * q
+                for k in range(v):
+                    f = work[factor + k]
+                    for c in range(0, q, 8):
+                        enter(8, trace, begin + place + c, features, at + c, f)
+                    place += q
+    # All arrays are used to the end, or Numba would count references to those that are not.
+    return table.size + weight.size + trace.size + packed.size + clock.size + work.size + features.size
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -176,7 +151,7 @@ def read_early(table, weight, trace, clock, work, x, y, t, event):
 def read_down(table, weight, trace, packed, clock, work, x, y, t, row, first):
     """The nine taps of target pixel (x, y), decayed to time t, to row `row`."""
     width, height, q, v, factor = table[WIDTH], table[HEIGHT], table[Q], table[V], table[FACTOR]
-    size, kind = v * q, table[DOWN_KIND]
+    size, kind, begin, power = v * q, table[DOWN_KIND], table[DOWN_TRACE], table[DOWN_POWER]
     at = table[ROW] + row * 9 * size
     for dy in range(3):
         sy = 2 * y + dy - 1
@@ -189,12 +164,26 @@ def read_down(table, weight, trace, packed, clock, work, x, y, t, row, first):
                 if first:
                     rate = table[DOWN_RATE] + (dy * 3 + dx) * size
                     for k in range(0, size, 8):
-                        read_each(work, at + k, trace, table[DOWN_TRACE] + place + k, weight, rate + k, age)
+                        read_each(work, at + k, trace, begin + place + k, weight, rate + k, age)
                 else:
                     rate = table[DOWN_RATE] + (dy * 3 + dx) * v
                     for k in range(0, v, 8):
                         decays(work, factor + k, weight, rate + k, age)
-                    _read(kind, work, at, trace, packed, table[DOWN_TRACE], table[DOWN_POWER], place, v, q, factor)
+                    if kind == PACKED:
+                        for k in range(v):
+                            f, of, to = work[factor + k], place + k * q, at + k * q
+                            for c in range(0, q, 16):
+                                read_packed(work, to + c, packed, begin + 3 * (of + c), power + (of + c) // 16, f)
+                    elif kind == SIXTEENS:
+                        for k in range(v):
+                            f, of, to = work[factor + k], begin + place + k * q, at + k * q
+                            for c in range(0, q, 16):
+                                read(16, work, to + c, trace, of + c, f)
+                    else:
+                        for k in range(v):
+                            f, of, to = work[factor + k], begin + place + k * q, at + k * q
+                            for c in range(0, q, 8):
+                                read(8, work, to + c, trace, of + c, f)
             else:
                 for k in range(size):
                     work[at + k] = 0.0
@@ -214,28 +203,68 @@ def pass_same(table, whole, weight, trace, packed, clock, work, x, y, t, event, 
     mine = table[RAW] + event * p
     chance = np.int32(0)
     if kind == PACKED:
-        chance = _chance(table, clock)
-        _gain(weight, table[SAME_GAIN], work, mine, work, table[SCALED], p)
+        chance = np.int32((clock[table[CHANCE]] * TURN) >> 56 & 255)
+        clock[table[CHANCE]] += 1
+        for c in range(p):
+            work[table[SCALED] + c] = work[mine + c] * weight[table[SAME_GAIN] + c]
         mine = table[SCALED]
-    for run in range(table[RUNS]):
-        # Only traces that some pixel of the sensor reads exist.
-        tx, ty = x - whole[table[RUN_X] + run], y - whole[table[RUN_Y] + run]
-        if 0 <= tx < width and 0 <= ty < height:
-            start = whole[table[RUN_AT] + run]
-            count = whole[table[RUN_AT] + run + 1] - start
-            place = whole[table[RUN_PLACE] + run] + (y * whole[table[RUN_STRIDE] + run] + x) * count * p
-            _enter(kind, trace, packed, begin, power, place, count, p, work, mine, work, factor + start, chance)
+    if kind == PACKED:
+        for run in range(table[RUNS]):
+            # Only traces that some pixel of the sensor reads exist.
+            tx, ty = x - whole[table[RUN_X] + run], y - whole[table[RUN_Y] + run]
+            if 0 <= tx < width and 0 <= ty < height:
+                line = y * whole[table[RUN_STRIDE] + run] + x
+                place = whole[table[RUN_PLACE] + run] + line * whole[table[RUN_STEP] + run]
+                for k in range(whole[table[RUN_AT] + run], whole[table[RUN_AT] + run + 1]):
+                    f = work[factor + k]
+                    for c in range(0, p, 16):
+                        to, exponent = begin + 3 * (place + c), power + (place + c) // 16
+                        enter_packed(packed, to, exponent, work, mine + c, f, chance)
+                    place += p
+    elif kind == SIXTEENS:
+        place = begin + (y * width + x) * entries * p
+        for k in range(entries):
+            f = work[factor + k]
+            for c in range(0, p, 16):
+                enter(16, trace, place + c, work, mine + c, f)
+            place += p
+    else:
+        place = begin + (y * width + x) * entries * p
+        for k in range(entries):
+            f = work[factor + k]
+            for c in range(0, p, 8):
+                enter(8, trace, place + c, work, mine + c, f)
+            place += p
     at = table[ROW] + row * entries * p
     for run in range(table[RUNS]):
         start = whole[table[RUN_AT] + run]
         count = whole[table[RUN_AT] + run + 1] - start
         sx, sy = x + whole[table[RUN_X] + run], y + whole[table[RUN_Y] + run]
         if 0 <= sx < width and 0 <= sy < height:
-            age = np.float32(t - clock[times + sy * width + sx])
-            for k in range(0, count, 8):
-                decays(work, factor + k, weight, rate + start + k, age)
-            place = whole[table[RUN_PLACE] + run] + (sy * whole[table[RUN_STRIDE] + run] + sx) * count * p
-            _read(kind, work, at, trace, packed, begin, power, place, count, p, factor)
+            if sx == x and sy == y:
+                for k in range(count):
+                    work[factor + k] = 1.0
+            else:
+                age = np.float32(t - clock[times + sy * width + sx])
+                for k in range(0, count, 8):
+                    decays(work, factor + k, weight, rate + start + k, age)
+            line = sy * whole[table[RUN_STRIDE] + run] + sx
+            place = whole[table[RUN_PLACE] + run] + line * whole[table[RUN_STEP] + run]
+            if kind == PACKED:
+                for k in range(count):
+                    f, of, to = work[factor + k], place + k * p, at + k * p
+                    for c in range(0, p, 16):
+                        read_packed(work, to + c, packed, begin + 3 * (of + c), power + (of + c) // 16, f)
+            elif kind == SIXTEENS:
+                for k in range(count):
+                    f, of, to = work[factor + k], begin + place + k * p, at + k * p
+                    for c in range(0, p, 16):
+                        read(16, work, to + c, trace, of + c, f)
+            else:
+                for k in range(count):
+                    f, of, to = work[factor + k], begin + place + k * p, at + k * p
+                    for c in range(0, p, 8):
+                        read(8, work, to + c, trace, of + c, f)
         else:
             for k in range(count * p):
                 work[at + k] = 0.0

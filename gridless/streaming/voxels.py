@@ -27,7 +27,9 @@ from gridless.models.events import VoxelHead
 from gridless.nn.events import VoxelMerge
 from gridless.streaming.lowering import Flat, affine, array_of, columns_of, fill, panels_of
 from gridless.streaming.panels import product
-from gridless.streaming.table import ROWS
+
+# Cells that are multiplied together.
+ROWS = 16
 
 # fmt: off
 FIELDS = (
