@@ -9,8 +9,8 @@ gpu       all of it on a GPU, where there is one                                
 pack      inputs and the CPU's results for a GPU on a machine without the data     carry/
 
 Each part runs in a fresh process that is held to as many cores as it says, peers and their hidden threads included.
-Times are medians of one run (of `large` the least of three rounds), of the process's CPU on one core, so that other
-work on the machine matters less, and of the wall clock on several.
+Times are the least of three rounds in which all take turns (of `farthest` and `gpu`, medians), of the process's CPU on
+one core, so that other work on the machine matters less, and of the wall clock on several.
 
 With NUMBA_CPU_NAME=x86-64 NUMBA_CPU_FEATURES= (and --suffix _x86-64) kernels are compiled for any x86-64 machine.
 """
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, ROOT, cores, cpu_seconds, floors, in_turn, keep, modelnet, on_cores, peak_memory, report
+from common import RESULTS, ROOT, cores, floors, in_turn, keep, modelnet, on_cores, peak_memory, report
 
 import gridless as gl
 
@@ -151,22 +151,21 @@ def chain(clouds: int) -> list[dict[str, Any]]:
 
     edges = sum(len(v) for v in whole.values() if isinstance(v, gl.Edges)) / clouds
     some = x[: max(clouds // 4, 1)]
-    rows = []
-    for who, search in peers().items():
-        time = cpu_seconds(lambda search=search: [peer_chain(search, c) for c in some], 3) / len(some)
-        rows.append({"work": f"chain, {name}", "who": who, "clouds/s": 1 / time})
-    best = max(row["clouds/s"] for row in rows)
-
-    def online() -> None:
-        gl.collate([plan(t) for t in tensors])
-
-    for who, work in (
-        (f"gridless, batch of {clouds}", lambda: plan(gl.Cloud(*batch))),
-        ("gridless, one by one", lambda: [plan(t) for t in tensors]),
-        ("gridless, one by one, collated", online),
-    ):
-        rate = clouds / cpu_seconds(work, 9)
-        rows.append({"work": f"chain, {name}", "who": who, "clouds/s": rate, "ratio": rate / best})
+    others: dict[str, Callable[[], Any]] = {
+        who: lambda search=search: [peer_chain(search, c) for c in some] for who, search in peers().items()
+    }
+    ours: dict[str, Callable[[], Any]] = {
+        f"gridless, batch of {clouds}": lambda: plan(gl.Cloud(*batch)),
+        "gridless, one by one": lambda: [plan(t) for t in tensors],
+        "gridless, one by one, collated": lambda: gl.collate([plan(t) for t in tensors]),
+    }
+    took = in_turn(others | ours, 3, time.process_time)
+    rates = {who: (len(some) if who in others else clouds) / s for who, s in took.items()}
+    best = max(rates[who] for who in others)
+    rows: list[dict[str, Any]] = [
+        {"work": f"chain, {name}", "who": who, "clouds/s": rate, **({} if who in others else {"ratio": rate / best})}
+        for who, rate in rates.items()
+    ]
     floor = floors()["copy_bytes_per_s"] / (4 * edges)
     rows.append(
         {
