@@ -195,7 +195,7 @@ def _level(
         "entries": entries, "runs": len(taps), "hidden": hidden, "hidden_wide": broad, "frames": frames,
         "bits": rule.bits, "capacity": capacity, "coarse_size": len(rule.coarse), "keep": 2 * capacity if keep else 0,
         "early": int(early), "made_wide": _wide(v * p, lane), "down_kind": down_kind, "same_kind": same_kind,
-        "batch": ROWS if not pack else ROWS // 2 if p < 128 else ROWS // 4,
+        "batch": max(min(1024 // p, ROWS), ROWS // 4) if pack else ROWS,
     }  # fmt: skip
     values = {
         "whole": {
