@@ -162,12 +162,14 @@ class Recipe:
             for module in model.modules():
                 if isinstance(module, BatchNorm):
                     module.momentum = self.norm_momentum
-        if self.start is not None:
-            begin_with(model, self.start)
+        taken = [] if self.start is None else begin_with(model, self.start)
         parts = dict(model.named_children())
         for name in self.frozen:
             if name not in parts:
                 raise ValueError(f"recipe: frozen: the network has no part {name!r}: there are {', '.join(parts)}")
+            for tensor in parts[name].state_dict():
+                if f"{name}.{tensor}" not in taken:
+                    raise ValueError(f"recipe: frozen: the weights {self.start!r} have no {name}.{tensor} that fits")
             parts[name].requires_grad_(False)
         return model
 
