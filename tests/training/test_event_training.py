@@ -358,5 +358,5 @@ def test_what_cannot_be_frozen_or_begun_with_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no weights named 'nothing'"):
         recipe(start="nothing").make_model()
     gl.weights.save(gl.models.point_unet(4), tmp_path / "unet")
-    with pytest.raises(ValueError, match="nothing of the weights .* fits this EventResNet"):
+    with pytest.raises(ValueError, match=r"nothing of the weights .* fits this EventResNet"):
         recipe(start=str(tmp_path / "unet")).make_model()
