@@ -21,9 +21,9 @@ from gridless.streaming.table import (  # isort: skip
     BATCH, BITS, CAPACITY, CAUSE, CHARGED, COARSE, COARSE_SIZE, COLUMNS, COUNT, DOWN_BIAS, DOWN_SCALE, DOWN_SHIFT,
     DOWN_WEIGHT, EARLY, ENTRIES, FINE, FIRED, FIRST, FIRST_BIAS, FRAMES, HIDDEN, HIDDEN_WIDE, HIGH_X, HIGH_Y,
     H_ANSWER, H_AT, H_BIAS, H_CLASSES, H_FACTOR, H_HIDDEN, H_LAST, H_LOGITS, H_MATRIX, H_MEAN, H_PLACE, H_RATE,
-    H_ROOM, H_SIZE, H_TIME, H_TOTAL, H_WIDE, KEEP, KEEP_EVENT, KEEP_OUT, LIMITS, LOW_X, LOW_Y, MIDDLE, OUT,
-    P, POTENTIAL, P_WIDE, Q, RAW, ROW, ROWS_OUT, SAME_BIAS, SAME_SCALE, SAME_SHIFT, SAME_WEIGHT, SECOND, SHARE, SUM,
-    TOTAL, V,
+    H_ROOM, H_SCALE, H_SHIFT, H_SIZE, H_TIME, H_TOTAL, H_WIDE, KEEP, KEEP_EVENT, KEEP_OUT, LIMITS, LOW_X, LOW_Y,
+    MIDDLE, OUT, P, POTENTIAL, P_WIDE, Q, RAW, ROW, ROWS_OUT, SAME_BIAS, SAME_SCALE, SAME_SHIFT, SAME_WEIGHT, SECOND,
+    SHARE, SUM, TOTAL, V,
 )  # fmt: skip
 from gridless.streaming.traces import enter_down, enter_early, enter_first, pass_same, read_down, read_early
 from gridless.streaming.vectors import decays
@@ -165,7 +165,8 @@ def _predict(table, head, before, weight, trace, clock, voxel, work, event, fire
         voxel[total + size] = voxel[total + size] * keep + 1.0
         for k in range(size):
             voxel[total + k] = voxel[total + k] * keep + max(work[hidden + k], np.float32(0.0))
-            work[mean + k] = np.float32(voxel[total + k] / voxel[total + size])
+            value = np.float32(voxel[total + k] / voxel[total + size])
+            work[mean + k] = value * weight[head[H_SCALE] + k] + weight[head[H_SHIFT] + k]
         answer = head[H_ANSWER] + (answered + i) * classes
         if before >= 0:
             cause = before + event[table[CAUSE] + i] * classes

@@ -308,18 +308,19 @@ def head_rows(flat: Flat, model: EventResNet, capacities: list[int], lane: int) 
         return rows
     logits, bias = _dense(head.logits)
     scale, shift = affine(head.norm)
-    bias, logits = bias + shift @ logits, scale[:, None] * logits
     classes, begin = _wide(logits.shape[1], lane), 0
     for k, mean in enumerate(cast(list[StreamMean], list(head.means)), head.pooled):
         weight, own = _dense(mean.hidden)
         size, last = weight.shape[1], k + 1 == len(rows)
         wide, room = _wide(size, lane), 4 * capacities[k] if last else 0
+        mine = slice(begin, begin + size)
         rows[k] = {
             "size": size, "wide": wide, "classes": classes, "room": room,
             "rate": flat.add("weight", array_of(mean.mean.log_rate.double().exp() / mean.mean.decay_time)),
             "matrix": flat.add("weight", panels_of(fill(weight, eights(len(weight)), size), lane)),
             "place": flat.add("weight", columns_of(array_of(mean.place) + own, lane)),
-            "logits": flat.add("weight", panels_of(logits[begin : begin + size], lane)),
+            "scale": flat.add("weight", scale[mine]), "shift": flat.add("weight", shift[mine]),
+            "logits": flat.add("weight", panels_of(logits[mine], lane)),
             "bias": flat.add("weight", columns_of(bias, lane)),
             "total": flat.room("voxel", size + 1), "time": flat.room("clock", 1), "last": flat.room("trace", classes),
             "hidden": flat.room("work", wide), "mean": flat.room("work", size), "factor": flat.room("work", 8),

@@ -59,15 +59,15 @@ FIELDS = (
 
 # The stream head: of each level that it reads, the leaky mean of relu(x weight + bias + place), and what that adds to
 # the logits of the event. They begin with the bias, or with those of the event above that fired this one. A level that
-# is not read has size 0; `room` is for answers, of the last level. Rate and weights (normalisation folded in) are in
+# is not read has size 0; `room` is for answers, of the last level. Rate, weights and folded normalisation are in
 # `weight`; sums (and the weight of them) in `voxel`; the time of the last event, or -1, in `clock`; the last answer in
 # `trace`; buffers in `work`, and the times of the answers in `event`.
 HEAD_FIELDS = (
-    "size", "wide", "classes", "room", "rate", "matrix", "place", "logits", "bias", "total", "time", "last", "hidden",
-    "mean", "factor", "answer", "at",
+    "size", "wide", "classes", "room", "rate", "matrix", "place", "scale", "shift", "logits", "bias", "total", "time",
+    "last", "hidden", "mean", "factor", "answer", "at",
 )
 (
-    H_SIZE, H_WIDE, H_CLASSES, H_ROOM, H_RATE, H_MATRIX, H_PLACE, H_LOGITS, H_BIAS, H_TOTAL, H_TIME, H_LAST, H_HIDDEN,
-    H_MEAN, H_FACTOR, H_ANSWER, H_AT,
+    H_SIZE, H_WIDE, H_CLASSES, H_ROOM, H_RATE, H_MATRIX, H_PLACE, H_SCALE, H_SHIFT, H_LOGITS, H_BIAS, H_TOTAL, H_TIME,
+    H_LAST, H_HIDDEN, H_MEAN, H_FACTOR, H_ANSWER, H_AT,
 ) = range(len(HEAD_FIELDS))
 # fmt: on
