@@ -86,15 +86,29 @@ def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
 
 def restore(model: nn.Module, path: str | Path) -> None:
     """Fill a network from a safetensors file; weights of another network are refused by the first that does not fit."""
+    tensors = _tensors(path)
+    check_fit(model, tensors, str(path))
+    model.load_state_dict(tensors)
+
+
+def begin_with(model: nn.Module, name: str | Path) -> list[str]:
+    """Fill what fits, by name and shape, from the weights of another network; returns the names of these tensors."""
+    wanted = model.state_dict()
+    found = {k: t for k, t in _tensors(read_about(name)[0]).items() if k in wanted and t.shape == wanted[k].shape}
+    if not found:
+        raise ValueError(f"nothing of the weights {str(name)!r} fits this {type(model).__name__}, by name and shape")
+    model.load_state_dict(found, strict=False)
+    return list(found)
+
+
+def _tensors(path: str | Path) -> dict[str, torch.Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
-        tensors = load_file(path)
+        return load_file(path)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} cannot be read as safetensors: {error}") from None
-    check_fit(model, tensors, str(path))
-    model.load_state_dict(tensors)
 
 
 def check_fit(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:

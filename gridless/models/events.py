@@ -35,8 +35,8 @@ class EventResNet(nn.Module):
 
     Two heads. "voxel" is the paper's: from level `pooled` on, the mean features of voxels (x, y, t) are merged from
     coarse to coarser into one grid and classified: logits (B, classes). The time axis of the voxels is the recording,
-    or the first `duration` microseconds of it. "stream" predicts after every event of the last stream, from a leaky
-    mean of that stream, in constant memory; `model(geometry)` is the prediction after the last of them.
+    or the first `duration` microseconds of it. "stream" predicts after every event of the last stream, from leaky means
+    of the streams from level `pooled` on, in constant memory; `model(geometry)` is the prediction after the last one.
 
     `form` is how convolutions are computed: "scan" sees all history; "edges" writes the neighbourhoods out, cut after 4
     decay times as in the paper. Both have the same parameters.
@@ -92,7 +92,7 @@ class EventResNet(nn.Module):
                 self.streams, widths, pooled, clock, classes, duration, dropout
             )
         else:
-            self.head = StreamHead(stream, widths[-1], classes, 4 * decay_time, dropout)
+            self.head = StreamHead(self.streams, widths, pooled, classes, 4 * decay_time, dropout)
 
     def trunk(self, geometry: Geometry, memory: Memory | None = None) -> list[Tensor]:
         """The features of the events of every level."""
@@ -126,8 +126,9 @@ class EventResNet(nn.Module):
             elif isinstance(layer, InceptionBlock):
                 dense = 2 * layer.expand.weight.numel() + layer.norm.channels
                 parts[f"{name}.dense"] = len(geometry[layer.cross.near.target]) * dense / events
-            elif isinstance(layer, StreamHead):
-                work = layer.hidden.weight.numel() + layer.logits.weight.numel() + 2 * layer.hidden.out_features
+            elif isinstance(layer, StreamMean):
+                # Dense, mean, and the part of the logits that it decides.
+                work = layer.hidden.weight.numel() + (2 + self.config["classes"]) * layer.hidden.out_features
                 parts[name] = len(geometry[layer.stream]) * work / events
         return parts | {"total": sum(parts.values())}
 
@@ -211,32 +212,60 @@ class VoxelHead(nn.Module):
             mean.restart(memory)
 
 
-class StreamHead(nn.Module):
-    """A prediction after every event of a stream: classify(leaky mean of relu(dense(features) + place)).
+class StreamMean(nn.Module):
+    """The leaky mean of relu(dense(features) + place) of a stream: (S, C) to (S, 2 C), at each of its events.
 
-    `place` (H, W, hidden) tells the pixels apart. Constant memory, so that it can run for ever.
+    `place` (H W, 2 C) tells the pixels apart.
     """
 
-    def __init__(self, stream: Name, channels: int, classes: int, decay_time: float, dropout: float = 0.5) -> None:
+    def __init__(self, stream: Name, channels: int, decay_time: float) -> None:
         super().__init__()
         self.stream = stream
         self.hidden = Dense(channels, 2 * channels)
         width, height = stream.sensor
         self.place = nn.Parameter(torch.zeros(height * width, 2 * channels))
         self.mean = LeakyMean(stream, decay_time)
-        self.norm = BatchNorm(2 * channels, stream)
+
+    def forward(self, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        events = geometry[self.stream]
+        x, y = events.pixel.long().unbind(1)
+        return self.mean((self.hidden(features) + _rows(self.place, y * events.sensor[0] + x)).relu(), geometry, memory)
+
+
+def _rows(values: Tensor, index: Tensor) -> Tensor:
+    """values[index], as an embedding: its gradient is the same bits in every run; that of plain indexing is not."""
+    return functional.embedding(index, values)
+
+
+class StreamHead(nn.Module):
+    """A prediction after every event of the last stream, from the means of the streams from level `pooled` on.
+
+    Each mean is that of its stream so far: up to the event that fired the one that fired ... this one. Constant memory,
+    so that it can run for ever.
+    """
+
+    def __init__(
+        self, streams: list[Name], widths: list[int], pooled: int, classes: int, decay_time: float, dropout: float
+    ) -> None:
+        super().__init__()
+        self.pooled, self.stream = pooled, streams[-1]
+        levels = zip(streams[pooled:], widths[pooled:], strict=True)
+        self.means = nn.ModuleList(StreamMean(stream, channels, decay_time) for stream, channels in levels)
+        hidden = 2 * sum(widths[pooled:])
+        self.norm = BatchNorm(hidden, self.stream)
         self.dropout = nn.Dropout(dropout)
-        self.logits = Dense(2 * channels, classes)
+        self.logits = Dense(hidden, classes)
 
     def predictions(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
         """logits (S, classes) after every event."""
-        events = geometry[self.stream]
-        x, y = events.pixel.long().unbind(1)
-        # An embedding, because its gradient is the same bits in every run; that of plain indexing is not.
-        place = functional.embedding(y * events.sensor[0] + x, self.place)
-        hidden = (self.hidden(levels[-1]) + place).relu()
-        hidden = self.norm(self.mean(hidden, geometry, memory), geometry)
-        return self.logits(self.dropout(hidden))
+        found: list[Tensor] = []
+        row: Tensor | None = None  # of the finer stream, for each event of the last
+        for mean, features in zip(reversed(self.means), reversed(levels[self.pooled :]), strict=True):
+            values = mean(features, geometry, memory)
+            found.insert(0, values if row is None else _rows(values, row))
+            cause = geometry[mean.stream].cause
+            row = cause if row is None else cause[row]
+        return self.logits(self.dropout(self.norm(torch.cat(found, 1), geometry)))
 
     def forward(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
         """logits (B, classes) after the last event; the bias alone before the first."""

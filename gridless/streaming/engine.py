@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gridless.models.events import EventResNet, StreamHead, VoxelHead
+from gridless.models.events import EventResNet, StreamHead, StreamMean, VoxelHead
 from gridless.nn.blocks import Dense
 from gridless.nn.events import (
     DownConv,
@@ -20,7 +20,7 @@ from gridless.nn.events import (
     VoxelMerge,
 )
 from gridless.nn.norm import BatchNorm
-from gridless.streaming.lowering import Flat, affine, head_row, level_rows
+from gridless.streaming.lowering import Flat, head_rows, level_rows
 from gridless.streaming.packets import Prediction, Stream
 from gridless.streaming.table import FIELDS, HEAD_FIELDS
 from gridless.streaming.voxels import FoldedHead
@@ -29,7 +29,7 @@ from gridless.structures import Events
 # What the loop knows how to run. Containers are fine; anything else would be left out without a word.
 _KNOWN: tuple[type, ...] = (
     EventResNet, DownConv, InceptionBlock, EventConv, PolarityConv, Dense, BatchNorm, VoxelHead, VoxelMerge, VoxelMean,
-    StreamHead, LeakyMean, nn.Conv3d, nn.Dropout, nn.ReLU, nn.Sequential, nn.ModuleList,
+    StreamHead, StreamMean, LeakyMean, nn.Conv3d, nn.Dropout, nn.ReLU, nn.Sequential, nn.ModuleList,
 )  # fmt: skip
 
 # Input events that go through all levels together.
@@ -67,13 +67,13 @@ class Engine(Stream):
         counts = [frames.get(str(stream), 0) for stream in model.streams]
         self._sizes = level_rows(flat, model, counts, self._lane, self._keep, self._order, self._pack)
         levels = [[size[field] for field in FIELDS] for size in self._sizes]
-        head = head_row(flat, model, self._sizes[-1]["capacity"], self._lane)
+        heads = head_rows(flat, model, [size["capacity"] for size in self._sizes], self._lane)
         if isinstance(model.head, VoxelHead):
             self._voxel_head = FoldedHead(model.head, self._sizes[model.head.pooled :], self._lane)
-        self._head: dict[str, int] = dict(zip(HEAD_FIELDS, head, strict=True))
+        self._heads = heads
         self._constants = (
             np.array(levels, np.int64),
-            np.array(head, np.int64),
+            np.array([[row[field] for field in HEAD_FIELDS] for row in heads], np.int64),
             flat.array("whole"),
             flat.array("weight"),
         )
@@ -91,8 +91,9 @@ class Engine(Stream):
     def _clear(self) -> None:
         for array in self._state.values():
             array[:] = 0
-        if self._head["room"]:
-            self._state["clock"][self._head["time"]] = -1
+        for row in self._heads:
+            if row["size"]:
+                self._state["clock"][row["time"]] = -1
         self._cursor[:] = 0
         self._recorded: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in self._sizes]
 
@@ -147,7 +148,7 @@ class Engine(Stream):
         count, self._cursor[1] = int(self._cursor[1]), 0
         if not count:
             return []
-        head, classes = self._head, self.model.config["classes"]
+        head, classes = self._heads[-1], self.model.config["classes"]
         at, wide = head["answer"], head["classes"]
         logits = self._work[at : at + count * wide].reshape(count, wide)[:, :classes].copy()
         times = self._event[head["at"] : head["at"] + count].tolist()
@@ -164,13 +165,11 @@ class Engine(Stream):
         return self._voxel_head(self._state["clock"], self._state["voxel"])
 
     def _answer_now(self, head: StreamHead) -> Tensor:
-        at, size = self._head["total"], self._head["size"]
-        total = torch.from_numpy(self._state["voxel"][at : at + size + 1])
-        if total[-1] == 0:
+        row = self._heads[-1]
+        if self._state["clock"][row["time"]] < 0:
             return head.logits.bias.detach().clone()
-        mean = (total[:-1] / total[-1]).float()
-        scale, shift = affine(head.norm)
-        return head.logits(mean * torch.from_numpy(scale) + torch.from_numpy(shift))
+        last = self._state["trace"][row["last"] : row["last"] + self.model.config["classes"]]
+        return torch.from_numpy(last.copy())
 
     def features(self, level: int) -> tuple[Events, Tensor]:
         """The events that the last packet fired at a level (0 is the finest), and their features (S, C)."""

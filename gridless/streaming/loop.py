@@ -18,12 +18,12 @@ from numba import njit
 from gridless.streaming.panels import product, spread
 
 from gridless.streaming.table import (  # isort: skip
-    BATCH, BITS, CAPACITY, CHARGED, COARSE, COARSE_SIZE, COLUMNS, COUNT, DOWN_BIAS, DOWN_SCALE, DOWN_SHIFT,
+    BATCH, BITS, CAPACITY, CAUSE, CHARGED, COARSE, COARSE_SIZE, COLUMNS, COUNT, DOWN_BIAS, DOWN_SCALE, DOWN_SHIFT,
     DOWN_WEIGHT, EARLY, ENTRIES, FINE, FIRED, FIRST, FIRST_BIAS, FRAMES, HIDDEN, HIDDEN_WIDE, HIGH_X, HIGH_Y,
-    H_ANSWER, H_AT, H_BIAS, H_CLASSES, H_FACTOR, H_HIDDEN, H_LOGITS, H_MATRIX, H_MEAN, H_PLACE, H_RATE, H_ROOM,
-    H_SCALE, H_SHIFT, H_SIZE, H_TIME, H_TOTAL, H_WIDE, KEEP, KEEP_EVENT, KEEP_OUT, LIMITS, LOW_X, LOW_Y, MIDDLE, OUT,
-    P, POTENTIAL, P_WIDE, Q, RAW, ROW, ROWS_OUT, SAME_BIAS, SAME_SCALE, SAME_SHIFT, SAME_WEIGHT, SECOND, SHARE, SUM,
-    TOTAL, V,
+    H_ANSWER, H_AT, H_BIAS, H_CLASSES, H_FACTOR, H_HIDDEN, H_LAST, H_LOGITS, H_MATRIX, H_MEAN, H_PLACE, H_RATE,
+    H_ROOM, H_SCALE, H_SHIFT, H_SIZE, H_TIME, H_TOTAL, H_WIDE, KEEP, KEEP_EVENT, KEEP_OUT, LIMITS, LOW_X, LOW_Y,
+    MIDDLE, OUT, P, POTENTIAL, P_WIDE, Q, RAW, ROW, ROWS_OUT, SAME_BIAS, SAME_SCALE, SAME_SHIFT, SAME_WEIGHT, SECOND,
+    SHARE, SUM, TOTAL, V,
 )  # fmt: skip
 from gridless.streaming.traces import enter_down, enter_early, enter_first, pass_same, read_down, read_early
 from gridless.streaming.vectors import decays
@@ -103,6 +103,7 @@ def _descend(
                     value = reset
                     to = table[FIRED] + 3 * fired
                     event[to], event[to + 1], event[to + 2] = ox, oy, t
+                    event[table[CAUSE] + fired] = i
                     if table[EARLY]:
                         read_early(table, weight, trace, clock, work, ox, oy, t, fired)
                     else:
@@ -144,8 +145,11 @@ def _settle(table, whole, weight, trace, packed, clock, voxel, work, event, fire
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _predict(table, head, weight, clock, voxel, work, event, fired, answered, lane):
-    """A prediction after each of the events just fired."""
+def _predict(table, head, before, weight, trace, clock, voxel, work, event, fired, answered, lane):
+    """What this level's mean adds to the logits after each of the events just fired; of the last level, the answers.
+
+    `before`: where the logits of the level above are, or -1 where there are none. The first ones here go to `answered`.
+    """
     p, size, wide, classes = table[P], head[H_SIZE], head[H_WIDE], head[H_CLASSES]
     total, hidden, mean = head[H_TOTAL], head[H_HIDDEN], head[H_MEAN]
     for i in range(fired):
@@ -164,9 +168,19 @@ def _predict(table, head, weight, clock, voxel, work, event, fired, answered, la
             value = np.float32(voxel[total + k] / voxel[total + size])
             work[mean + k] = value * weight[head[H_SCALE] + k] + weight[head[H_SHIFT] + k]
         answer = head[H_ANSWER] + (answered + i) * classes
-        spread(weight, head[H_BIAS], work, answer, 1, classes)
+        if before >= 0:
+            cause = before + event[table[CAUSE] + i] * classes
+            for k in range(classes):
+                work[answer + k] = work[cause + k]
+        else:
+            spread(weight, head[H_BIAS], work, answer, 1, classes)
         product(work, answer, classes, work, mean, size, weight, head[H_LOGITS], 1, size, lane)
-        event[head[H_AT] + answered + i] = t
+        if head[H_ROOM] > 0:
+            event[head[H_AT] + answered + i] = t
+    if head[H_ROOM] > 0:
+        answer = head[H_ANSWER] + (answered + fired - 1) * classes
+        for k in range(classes):
+            trace[head[H_LAST] + k] = work[answer + k]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -193,9 +207,9 @@ def run(table, head, whole, weight, trace, packed, clock, voxel, work, event, so
     k = cursor[0]
     while k >= 0:
         level = table[k]
-        answers = head[H_ROOM] > 0 and k + 1 == depth
+        answers = head[k, H_ROOM] > 0
         if (level[KEEP] and kept[k] + level[CAPACITY] > level[KEEP]) or (
-            answers and cursor[1] + level[CAPACITY] > head[H_ROOM]
+            answers and cursor[1] + level[CAPACITY] > head[k, H_ROOM]
         ):
             cursor[0] = k
             return False
@@ -216,8 +230,11 @@ def run(table, head, whole, weight, trace, packed, clock, voxel, work, event, so
             if level[KEEP]:
                 _copy(level, work, event, new, kept[k])
                 kept[k] += new
+            if head[k, H_SIZE] > 0:
+                first = cursor[1] if answers else 0
+                before = head[k - 1, H_ANSWER] if k > 0 and head[k - 1, H_SIZE] > 0 else -1
+                _predict(level, head[k], before, weight, trace, clock, voxel, work, event, new, first, lane)
             if answers:
-                _predict(level, head, weight, clock, voxel, work, event, new, cursor[1], lane)
                 cursor[1] += new
             if k + 1 < depth:
                 k += 1

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gridless.geometry.lif import Rule
 from gridless.geometry.taps import offsets
-from gridless.models.events import EventResNet, StreamHead
+from gridless.models.events import EventResNet, StreamHead, StreamMean
 from gridless.nn.blocks import Dense
 from gridless.nn.events import DownConv, EventConv, InceptionBlock, PolarityConv
 from gridless.nn.norm import BatchNorm
@@ -225,7 +225,7 @@ def _level(
         "voxel": {"total": frames * columns * rows * p},
         # Products read and write whole blocks of rows, past the last one.
         "work": {"raw": (capacity + ROWS) * p, "out": (capacity + ROWS) * p, "keep_out": size["keep"] * p},
-        "event": {"fired": 3 * capacity, "keep_event": 3 * size["keep"]},
+        "event": {"fired": 3 * capacity, "cause": capacity, "keep_event": 3 * size["keep"]},
     }  # fmt: skip
     at = {"down_power": 0, "same_power": 0}
     for name, kind, length in (("down", down_kind, down_size), ("same", same_kind, same_size)):
@@ -301,26 +301,30 @@ def _dense(layer: Dense) -> tuple[np.ndarray, np.ndarray]:
     return array_of(layer.weight.T), array_of(layer.bias)
 
 
-def head_row(flat: Flat, model: EventResNet, capacity: int, lane: int) -> list[int]:
-    """The loop's table of the stream head; all zero for another head."""
-    head = model.head
+def head_rows(flat: Flat, model: EventResNet, capacities: list[int], lane: int) -> list[dict[str, int]]:
+    """The loop's table of the stream head, a row for every level; all zero for another head."""
+    head, rows = model.head, [dict.fromkeys(HEAD_FIELDS, 0) for _ in capacities]
     if not isinstance(head, StreamHead):
-        return [0] * len(HEAD_FIELDS)
-    weight, bias = _dense(head.hidden)
-    logits, logits_bias = _dense(head.logits)
+        return rows
+    logits, bias = _dense(head.logits)
     scale, shift = affine(head.norm)
-    size, wide, classes = weight.shape[1], _wide(weight.shape[1], lane), _wide(logits.shape[1], lane)
-    room = 4 * capacity
-    found = {
-        "size": size, "wide": wide, "classes": classes, "room": room,
-        "rate": flat.add("weight", array_of(head.mean.log_rate.double().exp() / head.mean.decay_time)),
-        "matrix": flat.add("weight", panels_of(fill(weight, eights(len(weight)), size), lane)),
-        "place": flat.add("weight", columns_of(array_of(head.place) + bias, lane)),
-        "scale": flat.add("weight", scale), "shift": flat.add("weight", shift),
-        "logits": flat.add("weight", panels_of(logits, lane)),
-        "bias": flat.add("weight", columns_of(logits_bias, lane)),
-        "total": flat.room("voxel", size + 1), "time": flat.room("clock", 1), "hidden": flat.room("work", wide),
-        "mean": flat.room("work", size), "factor": flat.room("work", 8), "answer": flat.room("work", room * classes),
-        "at": flat.room("event", room),
-    }  # fmt: skip
-    return [found[field] for field in HEAD_FIELDS]
+    classes, begin = _wide(logits.shape[1], lane), 0
+    for k, mean in enumerate(cast(list[StreamMean], list(head.means)), head.pooled):
+        weight, own = _dense(mean.hidden)
+        size, last = weight.shape[1], k + 1 == len(rows)
+        wide, room = _wide(size, lane), 4 * capacities[k] if last else 0
+        mine = slice(begin, begin + size)
+        rows[k] = {
+            "size": size, "wide": wide, "classes": classes, "room": room,
+            "rate": flat.add("weight", array_of(mean.mean.log_rate.double().exp() / mean.mean.decay_time)),
+            "matrix": flat.add("weight", panels_of(fill(weight, eights(len(weight)), size), lane)),
+            "place": flat.add("weight", columns_of(array_of(mean.place) + own, lane)),
+            "scale": flat.add("weight", scale[mine]), "shift": flat.add("weight", shift[mine]),
+            "logits": flat.add("weight", panels_of(logits[mine], lane)),
+            "bias": flat.add("weight", columns_of(bias, lane)),
+            "total": flat.room("voxel", size + 1), "time": flat.room("clock", 1), "last": flat.room("trace", classes),
+            "hidden": flat.room("work", wide), "mean": flat.room("work", size), "factor": flat.room("work", 8),
+            "answer": flat.room("work", (room or capacities[k]) * classes), "at": flat.room("event", room),
+        }  # fmt: skip
+        begin += size
+    return rows

@@ -42,9 +42,10 @@ FIELDS = (
     "potential", "down_trace", "same_trace", "down_power", "same_power", "charged", "down_time", "same_time", "count",
     "chance",
     # In `voxel`: sums; in `work`: features before and after the in-place block, and what all levels share: rows, sums,
-    # hidden, decays, features times gain; in `event`: x, y, t of each event fired; copies for those who ask for
-    # features, and how many there is room for.
-    "total", "raw", "out", "row", "sum", "middle", "factor", "scaled", "fired", "keep", "keep_out", "keep_event",
+    # hidden, decays, features times gain; in `event`: x, y, t of each event fired, and which event
+    # fired it; copies for those who ask for features, and how many there is room for.
+    "total", "raw", "out", "row", "sum", "middle", "factor", "scaled", "fired", "cause", "keep", "keep_out",
+    "keep_event",
 )
 (
     WIDTH, HEIGHT, COLUMNS, ROWS_OUT, Q, P, P_WIDE, V, ENTRIES, RUNS, HIDDEN, HIDDEN_WIDE, FRAMES, BITS, CAPACITY,
@@ -53,18 +54,20 @@ FIELDS = (
     SHARE, COARSE, COARSE_SIZE, FINE, LIMITS, DOWN_RATE, DOWN_WEIGHT, DOWN_BIAS, DOWN_SCALE, DOWN_SHIFT,
     SAME_RATE, SAME_WEIGHT, SAME_BIAS, FIRST, FIRST_BIAS, SECOND, SAME_SCALE, SAME_SHIFT, DOWN_GAIN, SAME_GAIN,
     POTENTIAL, DOWN_TRACE, SAME_TRACE, DOWN_POWER, SAME_POWER, CHARGED, DOWN_TIME, SAME_TIME, COUNT, CHANCE,
-    TOTAL, RAW, OUT, ROW, SUM, MIDDLE, FACTOR, SCALED, FIRED, KEEP, KEEP_OUT, KEEP_EVENT,
+    TOTAL, RAW, OUT, ROW, SUM, MIDDLE, FACTOR, SCALED, FIRED, CAUSE, KEEP, KEEP_OUT, KEEP_EVENT,
 ) = range(len(FIELDS))
 
-# The stream head, logits of the leaky mean of relu(x weight + bias + place): sizes, and where its parts begin. Rate,
-# weights and folded normalisation are in `weight`; sums (and the weight of them) in `voxel`; the time of the last
-# event, or -1, in `clock`; buffers in `work`, and the times of the answers in `event`.
+# The stream head: of each level that it reads, the leaky mean of relu(x weight + bias + place), and what that adds to
+# the logits of the event. They begin with the bias, or with those of the event above that fired this one. A level that
+# is not read has size 0; `room` is for answers, of the last level. Rate, weights and folded normalisation are in
+# `weight`; sums (and the weight of them) in `voxel`; the time of the last event, or -1, in `clock`; the last answer in
+# `trace`; buffers in `work`, and the times of the answers in `event`.
 HEAD_FIELDS = (
     "size", "wide", "classes", "room", "rate", "matrix", "place", "scale", "shift", "logits", "bias", "total", "time",
-    "hidden", "mean", "factor", "answer", "at",
+    "last", "hidden", "mean", "factor", "answer", "at",
 )
 (
     H_SIZE, H_WIDE, H_CLASSES, H_ROOM, H_RATE, H_MATRIX, H_PLACE, H_SCALE, H_SHIFT, H_LOGITS, H_BIAS, H_TOTAL, H_TIME,
-    H_HIDDEN, H_MEAN, H_FACTOR, H_ANSWER, H_AT,
+    H_LAST, H_HIDDEN, H_MEAN, H_FACTOR, H_ANSWER, H_AT,
 ) = range(len(HEAD_FIELDS))
 # fmt: on

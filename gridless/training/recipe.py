@@ -31,6 +31,10 @@ class Recipe:
 
     model: dict[str, Any]
     """What `gridless.models.build` takes: the model's name, and its arguments."""
+    start: str | None = None
+    """Weights to begin with, by name or path: every tensor that fits by name and shape; None: from the seed."""
+    frozen: list[str] = field(default_factory=list)
+    """Parts of the network, such as [downs, blocks], that stay as they begin, their normalisation included."""
     data: str = "modelnet40"
     """The data set: modelnet40, shapes; nmnist, mnist_dvs, cifar10_dvs, ncaltech101, asl_dvs, ncars, glyphs."""
     data_options: dict[str, Any] = field(default_factory=dict)
@@ -109,6 +113,8 @@ class Recipe:
             from gridless.training.recordings import transform_of
 
             transform_of(entry)
+        if self.frozen and self.start is None:
+            raise ValueError("recipe: frozen parts would keep random weights: say which to begin with, start: NAME")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ValueError(f"recipe: learning_rate must be positive, not {self.learning_rate}")
 
@@ -147,6 +153,7 @@ class Recipe:
         """The network, initialised from the seed."""
         from gridless.models import build
         from gridless.nn.norm import BatchNorm
+        from gridless.weights import begin_with
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -155,6 +162,15 @@ class Recipe:
             for module in model.modules():
                 if isinstance(module, BatchNorm):
                     module.momentum = self.norm_momentum
+        taken = [] if self.start is None else begin_with(model, self.start)
+        parts = dict(model.named_children())
+        for name in self.frozen:
+            if name not in parts:
+                raise ValueError(f"recipe: frozen: the network has no part {name!r}: there are {', '.join(parts)}")
+            for tensor in parts[name].state_dict():
+                if f"{name}.{tensor}" not in taken:
+                    raise ValueError(f"recipe: frozen: the weights {self.start!r} have no {name}.{tensor} that fits")
+            parts[name].requires_grad_(False)
         return model
 
     def make_schedule(self) -> Cosine | Plateau:
@@ -166,6 +182,8 @@ class Recipe:
         """Adam over two groups: kernels, which are kept small, and everything else."""
         kernels, others = [], []
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue
             # Biases and norms are vectors; the kernels of dense layers and convolutions have more dimensions.
             kernel = parameter.ndim > 1 and not name.endswith("log_rate")
             (kernels if kernel else others).append(parameter)

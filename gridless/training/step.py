@@ -67,6 +67,7 @@ class TrainStep:
         self.precision, self.clip, self.average, self.backward = precision, clip, average, backward
         self.device = next(model.parameters()).device
         self.totals = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.frozen = [part for part in model.children() if not any(p.requires_grad for p in part.parameters())]
         if capture and self.device.type != "cuda":
             raise ValueError("capturing graphs needs a CUDA device: leave capture off")
         self.forward = torch.compile(model, dynamic=not capture) if compiled else model
@@ -108,6 +109,8 @@ class TrainStep:
         An ensemble's logits are (members, B, classes).
         """
         labels = batch.labels
+        for part in self.frozen:
+            part.eval()
         with autocast(self.device, self.precision):
             if self.own_loss is not None:
                 loss, logits = self.own_loss(batch.geometry, labels, self.smoothing)

@@ -154,6 +154,26 @@ def test_a_prediction_after_every_event_is_that_of_the_recording_so_far():
             torch.testing.assert_close(so_far[row], every[row], rtol=1e-12, atol=1e-12)
 
 
+def test_a_stream_head_reads_the_mean_of_each_stream_up_to_what_fired_the_event():
+    model = small(head="stream").double().eval()
+    torch.nn.init.normal_(model.head.means[0].place)
+    geometry = model.plan(recordings()[0])
+    with torch.no_grad():
+        every, levels = model.predictions(geometry), model.trunk(geometry)
+        for row in (0, len(every) - 1):
+            last, found = row, []
+            for mean, features in reversed(list(zip(model.head.means, levels))):
+                events = geometry[mean.stream]
+                x, y = events.pixel[: last + 1].long().unbind(1)
+                hidden = (mean.hidden(features[: last + 1]) + mean.place[y * events.sensor[0] + x]).relu()
+                age = (events.time[last] - events.time[: last + 1]).double() / mean.mean.decay_time
+                weight = torch.exp(-mean.mean.log_rate.exp()[0] * age)
+                found.insert(0, (weight[:, None] * hidden).sum(0) / weight.sum())
+                last = int(events.cause[last])
+            expected = model.head.logits(model.head.norm(torch.cat(found)[None], geometry))[0]
+            torch.testing.assert_close(every[row], expected, rtol=1e-10, atol=1e-10)
+
+
 def test_the_next_window_begins_where_the_last_one_ends():
     model = small(duration=1000).double().eval()
     events = stream((300,), (9, 7), span=2000)

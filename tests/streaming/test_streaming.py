@@ -9,6 +9,7 @@ from numba import njit
 
 import gridless as gl
 from gridless.models import events as networks
+from gridless.models.events import StreamHead
 from gridless.nn.events import EventConv
 from gridless.nn.norm import BatchNorm
 from gridless.streaming import Engine, Session, stream
@@ -39,6 +40,12 @@ def network(name: str, **options) -> networks.EventResNet:
         bias = getattr(layer, "bias", None)
         if isinstance(bias, torch.nn.Parameter):
             bias.data.normal_(0, 0.1)
+    model.eval()
+    if isinstance(model.head, StreamHead):
+        # Its statistics are those of what it sees, or else logits would be small differences of large numbers.
+        model.head.norm.train().momentum = 1.0
+        with torch.no_grad():
+            model(model.plan(busy("plain", tuple(model.config["sensor"]), 4000)))
     return model.eval()
 
 

@@ -317,3 +317,46 @@ def test_the_paper_s_batch_sizes_epochs_and_rules():
 def test_loaders_refuse_what_cannot_be_divided(glyphs):
     with pytest.raises(ValueError, match="cannot be divided among 3 processes"):
         ResidentRecordings(glyphs, recipe().make_model().plan, 2, lambda e, g: e, world=3)
+
+
+# Beginning with other weights.
+
+
+def test_frozen_parts_stay_as_they_begin(glyphs, tmp_path):
+    run(recipe("voxel", epochs=1), glyphs, None, tmp_path / "first", progress=False)
+    begin = {"start": str(tmp_path / "first" / "weights"), "frozen": ["downs", "blocks"]}
+    run(recipe("stream", **begin), glyphs, None, tmp_path / "second", progress=False)
+    first, second = weights(tmp_path / "first"), weights(tmp_path / "second")
+    trunk = [name for name in second if name.startswith(("downs.", "blocks."))]
+    assert len(trunk) > 20
+    for name in trunk:
+        assert torch.equal(first[name], second[name]), name
+    fresh = recipe("stream").make_model().state_dict()
+    head = [name for name in second if name.startswith("head.") and second[name].is_floating_point()]
+    assert head
+    for name in head:
+        assert not torch.equal(second[name], fresh[name]), name
+
+
+def test_without_frozen_parts_all_go_on_from_where_they_begin(glyphs, tmp_path):
+    run(recipe("voxel", epochs=1), glyphs, None, tmp_path / "first", progress=False)
+    begun = recipe("stream", start=str(tmp_path / "first" / "weights")).make_model().state_dict()
+    first = weights(tmp_path / "first")
+    assert all(torch.equal(begun[name], first[name]) for name in begun if name.startswith("blocks."))
+    run(recipe("stream", start=str(tmp_path / "first" / "weights")), glyphs, None, tmp_path / "second", progress=False)
+    second = weights(tmp_path / "second")
+    assert not torch.equal(first["blocks.0.expand.weight"], second["blocks.0.expand.weight"])
+
+
+def test_what_cannot_be_frozen_or_begun_with_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="random weights: say which to begin with"):
+        recipe(frozen=["downs"])
+    with pytest.raises(ValueError, match="no part 'trunk': there are downs, blocks, head"):
+        recipe(start="n-cars", frozen=["trunk"]).make_model()
+    with pytest.raises(ValueError, match=r"the weights 'n-cars' have no downs\.0\.conv\.weight that fits"):
+        recipe(start="n-cars", frozen=["downs"]).make_model()
+    with pytest.raises(ValueError, match="no weights named 'nothing'"):
+        recipe(start="nothing").make_model()
+    gl.weights.save(gl.models.point_unet(4), tmp_path / "unet")
+    with pytest.raises(ValueError, match=r"nothing of the weights .* fits this EventResNet"):
+        recipe(start=str(tmp_path / "unet")).make_model()
