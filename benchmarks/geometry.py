@@ -9,7 +9,7 @@ gpu       all of it on a GPU, where there is one                                
 pack      inputs and the CPU's results for a GPU on a machine without the data     carry/
 
 Each part runs in a fresh process that is held to as many cores as it says, peers and their hidden threads included.
-Times are the least of three rounds in which all take turns (of `farthest` and `gpu`, medians), of the process's CPU on
+Times are the least of several rounds in which all take turns (`farthest`, `gpu`: medians), of the process's CPU on
 one core, so that other work on the machine matters less, and of the wall clock on several.
 
 With NUMBA_CPU_NAME=x86-64 NUMBA_CPU_FEATURES= (and --suffix _x86-64) kernels are compiled for any x86-64 machine.
@@ -159,7 +159,7 @@ def chain(clouds: int) -> list[dict[str, Any]]:
         "gridless, one by one": lambda: [plan(t) for t in tensors],
         "gridless, one by one, collated": lambda: gl.collate([plan(t) for t in tensors]),
     }
-    took = in_turn(others | ours, 3, time.process_time)
+    took = in_turn(others | ours, 15, time.process_time)
     rates = {who: (len(some) if who in others else clouds) / s for who, s in took.items()}
     best = max(rates[who] for who in others)
     rows: list[dict[str, Any]] = [
@@ -207,7 +207,7 @@ def large(points: int) -> list[dict[str, Any]]:
     }
     if "Open3D" in peers():
         works["Open3D"] = lambda: open3d_search(x, x, radius)
-    took = in_turn(works, 3, time.process_time if count == 1 else time.perf_counter)
+    took = in_turn(works, 5, time.process_time if count == 1 else time.perf_counter)
     ours, about = took["gridless"], {"work": f"{points:,} points, {len(edges):,} edges", "cores": count}
     ratios = {f"ratio to {who.split()[0]}": other / ours for who, other in took.items() if who != "gridless"}
     return [{**about, "who": who, "seconds": s, **(ratios if who == "gridless" else {})} for who, s in took.items()]
