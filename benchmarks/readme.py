@@ -122,7 +122,7 @@ OTHERS = "on the test set: HATS 90.2, AEGNN 94.5, best known 96.7 %"
 def accuracy(r: Results) -> list[Row]:
     """Of each recipe, on the examples that its training did not see."""
     rows = []
-    for row in r["accuracy"]["held out"]:
+    for row in r.files.get("accuracy", {}).get("held out", ()):
         name = row["recipe"]
         beside = f"the paper, on the test set: {PAPER[name]}" if name in PAPER else ""
         beside = OTHERS if name.startswith("n-cars") else beside
