@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 from torch.nn.functional import pad
 
 from gridless.backends import in_threads, num_threads
+from gridless.compiled import njit
 from gridless.ops.point_conv.gathers import gather_tile
 from gridless.ops.point_conv.kernel import EdgeKernel
 from gridless.ops.point_conv.products import lanes, multiplies_bfloat16, padded

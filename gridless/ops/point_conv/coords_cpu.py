@@ -9,10 +9,10 @@ the derivative of the loss by the edge value n_m = p_m w / W, and a = sum of c_m
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from torch import Tensor
 
 from gridless.backends import in_threads
+from gridless.compiled import njit
 from gridless.ops.point_conv.kernel import MONOMIALS, EdgeKernel
 from gridless.ops.point_conv.products import BLOCK, lanes, matmul, pack
 from gridless.ops.point_conv.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight

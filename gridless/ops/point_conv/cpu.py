@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from gridless.backends import in_threads
+from gridless.compiled import njit
 from gridless.ops.point_conv import bfloat16_cpu
 from gridless.ops.point_conv.coords_cpu import conv_coords_backward, edge_sums_backward
 from gridless.ops.point_conv.gathers import gather_tile

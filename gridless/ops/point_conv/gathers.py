@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from gridless.compiled import njit
 from gridless.ops.point_conv.products import gather
 from gridless.ops.point_conv.values import basis_values, falloffs, normalise_rows, run_of_rows, vectors
 

@@ -11,7 +11,7 @@ The backward pass does the same with B = N^T dF' over the transposed edges. No a
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -20,6 +20,15 @@ from torch import Tensor
 
 from gridless.backends import interpreting
 from gridless.ops.point_conv.kernel import EdgeKernel, compute_dtype
+from gridless.ops.point_conv.tiles_gpu import (
+    GROUP,
+    Tile,
+    dot_block,
+    fused_backward_tile,
+    fused_tile,
+    gather_tile,
+    side_by_side,
+)  # fmt: skip
 from gridless.ops.point_conv.triton_coords import coords_kernel, sums_kernel
 from gridless.ops.point_conv.triton_kernels import contract_kernel, fused_backward_kernel, fused_kernel, gather_kernel
 
@@ -29,8 +38,6 @@ CHUNK = 48 << 20
 SMALL = 8 << 20
 # Bytes of F Theta that are made at once where features are transformed first.
 TRANSFORMED = 64 << 20
-# Terms whose sums one kernel keeps in registers.
-GROUP = 16
 
 _TYPES = {
     torch.float16: tl.float16,
@@ -38,24 +45,6 @@ _TYPES = {
     torch.float32: tl.float32,
     torch.float64: tl.float64,
 }
-
-
-class Tile(NamedTuple):
-    """How a kernel is cut: rows of a program, edges of each that are loaded together, warps, programs side by side on a
-    multiprocessor, channels of a strip, and whether the next edges are loaded before these are used."""
-
-    rows: int
-    unroll: int
-    warps: int
-    beside: int = 1
-    strip: int = 16
-    ahead: bool = False
-
-    def strips(self, channels: int) -> dict[str, int]:
-        """How the kernels are told of so many channels."""
-        width = min(self.strip, channels)
-        strips = {"J": channels // width, "L": width}
-        return strips | {"T": self.rows, "U": self.unroll, "AHEAD": self.ahead, "num_warps": self.warps}
 
 
 def conv(
@@ -298,7 +287,7 @@ def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, o
     fused_kernel[(triton.cdiv(walk.rows, tile.rows),)](
         features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, *walk.scale,
         C=channels, P=width, **walk.settings(channels), **terms, HAS_BIAS=bias is not None, PRECISION=precision,
-        PB=_dot_block(width), **tile.strips(_dot_block(channels)),
+        PB=dot_block(width), **tile.strips(dot_block(channels)),
         maxnreg=65536 // (32 * tile.warps * beside) if beside > 1 else None,
     )  # fmt: skip
 
@@ -314,14 +303,14 @@ def _fused_backward(
 ) -> Tensor | None:
     _, channels, width = weight.shape
     tiles = triton.cdiv(walk.rows, tile.rows)
-    programs = min(tiles, _programs(grad.device, tile)) if need_weight else tiles
+    programs = min(tiles, side_by_side(grad.device, tile)) if need_weight else tiles
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
     terms = walk.terms(0, walk.kernel.size)
     fused_backward_kernel[(programs,)](
         grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts, walk.rows, tiles,
         *walk.scale, Q=channels, P=width, **walk.settings(max(channels, width)), **terms,
         NEED_F=d_features is not None, NEED_W=need_weight, PRECISION=_precision(),
-        QB=_dot_block(channels), **tile.strips(_dot_block(width)),
+        QB=dot_block(channels), **tile.strips(dot_block(width)),
     )  # fmt: skip
     return parts.sum(0).to(weight.dtype) if need_weight else None
 
@@ -345,40 +334,6 @@ def _transform_first(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor
         )  # fmt: skip
 
 
-# How the work is cut. Measured on an H200: benchmarks/NOTES.md.
-
-
-def fused_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Tile | None:
-    """The tile in which the sums of all terms stay in registers until the product, or None where they do not fit."""
-    sums = terms * _dot_block(channels)
-    if dtype == torch.float64 or terms > GROUP or sums > 320 or _dot_block(width) > 128:
-        return None
-    if dtype != torch.float32:
-        return Tile(64, 1, 8, strip=64)
-    return Tile(32, 1, 4, 4, strip=32) if sums <= 256 else Tile(32, 1, 4, 4, strip=16, ahead=True)
-
-
-def fused_backward_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Tile | None:
-    """As `fused_tile`; the weight's gradient has to fit beside the sums."""
-    sums = terms * _dot_block(width)
-    shares = sums * _dot_block(channels)
-    if dtype == torch.float64 or terms > GROUP or sums > 320 or shares > 16384 or _dot_block(channels) > 64:
-        return None
-    if dtype == torch.float32:
-        return Tile(64, 2, 8, 1, strip=32) if shares > 10240 else Tile(32, 2, 4, 2, strip=32, ahead=True)
-    return Tile(32, 2, 4, 2, strip=64) if shares > 10240 else Tile(16, 2, 4, 3, strip=64)
-
-
-def gather_tile(dtype: torch.dtype, block: int) -> Tile:
-    """A few rows for one warp: neighbourhoods of different sizes wait for each other only within a program."""
-    strip = min(block, 32)
-    return Tile(128 // strip, 2, 1, strip=strip, ahead=dtype != torch.float64)
-
-
-def _dot_block(channels: int) -> int:
-    return max(16, triton.next_power_of_2(channels))
-
-
 def _precision() -> str:
     """How kernels multiply float32 matrices: as torch's products are told to."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
@@ -399,12 +354,3 @@ def _terms(kind: int, table: tuple[float, ...], width: float, dim: int, base: in
     rows = table[base * dim : (base + size) * dim]
     numbers = tuple(int(x) for x in rows) if kind == 0 else rows
     return {"M": size, "KIND": kind, "TABLE": numbers, "SHARP": -0.5 / width**2}
-
-
-@cache
-def _programs(device: torch.device, tile: Tile) -> int:
-    """As many as run side by side, in round numbers."""
-    if device.type == "cpu":
-        return 4
-    processors = torch.cuda.get_device_properties(device).multi_processor_count
-    return max(processors * tile.beside // 32, 1) * 32

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
+
+from gridless.compiled import njit
 
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)

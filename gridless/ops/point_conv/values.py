@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
+from gridless.compiled import njit
 from gridless.ops.point_conv.kernel import MONOMIALS, EdgeKernel
 
 # Edges whose values are made together, unless one row alone has more.

@@ -1,0 +1,70 @@
+"""How the GPU kernels of the point convolution are cut. Measured on an H200: benchmarks/NOTES.md."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import triton
+
+# Terms whose sums one kernel keeps in registers.
+GROUP = 16
+
+
+class Tile(NamedTuple):
+    """How a kernel is cut: rows of a program, edges of each that are loaded together, warps, programs side by side on a
+    multiprocessor, channels of a strip, and whether the next edges are loaded before these are used."""
+
+    rows: int
+    unroll: int
+    warps: int
+    beside: int = 1
+    strip: int = 16
+    ahead: bool = False
+
+    def strips(self, channels: int) -> dict[str, int]:
+        """How the kernels are told of so many channels."""
+        width = min(self.strip, channels)
+        strips = {"J": channels // width, "L": width}
+        return strips | {"T": self.rows, "U": self.unroll, "AHEAD": self.ahead, "num_warps": self.warps}
+
+
+def fused_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Tile | None:
+    """The tile in which the sums of all terms stay in registers until the product, or None where they do not fit."""
+    sums = terms * dot_block(channels)
+    if dtype == torch.float64 or terms > GROUP or sums > 320 or dot_block(width) > 128:
+        return None
+    if dtype != torch.float32:
+        return Tile(64, 1, 8, strip=64)
+    return Tile(32, 1, 4, 4, strip=32) if sums <= 256 else Tile(32, 1, 4, 4, strip=16, ahead=True)
+
+
+def fused_backward_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Tile | None:
+    """As `fused_tile`; the weight's gradient has to fit beside the sums."""
+    sums = terms * dot_block(width)
+    shares = sums * dot_block(channels)
+    if dtype == torch.float64 or terms > GROUP or sums > 320 or shares > 16384 or dot_block(channels) > 64:
+        return None
+    if dtype == torch.float32:
+        return Tile(64, 2, 8, 1, strip=32) if shares > 10240 else Tile(32, 2, 4, 2, strip=32, ahead=True)
+    return Tile(32, 2, 4, 2, strip=64) if shares > 10240 else Tile(16, 2, 4, 3, strip=64)
+
+
+def gather_tile(dtype: torch.dtype, block: int) -> Tile:
+    """A few rows for one warp: neighbourhoods of different sizes wait for each other only within a program."""
+    strip = min(block, 32)
+    return Tile(128 // strip, 2, 1, strip=strip, ahead=dtype != torch.float64)
+
+
+def dot_block(channels: int) -> int:
+    return max(16, triton.next_power_of_2(channels))
+
+
+@cache
+def side_by_side(device: torch.device, tile: Tile) -> int:
+    """As many as run side by side, in round numbers."""
+    if device.type == "cpu":
+        return 4
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return max(processors * tile.beside // 32, 1) * 32
