@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from gridless.compiled import njit
 
 OUTSIDE, BACK, NEGATIVE = 1, 2, 3
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numba import njit
 
+from gridless.compiled import njit
 from gridless.data.formats.base import FormatError
 from gridless.structures import Cloud
 

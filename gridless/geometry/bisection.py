@@ -13,8 +13,8 @@ Kernels get all their memory from the caller and say when it is too small; they 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from gridless.compiled import njit
 from gridless.geometry.vectors import (
     address,
     copy_vector,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from gridless.compiled import njit
 from gridless.geometry.block_vectors import BLOCK
 
 

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
+
+from gridless.compiled import njit
 
 _BIT = ir.IntType(1)
 _I32 = ir.IntType(32)

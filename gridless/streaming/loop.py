@@ -13,8 +13,8 @@ The arguments are the flat arrays of `table.py`.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from gridless.compiled import njit
 from gridless.streaming.panels import product, spread
 
 from gridless.streaming.table import (  # isort: skip

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from numba import njit
-
+from gridless.compiled import njit
 from gridless.ops.point_conv.products import BLOCK, add_product
 
 HALF = BLOCK // 2

@@ -8,8 +8,8 @@ These functions call no others that LLVM might not inline: Numba would count ref
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from gridless.compiled import njit
 from gridless.streaming.panels import product, spread
 
 from gridless.streaming.table import (  # isort: skip

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
+from gridless.compiled import njit
 from gridless.models.events import VoxelHead
 from gridless.nn.events import VoxelMerge
 from gridless.streaming.lowering import Flat, affine, array_of, columns_of, fill, panels_of

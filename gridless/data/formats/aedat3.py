@@ -7,8 +7,8 @@ microseconds, which the packet's overflow counter extends. Invalid events and pa
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from gridless.compiled import njit
 from gridless.data.formats.base import File, Recording, shrink
 
 MAGIC = b"#!AER-DAT3."

@@ -7,8 +7,8 @@ Types: 1 (contrast events) and 2 (ATIS, of which the contrast events are kept an
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from gridless.compiled import njit
 from gridless.data.formats.base import File, Recording, shrink
 
 MAGIC = b"Event Stream"

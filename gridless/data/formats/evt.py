@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable
 
 import numpy as np
-from numba import njit
 
+from gridless.compiled import njit
 from gridless.data.formats.base import File, Recording, shrink
 
 GENERATIONS = {"gen31": (640, 480), "gen3": (640, 480), "gen41": (1280, 720), "gen4": (1280, 720)}

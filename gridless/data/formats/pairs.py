@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from gridless.compiled import njit
 from gridless.data.formats.base import File, Recording, shrink
 
 

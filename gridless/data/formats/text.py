@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 
 import numpy as np
-from numba import njit
 
+from gridless.compiled import njit
 from gridless.data.formats.base import File, Recording, columns
 from gridless.events import ALIASES, as_polarity
 

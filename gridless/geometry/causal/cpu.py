@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from gridless.backends import in_threads, num_threads
+from gridless.compiled import njit
 from gridless.geometry.causal import Link
 from gridless.geometry.causal import by_pixel as runs_of
 from gridless.structures import MAX_EDGES, Events

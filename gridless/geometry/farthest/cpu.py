@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from gridless import backends
+from gridless.compiled import njit
 from gridless.geometry.block_vectors import BLOCK, equal, first_bit, largest, lower, touched
 from gridless.geometry.blocks import aligned, bound_blocks, bound_boxes, sort_into_blocks, squared
 from gridless.geometry.work import STRANGER, cut_examples, refuse_stranger

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from gridless.backends import in_threads
+from gridless.compiled import njit
 from gridless.geometry.lif import Rule
 from gridless.structures import Events
 

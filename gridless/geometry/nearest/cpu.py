@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from gridless import backends
+from gridless.compiled import njit
 from gridless.geometry.block_vectors import BLOCK, distances, enough, first_bit, insert, reached, within
 from gridless.geometry.blocks import aligned, bound_blocks, bound_boxes, sort_into_blocks
 from gridless.geometry.work import cut_examples

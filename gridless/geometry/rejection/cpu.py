@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from gridless import backends
+from gridless.compiled import njit
 from gridless.geometry.blocks import squared
 from gridless.geometry.checks import squared_radius
 from gridless.geometry.work import STRANGER, cut_examples, refuse_stranger

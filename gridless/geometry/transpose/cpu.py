@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from gridless import backends
+from gridless.compiled import njit
 from gridless.structures import Edges
 
 # Edges that are worth a thread of their own.

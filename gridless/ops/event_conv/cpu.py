@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from gridless.backends import in_threads
+from gridless.compiled import njit
 from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.cpu import share_cells, source_cell
 from gridless.structures import Edges, Structure

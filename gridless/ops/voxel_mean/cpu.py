@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
 from gridless.backends import in_threads, num_threads
+from gridless.compiled import njit
 
 
 def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tensor]:

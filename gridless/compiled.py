@@ -1,0 +1,134 @@
+"""`njit` for the CPU kernels: Numba's, with a disk cache that knows everything a kernel is made of.
+
+Numba keeps a compiled function until the function's own file changes. What the function calls in other files, and the
+constants it takes from them, is compiled into it all the same; when only those change, Numba would run the old code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, cached_property
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype, ir.Type, numba.types.Type)
+
+
+def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`numba.njit`; with `cache=True` the function is compiled anew when anything that it is made of has changed."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        _read_imports(function.__module__)
+        dispatcher = numba.njit(**options)(function)
+        # Absent without a cache, under NUMBA_DISABLE_JIT, and perhaps in Numbas to come: Numba's own stamp stays then.
+        file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+        if hasattr(file, "_source_stamp"):
+            file._source_stamp = _Stamp(function, file._source_stamp)
+        return dispatcher
+
+    return decorate
+
+
+class _Stamp:
+    """What Numba compares with the stamp on disk: its own and `made_of`, which is asked when a kernel is first wanted.
+
+    Only then are all names of the module bound, those below the function too. On disk it is plain bytes.
+    """
+
+    def __init__(self, function: Callable[..., Any], own: object) -> None:
+        self.function = function
+        self.own = own
+
+    @cached_property
+    def digest(self) -> bytes:
+        lines = [repr(self.own), *sorted(made_of(self.function))]
+        return hashlib.sha256("\n".join(lines).encode()).digest()
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == (other.digest if isinstance(other, _Stamp) else other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __reduce__(self) -> tuple[type, tuple[bytes]]:
+        return bytes, (self.digest,)
+
+
+def made_of(function: Callable[..., Any]) -> set[str]:
+    """Lines that tell what the compiled `function` depends on within its package.
+
+    These are the package's version, the contents of the files of all functions that it reaches (compiled ones,
+    intrinsics, and what those call), and the values of the constants that these use, whichever file they come from.
+    An `overload` is found by the file of the function that it overloads, and belongs there.
+    """
+    package = function.__module__.partition(".")[0]
+    lines = {f"{package} {getattr(sys.modules.get(package), '__version__', '')}"}
+    pending: list[tuple[str, Any]] = [("", function)]
+    reached: set[int] = set()
+    while pending:
+        name, value = pending.pop()
+        if _ours(value, package):
+            value = inspect.unwrap(value)
+            lines.add(f"{value.__module__} {_source(value.__module__)}")
+        if isinstance(value, FunctionType) and _ours(value, package) and id(value) not in reached:
+            reached.add(id(value))
+            place = f"{value.__module__}.{value.__qualname__}"
+            pending.extend((f"{place}: {used}", part) for used, part in _used(value))
+        elif isinstance(value, dict | tuple | list):
+            parts = value.items() if isinstance(value, dict) else value
+            pending.extend((f"{name}[{i}]", part) for i, part in enumerate(parts))
+        elif isinstance(value, np.ndarray):
+            lines.add(f"{name} = {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}")
+        elif isinstance(value, _PLAIN):
+            lines.add(f"{name} = {type(value).__name__} {value}")
+    return lines
+
+
+def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    """What the names in a function's code stand for: globals, members of modules, variables of functions around it."""
+    names = _names(function.__code__)
+    for name in names & function.__globals__.keys():
+        value = function.__globals__[name]
+        yield name, value
+        if isinstance(value, ModuleType):
+            yield from ((f"{name}.{member}", vars(value)[member]) for member in names & vars(value).keys())
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield name, cell.cell_contents
+    yield "defaults", (function.__defaults__ or ())
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names in a function's code, and in that of the functions inside it."""
+    return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+
+
+def _ours(value: Any, package: str) -> bool:
+    """Whether a function, a class or an object of a class was written in the package."""
+    module = getattr(value, "__module__", None)
+    return isinstance(module, str) and module.partition(".")[0] == package
+
+
+@cache
+def _read_imports(module: str) -> None:
+    """Read a module's files and those it imports from now, while they are what was imported; they may be edited."""
+    package = module.partition(".")[0]
+    _source(module)
+    for value in list(vars(sys.modules[module]).values()):
+        if _ours(value, package):
+            _source(value.__module__)
+
+
+@cache
+def _source(module: str) -> str:
+    """A digest of a module's file as it was when first asked for."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None or not Path(file).is_file():
+        return ""
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
