@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -28,67 +28,86 @@ def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
         _read_imports(function.__module__)
         dispatcher = numba.njit(**options)(function)
-        # Absent without a cache, under NUMBA_DISABLE_JIT, and perhaps in Numbas to come: Numba's own stamp stays then.
-        file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-        if hasattr(file, "_source_stamp"):
+        # Absent without a cache, under NUMBA_DISABLE_JIT, and perhaps in Numbas to come: theirs is as it is then.
+        kept: Any = getattr(dispatcher, "_cache", None)
+        file: Any = getattr(kept, "_cache_file", None)
+        if hasattr(file, "_source_stamp") and hasattr(kept, "_index_key"):
             file._source_stamp = _Stamp(function, file._source_stamp)
+            kept._index_key = _key_with_constants(function, kept._index_key)
         return dispatcher
 
     return decorate
 
 
 class _Stamp:
-    """What Numba compares with the stamp on disk: its own and `made_of`, which is asked when a kernel is first wanted.
+    """What Numba compares with the stamp on disk, of its own and of the sources: others, and all that is kept is stale.
 
-    Only then are all names of the module bound, those below the function too. On disk it is plain bytes.
+    They are read when a kernel is first wanted: only then are all names of the module bound, those below the function
+    too. On disk the stamp is plain bytes.
     """
 
     def __init__(self, function: Callable[..., Any], own: object) -> None:
         self.function = function
         self.own = own
 
-    @cached_property
-    def digest(self) -> bytes:
-        lines = [repr(self.own), *sorted(made_of(self.function))]
-        return hashlib.sha256("\n".join(lines).encode()).digest()
+    @property
+    def value(self) -> bytes:
+        return repr(self.own).encode() + _digests(self.function)[0]
 
     def __eq__(self, other: object) -> bool:
-        return self.digest == (other.digest if isinstance(other, _Stamp) else other)
+        return self.value == (other.value if isinstance(other, _Stamp) else other)
 
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def __reduce__(self) -> tuple[type, tuple[bytes]]:
-        return bytes, (self.digest,)
+        return bytes, (self.value,)
 
 
-def made_of(function: Callable[..., Any]) -> set[str]:
-    """Lines that tell what the compiled `function` depends on within its package.
+def _key_with_constants(function: Callable[..., Any], key: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+    """The key of a kernel among those of its function that are kept: signature, CPU, and here the constants.
 
-    These are the package's version, the contents of the files of all functions that it reaches (compiled ones,
-    intrinsics, and what those call), and the values of the constants that these use, whichever file they come from.
+    Some constants depend on the CPU; machines of several kinds that share a disk keep their kernels side by side.
+    """
+    return lambda *arguments: (*key(*arguments), _digests(function)[1])
+
+
+@cache
+def _digests(function: Callable[..., Any]) -> tuple[bytes, bytes]:
+    """Of the sources and of the constants that a function is made of."""
+    sources, constants = (hashlib.sha256("\n".join(sorted(lines)).encode()) for lines in made_of(function))
+    return sources.digest(), constants.digest()
+
+
+def made_of(function: Callable[..., Any]) -> tuple[set[str], set[str]]:
+    """The sources and the constants that the compiled `function` depends on within its package, a line each.
+
+    Sources are the files of all functions that it reaches (compiled ones, intrinsics, and what those call), and the
+    version of the package. Constants are what the names in these functions stand for, wherever they come from.
     An `overload` is found by the file of the function that it overloads, and belongs there.
     """
     package = function.__module__.partition(".")[0]
-    lines = {f"{package} {getattr(sys.modules.get(package), '__version__', '')}"}
+    sources, constants = {f"{package} {getattr(sys.modules.get(package), '__version__', '')}"}, set()
     pending: list[tuple[str, Any]] = [("", function)]
     reached: set[int] = set()
     while pending:
         name, value = pending.pop()
         if _ours(value, package):
             value = inspect.unwrap(value)
-            lines.add(f"{value.__module__} {_source(value.__module__)}")
-        if isinstance(value, FunctionType) and _ours(value, package) and id(value) not in reached:
-            reached.add(id(value))
+            sources.add(f"{value.__module__} {_source(value.__module__)}")
+        if isinstance(value, FunctionType) and _ours(value, package):
             place = f"{value.__module__}.{value.__qualname__}"
-            pending.extend((f"{place}: {used}", part) for used, part in _used(value))
+            constants.add(f"{name} = {place}")
+            if id(value) not in reached:
+                reached.add(id(value))
+                pending.extend((f"{place}: {used}", part) for used, part in _used(value))
         elif isinstance(value, dict | tuple | list):
             parts = value.items() if isinstance(value, dict) else value
             pending.extend((f"{name}[{i}]", part) for i, part in enumerate(parts))
         elif isinstance(value, np.ndarray):
-            lines.add(f"{name} = {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}")
+            constants.add(f"{name} = {value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}")
         elif isinstance(value, _PLAIN):
-            lines.add(f"{name} = {type(value).__name__} {value}")
-    return lines
+            constants.add(f"{name} = {type(value).__name__} {value}")
+    return sources, constants
 
 
 def _used(function: FunctionType) -> Iterator[tuple[str, Any]]:
@@ -117,7 +136,7 @@ def _ours(value: Any, package: str) -> bool:
 
 @cache
 def _read_imports(module: str) -> None:
-    """Read a module's files and those it imports from now, while they are what was imported; they may be edited."""
+    """Read the files of a module and of those it imports from, while they are as imported: they may be edited later."""
     package = module.partition(".")[0]
     _source(module)
     for value in list(vars(sys.modules[module]).values()):

@@ -15,15 +15,16 @@ import pytest
 import gridless as gl
 from gridless.compiled import made_of, njit
 from gridless.geometry.rejection import cpu as rejection
-from gridless.streaming import loop, traces
+from gridless.streaming import loop, panels, traces
 
 PACKAGE = Path(gl.__file__).parent
 
-# `total` reaches the other file only through `_step`, which stands below it.
+# `total` reaches the other files only through `_step`, which stands below it.
 OUTER = """
 from gridless.compiled import njit
 from sample.drivers import drive
-from sample.inner import SCALE, shifted
+from sample.inner import shifted
+from sample.numbers import SCALE
 
 @njit(cache=True)
 def total(count):
@@ -42,12 +43,13 @@ def main():
 INNER = """
 from gridless.compiled import njit
 
-SCALE = 10
-UNUSED = 1
-
 @njit(cache=True)
 def shifted(i):
     return i + 1
+"""
+NUMBERS = """
+SCALE = 10
+UNUSED = 1
 """
 DRIVERS = """
 def drive(function, count):
@@ -57,10 +59,11 @@ def drive(function, count):
 
 @pytest.fixture
 def sample(tmp_path: Path) -> Path:
-    """A package of a kernel, another file that the kernel is made of, and one that only calls it."""
+    """A package of a kernel, two other files that the kernel is made of, and one that only calls it."""
     package = tmp_path / "sample"
     package.mkdir()
-    for name, text in {"__init__": "", "outer": OUTER, "inner": INNER, "drivers": DRIVERS}.items():
+    files = {"__init__": "", "outer": OUTER, "inner": INNER, "numbers": NUMBERS, "drivers": DRIVERS}
+    for name, text in files.items():
         (package / f"{name}.py").write_text(text)
     return package
 
@@ -87,8 +90,9 @@ def edit(file: Path, old: str, new: str) -> None:
 def test_a_kernel_is_compiled_anew_when_another_file_that_it_is_made_of_changes(sample: Path):
     assert run(sample) == (60, 0, 1)
     edit(sample / "drivers.py", "return function(count)", "return 1 * function(count)")
-    assert run(sample) == (60, 1, 0), "the file that only calls the kernel is no part of it"
-    edit(sample / "inner.py", "SCALE = 10", "SCALE = 20")
+    edit(sample / "numbers.py", "UNUSED = 1", "UNUSED = 2")
+    assert run(sample) == (60, 1, 0), "neither the file that only calls the kernel nor other constants are part of it"
+    edit(sample / "numbers.py", "SCALE = 10", "SCALE = 20")
     assert run(sample) == (120, 0, 1)
     edit(sample / "inner.py", "i + 1", "i + 2")
     assert run(sample) == (180, 0, 1)
@@ -100,24 +104,33 @@ def test_all_kernels_of_the_package_have_this_cache():
     assert own == [PACKAGE / "compiled.py"]
 
 
-def modules(lines: set[str]) -> set[str]:
-    return {line.split()[0] for line in lines if re.fullmatch(r"gridless[\w.]* [0-9a-f]{64}", line)}
+def modules(sources: set[str]) -> set[str]:
+    return {line.split()[0] for line in sources if re.fullmatch(r"gridless[\w.]* [0-9a-f]{64}", line)}
 
 
 def test_a_kernel_is_made_of_the_functions_it_reaches_and_of_the_constants_they_use(monkeypatch: pytest.MonkeyPatch):
     kernel = loop.run.py_func
-    before = made_of(kernel)
+    sources, constants = made_of(kernel)
     files = ("ops.point_conv.products", "streaming.loop", "streaming.panels", "streaming.traces", "streaming.vectors")
-    assert modules(before) == {f"gridless.{file}" for file in files}
-    assert f"gridless {gl.__version__}" in before
+    assert modules(sources) == {f"gridless.{file}" for file in files}
+    assert f"gridless {gl.__version__}" in sources
     monkeypatch.setattr(traces, "RUN_X", traces.RUN_X + 1)
-    assert made_of(kernel) != before
+    assert made_of(kernel)[1] != constants
+
+
+def test_constants_of_another_cpu_leave_what_is_kept_for_this_one(monkeypatch: pytest.MonkeyPatch):
+    """A stamp that changed would empty the cache; machines of several kinds may share one."""
+    kernel = panels.product.py_func
+    sources, constants = made_of(kernel)
+    monkeypatch.setattr(panels, "BLOCK", panels.BLOCK // 2)
+    assert made_of(kernel)[0] == sources
+    assert made_of(kernel)[1] != constants
 
 
 def test_what_only_calls_a_kernel_is_no_part_of_it(monkeypatch: pytest.MonkeyPatch):
     kernel = rejection._reject.py_func
     before = made_of(kernel)
-    assert modules(before) == {"gridless.geometry.blocks", "gridless.geometry.rejection.cpu"}
+    assert modules(before[0]) == {"gridless.geometry.blocks", "gridless.geometry.rejection.cpu"}
     monkeypatch.setattr(rejection, "cut_examples", None)
     assert made_of(kernel) == before
 
