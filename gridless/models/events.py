@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -260,10 +260,11 @@ class StreamHead(nn.Module):
         """logits (S, classes) after every event."""
         found: list[Tensor] = []
         row: Tensor | None = None  # of the finer stream, for each event of the last
-        for mean, features in zip(reversed(self.means), reversed(levels[self.pooled :]), strict=True):
+        means = cast(list[StreamMean], list(self.means))
+        for mean, features in zip(reversed(means), reversed(levels[self.pooled :]), strict=True):
             values = mean(features, geometry, memory)
             found.insert(0, values if row is None else _rows(values, row))
-            cause = geometry[mean.stream].cause
+            cause: Any = geometry[mean.stream].cause
             row = cause if row is None else cause[row]
         return self.logits(self.dropout(self.norm(torch.cat(found, 1), geometry)))
 
