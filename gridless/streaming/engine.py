@@ -21,7 +21,7 @@ from gridless.nn.events import (
 )
 from gridless.nn.norm import BatchNorm
 from gridless.streaming.lowering import Flat, head_rows, level_rows
-from gridless.streaming.packets import Prediction, Stream
+from gridless.streaming.packets import Prediction, Stream, event_network
 from gridless.streaming.table import FIELDS, HEAD_FIELDS
 from gridless.streaming.voxels import FoldedHead
 from gridless.structures import Events
@@ -48,11 +48,11 @@ class Engine(Stream):
     ) -> None:
         if order not in (None, "output", "input"):
             raise ValueError(f"stream: order must be 'output', 'input' or None for the cheaper, not {order!r}")
-        for name, layer in model.named_modules():
+        for name, layer in event_network(model).named_modules():
             if type(layer) not in _KNOWN:
                 raise TypeError(
                     f"stream: layer {name or 'model'!r} ({type(layer).__name__}) is not known to the engine: use "
-                    "gl.streaming.Session(model), which runs any layer"
+                    "gl.streaming.Session(model), which runs any layer of an event network"
                 )
         self._keep, self._order, self._pack = features, order, pack
         super().__init__(model)

@@ -19,6 +19,9 @@ from gridless.streaming.table import EIGHTS, HEAD_FIELDS, PACKED, ROWS, SIXTEENS
 # Bytes of a cache line.
 LINE = 64
 
+# Float32 in the longest vectors of any CPU.
+WIDEST = 16
+
 # Events that the first level holds before the next must catch up; each further level holds half as many. More than the
 # events that a chunk of input fires, so that the large weights of the last levels are read once per chunk.
 CAPACITY = 1024
@@ -303,7 +306,8 @@ def _dense(layer: Dense) -> tuple[np.ndarray, np.ndarray]:
 
 def head_rows(flat: Flat, model: EventResNet, capacities: list[int], lane: int) -> list[dict[str, int]]:
     """The loop's table of the stream head, a row for every level; all zero for another head."""
-    head, rows = model.head, [dict.fromkeys(HEAD_FIELDS, 0) for _ in capacities]
+    head = model.head
+    rows: list[dict[str, int]] = [dict.fromkeys(HEAD_FIELDS, 0) for _ in capacities]
     if not isinstance(head, StreamHead):
         return rows
     logits, bias = _dense(head.logits)
@@ -322,7 +326,9 @@ def head_rows(flat: Flat, model: EventResNet, capacities: list[int], lane: int) 
             "scale": flat.add("weight", scale[mine]), "shift": flat.add("weight", shift[mine]),
             "logits": flat.add("weight", panels_of(logits[mine], lane)),
             "bias": flat.add("weight", columns_of(bias, lane)),
-            "total": flat.room("voxel", size + 1), "time": flat.room("clock", 1), "last": flat.room("trace", classes),
+            "total": flat.room("voxel", size + 1), "time": flat.room("clock", 1),
+            # Saved state is of the same shape whatever the vectors of the CPU.
+            "last": flat.room("trace", _wide(classes, WIDEST)),
             "hidden": flat.room("work", wide), "mean": flat.room("work", size), "factor": flat.room("work", 8),
             "answer": flat.room("work", (room or capacities[k]) * classes), "at": flat.room("event", room),
         }  # fmt: skip

@@ -31,8 +31,7 @@ class Stream:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        if not isinstance(model, EventResNet):
-            raise TypeError(f"stream: {type(model).__name__} is not an event network (gl.models.event_resnet)")
+        model = event_network(model)
         if model.training:
             raise ValueError("stream: the network is in training mode: call model.eval() first")
         if any(layer.near.window is not None for layer in _convolutions(model)):
@@ -143,9 +142,11 @@ class Stream:
         return {"numbers": numbers} | {k: v.clone() for k, v in self._memory().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        mine = self._memory()
-        if set(state) != {"numbers", *mine}:
-            strange = sorted(set(state) ^ {"numbers", *mine})
+        """Continue from a saved state. One that does not fit is refused, and the stream stays as it was."""
+        numbers = torch.tensor([self.events_seen, self.time, self.start])
+        mine = {"numbers": numbers} | self._memory()
+        if set(state) != set(mine):
+            strange = sorted(set(state) ^ set(mine))
             raise ValueError(f"stream: this state is of another network: {strange[0]!r} is missing or unknown")
         for name, value in mine.items():
             if state[name].shape != value.shape or state[name].dtype != value.dtype:
@@ -155,7 +156,17 @@ class Stream:
                 )
         for name, value in mine.items():
             value.copy_(state[name])
-        self.events_seen, self.time, self.start = state["numbers"].tolist()
+        self.events_seen, self.time, self.start = numbers.tolist()
+
+
+def event_network(model: nn.Module) -> EventResNet:
+    """The model, which must be an event network."""
+    if not isinstance(model, EventResNet):
+        raise TypeError(
+            f"stream: {type(model).__name__} is not an event network: only those run live "
+            "(gl.models.event_resnet and the networks made of it)"
+        )
+    return model
 
 
 def _convolutions(model: nn.Module) -> list[Any]:

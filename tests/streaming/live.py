@@ -1,0 +1,90 @@
+"""Networks as after training, streams that try to break them, and what the whole recording at once gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import gridless as gl
+from gridless.models import events as networks
+from gridless.models.events import StreamHead
+from gridless.nn.events import EventConv
+from gridless.nn.norm import BatchNorm
+
+CONFIGURATIONS = ["n_mnist", "mnist_dvs", "cifar10_dvs", "n_caltech101", "asl_dvs", "n_cars"]
+
+
+def network(name: str, **options) -> networks.EventResNet:
+    """A network as after training: no parameter or statistic at its starting value."""
+    torch.manual_seed(7)
+    model = getattr(networks, name)(**options)
+    for layer in model.modules():
+        if isinstance(layer, BatchNorm):
+            layer.running_mean.normal_(0, 0.1)
+            layer.running_var.uniform_(0.5, 2)
+            layer.weight.data.uniform_(0.5, 1.5)
+        if isinstance(layer, EventConv):
+            layer.log_rate.data += torch.randn_like(layer.log_rate) * 0.3
+        bias = getattr(layer, "bias", None)
+        if isinstance(bias, torch.nn.Parameter):
+            bias.data.normal_(0, 0.1)
+    model.eval()
+    if isinstance(model.head, StreamHead):
+        # Its statistics are those of what it sees, or else logits would be small differences of large numbers.
+        model.head.norm.train().momentum = 1.0
+        with torch.no_grad():
+            model(model.plan(busy("plain", tuple(model.config["sensor"]), 4000)))
+    return model.eval()
+
+
+def packed(x, y, t, p, sensor) -> gl.Events:
+    pixel = torch.from_numpy(np.stack([x, y], 1).astype(np.int32))
+    return gl.Events(
+        pixel,
+        torch.from_numpy(np.asarray(t, np.int64)),
+        torch.from_numpy(np.asarray(p, bool)),
+        torch.tensor([0, len(t)]),
+        sensor,
+    )
+
+
+def busy(kind: str, sensor: tuple[int, int], count: int = 1500) -> gl.Events:
+    """Streams that try to break something."""
+    g = np.random.default_rng(3)
+    w, h = sensor
+    # Crowded enough that events reach the deepest level of a large sensor.
+    x = g.normal(w / 2, 6, count).clip(0, w - 1).astype(int)
+    y = g.normal(h / 2, 6, count).clip(0, h - 1).astype(int)
+    t = np.sort(g.integers(0, 20_000, count))
+    p = g.random(count) < 0.5
+    if kind == "one time":
+        t[:] = 5
+    elif kind == "one pixel":
+        x[:], y[:] = w // 2 | 1, h // 2 | 1
+    elif kind == "borders":
+        x, y = np.where(g.random(count) < 0.5, 0, w - 1), np.where(g.random(count) < 0.5, 0, h - 1)
+        side = g.random(count) < 0.5
+        x, y = np.where(side, x, g.integers(0, w, count)), np.where(side, g.integers(0, h, count), y)
+    elif kind == "bursts":
+        t = np.sort(g.integers(0, 10, count) * 1_000_000 + g.integers(0, 300, count))
+    elif kind == "long silence":
+        t[count // 2 :] += 40 * 24 * 3600 * 1_000_000
+    elif kind == "far future":
+        t += 2**41 + 12345
+    return packed(x, y, t, p, sensor)
+
+
+KINDS = ["one time", "one pixel", "borders", "bursts", "long silence", "far future", "plain"]
+
+
+def batch(model, events):
+    with torch.no_grad():
+        geometry = model.plan(events)
+        return geometry, model.trunk(geometry), model(geometry)[0]
+
+
+def assert_close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> None:
+    assert a.shape == b.shape
+    if a.numel():
+        assert torch.isfinite(b).all()
+        assert float((a - b).abs().max()) <= tolerance * max(float(b.abs().max()), 1e-6)

@@ -1,0 +1,57 @@
+"""Saved state: continues bit for bit, fits any CPU, and is checked before anything is taken from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from live import busy, network
+
+from gridless.ops.point_conv import products
+from gridless.streaming import Engine, Session, stream
+
+
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_saved_state_continues_bit_for_bit(pack):
+    model = network("n_mnist", head="stream", width=8)
+    events = busy("plain", (34, 34), 900)
+    one = stream(model, pack=pack)
+    one(events[:400])
+    state = {k: v.clone() for k, v in one.state_dict().items()}
+    other = stream(network("n_mnist", head="stream", width=8), pack=pack)
+    other.load_state_dict(state)
+    a, b = list(one.push(events[400:])), list(other.push(events[400:]))
+    assert len(a) == len(b) > 0
+    assert all(torch.equal(p.logits, q.logits) for p, q in zip(a, b, strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    with pytest.raises(ValueError, match="another network"):
+        stream(network("n_mnist", head="stream", width=16)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_state_fits_cpus_of_any_vector_width(head, pack, monkeypatch):
+    model = network("n_mnist", head=head, width=16, levels=2, pooled=1, duration=10**6)
+    shapes = []
+    for lane in (4, 8, 16):
+        monkeypatch.setattr(products, "lanes", lambda dtype, lane=lane: lane)
+        state = stream(model, pack=pack).state_dict()
+        shapes.append({name: (value.shape, value.dtype) for name, value in state.items()})
+    assert shapes[0] == shapes[1] == shapes[2]
+
+
+@pytest.mark.parametrize("make", [Engine, Session])
+@pytest.mark.parametrize("wrong", [torch.tensor([1, 2]), torch.tensor([1.0, 2.0, 3.0]), None])
+def test_a_state_with_wrong_numbers_leaves_the_stream_as_it_was(make, wrong):
+    model = network("n_mnist", head="stream", width=8, levels=2, pooled=1)
+    events = busy("plain", (34, 34), 300)
+    one, other = make(model), make(model)
+    one(events)
+    other(events[:100])
+    state, before = one.state_dict(), other.state_dict()
+    state.pop("numbers")
+    if wrong is not None:
+        state["numbers"] = wrong
+    with pytest.raises(ValueError, match="'numbers' is"):
+        other.load_state_dict(state)
+    after = other.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
