@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,14 +33,16 @@ def stream(
     overload: Annotated[
         Overload, typer.Option(help="When events come too fast: let the source wait, or drop and count.")
     ] = Overload.wait,
-    packet: Annotated[int, typer.Option(help="Microseconds per packet of a recording.")] = 1000,
+    packet: Annotated[int, typer.Option(min=1, help="Microseconds per packet of a recording.")] = 1000,
     idle: Annotated[float | None, typer.Option(help="Seconds of silence after which a socket ends.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No throughput and latency on standard error.")] = False,
 ) -> None:
     """Predictions as JSON lines on standard output: time in microseconds, class, probability.
 
     Throughput, latency per packet and lag behind the recording are shown on standard error. Nothing is dropped without
-    being counted.
+    being counted. A socket goes on whatever it is sent, and counts the frames that were lost, late (after a later one,
+    or again), bad (no frame), or refused (an event outside the sensor, or back in time). In a file and on standard
+    input these are errors.
     """
     from gridless.streaming import stream as engine_of
     from gridless.streaming.sources import Buffered, Camera, Datagrams, frames, recording
@@ -50,7 +53,8 @@ def stream(
     names = model.about.get("classes") or [str(k) for k in range(model.config["classes"])]
     raw: Any
     if source == "-":
-        raw = frames(sys.stdin.buffer, engine.sensor)
+        # A reader of its own: the interpreter waits at its end for one that a thread still reads from.
+        raw = frames(os.fdopen(os.dup(sys.stdin.fileno()), "rb"), engine.sensor)
     elif source == "camera":
         raw = Camera(engine.sensor)
     elif source.startswith("udp://"):
@@ -64,7 +68,7 @@ def stream(
         raw = recording(source, engine.sensor, packet, realtime)
     live = realtime or not isinstance(source, str) or source == "-" or "://" in source or source == "camera"
     packets: Iterable[Events] = Buffered(raw, drop=overload is Overload.drop) if live else raw
-    meter = Meter(quiet)
+    meter = Meter(quiet, lambda: _counts(packets, raw))
     try:
         for events in packets:
             begin = time.perf_counter()
@@ -74,17 +78,16 @@ def stream(
         if engine.events_seen:
             _print(engine.time, engine.predict(), names, final=False)
     except BrokenPipeError:
-        # The reader of the predictions has seen enough.
-        sys.stderr.close()
-        return
+        # The reader of the predictions has seen enough. What is left in the buffer is written at the very end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
-        counts = {
-            k: getattr(s, k)
-            for s in (packets, raw)
-            for k in ("dropped_packets", "dropped_events", "lost", "overflows")
-            if hasattr(s, k)
-        }
-        meter.close(counts)
+        meter.close(getattr(raw, "reason", ""))
+
+
+def _counts(*sources: Any) -> dict[str, int]:
+    """What was not worked on."""
+    names = ("dropped_packets", "dropped_events", "lost", "late", "bad", "refused", "overflows")
+    return {k: getattr(s, k) for s in sources for k in names if hasattr(s, k)}
 
 
 def _print(when: int, logits: Any, names: list[str], final: bool) -> None:
@@ -97,8 +100,8 @@ def _print(when: int, logits: Any, names: list[str], final: bool) -> None:
 class Meter:
     """Throughput, latency and lag, once a second on standard error."""
 
-    def __init__(self, quiet: bool) -> None:
-        self.quiet = quiet
+    def __init__(self, quiet: bool, counts: Callable[[], dict[str, int]]) -> None:
+        self.quiet, self.counts = quiet, counts
         self.begin = self.shown = time.perf_counter()
         self.events = 0
         self.busy = 0.0
@@ -128,9 +131,9 @@ class Meter:
         return (
             f"{self.events:,} events, {rate:.2f} M events/s of work, "
             f"packet p50 {p50:.0f} us, p99 {p99:.0f} us, p99.9 {p999:.0f} us, lag {self.lag:+.3f} s"
-        )
+        ) + "".join(f", {k.replace('_', ' ')} {v:,}" for k, v in self.counts().items())
 
-    def close(self, counts: dict[str, int]) -> None:
+    def close(self, reason: str) -> None:
+        """The last line, and why something was not taken."""
         if not self.quiet:
-            extra = "".join(f", {k.replace('_', ' ')} {v:,}" for k, v in counts.items())
-            print("\r" + self.line() + extra, file=sys.stderr, flush=True)
+            print("\r" + self.line() + (f"\nnot taken: {reason}" if reason else ""), file=sys.stderr, flush=True)

@@ -2,7 +2,8 @@
 
 The byte stream is a sequence of frames, little-endian: the four bytes GLE1, a uint32 that counts frames from 0, the
 number of events as a uint32, then 16 bytes per event: int64 time in microseconds, uint16 x, uint16 y, uint8 polarity
-(1 is ON), and three bytes of no meaning. Over UDP one datagram is one frame.
+(1 is ON), and three bytes of no meaning. Over UDP one datagram is one frame. Events are in order of time, within a
+frame and from frame to frame.
 """
 
 from __future__ import annotations
@@ -89,10 +90,18 @@ def frames(stream: BinaryIO, sensor: tuple[int, int], name: str = "standard inpu
 
 
 class Datagrams:
-    """Frames from a UDP socket; `lost` counts the frames that never came. Ends after `idle` seconds of silence."""
+    """Frames from a UDP socket. Ends after `idle` seconds of silence, and never because of what was sent.
+
+    What does not become a packet is counted: `lost`, frames that did not come in their turn; `late`, those that came
+    after a later one, or again; `bad`, datagrams that are no frame; `refused`, frames with an event outside the sensor
+    or before its predecessor. `reason` says what was wrong with the last of these.
+    """
 
     def __init__(self, host: str, port: int, sensor: tuple[int, int], idle: float | None = None) -> None:
-        self.sensor, self.idle, self.lost = sensor, idle, 0
+        self.sensor, self.idle, self.reason = sensor, idle, ""
+        self.lost = self.late = self.bad = self.refused = 0
+        self._expected: int | None = None
+        self._time = -(2**63)
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         self.socket.bind((host, port))
@@ -100,24 +109,51 @@ class Datagrams:
 
     def __iter__(self) -> Iterator[Events]:
         self.socket.settimeout(self.idle)
-        expected: int | None = None
         try:
             while True:
                 try:
                     data = self.socket.recv(1 << 16)
                 except TimeoutError:
                     return
-                if len(data) < HEADER.size:
-                    raise ValueError(f"udp: a datagram of {len(data)} bytes is no frame")
-                number, count = _header(data[: HEADER.size], "udp")
-                if len(data) != HEADER.size + count * RECORD.itemsize:
-                    raise ValueError(f"udp: frame {number} says {count} events but has {len(data)} bytes")
-                if expected is not None:
-                    self.lost += (number - expected) & 0xFFFFFFFF
-                expected = (number + 1) & 0xFFFFFFFF
-                yield _events(data[HEADER.size :], self.sensor)
+                events = self._packet(data)
+                if events is not None:
+                    yield events
         finally:
             self.socket.close()
+
+    def _packet(self, data: bytes) -> Events | None:
+        """The events of a datagram, or None where there is nothing to take from it."""
+        try:
+            number = _number(data)
+        except ValueError as error:
+            self.bad, self.reason = self.bad + 1, str(error)
+            return None
+        ahead = 0 if self._expected is None else (number - self._expected) & 0xFFFFFFFF
+        # Numbers begin again after 2^32: the nearer way around tells what came early from what came late.
+        if ahead >= 1 << 31:
+            self.late += 1
+            return None
+        self.lost += ahead
+        self._expected = (number + 1) & 0xFFFFFFFF
+        try:
+            events = _events(data[HEADER.size :], self.sensor)
+            if len(events) and int(events.time[0]) < self._time:
+                raise ValueError(f"event 0 is at {int(events.time[0])} us, before the last one at {self._time} us")
+        except ValueError as error:
+            self.refused, self.reason = self.refused + 1, f"udp: frame {number}: {error}"
+            return None
+        self._time = int(events.time[-1]) if len(events) else self._time
+        return events
+
+
+def _number(data: bytes) -> int:
+    """The number of the frame that a datagram is."""
+    if len(data) < HEADER.size:
+        raise ValueError(f"udp: a datagram of {len(data)} bytes is no frame")
+    number, count = _header(data[: HEADER.size], "udp")
+    if len(data) != HEADER.size + count * RECORD.itemsize:
+        raise ValueError(f"udp: frame {number} says {count} events but has {len(data)} bytes")
+    return number
 
 
 class Camera:

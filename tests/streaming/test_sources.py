@@ -88,6 +88,52 @@ def test_datagrams_arrive_and_missing_ones_are_counted(events):
     assert source.lost == 2
 
 
+def heard(*datagrams: bytes) -> tuple[Datagrams, list[gl.Events]]:
+    """What a socket makes of these."""
+    source = Datagrams("127.0.0.1", 0, (34, 34), idle=0.5)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for data in datagrams:
+            sender.sendto(data, ("127.0.0.1", source.port))
+    return source, list(source)
+
+
+def test_late_and_repeated_datagrams_are_counted_and_skipped(events):
+    parts = [events[50 * k : 50 * k + 50] for k in range(4)]
+    source, packets = heard(*(encode(parts[k], k) for k in (0, 2, 1, 3, 3)))
+    assert same(joined(packets), joined([parts[k] for k in (0, 2, 3)]))
+    assert (source.lost, source.late, source.bad, source.refused) == (1, 2, 0, 0)
+
+
+def test_the_numbers_of_datagrams_begin_again(events):
+    parts = [events[50 * k : 50 * k + 50] for k in range(4)]
+    source, packets = heard(*(encode(part, 2**32 - 2 + k) for k, part in enumerate(parts) if k != 2))
+    assert len(packets) == 3
+    assert (source.lost, source.late) == (1, 0)
+
+
+def test_what_is_no_frame_does_not_end_a_socket(events):
+    first, second = encode(events[:50], 0), encode(events[50:100], 1)
+    strange = [b"", b"hello", b"nonsense, not events", second[:-1], HEADER.pack(MAGIC, 7, 2**32 - 1)]
+    source, packets = heard(first, *strange, second)
+    assert same(joined(packets), events[:100])
+    assert (source.lost, source.late, source.bad, source.refused) == (0, 0, 5, 0)
+    assert "frame 7 claims" in source.reason
+
+
+def test_frames_that_cannot_follow_do_not_end_a_socket(events, weights):
+    back = encode(events[:50], 1)
+    outside = encode(gl.Events(events.pixel[50:60] + 34, events.time[50:60], events.polarity[50:60],
+                               torch.tensor([0, 10]), (90, 90)), 2)  # fmt: skip
+    mixed = encode(gl.Events(events.pixel[50:60], events.time[50:60].flip(0), events.polarity[50:60],
+                             torch.tensor([0, 10]), (34, 34)), 3)  # fmt: skip
+    source, packets = heard(encode(events[:50], 0), back, outside, mixed, encode(events[50:], 4))
+    assert same(joined(packets), events)
+    assert (source.lost, source.late, source.bad, source.refused) == (0, 0, 0, 3)
+    engine = stream(gl.load(weights))
+    for packet in packets:
+        engine(packet)
+
+
 def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events):
     packets = [events[a : a + 10] for a in range(0, 400, 10)]
 
@@ -173,6 +219,7 @@ def test_the_command_listens_to_a_socket(events, weights):
                 (34, 34),
             )
             sender.sendto(encode(frozen, number), ("127.0.0.1", port))
+            sender.sendto(b"no frame", ("127.0.0.1", port))
             number += 1
 
     thread = threading.Thread(target=send, daemon=True)
@@ -187,7 +234,32 @@ def test_the_command_listens_to_a_socket(events, weights):
     assert "class" in json.loads(first)
     _, errors = child.communicate(timeout=100)
     assert child.returncode == 0
-    assert b"lost 0" in errors
+    assert b"lost 0, late 0, bad " in errors
+    assert b"refused 0\nnot taken: udp: a datagram of 8 bytes is no frame" in errors
+
+
+@pytest.mark.parametrize("source", ["file", "-"])
+def test_a_reader_that_has_seen_enough_ends_the_command_quietly(events, weights, tmp_path, source):
+    path = tmp_path / "glyph.npz"
+    gl.write_events(path, events)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "gridless", "stream", "--weights", weights, "--input",
+         str(path) if source == "file" else "-", "--quiet"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    half = len(events) // 2
+    child.stdin.write(encode(events[:half]))
+    child.stdin.flush()
+    assert "class" in json.loads(child.stdout.readline())
+    child.stdout.close()
+    # Standard input stays open: the thread that reads it must not keep the command, or its end, waiting.
+    if source == "-":
+        child.stdin.write(encode(events[half:]))
+        child.stdin.flush()
+    assert child.wait(timeout=100) == 0
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    child.stdin.close()
 
 
 @pytest.mark.parametrize(
@@ -196,10 +268,13 @@ def test_the_command_listens_to_a_socket(events, weights):
         (["--weights", "nothing-of-the-kind", "--input", "-"], "no weights named"),
         (["--weights", "{weights}", "--input", "missing.raw"], "no file missing.raw"),
         (["--weights", "{weights}", "--input", "udp://nowhere"], "udp://HOST:PORT"),
+        (["--weights", "modelnet40-small", "--input", "-"], "PointResNet is not an event network"),
+        (["--weights", "{weights}", "--input", "-", "--packet", "0"], "--packet"),
+        (["--weights", "{weights}", "--input", "-", "--packet", "-5"], "--packet"),
     ],
 )
 def test_what_the_command_cannot_do_is_one_line(weights, words, message):
     done = run("stream", *[w.format(weights=weights) for w in words])
-    assert done.returncode == 1
+    assert done.returncode in (1, 2)
     assert message in done.stderr.decode()
     assert "Traceback" not in done.stderr.decode()
