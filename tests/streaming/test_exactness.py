@@ -1,0 +1,46 @@
+"""Every network of the paper on the stream that is hardest on rounding: all events at one pixel."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from live import CONFIGURATIONS, assert_close, batch, busy, network
+
+from gridless.streaming import Session, stream
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_engine_equals_the_batch_where_all_events_are_at_one_pixel(name):
+    """Sums of float32 drift with the number of events that a pixel remembers, in the engine and in the batch."""
+    model = network(name, head="stream")
+    events = busy("one pixel", tuple(model.config["sensor"]), 700)
+    geometry, levels, logits = batch(model, events)
+    engine = stream(model)
+    found = list(engine.push(events))
+    assert len(levels[1]) > 30
+    for k, features in enumerate(levels):
+        fired, mine = engine.features(k)
+        assert torch.equal(fired.time, geometry[model.streams[k]].time)
+        assert_close(mine, features, 1e-5)
+    if found:
+        with torch.no_grad():
+            assert_close(torch.stack([p.logits for p in found]), model.predictions(geometry), 1e-5)
+    assert_close(engine.predict(), logits, 1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_session_in_float64_equals_the_batch_where_all_events_are_at_one_pixel(name):
+    """What is left in float32 is rounding."""
+    model = network(name, head="stream").double()
+    events = busy("one pixel", tuple(model.config["sensor"]), 300)
+    _, levels, logits = batch(model, events)
+    session = Session(model)
+    fired = [[] for _ in levels]
+    for a in range(0, len(events), 90):
+        session(events[a : a + 90])
+        for k in range(len(levels)):
+            fired[k].append(session.features(k)[1])
+    assert len(levels[1]) > 10
+    for mine, features in zip(fired, levels, strict=True):
+        assert_close(torch.cat(mine), features, 1e-12)
+    assert_close(session.predict(), logits, 1e-12)
