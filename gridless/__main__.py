@@ -7,7 +7,10 @@ imported. The function's signature is the command's options (typer), its docstri
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
+from typing import Any
 
 # name -> (module:function, one line of help).
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -39,8 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     try:
         return _run(words[0], words[1:])
-    except KeyboardInterrupt:
-        print("gridless: interrupted", file=sys.stderr)
+    except (KeyboardInterrupt, _Interrupted) as error:
+        print(f"gridless {words[0]}: {error or 'interrupted'}", file=sys.stderr)
         return 130
     except Exception as error:
         if debug:
@@ -57,15 +60,31 @@ def _run(name: str, words: list[str]) -> int:
 
     module, _, function = COMMANDS[name][0].partition(":")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command(name)(getattr(import_module(module), function))
+    app.command(name)(_interruptible(getattr(import_module(module), function)))
     try:
         return app(words, prog_name=f"gridless {name}", standalone_mode=False) or 0
     except Exception as error:
-        # Wrong options: the parser's own message, which names the option.
-        if hasattr(error, "show") and hasattr(error, "exit_code"):
-            error.show()  # type: ignore[attr-defined]
+        # Wrong options: the parser's own message, which names the option, without its page of usage.
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            text = " ".join(error.format_message().split())  # type: ignore[attr-defined]
+            print(f"gridless {name}: {text} (gridless {name} --help lists the options)", file=sys.stderr)
             return error.exit_code  # type: ignore[attr-defined]
         raise
+
+
+class _Interrupted(BaseException):
+    """A KeyboardInterrupt of a command: the parser would take that itself, and what it says would be lost."""
+
+
+def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def run(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except KeyboardInterrupt as error:
+            raise _Interrupted(*error.args) from None
+
+    return run
 
 
 def _help() -> None:

@@ -7,6 +7,7 @@ files, epoch e sees the augmentation of epoch e modulo the repeats.
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class Ahead(Resident):
             sampler=self._queue,
             num_workers=workers,
             collate_fn=_unchanged,
+            worker_init_fn=_leave_interrupts,
             pin_memory=self.device.type == "cuda",
             persistent_workers=workers > 0,
             # Its own: the loader draws a seed for its workers, and torch's generator must stay as it is.
@@ -112,3 +114,8 @@ def processes(workers: int | None) -> int:
 
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+def _leave_interrupts(worker: int) -> None:
+    """Ctrl-C goes to all processes of a terminal: the one that trains decides when its workers end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 import warnings
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from gridless.training.interrupt import Interrupt
 from gridless.training.lightning import Classifier, ResidentData
 from gridless.training.progress import EpochBar
 from gridless.training.recipe import Recipe
@@ -43,6 +45,8 @@ def run(
 
     `history` in it has, for each epoch, train_loss, train_accuracy, learning_rate, and valid_accuracy where validated.
     `workers` (processes; None: as many as there are threads) and `cache` (a folder) are for geometry not made online.
+
+    Ctrl-C ends the run after the step at hand, with a checkpoint from which `resume` goes on, by a KeyboardInterrupt.
     """
     device = torch.device(device)
     last = out / "checkpoints" / "last.ckpt"
@@ -56,6 +60,7 @@ def run(
     module = Classifier(recipe)
     every: dict[str, Any] = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
     keep = ModelCheckpoint(out / "checkpoints", filename="last", save_top_k=1, enable_version_counter=False, **every)
+    interrupt = Interrupt(last, alone=devices * nodes == 1)
     trainer = lightning.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=[device.index] if device.index is not None and devices == 1 else devices,
@@ -65,14 +70,14 @@ def run(
         check_val_every_n_epoch=recipe.validate_every,
         num_sanity_val_steps=0,
         logger=_loggers(out),
-        callbacks=[keep, *([EpochBar()] if progress else []), *(callbacks or [])],
+        callbacks=[keep, interrupt, *([EpochBar()] if progress else []), *(callbacks or [])],
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=10**9,
         use_distributed_sampler=False,
     )
     began = time.perf_counter()
-    with warnings.catch_warnings():
+    with interrupt.caught(), warnings.catch_warnings():
         # Lightning's own advice, on loaders with workers, hooks in two places and the like: it does not apply here.
         warnings.filterwarnings("ignore", module="lightning.*")
         trainer.fit(module, ResidentData(recipe, data, valid, workers, cache), ckpt_path=last if resume else None)
@@ -95,5 +100,6 @@ def _loggers(out: Path) -> list[Logger]:
     if find_spec("tensorboard") or find_spec("tensorboardX"):
         loggers.append(TensorBoardLogger(out, name="", version="tensorboard"))
     else:
-        print("gridless: tensorboard is not installed: logs go to CSV only (pip install tensorboard)")
+        words = "gridless: tensorboard is not installed: logs go to CSV only (pip install tensorboard)"
+        print(words, file=sys.stderr)
     return loggers

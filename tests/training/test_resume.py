@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+
 import lightning
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from gridless.__main__ import main
 from gridless.training.run import run
 
 
@@ -54,3 +60,62 @@ def test_resuming_with_another_network_names_the_first_mismatch(recipe, clouds, 
 def test_resuming_nothing_says_so(recipe, clouds, tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing to resume"):
         run(recipe, clouds, None, tmp_path, resume=True)
+
+
+class InterruptAfter(lightning.Callback):
+    """Ctrl-C in the middle of a step, twice where a step is not waited for."""
+
+    def __init__(self, steps: int, times: int = 1) -> None:
+        self.steps, self.times = steps, times
+
+    def on_train_batch_start(self, trainer, module, batch, number):
+        if trainer.global_step == self.steps:
+            for _ in range(self.times):
+                signal.raise_signal(signal.SIGINT)
+
+
+# Five steps are an epoch. In its middle; and in its last step, where the validation comes first.
+@pytest.mark.parametrize(("steps", "kept"), [(2, 3), (4, 6)])
+def test_a_run_interrupted_by_hand_and_resumed_ends_with_the_same_weights(recipe, clouds, tmp_path, steps, kept):
+    whole = run(recipe, clouds, clouds, tmp_path / "whole", progress=False)
+    # No other checkpoint is due so early.
+    with pytest.raises(KeyboardInterrupt, match=r"^interrupted; go on with --resume$"):
+        run(recipe, clouds, clouds, tmp_path / "cut", progress=False, callbacks=[InterruptAfter(steps)])
+    assert torch.load(tmp_path / "cut/checkpoints/last.ckpt", weights_only=False)["global_step"] == kept
+    resumed = run(recipe, clouds, clouds, tmp_path / "cut", progress=False, resume=True)
+    for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
+        assert torch.equal(a, b), name
+    assert whole["history"] == resumed["history"]
+
+
+def test_a_second_interrupt_ends_a_run_at_once(recipe, clouds, tmp_path):
+    with pytest.raises(KeyboardInterrupt, match=r"^interrupted before a checkpoint$"):
+        run(recipe, clouds, None, tmp_path, progress=False, callbacks=[InterruptAfter(2, times=2)])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("geometry", ["online", "workers"])
+def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path, geometry):
+    small = ["--set", "data_options.size=140", "--set", "data_options.held_out=28", "--set", "points=64"]
+    words = ["train", "shapes", *small, "--epochs", "12", "--geometry", geometry, "--workers", "1", "--device", "cpu"]
+    assert main([*words, "--out", str(tmp_path / "whole")]) == 0
+    # As a terminal does it: the signal goes to the whole group, workers included.
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gridless", *words, "--out", str(tmp_path / "cut")],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+    )  # fmt: skip
+    lines = []
+    while not any(line.startswith("epoch 1/") for line in lines):
+        lines.append(process.stderr.readline())
+        assert lines[-1], "".join(lines)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert err.splitlines()[-1:] == ["gridless train: interrupted; go on with --resume"]
+    assert "Traceback" not in err
+    assert not (tmp_path / "cut/weights.safetensors").exists()
+    assert main([*words, "--out", str(tmp_path / "cut"), "--resume"]) == 0
+    for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
+        assert torch.equal(a, b), name
