@@ -1,4 +1,4 @@
-"""Every network of the paper on the stream that is hardest on rounding: all events at one pixel."""
+"""Every network of the paper where all events are at one pixel, so that sums are long."""
 
 from __future__ import annotations
 
