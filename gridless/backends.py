@@ -6,8 +6,6 @@ The device of the tensors decides; `use_backend` overrides it, and an explicit c
 from __future__ import annotations
 
 import os
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -67,8 +65,6 @@ def implementation(package: str, device: torch.device) -> ModuleType:
 
 @cache
 def _load(package: str, name: str) -> ModuleType:
-    if name == "cpu":
-        _announce_compilation()
     return import_module(f"{package}.{name}")
 
 
@@ -96,33 +92,3 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 # A forked child inherits the pool's object but none of its threads.
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_pool.cache_clear)
-
-
-@cache
-def _announce_compilation() -> None:
-    """Say once, on stderr, that kernels are being compiled, if one takes over a second."""
-    from numba.core import event
-
-    class Listener(event.Listener):
-        timer: threading.Timer | None = None
-        said = False
-        depth = 0
-
-        def say(self) -> None:
-            if not Listener.said:
-                Listener.said = True
-                print("gridless: compiling CPU kernels, once; the result is kept on disk", file=sys.stderr, flush=True)
-
-        def on_start(self, event: Any) -> None:
-            self.depth += 1
-            if self.depth == 1 and not Listener.said:
-                self.timer = threading.Timer(1.0, self.say)
-                self.timer.daemon = True
-                self.timer.start()
-
-        def on_end(self, event: Any) -> None:
-            self.depth -= 1
-            if self.depth == 0 and self.timer is not None:
-                self.timer.cancel()
-
-    event.register("numba:compile", Listener())

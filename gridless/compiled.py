@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,8 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtyp
 
 def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
     """`numba.njit`; with `cache=True` the function is compiled anew when anything that it is made of has changed."""
+
+    announce_compilation()
 
     def decorate(function: Callable[..., Any]) -> Any:
         _read_imports(function.__module__)
@@ -151,3 +154,33 @@ def _source(module: str) -> str:
     if file is None or not Path(file).is_file():
         return ""
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+@cache
+def announce_compilation() -> None:
+    """Say once, on stderr, that kernels are being compiled, if one takes over a second."""
+    from numba.core import event
+
+    class Listener(event.Listener):
+        timer: threading.Timer | None = None
+        said = False
+        depth = 0
+
+        def say(self) -> None:
+            if not Listener.said:
+                Listener.said = True
+                print("gridless: compiling CPU kernels, once; the result is kept on disk", file=sys.stderr, flush=True)
+
+        def on_start(self, event: Any) -> None:
+            self.depth += 1
+            if self.depth == 1 and not Listener.said:
+                self.timer = threading.Timer(1.0, self.say)
+                self.timer.daemon = True
+                self.timer.start()
+
+        def on_end(self, event: Any) -> None:
+            self.depth -= 1
+            if self.depth == 0 and self.timer is not None:
+                self.timer.cancel()
+
+    event.register("numba:compile", Listener())

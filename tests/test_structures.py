@@ -431,9 +431,9 @@ def test_a_slow_compilation_is_announced_once_and_a_quick_one_not():
     code = """
     import time
     from numba.core import event
-    from gridless.backends import _announce_compilation
-    _announce_compilation()
-    _announce_compilation()
+    from gridless.compiled import announce_compilation
+    announce_compilation()
+    announce_compilation()
     with event.trigger_event("numba:compile"):
         time.sleep(0.2)
     time.sleep(1.2)
@@ -446,6 +446,17 @@ def test_a_slow_compilation_is_announced_once_and_a_quick_one_not():
     assert len(lines) == 2
     assert lines[0] == "quick one done"
     assert "compiling CPU kernels" in lines[1]
+
+
+def test_compilations_of_kernels_outside_the_backends_are_announced():
+    code = """
+    import time
+    from numba.core import event
+    import gridless.data._camera
+    with event.trigger_event("numba:compile"):
+        time.sleep(1.3)
+    """
+    assert "compiling CPU kernels" in run(code)
 
 
 def test_kernels_are_kept_on_disk(tmp_path):
