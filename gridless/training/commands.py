@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +22,10 @@ Cache = Annotated[Path, typer.Option(help="The folder of geometry that is made o
 Workers = Annotated[int | None, typer.Option(help="Processes that make geometry; else as many as there are threads.")]
 Limit = Annotated[int | None, typer.Option(help="Use only so many training examples, for a trial.")]
 Device = Annotated[str, typer.Option(help="cuda, cpu, or auto for a GPU where there is one.")]
+
+# Suffixes that are of one kind only.
+_CLOUDS = (".ply", ".pcd", ".las", ".laz", ".xyz", ".pts", ".off", ".obj", ".stl", ".glb", ".gltf")
+_RECORDINGS = (".npz", ".aedat", ".aedat4", ".dat", ".raw", ".es", ".mat", ".h5", ".hdf5", ".bin")
 
 
 def train(
@@ -49,11 +54,15 @@ def train(
     """Train a network by a recipe; the weights end in OUT/weights.safetensors and OUT/weights.json.
 
     Without --all-data a tenth of the training examples, a fixed list, is held out and evaluated as training goes on.
+    The result is printed as one JSON object, alone on standard output; progress goes to standard error.
+    Ctrl-C leaves a checkpoint, from which --resume goes on as if nothing had happened.
     """
     from gridless.training.run import run
     from gridless.training.sources import load_data
 
     chosen = _recipe(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats)
+    if chosen.geometry == "offline":
+        _check_writable(cache, "--cache")
     learn = _examples(chosen, data, all_data, limit)
     valid = None if all_data else load_data(chosen, data, "validation")
     result = run(
@@ -83,6 +92,7 @@ def precompute(
     from gridless.training.ahead import precomputed, processes
 
     chosen = _recipe(recipe, changes, seed=seed, repeats=repeats)
+    _check_writable(cache, "--cache")
     learn = _examples(chosen, data, all_data, limit)
     files = precomputed(chosen, learn, chosen.make_model().plan, cache, processes(workers))
     size = sum(path.stat().st_size for path in files.folder.iterdir())
@@ -157,10 +167,13 @@ def predict(
     from gridless.weights import load
 
     model: Any = load(weights, pick_device(device))
+    live = is_event_network(model)
+    for file in files:
+        _check_kind(file, live)
     names = list(model.about.get("classes") or [])
     names += [str(i) for i in range(len(names), model.config["classes"])]
     for file in track(files, "predict", shown=len(files) > 1):
-        if is_event_network(model):
+        if live:
             p = classify_events(model, file, repair=repair or (), votes=votes)
         else:
             p = classify(model, file, points=points, up=up, keep_scale=keep_scale, votes=votes)
@@ -172,6 +185,15 @@ def predict(
             print(f"{file}: " + ", ".join(f"{names[i]} {p[i]:.1%}" for i in order))
 
 
+def _check_kind(file: Path, live: bool) -> None:
+    """Refuse a cloud where the weights are an event network's (`live`), and a recording where they are not."""
+    if file.suffix.lower() in (_CLOUDS if live else _RECORDINGS):
+        found, wanted = ("a cloud", "recordings") if live else ("a recording", "clouds")
+        raise ValueError(
+            f"{file} is {found}, and these weights are for {wanted}: give --weights that were trained on such"
+        )
+
+
 def _recipe(name: str, changes: list[str] | None, **more: Any) -> Any:
     """A recipe with what the command line says of it."""
     from gridless.training.recipe import load_recipe
@@ -179,6 +201,17 @@ def _recipe(name: str, changes: list[str] | None, **more: Any) -> Any:
     chosen = dict(_assignment(c) for c in changes or [])
     chosen |= {k: v for k, v in more.items() if v is not None}
     return load_recipe(name).changed(**chosen)
+
+
+def _check_writable(folder: Path, option: str) -> None:
+    """Make a folder, before any work is done for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise OSError(f"{option} {folder}: nothing can be written in this folder: give another")
 
 
 def _examples(recipe: Any, data: Path | None, all_data: bool, limit: int | None) -> Any:

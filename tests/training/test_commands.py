@@ -91,6 +91,14 @@ def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
         (["train", "modelnet40-large", "--data", "/no/such"], "/no/such"),
         (["train", "modelnet40-large", "--data", ".", "--set", "epochs"], "--set takes NAME=VALUE"),
         (["train", "modelnet40-large", "--data", ".", "--set", "epoch=1"], "unknown entry 'epoch'"),
+        (["train"], "gridless train: Missing argument '"),
+        (["train", "shapes", "--epoch", "1"], "gridless train: No such option: --epoch"),
+        (["train", "shapes", "--epochs", "many"], "gridless train: Invalid value for '--epochs': "),
+        (["precompute", "shapes", "--cache", "/proc/x"], "--cache /proc/x: nothing can be written in this folder"),
+        (
+            ["predict", "recording.npz"],
+            "recording.npz is a recording, and these weights are for clouds: give --weights",
+        ),
         (["nonsense"], "no command 'nonsense': there are train"),
     ],
 )
@@ -102,6 +110,18 @@ def test_errors_are_one_line(words, error, saved, capsys):
     assert error in text
     assert len(text.strip().splitlines()) == 1
     assert "Traceback" not in text
+
+
+def test_clouds_are_refused_by_weights_for_recordings(tmp_path, capsys):
+    gl.save(models.event_resnet(3, (16, 16), width=8, levels=2, pooled=0), tmp_path / "net")
+    assert main(["predict", "scan.ply", "--weights", str(tmp_path / "net.safetensors")]) == 1
+    assert "scan.ply is a cloud, and these weights are for recordings: give --weights" in capsys.readouterr().err
+
+
+def test_train_prints_one_json_object_and_nothing_else(tmp_path, capsys):
+    small = ["--set", "data_options.size=56", "--set", "data_options.held_out=14", "--set", "points=32"]
+    assert main(["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["epochs"] == 1
 
 
 def test_debug_shows_where_an_error_came_from():
