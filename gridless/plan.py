@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from gridless.structures import Cloud, Events, Geometry
@@ -82,6 +83,8 @@ class Plan:
 
     def ball(self, source: Name, target: Name, radius: float, limit: int | None = None) -> Name:
         """All sources within `radius` of each target."""
+        if isinstance(radius, bool | str) or not hasattr(radius, "__float__"):
+            raise TypeError(f"ball: radius must be a number, such as 0.1, in the units of the points, not {radius!r}")
         if not 0 < radius < math.inf:
             raise ValueError(f"ball: radius must be positive and finite, not {radius}")
         settings = (("radius", float(radius)),) + ((("limit", limit),) if limit is not None else ())
@@ -248,6 +251,11 @@ def _rebuild(*lines: tuple) -> Plan:
 def _points(x: Any, dim: int) -> Cloud:
     if isinstance(x, Events):
         raise TypeError("this plan begins with points, but it was called with Events")
+    if x is None or isinstance(x, str | bytes | PurePath):
+        raise TypeError(
+            f"this plan begins with points: call it with an (S, {dim}) tensor or array, a list of them, or a Cloud, "
+            f"not with {x!r}; a file is read with gl.read_cloud(path)"
+        )
     cloud = Cloud.of(x)
     if cloud.dim != dim:
         raise ValueError(f"this plan is for points of {dim} dimensions, not {cloud.dim}")
@@ -257,6 +265,11 @@ def _points(x: Any, dim: int) -> Cloud:
 def _events(x: Any, sensor: tuple[int, int]) -> Events:
     if isinstance(x, Cloud):
         raise TypeError("this plan begins with events, but it was called with a Cloud")
+    if x is None or isinstance(x, str | bytes | PurePath):
+        raise TypeError(
+            f"this plan begins with events: call it with Events or an array of fields x, y, t and p, not with {x!r}; a "
+            "file is read with gl.read_events(path)"
+        )
     if isinstance(x, Events) and x.sensor != sensor:
         raise ValueError(f"this plan is for a sensor of {sensor}, but these events have one of {x.sensor}")
     return x if isinstance(x, Events) else Events.of(x, sensor=sensor)

@@ -222,3 +222,22 @@ def test_lines_that_make_no_sense_are_refused():
     other.points()
     with pytest.raises(ValueError, match="not a line of this plan"):
         other.ball(cloud, coarse, 0.5)
+
+
+@pytest.mark.parametrize("radius", ["a", None, True])
+def test_a_radius_that_is_no_number_is_refused_where_it_is_written(radius):
+    plan = gl.Plan()
+    cloud = plan.points(dim=3)
+    with pytest.raises(TypeError, match=r"ball: radius must be a number, such as 0.1"):
+        plan.ball(cloud, cloud, radius)
+
+
+@pytest.mark.parametrize("x", ["scan.ply", None])
+def test_a_plan_called_with_no_data_says_what_it_takes(x):
+    points, events = gl.Plan(), gl.Plan()
+    points.points(dim=3)
+    events.events((8, 8))
+    with pytest.raises(TypeError, match=r"call it with an \(S, 3\) tensor .* not with .*gl.read_cloud\(path\)"):
+        points(x)
+    with pytest.raises(TypeError, match=r"call it with Events .* not with .*gl.read_events\(path\)"):
+        events(x)

@@ -297,3 +297,12 @@ def test_vectors_of_any_machine_find_the_same(tmp_path: object) -> None:
         outputs.append(run.stdout)
     assert outputs[0] == outputs[1]
     assert np.all([int(n) > 300 for n in outputs[0].split()])
+
+
+@pytest.mark.parametrize("radius", ["a", None, True, [0.1]])
+def test_refuses_radii_that_are_no_numbers(radius: object) -> None:
+    cloud = gl.Cloud.of(torch.rand(4, 3))
+    with pytest.raises(
+        TypeError, match=r"ball: radius must be a number, such as 0.1, in the units of the points, not "
+    ):
+        gl.ball(cloud, cloud, radius)  # type: ignore[arg-type]

@@ -25,6 +25,8 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None = None) 
     and returns splits (S' + 1) int64 and source (E) int32. Padding rows of a cloud have no edges.
     """
     check_clouds("ball", source, target)
+    if isinstance(radius, bool | str) or not hasattr(radius, "__float__"):
+        raise TypeError(f"ball: radius must be a number, such as 0.1, in the units of the points, not {radius!r}")
     radius = check_radius("ball", radius, source.coords.dtype)
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise ValueError(f"ball: limit must be a whole number of neighbours, 1 or more, not {limit!r}")
