@@ -50,6 +50,19 @@ def test_a_run_killed_at_any_step_and_resumed_ends_with_the_same_weights(recipe,
         assert whole[name] == resumed[name]
 
 
+@pytest.mark.parametrize("validated", [True, False])
+def test_a_run_resumed_from_the_end_of_an_epoch_ends_with_the_same_weights(recipe, clouds, tmp_path, validated):
+    # Checkpoints are written every ten epochs; an epoch is two steps.
+    recipe, valid = recipe.changed(epochs=12, batch_size=22), clouds if validated else None
+    whole = run(recipe, clouds, valid, tmp_path / "whole", progress=False)
+    with pytest.raises(Killed):
+        run(recipe, clouds, valid, tmp_path / "cut", progress=False, callbacks=[KillAfter(21)])
+    resumed = run(recipe, clouds, valid, tmp_path / "cut", progress=False, resume=True)
+    for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
+        assert torch.equal(a, b), name
+    assert whole["history"] == resumed["history"]
+
+
 def test_resuming_with_another_network_names_the_first_mismatch(recipe, clouds, tmp_path):
     run(recipe.changed(epochs=1), clouds, None, tmp_path, progress=False, checkpoint_steps=1)
     words = r"another network: 'blocks.0.branch.reduce.weight' of this PointResNet is \(8, 16\), in the file \(4, 8\)"
