@@ -20,7 +20,7 @@ from gridless.structures import Cloud
 
 # The points of a file, and the type of number it declares for them.
 _Points = tuple[np.ndarray, np.dtype]
-_MESHES = (".off", ".obj", ".stl", ".glb", ".gltf")
+MESHES = (".off", ".obj", ".stl", ".glb", ".gltf")
 
 
 def read_cloud(path: str | Path, dtype: torch.dtype | None = None) -> Cloud:
@@ -37,7 +37,7 @@ def read_cloud(path: str | Path, dtype: torch.dtype | None = None) -> Cloud:
     read = _READERS.get(path.suffix.lower())
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
-    if path.suffix.lower() in _MESHES:
+    if path.suffix.lower() in MESHES:
         raise FormatError(path, "a mesh has no points of its own: use gl.data.sample_mesh(path, points=1024)")
     if read is None:
         raise FormatError(path, f"unknown kind {path.suffix!r}: there are readers for {', '.join(sorted(_READERS))}")

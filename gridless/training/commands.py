@@ -143,7 +143,9 @@ def evaluate(
 
 
 def predict(
-    files: Annotated[list[Path], typer.Argument(help="Clouds (PLY, PCD, LAS, OFF, NPY, XYZ...) or recordings.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Clouds (PLY, PCD, LAS, NPY, XYZ...), meshes (OFF...) or recordings.")
+    ],
     weights: Annotated[str, typer.Option(help="Shipped weights by name, or a path.")] = "modelnet40-plus",
     points: Annotated[int | None, typer.Option(help="Points of each cloud that are used; else as in training.")] = None,
     up: Annotated[str, typer.Option(help="The axis that points up in the files: x, y or z.")] = "y",

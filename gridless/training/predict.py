@@ -23,12 +23,18 @@ def classify(
     keep_scale: bool = False,
     votes: int | None = None,
 ) -> Tensor:
-    """Probabilities (classes) of the cloud in a file, prepared as the training clouds were: y up, unit sphere."""
-    from gridless.data import read_cloud
+    """Probabilities (classes) of the cloud in a file, prepared as the training clouds were: y up, unit sphere.
+
+    From a mesh `points` are drawn.
+    """
+    from gridless.data import read_cloud, sample_mesh
+    from gridless.data.clouds import MESHES
 
     recipe = getattr(model, "about", {}).get("recipe", {})
-    coords = read_cloud(file).coords
-    coords = prepare(coords, str(file), points or recipe.get("points", 1024), up, keep_scale)
+    points = points or int(recipe.get("points", 1024))
+    mesh = Path(file).suffix.lower() in MESHES
+    cloud = sample_mesh(file, points, normalise=False) if mesh else read_cloud(file)
+    coords = prepare(cloud.coords, str(file), points, up, keep_scale)
     coords = coords.to(next(model.parameters()).device)
     check_scale(model.plan(Cloud.of(coords)), str(file))
     return probabilities(model, coords[None], votes=votes or recipe.get("votes", 1))[0].cpu()

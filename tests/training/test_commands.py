@@ -112,6 +112,14 @@ def test_errors_are_one_line(words, error, saved, capsys):
     assert "Traceback" not in text
 
 
+def test_predict_draws_points_from_meshes(saved, tmp_path, capsys):
+    pytest.importorskip("trimesh")
+    corners, faces = "0 0 0\n1 0 0\n0 1 0\n0 0 1\n", "3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
+    (tmp_path / "tetra.off").write_text(f"OFF\n4 4 0\n{corners}{faces}")
+    assert main(["predict", str(tmp_path / "tetra.off"), "--weights", str(saved[1]), "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["probabilities"]) == {"sphere", "disc", "rod"}
+
+
 def test_clouds_are_refused_by_weights_for_recordings(tmp_path, capsys):
     gl.save(models.event_resnet(3, (16, 16), width=8, levels=2, pooled=0), tmp_path / "net")
     assert main(["predict", "scan.ply", "--weights", str(tmp_path / "net.safetensors")]) == 1
