@@ -191,7 +191,8 @@ class ResidentData(lightning.LightningDataModule):
             near = self.train.loader(self.recipe, plan, **place)
             self.loader = Ahead(near, module.device, processes(self.workers), files, module.step.finish)
         # Of a checkpoint at the end of an epoch Lightning restores the number of epochs, but not the loader's state.
-        self.loader.epoch = self.trainer.fit_loop.epoch_progress.current.processed
+        progress: Any = self.trainer.fit_loop.epoch_progress.current
+        self.loader.epoch = progress.processed
         module.step.alone = self.loader.busy
         return self.loader
 
