@@ -222,7 +222,7 @@ def test_a_report_counts_each_class():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"epoch": 3}, "unknown entry 'epoch': there are model, data"),
+        ({"epoch": 3}, "unknown entry 'epoch': there are model, start, frozen, data"),
         ({"augment": {"jiter": 1}}, "augment: unknown entry 'jiter'"),
         ({"optimiser": "sgd"}, "optimiser must be one of adam, adamw"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
