@@ -140,18 +140,14 @@ class ResidentClouds(Resident):
         batch_size: int,
         policy: Policy | None = None,
         seed: int = 0,
-        shuffle: bool = True,
-        rank: int = 0,
-        world: int = 1,
-        prefetch: int = 2,
-        finish: Callable[[Batch], Any] | None = None,
         group: int | None = None,
+        **settings: Any,
     ) -> None:
         if points.ndim != 3 or len(points) != len(labels):
             raise ValueError(
                 f"points must be (N, P, D) and labels (N), not {tuple(points.shape)} and {tuple(labels.shape)}"
             )
-        super().__init__(labels, plan, batch_size, seed, shuffle, rank, world, prefetch, finish)
+        super().__init__(labels, plan, batch_size, seed, **settings)
         self.points = self.contents = points.contiguous()
         self.policy = policy or Policy()
         # On a GPU small batches would each wait for the launches of their searches.

@@ -10,6 +10,7 @@ from gridless.models import events as networks
 from gridless.models.events import StreamHead
 from gridless.nn.events import EventConv
 from gridless.nn.norm import BatchNorm
+from gridless.streaming import Session
 
 CONFIGURATIONS = ["n_mnist", "mnist_dvs", "cifar10_dvs", "n_caltech101", "asl_dvs", "n_cars"]
 
@@ -88,3 +89,18 @@ def assert_close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> None:
     if a.numel():
         assert torch.isfinite(b).all()
         assert float((a - b).abs().max()) <= tolerance * max(float(b.abs().max()), 1e-6)
+
+
+def assert_session_is_batch(model, events, packet: int) -> list[torch.Tensor]:
+    """In float64, at every event of every level and at the end; the features of the levels."""
+    _, levels, logits = batch(model, events)
+    session = Session(model)
+    fired = [[] for _ in levels]
+    for a in range(0, len(events), packet):
+        session(events[a : a + packet])
+        for k in range(len(levels)):
+            fired[k].append(session.features(k)[1])
+    for mine, features in zip(fired, levels, strict=True):
+        assert_close(torch.cat(mine), features, 1e-12)
+    assert_close(session.predict(), logits, 1e-12)
+    return levels

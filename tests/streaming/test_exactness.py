@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from live import CONFIGURATIONS, assert_close, batch, busy, network
+from live import CONFIGURATIONS, assert_close, assert_session_is_batch, batch, busy, network
 
-from gridless.streaming import Session, stream
+from gridless.streaming import stream
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -33,14 +33,5 @@ def test_the_session_in_float64_equals_the_batch_where_all_events_are_at_one_pix
     """What is left in float32 is rounding."""
     model = network(name, head="stream").double()
     events = busy("one pixel", tuple(model.config["sensor"]), 300)
-    _, levels, logits = batch(model, events)
-    session = Session(model)
-    fired = [[] for _ in levels]
-    for a in range(0, len(events), 90):
-        session(events[a : a + 90])
-        for k in range(len(levels)):
-            fired[k].append(session.features(k)[1])
+    levels = assert_session_is_batch(model, events, 90)
     assert len(levels[1]) > 10
-    for mine, features in zip(fired, levels, strict=True):
-        assert_close(torch.cat(mine), features, 1e-12)
-    assert_close(session.predict(), logits, 1e-12)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from live import CONFIGURATIONS, KINDS, assert_close, batch, busy, network, packed
+from live import CONFIGURATIONS, KINDS, assert_close, assert_session_is_batch, batch, busy, network, packed
 from numba import njit
 
 import gridless as gl
@@ -57,16 +57,7 @@ def test_adversarial_streams_in_packets_of_any_size(kind):
 def test_the_session_in_float64_equals_the_batch_to_twelve_digits(head):
     model = network("n_mnist", head=head, width=4, duration=30_000, threshold=1.0, reset=-1.0).double()
     events = busy("plain", (34, 34), 300)
-    _, levels, logits = batch(model, events)
-    session = Session(model)
-    fired = [[] for _ in levels]
-    for a in range(0, len(events), 37):
-        session(events[a : a + 37])
-        for k in range(len(levels)):
-            fired[k].append(session.features(k)[1])
-    for mine, features in zip(fired, levels, strict=True):
-        assert_close(torch.cat(mine), features, 1e-12)
-    assert_close(session.predict(), logits, 1e-12)
+    assert_session_is_batch(model, events, 37)
 
 
 @pytest.mark.parametrize("width", [5, 16])

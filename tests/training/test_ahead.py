@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from killing import KillAfter, Killed
 from safetensors.torch import load_file
 
 from gridless.__main__ import main
@@ -40,7 +41,6 @@ def test_a_run_ends_the_same_wherever_its_geometry_is_made(tmp_path, capsys):
 
 
 def test_a_run_from_files_that_was_killed_goes_on_to_the_bit(recipe, clouds, tmp_path):
-    from test_resume import KillAfter, Killed
 
     recipe = recipe.changed(geometry="offline", repeats=2)
     settings = {"checkpoint_steps": 1, "progress": False, "workers": 0, "cache": tmp_path / "cache"}

@@ -6,11 +6,10 @@ import importlib
 import json
 import os
 
-import lightning
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from killing import KillAfter, Killed, weights
 
 import gridless as gl
 from gridless.__main__ import main
@@ -48,10 +47,6 @@ def recipe(head: str = "stream", **changes) -> Recipe:
 @pytest.fixture(scope="module")
 def glyphs() -> Recordings:
     return load_recordings("glyphs", None, "fit", {"size": 40, "sensor": (16, 16)})
-
-
-def weights(folder) -> dict[str, torch.Tensor]:
-    return load_file(folder / "weights.safetensors")
 
 
 # Recordings and their loader.
@@ -192,21 +187,6 @@ def test_a_batch_in_which_recordings_fire_nothing_still_trains(head, silent, gly
     for name, tensor in model.state_dict().items():
         assert tensor.isfinite().all(), name
     assert model.eval()(model.plan(data.events)).isfinite().all()
-
-
-class Killed(Exception):
-    """What ends a run in these tests."""
-
-
-class KillAfter(lightning.Callback):
-    """Ends the run without warning after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_train_batch_start(self, trainer, module, batch, number):
-        if trainer.global_step == self.steps:
-            raise Killed
 
 
 def test_a_run_killed_in_mid_epoch_and_resumed_ends_with_the_same_weights(glyphs, tmp_path):

@@ -10,29 +10,10 @@ import sys
 import lightning
 import pytest
 import torch
-from safetensors.torch import load_file
+from killing import KillAfter, Killed, weights
 
 from gridless.__main__ import main
 from gridless.training.run import run
-
-
-class Killed(Exception):
-    """What ends a run in these tests."""
-
-
-class KillAfter(lightning.Callback):
-    """Ends the run without warning after so many steps."""
-
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def on_train_batch_start(self, trainer, module, batch, number):
-        if trainer.global_step == self.steps:
-            raise Killed
-
-
-def weights(folder) -> dict[str, torch.Tensor]:
-    return load_file(folder / "weights.safetensors")
 
 
 # In the middle of an epoch, at its end, and in the middle of a later one.

@@ -1,0 +1,28 @@
+"""A run that is killed, and the weights that a run leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning
+import torch
+from safetensors.torch import load_file
+
+
+class Killed(Exception):
+    """What ends a run in these tests."""
+
+
+class KillAfter(lightning.Callback):
+    """Ends the run without warning after so many steps."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+    def on_train_batch_start(self, trainer, module, batch, number):
+        if trainer.global_step == self.steps:
+            raise Killed
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "weights.safetensors")
