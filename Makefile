@@ -15,7 +15,7 @@ demo: .venv/.done
 # Without a GPU the Triton kernels run in Triton's interpreter: those of geometry and the point convolution in processes
 # that their tests start themselves, the rest in the second line.
 INTERPRETED := tests/geometry/test_lif.py tests/geometry/test_causal.py tests/ops/test_event_conv.py \
-	tests/ops/test_segment_pool.py tests/ops/test_voxel_mean.py tests/ops/test_batch_norm.py
+	tests/ops/test_segment_pool.py tests/ops/test_voxel_mean.py tests/ops/test_batch_norm.py tests/training/test_steps.py
 
 test: .venv/.done
 	$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -59,7 +59,8 @@ def ours(clouds: Clouds, name: str, batch: int, drop: bool, offline: bool, epoch
     if not loss < 20:
         raise RuntimeError(f"the loss after two epochs is {loss}: not a training run")
     if offline:
-        batches = [batch for job in run.loader._jobs(2, 0) for batch in run.loader.prepare(2, [job])]
+        firsts = range(0, len(run.loader), run.loader.group)
+        batches = [batch for first in firsts for batch in run.loader._group(2, first)]
         sync()
         began = time.perf_counter()
         for _ in range(epochs):

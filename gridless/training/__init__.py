@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 # name -> module
 _LAZY = {
     "Average": "gridless.training.step",
-    "Batch": "gridless.training.resident",
+    "Batch": "gridless.training.batches",
     "Policy": "gridless.training.policy",
     "Recipe": "gridless.training.recipe",
     "Recordings": "gridless.training.recordings",
@@ -26,6 +26,7 @@ _LAZY = {
 __all__ = [*_LAZY]
 
 if TYPE_CHECKING:
+    from gridless.training.batches import Batch as Batch
     from gridless.training.evaluate import accuracy as accuracy
     from gridless.training.evaluate import accuracy_by_points as accuracy_by_points
     from gridless.training.evaluate import probabilities as probabilities
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from gridless.training.recipe import load_recipe as load_recipe
     from gridless.training.recordings import Recordings as Recordings
     from gridless.training.recordings import ResidentRecordings as ResidentRecordings
-    from gridless.training.resident import Batch as Batch
     from gridless.training.resident import ResidentClouds as ResidentClouds
     from gridless.training.sources import load_data as load_data
     from gridless.training.step import Average as Average

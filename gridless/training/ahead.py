@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch.utils.data import DataLoader, Dataset
 from gridless.backends import num_threads
 from gridless.data.precompute import Precomputed
 from gridless.structures import collate
+from gridless.training.batches import Batch, tensors_of, transposed
 from gridless.training.recipe import Recipe
-from gridless.training.resident import Batch, Resident, tensors_of, transposed
+from gridless.training.resident import Resident
 
 
 class Ahead(Resident):
@@ -35,10 +36,9 @@ class Ahead(Resident):
         device: torch.device | str,
         workers: int = 0,
         cache: Precomputed | None = None,
-        finish: Callable[[Batch], Any] | None = None,
     ) -> None:
         order = (loader.labels, loader.plan, loader.batch_size, loader.seed, loader.shuffle, loader.rank, loader.world)
-        super().__init__(*order, finish=finish)
+        super().__init__(*order)
         self.device = torch.device(device)
         self._queue: list[tuple[int, Tensor, float]] = []
         self._batches = DataLoader(
@@ -54,15 +54,15 @@ class Ahead(Resident):
             generator=torch.Generator(),
         )
 
-    def _made(self, epoch: int, jobs: list[tuple[Tensor, float]]) -> Iterator[Any]:
-        self._queue[:] = [(epoch, *job) for job in jobs]
+    def _made(self, epoch: int, start: int) -> Iterator[Batch]:
+        self._queue[:] = [(epoch, *job) for job in self.jobs(epoch, start)]
         for made in self._batches:
             batch = made.to(self.device, non_blocking=True)
             # What is known of a structure does not travel between processes.
             for value in batch.geometry.values():
                 value.trusted()
             transposed(batch.geometry)
-            yield batch if self.finish is None else self.finish(batch)
+            yield batch
 
 
 class _Batches(Dataset):

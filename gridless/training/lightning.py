@@ -12,10 +12,11 @@ from torch import Tensor
 from gridless.data.precompute import Precomputed
 from gridless.structures import Geometry
 from gridless.training.ahead import Ahead, precomputed, processes
+from gridless.training.batches import Batch
 from gridless.training.loop import begin_step, make_step
 from gridless.training.recipe import RECORDINGS, Recipe
 from gridless.training.recordings import Recordings
-from gridless.training.resident import Batch, Resident
+from gridless.training.resident import Resident
 from gridless.training.sources import Clouds
 from gridless.training.step import Average, TrainStep, autocast
 from gridless.training.synchronise import synchronise
@@ -185,11 +186,11 @@ class ResidentData(lightning.LightningDataModule):
         place: dict[str, Any] = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
         if self.recipe.geometry == "online":
             data = self.train.to(module.device)
-            self.loader = data.loader(self.recipe, plan, finish=module.step.finish, **place)
+            self.loader = data.loader(self.recipe, plan, epochs=self.recipe.epochs, **place)
         else:
             files = self._files() if self.recipe.geometry == "offline" else None
             near = self.train.loader(self.recipe, plan, **place)
-            self.loader = Ahead(near, module.device, processes(self.workers), files, module.step.finish)
+            self.loader = Ahead(near, module.device, processes(self.workers), files)
         # Of a checkpoint at the end of an epoch Lightning restores the number of epochs, but not the loader's state.
         progress: Any = self.trainer.fit_loop.epoch_progress.current
         self.loader.epoch = progress.processed

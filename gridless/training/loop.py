@@ -69,9 +69,8 @@ def make_loader(
 ) -> ResidentClouds:
     plan: Any = model.plan
     points = points[:, : recipe.points]
-    loader = ResidentClouds(
-        points, labels, plan, recipe.batch_size, recipe.augment, recipe.seed, finish=step.finish, **more
-    )
+    settings = {"epochs": recipe.epochs, **more}
+    loader = ResidentClouds(points, labels, plan, recipe.batch_size, recipe.augment, recipe.seed, **settings)
     step.alone = loader.busy
     return loader
 

@@ -21,8 +21,9 @@ from gridless.plan import Plan
 from gridless.progress import bar
 from gridless.structures import Events, collate
 from gridless.training import stateless
+from gridless.training.batches import Batch
 from gridless.training.policy import send
-from gridless.training.resident import Batch, Resident
+from gridless.training.resident import Job, Resident
 from gridless.training.step import autocast
 
 # Recordings that are read from files at a time, by one thread.
@@ -123,9 +124,8 @@ class ResidentRecordings(Resident):
             events = self.policy(events, self._generator(epoch, int(index[0])))
         return events.trusted()
 
-    def prepare(self, epoch: int, jobs: list[tuple[Tensor, float]]) -> list[Any]:
-        batches = [self._batch(epoch, index, share) for index, share in jobs]
-        return batches if self.finish is None else [self.finish(batch) for batch in batches]
+    def prepare(self, epoch: int, jobs: list[Job]) -> list[Batch]:
+        return [self._batch(epoch, index, share) for index, share in jobs]
 
     def _batch(self, epoch: int, index: Tensor, share: float) -> Batch:
         return Batch(self.plan(self.draw(epoch, index)), self.labels[send(index, self.labels.device)], share)

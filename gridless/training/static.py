@@ -11,17 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from gridless.backends import backend_for
 from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Geometry
-from gridless.training.cutting import ends_of
-from gridless.training.resident import Batch, tensors_of
-
-Sizes = dict[str, int]
-
-
-def sizes(geometry: Geometry) -> Sizes:
-    """Rows of every cloud and edges of every neighbourhood."""
-    return {name: len(value) for name, value in geometry.items()}
+from gridless.training.batches import Batch, Sizes, ends_of, join, tensors_of
 
 
 def capacity(high: Mapping[str, int], low: Mapping[str, int] | None = None, slack: float = 0.02) -> Sizes:
@@ -48,8 +41,7 @@ def padded(batch: Batch, plan: Plan, room: Sizes) -> Batch:
             values[name] = _grow_edges(value, room[source], room[target], room[name])
             if not value.symmetric:
                 back = _grow_edges(value.transpose(), room[target], room[source], room[name])
-                values[name].cached("transpose", lambda back=back: back)
-                back.cached("transpose", lambda edges=values[name]: edges)
+                join(values[name], back)
         elif isinstance(value, Cloud):
             parent = room[step.inputs[0]] if step.inputs else 0
             values[name] = _grow_cloud(value, room[name], parent)
@@ -78,29 +70,32 @@ def _grow_cloud(cloud: Cloud, length: int, parent: int) -> Cloud:
 class Slot:
     """One padded batch at fixed addresses. `load` overwrites it; `batch` is what the network is given."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, plan: Plan) -> None:
         self._tensors = list(tensors_of(batch))
-        self._share = batch.share
+        self._plan = plan
         self._batch = batch
+        self._fill = None
+        if backend_for(batch.labels.device) == "gpu":
+            from gridless.training.filling import Filling
+
+            self._fill = Filling(self._tensors)
 
     def load(self, batch: Batch) -> None:
-        """Copy another batch of the same capacities over this one, in a few launches."""
-        by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-        for mine, other in zip(self._tensors, tensors_of(batch), strict=True):
-            into, out_of = by_dtype.setdefault(mine.dtype, ([], []))
-            into.append(mine)
-            out_of.append(other)
-        for into, out_of in by_dtype.values():
-            torch._foreach_copy_(into, out_of)
+        """Copy another batch, which the capacities hold, over this one, and the padding after it."""
+        group, k = batch.parts(self._plan)
+        if self._fill is not None:
+            return self._fill(group, k)
+        for mine, cut in zip(self._tensors, group.cuts, strict=True):
+            part = cut.part(k)
+            mine[: len(part)] = part
+            mine[len(part) :] = 0 if isinstance(cut.fill, int) else int(cut.fill[k])
 
     @property
     def batch(self) -> Batch:
         """The same tensors in fresh structures, so that nothing derived from an earlier batch is found beside them."""
         values = {}
         for name, value in self._batch.geometry.items():
-            values[name] = fresh = value._changed()
+            values[name] = value._changed()
             if isinstance(value, Edges) and not value.symmetric:
-                back = value.transpose()._changed()
-                fresh.cached("transpose", lambda back=back: back)
-                back.cached("transpose", lambda fresh=fresh: fresh)
-        return Batch(Geometry(values), self._batch.labels, self._share)
+                join(values[name], value.transpose()._changed())
+        return Batch(Geometry(values), self._batch.labels, self._batch.share)

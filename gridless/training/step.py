@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gridless.training import static
-from gridless.training.resident import Batch
+from gridless.training.batches import Batch, Sizes
 
 # Real batches that run before the first capture: they settle autotuning, optimiser state and capacities.
 WARM_UP = 6
@@ -80,13 +80,9 @@ class TrainStep:
 
     def __call__(self, batch: Batch) -> None:
         if self.capture:
-            self._captured(batch)(batch)
+            self._graphs.setdefault(len(batch.labels), _Captured(self))(batch)
         else:
             self.run(batch)
-
-    def finish(self, batch: Batch) -> Batch:
-        """Padding, where it is known already: what a loader can do ahead of the step."""
-        return self._captured(batch).pad(batch) if self.capture else batch
 
     def run(self, batch: Batch) -> None:
         """The step itself, launch by launch."""
@@ -127,48 +123,36 @@ class TrainStep:
         self.totals.zero_()
         return (loss / count, correct / count) if count else (float("nan"), float("nan"))
 
-    def _captured(self, batch: Batch) -> _Captured:
-        return self._graphs.setdefault(len(batch.labels), _Captured(self))
-
 
 class _Captured:
     """The step for batches of one number of examples, as a graph."""
 
     def __init__(self, step: TrainStep) -> None:
         self.step = step
-        self.low: static.Sizes = {}
-        self.high: static.Sizes = {}
-        self.room: static.Sizes = {}
+        self.low: Sizes = {}
+        self.high: Sizes = {}
+        self.room: Sizes = {}
         self.slot: static.Slot | None = None
         self.graph: Any = None
         self.warm = 0
 
-    def pad(self, batch: Batch) -> Batch:
-        """The batch at the present capacities, or as it is where they are unknown or too small."""
-        room, needed = self.room, static.sizes(batch.geometry)
-        if not room or needed == room or not static.holds(room, needed):
-            return batch
-        return static.padded(batch, self.step.model.plan, room)  # type: ignore[arg-type]
-
     def __call__(self, batch: Batch) -> None:
-        needed = static.sizes(batch.geometry)
-        if needed != self.room and not (self.room and static.holds(self.room, needed)):
-            self.low = {name: min(size, self.low.get(name, size)) for name, size in needed.items()}
-            self.high = {name: max(size, self.high.get(name, 0)) for name, size in needed.items()}
-            if self.warm < WARM_UP:
-                # Unpadded, while the sizes of batches are being learned.
-                self.warm += 1
-                self.step.run(batch)
-                return
-            self.room, self.graph = static.capacity(self.high, self.low), None
-        batch = self.pad(batch)
-        if self.graph is None:
-            self.slot = static.Slot(batch)
-            self._record(self.slot)
-        else:
-            assert self.slot is not None
+        needed = batch.sizes
+        if self.slot is not None and static.holds(self.room, needed):
             self.slot.load(batch)
             self.graph.replay()
+            return
+        self.low = {name: min(size, self.low.get(name, size)) for name, size in needed.items()}
+        self.high = {name: max(size, self.high.get(name, 0)) for name, size in needed.items()}
+        if self.warm < WARM_UP:
+            # Unpadded, while the sizes of batches are being learned.
+            self.warm += 1
+            self.step.run(batch)
+            return
+        plan: Any = self.step.model.plan
+        self.room = static.capacity(self.high, self.low)
+        self.slot = static.Slot(static.padded(batch, plan, self.room), plan)
+        self._record(self.slot)
 
     def _record(self, slot: static.Slot) -> None:
         """One padded step outside the graph (it counts), then the capture (which runs nothing)."""

@@ -9,8 +9,8 @@ import torch
 
 import gridless as gl
 from gridless import models
-from gridless.training.resident import Batch
-from gridless.training.static import capacity, padded, sizes
+from gridless.training.batches import Batch
+from gridless.training.static import capacity, padded
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_padding_a_batch_changes_neither_logits_nor_gradients_nor_statistics(nam
         model = small(name, dropout=0.0, **more).double()
         batch = Batch(model.plan(gl.Cloud(cloud.coords.double(), cloud.splits)), torch.arange(4))
         if pad:
-            batch = padded(batch, model.plan, capacity(sizes(batch.geometry)))
+            batch = padded(batch, model.plan, capacity(batch.sizes))
         logits = model(batch.geometry)
         torch.nn.functional.cross_entropy(logits, batch.labels).backward()
         results.append(

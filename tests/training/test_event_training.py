@@ -15,10 +15,10 @@ import gridless as gl
 from gridless.__main__ import main
 from gridless.structures import Events
 from gridless.training import Recipe, load_recipe
+from gridless.training.batches import tensors_of
 from gridless.training.loop import make_step
 from gridless.training.predict_events import fitted
 from gridless.training.recordings import Recordings, ResidentRecordings, chain, load_recordings
-from gridless.training.resident import tensors_of
 from gridless.training.run import run
 from gridless.training.sources import load_data
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+
 import pytest
 import torch
 from conftest import shapes
@@ -19,11 +22,11 @@ from gridless.training import (
     fit,
     probabilities,
 )
+from gridless.training.batches import tensors_of
 from gridless.training.evaluate import report
 from gridless.training.loop import Run
-from gridless.training.resident import tensors_of
 from gridless.training.schedule import Cosine, Plateau
-from gridless.training.static import Slot, capacity, padded, sizes
+from gridless.training.static import Slot, capacity, padded
 
 
 def test_a_small_network_learns_shapes(recipe, clouds):
@@ -114,11 +117,11 @@ def test_batches_of_different_sizes_share_one_slot(recipe, clouds):
     model = recipe.changed(model__dropout=0.0).make_model().double()
     loader = ResidentClouds(clouds.points.double(), clouds.labels, model.plan, 14, Policy(shuffle=True, drop=0.3))
     batches = list(loader)
-    room = capacity({n: max(sizes(b.geometry)[n] for b in batches) for n in batches[0].geometry})
-    slot = Slot(padded(batches[0], model.plan, room))
+    room = capacity({n: max(b.sizes[n] for b in batches) for n in batches[0].geometry})
+    slot = Slot(padded(batches[0], model.plan, room), model.plan)
     address = slot.batch.geometry["N00"].source.data_ptr()
     for batch in batches:
-        slot.load(padded(batch, model.plan, room))
+        slot.load(batch)
         assert slot.batch.geometry["N00"].source.data_ptr() == address
         results = []
         for either in (batch, slot.batch):
@@ -166,6 +169,77 @@ def test_batches_cut_from_a_group_are_those_made_one_by_one(clouds, name):
         for key, value in a.geometry.items():
             for size in ("num_source", "num_parent", "num_target"):
                 assert getattr(value, size, 0) == getattr(b.geometry[key], size, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("group", [1, 3])
+def test_a_slot_holds_whatever_batch_was_loaded_last(clouds, backend, device, group, dtype):
+    """One launch cuts a batch out of its group and pads it: what cutting and padding one by one would give."""
+    with gl.use_backend(None):
+        plan = models.point_unet(3, width=8, levels=2).plan
+        points = clouds.points[:20].to(device, dtype)
+        loader = ResidentClouds(
+            points, clouds.labels[:20].to(device), plan, 5, Policy(shuffle=True, drop=0.5), group=group
+        )
+        batches = list(loader)
+        room = capacity({n: max(b.sizes[n] for b in batches) for n in plan.steps})
+    slot = Slot(padded(batches[0], plan, room), plan)
+    for batch in reversed(batches):
+        slot.load(batch)
+        expected = tensors_of(padded(batch, plan, room))
+        for one, other in zip(tensors_of(slot.batch), expected, strict=True):
+            assert one.dtype == other.dtype
+            assert torch.equal(one, other)
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="threads and graphs are for CUDA devices")
+
+
+@needs_cuda
+def test_epochs_follow_each_other_without_a_pause(clouds):
+    """The next epoch is begun ahead of time, up to the last; jumping elsewhere gives what a fresh loader gives."""
+    plan = gl.Plan()
+    plan.points(3)
+
+    def loader(**more) -> ResidentClouds:
+        labels = torch.arange(42, device="cuda")
+        return ResidentClouds(clouds.points.cuda(), labels, plan, 5, Policy(shuffle=True), group=2, **more)
+
+    def epochs(loader: ResidentClouds, at: list[tuple[int, int]]) -> list[torch.Tensor]:
+        found = []
+        for loader.epoch, loader.start in at:
+            found += [
+                torch.cat([b.labels[:, None], b.geometry["X0"].coords.view(len(b.labels), -1)], 1) for b in loader
+            ]
+        return found
+
+    for at in ([(0, 0), (1, 0), (2, 0), (3, 0)], [(0, 0), (2, 0), (1, 3), (2, 0)]):
+        ahead, plain = loader(epochs=3), loader(prefetch=0)
+        for one, other in zip(epochs(ahead, at), epochs(plain, at), strict=True):
+            assert torch.equal(one, other)
+    thread = None
+    for _ in ahead:
+        thread = next(t for t in threading.enumerate() if t.name == "gridless-prepare")
+        break
+    del ahead
+    gc.collect()
+    assert thread is not None
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+@needs_cuda
+def test_captured_steps_are_those_launched_one_by_one(recipe, clouds):
+    recipe = recipe.changed(epochs=6, model__dropout=0.0, batch_size=6, augment__drop=0.3)
+    losses = []
+    for capture in (False, True):
+        run = Run(recipe.changed(capture=capture), clouds.points.cuda(), clouds.labels.cuda())
+        losses.append([])
+        for epoch in range(recipe.epochs):
+            run.epoch(epoch)
+            losses[-1].append(run.step.read()[0])
+    assert run.step._graphs[6].graph is not None
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
 def test_processes_divide_each_batch(clouds):

@@ -1,0 +1,79 @@
+"""Work on a GPU made ahead of its use, by a thread with a stream of its own."""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+from gridless.training.batches import tensors_of
+
+
+class Prefetch:
+    """make(owner, *job) for one job after another, up to `depth` ahead of `take`.
+
+    `busy` is held meanwhile. The thread ends with the jobs, with `close`, or with the owner.
+    """
+
+    def __init__(
+        self, owner: Any, make: Callable[..., Any], jobs: Iterator[tuple], depth: int, device: torch.device, busy: Any
+    ) -> None:
+        self.device, self.ready, self.stop = device, queue.Queue(depth), threading.Event()
+        weakref.finalize(owner, self.stop.set)
+        work = _work, weakref.ref(owner), make, jobs, device, busy, self.ready, self.stop
+        self.thread = threading.Thread(
+            target=contextvars.copy_context().run, args=work, daemon=True, name="gridless-prepare"
+        )
+        self.thread.start()
+
+    def take(self) -> Any:
+        """The next result, which work on the current stream may use from now on."""
+        item, done, error = self.ready.get()
+        if error is not None:
+            raise error
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(done)
+        for tensor in tensors_of(item):
+            tensor.record_stream(current)
+        return item
+
+    def close(self) -> None:
+        self.stop.set()
+        self.thread.join()
+
+
+def _work(owner: Any, make: Any, jobs: Any, device: Any, busy: Any, ready: Any, stop: Any) -> None:
+    """Holds its owner only while it works for it."""
+
+    def put(item: Any) -> None:
+        while not stop.is_set():
+            try:
+                return ready.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    try:
+        stream = _side_stream(device)
+        with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
+            for job in jobs:
+                if stop.is_set() or (present := owner()) is None:
+                    return
+                with busy:
+                    item = make(present, *job)
+                    done = stream.record_event()
+                del present
+                put((item, done, None))
+                del item, done
+    except BaseException as error:
+        put((None, None, error))
+
+
+@cache
+def _side_stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device, priority=-1)
