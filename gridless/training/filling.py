@@ -58,12 +58,11 @@ def _fill(parts, whole, blocks, offset, BLOCK: tl.constexpr):
     size = tl.load(whole + 3 * tensor + 1)
     # Floating point is copied as it is, with a shift of 0.
     if tl.load(whole + 3 * tensor + 2) == 8:
-        source = tl.load(part).to(tl.pointer_type(tl.int64))
-        into = tl.load(whole + 3 * tensor).to(tl.pointer_type(tl.int64))
-        value = tl.load(source + at, at < count, other=0)
-        tl.store(into + at, tl.where(at < count, value - shift, fill), at < size)
+        wide = tl.load(part).to(tl.pointer_type(tl.int64)) + at
+        wide_into = tl.load(whole + 3 * tensor).to(tl.pointer_type(tl.int64)) + at
+        tl.store(wide_into, tl.where(at < count, tl.load(wide, at < count, other=0) - shift, fill), at < size)
     else:
-        source = tl.load(part).to(tl.pointer_type(tl.int32))
-        into = tl.load(whole + 3 * tensor).to(tl.pointer_type(tl.int32))
-        value = tl.load(source + at, at < count, other=0)
-        tl.store(into + at, tl.where(at < count, value - shift.to(tl.int32), fill.to(tl.int32)), at < size)
+        short = tl.load(part).to(tl.pointer_type(tl.int32)) + at
+        short_into = tl.load(whole + 3 * tensor).to(tl.pointer_type(tl.int32)) + at
+        value = tl.load(short, at < count, other=0) - shift.to(tl.int32)
+        tl.store(short_into, tl.where(at < count, value, fill.to(tl.int32)), at < size)

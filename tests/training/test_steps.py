@@ -72,7 +72,7 @@ def test_bfloat16_trains_and_keeps_float32_weights(recipe, clouds):
     model, history = fit(recipe.changed(precision="bf16", epochs=2), clouds.points, clouds.labels)
     exact, plain = fit(recipe.changed(epochs=2), clouds.points, clouds.labels)
     assert all(p.dtype == torch.float32 for p in model.parameters())
-    assert history[-1]["loss"] == pytest.approx(plain[-1]["loss"], rel=0.1)
+    assert history[-1]["loss"] == pytest.approx(plain[-1]["loss"], rel=0.3)
     assert not torch.equal(model.stem.weight, exact.stem.weight)
 
 
