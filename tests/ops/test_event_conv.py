@@ -163,6 +163,24 @@ def test_tiles_do_not_change_the_result(device, monkeypatch):
             monkeypatch.undo()
 
 
+@pytest.mark.parametrize("enough", [1, 3])
+def test_taps_that_share_a_program_do_not_change_the_result(backend, device, monkeypatch, enough):
+    """Where there are programs enough, each of them walks back along several taps, one after the other."""
+    if backend != "gpu":
+        pytest.skip("only the GPU kernels divide taps among programs")
+    from gridless.ops.event_conv import gpu
+
+    source, target = pair(crowd(), 2)
+    values = parameters(source, 3, device=device)
+    source, target = source.to(device), target.to(device)
+    whole = run(source, target, 3, 2, values)
+    monkeypatch.setattr(gpu, "_groups", lambda taps, _: min(enough, taps))
+    for room in (36, 12):
+        monkeypatch.setattr(autograd, "_room", lambda *_, room=room: room)
+        for a, b in zip(run(source, target, 3, 2, values), whole):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
 def test_a_window_leaves_out_what_is_older(device):
     events = of([(1, 1), (1, 1)], [0, 101]).to(device)
     values = parameters(events, 1, device=device)

@@ -73,8 +73,7 @@ def event_conv(
         edges = _fitted(edges, joined)
     from gridless.ops.event_conv.autograd import convolve
 
-    out = convolve(features, weight, rate, joined, float(decay_time), edges)
-    return out if bias is None else out + bias
+    return convolve(features, weight, rate, bias, joined, float(decay_time), edges)
 
 
 def event_conv_step(

@@ -5,15 +5,15 @@ its part of the weight, and dropped. With g the gradient of the result, B = g we
 
     d weight = A^T g,   d features = gather^T B,   d rate = <B, d A / d rate>
 
-A backend has `gather(features, rate, walk)`, and `scatter(grad, features, rate, walk, total)`, which adds the gradient
-of the features to `total` (unless it is None) and returns that of the rate.
+A backend has `gather(features, rate, walk)`, which returns A as a matrix (S', U V Q), and, given the gradient of that
+matrix, `scatter(grad, features, rate, walk, wanted, total)`, which returns the gradients of the features, if `wanted`
+(added to `total`, where that is given), and of the rate. All tensors are contiguous.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,10 @@ from gridless.backends import backend_for, implementation
 from gridless.geometry.causal import Link
 from gridless.structures import Edges
 
-# A tile may always have so many elements, and otherwise as many as the larger of features and result.
-SMALL_TILE = 2**25
+# A tile may always have so many elements, and otherwise as many as the larger of features and result; and always so
+# many temporal taps of a tap, because each tile walks the streams again.
+SMALL_TILE = 2**24
+TOGETHER = 4
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,22 @@ class Walk:
 
 
 def convolve(
-    features: Tensor, weight: Tensor, rate: Tensor, link: Link, decay_time: float, edges: Edges | None
+    features: Tensor,
+    weight: Tensor,
+    rate: Tensor,
+    bias: Tensor | None,
+    link: Link,
+    decay_time: float,
+    edges: Edges | None,
 ) -> Tensor:
-    """sum over u and v of A_uv weight_uv: (S', P)."""
+    """bias + sum over u and v of A_uv weight_uv: (S', P)."""
     if backend_for(features.device) == "reference":
         gathered = implementation("gridless.ops.event_conv", features.device).gather(
             features, rate, link, decay_time, edges
         )
-        return gathered.flatten(1) @ weight.flatten(0, 2)
-    return _Convolve.apply(features, weight, rate, Walk(link, decay_time, edges))
+        out = gathered.flatten(1) @ weight.flatten(0, 2)
+        return out if bias is None else out + bias
+    return _Convolve.apply(features, weight, rate, bias, Walk(link, decay_time, edges))
 
 
 def gather(features: Tensor, rate: Tensor, link: Link, decay_time: float) -> Tensor:
@@ -56,14 +65,26 @@ def gather(features: Tensor, rate: Tensor, link: Link, decay_time: float) -> Ten
     return _Gather.apply(features, rate, Walk(link, decay_time))
 
 
-def _tiles(walk: Walk, rate: Tensor, room: int) -> Iterator[tuple[slice, slice, Walk]]:
-    """Ranges of u and v whose part of A has at most `room` (S', Q) matrices, with the walk of those taps."""
+class _Tile(NamedTuple):
+    """Part of the taps: its walk, its rate (u, v), and its rows of the weight (U V Q, P), or None for all."""
+
+    walk: Walk
+    rate: Tensor
+    rows: slice | None
+
+
+def _tiles(walk: Walk, rate: Tensor, channels: int, room: int) -> list[_Tile]:
+    """Tiles whose part of A has at most `room` (S', Q) matrices: whole taps, or parts of one."""
     taps, temporal = rate.shape
-    us, vs = _even(taps, room // temporal), _even(temporal, room)
-    for u0, u1 in us:
-        for v0, v1 in vs:
-            part = walk.link._replace(offsets=walk.link.offsets[u0:u1])
-            yield slice(u0, u1), slice(v0, v1), replace(walk, link=part, first_tap=u0)
+    if 0 < taps * temporal <= room:
+        return [_Tile(walk, rate, None)]
+    tiles = []
+    for u0, u1 in _even(taps, room // max(temporal, 1)):
+        part = replace(walk, link=walk.link._replace(offsets=walk.link.offsets[u0:u1]), first_tap=u0)
+        for v0, v1 in [(0, temporal)] if (u1 - u0) * temporal <= room else _halves(temporal, room):
+            rows = slice((u0 * temporal + v0) * channels, ((u1 - 1) * temporal + v1) * channels)
+            tiles.append(_Tile(part, rate[u0:u1, v0:v1], rows))
+    return tiles
 
 
 def _even(size: int, most: int) -> list[tuple[int, int]]:
@@ -75,61 +96,86 @@ def _even(size: int, most: int) -> list[tuple[int, int]]:
     return [(a, min(a + step, size)) for a in range(0, size, step)]
 
 
-def _room(features: Tensor, walk: Walk, out_channels: int) -> int:
-    rows = len(walk.link.target) * features.shape[1]
-    allowed = max(SMALL_TILE, features.numel(), len(walk.link.target) * out_channels)
-    return max(allowed // max(rows, 1), 1)
+def _halves(size: int, most: int) -> list[tuple[int, int]]:
+    """Ranges of a power of two, of at most `most`: what fits lanes."""
+    step = 1 << (max(most, 1).bit_length() - 1)
+    return [(a, min(a + step, size)) for a in range(0, size, step)]
+
+
+def _room(features: Tensor, walk: Walk, temporal: int, out_channels: int) -> int:
+    targets, channels = len(walk.link.target), features.shape[1]
+    allowed = max(SMALL_TILE, features.numel(), targets * out_channels)
+    return max(allowed // max(targets * channels, 1), min(temporal, TOGETHER))
+
+
+def _dense(x: Tensor) -> Tensor:
+    return x if x.is_contiguous() else x.contiguous()
 
 
 class _Convolve(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, features: Tensor, weight: Tensor, rate: Tensor, walk: Walk) -> Tensor:
-        backend = implementation("gridless.ops.event_conv", features.device)
-        features, weight, rate = (x.detach().contiguous() for x in (features, weight, rate))
-        ctx.save_for_backward(features, weight, rate)
-        ctx.walk, ctx.backend = walk, backend
+    def forward(ctx: Any, features: Tensor, weight: Tensor, rate: Tensor, bias: Tensor | None, walk: Walk) -> Tensor:
+        taps, temporal, channels, out_channels = ctx.shape = weight.shape
+        features, rate = _dense(features), _dense(rate)
+        matrix = weight.reshape(taps * temporal * channels, out_channels)
+        ctx.save_for_backward(features, matrix, rate)
+        ctx.backend = backend = implementation("gridless.ops.event_conv", features.device)
+        ctx.tiles = tiles = _tiles(walk, rate, channels, _room(features, walk, temporal, out_channels))
         out = None
-        for taps, vs, part in _tiles(walk, rate, _room(features, walk, weight.shape[3])):
-            gathered = backend.gather(features, rate[taps, vs].contiguous(), part).flatten(1)
-            kernel = weight[taps, vs].flatten(0, 2)
-            out = gathered @ kernel if out is None else out.addmm_(gathered, kernel)
-        return out if out is not None else features.new_zeros(len(walk.link.target), weight.shape[3])
+        for part, tile, rows in tiles:
+            gathered = backend.gather(features, tile, part)
+            kernel = matrix if rows is None else matrix[rows]
+            out = torch.mm(gathered, kernel) if out is None else out.addmm_(gathered, kernel)
+            del gathered
+        if out is None:
+            out = features.new_zeros(len(walk.link.target), out_channels)
+        return out if bias is None else out.add_(bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
-        features, weight, rate = ctx.saved_tensors
-        walk, backend = ctx.walk, ctx.backend
-        wants_features, wants_weight, wants_rate, _ = ctx.needs_input_grad
-        grad = grad.contiguous()
-        d_features = torch.zeros_like(features) if wants_features else None
-        d_weight, d_rate = torch.zeros_like(weight), torch.zeros_like(rate)
-        for taps, vs, part in _tiles(walk, rate, _room(features, walk, weight.shape[3])):
-            tile = rate[taps, vs].contiguous()
-            kernel = weight[taps, vs]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        features, matrix, rate = ctx.saved_tensors
+        wants_features, wants_weight, wants_rate, wants_bias, _ = ctx.needs_input_grad
+        grad, backend, tiles = _dense(grad), ctx.backend, ctx.tiles
+        d_features, d_rates = None, []
+        d_matrix = torch.empty_like(matrix) if wants_weight and len(tiles) != 1 else matrix
+        for part, tile, rows in tiles:
             if wants_weight:
-                gathered = backend.gather(features, tile, part).flatten(1)
-                d_weight[taps, vs] = (gathered.T @ grad).view(kernel.shape)
+                gathered = backend.gather(features, tile, part)
+                if rows is None:
+                    d_matrix = torch.mm(gathered.t(), grad)
+                else:
+                    torch.mm(gathered.t(), grad, out=d_matrix[rows])
                 del gathered
             if wants_features or wants_rate:
-                inner = (grad @ kernel.flatten(0, 2).T).view(-1, *kernel.shape[:3])
-                d_rate[taps, vs] = backend.scatter(inner, features, tile, part, d_features)
-        return d_features, d_weight if wants_weight else None, d_rate if wants_rate else None, None
+                inner = torch.mm(grad, (matrix if rows is None else matrix[rows]).t())
+                d_features, turned = backend.scatter(inner, features, tile, part, wants_features, d_features)
+                d_rates.append(turned)
+                del inner
+        if wants_features and d_features is None:
+            d_features = torch.zeros_like(features)
+        d_rate = d_rates[0] if len(d_rates) == 1 else _joined(d_rates, rate)
+        d_bias = grad.sum(0) if wants_bias else None
+        d_weight = d_matrix.view(ctx.shape) if wants_weight else None
+        return d_features, d_weight, d_rate if wants_rate else None, d_bias, None
+
+
+def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
+    return torch.cat([part.view(-1) for part in parts]).view(like.shape) if parts else torch.zeros_like(like)
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
         backend = implementation("gridless.ops.event_conv", features.device)
-        features, rate = features.detach().contiguous(), rate.detach().contiguous()
+        features, rate = _dense(features), _dense(rate)
         ctx.save_for_backward(features, rate)
         ctx.walk, ctx.backend = walk, backend
-        return backend.gather(features, rate, walk)
+        return backend.gather(features, rate, walk).view(len(walk.link.target), *rate.shape, features.shape[1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
         features, rate = ctx.saved_tensors
-        total = torch.zeros_like(features) if ctx.needs_input_grad[0] else None
-        d_rate = ctx.backend.scatter(grad.contiguous(), features, rate, ctx.walk, total)
-        return total, d_rate, None
+        inner = _dense(grad).view(len(grad), rate.numel() * features.shape[1])
+        return *ctx.backend.scatter(inner, features, rate, ctx.walk, ctx.needs_input_grad[0], None), None

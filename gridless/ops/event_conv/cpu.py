@@ -31,23 +31,25 @@ _PARTS = 8
 
 def gather(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
     gathered = features.new_empty(len(walk.link.target), *rate.shape, features.shape[1])
-    values = (features.numpy(), rate.numpy(), gathered.numpy())
+    values = (features.detach().numpy(), rate.detach().numpy(), gathered.numpy())
     if walk.edges is not None:
         jobs = [(a, b, *_edge_arrays(walk, walk.edges), *values) for a, b in _share_rows(len(gathered))]
         in_threads(_gather_edges, jobs)
-        return gathered
+        return gathered.flatten(1)
     _zero_padding(gathered, walk.link)
     nothing = np.empty((0, 0, 0, 0), values[0].dtype), np.empty(0, np.int64)
     cuts = share_cells(by_pixel(walk.link.target).splits, _PARTS)
     shared = _arrays(walk.link, walk.decay_time)
     in_threads(_gather, [(a, b, *shared, *values, *nothing) for a, b in cuts])
-    return gathered
+    return gathered.flatten(1)
 
 
-def scatter(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, total: Tensor | None) -> Tensor:
-    """Adds the gradient of the features to `total`, unless it is None, and returns that of the rate."""
-    wanted = total is not None
-    add_to = (total if wanted else features[:0]).numpy()
+def scatter(
+    grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, wanted: bool, total: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
+    if wanted and total is None:
+        total = torch.zeros_like(features)
+    add_to = (features.detach()[:0] if total is None else total).numpy()
     if walk.edges is not None:
         # Only targets of one example share sources.
         cuts, arrays, kernel = _share_examples(walk.link.target.splits), _edge_arrays(walk, walk.edges), _scatter_edges
@@ -56,9 +58,10 @@ def scatter(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, total: Ten
         arrays, kernel = _arrays(walk.link, walk.decay_time), _scatter
     jobs = [(a, b, *arrays) for a, b in cuts]
     parts = np.zeros((len(jobs), *rate.shape))
-    values = (features.numpy(), rate.numpy(), grad.contiguous().numpy(), wanted, add_to)
+    grad = grad.view(len(grad), *rate.shape, features.shape[1])
+    values = (features.detach().numpy(), rate.detach().numpy(), grad.numpy(), wanted, add_to)
     in_threads(kernel, [(*job, *values, part) for job, part in zip(jobs, parts, strict=True)])
-    return torch.from_numpy(parts.sum(0)).to(rate.dtype)
+    return total, torch.from_numpy(parts.sum(0)).to(rate.dtype)
 
 
 def scan_step(

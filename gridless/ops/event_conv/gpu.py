@@ -2,8 +2,10 @@
 
 Scan: a program takes a few target pixels and one tap, and merges, in order of arrival, the run of the source pixel
 (which updates a state) with that of the target pixel (which reads it); lanes are (pixel, v, channel). The transpose
-takes a few source pixels and one tap, and merges back in time. No atomics: what programs have in common they write side
-by side, and torch adds it up. Rates are divided by the decay time beforehand, so that kernels see microseconds.
+takes a few source pixels and a few taps, one after the other, and merges back in time. No atomics: what programs have
+in common they write side by side, and `_fold` adds it up. Kernels see microseconds: rates are scaled as they are read.
+Everything that a network fixes is a constant of the kernel, so that index arithmetic folds away and rows are moved in
+vectors; only the numbers of events and pixels are not.
 """
 
 # Triton compiles these functions itself; to a type checker they are plain Python.
@@ -22,6 +24,7 @@ from torch import Tensor
 from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.gpu import tap_table
 from gridless.ops.event_conv.edges_gpu import along_edges, back_along_edges, decay
+from gridless.ops.event_conv.launch import Launcher, per_microsecond
 from gridless.structures import Events
 
 if TYPE_CHECKING:
@@ -30,7 +33,10 @@ if TYPE_CHECKING:
 # Lanes of a program, and of a warp: `benchmarks/event_conv.py --tune` times others.
 _ELEMENTS = 256
 _PER_WARP = 256
+# With so many programs of the backward walk the device is busy: then a program takes several taps.
+_ENOUGH = 4096
 _STRAYS = 32
+_FOLD = 4096
 
 
 def gather(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
@@ -39,37 +45,56 @@ def gather(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
     return _scan(features, rate, walk.link, walk.decay_time, None, None)
 
 
-def scatter(grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, total: Tensor | None) -> Tensor:
-    """Adds the gradient of the features to `total`, unless it is None, and returns that of the rate."""
+def scatter(
+    grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, wanted: bool, total: Tensor | None
+) -> tuple[Tensor | None, Tensor]:
     if walk.edges is not None:
-        return back_along_edges(grad.contiguous(), features, rate, walk, walk.edges, total)
-    link, (taps, temporal), channels = walk.link, rate.shape, features.shape[1]
+        return back_along_edges(grad, features, rate, walk, walk.edges, wanted, total)
+    link, (taps, temporal), (rows, channels) = walk.link, rate.shape, features.shape
     cells = _visited(link.source)
     vs, lanes, pixels = _shape(temporal, channels)
-    programs = triton.cdiv(cells, pixels)
-    if not (programs and features.numel() and grad.numel()):
-        return torch.zeros_like(rate)
-    grid = (programs, taps, triton.cdiv(channels, lanes))
-    partial = rate.new_empty(grid[0], grid[2], taps, vs)
-    # Each tap's share of the gradient of the features; a tap that no target uses leaves its zeros.
-    shares = features if total is None else features.new_zeros(taps, *features.shape)
-    _scatter[grid](
-        *_runs(link), grad.contiguous(), features, rate / walk.decay_time, shares, partial,
-        tap_table(link.offsets, rate.device), _busy(link.source), cells, len(features),
-        *link.source.sensor, *link.target.sensor, link.stride,
-        temporal, channels, total is not None, pixels, vs, lanes, rate.dtype == torch.float64,
-        num_warps=_warps(pixels * vs * lanes),
+    programs, blocks = triton.cdiv(cells, pixels), triton.cdiv(channels, lanes)
+    if not (cells and features.numel() and grad.numel()):
+        return torch.zeros_like(features) if wanted and total is None else total, torch.zeros_like(rate)
+    groups = _groups(taps, programs * blocks)
+    # Each group's share of the gradient of the features. Rows that no target sees keep their zeros.
+    shares = features
+    if wanted and groups > 1:
+        shares = features.new_zeros(groups, rows, channels)
+    elif wanted:
+        shares = total = torch.zeros_like(features) if total is None else total
+    partial = rate.new_empty(taps, programs * blocks, vs)
+    scale = per_microsecond(walk.decay_time, rate.dtype, rate.device)
+    _SCATTER(
+        (programs, groups, blocks),
+        (*_runs(link), _busy(link.source), tap_table(link.offsets, rate.device), scale, features, rate, grad, shares,
+         partial),
+        (cells, rows),
+        (*link.source.sensor, *link.target.sensor, link.stride, taps, temporal, channels, wanted, groups, pixels, vs,
+         lanes, rate.dtype == torch.float64),
+        _warps(pixels * vs * lanes),
     )  # fmt: skip
-    if total is not None:
-        total += shares.sum(0)
-    return (partial.sum((0, 1), dtype=torch.float64)[:, :temporal] / walk.decay_time).to(rate.dtype)
+    d_rate = torch.empty_like(rate)
+    adds = total is not None
+    more = 0
+    if wanted and groups > 1:
+        more = triton.cdiv(features.numel(), _FOLD)
+        total = total if adds else torch.empty_like(features)
+    _FOLD_UP(
+        (taps + more, 1, 1),
+        (partial, scale, d_rate, shares, features if total is None else total),
+        (programs * blocks, rows),
+        (taps, temporal, channels, groups, adds, vs, max(_FOLD // vs, 1), _FOLD, rate.dtype == torch.float64),
+        8,
+    )
+    return total, d_rate
 
 
 def scan_step(
     features: Tensor, rate: Tensor, link: Link, decay_time: float, trace: Tensor, time: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     trace = trace.clone()
-    gathered = _scan(features, rate, link, decay_time, trace, time)
+    gathered = _scan(features, rate, link, decay_time, trace, time).view(len(link.target), *trace.shape[1:])
     order, splits = by_pixel(link.source)
     if not len(order):
         return gathered, trace, time.clone()
@@ -80,23 +105,24 @@ def scan_step(
 def _scan(
     features: Tensor, rate: Tensor, link: Link, decay_time: float, trace: Tensor | None, time: Tensor | None
 ) -> Tensor:
-    taps, temporal = rate.shape
-    channels = features.shape[1]
-    rate = rate / decay_time
-    gathered = features.new_empty(len(link.target), taps, temporal, channels)
+    (taps, temporal), channels = rate.shape, features.shape[1]
+    gathered = features.new_empty(len(link.target), taps * temporal * channels)
     remembers = trace is not None
     # A memory also moves on where there are no targets.
     cells = _cells(link.target) if remembers else _visited(link.target)
     if not (cells and rate.numel() and channels):
         return gathered
     _clear_strays(gathered, link.target)
-    lanes = min(triton.next_power_of_2(temporal * channels), _ELEMENTS)
-    pixels = _ELEMENTS // lanes
-    _gather[(triton.cdiv(cells, pixels), taps, triton.cdiv(temporal * channels, lanes))](
-        *_runs(link), features, rate, gathered, trace if remembers else features, time if remembers else link.until,
-        tap_table(link.offsets, rate.device), _busy(link.target), cells,
-        *link.source.sensor, *link.target.sensor, link.stride,
-        temporal, channels, remembers, pixels, lanes, rate.dtype == torch.float64, num_warps=_warps(pixels * lanes),
+    vs, lanes, pixels = _shape(temporal, channels)
+    _GATHER(
+        (triton.cdiv(cells, pixels), taps, triton.cdiv(channels, lanes)),
+        (*_runs(link), _busy(link.target), tap_table(link.offsets, rate.device),
+         per_microsecond(decay_time, rate.dtype, rate.device), features, rate, gathered,
+         trace if trace is not None else features, time if time is not None else link.source.time),
+        (cells,),
+        (*link.source.sensor, *link.target.sensor, link.stride, taps, temporal, channels, remembers, pixels, vs, lanes,
+         rate.dtype == torch.float64),
+        _warps(pixels * vs * lanes),
     )  # fmt: skip
     return gathered
 
@@ -121,21 +147,30 @@ def _shape(temporal: int, channels: int) -> tuple[int, int, int]:
     return vs, lanes, max(_ELEMENTS // (vs * lanes), 1)
 
 
+def _groups(taps: int, programs: int) -> int:
+    """Into how many groups taps are divided so that there are enough programs: all alike, or one for each tap."""
+    groups = min(triton.cdiv(_ENOUGH, programs), taps)
+    return groups if 2 * groups <= taps else taps
+
+
 def _runs(link: Link) -> tuple[Tensor, ...]:
     """Rows, times and splits of the source's runs; rows, causes, times and splits of the target's."""
-    source, target = by_pixel(link.source), by_pixel(link.target)
-    until = target.order
-    if link.until is link.target.cause:
-        until = link.target.cached("until", lambda: link.until[target.order])
-    return (
-        source.order,
-        _sorted_time(link.source),
-        source.splits,
-        target.order,
-        until,
-        _sorted_time(link.target),
-        target.splits,
-    )
+    return (*_source_runs(link.source), *_target_runs(link))
+
+
+def _source_runs(events: Events) -> tuple[Tensor, Tensor, Tensor]:
+    def make() -> tuple[Tensor, Tensor, Tensor]:
+        order, splits = by_pixel(events)
+        return order, events.time[order], splits
+
+    return events.cached("event_runs", make)
+
+
+def _target_runs(link: Link) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    order, time, splits = _source_runs(link.target)
+    if link.until is not link.target.cause:
+        return order, order, time, splits
+    return order, link.target.cached("until", lambda: link.until[order].int()), time, splits
 
 
 def _busy(events: Events) -> Tensor:
@@ -147,17 +182,13 @@ def _busy(events: Events) -> Tensor:
     return events.cached("busy", make)
 
 
-def _sorted_time(events: Events) -> Tensor:
-    return events.cached("sorted_time", lambda: events.time[by_pixel(events).order])
-
-
 def _clear_strays(gathered: Tensor, target: Events) -> None:
     """Rows that belong to no pixel (padding, or outside the sensor) see nothing."""
     if target.is_checked and not target.padding:
         return
     runs = by_pixel(target)
-    size = gathered[0].numel() if len(gathered) else 0
-    if size:
+    size = gathered.shape[1]
+    if gathered.numel():
         _clear[(_STRAYS,)](gathered, runs.order, runs.splits, _cells(target), len(gathered), size, _STRAYS, 1024)
 
 
@@ -170,37 +201,39 @@ def _clear(gathered, order, splits, cells, rows, size, PROGRAMS: tl.constexpr, B
             tl.store(gathered + i * size + at, tl.zeros([BLOCK], gathered.dtype.element_ty), at < size)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cells"])
 def _gather(
-    s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, features, rate, gathered, trace, since, taps, busy,
-    cells, width, height, grid_width, grid_height, stride, temporal, channels,
-    REMEMBERS: tl.constexpr, PIXELS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
+    s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, busy, taps, scale, features, rate, gathered, trace,
+    since, cells, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, GRID_WIDTH: tl.constexpr, GRID_HEIGHT: tl.constexpr,
+    STRIDE: tl.constexpr, TAPS: tl.constexpr, TEMPORAL: tl.constexpr, CHANNELS: tl.constexpr, REMEMBERS: tl.constexpr,
+    PIXELS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    slot = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
+    INNER: tl.constexpr = TEMPORAL * CHANNELS
+    slot = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     live = slot < cells
-    cell = tl.load(busy + slot, live, other=0).to(tl.int64)
-    u = tl.program_id(1).to(tl.int64)
-    lane = tl.program_id(2) * LANES + tl.arange(0, LANES)
-    inner = temporal * channels
-    ok = lane < inner
-    channel = lane % channels
-    r = tl.load(rate + u * temporal + lane // channels, ok, other=0.0)[None, :]
-    x = cell % grid_width * stride + tl.load(taps + 2 * u)
-    y = cell // grid_width % grid_height * stride + tl.load(taps + 2 * u + 1)
-    inside = live & (x >= 0) & (x < width) & (y >= 0) & (y < height)
-    p = tl.where(inside, (cell // grid_width // grid_height * height + y) * width + x, 0)
-    s = tl.load(s_splits + p, inside, other=0)
-    s_end = tl.load(s_splits + p + 1, inside, other=0)
-    t = tl.load(t_splits + cell, live, other=0)
-    t_end = tl.load(t_splits + cell + 1, live, other=0)
+    cell = tl.load(busy + slot, live, other=0)
+    u = tl.program_id(1)
+    v = tl.arange(0, VS)
+    channel = tl.program_id(2) * LANES + tl.arange(0, LANES)
+    ok = ((v < TEMPORAL)[:, None] & (channel < CHANNELS)[None, :])[None, :, :]
+    r = (tl.load(rate + u * TEMPORAL + v, v < TEMPORAL, other=0.0) * tl.load(scale))[None, :, None]
+    x = cell % GRID_WIDTH * STRIDE + tl.load(taps + 2 * u)
+    y = cell // GRID_WIDTH % GRID_HEIGHT * STRIDE + tl.load(taps + 2 * u + 1)
+    inside = live & (x >= 0) & (x < WIDTH) & (y >= 0) & (y < HEIGHT)
+    p = tl.where(inside, (cell // (GRID_WIDTH * GRID_HEIGHT) * HEIGHT + y) * WIDTH + x, 0)
+    s = tl.load(s_splits + p, inside, other=0).to(tl.int32)
+    s_end = tl.load(s_splits + p + 1, inside, other=0).to(tl.int32)
+    t = tl.load(t_splits + cell, live, other=0).to(tl.int32)
+    t_end = tl.load(t_splits + cell + 1, live, other=0).to(tl.int32)
     row = tl.load(s_row + s, s < s_end, other=0)
     until = tl.load(t_until + t, t < t_end, other=0)
+    lane = v[:, None] * CHANNELS + channel[None, :]
     at = tl.zeros([PIXELS], tl.int64)
-    state = tl.zeros([PIXELS, LANES], wide)
+    state = tl.zeros([PIXELS, VS, LANES], wide)
     if REMEMBERS:
-        here = (p * tl.num_programs(1) + u)[:, None] * inner + lane[None, :]
-        state = tl.load(trace + here, inside[:, None] & ok[None, :], other=0.0)
+        here = ((p.to(tl.int64) * TAPS + u) * INNER)[:, None, None] + lane[None, :, :]
+        state = tl.load(trace + here, inside[:, None, None] & ok, other=0.0)
         at = tl.load(since + p, inside, other=0)
         left = tl.max(tl.maximum(s_end - s, 0) + t_end - t, 0)
     else:
@@ -214,89 +247,133 @@ def _gather(
             takes = (s < s_end) & reads & (row <= until)
         gives = reads & (takes == 0)
         now = tl.where(takes, tl.load(s_time + s, takes, other=0), tl.load(t_time + t, gives, other=0))
-        age = tl.maximum(now - at, 0).to(wide)
-        decayed = state * decay(r, age[:, None])
-        i = tl.load(t_row + t, gives, other=0).to(tl.int64)
-        out = (i * tl.num_programs(1) + u)[:, None] * inner + lane[None, :]
-        tl.store(gathered + out, decayed, gives[:, None] & ok[None, :])
+        i = tl.load(t_row + t, gives, other=0)
         value = tl.load(
-            features + row.to(tl.int64)[:, None] * channels + channel[None, :], takes[:, None] & ok[None, :], other=0.0
-        )
-        state = tl.where(takes[:, None], decayed + value, state)
-        at = tl.where(takes, now, at)
-        s = s + takes.to(tl.int64)
-        t = t + gives.to(tl.int64)
+            features + (row.to(tl.int64) * CHANNELS)[:, None, None] + (channel[None, :] + 0 * v[:, None])[None, :, :],
+            takes[:, None, None] & ok, other=0.0,
+        )  # fmt: skip
+        s = s + takes.to(tl.int32)
+        t = t + gives.to(tl.int32)
         row = tl.where(takes, tl.load(s_row + s, takes & (s < s_end), other=0), row)
         until = tl.where(gives, tl.load(t_until + t, gives & (t < t_end), other=0), until)
+        age = tl.maximum(now - at, 0).to(wide)
+        decayed = state * decay(r, age[:, None, None])
+        out = ((i.to(tl.int64) * TAPS + u) * INNER)[:, None, None] + lane[None, :, :]
+        tl.store(gathered + out, decayed, gives[:, None, None] & ok)
+        state = tl.where(takes[:, None, None], decayed + value, state)
+        at = tl.where(takes, now, at)
         if REMEMBERS:
             left = tl.max(tl.maximum(s_end - s, 0) + t_end - t, 0)
         else:
             left = tl.max(t_end - t, 0)
     if REMEMBERS:
-        tl.store(trace + here, state, inside[:, None] & ok[None, :])
+        tl.store(trace + here, state, inside[:, None, None] & ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cells", "rows"])
 def _scatter(
-    s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, grad, features, rate, shares, partial, taps, busy,
-    cells, rows, width, height, grid_width, grid_height, stride, temporal, channels,
-    WANTED: tl.constexpr, PIXELS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
+    s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, busy, taps, scale, features, rate, grad, total, partial,
+    cells, rows, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, GRID_WIDTH: tl.constexpr, GRID_HEIGHT: tl.constexpr,
+    STRIDE: tl.constexpr, TAPS: tl.constexpr, TEMPORAL: tl.constexpr, CHANNELS: tl.constexpr, WANTED: tl.constexpr,
+    GROUPS: tl.constexpr, PIXELS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
+    """Taps group, group + GROUPS, ... of a few source pixels; each group adds to its own copy of the features."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    slot = tl.program_id(0).to(tl.int64) * PIXELS + tl.arange(0, PIXELS)
+    slot = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     live = slot < cells
-    p = tl.load(busy + slot, live, other=0).to(tl.int64)
-    u = tl.program_id(1).to(tl.int64)
-    tap_count = tl.num_programs(1)
+    p = tl.load(busy + slot, live, other=0)
+    group = tl.program_id(1)
     v = tl.arange(0, VS)
     channel = tl.program_id(2) * LANES + tl.arange(0, LANES)
-    ok_v = v < temporal
-    ok_channel = channel < channels
-    first = tl.load(s_splits + p, live, other=0)
-    s_last = tl.load(s_splits + p + 1, live, other=0) - 1
-    r = tl.load(rate + u * temporal + v, ok_v, other=0.0)[None, :, None]
-    x = p % width - tl.load(taps + 2 * u)
-    y = p // width % height - tl.load(taps + 2 * u + 1)
-    fits = live & (x >= 0) & (y >= 0) & (x % stride == 0) & (y % stride == 0)
-    fits = fits & (x // stride < grid_width) & (y // stride < grid_height)
-    cell = tl.where(fits, (p // width // height * grid_height + y // stride) * grid_width + x // stride, 0)
-    begin = tl.load(t_splits + cell, fits, other=0)
-    t = tl.load(t_splits + cell + 1, fits, other=0) - 1
-    # Without targets there is nothing to do.
-    s = tl.where(t >= begin, s_last, first - 1)
-    row = tl.load(s_row + s, s >= first, other=0)
-    until = tl.load(t_until + t, t >= begin, other=0)
-    at = tl.load(t_time + t, t >= begin, other=0)
-    state = tl.zeros([PIXELS, VS, LANES], wide)
-    slope = tl.zeros([PIXELS, VS, LANES], wide)
-    turned = tl.zeros([PIXELS, VS, LANES], wide)
-    left = tl.max(s - first, 0)
-    while left >= 0:
-        gives = s >= first
-        takes = gives & (t >= begin) & (until >= row)
-        gives = gives & (takes == 0)
-        now = tl.where(takes, tl.load(t_time + t, takes, other=0), tl.load(s_time + s, gives, other=0))
-        age = tl.maximum(at - now, 0).to(wide)[:, None, None]
-        factor = decay(r, age)
-        slope_now = (slope - age * state) * factor
-        state_now = state * factor
-        i = tl.load(t_row + t, takes, other=0).to(tl.int64)
-        inside = (ok_v[:, None] & ok_channel[None, :])[None, :, :] & takes[:, None, None]
-        at_grad = ((i * tap_count + u) * temporal)[:, None, None] + v[None, :, None]
-        value = tl.load(grad + at_grad * channels + channel[None, None, :], inside, other=0.0)
-        at_row = row.to(tl.int64)[:, None] * channels + channel[None, :]
-        mine = gives[:, None] & ok_channel[None, :]
-        f = tl.load(features + at_row, mine, other=0.0)
-        turned += tl.where(gives[:, None, None], slope_now * f[:, None, :], 0.0)
-        if WANTED:
-            tl.store(shares + u * rows * channels + at_row, tl.sum(state_now, 1), mine)
-        slope = tl.where(takes[:, None, None], slope_now, slope)
-        state = tl.where(takes[:, None, None], state_now + value, state)
-        at = tl.where(takes, now, at)
-        t = t - takes.to(tl.int64)
-        s = s - gives.to(tl.int64)
-        until = tl.where(takes, tl.load(t_until + t, takes & (t >= begin), other=0), until)
-        row = tl.where(gives, tl.load(s_row + s, gives & (s >= first), other=0), row)
+    ok_v = v < TEMPORAL
+    ok_channel = channel < CHANNELS
+    ok = (ok_v[:, None] & ok_channel[None, :])[None, :, :]
+    lane = (v[:, None] * CHANNELS + channel[None, :])[None, :, :]
+    first = tl.load(s_splits + p, live, other=0).to(tl.int32)
+    s_last = tl.load(s_splits + p + 1, live, other=0).to(tl.int32) - 1
+    share = total + group.to(tl.int64) * rows * CHANNELS
+    program = tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)
+    programs = tl.num_programs(0) * tl.num_programs(2)
+    per_microsecond = tl.load(scale)
+    for u in range(group, TAPS, GROUPS):
+        r = (tl.load(rate + u * TEMPORAL + v, ok_v, other=0.0) * per_microsecond)[None, :, None]
+        x = p % WIDTH - tl.load(taps + 2 * u)
+        y = p // WIDTH % HEIGHT - tl.load(taps + 2 * u + 1)
+        fits = live & (x >= 0) & (y >= 0) & (x % STRIDE == 0) & (y % STRIDE == 0)
+        fits = fits & (x // STRIDE < GRID_WIDTH) & (y // STRIDE < GRID_HEIGHT)
+        cell = tl.where(fits, (p // (WIDTH * HEIGHT) * GRID_HEIGHT + y // STRIDE) * GRID_WIDTH + x // STRIDE, 0)
+        begin = tl.load(t_splits + cell, fits, other=0).to(tl.int32)
+        t = tl.load(t_splits + cell + 1, fits, other=0).to(tl.int32) - 1
+        # Without targets there is nothing to do.
+        s = tl.where(t >= begin, s_last, first - 1)
+        row = tl.load(s_row + s, s >= first, other=0)
+        until = tl.load(t_until + t, t >= begin, other=0)
+        at = tl.load(t_time + t, t >= begin, other=0)
+        state = tl.zeros([PIXELS, VS, LANES], wide)
+        slope = tl.zeros([PIXELS, VS, LANES], wide)
+        turned = tl.zeros([PIXELS, VS, LANES], wide)
         left = tl.max(s - first, 0)
-    where_partial = partial + (tl.program_id(0).to(tl.int64) * tl.num_programs(2) + tl.program_id(2)) * tap_count * VS
-    tl.store(where_partial + u * VS + v, tl.sum(tl.sum(turned, 2), 0))
+        while left >= 0:
+            gives = s >= first
+            takes = gives & (t >= begin) & (until >= row)
+            gives = gives & (takes == 0)
+            now = tl.where(takes, tl.load(t_time + t, takes, other=0), tl.load(s_time + s, gives, other=0))
+            i = tl.load(t_row + t, takes, other=0)
+            at_row = (row.to(tl.int64) * CHANNELS)[:, None] + channel[None, :]
+            mine = gives[:, None] & ok_channel[None, :]
+            f = tl.load(features + at_row, mine, other=0.0)
+            if WANTED:
+                sofar = tl.load(share + at_row, mine, other=0.0)
+            at_grad = ((i.to(tl.int64) * TAPS + u) * (TEMPORAL * CHANNELS))[:, None, None] + lane
+            value = tl.load(grad + at_grad, takes[:, None, None] & ok, other=0.0)
+            t = t - takes.to(tl.int32)
+            s = s - gives.to(tl.int32)
+            until = tl.where(takes, tl.load(t_until + t, takes & (t >= begin), other=0), until)
+            row = tl.where(gives, tl.load(s_row + s, gives & (s >= first), other=0), row)
+            age = tl.maximum(at - now, 0).to(wide)[:, None, None]
+            factor = decay(r, age)
+            slope_now = (slope - age * state) * factor
+            state_now = state * factor
+            turned += tl.where(gives[:, None, None], slope_now * f[:, None, :], 0.0)
+            if WANTED:
+                tl.store(share + at_row, sofar + tl.sum(state_now, 1), mine)
+            slope = tl.where(takes[:, None, None], slope_now, slope)
+            state = tl.where(takes[:, None, None], state_now + value, state)
+            at = tl.where(takes, now, at)
+            left = tl.max(s - first, 0)
+        tl.store(partial + (programs.to(tl.int64) * u + program) * VS + v, tl.sum(tl.sum(turned, 2), 0))
+        # The next tap reads what this one wrote, perhaps in another thread.
+        if WANTED:
+            tl.debug_barrier()
+
+
+@triton.jit(do_not_specialize=["programs", "rows"])
+def _fold(
+    partial, scale, d_rate, shares, total, programs, rows, TAPS: tl.constexpr, TEMPORAL: tl.constexpr,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, ADDS: tl.constexpr, VS: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
+):  # fmt: skip
+    """The first programs: the gradient of the rate of a tap. The others: the sum of the shares of the groups."""
+    pid = tl.program_id(0)
+    if pid < TAPS:
+        v = tl.arange(0, VS)
+        turned = tl.zeros([ROWS, VS], tl.float64)
+        for start in range(0, programs, ROWS):
+            k = start + tl.arange(0, ROWS)
+            of_program = (pid.to(tl.int64) * programs + k) * VS
+            more = tl.load(partial + of_program[:, None] + v[None, :], (k < programs)[:, None], other=0.0)
+            turned += more.to(tl.float64)
+        d = tl.sum(turned, 0) * tl.load(scale).to(tl.float64)
+        tl.store(d_rate + pid * TEMPORAL + v, d.to(d_rate.dtype.element_ty), v < TEMPORAL)
+    else:
+        at = (pid - TAPS).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        size = rows.to(tl.int64) * CHANNELS
+        sums = tl.zeros([BLOCK], tl.float64 if DOUBLE else tl.float32)
+        if ADDS:
+            sums += tl.load(total + at, at < size, other=0.0)
+        for group in range(GROUPS):
+            sums += tl.load(shares + group * size + at, at < size, other=0.0)
+        tl.store(total + at, sums, at < size)
+
+
+_GATHER, _SCATTER, _FOLD_UP = Launcher(_gather), Launcher(_scatter), Launcher(_fold)

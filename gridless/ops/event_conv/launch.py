@@ -1,0 +1,45 @@
+"""Launches with little Python, and constants that are copied to the device once."""
+
+from __future__ import annotations
+
+from functools import cache, reduce
+from operator import or_
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Launcher:
+    """kernel[grid](*tensors, *sizes, *constants, num_warps=warps), for kernels of a simple kind.
+
+    At every launch Triton looks at each argument anew: its type, whether it can be divided by 16, and for tensors
+    whether the driver knows them. Here `constants` (all constexpr) decide the types of the tensors, and `sizes` (all
+    int32) are listed under do_not_specialize; so the same constants, with tensors that begin at multiples of 16 bytes,
+    are the same compiled kernel, and that is launched at once. Any other launch goes through Triton.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self._ready: dict[tuple, Any] = {}
+
+    def __call__(
+        self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], sizes: tuple[int, ...], constants: tuple,
+        warps: int,
+    ) -> None:  # fmt: skip
+        pointers = [t.data_ptr() for t in tensors]
+        key = (tensors[0].device, warps, constants)
+        simple = not reduce(or_, pointers) & 15
+        if simple and (ready := self._ready.get(key)) is not None:
+            ready[grid](*pointers, *sizes, *constants)
+            return
+        compiled = self.kernel[grid](*tensors, *sizes, *constants, num_warps=warps)
+        # The interpreter returns nothing.
+        if simple and compiled is not None:
+            self._ready[key] = compiled
+
+
+@cache
+def per_microsecond(decay_time: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1 / decay_time (1): what a rate is multiplied by where ages are microseconds."""
+    return torch.full((1,), 1 / decay_time, dtype=dtype, device=device)
