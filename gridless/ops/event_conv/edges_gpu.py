@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gridless.ops.event_conv.launch import Launcher, per_microsecond
+from gridless.ops.event_conv.launch import Launcher, cdiv, per_microsecond, power_of_two
 from gridless.structures import Edges
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ def along_edges(features: Tensor, rate: Tensor, walk: Walk, edges: Edges) -> Ten
     gathered = features.new_empty(targets, taps * temporal * channels)
     if not gathered.numel():
         return gathered
-    lanes = min(triton.next_power_of_2(temporal * channels), _ELEMENTS // 2)
+    lanes = min(power_of_two(temporal * channels), _ELEMENTS // 2)
     rows = _ELEMENTS // lanes
     _GATHER(
-        (triton.cdiv(targets, rows), taps, triton.cdiv(temporal * channels, lanes)),
+        (cdiv(targets, rows), taps, cdiv(temporal * channels, lanes)),
         (edges.splits, edges.source, link.source.time, link.target.time,
          per_microsecond(walk.decay_time, rate.dtype, rate.device), features, rate, gathered),
         (targets, walk.first_tap),
@@ -57,21 +57,22 @@ def back_along_edges(
     all_taps = edges.num_target // targets
     times = (link.source.time, link.target.time, per_microsecond(walk.decay_time, rate.dtype, rate.device))
     # Two at least: Triton 3.6 does not compile every shape of one.
-    vs = max(triton.next_power_of_2(temporal), 2)
-    lanes = min(triton.next_power_of_2(channels), max(_ELEMENTS // vs, 1))
+    vs = max(power_of_two(temporal), 2)
+    lanes = min(power_of_two(channels), max(_ELEMENTS // vs, 1))
     rows = max(_ELEMENTS // (vs * lanes), 1)
     sizes = (temporal, channels, rows, vs, lanes, rate.dtype == torch.float64)
     if wanted:
         back = edges.transpose()
         total = total if adds else torch.empty_like(features)
         _SCATTER(
-            (triton.cdiv(len(features), rows), triton.cdiv(channels, lanes), 1),
+            (cdiv(len(features), rows), cdiv(channels, lanes), 1),
             (back.splits, back.source, *times, grad, rate, total),
-            (len(features), walk.first_tap),
-            (all_taps, taps, adds, *sizes),
+            # Not constants: with those Triton 3.6 does not compile every shape of this one.
+            (len(features), walk.first_tap, temporal, channels),
+            (all_taps, taps, adds, *sizes[2:]),
             2,
         )
-    grid = (triton.cdiv(targets, rows), taps, triton.cdiv(channels, lanes))
+    grid = (cdiv(targets, rows), taps, cdiv(channels, lanes))
     partial = rate.new_empty(*grid, vs)
     _TURN(
         grid,
@@ -118,11 +119,11 @@ def _gather(
     tl.store(gathered + out, sums, live[:, None] & ok[None, :])
 
 
-@triton.jit(do_not_specialize=["sources", "first_tap"])
+@triton.jit(do_not_specialize=["sources", "first_tap", "temporal", "channels"])
 def _scatter(
-    splits, row, s_time, t_time, scale, grad, rate, total, sources, first_tap, ALL_TAPS: tl.constexpr,
-    TAPS: tl.constexpr, ADDS: tl.constexpr, TEMPORAL: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
-    VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
+    splits, row, s_time, t_time, scale, grad, rate, total, sources, first_tap, temporal, channels,
+    ALL_TAPS: tl.constexpr, TAPS: tl.constexpr, ADDS: tl.constexpr, ROWS: tl.constexpr, VS: tl.constexpr,
+    LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     j = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -140,18 +141,18 @@ def _scatter(
         u = at % ALL_TAPS - first_tap
         mine = (k < count) & (u >= 0) & (u < TAPS)
         age = (tl.load(t_time + i, mine, other=0) - then).to(wide)
-        ok = mine[:, None] & (v < TEMPORAL)[None, :]
-        r = tl.load(rate + u[:, None] * TEMPORAL + v[None, :], ok, other=0.0) * per
+        ok = mine[:, None] & (v < temporal)[None, :]
+        r = tl.load(rate + u[:, None] * temporal + v[None, :], ok, other=0.0) * per
         factor = decay(r, age[:, None])
-        at_grad = ((i * TAPS + u) * TEMPORAL)[:, None] + v[None, :]
+        at_grad = ((i * TAPS + u) * temporal)[:, None] + v[None, :]
         value = tl.load(
-            grad + at_grad[:, :, None] * CHANNELS + channel[None, None, :],
-            ok[:, :, None] & (channel < CHANNELS)[None, None, :],
+            grad + at_grad[:, :, None] * channels + channel[None, None, :],
+            ok[:, :, None] & (channel < channels)[None, None, :],
             other=0.0,
         )
         sums += tl.sum(value * factor[:, :, None], 1)
-    out = total + j[:, None] * CHANNELS + channel[None, :]
-    ok_out = live[:, None] & (channel < CHANNELS)[None, :]
+    out = total + j[:, None] * channels + channel[None, :]
+    ok_out = live[:, None] & (channel < channels)[None, :]
     if ADDS:
         sums += tl.load(out, ok_out, other=0.0)
     tl.store(out, sums, ok_out)

@@ -14,7 +14,8 @@ vectors; only the numbers of events and pixels are not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -24,7 +25,7 @@ from torch import Tensor
 from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.gpu import tap_table
 from gridless.ops.event_conv.edges_gpu import along_edges, back_along_edges, decay
-from gridless.ops.event_conv.launch import Launcher, per_microsecond
+from gridless.ops.event_conv.launch import Launcher, cdiv, per_microsecond, power_of_two
 from gridless.structures import Events
 
 if TYPE_CHECKING:
@@ -50,41 +51,42 @@ def scatter(
 ) -> tuple[Tensor | None, Tensor]:
     if walk.edges is not None:
         return back_along_edges(grad, features, rate, walk, walk.edges, wanted, total)
-    link, (taps, temporal), (rows, channels) = walk.link, rate.shape, features.shape
+    link, (taps, temporal), (rows, channels), device = walk.link, rate.shape, features.shape, rate.device
     cells = _visited(link.source)
-    vs, lanes, pixels = _shape(temporal, channels)
-    programs, blocks = triton.cdiv(cells, pixels), triton.cdiv(channels, lanes)
-    if not (cells and features.numel() and grad.numel()):
+    if not (cells and channels and grad.numel()):
         return torch.zeros_like(features) if wanted and total is None else total, torch.zeros_like(rate)
-    groups = _groups(taps, programs * blocks)
+    shape = _shape(temporal, channels, _ELEMENTS, _PER_WARP)
+    programs = cdiv(cells, shape.pixels)
+    walks = programs * shape.blocks
+    groups = _groups(taps, walks)
     # Each group's share of the gradient of the features. Rows that no target sees keep their zeros.
     shares = features
     if wanted and groups > 1:
         shares = features.new_zeros(groups, rows, channels)
     elif wanted:
         shares = total = torch.zeros_like(features) if total is None else total
-    partial = rate.new_empty(taps, programs * blocks, vs)
-    scale = per_microsecond(walk.decay_time, rate.dtype, rate.device)
+    partial = rate.new_empty(taps, walks, shape.vs)
+    scale = per_microsecond(walk.decay_time, rate.dtype, device)
+    double = rate.dtype == torch.float64
     _SCATTER(
-        (programs, groups, blocks),
-        (*_runs(link), _busy(link.source), tap_table(link.offsets, rate.device), scale, features, rate, grad, shares,
+        (programs, groups, shape.blocks),
+        (*_runs(link), _busy(link.source), tap_table(link.offsets, device), scale, features, rate, grad, shares,
          partial),
         (cells, rows),
-        (*link.source.sensor, *link.target.sensor, link.stride, taps, temporal, channels, wanted, groups, pixels, vs,
-         lanes, rate.dtype == torch.float64),
-        _warps(pixels * vs * lanes),
+        (*_grids(link), taps, temporal, channels, wanted, groups, shape.pixels, shape.vs, shape.lanes, double),
+        shape.warps,
     )  # fmt: skip
     d_rate = torch.empty_like(rate)
     adds = total is not None
     more = 0
     if wanted and groups > 1:
-        more = triton.cdiv(features.numel(), _FOLD)
+        more = cdiv(rows * channels, _FOLD)
         total = total if adds else torch.empty_like(features)
     _FOLD_UP(
         (taps + more, 1, 1),
         (partial, scale, d_rate, shares, features if total is None else total),
-        (programs * blocks, rows),
-        (taps, temporal, channels, groups, adds, vs, max(_FOLD // vs, 1), _FOLD, rate.dtype == torch.float64),
+        (walks, rows),
+        (taps, temporal, channels, groups, adds, shape.vs, max(_FOLD // shape.vs, 1), _FOLD, double),
         8,
     )
     return total, d_rate
@@ -105,24 +107,24 @@ def scan_step(
 def _scan(
     features: Tensor, rate: Tensor, link: Link, decay_time: float, trace: Tensor | None, time: Tensor | None
 ) -> Tensor:
-    (taps, temporal), channels = rate.shape, features.shape[1]
+    (taps, temporal), channels, device = rate.shape, features.shape[1], rate.device
     gathered = features.new_empty(len(link.target), taps * temporal * channels)
     remembers = trace is not None
     # A memory also moves on where there are no targets.
     cells = _cells(link.target) if remembers else _visited(link.target)
-    if not (cells and rate.numel() and channels):
+    if not (cells and taps and temporal and channels):
         return gathered
     _clear_strays(gathered, link.target)
-    vs, lanes, pixels = _shape(temporal, channels)
+    shape = _shape(temporal, channels, _ELEMENTS, _PER_WARP)
+    scale = per_microsecond(decay_time, rate.dtype, device)
     _GATHER(
-        (triton.cdiv(cells, pixels), taps, triton.cdiv(channels, lanes)),
-        (*_runs(link), _busy(link.target), tap_table(link.offsets, rate.device),
-         per_microsecond(decay_time, rate.dtype, rate.device), features, rate, gathered,
-         trace if trace is not None else features, time if time is not None else link.source.time),
+        (cdiv(cells, shape.pixels), taps, shape.blocks),
+        (*_runs(link), _busy(link.target), tap_table(link.offsets, device), scale, features, rate, gathered,
+         features if trace is None else trace, link.source.time if time is None else time),
         (cells,),
-        (*link.source.sensor, *link.target.sensor, link.stride, taps, temporal, channels, remembers, pixels, vs, lanes,
+        (*_grids(link), taps, temporal, channels, remembers, shape.pixels, shape.vs, shape.lanes,
          rate.dtype == torch.float64),
-        _warps(pixels * vs * lanes),
+        shape.warps,
     )  # fmt: skip
     return gathered
 
@@ -136,20 +138,31 @@ def _visited(events: Events) -> int:
     return min(_cells(events), len(events))
 
 
-def _warps(elements: int) -> int:
-    return max(min(elements // _PER_WARP, 8), 1)
+def _grids(link: Link) -> tuple[int, int, int, int, int]:
+    return *link.source.sensor, *link.target.sensor, link.stride
 
 
-def _shape(temporal: int, channels: int) -> tuple[int, int, int]:
-    """Powers of two: temporal taps, channels of a program, and pixels of a program."""
-    vs = triton.next_power_of_2(temporal)
-    lanes = min(triton.next_power_of_2(channels), max(_ELEMENTS // vs, 1))
-    return vs, lanes, max(_ELEMENTS // (vs * lanes), 1)
+class _Shape(NamedTuple):
+    """Of a program, powers of two: temporal taps, channels, pixels, warps. And blocks of channels."""
+
+    vs: int
+    lanes: int
+    pixels: int
+    warps: int
+    blocks: int
+
+
+@cache
+def _shape(temporal: int, channels: int, elements: int, per_warp: int) -> _Shape:
+    vs = power_of_two(temporal)
+    lanes = min(power_of_two(channels), max(elements // vs, 1))
+    pixels = max(elements // (vs * lanes), 1)
+    return _Shape(vs, lanes, pixels, max(min(pixels * vs * lanes // per_warp, 8), 1), cdiv(channels, lanes))
 
 
 def _groups(taps: int, programs: int) -> int:
     """Into how many groups taps are divided so that there are enough programs: all alike, or one for each tap."""
-    groups = min(triton.cdiv(_ENOUGH, programs), taps)
+    groups = min(cdiv(_ENOUGH, programs), taps)
     return groups if 2 * groups <= taps else taps
 
 
