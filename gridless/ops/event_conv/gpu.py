@@ -4,8 +4,8 @@ Scan: a program takes a few target pixels and one tap, and merges, in order of a
 (which updates a state) with that of the target pixel (which reads it); lanes are (pixel, v, channel). The transpose
 takes a few source pixels and a few taps, one after the other, and merges back in time. No atomics: what programs have
 in common they write side by side, and `_fold` adds it up. Kernels see microseconds: rates are scaled as they are read.
-Everything that a network fixes is a constant of the kernel, so that index arithmetic folds away and rows are moved in
-vectors; only the numbers of events and pixels are not.
+Grids, channels and temporal taps are constants of a kernel, so that index arithmetic folds away and rows are moved in
+vectors.
 """
 
 # Triton compiles these functions itself; to a type checker they are plain Python.
@@ -72,8 +72,8 @@ def scatter(
         (programs, groups, shape.blocks),
         (*_runs(link), _busy(link.source), tap_table(link.offsets, device), scale, features, rate, grad, shares,
          partial),
-        (cells, rows),
-        (*_grids(link), taps, temporal, channels, wanted, groups, shape.pixels, shape.vs, shape.lanes, double),
+        (cells, rows, taps),
+        (*_grids(link), temporal, channels, wanted, shape.pixels, shape.vs, shape.lanes, double),
         shape.warps,
     )  # fmt: skip
     d_rate = torch.empty_like(rate)
@@ -85,8 +85,8 @@ def scatter(
     _FOLD_UP(
         (taps + more, 1, 1),
         (partial, scale, d_rate, shares, features if total is None else total),
-        (walks, rows),
-        (taps, temporal, channels, groups, adds, shape.vs, max(_FOLD // shape.vs, 1), _FOLD, double),
+        (walks, rows, channels, taps, groups),
+        (temporal, adds, shape.vs, max(_FOLD // shape.vs, 1), _FOLD, double),
         8,
     )
     return total, d_rate
@@ -122,7 +122,7 @@ def _scan(
         (*_runs(link), _busy(link.target), tap_table(link.offsets, device), scale, features, rate, gathered,
          features if trace is None else trace, link.source.time if time is None else time),
         (cells,),
-        (*_grids(link), taps, temporal, channels, remembers, shape.pixels, shape.vs, shape.lanes,
+        (*_grids(link), temporal, channels, remembers, shape.pixels, shape.vs, shape.lanes,
          rate.dtype == torch.float64),
         shape.warps,
     )  # fmt: skip
@@ -218,7 +218,7 @@ def _clear(gathered, order, splits, cells, rows, size, PROGRAMS: tl.constexpr, B
 def _gather(
     s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, busy, taps, scale, features, rate, gathered, trace,
     since, cells, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, GRID_WIDTH: tl.constexpr, GRID_HEIGHT: tl.constexpr,
-    STRIDE: tl.constexpr, TAPS: tl.constexpr, TEMPORAL: tl.constexpr, CHANNELS: tl.constexpr, REMEMBERS: tl.constexpr,
+    STRIDE: tl.constexpr, TEMPORAL: tl.constexpr, CHANNELS: tl.constexpr, REMEMBERS: tl.constexpr,
     PIXELS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
@@ -227,6 +227,7 @@ def _gather(
     live = slot < cells
     cell = tl.load(busy + slot, live, other=0)
     u = tl.program_id(1)
+    tap_count = tl.num_programs(1)
     v = tl.arange(0, VS)
     channel = tl.program_id(2) * LANES + tl.arange(0, LANES)
     ok = ((v < TEMPORAL)[:, None] & (channel < CHANNELS)[None, :])[None, :, :]
@@ -245,7 +246,7 @@ def _gather(
     at = tl.zeros([PIXELS], tl.int64)
     state = tl.zeros([PIXELS, VS, LANES], wide)
     if REMEMBERS:
-        here = ((p.to(tl.int64) * TAPS + u) * INNER)[:, None, None] + lane[None, :, :]
+        here = ((p.to(tl.int64) * tap_count + u) * INNER)[:, None, None] + lane[None, :, :]
         state = tl.load(trace + here, inside[:, None, None] & ok, other=0.0)
         at = tl.load(since + p, inside, other=0)
         left = tl.max(tl.maximum(s_end - s, 0) + t_end - t, 0)
@@ -271,7 +272,7 @@ def _gather(
         until = tl.where(gives, tl.load(t_until + t, gives & (t < t_end), other=0), until)
         age = tl.maximum(now - at, 0).to(wide)
         decayed = state * decay(r, age[:, None, None])
-        out = ((i.to(tl.int64) * TAPS + u) * INNER)[:, None, None] + lane[None, :, :]
+        out = ((i.to(tl.int64) * tap_count + u) * INNER)[:, None, None] + lane[None, :, :]
         tl.store(gathered + out, decayed, gives[:, None, None] & ok)
         state = tl.where(takes[:, None, None], decayed + value, state)
         at = tl.where(takes, now, at)
@@ -283,14 +284,14 @@ def _gather(
         tl.store(trace + here, state, inside[:, None, None] & ok)
 
 
-@triton.jit(do_not_specialize=["cells", "rows"])
+@triton.jit(do_not_specialize=["cells", "rows", "tap_count"])
 def _scatter(
     s_row, s_time, s_splits, t_row, t_until, t_time, t_splits, busy, taps, scale, features, rate, grad, total, partial,
-    cells, rows, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, GRID_WIDTH: tl.constexpr, GRID_HEIGHT: tl.constexpr,
-    STRIDE: tl.constexpr, TAPS: tl.constexpr, TEMPORAL: tl.constexpr, CHANNELS: tl.constexpr, WANTED: tl.constexpr,
-    GROUPS: tl.constexpr, PIXELS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
+    cells, rows, tap_count, WIDTH: tl.constexpr, HEIGHT: tl.constexpr, GRID_WIDTH: tl.constexpr,
+    GRID_HEIGHT: tl.constexpr, STRIDE: tl.constexpr, TEMPORAL: tl.constexpr, CHANNELS: tl.constexpr,
+    WANTED: tl.constexpr, PIXELS: tl.constexpr, VS: tl.constexpr, LANES: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """Taps group, group + GROUPS, ... of a few source pixels; each group adds to its own copy of the features."""
+    """Taps group, group + groups, ... of a few source pixels; each group adds to its own copy of the features."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     slot = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     live = slot < cells
@@ -308,7 +309,7 @@ def _scatter(
     program = tl.program_id(0) * tl.num_programs(2) + tl.program_id(2)
     programs = tl.num_programs(0) * tl.num_programs(2)
     per_microsecond = tl.load(scale)
-    for u in range(group, TAPS, GROUPS):
+    for u in range(group, tap_count, tl.num_programs(1)):
         r = (tl.load(rate + u * TEMPORAL + v, ok_v, other=0.0) * per_microsecond)[None, :, None]
         x = p % WIDTH - tl.load(taps + 2 * u)
         y = p // WIDTH % HEIGHT - tl.load(taps + 2 * u + 1)
@@ -337,7 +338,7 @@ def _scatter(
             f = tl.load(features + at_row, mine, other=0.0)
             if WANTED:
                 sofar = tl.load(share + at_row, mine, other=0.0)
-            at_grad = ((i.to(tl.int64) * TAPS + u) * (TEMPORAL * CHANNELS))[:, None, None] + lane
+            at_grad = ((i.to(tl.int64) * tap_count + u) * (TEMPORAL * CHANNELS))[:, None, None] + lane
             value = tl.load(grad + at_grad, takes[:, None, None] & ok, other=0.0)
             t = t - takes.to(tl.int32)
             s = s - gives.to(tl.int32)
@@ -360,15 +361,14 @@ def _scatter(
             tl.debug_barrier()
 
 
-@triton.jit(do_not_specialize=["programs", "rows"])
+@triton.jit(do_not_specialize=["programs", "rows", "channels", "tap_count", "groups"])
 def _fold(
-    partial, scale, d_rate, shares, total, programs, rows, TAPS: tl.constexpr, TEMPORAL: tl.constexpr,
-    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, ADDS: tl.constexpr, VS: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
+    partial, scale, d_rate, shares, total, programs, rows, channels, tap_count, groups, TEMPORAL: tl.constexpr,
+    ADDS: tl.constexpr, VS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     """The first programs: the gradient of the rate of a tap. The others: the sum of the shares of the groups."""
     pid = tl.program_id(0)
-    if pid < TAPS:
+    if pid < tap_count:
         v = tl.arange(0, VS)
         turned = tl.zeros([ROWS, VS], tl.float64)
         for start in range(0, programs, ROWS):
@@ -379,12 +379,12 @@ def _fold(
         d = tl.sum(turned, 0) * tl.load(scale).to(tl.float64)
         tl.store(d_rate + pid * TEMPORAL + v, d.to(d_rate.dtype.element_ty), v < TEMPORAL)
     else:
-        at = (pid - TAPS).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        size = rows.to(tl.int64) * CHANNELS
+        at = (pid - tap_count).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        size = rows.to(tl.int64) * channels
         sums = tl.zeros([BLOCK], tl.float64 if DOUBLE else tl.float32)
         if ADDS:
             sums += tl.load(total + at, at < size, other=0.0)
-        for group in range(GROUPS):
+        for group in range(groups):
             sums += tl.load(shares + group * size + at, at < size, other=0.0)
         tl.store(total + at, sums, at < size)
 
