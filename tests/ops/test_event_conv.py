@@ -131,6 +131,19 @@ def test_single_precision_is_as_good_as_it_can_be(device):
             torch.testing.assert_close(a.cpu().double(), b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
 
 
+def test_autocast_changes_nothing(backend, device):
+    if backend == "reference":
+        pytest.skip("torch's own products follow autocast")
+    source, target = pair(crowd(), 2)
+    values = parameters(source, 3, torch.float32, device)
+    source, target = source.to(device), target.to(device)
+    expected = run(source, target, 3, 2, values)
+    with torch.autocast(device.type, torch.bfloat16):
+        found = run(source, target, 3, 2, values)
+    for a, b in zip(found, expected):
+        assert torch.equal(a, b)
+
+
 @pytest.mark.parametrize("form", ["scan", "edges"])
 def test_gradients_are_derivatives(device, form):
     source, target = pair(stream((4, 0, 7), (4, 3)), 2)

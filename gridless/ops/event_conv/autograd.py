@@ -12,7 +12,9 @@ matrix, `scatter(grad, features, rate, walk, wanted, total)`, which returns the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -112,8 +114,22 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
+def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The products have the type of the walks."""
+
+    @wraps(function)
+    def run(ctx: Any, first: Tensor, *others: Any) -> Any:
+        if not torch.is_autocast_enabled(first.device.type):
+            return function(ctx, first, *others)
+        with torch.autocast(first.device.type, enabled=False):
+            return function(ctx, first, *others)
+
+    return run
+
+
 class _Convolve(torch.autograd.Function):
     @staticmethod
+    @_without_autocast
     def forward(ctx: Any, features: Tensor, weight: Tensor, rate: Tensor, bias: Tensor | None, walk: Walk) -> Tensor:
         taps, temporal, channels, out_channels = ctx.shape = weight.shape
         features, rate = _dense(features), _dense(rate)
@@ -133,6 +149,7 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_without_autocast
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         features, matrix, rate = ctx.saved_tensors
         wants_features, wants_weight, wants_rate, wants_bias, _ = ctx.needs_input_grad
