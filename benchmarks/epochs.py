@@ -11,6 +11,7 @@ PointNet++ (single scale) and DGCNN (`peers_points.py`).
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import subprocess
@@ -39,6 +40,8 @@ def sync() -> None:
 
 
 def reset() -> None:
+    # A run and its graphs know each other.
+    gc.collect()
     if CUDA:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -52,26 +55,29 @@ def ours(clouds: Clouds, name: str, batch: int, drop: bool, offline: bool, epoch
     recipe = load_recipe(name).changed(batch_size=batch, augment__drop=0.875 if drop else 0.0, **changes)
     reset()
     run = Run(recipe, clouds.points, clouds.labels)
-    # Two epochs first: kernels are compiled, sizes learned, graphs captured.
-    for epoch in range(2):
+    # Ten steps and an epoch first: kernels are compiled, sizes learned, graphs captured.
+    first = 1 - (-10 // len(run.loader))
+    for epoch in range(first + (not offline)):
         run.epoch(epoch)
     loss, _ = run.step.read()
     if not loss < 20:
-        raise RuntimeError(f"the loss after two epochs is {loss}: not a training run")
+        raise RuntimeError(f"the loss after {first} epochs is {loss}: not a training run")
     if offline:
-        firsts = range(0, len(run.loader), run.loader.group)
-        batches = [batch for first in firsts for batch in run.loader._group(2, first)]
-        sync()
-        began = time.perf_counter()
-        for _ in range(epochs):
-            for number, prepared in enumerate(batches):
-                begin_step(recipe, run.schedule, run.optimiser, 2, number, len(batches))
-                run.step(prepared)
+        groups = [run.loader._group(first, number) for number in range(0, len(run.loader), run.loader.group)]
+        batches = [batch for group in groups for batch in group]
+
+        def one_epoch(epoch: int) -> None:
+            for number, batch in enumerate(batches):
+                begin_step(recipe, run.schedule, run.optimiser, epoch, number, len(batches))
+                run.step(batch)
+
+        one_epoch(first)
     else:
-        sync()
-        began = time.perf_counter()
-        for epoch in range(2, 2 + epochs):
-            run.epoch(epoch)
+        one_epoch = run.epoch
+    sync()
+    began = time.perf_counter()
+    for epoch in range(first + 1, first + 1 + epochs):
+        one_epoch(epoch)
     sync()
     seconds = (time.perf_counter() - began) / epochs
     return {

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gridless.ops.batch_norm import batch_norm
+from gridless.ops.batch_norm import batch_norm, track
 from gridless.structures import Geometry
 
 
@@ -90,11 +90,8 @@ class BatchNorm(nn.Module):
             flat, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after"
         )
         with torch.no_grad():
-            some = count > 0
-            step = self.momentum * some
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), step)
-            self.running_var.lerp_(var.to(self.running_var.dtype), step)
-            self.num_batches_tracked += some
+            kept = self.running_mean, self.running_var, self.num_batches_tracked
+            track(mean, var, count, *kept, self.momentum)
         return y.reshape(features.shape)
 
     def _masked(self, x: Tensor, count: Tensor) -> Tensor:

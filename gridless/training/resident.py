@@ -22,7 +22,7 @@ from gridless.training.policy import Policy, send
 from gridless.training.prefetch import Prefetch
 
 # Examples whose geometry is made at once on a GPU.
-GROUP = 2048
+GROUP = 4096
 
 # The examples of a batch (on the CPU) and its share.
 Job = tuple[Tensor, float]
@@ -160,7 +160,7 @@ class ResidentClouds(Resident):
             raise ValueError(
                 f"points must be (N, P, D) and labels (N), not {tuple(points.shape)} and {tuple(labels.shape)}"
             )
-        super().__init__(labels, plan, batch_size, seed, **settings)
+        super().__init__(labels, plan, batch_size, seed, **{"prefetch": 1, **settings})
         self.points = self.contents = points.contiguous()
         self.policy = policy or Policy()
         # On a GPU small batches would each wait for the launches of their searches.

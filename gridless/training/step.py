@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -79,10 +80,13 @@ class TrainStep:
         self._graphs: dict[int, _Captured] = {}
 
     def __call__(self, batch: Batch) -> None:
-        if self.capture:
-            self._graphs.setdefault(len(batch.labels), _Captured(self))(batch)
-        else:
+        if not self.capture:
             self.run(batch)
+            return
+        examples = len(batch.labels)
+        if examples not in self._graphs:
+            self._graphs[examples] = _Captured(self, examples)
+        self._graphs[examples](batch)
 
     def run(self, batch: Batch) -> None:
         """The step itself, launch by launch."""
@@ -127,8 +131,8 @@ class TrainStep:
 class _Captured:
     """The step for batches of one number of examples, as a graph."""
 
-    def __init__(self, step: TrainStep) -> None:
-        self.step = step
+    def __init__(self, step: TrainStep, examples: int) -> None:
+        self.step, self.examples = step, examples
         self.low: Sizes = {}
         self.high: Sizes = {}
         self.room: Sizes = {}
@@ -142,8 +146,7 @@ class _Captured:
             self.slot.load(batch)
             self.graph.replay()
             return
-        self.low = {name: min(size, self.low.get(name, size)) for name, size in needed.items()}
-        self.high = {name: max(size, self.high.get(name, 0)) for name, size in needed.items()}
+        self._learn(needed)
         if self.warm < WARM_UP:
             # Unpadded, while the sizes of batches are being learned.
             self.warm += 1
@@ -153,6 +156,15 @@ class _Captured:
         self.room = static.capacity(self.high, self.low)
         self.slot = static.Slot(static.padded(batch, plan, self.room), plan)
         self._record(self.slot)
+
+    def _learn(self, needed: Sizes) -> None:
+        known = next((other for other in self.step._graphs.values() if other.slot is not None), None)
+        if not self.high and known is not None:
+            # The last batch of an epoch comes once in each: its sizes are spread as those of the others are.
+            self.warm, part = WARM_UP, math.sqrt(self.examples / known.examples)
+            self.low = {name: size - int(part * (known.high[name] - known.low[name])) for name, size in needed.items()}
+        self.low = {name: min(size, self.low.get(name, size)) for name, size in needed.items()}
+        self.high = {name: max(size, self.high.get(name, 0)) for name, size in needed.items()}
 
     def _record(self, slot: static.Slot) -> None:
         """One padded step outside the graph (it counts), then the capture (which runs nothing)."""

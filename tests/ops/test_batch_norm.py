@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gridless.ops.batch_norm import batch_norm
+from gridless.ops.batch_norm import batch_norm, track
 
 
 def formula(x, count, weight, bias, eps, before, after):
@@ -71,12 +71,33 @@ def test_no_row_and_one_row_are_finite(device, count):
     assert (x.grad == 0).all()
 
 
+@pytest.mark.parametrize(("count", "channels"), [(40, 5), (1, 1100), (0, 3)])
+def test_running_statistics_are_those_of_torch(device, count, channels):
+    x = torch.randn(64, channels, generator=torch.Generator().manual_seed(2))
+    torch_norm = torch.nn.BatchNorm1d(channels, momentum=0.3)
+    kept = [t.detach().clone().to(device) for t in torch_norm.buffers()]
+    for _ in range(3):
+        if count > 1:
+            torch_norm(x[:count])
+        elif count:
+            # torch refuses one row; its variance is 0.
+            torch_norm.running_mean.lerp_(x[0], 0.3)
+            torch_norm.running_var.lerp_(torch.zeros(channels), 0.3)
+            torch_norm.num_batches_tracked += 1
+        _, mean, var = batch_norm(x.to(device), torch.tensor(count, device=device))
+        track(mean, var, torch.tensor(count, device=device), *kept, 0.3)
+    for mine, theirs in zip(kept, torch_norm.buffers(), strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs)
+
+
 def test_the_op_is_registered_rightly(backend):
     if backend != "reference":
         pytest.skip("the checks are of the registration, which is one for all")
     x, count = torch.randn(10, 4, requires_grad=True), torch.tensor(7)
     parameters = torch.rand(4, requires_grad=True), torch.rand(4, requires_grad=True)
     torch.library.opcheck(torch.ops.gridless.batch_norm.default, (x, count, *parameters, 1e-3, True, False))
+    statistics = torch.rand(4), torch.rand(4), count, torch.rand(4), torch.rand(4), torch.tensor(3), 0.1
+    torch.library.opcheck(torch.ops.gridless.track_statistics.default, statistics)
 
 
 def test_mismatches_are_named(device):

@@ -51,6 +51,19 @@ def batch_norm(
     return y, mean, unbiased
 
 
+def track(
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    tracked: Tensor,
+    momentum: float,
+) -> None:
+    """Move the running statistics (C) by `momentum` towards these, and count the batch, unless it had no row."""
+    _track(mean, var, count, running_mean, running_var, tracked, momentum)
+
+
 @torch.library.custom_op("gridless::batch_norm", mutates_args=())
 def _norm(
     x: Tensor, count: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, before: bool, after: bool
@@ -92,14 +105,36 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     _, mean, scale, unbiased = output
     ctx.save_for_backward(x, count, weight, bias, mean, scale)
     ctx.mark_non_differentiable(mean, scale, unbiased)
+    # No zeros in place of the gradients that the statistics have not.
+    ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple:
+def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
+    if grad is None:
+        return (None,) * 7
     x, count, weight, bias, mean, scale = ctx.saved_tensors
     dx, (d_bias, d_weight) = _norm_backward(grad, x, count, weight, bias, mean, scale, ctx.before, ctx.after)
     if weight is None or bias is None:
         return dx, None, None, None, None, None, None
     return dx, None, d_weight.to(weight.dtype), d_bias.to(bias.dtype), None, None, None
+
+
+@torch.library.custom_op("gridless::track_statistics", mutates_args=("running_mean", "running_var", "tracked"))
+def _track(
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    tracked: Tensor,
+    momentum: float,
+) -> None:
+    implementation(__name__, mean.device).track(mean, var, count, running_mean, running_var, tracked, momentum)
+
+
+@_track.register_fake
+def _(mean, var, count, running_mean, running_var, tracked, momentum):  # type: ignore[no-untyped-def]
+    return None
 
 
 _norm.register_autograd(_differentiate, setup_context=_save)

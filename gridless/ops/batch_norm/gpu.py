@@ -71,11 +71,41 @@ def backward(
     return dx, total
 
 
+def track(
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    tracked: Tensor,
+    momentum: float,
+) -> None:
+    block = min(triton.next_power_of_2(len(mean)), 1024)
+    if block:
+        grid = (triton.cdiv(len(mean), block),)
+        _track[grid](mean, var, count, running_mean, running_var, tracked, momentum, len(mean), block)
+
+
 def _launch(rows: int, channels: int) -> tuple[int, int, int, int]:
     """Rows and channels of a tile, programs along the rows of the sums, tiles along the channels."""
     block = min(triton.next_power_of_2(channels), 128)
     tall = TILE // block
     return tall, block, max(1, min(triton.cdiv(rows, tall), PROGRAMS)), triton.cdiv(channels, block)
+
+
+@triton.jit
+def _track(mean, var, count, running_mean, running_var, tracked, momentum, channels, BLOCK: tl.constexpr):
+    if tl.load(count) > 0:
+        c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        ok = c < channels
+        before = tl.load(running_mean + c, ok)
+        now = tl.load(mean + c, ok).to(before.dtype)
+        tl.store(running_mean + c, before + momentum * (now - before), ok)
+        before = tl.load(running_var + c, ok)
+        now = tl.load(var + c, ok).to(before.dtype)
+        tl.store(running_var + c, before + momentum * (now - before), ok)
+        if tl.program_id(0) == 0:
+            tl.store(tracked, tl.load(tracked) + 1)
 
 
 @triton.jit

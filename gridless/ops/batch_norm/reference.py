@@ -40,6 +40,21 @@ def backward(
     return (torch.where(x > 0, dx, 0.0) if before else dx).to(x.dtype), torch.stack([d_bias, d_weight])
 
 
+def track(
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    tracked: Tensor,
+    momentum: float,
+) -> None:
+    step = momentum * (count > 0)
+    running_mean += step * (mean - running_mean)
+    running_var += step * (var - running_var)
+    tracked += count > 0
+
+
 def _input(x: Tensor, count: Tensor, before: bool) -> tuple[Tensor, Tensor]:
     real = (torch.arange(x.shape[0], device=x.device) < count)[:, None]
     z = torch.where(real, x, 0.0).to(torch.promote_types(x.dtype, torch.float32))
