@@ -378,6 +378,7 @@ TINY = [
     (torch.float64, GaussianBumps(((0.1,), (-0.3,)), 0.5), 2, 2, "gather_first", None, False),
     (torch.float32, Monomials(2, 1), 16, 17, "gather_first", "linear", True),
     (torch.float16, Monomials(1, 1), 5, 16, "gather_first", "linear", False),
+    (torch.float16, Monomials(1, 1), 5, 16, "gather_first", "linear", True),
     (torch.float32, Monomials(2, 1), 130, 3, "gather_first", None, True),
 ]
 

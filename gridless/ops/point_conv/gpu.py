@@ -287,7 +287,8 @@ def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, o
     fused_kernel[(triton.cdiv(walk.rows, tile.rows),)](
         features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, *walk.scale,
         C=channels, P=width, **walk.settings(channels), **terms, HAS_BIAS=bias is not None, PRECISION=precision,
-        PB=dot_block(width), **tile.strips(dot_block(channels)),
+        TOTAL=torch.version.cuda is not None and not interpreting(), PB=dot_block(width),
+        **tile.strips(dot_block(channels)),
         maxnreg=65536 // (32 * tile.warps * beside) if beside > 1 else None,
     )  # fmt: skip
 

@@ -140,17 +140,18 @@ def _gather(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
     C: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
     FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, FLIP: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr,
-    T: tl.constexpr, J: tl.constexpr, L: tl.constexpr, U: tl.constexpr, AHEAD: tl.constexpr,
+    T: tl.constexpr, J: tl.constexpr, L: tl.constexpr, U: tl.constexpr, AHEAD: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
     """Sums over the edges of each row of w p_m F, for J strips of channels from `start` on: tiles (T, L), strip j of
-    term m at m J + j. With FLIP they are divided by the W of the columns; otherwise the caller divides by the W of the
-    rows.
+    term m at m J + j; and, with TOTAL, W of the rows in every column of a tile (T, L). With FLIP the sums are divided
+    by the W of the columns; otherwise the caller divides by the W of the rows.
 
     U edges of each row are in flight, and the columns of the next U.
     """
     begin = tl.load(SPLITS + row, mask=live, other=0).to(INDEX)
     end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
     x = _load_point(ROW_X, row, live, D)
+    total = tl.zeros([T, L], DTYPE)
     acc = ()
     for _ in tl.static_range(M * J):
         acc = acc + (tl.zeros([T, L], DTYPE),)
@@ -175,6 +176,13 @@ def _gather(
             w = _falloff(v, on, FALLOFF, D)
             if NORMALISE and FLIP:
                 w = w * share[u]
+            if TOTAL:
+                # Ones that the compiler must take for a function of the features, and so keeps where those are: W as a
+                # vector would have it load and compute all coordinates once more.
+                one = tl.inline_asm_elementwise(
+                    "mov.b32 $0, 0x3f800000; // $1", "=r,r", [f[u * J].to(tl.float32)], tl.float32, is_pure=True, pack=1
+                )
+                total += w[:, None] * one
             new = ()
             for m in tl.static_range(M):
                 value = _value(v, w, m, KIND, TABLE, SHARP, D)[:, None]
@@ -183,7 +191,7 @@ def _gather(
             acc = new
         if AHEAD:
             data = following
-    return acc
+    return acc, total
 
 
 @triton.jit
@@ -199,9 +207,9 @@ def gather_kernel(
     row = first + tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
     start = tl.program_id(1) * J * L
-    acc = _gather(
+    acc, _ = _gather(
         F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
-        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, J, L, U, AHEAD,
+        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, J, L, U, AHEAD, False,
     )  # fmt: skip
     inverse = tl.zeros([T], DTYPE) + 1.0
     if NORMALISE and not FLIP:
@@ -221,19 +229,28 @@ def fused_kernel(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, high, low,
     C: tl.constexpr, P: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr,
     SHARP: tl.constexpr, FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, HAS_BIAS: tl.constexpr, INDEX: tl.constexpr,
-    PRECISION: tl.constexpr, T: tl.constexpr, J: tl.constexpr, L: tl.constexpr, PB: tl.constexpr, U: tl.constexpr,
-    AHEAD: tl.constexpr,
+    PRECISION: tl.constexpr, TOTAL: tl.constexpr, T: tl.constexpr, J: tl.constexpr, L: tl.constexpr, PB: tl.constexpr,
+    U: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """OUT (rows, P) = (N F) Theta + bias, with N F in registers: one launch."""
+    """OUT (rows, P) = (N F) Theta + bias, with N F in registers: one launch.
+
+    With TOTAL, W comes out of the walk over the edges; otherwise from another.
+    """
     scale = _scale(high, low, ROW_X)
     row = tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
-    acc = _gather(
+    acc, total = _gather(
         F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, 0, scale,
         C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, tl.float32, INDEX, T, J, L, U, AHEAD,
+        NORMALISE and TOTAL,
     )  # fmt: skip
+    # Sums in float16 are divided before the product, to stay in its range; others after it, which is cheaper.
+    BEFORE: tl.constexpr = NORMALISE and THETA.dtype.element_ty == tl.float16
     if NORMALISE:
-        inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, tl.float32, INDEX, T, K=16)
+        if TOTAL:
+            inverse = _invert(tl.max(total, axis=1))
+        else:
+            inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, tl.float32, INDEX, T, K=16)
         tl.store(INVERSE + row, inverse, mask=live)
     p = tl.arange(0, PB)
     out = tl.zeros([T, PB], tl.float32)
@@ -242,8 +259,10 @@ def fused_kernel(
         inside = (channel[:, None] < C) & (p[None, :] < P)
         for m in tl.static_range(M):
             theta = tl.load(THETA + m * C * P + channel[:, None] * P + p[None, :], mask=inside, other=0.0)
-            sums = acc[m * J + j] * inverse[:, None] if NORMALISE else acc[m * J + j]
+            sums = acc[m * J + j] * inverse[:, None] if BEFORE else acc[m * J + j]
             out = tl.dot(sums.to(theta.dtype), theta, out, input_precision=PRECISION)
+    if NORMALISE and not BEFORE:
+        out = out * inverse[:, None]
     if HAS_BIAS:
         out += tl.load(BIAS + p, mask=p < P, other=0.0).to(tl.float32)[None, :]
     at = OUT + row.to(tl.int64)[:, None] * P + p[None, :]
@@ -271,9 +290,10 @@ def fused_backward_kernel(
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row = tile * T + tl.arange(0, T)
         live = row < last
-        acc = _gather(
+        acc, _ = _gather(
             GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, 0, scale,
             P, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, tl.float32, INDEX, T, J, L, U, AHEAD,
+            False,
         )  # fmt: skip
         at = row.to(tl.int64)[:, None] * Q + q[None, :]
         there = live[:, None] & (q[None, :] < Q)
