@@ -30,25 +30,45 @@ class Tile(NamedTuple):
         return strips | {"T": self.rows, "U": self.unroll, "AHEAD": self.ahead, "num_warps": self.warps}
 
 
-def fused_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Tile | None:
+def fused_tile(
+    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, device: torch.device
+) -> Tile | None:
     """The tile in which the sums of all terms stay in registers until the product, or None where they do not fit."""
     sums = terms * dot_block(channels)
     if dtype == torch.float64 or terms > GROUP or sums > 320 or dot_block(width) > 128:
         return None
     if dtype != torch.float32:
-        return Tile(64, 1, 8, strip=64)
-    return Tile(32, 1, 4, 4, strip=32) if sums <= 256 else Tile(32, 1, 4, 4, strip=16, ahead=True)
+        large = Tile(64, 1, 8, strip=64)
+    elif dot_block(channels) == 16:
+        large = Tile(32, 2, 4, 4, strip=16, ahead=True)
+    else:
+        large = Tile(32, 1, 4, 4, strip=32) if sums <= 256 else Tile(32, 1, 4, 4, strip=16, ahead=True)
+    return _few_rows(channels) if fit_at_once(rows, large, device) else large
 
 
-def fused_backward_tile(dtype: torch.dtype, terms: int, channels: int, width: int) -> Tile | None:
+def fused_backward_tile(
+    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, device: torch.device
+) -> Tile | None:
     """As `fused_tile`; the weight's gradient has to fit beside the sums."""
     sums = terms * dot_block(width)
     shares = sums * dot_block(channels)
     if dtype == torch.float64 or terms > GROUP or sums > 320 or shares > 16384 or dot_block(channels) > 64:
         return None
-    if dtype == torch.float32:
-        return Tile(64, 2, 8, 1, strip=32) if shares > 10240 else Tile(32, 2, 4, 2, strip=32, ahead=True)
-    return Tile(32, 2, 4, 2, strip=64) if shares > 10240 else Tile(16, 2, 4, 3, strip=64)
+    if shares > 10240:
+        return Tile(64, 2, 8, 1, strip=32) if dtype == torch.float32 else Tile(32, 2, 4, 2, strip=64)
+    large = Tile(32, 2, 4, 2, strip=32, ahead=True) if dtype == torch.float32 else Tile(16, 2, 4, 3, strip=64)
+    return _few_rows(width)._replace(beside=2) if fit_at_once(rows, large, device) else large
+
+
+def _few_rows(channels: int) -> Tile:
+    """Where all programs run at once, time is the longest row's edges, one after the other: few rows wait for each
+    other, and eight edges of each are in flight."""
+    return Tile(16, 4, 2 if dot_block(channels) == 16 else 4, strip=32, ahead=True)
+
+
+def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
+    """Whether there are no more tiles than the device runs side by side."""
+    return triton.cdiv(rows, tile.rows) <= side_by_side(device, tile)
 
 
 def gather_tile(dtype: torch.dtype, block: int) -> Tile:

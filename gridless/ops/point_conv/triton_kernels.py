@@ -207,7 +207,7 @@ def gather_kernel(
     row = first + tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
     start = tl.program_id(1) * J * L
-    acc, _ = _gather(
+    acc, _none = _gather(
         F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
         C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, J, L, U, AHEAD, False,
     )  # fmt: skip
@@ -290,7 +290,7 @@ def fused_backward_kernel(
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row = tile * T + tl.arange(0, T)
         live = row < last
-        acc, _ = _gather(
+        acc, _none = _gather(
             GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, 0, scale,
             P, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, tl.float32, INDEX, T, J, L, U, AHEAD,
             False,
