@@ -32,7 +32,8 @@ class EventConv(nn.Module):
     `gridless.ops.event_conv`. `near` is a line `plan.causal(...)`: with a window the convolution runs along its edges,
     without one by scan, over all history. weight (U, V, in_channels, out_channels), V = `temporal`; ages are in units
     of `decay_time`. The rate (U, V) is exp(log_rate), so it is positive. It begins spread evenly in logarithm from 1/4
-    to 4 along v, so that the kernel sees several time scales at once, or at 1 (`rates="ones"`, as the authors).
+    to 4 along v, so that the kernel sees several time scales at once, or at 1 (`rates="ones"`, as the authors). `order`
+    is that of `gl.event_conv`.
     """
 
     def __init__(
@@ -44,11 +45,12 @@ class EventConv(nn.Module):
         decay_time: float = 1000.0,
         bias: bool = True,
         rates: str = "spread",
+        order: str | None = None,
     ) -> None:
         super().__init__()
         if rates not in ("spread", "ones"):
             raise ValueError(f"EventConv: rates must be 'spread' or 'ones', not {rates!r}")
-        self.near, self.decay_time, self.rates = near, float(decay_time), rates
+        self.near, self.decay_time, self.rates, self.order = near, float(decay_time), rates, order
         taps = len(offsets(near.kernel))
         self.weight = nn.Parameter(torch.empty(taps, temporal, in_channels, out_channels))
         self.log_rate = nn.Parameter(torch.empty(taps, temporal))
@@ -76,7 +78,7 @@ class EventConv(nn.Module):
         values = features.to(self.weight.dtype), self.weight, self.rate, self.bias
         if memory is None:
             edges = None if near.window is None else geometry[near]
-            return event_conv(*values, *streams, edges)
+            return event_conv(*values, *streams, edges, self.order)
         if near.window is not None:
             raise ValueError(f"EventConv over {near} has a window, which packets cannot honour: use form='scan'")
         out, memory[self] = event_conv_step(*values, *streams, memory.get(self))

@@ -49,10 +49,10 @@ def parameters(source, kernel, dtype=torch.float64, device="cpu", seed=1, tempor
     return [v.to(device, dtype).requires_grad_() for v in values]
 
 
-def run(source, target, kernel, stride, values, edges=None):
+def run(source, target, kernel, stride, values, edges=None, order=None):
     """The result and the gradients of all four parameters, for a fixed gradient of the result."""
     values = [v.detach().requires_grad_() for v in values]
-    out = event_conv(*values, source, target, kernel, stride, DECAY, edges)
+    out = event_conv(*values, source, target, kernel, stride, DECAY, edges, order)
     seed = torch.Generator().manual_seed(3)
     grad = torch.randn(out.shape, generator=seed, dtype=torch.float64).to(out)
     return [out.detach(), *torch.autograd.grad(out, values, grad)]
@@ -117,6 +117,37 @@ def test_awkward_streams(device, name):
             for a, b in zip(found, expected):
                 assert a.isfinite().all()
                 torch.testing.assert_close(a.cpu(), b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", ["scan", "edges"])
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 2), ("cross5", 1)])
+def test_either_order_gives_the_same(device, kernel, stride, form):
+    source, target = pair(crowd(), stride)
+    moved = source.to(device)
+    source, target = moved, moved if target is source else target.to(device)
+    values = parameters(source, kernel, device=device, temporal=2)
+    edges = causal(source, target, kernel, stride) if form == "edges" else None
+    one, other = (
+        run(source, target, kernel, stride, values, edges, order) for order in ("gather_first", "transform_first")
+    )
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_the_cheaper_order_is_taken(monkeypatch):
+    """Few channels to many: gather first; many to few, on as many events: transform first."""
+    taken = []
+    for name in ("convolve", "convolve_transformed"):
+        real = getattr(autograd, name)
+        monkeypatch.setattr(autograd, name, lambda *a, real=real, name=name: taken.append(name) or real(*a))
+    events = crowd()
+    for q, p in ((2, 8), (8, 2)):
+        event_conv(torch.rand(len(events), q), torch.rand(1, 1, q, p), torch.ones(1, 1), None, events, events, 1)
+    assert taken == ["convolve", "convolve_transformed"]
+    with pytest.raises(ValueError, match=r"order must be one of .*transform_first"):
+        event_conv(
+            torch.rand(len(events), 2), torch.rand(1, 1, 2, 2), torch.ones(1, 1), None, events, events, 1, order="x"
+        )
 
 
 def test_single_precision_is_as_good_as_it_can_be(device):

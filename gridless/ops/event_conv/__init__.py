@@ -30,6 +30,7 @@ from torch import Tensor
 from gridless.backends import backend_for, implementation
 from gridless.geometry.causal import Link, link
 from gridless.geometry.taps import Kernel
+from gridless.ops.point_conv import ORDERS, cheaper_order
 from gridless.structures import Edges, Events
 
 __all__ = ["EventMemory", "event_conv", "event_conv_step", "event_gather", "event_gather_step"]
@@ -63,16 +64,26 @@ def event_conv(
     stride: int = 1,
     decay_time: float = 1000.0,
     edges: Edges | None = None,
+    order: str | None = None,
 ) -> Tensor:
     """features (S, Q) of the source events to (S', P) of the target events, by scan, or by edges if they are given.
 
-    float32 or float64. Gradients go to features, weight, rate and bias. Refused: what does not fit together, by name.
+    float32 or float64. Gradients go to features, weight, rate and bias. `order` is "gather_first" (walk the features,
+    then multiply by the weight) or "transform_first", by default the one with fewer multiply-adds. Refused: what does
+    not fit together, by name.
     """
     joined = _checked(features, weight, rate, bias, source, target, kernel, stride, decay_time)
     if edges is not None:
         edges = _fitted(edges, joined)
-    from gridless.ops.event_conv.autograd import convolve
+    if order is None:
+        # By scan, every event is met once per tap.
+        met = len(source) + len(target) if edges is None else len(edges) // max(len(joined.offsets), 1)
+        order = cheaper_order(met, len(source), len(target), *weight.shape[2:])
+    elif order not in ORDERS:
+        raise ValueError(f"event_conv: order must be one of {ORDERS} or None, not {order!r}")
+    from gridless.ops.event_conv import autograd
 
+    convolve = autograd.convolve if order == "gather_first" else autograd.convolve_transformed
     return convolve(features, weight, rate, bias, joined, float(decay_time), edges)
 
 

@@ -60,6 +60,30 @@ def convolve(
     return _Convolve.apply(features, weight, rate, bias, Walk(link, decay_time, edges))
 
 
+def convolve_transformed(
+    features: Tensor,
+    weight: Tensor,
+    rate: Tensor,
+    bias: Tensor | None,
+    link: Link,
+    decay_time: float,
+    edges: Edges | None,
+) -> Tensor:
+    """The same in the other order: the P channels of features weight_uv are walked, tap by tap, and added up."""
+    (taps, temporal), out = rate.shape, features.new_zeros(len(link.target), weight.shape[3])
+    reference = backend_for(features.device) == "reference"
+    backend = implementation("gridless.ops.event_conv", features.device)
+    for u in range(taps):
+        walk = Walk(link._replace(offsets=link.offsets[u : u + 1]), decay_time, edges, u)
+        for v in range(temporal):
+            moved = features @ weight[u, v]
+            if reference:
+                out = out + backend.gather(moved, rate, link, decay_time, edges)[:, u, v]
+            else:
+                out = out + _Gather.apply(moved, rate[u : u + 1, v : v + 1], walk).flatten(1)
+    return out if bias is None else out + bias
+
+
 def gather(features: Tensor, rate: Tensor, link: Link, decay_time: float) -> Tensor:
     """A (S', U, V, Q)."""
     if backend_for(features.device) == "reference":
