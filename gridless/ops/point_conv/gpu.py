@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.backends import interpreting
+from gridless.ops.point_conv import gluon_gpu
 from gridless.ops.point_conv.kernel import EdgeKernel, compute_dtype
 from gridless.ops.point_conv.tiles_gpu import (
     GROUP,
@@ -282,6 +283,8 @@ class _Walk:
 def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> None:
     _, channels, width = weight.shape
     terms, precision = walk.terms(0, walk.kernel.size), _precision()
+    if precision == "tf32" and gluon_gpu.forward(walk, features, weight, bias, out):
+        return
     # Products of three parts need the registers more than company.
     beside = tile.beside if precision == "tf32" else 1
     fused_kernel[(triton.cdiv(walk.rows, tile.rows),)](
@@ -303,6 +306,11 @@ def _fused_backward(
     tile: Tile,
 ) -> Tensor | None:
     _, channels, width = weight.shape
+    precision = _precision()
+    if precision == "tf32":
+        parts = gluon_gpu.backward(walk, grad, features, weight, d_features, need_weight)
+        if parts is not None:
+            return parts.sum(0) if need_weight else None
     tiles = triton.cdiv(walk.rows, tile.rows)
     programs = min(tiles, side_by_side(grad.device, tile)) if need_weight else tiles
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
@@ -310,7 +318,7 @@ def _fused_backward(
     fused_backward_kernel[(programs,)](
         grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts, walk.rows, tiles,
         *walk.scale, Q=channels, P=width, **walk.settings(max(channels, width)), **terms,
-        NEED_F=d_features is not None, NEED_W=need_weight, PRECISION=_precision(),
+        NEED_F=d_features is not None, NEED_W=need_weight, PRECISION=precision,
         QB=dot_block(channels), **tile.strips(dot_block(width)),
     )  # fmt: skip
     return parts.sum(0).to(weight.dtype) if need_weight else None

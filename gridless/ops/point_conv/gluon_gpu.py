@@ -1,0 +1,93 @@
+"""Where the Gluon kernels of the point convolution run in place of the Triton kernels, which compute the same."""
+
+# Kernels take plain numbers where they declare constants.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gridless.backends import interpreting
+from gridless.ops.point_conv.tiles_gpu import gluon_backward_tile, gluon_tile
+
+try:
+    from gridless.ops.point_conv import gluon_kernels
+except ImportError:  # a Triton without Gluon, or with another
+    gluon_kernels = None
+
+# False: the Triton kernels run everywhere.
+GLUON = True
+# The versions of Triton in whose Gluon the kernels are written: the language still changes.
+VERSIONS = ("3.6.",)
+# The generations of devices that have 227 KB of shared memory for a program.
+GENERATIONS = (9, 10)
+
+
+def forward(walk: Any, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
+    """Writes the convolution to `out` and 1 / W to the walk's tensor; False, and nothing, where no kernel suits."""
+    _, channels, width = weight.shape
+    tile = gluon_tile(*weight.shape, walk.rows, out.device) if _suits(walk, features, weight) else None
+    if tile is None:
+        return False
+    gluon_kernels.forward_kernel[(triton.cdiv(walk.rows, tile.rows),)](
+        features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, walk.scale[0],
+        C=channels, P=width, **_kernel(walk), HAS_BIAS=bias is not None, AHEAD=tile.ahead, num_warps=tile.warps,
+    )  # fmt: skip
+    return True
+
+
+def backward(
+    walk: Any, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None, need_weight: bool
+) -> Tensor | None:
+    """Writes the gradient of the features, and returns parts (programs, M, Q, P) whose sum is the weight's gradient
+    (none of them without `need_weight`); None, and writes nothing, where no kernel suits."""
+    _, channels, width = weight.shape
+    tile = gluon_backward_tile(*weight.shape, walk.rows, grad.device) if _suits(walk, features, weight) else None
+    if tile is None:
+        return None
+    tiles = triton.cdiv(walk.rows, tile.rows)
+    each = triton.cdiv(tiles, _processors(grad.device)) if need_weight else 1
+    programs = triton.cdiv(tiles, each)
+    parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
+    gluon_kernels.backward_kernel[(programs,)](
+        grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts, walk.rows, tiles,
+        each, walk.scale[0], Q=channels, P=width, **_kernel(walk), NEED_F=d_features is not None, NEED_W=need_weight,
+        AHEAD=tile.ahead, num_warps=tile.warps,
+    )  # fmt: skip
+    return parts
+
+
+def _suits(walk: Any, features: Tensor, weight: Tensor) -> bool:
+    """Whether types, dimensions and the device are those of the kernels; sizes are left to the tiles."""
+    return (
+        GLUON
+        and gluon_kernels is not None
+        and features.dtype == torch.float32
+        and walk.tensors[0].dtype == torch.float32
+        and walk.kernel.dim == 3
+        and walk.index(max(weight.shape[1:])) is tl.int32
+        and _runs_on(features.device)
+    )
+
+
+@cache
+def _runs_on(device: torch.device) -> bool:
+    if device.type != "cuda" or interpreting() or not triton.__version__.startswith(VERSIONS):
+        return False
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] in GENERATIONS
+
+
+@cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
+
+
+def _kernel(walk: Any) -> dict[str, Any]:
+    kernel = walk.kernel
+    return walk.terms(0, kernel.size) | {"FALLOFF": kernel.falloff, "NORMALISE": kernel.normalise}

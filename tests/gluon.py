@@ -1,0 +1,83 @@
+"""Gluon kernels under Triton's interpreter: the same source, with layouts left out and shared memory as plain values.
+
+What a kernel computes is tested so without a GPU; where it keeps its numbers is not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import triton
+import triton.language as tl
+
+
+class _Shared:
+    """A piece of shared memory: what was stored last."""
+
+    def __init__(self, owner: _Shared | None = None) -> None:
+        self.owner = owner
+        self.value: Any = None
+
+    def store(self, value: Any) -> None:
+        self.value = value
+
+    def permute(self, order: list[int]) -> _Shared:
+        assert order == [1, 0]
+        return _Shared(self)
+
+    def load(self, layout: Any) -> Any:
+        return self.value if self.owner is None else tl.trans(self.owner.value)
+
+
+class _Language(ModuleType):
+    """Gluon's language, in Triton's."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("Layout"):
+            return lambda *given, **named: None
+        return getattr(tl, name)
+
+    def arange(self, start: int, end: int, layout: Any) -> Any:
+        return tl.arange(start, end)
+
+    def zeros(self, shape: list[int], dtype: Any, layout: Any) -> Any:
+        return tl.zeros(shape, dtype)
+
+    def convert_layout(self, value: Any, layout: Any) -> Any:
+        return value
+
+    def allocate_shared_memory(self, dtype: Any, shape: list[int], layout: Any) -> _Shared:
+        return _Shared()
+
+
+def _mma(a: Any, b: Any, c: Any, input_precision: str) -> Any:
+    return tl.dot(a, b, c, input_precision="ieee")
+
+
+def interpreted(name: str) -> ModuleType:
+    """The module `name` with its Gluon kernels as interpreted Triton kernels, their products in full precision."""
+    from triton.runtime import jit
+
+    # The interpreter knows a constant by the word tl.constexpr.
+    normalise = jit._normalize_ty
+    jit._normalize_ty = lambda given: "constexpr" if given == "gl.constexpr" else normalise(given)
+    language = _Language("language")
+    gluon = SimpleNamespace(jit=triton.jit, language=language)
+    stand_ins = {
+        "triton.experimental": SimpleNamespace(gluon=gluon),
+        "triton.experimental.gluon": gluon,
+        "triton.experimental.gluon.language": language,
+        "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(mma_v2=_mma),
+    }
+    found = importlib.util.find_spec(name)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    module.__dict__["tl"] = tl  # where the interpreter looks for the language
+    with mock.patch.dict(sys.modules, stand_ins):
+        found.loader.exec_module(module)
+    return module
