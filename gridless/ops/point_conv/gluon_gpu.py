@@ -24,7 +24,7 @@ except ImportError:  # a Triton without Gluon, or with another
 # False: the Triton kernels run everywhere.
 GLUON = True
 # The versions of Triton in whose Gluon the kernels are written: the language still changes.
-VERSIONS = ("3.6.",)
+VERSIONS = ("3.6.", "3.9.")
 # The generations of devices that have 227 KB of shared memory for a program.
 GENERATIONS = (9, 10)
 

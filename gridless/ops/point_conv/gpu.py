@@ -210,6 +210,8 @@ class _Walk:
         self.kernel, self.flip = kernel, flip
         self.rows, self.columns, self.edges = row_coords.shape[0], col_coords.shape[0], cols.shape[0]
         self.dtype = _TYPES[compute_dtype(dtype)]
+        # W beside the sums takes a line of the device's own language, for float32.
+        self.total = torch.version.cuda is not None and not interpreting() and self.dtype is tl.float32
         scale = 1 / kernel.radius
         high = float(torch.tensor(scale, dtype=torch.float32))
         self.scale = (high, scale - high)
@@ -240,7 +242,7 @@ class _Walk:
             gather_kernel[(triton.cdiv(last - first, tile.rows), triton.cdiv(channels, block))](
                 features, *self.tensors, out, first, last, *self.scale, C=channels, **self.settings(channels),
                 BASE=base, **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype, TERMS=self.kernel.size,
-                **tile.strips(block),
+                TOTAL=self.total, **tile.strips(block),
             )  # fmt: skip
 
     def chunks(self, features: Tensor, limit: int) -> Any:
@@ -290,8 +292,7 @@ def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, o
     fused_kernel[(triton.cdiv(walk.rows, tile.rows),)](
         features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, *walk.scale,
         C=channels, P=width, **walk.settings(channels), **terms, HAS_BIAS=bias is not None, PRECISION=precision,
-        TOTAL=torch.version.cuda is not None and not interpreting(), PB=dot_block(width),
-        **tile.strips(dot_block(channels)),
+        TOTAL=walk.total, PB=dot_block(width), **tile.strips(dot_block(channels)),
         maxnreg=65536 // (32 * tile.warps * beside) if beside > 1 else None,
     )  # fmt: skip
 

@@ -200,20 +200,27 @@ def gather_kernel(
     C: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
     FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, FLIP: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr,
     BASE: tl.constexpr, TERMS: tl.constexpr, T: tl.constexpr, J: tl.constexpr, L: tl.constexpr, U: tl.constexpr,
-    AHEAD: tl.constexpr,
+    AHEAD: tl.constexpr, TOTAL: tl.constexpr,
 ):  # fmt: skip
-    """OUT (last - first, TERMS, C): terms BASE to BASE + M of N F for rows first to last."""
+    """OUT (last - first, TERMS, C): terms BASE to BASE + M of N F for rows first to last.
+
+    With TOTAL, W comes out of the walk over the edges; otherwise from another.
+    """
     scale = _scale(high, low, ROW_X)
     row = first + tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
     start = tl.program_id(1) * J * L
-    acc, _none = _gather(
+    acc, total = _gather(
         F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
-        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, J, L, U, AHEAD, False,
+        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, J, L, U, AHEAD,
+        NORMALISE and TOTAL and not FLIP,
     )  # fmt: skip
     inverse = tl.zeros([T], DTYPE) + 1.0
     if NORMALISE and not FLIP:
-        inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
+        if TOTAL:
+            inverse = _invert(tl.max(total, axis=1))
+        else:
+            inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
         if tl.program_id(1) == 0:
             tl.store(INVERSE + row, inverse, mask=live)
     for j in tl.static_range(J):
@@ -232,10 +239,7 @@ def fused_kernel(
     PRECISION: tl.constexpr, TOTAL: tl.constexpr, T: tl.constexpr, J: tl.constexpr, L: tl.constexpr, PB: tl.constexpr,
     U: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """OUT (rows, P) = (N F) Theta + bias, with N F in registers: one launch.
-
-    With TOTAL, W comes out of the walk over the edges; otherwise from another.
-    """
+    """OUT (rows, P) = (N F) Theta + bias, with N F in registers: one launch. TOTAL is that of `gather_kernel`."""
     scale = _scale(high, low, ROW_X)
     row = tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
