@@ -51,6 +51,7 @@ def gluon(monkeypatch):
     monkeypatch.setattr(gluon_gpu, "forward", recorded(gluon_gpu.forward, bool))
     monkeypatch.setattr(gluon_gpu, "backward", recorded(gluon_gpu.backward, lambda parts: parts is not None))
     monkeypatch.setattr(tiles_gpu, "fit_at_once", lambda *given: False)
+    monkeypatch.setattr(tiles_gpu, "busy", lambda *given: 1.0)
     monkeypatch.setattr(gpu, "_precision", lambda: "tf32")
     with gl.use_backend("gpu"):
         yield used

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.backends import interpreting
-from gridless.ops.point_conv.tiles_gpu import gluon_backward_tile, gluon_tile
+from gridless.ops.point_conv.tiles_gpu import gluon_backward_tile, gluon_tile, processors
 
 try:
     from gridless.ops.point_conv import gluon_kernels
@@ -52,7 +52,7 @@ def backward(
     if tile is None:
         return None
     tiles = triton.cdiv(walk.rows, tile.rows)
-    each = triton.cdiv(tiles, _processors(grad.device)) if need_weight else 1
+    each = triton.cdiv(tiles, processors(grad.device)) if need_weight else 1
     programs = triton.cdiv(tiles, each)
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
     gluon_kernels.backward_kernel[(programs,)](
@@ -81,11 +81,6 @@ def _runs_on(device: torch.device) -> bool:
     if device.type != "cuda" or interpreting() or not triton.__version__.startswith(VERSIONS):
         return False
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] in GENERATIONS
-
-
-@cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 def _kernel(walk: Any) -> dict[str, Any]:
