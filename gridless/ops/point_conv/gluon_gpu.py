@@ -18,7 +18,7 @@ from gridless.ops.point_conv.tiles_gpu import gluon_backward_tile, gluon_tile, p
 
 try:
     from gridless.ops.point_conv import gluon_kernels
-except ImportError:  # a Triton without Gluon, or with another
+except (ImportError, AttributeError):  # a Triton without Gluon, or with another
     gluon_kernels = None
 
 # False: the Triton kernels run everywhere.
