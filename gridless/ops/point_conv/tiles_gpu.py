@@ -57,7 +57,8 @@ def fused_backward_tile(
     if shares > 10240:
         return Tile(64, 2, 8, 1, strip=32) if dtype == torch.float32 else Tile(32, 2, 4, 2, strip=64)
     large = Tile(32, 2, 4, 2, strip=32, ahead=True) if dtype == torch.float32 else Tile(16, 2, 4, 3, strip=64)
-    return _few_rows(width)._replace(beside=2) if fit_at_once(rows, large, device) else large
+    few = dot_block(channels) < 64 and fit_at_once(rows, large, device)
+    return _few_rows(width)._replace(beside=2) if few else large
 
 
 def _few_rows(channels: int) -> Tile:
