@@ -43,7 +43,9 @@ def fused_tile(
         large = Tile(32, 2, 4, 4, strip=16, ahead=True)
     else:
         large = Tile(32, 1, 4, 4, strip=32) if sums <= 256 else Tile(32, 1, 4, 4, strip=16, ahead=True)
-    return _few_rows(channels) if fit_at_once(rows, large, device) else large
+    small = _few_rows(channels)
+    # Sixteen warps of 128 registers fit on a multiprocessor.
+    return small if fit_at_once(rows, small._replace(beside=16 // small.warps), device) else large
 
 
 def fused_backward_tile(
@@ -63,7 +65,7 @@ def fused_backward_tile(
 
 def _few_rows(channels: int) -> Tile:
     """Where all programs run at once, time is the longest row's edges, one after the other: few rows wait for each
-    other, and eight edges of each are in flight."""
+    other, and four edges of each are in flight while the next four are on their way."""
     return Tile(16, 4, 2 if dot_block(channels) == 16 else 4, strip=32, ahead=True)
 
 
