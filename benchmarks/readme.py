@@ -75,7 +75,8 @@ def conv(r: Results) -> Row:
 
 
 def epochs(r: Results) -> Row:
-    rows = {(row["network"], row["batch"], row["points"], row["geometry"]): row for row in r["epochs"]["rows"]}
+    measured = [row for row in r["epochs"]["rows"] if "error" not in row]
+    rows = {(row["network"], row["batch"], row["points"], row["geometry"]): row for row in measured}
     ours, offline, peer, dgcnn = (
         rows[key]["seconds_per_epoch"]
         for key in (

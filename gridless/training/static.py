@@ -18,12 +18,12 @@ from gridless.training.batches import Batch, Sizes, ends_of, join, tensors_of
 
 
 def capacity(high: Mapping[str, int], low: Mapping[str, int] | None = None, slack: float = 0.02) -> Sizes:
-    """Sizes that hold the largest seen and more: as far again as they were spread, and a little.
+    """Sizes that hold the largest seen and more: twice as far again as they were spread, and a little.
 
     Multiples of 64, so that rows stay aligned.
     """
     low = high if low is None else low
-    return {n: -(-int(size * (1 + slack) + size - low[n] + 64) // 64) * 64 for n, size in high.items()}
+    return {n: -(-int(size * (1 + slack) + 2 * (size - low[n]) + 64) // 64) * 64 for n, size in high.items()}
 
 
 def holds(room: Mapping[str, int], needed: Mapping[str, int]) -> bool:
