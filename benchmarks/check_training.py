@@ -74,7 +74,7 @@ def times(clouds, device: str, batch: int, capture: bool, name: str = "modelnet4
     sync()
     epoch_ms = (time.perf_counter() - began) / 2 * 1e3
     steps = len(run.loader)
-    jobs = run.loader._jobs(3, 0)[: min(steps - 1, max(run.loader.group, 8))]
+    jobs = run.loader.jobs(3, 0)[: min(steps - 1, max(run.loader.group, 8))]
     sync()
     began = time.perf_counter()
     batches = []

@@ -61,7 +61,7 @@ def ours(clouds: Clouds, name: str, batch: int, drop: bool, offline: bool, epoch
         run.epoch(epoch)
     loss, _ = run.step.read()
     if not loss < 20:
-        raise RuntimeError(f"the loss after {first} epochs is {loss}: not a training run")
+        raise RuntimeError(f"the loss of the first epochs is {loss}: not a training run")
     if offline:
         groups = [run.loader._group(first, number) for number in range(0, len(run.loader), run.loader.group)]
         batches = [batch for group in groups for batch in group]

@@ -89,10 +89,11 @@ class BatchNorm(nn.Module):
         y, mean, var = batch_norm(
             flat, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after"
         )
-        with torch.no_grad():
-            kept = self.running_mean, self.running_var, self.num_batches_tracked
-            track(mean, var, count, *kept, self.momentum)
+        self._track(mean, var, count)
         return y.reshape(features.shape)
+
+    def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
+        track(mean, var, count, self.running_mean, self.running_var, self.num_batches_tracked, self.momentum)
 
     def _masked(self, x: Tensor, count: Tensor) -> Tensor:
         """Over the first `count` rows, a number that stays on the device."""
@@ -102,13 +103,7 @@ class BatchNorm(nn.Module):
         mean = wide.sum(0) / divisor
         centred = torch.where(real, wide - mean, 0.0)
         var = centred.square().sum(0) / divisor
-        with torch.no_grad():
-            some = count > 0
-            unbiased = var * (divisor / (divisor - 1).clamp(min=1))
-            step = self.momentum * some
-            self.running_mean += step * (mean - self.running_mean)
-            self.running_var += step * (unbiased - self.running_var)
-            self.num_batches_tracked += some
+        self._track(mean.detach(), var.detach() * (divisor / (divisor - 1).clamp(min=1)), count)
         y = centred * (var + self.eps).rsqrt()
         if self.weight is not None and self.bias is not None:
             y = torch.where(real, y * self.weight + self.bias, 0.0)

@@ -48,22 +48,24 @@ class Batch:
 class Piece(Batch):
     """One batch of a group; its geometry is cut when it is asked for."""
 
+    group: Group
+    number: int
+
     def __init__(self, group: Group, number: int) -> None:
         a, b = group.bounds[number : number + 2].tolist()
-        fields = {"group": group, "number": number, "labels": group.labels[a:b], "share": group.shares[number]}
-        self.__dict__.update(fields)
+        # Frozen, as every batch is.
+        self.__dict__.update(group=group, number=number, labels=group.labels[a:b], share=group.shares[number])
 
     @property
     def sizes(self) -> Sizes:
-        group, k = self.__dict__["group"], self.__dict__["number"]
-        return {name: int(at[k + 1] - at[k]) for name, at in group.where.items()}
+        return self.group.sizes(self.number)
 
     def parts(self, plan: Plan) -> tuple[Group, int]:
-        return self.__dict__["group"], self.__dict__["number"]
+        return self.group, self.number
 
     @cached_property
     def geometry(self) -> Geometry:  # type: ignore[override]
-        return self.__dict__["group"].cut(self.__dict__["number"])
+        return self.group.cut(self.number)
 
 
 class Cut(NamedTuple):
@@ -93,10 +95,15 @@ class Group(Sequence):
     def __len__(self) -> int:
         return len(self.shares)
 
-    def __getitem__(self, k: Any) -> Batch:
-        if not 0 <= k < len(self):
-            raise IndexError(k)
+    def __getitem__(self, k: Any) -> Any:
+        if isinstance(k, slice):
+            return [self[i] for i in range(len(self))[k]]
+        k = range(len(self))[k]
         return Batch(self.geometry, self.labels, self.shares[0]) if len(self) == 1 else Piece(self, k)
+
+    def sizes(self, k: int) -> Sizes:
+        """Rows of every cloud and edges of every neighbourhood of batch k."""
+        return {name: int(at[k + 1] - at[k]) for name, at in self.where.items()}
 
     @cached_property
     def where(self) -> dict[str, np.ndarray]:
@@ -140,7 +147,7 @@ class Group(Sequence):
     def cut(self, k: int) -> Geometry:
         """The geometry of batch k."""
         parts = iter([cut.part(k) for cut in self.cuts][1:])
-        sizes = {name: int(at[k + 1] - at[k]) for name, at in self.where.items()}
+        sizes = self.sizes(k)
         values: dict[str, Any] = {}
         for name, value in self.geometry.items():
             if isinstance(value, Cloud):

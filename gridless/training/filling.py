@@ -30,10 +30,13 @@ class Filling:
         self.blocks = torch.from_numpy(np.stack([which, np.concatenate(starts)], 1)).to(device)
 
     def __call__(self, group: Group, k: int) -> None:
+        if len(group.cuts) != len(self.whole):
+            raise ValueError(f"a batch of {len(group.cuts)} tensors does not fill a slot of {len(self.whole)}")
         parts = group.__dict__.get("_parts")
         if parts is None:
             parts = group.__dict__["_parts"] = send(_parts(group.cuts, len(group)), self.whole.device)
-        _fill[(len(self.blocks),)](parts, self.whole, self.blocks, k * len(self.whole), BLOCK)
+        with torch.cuda.device_of(parts):
+            _fill[(len(self.blocks),)](parts, self.whole, self.blocks, k * len(self.whole), BLOCK)
 
 
 def _parts(cuts: Sequence[Cut], batches: int) -> Tensor:
@@ -47,7 +50,7 @@ def _parts(cuts: Sequence[Cut], batches: int) -> Tensor:
     return torch.from_numpy(table)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["offset"])
 def _fill(parts, whole, blocks, offset, BLOCK: tl.constexpr):
     tensor = tl.load(blocks + 2 * tl.program_id(0))
     at = tl.load(blocks + 2 * tl.program_id(0) + 1) + tl.arange(0, BLOCK)

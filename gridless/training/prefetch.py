@@ -16,16 +16,23 @@ from gridless.training.batches import tensors_of
 
 
 class Prefetch:
-    """make(owner, *job) for one job after another, up to `depth` ahead of `take`.
+    """make(owner, *job) for one job (epoch, ...) after another, up to epoch `last` and `depth` ahead of `take`.
 
     `busy` is held meanwhile. The thread ends with the jobs, with `close`, or with the owner.
     """
 
     def __init__(
-        self, owner: Any, make: Callable[..., Any], jobs: Iterator[tuple], depth: int, device: torch.device, busy: Any
+        self,
+        owner: Any,
+        make: Callable[..., Any],
+        jobs: Iterator[tuple],
+        last: int,
+        depth: int,
+        device: torch.device,
+        busy: Any,
     ) -> None:
-        self.device, self.ready, self.stop = device, queue.Queue(depth), threading.Event()
-        weakref.finalize(owner, self.stop.set)
+        self.last, self.device, self.ready, self.stop = last, device, queue.Queue(depth), threading.Event()
+        self._end = weakref.finalize(owner, self.stop.set)
         work = _work, weakref.ref(owner), make, jobs, device, busy, self.ready, self.stop
         self.thread = threading.Thread(
             target=contextvars.copy_context().run, args=work, daemon=True, name="gridless-prepare"
@@ -34,7 +41,13 @@ class Prefetch:
 
     def take(self) -> Any:
         """The next result, which work on the current stream may use from now on."""
-        item, done, error = self.ready.get()
+        while True:
+            try:
+                item, done, error = self.ready.get(timeout=1)
+                break
+            except queue.Empty:
+                if not self.thread.is_alive() and self.ready.empty():
+                    raise RuntimeError("the thread that prepares batches has ended: iterate anew") from None
         if error is not None:
             raise error
         current = torch.cuda.current_stream(self.device)
@@ -44,8 +57,9 @@ class Prefetch:
         return item
 
     def close(self) -> None:
+        """Let the thread end, once it has finished what it is at."""
         self.stop.set()
-        self.thread.join()
+        self._end.detach()
 
 
 def _work(owner: Any, make: Any, jobs: Any, device: Any, busy: Any, ready: Any, stop: Any) -> None:

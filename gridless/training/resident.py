@@ -21,8 +21,8 @@ from gridless.training.batches import Batch, Group, transposed
 from gridless.training.policy import Policy, send
 from gridless.training.prefetch import Prefetch
 
-# Examples whose geometry is made at once on a GPU.
-GROUP = 4096
+# Points whose geometry is made at once on a GPU: 4,096 clouds of 1,024.
+GROUP = 1 << 22
 
 # The examples of a batch (on the CPU) and its share.
 Job = tuple[Tensor, float]
@@ -67,7 +67,10 @@ class Resident:
 
     def __getstate__(self) -> dict[str, Any]:
         # Locks and threads stay in their process.
-        return {**self.__dict__, "busy": None, "_next": None}
+        return {k: v for k, v in self.__dict__.items() if k not in ("busy", "_next")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, busy=threading.Lock(), _next=None)
 
     def draw(self, epoch: int, index: Tensor) -> Any:
         """The examples `index` (on the CPU) as they are in an epoch, augmented: what the plan is called with."""
@@ -101,18 +104,22 @@ class Resident:
         if known is not None and (known[0] != epoch or firsts.start):
             known[1].close()
             known = None
-        later = range(0, len(self), self.group)
-        jobs = chain(((epoch, i) for i in firsts), product(range(epoch + 1, self.epochs), later))
-        settings = self.prefetch, self.labels.device, self.busy
-        running = known[1] if known else Prefetch(self, type(self)._group, jobs, *settings)
+        if known is not None:
+            running = known[1]
+        else:
+            later = product(range(epoch + 1, self.epochs), range(0, len(self), self.group))
+            jobs = chain(((epoch, i) for i in firsts), later)
+            settings = self.prefetch, self.labels.device, self.busy
+            running = Prefetch(self, type(self)._group, jobs, max(epoch, self.epochs - 1), *settings)
+        goes_on = False
         try:
             for first in firsts:
                 group = running.take()
-                if first == firsts[-1] and epoch + 1 < self.epochs:
-                    self._next = epoch + 1, running
+                if first == firsts[-1] and running.last > epoch:
+                    self._next, goes_on = (epoch + 1, running), True
                 yield from group
         finally:
-            if self._next is None or self._next[1] is not running:
+            if not goes_on:
                 running.close()
 
     def _group(self, epoch: int, first: int) -> Sequence[Batch]:
@@ -164,7 +171,8 @@ class ResidentClouds(Resident):
         self.points = self.contents = points.contiguous()
         self.policy = policy or Policy()
         # On a GPU small batches would each wait for the launches of their searches.
-        self.group = group or (max(1, GROUP // batch_size) if points.device.type == "cuda" else 1)
+        several = max(1, GROUP // max(points.shape[1] * batch_size, 1))
+        self.group = group or (several if points.device.type == "cuda" else 1)
 
     def draw(self, epoch: int, index: Tensor) -> Cloud:
         return self.policy(self.points, index, self.seed, epoch)

@@ -32,7 +32,7 @@ def holds(room: Mapping[str, int], needed: Mapping[str, int]) -> bool:
 
 
 def padded(batch: Batch, plan: Plan, room: Sizes) -> Batch:
-    """The batch with every structure, and the transposed edges, grown to its capacity."""
+    """The batch with every structure, and the transposed edges, grown to its capacity: in tensors of its own."""
     values = {}
     for name, value in batch.geometry.items():
         step = plan.steps[name]
@@ -47,7 +47,7 @@ def padded(batch: Batch, plan: Plan, room: Sizes) -> Batch:
             values[name] = _grow_cloud(value, room[name], parent)
         else:
             raise TypeError(f"{name}: a {type(value).__name__} cannot be given a fixed size")
-    return Batch(Geometry(values), batch.labels, batch.share)
+    return Batch(Geometry(values), batch.labels.clone(), batch.share)
 
 
 def _rows(tensor: Tensor, rows: int) -> Tensor:
@@ -64,7 +64,8 @@ def _grow_cloud(cloud: Cloud, length: int, parent: int) -> Cloud:
     index = None if cloud.parent_index is None else _rows(cloud.parent_index, length)
     padding = length - len(cloud) + cloud.padding
     coords = _rows(cloud.coords, length)
-    return cloud._changed(coords=coords, parent_index=index, num_parent=parent, distance=None, padding=padding)
+    changes = {"coords": coords, "splits": cloud.splits.clone(), "parent_index": index, "num_parent": parent}
+    return cloud._changed(**changes, distance=None, padding=padding)
 
 
 class Slot:

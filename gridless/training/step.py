@@ -153,20 +153,21 @@ class _Captured:
             self.step.run(batch)
             return
         plan: Any = self.step.model.plan
-        self.room = static.capacity(self.high, self.low)
-        self.slot = static.Slot(static.padded(batch, plan, self.room), plan)
-        self._record(self.slot)
+        room = static.capacity(self.high, self.low)
+        slot = static.Slot(static.padded(batch, plan, room), plan)
+        graph = self._record(slot)
+        self.room, self.slot, self.graph = room, slot, graph
 
     def _learn(self, needed: Sizes) -> None:
         known = next((other for other in self.step._graphs.values() if other.slot is not None), None)
-        if not self.high and known is not None:
+        if not self.high and known is not None and self.examples < known.examples:
             # The last batch of an epoch comes once in each: its sizes are spread as those of the others are.
             self.warm, part = WARM_UP, math.sqrt(self.examples / known.examples)
             self.low = {name: size - int(part * (known.high[name] - known.low[name])) for name, size in needed.items()}
         self.low = {name: min(size, self.low.get(name, size)) for name, size in needed.items()}
         self.high = {name: max(size, self.high.get(name, 0)) for name, size in needed.items()}
 
-    def _record(self, slot: static.Slot) -> None:
+    def _record(self, slot: static.Slot) -> Any:
         """One padded step outside the graph (it counts), then the capture (which runs nothing)."""
         step = self.step
         with step.alone:
@@ -177,6 +178,7 @@ class _Captured:
             torch.cuda.current_stream().wait_stream(side)
             torch.cuda.synchronize()
             step.optimiser.zero_grad(set_to_none=True)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 step.run(slot.batch)
+        return graph

@@ -137,13 +137,13 @@ def test_either_order_gives_the_same(device, kernel, stride, form):
 def test_the_cheaper_order_is_taken(monkeypatch):
     """Few channels to many: gather first; many to few, on as many events: transform first."""
     taken = []
-    for name in ("convolve", "convolve_transformed"):
-        real = getattr(autograd, name)
-        monkeypatch.setattr(autograd, name, lambda *a, real=real, name=name: taken.append(name) or real(*a))
+    for name in ("_Convolve", "_Transform"):
+        real = getattr(autograd, name).apply
+        monkeypatch.setattr(getattr(autograd, name), "apply", lambda *a, r=real, n=name: taken.append(n) or r(*a))
     events = crowd()
     for q, p in ((2, 8), (8, 2)):
         event_conv(torch.rand(len(events), q), torch.rand(1, 1, q, p), torch.ones(1, 1), None, events, events, 1)
-    assert taken == ["convolve", "convolve_transformed"]
+    assert taken == ["_Convolve", "_Transform"]
     with pytest.raises(ValueError, match=r"order must be one of .*transform_first"):
         event_conv(
             torch.rand(len(events), 2), torch.rand(1, 1, 2, 2), torch.ones(1, 1), None, events, events, 1, order="x"
@@ -162,15 +162,16 @@ def test_single_precision_is_as_good_as_it_can_be(device):
             torch.testing.assert_close(a.cpu().double(), b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
 
 
-def test_autocast_changes_nothing(backend, device):
+@pytest.mark.parametrize("order", ["gather_first", "transform_first"])
+def test_autocast_changes_nothing(backend, device, order):
     if backend == "reference":
         pytest.skip("torch's own products follow autocast")
     source, target = pair(crowd(), 2)
     values = parameters(source, 3, torch.float32, device)
     source, target = source.to(device), target.to(device)
-    expected = run(source, target, 3, 2, values)
+    expected = run(source, target, 3, 2, values, order=order)
     with torch.autocast(device.type, torch.bfloat16):
-        found = run(source, target, 3, 2, values)
+        found = run(source, target, 3, 2, values, order=order)
     for a, b in zip(found, expected):
         assert torch.equal(a, b)
 

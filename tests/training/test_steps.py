@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
+from contextlib import nullcontext
+from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from gridless.training import (
     accuracy,
     accuracy_by_points,
     fit,
+    prefetch,
     probabilities,
 )
 from gridless.training.batches import tensors_of
@@ -183,13 +188,76 @@ def test_a_slot_holds_whatever_batch_was_loaded_last(clouds, backend, device, gr
         )
         batches = list(loader)
         room = capacity({n: max(b.sizes[n] for b in batches) for n in plan.steps})
+    wanted = [list(tensors_of(padded(batch, plan, room))) for batch in batches]
     slot = Slot(padded(batches[0], plan, room), plan)
-    for batch in reversed(batches):
+    for batch, expected in reversed([*zip(batches, wanted, strict=True)]):
         slot.load(batch)
-        expected = tensors_of(padded(batch, plan, room))
         for one, other in zip(tensors_of(slot.batch), expected, strict=True):
             assert one.dtype == other.dtype
             assert torch.equal(one, other)
+    assert torch.equal(torch.cat([batch.labels for batch in batches]), loader.labels[loader.order(0).to(device)])
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """The thread that prepares batches, without the streams of a GPU."""
+    monkeypatch.setattr(prefetch, "_side_stream", lambda device: SimpleNamespace(record_event=lambda: None))
+    monkeypatch.setattr(prefetch, "tensors_of", lambda item: ())
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(wait_event=lambda event: None))
+
+
+def labels_of(batches) -> list[int]:
+    return torch.cat([batch.labels for batch in batches]).tolist()
+
+
+@pytest.fixture
+def ahead(clouds, threads):
+    plan = gl.Plan()
+    plan.points(3)
+    return ResidentClouds(clouds.points, torch.arange(42), plan, 5, group=2, epochs=3)
+
+
+def test_a_thread_goes_on_with_the_next_epoch(ahead):
+    firsts = range(0, len(ahead), 2)
+    one = ahead._ahead(0, firsts)
+    assert labels_of(islice(one, len(ahead))) == ahead.order(0).tolist()
+    # The first iterator was never asked for more than there is; whoever begins the next takes its thread over.
+    two = ahead._ahead(1, firsts)
+    began = [next(two)]
+    one.close()
+    assert labels_of(began + list(two)) == ahead.order(1).tolist()
+    assert labels_of(ahead._ahead(2, firsts)) == ahead.order(2).tolist()
+    assert ahead._next is None
+
+
+def test_iterating_elsewhere_begins_anew(ahead):
+    firsts = range(0, len(ahead), 2)
+    list(ahead._ahead(0, firsts))
+    assert labels_of(ahead._ahead(2, range(4, len(ahead), 2))) == ahead.order(2)[20:].tolist()
+    ahead.epochs = 5
+    assert labels_of(ahead._ahead(2, firsts)) == ahead.order(2).tolist()
+
+
+def test_mistakes_in_the_thread_are_raised_where_batches_are_taken(ahead, monkeypatch):
+    monkeypatch.setattr(type(ahead), "prepare", lambda *job: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        list(ahead._ahead(0, range(0, len(ahead), 2)))
+
+
+def test_the_thread_ends_with_its_loader(clouds, threads):
+    plan = gl.Plan()
+    plan.points(3)
+    loader = ResidentClouds(clouds.points, torch.arange(42), plan, 5, epochs=3)
+    list(loader._ahead(0, range(len(loader))))
+    thread = loader._next[1].thread
+    assert thread.is_alive()
+    assert copy.deepcopy(loader).busy.acquire(blocking=False)
+    del loader
+    gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
 
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="threads and graphs are for CUDA devices")

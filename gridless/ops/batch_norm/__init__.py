@@ -61,6 +61,14 @@ def track(
     momentum: float,
 ) -> None:
     """Move the running statistics (C) by `momentum` towards these, and count the batch, unless it had no row."""
+    for name, value in (("var", var), ("running_mean", running_mean), ("running_var", running_var)):
+        if value.shape != mean.shape or value.device != mean.device:
+            found = f"{tuple(value.shape)} on {value.device}"
+            raise ValueError(f"track: {name} must be {tuple(mean.shape)} on {mean.device}, not {found}")
+    for name, value in (("count", count), ("tracked", tracked)):
+        if value.ndim != 0 or value.dtype != torch.int64 or value.device != mean.device:
+            found = f"{value.dtype} {tuple(value.shape)} on {value.device}"
+            raise ValueError(f"track: {name} must be one int64 on {mean.device}, not {found}")
     _track(mean, var, count, running_mean, running_var, tracked, momentum)
 
 

@@ -81,10 +81,9 @@ def event_conv(
         order = cheaper_order(met, len(source), len(target), *weight.shape[2:])
     elif order not in ORDERS:
         raise ValueError(f"event_conv: order must be one of {ORDERS} or None, not {order!r}")
-    from gridless.ops.event_conv import autograd
+    from gridless.ops.event_conv.autograd import convolve
 
-    convolve = autograd.convolve if order == "gather_first" else autograd.convolve_transformed
-    return convolve(features, weight, rate, bias, joined, float(decay_time), edges)
+    return convolve(features, weight, rate, bias, joined, float(decay_time), edges, order == "transform_first")
 
 
 def event_conv_step(
@@ -137,10 +136,16 @@ def event_gather_step(
             f"event_conv: the memory of these streams is a trace of {(pixels, *weight.shape[:3])} "
             f"and a time of ({pixels},), not {tuple(memory.trace.shape)} and {tuple(memory.time.shape)}"
         )
+    kinds = (memory.trace.dtype, memory.time.dtype, memory.trace.device, memory.time.device)
+    if kinds != (features.dtype, torch.int64, features.device, features.device):
+        raise TypeError(
+            f"event_conv: the memory of these streams is {features.dtype} and int64 on {features.device}, "
+            f"not {kinds[0]} on {kinds[2]} and {kinds[1]} on {kinds[3]}: convert it"
+        )
     with torch.no_grad():
         backend = implementation(__name__, features.device)
         values = (features.detach().contiguous(), rate.detach().contiguous())
-        gathered, trace, time = backend.scan_step(*values, joined, float(decay_time), *memory)
+        gathered, trace, time = backend.scan_step(*values, joined, float(decay_time), *(t.contiguous() for t in memory))
     return gathered, EventMemory(trace, time)
 
 

@@ -12,9 +12,10 @@ matrix, `scatter(grad, features, rate, walk, wanted, total)`, which returns the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -49,38 +50,19 @@ def convolve(
     link: Link,
     decay_time: float,
     edges: Edges | None,
+    transform_first: bool,
 ) -> Tensor:
     """bias + sum over u and v of A_uv weight_uv: (S', P)."""
-    if backend_for(features.device) == "reference":
-        gathered = implementation("gridless.ops.event_conv", features.device).gather(
-            features, rate, link, decay_time, edges
-        )
-        out = gathered.flatten(1) @ weight.flatten(0, 2)
-        return out if bias is None else out + bias
-    return _Convolve.apply(features, weight, rate, bias, Walk(link, decay_time, edges))
-
-
-def convolve_transformed(
-    features: Tensor,
-    weight: Tensor,
-    rate: Tensor,
-    bias: Tensor | None,
-    link: Link,
-    decay_time: float,
-    edges: Edges | None,
-) -> Tensor:
-    """The same in the other order: the P channels of features weight_uv are walked, tap by tap, and added up."""
-    (taps, temporal), out = rate.shape, features.new_zeros(len(link.target), weight.shape[3])
-    reference = backend_for(features.device) == "reference"
+    if backend_for(features.device) != "reference":
+        function = _Transform if transform_first else _Convolve
+        return function.apply(features, weight, rate, bias, Walk(link, decay_time, edges))
     backend = implementation("gridless.ops.event_conv", features.device)
-    for u in range(taps):
-        walk = Walk(link._replace(offsets=link.offsets[u : u + 1]), decay_time, edges, u)
-        for v in range(temporal):
-            moved = features @ weight[u, v]
-            if reference:
-                out = out + backend.gather(moved, rate, link, decay_time, edges)[:, u, v]
-            else:
-                out = out + _Gather.apply(moved, rate[u : u + 1, v : v + 1], walk).flatten(1)
+    if transform_first:
+        moved = torch.einsum("sq,uvqp->suvp", features, weight).flatten(1)
+        walked = backend.gather(moved, rate, link, decay_time, edges).unflatten(3, weight.shape[:2] + weight.shape[3:])
+        out = torch.einsum("tuvuvp->tp", walked)
+    else:
+        out = backend.gather(features, rate, link, decay_time, edges).flatten(1) @ weight.flatten(0, 2)
     return out if bias is None else out + bias
 
 
@@ -203,6 +185,42 @@ class _Convolve(torch.autograd.Function):
 
 def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
     return torch.cat([part.view(-1) for part in parts]).view(like.shape) if parts else torch.zeros_like(like)
+
+
+class _Transform(torch.autograd.Function):
+    """The same in the other order: the P channels of features weight_uv are walked, one v of one tap at a time."""
+
+    @staticmethod
+    @_without_autocast
+    def forward(ctx: Any, features: Tensor, weight: Tensor, rate: Tensor, bias: Tensor | None, walk: Walk) -> Tensor:
+        features, rate = _dense(features), _dense(rate)
+        ctx.save_for_backward(features, weight, rate)
+        ctx.walk, ctx.backend = walk, implementation("gridless.ops.event_conv", features.device)
+        out = features.new_zeros(len(walk.link.target), weight.shape[3])
+        for u, v, part, one in _each(walk, rate):
+            out += ctx.backend.gather(features @ weight[u, v], one, part)
+        return out if bias is None else out.add_(bias)
+
+    @staticmethod
+    @once_differentiable
+    @_without_autocast
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        features, weight, rate = ctx.saved_tensors
+        wanted, grad = ctx.needs_input_grad, _dense(grad)
+        d_features, d_weight, d_rate = torch.zeros_like(features), torch.zeros_like(weight), torch.zeros_like(rate)
+        for u, v, part, one in _each(ctx.walk, rate):
+            d_moved, d_rate[u, v] = ctx.backend.scatter(grad, features @ weight[u, v], one, part, True, None)
+            d_features.addmm_(d_moved, weight[u, v].t())
+            d_weight[u, v] = features.t() @ d_moved
+        found = d_features, d_weight, d_rate, grad.sum(0) if wanted[3] else None, None
+        return tuple(g if want else None for g, want in zip(found, wanted, strict=True))
+
+
+def _each(walk: Walk, rate: Tensor) -> Iterator[tuple[int, int, Walk, Tensor]]:
+    """Every u and v, with the walk and the rate (1, 1) of that one."""
+    for u, v in product(*map(range, rate.shape)):
+        part = replace(walk, link=walk.link._replace(offsets=walk.link.offsets[u : u + 1]), first_tap=u)
+        yield u, v, part, rate[u : u + 1, v : v + 1].contiguous()
 
 
 class _Gather(torch.autograd.Function):

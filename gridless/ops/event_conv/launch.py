@@ -17,9 +17,9 @@ class Launcher:
     """kernel[grid](*tensors, *sizes, *constants, num_warps=warps), for kernels of a simple kind.
 
     At every launch Triton looks at each argument anew: its type, whether it can be divided by 16, and for tensors
-    whether the driver knows them. Here `constants` (all constexpr) decide the types of the tensors, and `sizes` (all
-    int32) are listed under do_not_specialize; so the same constants, with tensors that begin at multiples of 16 bytes,
-    are the same compiled kernel, and that is launched at once. Any other launch goes through Triton.
+    whether the driver knows them. Here `constants` are all constexpr, and `sizes` (all int32) are listed under
+    do_not_specialize; so the same constants, with tensors of the same types that begin at multiples of 16 bytes, are
+    the same compiled kernel, and that is launched at once. Any other launch goes through Triton.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -31,7 +31,7 @@ class Launcher:
         warps: int,
     ) -> None:  # fmt: skip
         pointers = [t.data_ptr() for t in tensors]
-        key = (tensors[0].device, warps, constants)
+        key = (tensors[0].device, warps, constants, *(t.dtype for t in tensors))
         simple = not reduce(or_, pointers) & 15
         if simple and (ready := self._ready.get(key)) is not None:
             ready[grid](*pointers, *sizes, *constants)

@@ -16,15 +16,14 @@ from torch import Tensor
 from gridless.backends import interpreting
 from gridless.ops.point_conv.tiles_gpu import gluon_backward_tile, gluon_tile, processors
 
-try:
-    from gridless.ops.point_conv import gluon_kernels
-except (ImportError, AttributeError):  # a Triton without Gluon, or with another
-    gluon_kernels = None
-
 # False: the Triton kernels run everywhere.
 GLUON = True
 # The versions of Triton in whose Gluon the kernels are written: the language still changes.
 VERSIONS = ("3.6.", "3.9.")
+if triton.__version__.startswith(VERSIONS):
+    from gridless.ops.point_conv import gluon_kernels
+else:
+    gluon_kernels = None
 # The generations of devices that have 227 KB of shared memory for a program.
 GENERATIONS = (9, 10)
 
@@ -78,7 +77,7 @@ def _suits(walk: Any, features: Tensor, weight: Tensor) -> bool:
 
 @cache
 def _runs_on(device: torch.device) -> bool:
-    if device.type != "cuda" or interpreting() or not triton.__version__.startswith(VERSIONS):
+    if device.type != "cuda" or interpreting():
         return False
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] in GENERATIONS
 
