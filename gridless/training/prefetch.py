@@ -57,9 +57,12 @@ class Prefetch:
         return item
 
     def close(self) -> None:
-        """Let the thread end, once it has finished what it is at."""
+        """Let the thread end, once it has finished what it is at; wait for that a little."""
         self.stop.set()
         self._end.detach()
+        if threading.current_thread() is not self.thread:
+            # Not for ever: it may be waiting for a lock that its closer holds.
+            self.thread.join(1)
 
 
 def _work(owner: Any, make: Any, jobs: Any, device: Any, busy: Any, ready: Any, stop: Any) -> None:
