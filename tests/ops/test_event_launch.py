@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+pytest.importorskip("triton")
+
+from gridless.ops.event_conv import launch as launching
 from gridless.ops.event_conv.launch import Launcher, cdiv, per_microsecond, power_of_two
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch):
+    """As with a version of Triton that is known."""
+    monkeypatch.setattr(launching, "DIRECT", True)
 
 
 class Kernel:
@@ -41,6 +50,16 @@ def test_the_second_launch_with_the_same_constants_is_immediate():
     _, grid, arguments = kernel.at_once[0]
     assert grid == (7, 1, 1)
     assert arguments == (b.data_ptr(), a.data_ptr(), 6, True, 3)
+
+
+def test_with_another_version_every_launch_goes_through_triton(monkeypatch):
+    monkeypatch.setattr(launching, "DIRECT", False)
+    kernel = Kernel()
+    launch = Launcher(kernel)
+    for _ in range(2):
+        launch((1, 1, 1), (torch.zeros(8),), (5,), (True, 3), 4)
+    assert len(kernel.through_triton) == 2
+    assert not kernel.at_once
 
 
 @pytest.mark.parametrize(("constants", "warps"), [((True, 4), 4), ((False, 3), 4), ((True, 3), 8)])

@@ -10,7 +10,11 @@ from operator import or_
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
+
+# The versions of Triton whose compiled kernels have been launched in this way on a device.
+DIRECT = triton.__version__.startswith("3.6.")
 
 
 class Launcher:
@@ -19,7 +23,8 @@ class Launcher:
     At every launch Triton looks at each argument anew: its type, whether it can be divided by 16, and for tensors
     whether the driver knows them. Here `constants` are all constexpr, and `sizes` (all int32) are listed under
     do_not_specialize; so the same constants, with tensors of the same types that begin at multiples of 16 bytes, are
-    the same compiled kernel, and that is launched at once. Any other launch goes through Triton.
+    the same compiled kernel, and that is launched at once. Any other launch, and any with another version of Triton,
+    goes through Triton.
     """
 
     def __init__(self, kernel: Any) -> None:
@@ -32,7 +37,7 @@ class Launcher:
     ) -> None:  # fmt: skip
         pointers = [t.data_ptr() for t in tensors]
         key = (tensors[0].device, warps, constants, *(t.dtype for t in tensors))
-        simple = not reduce(or_, pointers) & 15
+        simple = DIRECT and not reduce(or_, pointers) & 15
         if simple and (ready := self._ready.get(key)) is not None:
             ready[grid](*pointers, *sizes, *constants)
             return

@@ -18,8 +18,8 @@ from gridless.ops.point_conv.tiles_gpu import gluon_backward_tile, gluon_tile, p
 
 # False: the Triton kernels run everywhere.
 GLUON = True
-# The versions of Triton in whose Gluon the kernels are written: the language still changes.
-VERSIONS = ("3.6.", "3.9.")
+# The versions of Triton with which the kernels have run on a device: their language still changes.
+VERSIONS = ("3.6.",)
 if triton.__version__.startswith(VERSIONS):
     from gridless.ops.point_conv import gluon_kernels
 else:
