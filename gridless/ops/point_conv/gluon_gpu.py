@@ -36,7 +36,7 @@ def forward(walk: Any, features: Tensor, weight: Tensor, bias: Tensor | None, ou
         return False
     gluon_kernels.forward_kernel[(triton.cdiv(walk.rows, tile.rows),)](
         features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, walk.scale[0],
-        C=channels, P=width, **_kernel(walk), HAS_BIAS=bias is not None, AHEAD=tile.ahead, num_warps=tile.warps,
+        C=channels, P=width, **_kernel(walk), HAS_BIAS=bias is not None, num_warps=tile.warps,
     )  # fmt: skip
     return True
 
@@ -57,7 +57,7 @@ def backward(
     gluon_kernels.backward_kernel[(programs,)](
         grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts, walk.rows, tiles,
         each, walk.scale[0], Q=channels, P=width, **_kernel(walk), NEED_F=d_features is not None, NEED_W=need_weight,
-        AHEAD=tile.ahead, num_warps=tile.warps,
+        num_warps=tile.warps,
     )  # fmt: skip
     return parts
 

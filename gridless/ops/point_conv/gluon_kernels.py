@@ -62,12 +62,12 @@ def _load_edge(F, COL_X, INVERSE, col, on, C: gl.constexpr, SHARED: gl.constexpr
 def _gather(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale,
     C: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
-    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, AHEAD: gl.constexpr, T: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, T: gl.constexpr,
     TILE: gl.constexpr,
 ):  # fmt: skip
     """Sums over the edges of each row of w p_m F, strip j of term m at m C / 16 + j; and W of the rows.
 
-    With FLIP the sums are divided by the W of the columns. With AHEAD the next edge is loaded before this one is used.
+    With FLIP the sums are divided by the W of the columns. The next edge is loaded before this one is used.
     """
     J: gl.constexpr = C // 16
     begin = gl.load(SPLITS + row, mask=live, other=0).to(gl.int32)
@@ -81,18 +81,13 @@ def _gather(
     total = gl.zeros([T], gl.float32, layout=gl.SliceLayout(1, TILE))
     one = total + 1.0
     col = gl.load(COLS + begin, mask=begin < end, other=0)
-    if AHEAD:
-        near, f = _load_edge(F, COL_X, INVERSE, col, begin < end, C, NORMALISE and FLIP, TILE)
-        col = gl.load(COLS + begin + 1, mask=begin + 1 < end, other=0)
+    near, f = _load_edge(F, COL_X, INVERSE, col, begin < end, C, NORMALISE and FLIP, TILE)
+    col = gl.load(COLS + begin + 1, mask=begin + 1 < end, other=0)
     for k in range(0, gl.max(end - begin, axis=0)):
         edge = begin + k
         on = edge < end
-        if AHEAD:
-            next_near, next_f = _load_edge(F, COL_X, INVERSE, col, edge + 1 < end, C, NORMALISE and FLIP, TILE)
-            col = gl.load(COLS + edge + 2, mask=edge + 2 < end, other=0)
-        else:
-            near, f = _load_edge(F, COL_X, INVERSE, col, on, C, NORMALISE and FLIP, TILE)
-            col = gl.load(COLS + edge + 1, mask=edge + 1 < end, other=0)
+        next_near, next_f = _load_edge(F, COL_X, INVERSE, col, edge + 1 < end, C, NORMALISE and FLIP, TILE)
+        col = gl.load(COLS + edge + 2, mask=edge + 2 < end, other=0)
         v = ()
         for d in gl.static_range(3):
             apart = (near[d] - x[d]) if FLIP else (x[d] - near[d])
@@ -110,8 +105,7 @@ def _gather(
             for j in gl.static_range(J):
                 new = new + (acc[m * J + j] + value * f[j],)
         acc = new
-        if AHEAD:
-            near, f = next_near, next_f
+        near, f = next_near, next_f
     return acc, total
 
 
@@ -119,7 +113,7 @@ def _gather(
 def forward_kernel(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, scale,
     C: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
-    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, HAS_BIAS: gl.constexpr, AHEAD: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, HAS_BIAS: gl.constexpr,
 ):  # fmt: skip
     """OUT (rows, P) = (N F) Theta + bias: one warp, 16 targets.
 
@@ -145,7 +139,7 @@ def forward_kernel(
     live = row < last
     acc, total = _gather(
         F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale,
-        C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, AHEAD, 16, TILE,
+        C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, 16, TILE,
     )  # fmt: skip
     k = gl.arange(0, 16, layout=gl.SliceLayout(1, LEFT))
     p = gl.arange(0, P, layout=gl.SliceLayout(0, LEFT))
@@ -171,20 +165,16 @@ def forward_kernel(
 
 
 @gluon.jit
-def _strips(acc, m: gl.constexpr, J: gl.constexpr, T: gl.constexpr):
-    """The strips of a term side by side, (T, 16 J): nothing moves."""
-    if J == 2:
-        return gl.reshape(gl.permute(gl.join(acc[m * 2], acc[m * 2 + 1]), (0, 2, 1)), [T, 32])
-    else:
-        both = gl.join(gl.join(acc[m * 4], acc[m * 4 + 2]), gl.join(acc[m * 4 + 1], acc[m * 4 + 3]))
-        return gl.reshape(gl.permute(both, (0, 2, 3, 1)), [T, 64])
+def _strips(acc, m: gl.constexpr, T: gl.constexpr):
+    """The two strips of a term side by side, (T, 32): nothing moves."""
+    return gl.reshape(gl.permute(gl.join(acc[m * 2], acc[m * 2 + 1]), (0, 2, 1)), [T, 32])
 
 
 @gluon.jit
 def backward_kernel(
     GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, D_F, PARTS, last, tiles, each, scale,
     Q: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
-    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, NEED_F: gl.constexpr, NEED_W: gl.constexpr, AHEAD: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, NEED_F: gl.constexpr, NEED_W: gl.constexpr,
 ):  # fmt: skip
     """B = N^T dF' of tiles of 128 sources, `each` of them one after the other; from each dF = B Theta^T, and F^T B is
     added up. Eight warps: each gathers B of its 16 sources, multiplies it by Theta^T, and leaves it in shared memory,
@@ -199,7 +189,6 @@ def backward_kernel(
         [[0, 1], [0, 2], [8, 0]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], WARPS, [], [T, 16]
     )
     WIDE_Q: gl.constexpr = [[0, 32]] if Q == 64 else []
-    WIDE_P: gl.constexpr = [[0, 32]] if P == 64 else []
     HIGH: gl.constexpr = [[32, 0]] if Q == 64 else []
     RIGHT: gl.constexpr = gl.DistributedLinearLayout(
         [[0, 1], [0, 2], [1, 0], [2, 0]] + HIGH, [[0, 4], [0, 8], [4, 0], [8, 0], [16, 0]],
@@ -211,7 +200,7 @@ def backward_kernel(
     # 16-byte pieces of a row change places with the row's last two bits: neither rows nor columns meet a bank twice.
     ROWS: gl.constexpr = [[1, 16], [2, 8], [4, 0], [8, 0], [16, 0], [32, 0], [64, 0]]
     KEPT_Q: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + WIDE_Q + ROWS)
-    KEPT_P: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + WIDE_P + ROWS)
+    KEPT_P: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + ROWS)
     MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[8, 1], instr_shape=[16, 8])
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
     B: gl.constexpr = gl.DotOperandLayout(1, MMA, 1)
@@ -230,11 +219,11 @@ def backward_kernel(
         row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, TILE))
         acc, _total = _gather(
             GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, row < last, scale,
-            P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, AHEAD, T, TILE,
+            P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, T, TILE,
         )  # fmt: skip
         if NEED_W:
             for m in gl.static_range(M):
-                kept[m].store(_strips(acc, m, J, T))
+                kept[m].store(_strips(acc, m, T))
         row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, WRITE))
         there = (row < last)[:, None]
         at = row[:, None] * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, WRITE))[None, :]

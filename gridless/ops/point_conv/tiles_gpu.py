@@ -76,14 +76,14 @@ def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
 
 def gluon_tile(terms: int, channels: int, width: int, rows: int, device: torch.device) -> Tile | None:
     """The tile of the Gluon kernel where it exists, is faster, and has rows enough; else None."""
-    tile = Tile(16, 1, 1, 8, ahead=True)
+    tile = Tile(16, 1, 1, 8)
     suits = channels == 32 and width in (16, 32, 64) and terms * channels <= 320
     return tile if suits and not fit_at_once(rows, tile, device) else None
 
 
 def gluon_backward_tile(terms: int, channels: int, width: int, rows: int, device: torch.device) -> Tile | None:
     """As `gluon_tile`. Registers of a lane: 8 for a strip's sums, and its part of the weight's gradient."""
-    tile = Tile(128, 1, 8, 1, ahead=True)
+    tile = Tile(128, 1, 8)
     registers = terms * width // 2 + terms * channels * width // 256
     suits = channels in (32, 64) and width == 32 and registers <= 200
     return tile if suits and busy(rows, tile, device) >= 0.75 else None
