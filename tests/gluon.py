@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -25,11 +26,11 @@ class _Shared:
     def store(self, value: Any) -> None:
         self.value = value
 
-    def permute(self, order: list[int]) -> _Shared:
-        assert order == [1, 0]
+    def permute(self, order: Sequence[int]) -> _Shared:
+        assert tuple(order) == (1, 0)
         return _Shared(self)
 
-    def load(self, layout: Any) -> Any:
+    def load(self, layout: Any = None) -> Any:
         return self.value if self.owner is None else tl.trans(self.owner.value)
 
 
@@ -50,12 +51,35 @@ class _Language(ModuleType):
     def convert_layout(self, value: Any, layout: Any) -> Any:
         return value
 
+    def inline_asm_elementwise(self, *given: Any, **named: Any) -> None:
+        """The only one asks for what will be loaded later."""
+
+    def thread_barrier(self) -> None:
+        """Statements of a program are interpreted one after the other."""
+
     def allocate_shared_memory(self, dtype: Any, shape: list[int], layout: Any) -> _Shared:
         return _Shared()
 
 
-def _mma(a: Any, b: Any, c: Any, input_precision: str) -> Any:
-    return tl.dot(a, b, c, input_precision="ieee")
+def _mma(a: Any, b: Any, c: Any, input_precision: str = "tf32", is_async: bool = False) -> Any:
+    return tl.dot(a, b.load() if isinstance(b, _Shared) else b, c, input_precision="ieee")
+
+
+def _at_once() -> None:
+    """What copies, fences and barriers wait for is there already."""
+
+
+COPIES = SimpleNamespace(
+    async_copy_global_to_shared=lambda to, pointers: to.store(tl.load(pointers)),
+    commit_group=_at_once,
+    wait_group=lambda left: None,
+)
+HOPPER = SimpleNamespace(
+    fence_async_shared=_at_once,
+    warpgroup_mma=_mma,
+    warpgroup_mma_init=lambda value: value,
+    warpgroup_mma_wait=lambda left, deps: deps,
+)
 
 
 def interpreted(name: str) -> ModuleType:
@@ -66,12 +90,13 @@ def interpreted(name: str) -> ModuleType:
     normalise = jit._normalize_ty
     jit._normalize_ty = lambda given: "constexpr" if given == "gl.constexpr" else normalise(given)
     language = _Language("language")
-    gluon = SimpleNamespace(jit=triton.jit, language=language)
+    gluon = SimpleNamespace(jit=triton.jit, language=language, constexpr_function=lambda function: lambda *given: None)
     stand_ins = {
         "triton.experimental": SimpleNamespace(gluon=gluon),
         "triton.experimental.gluon": gluon,
         "triton.experimental.gluon.language": language,
-        "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(mma_v2=_mma),
+        "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(mma_v2=_mma, async_copy=COPIES),
+        "triton.experimental.gluon.language.nvidia.hopper": HOPPER,
     }
     found = importlib.util.find_spec(name)
     assert found is not None

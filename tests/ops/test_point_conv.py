@@ -400,7 +400,7 @@ def test_interpreted_kernels(case):
 def test_interpreted_kernels_of_many_rows(monkeypatch, dtype, q):
     from gridless.ops.point_conv import tiles_gpu
 
-    monkeypatch.setattr(tiles_gpu, "fit_at_once", lambda *given: False)
+    monkeypatch.setattr(tiles_gpu, "few_rows", lambda *given: False)
     tensors, edges, basis = problem("cpu", dtype, sources=6, targets=5, dim=1, q=q, p=16, basis=Monomials(1, 1))
     with gl.use_backend("reference"):
         edges.transpose()

@@ -1,11 +1,13 @@
 """Gluon kernels of the point convolution: the fused kernels with every number's place in the registers chosen.
 
 A warp owns 16 rows, and a quad of its lanes the rows g and g + 8 and channels 4 t to 4 t + 3 of every strip of 16. This
-is an operand of `mma.m16n8k8` if the channels of a strip are taken in the order k = 4 v + t for channel 4 t + v: the
-sums go from the walk over the edges into the product without a barrier, shared memory or a move, and W is one number of
-the row. Theta is read in the matching order. Products are TF32; coordinates and features are float32, of 3 dimensions.
+is an operand of `wgmma` if the channels of a strip are taken in the order k = 4 v + t for channel 4 t + v: the sums go
+from the walk over the edges into the product without a barrier, shared memory or a move, and W is one number of the
+row. Theta waits in shared memory in the matching order. Products are TF32; coordinates and features are float32, of 3
+dimensions.
 
-The rest is as in `triton_kernels`: rows and columns, FLIP, one edge of every row at a time.
+The rest is as in `triton_kernels`: rows and columns, FLIP. A walk has an edge of every row in its registers and the
+next on the way.
 """
 
 # Kernels are Gluon, not Python: a type checker cannot follow them.
@@ -17,7 +19,43 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+
+@gluon.constexpr_function
+def _bases(first, size):
+    """first, 2 first, 4 first, ... below size."""
+    return [first << i for i in range((size // first).bit_length() - 1)]
+
+
+@gluon.constexpr_function
+def _tile(rows, channels):
+    """16 rows in a warp, 4 channels of each strip of 16 in a lane."""
+    wide = [[0, b] for b in _bases(16, channels)]
+    warps = [[b, 0] for b in _bases(16, rows)]
+    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([[0, 1], [0, 2], *wide, [8, 0]], lanes, warps, [], [rows, channels])
+
+
+@gluon.constexpr_function
+def _every_warp(rows):
+    """All rows in each of eight warps."""
+    lanes = [[b] for b in _bases(1, 32)]
+    return gl.DistributedLinearLayout([[b] for b in _bases(32, rows)], lanes, [[0], [0], [0]], [], [rows])
+
+
+@gluon.constexpr_function
+def _copies(rows, columns):
+    """4 columns and 8 rows in a warp: what it writes to shared memory meets every bank once."""
+    lanes, rest = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[b, 0] for b in _bases(8, rows)]
+    rest += [[0, b] for b in _bases(4, columns)]
+    return gl.DistributedLinearLayout(rest[3:], lanes, rest[:3], [], [rows, columns])
 
 
 @gluon.jit
@@ -43,131 +81,175 @@ def _value(v, w, m: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP
 
 
 @gluon.jit
+def _fetch(X, count):
+    """Asks for this program's share of X, `count` 4-byte numbers, to be brought into the second-level cache."""
+    line = gl.arange(0, 256, layout=gl.BlockedLayout([1], [32], [8], [0]))
+    lines = count // 32
+    for j in range(gl.program_id(0) * 256, lines, gl.num_programs(0) * 256):
+        at = (X + gl.minimum(j + line, lines - 1) * 32).to(gl.int64)
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def _begin(ROW_X, SPLITS, COLS, tile, last, T: gl.constexpr, TILE: gl.constexpr):
+    """What the walk of a tile begins with: first and last edge, coordinates and first two columns of each row, and the
+    most edges of a row, which every warp finds for itself."""
+    row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, TILE))
+    live = row < last
+    first = gl.load(SPLITS + row, mask=live, other=0).to(gl.int32)
+    end = gl.load(SPLITS + row + 1, mask=live, other=0).to(gl.int32)
+    x = ()
+    for d in gl.static_range(3):
+        x = x + (gl.load(ROW_X + row * 3 + d, mask=live, other=0.0),)
+    col = gl.load(COLS + first, mask=first < end, other=0)
+    then = gl.load(COLS + first + 1, mask=first + 1 < end, other=0)
+    every = tile * T + gl.arange(0, T, layout=_every_warp(T))
+    before = gl.load(SPLITS + every, mask=every < last, other=0)
+    most = gl.max((gl.load(SPLITS + every + 1, mask=every < last, other=0) - before).to(gl.int32), axis=0)
+    return first, end, x, col, then, most
+
+
+@gluon.jit
 def _load_edge(F, COL_X, INVERSE, col, on, C: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr):
-    """Coordinates, strips of features and, if SHARED, 1 / W of a column of each row."""
+    """Coordinates, features and, if SHARED, 1 / W of a column of each row."""
     near = ()
     for d in gl.static_range(3):
         near = near + (gl.load(COL_X + col * 3 + d, mask=on, other=0.0),)
     if SHARED:
         near = near + (gl.load(INVERSE + col, mask=on, other=0.0),)
-    channel = gl.arange(0, 16, layout=gl.SliceLayout(0, TILE))
-    at = F + col[:, None] * C + channel[None, :]
-    f = ()
-    for j in gl.static_range(C // 16):
-        f = f + (gl.load(at + j * 16, mask=on[:, None], other=0.0, cache_modifier=".cg"),)
-    return near, f
+    channel = gl.arange(0, C, layout=gl.SliceLayout(0, TILE))
+    return near, gl.load(F + col[:, None] * C + channel[None, :], mask=on[:, None], other=0.0)
 
 
 @gluon.jit
-def _gather(
-    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale,
-    C: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
-    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, T: gl.constexpr,
-    TILE: gl.constexpr,
+def _add(
+    acc, total, near, f, x, on, scale, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
 ):  # fmt: skip
-    """Sums over the edges of each row of w p_m F, strip j of term m at m C / 16 + j; and W of the rows.
-
-    With FLIP the sums are divided by the W of the columns. The next edge is loaded before this one is used.
-    """
-    J: gl.constexpr = C // 16
-    begin = gl.load(SPLITS + row, mask=live, other=0).to(gl.int32)
-    end = gl.load(SPLITS + row + 1, mask=live, other=0).to(gl.int32)
-    x = ()
+    """Adds an edge of every row to its sums and its W."""
+    v = ()
     for d in gl.static_range(3):
-        x = x + (gl.load(ROW_X + row * 3 + d, mask=live, other=0.0),)
+        apart = (near[d] - x[d]) if FLIP else (x[d] - near[d])
+        v = v + (gl.where(on, apart * scale, 0.0),)
+    w = gl.where(on, 1.0, 0.0)
+    if FALLOFF:
+        w = gl.where(on, gl.maximum(1.0 - gl.sqrt(v[0] * v[0] + v[1] * v[1] + v[2] * v[2]), 0.0), 0.0)
+    if NORMALISE and FLIP:
+        w = w * near[3]
+    new = ()
+    for m in gl.static_range(M):
+        new = new + (acc[m] + _value(v, w, m, KIND, TABLE, SHARP)[:, None] * f,)
+    return new, total + w
+
+
+@gluon.jit
+def _walk(
+    F, COL_X, COLS, INVERSE, begun, scale,
+    C: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, T: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """Sums over the edges of each row of w p_m F, a tile (T, C) per term, and W of the rows. With FLIP the sums are
+    divided by the W of the columns."""
+    first, end, x, col, then, most = begun
+    S: gl.constexpr = NORMALISE and FLIP
     acc = ()
-    for _ in gl.static_range(M * J):
-        acc = acc + (gl.zeros([T, 16], gl.float32, layout=TILE),)
+    for _ in gl.static_range(M):
+        acc = acc + (gl.zeros([T, C], gl.float32, layout=TILE),)
     total = gl.zeros([T], gl.float32, layout=gl.SliceLayout(1, TILE))
-    one = total + 1.0
-    col = gl.load(COLS + begin, mask=begin < end, other=0)
-    near, f = _load_edge(F, COL_X, INVERSE, col, begin < end, C, NORMALISE and FLIP, TILE)
-    col = gl.load(COLS + begin + 1, mask=begin + 1 < end, other=0)
-    for k in range(0, gl.max(end - begin, axis=0)):
-        edge = begin + k
-        on = edge < end
-        next_near, next_f = _load_edge(F, COL_X, INVERSE, col, edge + 1 < end, C, NORMALISE and FLIP, TILE)
+    near, f = _load_edge(F, COL_X, INVERSE, col, first < end, C, S, TILE)
+    for k in range(0, most, 2):
+        edge = first + k
+        then_near, then_f = _load_edge(F, COL_X, INVERSE, then, edge + 1 < end, C, S, TILE)
         col = gl.load(COLS + edge + 2, mask=edge + 2 < end, other=0)
-        v = ()
-        for d in gl.static_range(3):
-            apart = (near[d] - x[d]) if FLIP else (x[d] - near[d])
-            v = v + (gl.where(on, apart * scale, 0.0),)
-        w = one
-        if FALLOFF:
-            w = gl.maximum(1.0 - gl.sqrt(v[0] * v[0] + v[1] * v[1] + v[2] * v[2]), 0.0)
-        w = gl.where(on, w, 0.0)
-        if NORMALISE and FLIP:
-            w = w * near[3]
-        total += w
-        new = ()
-        for m in gl.static_range(M):
-            value = _value(v, w, m, KIND, TABLE, SHARP)[:, None]
-            for j in gl.static_range(J):
-                new = new + (acc[m * J + j] + value * f[j],)
-        acc = new
-        near, f = next_near, next_f
+        acc, total = _add(
+            acc, total, near, f, x, edge < end, scale, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP
+        )  # fmt: skip
+        if k + 1 < most:
+            near, f = _load_edge(F, COL_X, INVERSE, col, edge + 2 < end, C, S, TILE)
+            then = gl.load(COLS + edge + 3, mask=edge + 3 < end, other=0)
+            acc, total = _add(
+                acc, total, then_near, then_f, x, edge + 1 < end, scale,
+                M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP,
+            )  # fmt: skip
     return acc, total
 
 
 @gluon.jit
-def forward_kernel(
-    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, scale,
-    C: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
-    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, HAS_BIAS: gl.constexpr,
-):  # fmt: skip
-    """OUT (rows, P) = (N F) Theta + bias: one warp, 16 targets.
-
-    The product is made as Theta^T (N F)^T, with row 16 h + 8 u + g of the left operand column 16 h + 2 g + u of Theta:
-    what a lane loads of Theta, two columns at once, is where `mma` wants it.
-    """
-    TILE: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [8, 0]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], [], [], [16, 16]
-    )
-    WIDE: gl.constexpr = [[0, 16], [0, 32]] if P == 64 else ([[0, 16]] if P == 32 else [])
-    LEFT: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [1, 0], [2, 0]] + WIDE, [[4, 0], [8, 0], [0, 2], [0, 4], [0, 8]], [], [], [16, P]
-    )
-    WRITE: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [1, 0], [8, 0]] + WIDE, [[2, 0], [4, 0], [0, 2], [0, 4], [0, 8]], [], [], [16, P]
-    )
-    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[1, 1], instr_shape=[16, 8])
-    A: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
-    B: gl.constexpr = gl.DotOperandLayout(1, MMA, 1)
-    J: gl.constexpr = C // 16
-    first = gl.program_id(0) * 16
-    row = first + gl.arange(0, 16, layout=gl.SliceLayout(1, TILE))
-    live = row < last
-    acc, total = _gather(
-        F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale,
-        C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, 16, TILE,
-    )  # fmt: skip
-    k = gl.arange(0, 16, layout=gl.SliceLayout(1, LEFT))
-    p = gl.arange(0, P, layout=gl.SliceLayout(0, LEFT))
-    at = THETA + k[:, None] * P + p[None, :]
-    out = gl.zeros([P, 16], gl.float32, layout=MMA)
+def _keep(THETA, M: gl.constexpr, P: gl.constexpr, C: gl.constexpr, DOWN: gl.constexpr, ALONG: gl.constexpr):
+    """Starts copies of M matrices (P, C), numbers DOWN and ALONG apart, to shared memory, channels in the order k."""
+    COPIES: gl.constexpr = _copies(P, C)
+    KEPT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=min(C * 4, 128), element_bitwidth=32, rank=2)
+    k = gl.arange(0, C, layout=gl.SliceLayout(0, COPIES))
+    channel = (k & -16) + (k % 4) * 4 + (k // 4) % 4
+    at = THETA + gl.arange(0, P, layout=gl.SliceLayout(1, COPIES))[:, None] * DOWN + channel[None, :] * ALONG
+    theta = ()
     for m in gl.static_range(M):
-        for j in gl.static_range(J):
-            theta = gl.permute(gl.reshape(gl.load(at + (m * C + j * 16) * P), [4, 4, P // 16, 8, 2]), (2, 4, 3, 1, 0))
-            theta = gl.convert_layout(gl.reshape(theta, [P, 16]), A)
-            sums = gl.permute(gl.reshape(acc[m * J + j], [16, 4, 4]), (2, 1, 0))
-            out = mma_v2(theta, gl.convert_layout(gl.reshape(sums, [16, 16]), B), out, input_precision="tf32")
-    out = gl.reshape(gl.permute(gl.reshape(out, [P // 16, 2, 8, 16]), (3, 0, 2, 1)), [16, P])
-    out = gl.convert_layout(out, WRITE)
-    if NORMALISE:
-        inverse = gl.where(total > 0, 1.0 / gl.where(total > 0, total, 1.0), 0.0)
-        gl.store(INVERSE + row, inverse, mask=live)
-        out = out * gl.convert_layout(inverse, gl.SliceLayout(1, WRITE))[:, None]
-    p = gl.arange(0, P, layout=gl.SliceLayout(0, WRITE))
-    if HAS_BIAS:
-        out += gl.load(BIAS + p)[None, :]
-    row = first + gl.arange(0, 16, layout=gl.SliceLayout(1, WRITE))
-    gl.store(OUT + row[:, None] * P + p[None, :], out, mask=(row < last)[:, None])
+        theta = theta + (gl.allocate_shared_memory(gl.float32, [P, C], KEPT),)
+        async_copy.async_copy_global_to_shared(theta[m], at + m * C * P)
+    async_copy.commit_group()
+    return theta
 
 
 @gluon.jit
-def _strips(acc, m: gl.constexpr, T: gl.constexpr):
-    """The two strips of a term side by side, (T, 32): nothing moves."""
-    return gl.reshape(gl.permute(gl.join(acc[m * 2], acc[m * 2 + 1]), (0, 2, 1)), [T, 32])
+def _arrive():
+    """Waits until all copies are there, for `wgmma` too."""
+    async_copy.wait_group(0)
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def _product(
+    acc, theta, M: gl.constexpr, T: gl.constexpr, C: gl.constexpr, P: gl.constexpr, MMA: gl.constexpr,
+    LEFT: gl.constexpr,
+):  # fmt: skip
+    """The sum over terms of (T, C) times (C, P). The left operand takes the channels in the order k: nothing moves."""
+    product = warpgroup_mma_init(gl.zeros([T, P], gl.float32, layout=MMA))
+    sums = ()
+    for m in gl.static_range(M):
+        left = gl.reshape(gl.permute(gl.reshape(acc[m], [T, C // 16, 4, 4]), (0, 1, 3, 2)), [T, C])
+        sums = sums + (gl.convert_layout(left, LEFT),)
+        product = warpgroup_mma(sums[m], theta[m].permute((1, 0)), product, is_async=True)
+    return warpgroup_mma_wait(0, deps=(product,) + sums)[0]
+
+
+@gluon.jit
+def forward_kernel(
+    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, tiles, numbers, edges, scale,
+    C: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, HAS_BIAS: gl.constexpr,
+):  # fmt: skip
+    """OUT (rows, P) = (N F) Theta + bias: eight warps, tile after tile of 128 targets, and no barrier between them.
+    While one tile is multiplied, what the walk of the next begins with is on its way."""
+    T: gl.constexpr = 128
+    TILE: gl.constexpr = _tile(T, C)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, P, 8])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
+    pid = gl.program_id(0)
+    begun = _begin(ROW_X, SPLITS, COLS, pid, last, T, TILE)
+    theta = _keep(THETA, M, P, C, 1, P)
+    _fetch(COLS, edges)
+    _fetch(F, numbers)
+    _arrive()
+    for tile in range(pid, tiles, gl.num_programs(0)):
+        acc, total = _walk(
+            F, COL_X, COLS, INVERSE, begun, scale,
+            C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, T, TILE,
+        )  # fmt: skip
+        begun = _begin(ROW_X, SPLITS, COLS, tile + gl.num_programs(0), last, T, TILE)
+        out = _product(acc, theta, M, T, C, P, MMA, LEFT)
+        row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
+        if NORMALISE:
+            inverse = gl.where(total > 0, 1.0 / gl.where(total > 0, total, 1.0), 0.0)
+            inverse = gl.convert_layout(inverse, gl.SliceLayout(1, MMA))
+            gl.store(INVERSE + row, inverse, mask=row < last)
+            out = out * inverse[:, None]
+        column = gl.arange(0, P, layout=gl.SliceLayout(0, MMA))
+        if HAS_BIAS:
+            out += gl.load(BIAS + column)[None, :]
+        gl.store(OUT + row[:, None] * P + column[None, :], out, mask=(row < last)[:, None])
 
 
 @gluon.jit
@@ -183,31 +265,23 @@ def backward_kernel(
     PARTS (programs, M, Q, P) float32: each program's share of the weight's gradient.
     """
     T: gl.constexpr = 128
-    J: gl.constexpr = P // 16
-    WARPS: gl.constexpr = [[16, 0], [32, 0], [64, 0]]
-    TILE: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [8, 0]], [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]], WARPS, [], [T, 16]
-    )
-    WIDE_Q: gl.constexpr = [[0, 32]] if Q == 64 else []
-    HIGH: gl.constexpr = [[32, 0]] if Q == 64 else []
-    RIGHT: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [1, 0], [2, 0]] + HIGH, [[0, 4], [0, 8], [4, 0], [8, 0], [16, 0]],
-        [[0, 0], [0, 0], [0, 0]], [], [Q, 16],
-    )  # fmt: skip
-    WRITE: gl.constexpr = gl.DistributedLinearLayout(
-        [[0, 1], [0, 2], [0, 4], [8, 0]] + WIDE_Q, [[0, 8], [0, 16], [1, 0], [2, 0], [4, 0]], WARPS, [], [T, Q]
-    )
+    TILE: gl.constexpr = _tile(T, P)
+    READ: gl.constexpr = _tile(T, Q)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, Q, 8])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
     # 16-byte pieces of a row change places with the row's last two bits: neither rows nor columns meet a bank twice.
     ROWS: gl.constexpr = [[1, 16], [2, 8], [4, 0], [8, 0], [16, 0], [32, 0], [64, 0]]
-    KEPT_Q: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + WIDE_Q + ROWS)
+    WIDE: gl.constexpr = [[0, 32]] if Q == 64 else []
+    KEPT_Q: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + WIDE + ROWS)
     KEPT_P: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + ROWS)
-    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[8, 1], instr_shape=[16, 8])
-    A: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
-    B: gl.constexpr = gl.DotOperandLayout(1, MMA, 1)
     SHARE: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 4], instr_shape=[16, 8])
-    A2: gl.constexpr = gl.DotOperandLayout(0, SHARE, 1)
-    B2: gl.constexpr = gl.DotOperandLayout(1, SHARE, 1)
+    A: gl.constexpr = gl.DotOperandLayout(0, SHARE, 1)
+    B: gl.constexpr = gl.DotOperandLayout(1, SHARE, 1)
     pid = gl.program_id(0)
+    begun = _begin(ROW_X, SPLITS, COLS, pid * each, last, T, TILE)
+    theta = ()
+    if NEED_F:
+        theta = _keep(THETA, M, Q, P, P, 1)
     share = ()
     kept = ()
     if NEED_W:
@@ -215,38 +289,28 @@ def backward_kernel(
         for _ in gl.static_range(M):
             share = share + (gl.zeros([Q, P], gl.float32, layout=SHARE),)
             kept = kept + (gl.allocate_shared_memory(gl.float32, [T, P], KEPT_P),)
+    _arrive()
     for tile in range(pid * each, gl.minimum(pid * each + each, tiles)):
-        row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, TILE))
-        acc, _total = _gather(
-            GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, row < last, scale,
-            P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, T, TILE,
-        )  # fmt: skip
+        acc, _total = _walk(
+            GRAD, COL_X, COLS, INVERSE, begun, scale, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, T, TILE
+        )
+        begun = _begin(ROW_X, SPLITS, COLS, tile + 1, last, T, TILE)
         if NEED_W:
             for m in gl.static_range(M):
-                kept[m].store(_strips(acc, m, T))
-        row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, WRITE))
-        there = (row < last)[:, None]
-        at = row[:, None] * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, WRITE))[None, :]
+                kept[m].store(acc[m])
         if NEED_F:
-            q = gl.arange(0, Q, layout=gl.SliceLayout(1, RIGHT))
-            p = gl.arange(0, 16, layout=gl.SliceLayout(0, RIGHT))
-            of = THETA + q[:, None] * P + p[None, :]
-            out = gl.zeros([T, Q], gl.float32, layout=MMA)
-            for m in gl.static_range(M):
-                for j in gl.static_range(J):
-                    theta = gl.reshape(gl.load(of + m * Q * P + j * 16), [Q // 32, 8, 4, 4, 4])
-                    theta = gl.convert_layout(gl.reshape(gl.permute(theta, (4, 3, 0, 2, 1)), [16, Q]), B)
-                    sums = gl.permute(gl.reshape(acc[m * J + j], [T, 4, 4]), (0, 2, 1))
-                    sums = gl.convert_layout(gl.reshape(sums, [T, 16]), A)
-                    out = mma_v2(sums, theta, out, input_precision="tf32")
-            out = gl.reshape(gl.permute(gl.reshape(out, [T, Q // 32, 4, 8]), (0, 1, 3, 2)), [T, Q])
-            gl.store(D_F + at, gl.convert_layout(out, WRITE), mask=there)
+            d_f = _product(acc, theta, M, T, P, Q, MMA, LEFT)
+            row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
+            column = gl.arange(0, Q, layout=gl.SliceLayout(0, MMA))
+            gl.store(D_F + row[:, None] * Q + column[None, :], d_f, mask=(row < last)[:, None])
         if NEED_W:
-            kept_f.store(gl.load(F + at, mask=there, other=0.0))
-            f = kept_f.permute([1, 0]).load(A2)
+            source = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, READ))
+            at = source[:, None] * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, READ))[None, :]
+            kept_f.store(gl.load(F + at, mask=(source < last)[:, None], other=0.0))
+            f = kept_f.permute([1, 0]).load(A)
             new = ()
             for m in gl.static_range(M):
-                new = new + (mma_v2(f, kept[m].load(B2), share[m], input_precision="tf32"),)
+                new = new + (mma_v2(f, kept[m].load(B), share[m], input_precision="tf32"),)
             share = new
     if NEED_W:
         q = gl.arange(0, Q, layout=gl.SliceLayout(1, SHARE))

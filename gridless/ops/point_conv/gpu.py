@@ -69,7 +69,7 @@ def conv(
     with torch.cuda.device_of(features):
         if transform_first:
             _transform_first(walk, features, weight, bias, out)
-        elif (tile := fused_tile(features.dtype, *weight.shape, rows, out.device)) is not None:
+        elif (tile := fused_tile(features.dtype, *weight.shape, rows, walk.edges, out.device)) is not None:
             _fused(walk, features, weight, bias, out, tile)
         else:
             flat = weight.view(terms * channels, width)
@@ -101,7 +101,7 @@ def conv_backward(
         return None if d_features is None else d_features.zero_(), zeros
     walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, kernel, True, features.dtype)
     with torch.cuda.device_of(features):
-        tile = fused_backward_tile(features.dtype, *weight.shape, walk.rows, grad.device)
+        tile = fused_backward_tile(features.dtype, *weight.shape, walk.rows, walk.edges, grad.device)
         if tile is not None:
             return d_features, _fused_backward(walk, grad, features, weight, d_features, need_weight, tile)
         across = weight.transpose(1, 2).reshape(terms * width, channels) if need_features else None

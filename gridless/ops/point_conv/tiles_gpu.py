@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 
 
 def fused_tile(
-    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, device: torch.device
+    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
     """The tile in which the sums of all terms stay in registers until the product, or None where they do not fit."""
     sums = terms * dot_block(channels)
@@ -43,13 +43,13 @@ def fused_tile(
         large = Tile(32, 2, 4, 4, strip=16, ahead=True)
     else:
         large = Tile(32, 1, 4, 4, strip=32) if sums <= 256 else Tile(32, 1, 4, 4, strip=16, ahead=True)
-    small = _few_rows(channels)
+    small = _small_tile(channels)
     # Sixteen warps of 128 registers fit on a multiprocessor.
-    return small if fit_at_once(rows, small._replace(beside=16 // small.warps), device) else large
+    return small if few_rows(rows, edges, small._replace(beside=16 // small.warps), device) else large
 
 
 def fused_backward_tile(
-    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, device: torch.device
+    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
     """As `fused_tile`; the weight's gradient has to fit beside the sums."""
     sums = terms * dot_block(width)
@@ -59,14 +59,19 @@ def fused_backward_tile(
     if shares > 10240:
         return Tile(64, 2, 8, 1, strip=32) if dtype == torch.float32 else Tile(32, 2, 4, 2, strip=64)
     large = Tile(32, 2, 4, 2, strip=32, ahead=True) if dtype == torch.float32 else Tile(16, 2, 4, 3, strip=64)
-    few = dot_block(channels) < 64 and fit_at_once(rows, large, device)
-    return _few_rows(width)._replace(beside=2) if few else large
+    few = few_rows(rows, edges if dot_block(channels) == 32 else 0, large, device)
+    return _small_tile(width)._replace(beside=2) if few and dot_block(channels) < 64 else large
 
 
-def _few_rows(channels: int) -> Tile:
+def _small_tile(channels: int) -> Tile:
     """Where all programs run at once, time is the longest row's edges, one after the other: few rows wait for each
     other, and four edges of each are in flight while the next four are on their way."""
     return Tile(16, 4, 2 if dot_block(channels) == 16 else 4, strip=32, ahead=True)
+
+
+def few_rows(rows: int, edges: int, tile: Tile, device: torch.device) -> bool:
+    """Whether the tiles fit at once, or, with long rows, nearly."""
+    return fit_at_once(rows, tile, device) or (edges >= 16 * rows and rows <= 256 * processors(device))
 
 
 def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
@@ -74,19 +79,21 @@ def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
     return triton.cdiv(rows, tile.rows) <= side_by_side(device, tile)
 
 
-def gluon_tile(terms: int, channels: int, width: int, rows: int, device: torch.device) -> Tile | None:
+def gluon_tile(terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device) -> Tile | None:
     """The tile of the Gluon kernel where it exists, is faster, and has rows enough; else None."""
-    tile = Tile(16, 1, 1, 8)
-    suits = channels == 32 and width in (16, 32, 64) and terms * channels <= 320
-    return tile if suits and not fit_at_once(rows, tile, device) else None
+    tile = Tile(128, 1, 8)
+    suits = channels in (32, 64) and width in (16, 32, 64) and terms * channels <= 320
+    return tile if suits and edges <= 24 * rows and busy(rows, tile, device) >= 0.85 else None
 
 
-def gluon_backward_tile(terms: int, channels: int, width: int, rows: int, device: torch.device) -> Tile | None:
-    """As `gluon_tile`. Registers of a lane: 8 for a strip's sums, and its part of the weight's gradient."""
+def gluon_backward_tile(
+    terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
+) -> Tile | None:
+    """As `gluon_tile`. Registers of a lane: the sums of two rows' quarters, and its part of the weight's gradient."""
     tile = Tile(128, 1, 8)
     registers = terms * width // 2 + terms * channels * width // 256
     suits = channels in (32, 64) and width == 32 and registers <= 200
-    return tile if suits and busy(rows, tile, device) >= 0.75 else None
+    return tile if suits and not few_rows(rows, edges, tile, device) and busy(rows, tile, device) >= 0.75 else None
 
 
 def gather_tile(dtype: torch.dtype, block: int) -> Tile:
