@@ -112,15 +112,17 @@ def _begin(ROW_X, SPLITS, COLS, tile, last, T: gl.constexpr, TILE: gl.constexpr)
 
 
 @gluon.jit
-def _load_edge(F, COL_X, INVERSE, col, on, C: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr):
-    """Coordinates, features and, if SHARED, 1 / W of a column of each row."""
+def _load_edge(
+    F, COL_X, INVERSE, col, on, C: gl.constexpr, STRIDE: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr
+):  # fmt: skip
+    """Coordinates, C features and, if SHARED, 1 / W of a column of each row."""
     near = ()
     for d in gl.static_range(3):
         near = near + (gl.load(COL_X + col * 3 + d, mask=on, other=0.0),)
     if SHARED:
         near = near + (gl.load(INVERSE + col, mask=on, other=0.0),)
     channel = gl.arange(0, C, layout=gl.SliceLayout(0, TILE))
-    return near, gl.load(F + col[:, None] * C + channel[None, :], mask=on[:, None], other=0.0)
+    return near, gl.load(F + col[:, None] * STRIDE + channel[None, :], mask=on[:, None], other=0.0)
 
 
 @gluon.jit
@@ -146,28 +148,28 @@ def _add(
 
 @gluon.jit
 def _walk(
-    F, COL_X, COLS, INVERSE, begun, scale,
-    C: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
-    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, T: gl.constexpr, TILE: gl.constexpr,
+    F, COL_X, COLS, INVERSE, begun, scale, C: gl.constexpr, STRIDE: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr,
+    TABLE: gl.constexpr, SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
+    T: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
-    """Sums over the edges of each row of w p_m F, a tile (T, C) per term, and W of the rows. With FLIP the sums are
-    divided by the W of the columns."""
+    """Sums over the edges of each row of w p_m F, a tile (T, C) per term, and W of the rows. Rows of F are STRIDE
+    numbers apart. With FLIP the sums are divided by the W of the columns."""
     first, end, x, col, then, most = begun
     S: gl.constexpr = NORMALISE and FLIP
     acc = ()
     for _ in gl.static_range(M):
         acc = acc + (gl.zeros([T, C], gl.float32, layout=TILE),)
     total = gl.zeros([T], gl.float32, layout=gl.SliceLayout(1, TILE))
-    near, f = _load_edge(F, COL_X, INVERSE, col, first < end, C, S, TILE)
+    near, f = _load_edge(F, COL_X, INVERSE, col, first < end, C, STRIDE, S, TILE)
     for k in range(0, most, 2):
         edge = first + k
-        then_near, then_f = _load_edge(F, COL_X, INVERSE, then, edge + 1 < end, C, S, TILE)
+        then_near, then_f = _load_edge(F, COL_X, INVERSE, then, edge + 1 < end, C, STRIDE, S, TILE)
         col = gl.load(COLS + edge + 2, mask=edge + 2 < end, other=0)
         acc, total = _add(
             acc, total, near, f, x, edge < end, scale, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP
         )  # fmt: skip
         if k + 1 < most:
-            near, f = _load_edge(F, COL_X, INVERSE, col, edge + 2 < end, C, S, TILE)
+            near, f = _load_edge(F, COL_X, INVERSE, col, edge + 2 < end, C, STRIDE, S, TILE)
             then = gl.load(COLS + edge + 3, mask=edge + 3 < end, other=0)
             acc, total = _add(
                 acc, total, then_near, then_f, x, edge + 1 < end, scale,
@@ -177,8 +179,12 @@ def _walk(
 
 
 @gluon.jit
-def _keep(THETA, M: gl.constexpr, P: gl.constexpr, C: gl.constexpr, DOWN: gl.constexpr, ALONG: gl.constexpr):
-    """Starts copies of M matrices (P, C), numbers DOWN and ALONG apart, to shared memory, channels in the order k."""
+def _keep(
+    THETA, M: gl.constexpr, NEXT: gl.constexpr, P: gl.constexpr, C: gl.constexpr, DOWN: gl.constexpr,
+    ALONG: gl.constexpr,
+):  # fmt: skip
+    """Starts copies of M matrices (P, C), NEXT apart, to shared memory, channels in the order k. Neighbours in a column
+    are DOWN numbers apart, in a row ALONG."""
     COPIES: gl.constexpr = _copies(P, C)
     KEPT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=min(C * 4, 128), element_bitwidth=32, rank=2)
     k = gl.arange(0, C, layout=gl.SliceLayout(0, COPIES))
@@ -187,7 +193,7 @@ def _keep(THETA, M: gl.constexpr, P: gl.constexpr, C: gl.constexpr, DOWN: gl.con
     theta = ()
     for m in gl.static_range(M):
         theta = theta + (gl.allocate_shared_memory(gl.float32, [P, C], KEPT),)
-        async_copy.async_copy_global_to_shared(theta[m], at + m * C * P)
+        async_copy.async_copy_global_to_shared(theta[m], at + m * NEXT)
     async_copy.commit_group()
     return theta
 
@@ -201,12 +207,10 @@ def _arrive():
 
 
 @gluon.jit
-def _product(
-    acc, theta, M: gl.constexpr, T: gl.constexpr, C: gl.constexpr, P: gl.constexpr, MMA: gl.constexpr,
-    LEFT: gl.constexpr,
-):  # fmt: skip
-    """The sum over terms of (T, C) times (C, P). The left operand takes the channels in the order k: nothing moves."""
-    product = warpgroup_mma_init(gl.zeros([T, P], gl.float32, layout=MMA))
+def _product(acc, theta, out, M: gl.constexpr, T: gl.constexpr, C: gl.constexpr, LEFT: gl.constexpr):
+    """`out` and the sum over terms of (T, C) times (C, P). The left operand has its channels in the order k: nothing
+    moves."""
+    product = warpgroup_mma_init(out)
     sums = ()
     for m in gl.static_range(M):
         left = gl.reshape(gl.permute(gl.reshape(acc[m], [T, C // 16, 4, 4]), (0, 1, 3, 2)), [T, C])
@@ -229,17 +233,17 @@ def forward_kernel(
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
     pid = gl.program_id(0)
     begun = _begin(ROW_X, SPLITS, COLS, pid, last, T, TILE)
-    theta = _keep(THETA, M, P, C, 1, P)
+    theta = _keep(THETA, M, C * P, P, C, 1, P)
     _fetch(COLS, edges)
     _fetch(F, numbers)
     _arrive()
     for tile in range(pid, tiles, gl.num_programs(0)):
         acc, total = _walk(
             F, COL_X, COLS, INVERSE, begun, scale,
-            C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, T, TILE,
+            C, C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, T, TILE,
         )  # fmt: skip
         begun = _begin(ROW_X, SPLITS, COLS, tile + gl.num_programs(0), last, T, TILE)
-        out = _product(acc, theta, M, T, C, P, MMA, LEFT)
+        out = _product(acc, theta, gl.zeros([T, P], gl.float32, layout=MMA), M, T, C, LEFT)
         row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
         if NORMALISE:
             inverse = gl.where(total > 0, 1.0 / gl.where(total > 0, total, 1.0), 0.0)
@@ -258,14 +262,17 @@ def backward_kernel(
     Q: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
     FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, NEED_F: gl.constexpr, NEED_W: gl.constexpr,
 ):  # fmt: skip
-    """B = N^T dF' of tiles of 128 sources, `each` of them one after the other; from each dF = B Theta^T, and F^T B is
-    added up. Eight warps: each gathers B of its 16 sources, multiplies it by Theta^T, and leaves it in shared memory,
-    from where all add F^T B, each a piece of every term's, to what they keep in registers.
+    """B = N^T dF' of tiles of 128 sources, `each` of them one after the other and 32 of the P channels at a time; from
+    it dF = B Theta^T, and F^T B is added up. Eight warps: each gathers B of its 16 sources, multiplies it by Theta^T,
+    and leaves it in shared memory, from where all add F^T B, each a piece of every term's, to what they keep in
+    registers.
 
     PARTS (programs, M, Q, P) float32: each program's share of the weight's gradient.
     """
     T: gl.constexpr = 128
-    TILE: gl.constexpr = _tile(T, P)
+    C: gl.constexpr = 32
+    PASSES: gl.constexpr = P // C
+    TILE: gl.constexpr = _tile(T, C)
     READ: gl.constexpr = _tile(T, Q)
     MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, Q, 8])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
@@ -273,47 +280,57 @@ def backward_kernel(
     ROWS: gl.constexpr = [[1, 16], [2, 8], [4, 0], [8, 0], [16, 0], [32, 0], [64, 0]]
     WIDE: gl.constexpr = [[0, 32]] if Q == 64 else []
     KEPT_Q: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + WIDE + ROWS)
-    KEPT_P: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + ROWS)
+    KEPT: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + ROWS)
     SHARE: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 4], instr_shape=[16, 8])
     A: gl.constexpr = gl.DotOperandLayout(0, SHARE, 1)
     B: gl.constexpr = gl.DotOperandLayout(1, SHARE, 1)
     pid = gl.program_id(0)
     begun = _begin(ROW_X, SPLITS, COLS, pid * each, last, T, TILE)
     theta = ()
-    if NEED_F:
-        theta = _keep(THETA, M, Q, P, P, 1)
     share = ()
     kept = ()
+    if NEED_F:
+        for j in gl.static_range(PASSES):
+            theta = theta + (_keep(THETA + j * C, M, Q * P, Q, C, P, 1),)
     if NEED_W:
         kept_f = gl.allocate_shared_memory(gl.float32, [T, Q], KEPT_Q)
         for _ in gl.static_range(M):
-            share = share + (gl.zeros([Q, P], gl.float32, layout=SHARE),)
-            kept = kept + (gl.allocate_shared_memory(gl.float32, [T, P], KEPT_P),)
+            kept = kept + (gl.allocate_shared_memory(gl.float32, [T, C], KEPT),)
+        for _ in gl.static_range(PASSES * M):
+            share = share + (gl.zeros([Q, C], gl.float32, layout=SHARE),)
     _arrive()
     for tile in range(pid * each, gl.minimum(pid * each + each, tiles)):
-        acc, _total = _walk(
-            GRAD, COL_X, COLS, INVERSE, begun, scale, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, T, TILE
-        )
-        begun = _begin(ROW_X, SPLITS, COLS, tile + 1, last, T, TILE)
-        if NEED_W:
-            for m in gl.static_range(M):
-                kept[m].store(acc[m])
-        if NEED_F:
-            d_f = _product(acc, theta, M, T, P, Q, MMA, LEFT)
-            row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
-            column = gl.arange(0, Q, layout=gl.SliceLayout(0, MMA))
-            gl.store(D_F + row[:, None] * Q + column[None, :], d_f, mask=(row < last)[:, None])
         if NEED_W:
             source = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, READ))
             at = source[:, None] * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, READ))[None, :]
             kept_f.store(gl.load(F + at, mask=(source < last)[:, None], other=0.0))
-            f = kept_f.permute([1, 0]).load(A)
-            new = ()
-            for m in gl.static_range(M):
-                new = new + (mma_v2(f, kept[m].load(B), share[m], input_precision="tf32"),)
+        d_f = gl.zeros([T, Q], gl.float32, layout=MMA)
+        new = ()
+        for j in gl.static_range(PASSES):
+            acc, _total = _walk(
+                GRAD + j * C, COL_X, COLS, INVERSE, begun, scale,
+                C, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, T, TILE,
+            )  # fmt: skip
+            if j == PASSES - 1:
+                begun = _begin(ROW_X, SPLITS, COLS, tile + 1, last, T, TILE)
+            if NEED_W:
+                for m in gl.static_range(M):
+                    kept[m].store(acc[m])
+            if NEED_F:
+                d_f = _product(acc, theta[j], d_f, M, T, C, LEFT)
+            if NEED_W:
+                f = kept_f.permute([1, 0]).load(A)
+                for m in gl.static_range(M):
+                    new = new + (mma_v2(f, kept[m].load(B), share[j * M + m], input_precision="tf32"),)
+        if NEED_W:
             share = new
+        if NEED_F:
+            row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
+            column = gl.arange(0, Q, layout=gl.SliceLayout(0, MMA))
+            gl.store(D_F + row[:, None] * Q + column[None, :], d_f, mask=(row < last)[:, None])
     if NEED_W:
         q = gl.arange(0, Q, layout=gl.SliceLayout(1, SHARE))
-        p = gl.arange(0, P, layout=gl.SliceLayout(0, SHARE))
-        for m in gl.static_range(M):
-            gl.store(PARTS + (pid * M + m) * Q * P + q[:, None] * P + p[None, :], share[m])
+        p = gl.arange(0, C, layout=gl.SliceLayout(0, SHARE))
+        for i in gl.static_range(PASSES * M):
+            to = PARTS + (pid * M + i % M) * Q * P + (i // M) * C
+            gl.store(to + q[:, None] * P + p[None, :], share[i])

@@ -89,10 +89,10 @@ def gluon_tile(terms: int, channels: int, width: int, rows: int, edges: int, dev
 def gluon_backward_tile(
     terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
-    """As `gluon_tile`. Registers of a lane: the sums of two rows' quarters, and its part of the weight's gradient."""
+    """As `gluon_tile`. Registers of a lane: sums of 32 channels, and its parts of both gradients."""
     tile = Tile(128, 1, 8)
-    registers = terms * width // 2 + terms * channels * width // 256
-    suits = channels in (32, 64) and width == 32 and registers <= 200
+    registers = terms * 16 + terms * channels * width // 256 + channels // 2
+    suits = channels in (32, 64) and width in (32, 64) and registers <= 216
     return tile if suits and not few_rows(rows, edges, tile, device) and busy(rows, tile, device) >= 0.75 else None
 
 
