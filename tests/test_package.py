@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -123,3 +124,28 @@ def test_an_unknown_command_is_refused_with_those_there_are(capsys: pytest.Captu
 def test_a_wrong_option_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
     assert command_line.main(["demo", "--no-such-option"]) == 2
     assert "--no-such-option" in capsys.readouterr().err
+
+
+# What counts points, edges or events of one batch, or is made of such a count.
+SIZES = {
+    *("rows", "num_rows", "last", "tiles", "numbers", "edges", "each", "total", "points", "sources", "targets"),
+    *("examples", "visits", "filled", "programs", "cells"),
+}
+
+
+def test_no_kernel_is_compiled_anew_because_a_batch_has_another_size():
+    """What Triton may specialise on is compiled in whenever it happens to be 1 or a multiple of 16: seconds, in the
+    middle of training."""
+    left_alone = 0
+    for path in MODULES:
+        text = path.read_text()
+        for node in ast.parse(text).body:
+            marks = " ".join(ast.unparse(mark) for mark in getattr(node, "decorator_list", ()))
+            # Helpers are called by kernels; kernels are launched.
+            if ".jit" in marks and (node.name.endswith("_kernel") or re.search(rf"\b{node.name}\[[(g]", text)):
+                sizes = SIZES & {given.arg for given in node.args.args if given.annotation is None}
+                for size in sizes:
+                    tensor = re.search(rf"tl\.(load|store|atomic_\w+)\({size} \+", ast.unparse(node))
+                    assert f"'{size}'" in marks or tensor, f"{path.name}: {node.name} is specialised on {size}"
+                    left_alone += 1
+    assert left_alone > 40

@@ -196,7 +196,7 @@ def example_of(splits, row, examples):
     return low
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _partial_facts(coords, partial, rows, D: tl.constexpr, ROWS: tl.constexpr):
     program = tl.program_id(0)
     programs = tl.num_programs(0)
@@ -233,7 +233,7 @@ def _partial_facts(coords, partial, rows, D: tl.constexpr, ROWS: tl.constexpr):
     tl.store(partial + programs * 6 + program, tl.max(high2, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs", "examples", "end"])
 def _facts(partial, splits, result, programs, examples, end, BLOCK: tl.constexpr):
     """result: is anything wrong; smallest, largest example; low (3), high (3)."""
     lane = tl.arange(0, BLOCK)
@@ -258,7 +258,7 @@ def _facts(partial, splits, result, programs, examples, end, BLOCK: tl.constexpr
         tl.store(result + 6 + k, tl.max(tl.load(partial + programs * (4 + k) + lane, mask=ok, other=float("-inf")), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _sort_short(splits, values, ordered, rows, SHORT: tl.constexpr, ROWS: tl.constexpr):
     """Sort the rows of at most SHORT values."""
     top = tl.program_id(0) * ROWS
@@ -270,7 +270,7 @@ def _sort_short(splits, values, ordered, rows, SHORT: tl.constexpr, ROWS: tl.con
                 _place_block(values + start, ordered + start, begin, count, 32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _sort_long(splits, values, ordered, rows, SHORT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Sort the rows of more than SHORT values: programs of one row of the grid share each of them."""
     top = tl.program_id(0) * ROWS

@@ -186,7 +186,7 @@ def _expand(source_splits, target_splits, splits, bits, found, stride, ROWS: tl.
             name += 32
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _measure(source, target, found, row, distance, total, D: tl.constexpr, BLOCK: tl.constexpr):
     """The squared distance of every edge."""
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -197,7 +197,7 @@ def _measure(source, target, found, row, distance, total, D: tl.constexpr, BLOCK
     tl.store(distance + edge, squared_to(source, j * D, ok, 1, a, b, c, d, e, f, g, h, D), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _rank(splits, row, distance, keep, total, limit, BLOCK: tl.constexpr):
     """Keep an edge when fewer than `limit` of its row are nearer, or as near and before it."""
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -214,7 +214,7 @@ def _rank(splits, row, distance, keep, total, limit, BLOCK: tl.constexpr):
     tl.store(keep + edge, (before < limit).to(tl.int32), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["total"])
 def _choose(found, keep, at, chosen, total, BLOCK: tl.constexpr):
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     take = tl.load(keep + edge, mask=edge < total, other=0) > 0

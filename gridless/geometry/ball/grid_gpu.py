@@ -180,7 +180,7 @@ def _cell(x, shift, low, scale, count):
     return tl.minimum(tl.maximum(u, 0.0), count - 1.0).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "examples", "across", "up", "levels"])
 def _keys(coords, splits, frame, key, rows, examples, across, up, levels, D: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < rows
@@ -208,7 +208,7 @@ def _axes(coords, row, ok, D: tl.constexpr):
     return x, y, z
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "filled", "levels"])
 def _arrange(coords, key, order, arranged, start, end, rows, filled, levels, D: tl.constexpr, BLOCK: tl.constexpr):
     """Coordinates in key order, one dimension after the other; the first and last of a column write its ends."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -225,7 +225,7 @@ def _arrange(coords, key, order, arranged, start, end, rows, filled, levels, D: 
     tl.store(end + column, (at + 1).to(tl.int32), mask=real & ((at + 1 == filled) | (after != column)))
 
 
-@triton.jit(do_not_specialize=["high", "low"])
+@triton.jit(do_not_specialize=["rows", "examples", "sources", "across", "up", "levels", "high", "low"])
 def _search(
     target,
     key,

@@ -77,7 +77,7 @@ def _find(link: Link, window: int) -> tuple[Tensor, Tensor]:
     return first, count
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "examples", "cells"])
 def _keys(pixel, example, key, rows, examples, width, height, cells, BLOCK: tl.constexpr):
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     live = i < rows
@@ -90,7 +90,7 @@ def _keys(pixel, example, key, rows, examples, width, height, cells, BLOCK: tl.c
     tl.store(key + i, cell.to(key.dtype.element_ty), live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "examples"])
 def _search(
     order, splits, s_time, t_pixel, t_example, t_time, until, taps, first, count, rows, examples,
     width, height, grid_width, grid_height, stride, window, TAPS, BLOCK: tl.constexpr,
@@ -138,7 +138,7 @@ def _search(
     tl.store(count + at, (stop - low).to(tl.int32), live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _fill(order, first, count, splits, source, rows, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     n = tl.load(count + at, at < rows, other=0)

@@ -72,7 +72,7 @@ def _on_device(rule: Rule, device: torch.device) -> tuple[Tensor, ...]:
     return _kept[key]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "examples", "cells"])
 def _visit(
     pixel, example, low_x, low_y, high_x, high_y, key,
     rows, examples, width, height, grid_width, grid_height, cells, slots, BLOCK: tl.constexpr,
@@ -96,7 +96,7 @@ def _visit(
     tl.store(key + at, tl.where(reached, cell, cells).to(key.dtype.element_ty), live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["visits", "cells"])
 def _steps(
     pixel, time, key, order, since, low_x, low_y, high_x, high_y, share, coarse, fine, end, mask, bits,
     step, visits, cells, slots, BLOCK: tl.constexpr,
@@ -131,7 +131,7 @@ def _advance(value, decay, add, live, threshold, reset):
     return tl.where(fires, reset, value), fires
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cells"])
 def _integrate(splits, step, order, time, potential, since, fired, threshold, reset, cells, slots, LANES: tl.constexpr):
     cell = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     begin = tl.load(splits + cell, cell < cells, other=0)

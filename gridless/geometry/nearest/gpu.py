@@ -174,7 +174,7 @@ def _select(
         tl.store(out, name, mask=keep & inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _place(near_splits, near, done, row, splits, found, rows, BLOCK: tl.constexpr):
     """Copy the rows that are done to where they belong."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -97,7 +97,7 @@ def squared_to_sample(cloud: Cloud, rows: Edges, kept: Tensor) -> Tensor:
     return result
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["points", "end"])
 def _decide(splits, source, kept, points, end, ROWS: tl.constexpr, WINDOW: tl.constexpr):
     """state: 0 undecided, 1 kept, 2 rejected."""
     block = tl.atomic_add(kept + points, 1)
@@ -128,7 +128,7 @@ def _decide(splits, source, kept, points, end, ROWS: tl.constexpr, WINDOW: tl.co
         left = tl.max(waiting, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["examples"])
 def _sample_splits(cloud_splits, at, splits, result, examples, BLOCK: tl.constexpr):
     """splits of the samples; result: their number, the smallest and the largest example."""
     lane = tl.arange(0, BLOCK)
@@ -149,14 +149,14 @@ def _sample_splits(cloud_splits, at, splits, result, examples, BLOCK: tl.constex
     tl.store(result + 2, tl.max(largest, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _collect(kept, at, index, rows, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     take = tl.load(kept + row, mask=row < rows, other=0) > 0
     tl.store(index + tl.load(at + row, mask=take, other=1) - 1, row.to(tl.int64), mask=take)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["end"])
 def _closest(coords, splits, source, kept, result, end, D: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < end

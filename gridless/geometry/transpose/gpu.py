@@ -26,7 +26,7 @@ def transpose(edges: Edges) -> tuple[Tensor, Tensor]:
     return splits, index
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _targets(splits, target, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """The row of every edge of a block of rows, by bisection among their splits."""
     top = tl.program_id(0) * ROWS

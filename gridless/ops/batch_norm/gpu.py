@@ -125,7 +125,7 @@ def _load(x, s, c, ok, channels, RELU: tl.constexpr, WIDE: tl.constexpr):
     return value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "programs"])
 def _moments(
     x, count, parts, rows, channels, programs,
     BEFORE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
@@ -156,7 +156,7 @@ def _moments(
     tl.store(parts + 2 * programs * channels + at, squares, inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["programs"])
 def _combine(
     parts, mean, scale, unbiased, channels, programs, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -177,7 +177,7 @@ def _combine(
     tl.store(unbiased + c, spread / tl.maximum(n - 1.0, 1.0), c < channels)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _apply(
     x, y, count, mean, scale, weight, bias, rows, channels,
     BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr,
@@ -217,7 +217,7 @@ def _normalised(
     return tl.where(ok, h, 0.0), g
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "programs"])
 def _sums(
     grad, x, count, mean, scale, weight, bias, parts, rows, channels, programs,
     BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr,
@@ -244,7 +244,7 @@ def _sums(
     tl.store(parts + at + channels, times, flat < channels)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _apply_backward(
     grad, x, count, mean, scale, weight, bias, total, dx, rows, channels,
     BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr,

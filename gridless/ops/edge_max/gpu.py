@@ -47,7 +47,7 @@ def _rows(splits, rows, ROWS: tl.constexpr):
     return i, first, count, tl.max(count, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _max(
     features, splits, source, value, row, rows, channels,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
@@ -72,7 +72,7 @@ def _max(
     tl.store(row + out, at, ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _collect(
     grad, row, splits, source, total, rows, channels,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,

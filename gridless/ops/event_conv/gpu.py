@@ -205,7 +205,7 @@ def _clear_strays(gathered: Tensor, target: Events) -> None:
         _clear[(_STRAYS,)](gathered, runs.order, runs.splits, _cells(target), len(gathered), size, _STRAYS, 1024)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["cells", "rows"])
 def _clear(gathered, order, splits, cells, rows, size, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
     for k in range(tl.load(splits + cells) + tl.program_id(0), rows, PROGRAMS):
         i = tl.load(order + k).to(tl.int64)

@@ -219,7 +219,7 @@ def _product(acc, theta, out, M: gl.constexpr, T: gl.constexpr, C: gl.constexpr,
     return warpgroup_mma_wait(0, deps=(product,) + sums)[0]
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["last", "tiles", "numbers", "edges"])
 def forward_kernel(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, tiles, numbers, edges, scale,
     C: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
@@ -256,7 +256,7 @@ def forward_kernel(
         gl.store(OUT + row[:, None] * P + column[None, :], out, mask=(row < last)[:, None])
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["last", "tiles", "each"])
 def backward_kernel(
     GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, D_F, PARTS, last, tiles, each, scale,
     Q: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,

@@ -30,7 +30,7 @@ def _slope(
     return p
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["last"])
 def sums_kernel(
     ROW_X, COL_X, SPLITS, COLS, INVERSE, OUT, last, high, low,
     M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
@@ -69,7 +69,7 @@ def sums_kernel(
         tl.store(OUT + row.to(tl.int64) * TERMS + BASE + m, out * inverse if NORMALISE else out, mask=live)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "last"])
 def coords_kernel(
     R, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, ALONG, OUT, first, last, high, low,
     C: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,

@@ -194,7 +194,7 @@ def _gather(
     return acc, total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "last"])
 def gather_kernel(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, OUT, first, last, high, low,
     C: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
@@ -231,7 +231,7 @@ def gather_kernel(
             tl.store(OUT + at + (BASE + m) * C, acc[m * J + j] * inverse[:, None], mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["last"])
 def fused_kernel(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, high, low,
     C: tl.constexpr, P: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr,
@@ -273,7 +273,7 @@ def fused_kernel(
     tl.store(at, out, mask=live[:, None] & (p[None, :] < P))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["last", "tiles"])
 def fused_backward_kernel(
     GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, D_F, PARTS, last, tiles, high, low,
     Q: tl.constexpr, P: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr,
@@ -326,7 +326,7 @@ def fused_backward_kernel(
                 tl.store(part, share[m * J + j], mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["last"])
 def contract_kernel(
     G, ROW_X, COL_X, SPLITS, COLS, INVERSE, BIAS, OUT, last, high, low, width, column, stride,
     M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,

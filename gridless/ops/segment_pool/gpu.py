@@ -76,7 +76,7 @@ def _range(splits, example, slices):
     return tl.minimum(start, last), tl.minimum(start + step, last)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "slices"])
 def _max(
     features,
     splits,
@@ -120,7 +120,7 @@ def _max(
     tl.store(row + at_out, tl.where(first < last, where, num_rows), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slices"])
 def _mean(
     features,
     splits,
@@ -150,7 +150,7 @@ def _mean(
     tl.store(value + at, mean.to(value.dtype.element_ty), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "examples"])
 def _spread(
     values,
     splits,

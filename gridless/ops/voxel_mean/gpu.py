@@ -54,7 +54,7 @@ def _mean(features, order, splits, value, channels, ROWS: tl.constexpr, BLOCK: t
     tl.store(value + cell * channels + c, mean.to(value.dtype.element_ty), inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "cells"])
 def _spread(
     values, cell, count, spread, rows, channels, cells, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr
 ):
