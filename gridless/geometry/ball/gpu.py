@@ -113,7 +113,7 @@ def keep_nearest(source: Cloud, target: Cloud, splits: Tensor, found: Tensor, li
     return chosen
 
 
-@triton.jit(do_not_specialize=["high", "low"])
+@triton.jit(do_not_specialize=["targets", "high", "low"])
 def _test(
     source,
     source_splits,
@@ -121,7 +121,7 @@ def _test(
     target_splits,
     counts,
     bits,
-    stride,
+    targets,
     high,
     low,
     D: tl.constexpr,
@@ -153,12 +153,12 @@ def _test(
             hits = tl.where(left < 32, hits & ((1 << tl.minimum(left, 31)) - 1), hits)
             tl.store(out, hits, mask=inside)
             total += count_bits(hits)
-            out += stride
+            out += targets
         tl.store(counts + 1 + row, total, mask=inside)
 
 
-@triton.jit
-def _expand(source_splits, target_splits, splits, bits, found, stride, ROWS: tl.constexpr):
+@triton.jit(do_not_specialize=["targets"])
+def _expand(source_splits, target_splits, splits, bits, found, targets, ROWS: tl.constexpr):
     """A row per thread: walk its words, and write the source of every one."""
     example = tl.program_id(0)
     first = tl.load(target_splits + example)
@@ -176,7 +176,7 @@ def _expand(source_splits, target_splits, splits, bits, found, stride, ROWS: tl.
         following = tl.load(out, mask=inside, other=0)
         for word in range(0, words):
             hits = following
-            out += tl.where(word + 1 < words, stride, 0)
+            out += tl.where(word + 1 < words, targets, 0)
             following = tl.load(out, mask=inside, other=0)
             for _ in range(0, tl.max(count_bits(hits), 0)):
                 some = hits != 0

@@ -77,7 +77,8 @@ def make_grid(source: Cloud, radius: float) -> Grid:
     grid = Grid((across, up), levels, frame_tensor, *(frame_tensor,) * 5)
     key, order = _sort(source, grid)
     coords = torch.empty((source.dim, points), dtype=source.coords.dtype, device=device)
-    table = torch.zeros((2, across * up * source.num_examples), dtype=torch.int32, device=device)
+    # Whole multiples of 16 bytes, so that the second row begins as the first does: kernels are compiled for where.
+    table = torch.zeros((2, -(-across * up * source.num_examples // 4) * 4), dtype=torch.int32, device=device)
     end = points - source.padding
     _arrange[(triton.cdiv(points, _BLOCK),)](
         source.coords, key, order, coords, table[0], table[1], points, end, levels, D=source.dim, BLOCK=_BLOCK

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -27,7 +28,7 @@ else:
     gluon_kernels = None
 # The generation of devices that have `wgmma`, and 227 KB of shared memory for a program.
 GENERATION = 9
-# Bytes of features that are asked for at the start: well inside the second-level cache.
+# Bytes of features and columns that are asked for at the start: well inside the second-level cache.
 FETCHED = 24 << 20
 
 
@@ -38,7 +39,7 @@ def forward(walk: Any, features: Tensor, weight: Tensor, bias: Tensor | None, ou
     if tile is None or not _suits(walk, features, weight):
         return False
     tiles = triton.cdiv(walk.rows, tile.rows)
-    fetched = (features.numel(), walk.edges) if features.nbytes <= FETCHED else (0, 0)
+    fetched = (features.numel(), walk.edges) if features.nbytes + 4 * walk.edges <= FETCHED else (0, 0)
     kernel = gluon_kernels.forward_kernel[(min(tiles, processors(out.device)),)](
         features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, tiles, *fetched,
         walk.scale[0], C=channels, P=width, **_kernel(walk), HAS_BIAS=bias is not None, num_warps=tile.warps,
@@ -65,7 +66,8 @@ def backward(
         each, walk.scale[0], Q=channels, P=width, **_kernel(walk), NEED_F=d_features is not None, NEED_W=need_weight,
         num_warps=tile.warps,
     )  # fmt: skip
-    _leave_cache(kernel, grad.device)
+    if need_weight:
+        _leave_cache(kernel, grad.device)
     return parts
 
 
@@ -105,4 +107,5 @@ def _carve(function: int, shared: int, device: torch.device) -> None:
     whole = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
     # 1 KB of each program's is the driver's. 9 is CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in per cent.
     share = min(-(-(shared + 1024) * 100 // whole), 100)
-    ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), 9, share)
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), 9, share)

@@ -186,7 +186,7 @@ def _keep(
     """Starts copies of M matrices (P, C), NEXT apart, to shared memory, channels in the order k. Neighbours in a column
     are DOWN numbers apart, in a row ALONG."""
     COPIES: gl.constexpr = _copies(P, C)
-    KEPT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=min(C * 4, 128), element_bitwidth=32, rank=2)
+    KEPT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
     k = gl.arange(0, C, layout=gl.SliceLayout(0, COPIES))
     channel = (k & -16) + (k % 4) * 4 + (k // 4) % 4
     at = THETA + gl.arange(0, P, layout=gl.SliceLayout(1, COPIES))[:, None] * DOWN + channel[None, :] * ALONG

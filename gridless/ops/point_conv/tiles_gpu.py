@@ -30,6 +30,10 @@ class Tile(NamedTuple):
         return strips | {"T": self.rows, "U": self.unroll, "AHEAD": self.ahead, "num_warps": self.warps}
 
 
+# What the Gluon kernels are written for.
+GLUON = Tile(128, 1, 8)
+
+
 def fused_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
@@ -70,7 +74,7 @@ def _small_tile(channels: int) -> Tile:
 
 
 def few_rows(rows: int, edges: int, tile: Tile, device: torch.device) -> bool:
-    """Whether the tiles fit at once, or, with long rows, nearly."""
+    """Whether the tiles fit at once; long rows count as few up to about four times as many."""
     return fit_at_once(rows, tile, device) or (edges >= 16 * rows and rows <= 256 * processors(device))
 
 
@@ -81,19 +85,20 @@ def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
 
 def gluon_tile(terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device) -> Tile | None:
     """The tile of the Gluon kernel where it exists, is faster, and has rows enough; else None."""
-    tile = Tile(128, 1, 8)
     suits = channels in (32, 64) and width in (16, 32, 64) and terms * channels <= 320
-    return tile if suits and edges <= 24 * rows and busy(rows, tile, device) >= 0.85 else None
+    return GLUON if suits and edges <= 24 * rows and busy(rows, GLUON, device) >= 0.85 else None
 
 
 def gluon_backward_tile(
     terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
     """As `gluon_tile`. Registers of a lane: sums of 32 channels, and its parts of both gradients."""
-    tile = Tile(128, 1, 8)
     registers = terms * 16 + terms * channels * width // 256 + channels // 2
-    suits = channels in (32, 64) and width in (32, 64) and registers <= 216
-    return tile if suits and not few_rows(rows, edges, tile, device) and busy(rows, tile, device) >= 0.75 else None
+    fits = registers <= 216 and terms * width <= 320 and terms * channels * width <= 16384
+    suits = channels in (32, 64) and width in (32, 64) and fits
+    # Small tiles are better, where there are any.
+    few = few_rows(rows, edges if channels == 32 else 0, GLUON, device)
+    return GLUON if suits and not few and busy(rows, GLUON, device) >= 0.75 else None
 
 
 def gather_tile(dtype: torch.dtype, block: int) -> Tile:
