@@ -49,7 +49,8 @@ def fused_tile(
         large = Tile(32, 1, 4, 4, strip=32) if sums <= 256 else Tile(32, 1, 4, 4, strip=16, ahead=True)
     small = _small_tile(channels)
     # Sixteen warps of 128 registers fit on a multiprocessor.
-    return small if few_rows(rows, edges, small._replace(beside=16 // small.warps), device) else large
+    few = few_rows(rows, edges if dtype == torch.float32 else 0, small._replace(beside=16 // small.warps), device)
+    return small if few else large
 
 
 def fused_backward_tile(
@@ -63,7 +64,7 @@ def fused_backward_tile(
     if shares > 10240:
         return Tile(64, 2, 8, 1, strip=32) if dtype == torch.float32 else Tile(32, 2, 4, 2, strip=64)
     large = Tile(32, 2, 4, 2, strip=32, ahead=True) if dtype == torch.float32 else Tile(16, 2, 4, 3, strip=64)
-    few = few_rows(rows, edges if dot_block(channels) == 32 else 0, large, device)
+    few = few_rows(rows, edges if dtype == torch.float32 and dot_block(channels) == 32 else 0, large, device)
     return _small_tile(width)._replace(beside=2) if few and dot_block(channels) < 64 else large
 
 
@@ -74,7 +75,8 @@ def _small_tile(channels: int) -> Tile:
 
 
 def few_rows(rows: int, edges: int, tile: Tile, device: torch.device) -> bool:
-    """Whether the tiles fit at once; long rows count as few up to about four times as many."""
+    """Whether the tiles fit at once; long rows are few up to about four times as many. `edges` may be 0 where that has
+    not been measured."""
     return fit_at_once(rows, tile, device) or (edges >= 16 * rows and rows <= 256 * processors(device))
 
 
