@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -58,9 +58,32 @@ def backend_for(device: torch.device) -> str:
 backend_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def implementation(package: str, device: torch.device) -> ModuleType:
+def implementation(package: str, device: torch.device) -> Any:
     """The module of `package` (its `__name__`) that serves `device`, imported on first use."""
-    return _load(package, backend_for(device))
+    name = backend_for(device)
+    module = _load(package, name)
+    if name == "gpu" and device.type == "cuda" and device.index != torch.cuda.current_device():
+        return _Elsewhere(module, device)
+    return module
+
+
+class _Elsewhere:
+    """A module whose functions run with `device` as the current one, which is where Triton launches kernels."""
+
+    def __init__(self, module: ModuleType, device: torch.device) -> None:
+        self._module, self._device = module, device
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        if not callable(found):
+            return found
+
+        @wraps(found)
+        def there(*given: Any, **named: Any) -> Any:
+            with torch.cuda.device(self._device):
+                return found(*given, **named)
+
+        return there
 
 
 @cache

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 from collections import namedtuple
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -397,6 +399,29 @@ def test_the_backend_is_restored_even_after_an_error():
     with pytest.raises(KeyError), gl.use_backend("reference"):
         raise KeyError
     assert backend_for(torch.device("cpu")) == "cpu"
+
+
+def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
+    """Triton launches on the current device, which need not be where the tensors are."""
+    from gridless import backends
+
+    current = [0]
+
+    @contextmanager
+    def device(there):
+        before, current[0] = current[0], there.index
+        yield
+        current[0] = before
+
+    module = SimpleNamespace(where=lambda *given, **named: (current[0], given, named), LIMIT=7)
+    monkeypatch.setattr(backends, "_load", lambda package, name: module)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    for index in (0, 1):
+        found = backends.implementation("gridless.geometry.ball", torch.device("cuda", index))
+        assert found.where(1, a=2) == (index, (1,), {"a": 2})
+        assert found.LIMIT == 7
+        assert current == [0]
 
 
 def test_threads_keep_the_order_of_jobs_and_pass_errors_on():
