@@ -6,8 +6,8 @@ from the walk over the edges into the product without a barrier, shared memory o
 row. Theta waits in shared memory in the matching order. Products are TF32; coordinates and features are float32, of 3
 dimensions.
 
-The rest is as in `triton_kernels`: rows and columns, FLIP. A walk has an edge of every row in its registers and the
-next on the way.
+The rest is as in `triton_kernels`, whose helpers for one edge serve here too: rows and columns, FLIP. A walk has an
+edge of every row in its registers and the next on the way.
 """
 
 # Kernels are Gluon, not Python: a type checker cannot follow them.
@@ -26,6 +26,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
+
+from gridless.ops.point_conv.triton_kernels import _falloff, _invert, _load_point, _value, _vector
 
 
 @gluon.constexpr_function
@@ -59,28 +61,6 @@ def _copies(rows, columns):
 
 
 @gluon.jit
-def _times(p, x, E: gl.constexpr):
-    for _ in gl.static_range(E):
-        p = p * x
-    return p
-
-
-@gluon.jit
-def _value(v, w, m: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr):
-    """w p_m(v)"""
-    if KIND == 0:
-        p = w
-        for d in gl.static_range(3):
-            p = _times(p, v[d], TABLE[m * 3 + d])
-    else:
-        apart = (v[0] - TABLE[m * 3]) * (v[0] - TABLE[m * 3])
-        for d in gl.static_range(1, 3):
-            apart += (v[d] - TABLE[m * 3 + d]) * (v[d] - TABLE[m * 3 + d])
-        p = w * gl.exp(apart * SHARP)
-    return p
-
-
-@gluon.jit
 def _fetch(X, count):
     """Asks for this program's share of X, `count` 4-byte numbers, to be brought into the second-level cache."""
     line = gl.arange(0, 256, layout=gl.BlockedLayout([1], [32], [8], [0]))
@@ -100,9 +80,7 @@ def _begin(ROW_X, SPLITS, COLS, tile, last, T: gl.constexpr, TILE: gl.constexpr)
     live = row < last
     first = gl.load(SPLITS + row, mask=live, other=0).to(gl.int32)
     end = gl.load(SPLITS + row + 1, mask=live, other=0).to(gl.int32)
-    x = ()
-    for d in gl.static_range(3):
-        x = x + (gl.load(ROW_X + row * 3 + d, mask=live, other=0.0),)
+    x = _load_point(ROW_X, row, live, 3)
     col = gl.load(COLS + first, mask=first < end, other=0)
     then = gl.load(COLS + first + 1, mask=first + 1 < end, other=0)
     every = tile * T + gl.arange(0, T, layout=_every_warp(T))
@@ -116,9 +94,7 @@ def _load_edge(
     F, COL_X, INVERSE, col, on, C: gl.constexpr, STRIDE: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr
 ):  # fmt: skip
     """Coordinates, C features and, if SHARED, 1 / W of a column of each row."""
-    near = ()
-    for d in gl.static_range(3):
-        near = near + (gl.load(COL_X + col * 3 + d, mask=on, other=0.0),)
+    near = _load_point(COL_X, col, on, 3)
     if SHARED:
         near = near + (gl.load(INVERSE + col, mask=on, other=0.0),)
     channel = gl.arange(0, C, layout=gl.SliceLayout(0, TILE))
@@ -131,18 +107,13 @@ def _add(
     FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
 ):  # fmt: skip
     """Adds an edge of every row to its sums and its W."""
-    v = ()
-    for d in gl.static_range(3):
-        apart = (near[d] - x[d]) if FLIP else (x[d] - near[d])
-        v = v + (gl.where(on, apart * scale, 0.0),)
-    w = gl.where(on, 1.0, 0.0)
-    if FALLOFF:
-        w = gl.where(on, gl.maximum(1.0 - gl.sqrt(v[0] * v[0] + v[1] * v[1] + v[2] * v[2]), 0.0), 0.0)
+    v = _vector(x, near, on, scale, FLIP, gl.float32, 3)
+    w = _falloff(v, on, FALLOFF, 3)
     if NORMALISE and FLIP:
         w = w * near[3]
     new = ()
     for m in gl.static_range(M):
-        new = new + (acc[m] + _value(v, w, m, KIND, TABLE, SHARP)[:, None] * f,)
+        new = new + (acc[m] + _value(v, w, m, KIND, TABLE, SHARP, 3)[:, None] * f,)
     return new, total + w
 
 
@@ -246,8 +217,7 @@ def forward_kernel(
         out = _product(acc, theta, gl.zeros([T, P], gl.float32, layout=MMA), M, T, C, LEFT)
         row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
         if NORMALISE:
-            inverse = gl.where(total > 0, 1.0 / gl.where(total > 0, total, 1.0), 0.0)
-            inverse = gl.convert_layout(inverse, gl.SliceLayout(1, MMA))
+            inverse = gl.convert_layout(_invert(total), gl.SliceLayout(1, MMA))
             gl.store(INVERSE + row, inverse, mask=row < last)
             out = out * inverse[:, None]
         column = gl.arange(0, P, layout=gl.SliceLayout(0, MMA))

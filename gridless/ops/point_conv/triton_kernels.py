@@ -69,13 +69,13 @@ def _vector(x, y, on, scale, FLIP: tl.constexpr, DTYPE: tl.constexpr, D: tl.cons
 
 @triton.jit
 def _falloff(v, on, FALLOFF: tl.constexpr, D: tl.constexpr):
-    one = tl.zeros_like(v[0]) + 1.0
     if FALLOFF:
         square = v[0] * v[0]
         for d in tl.static_range(1, D):
             square += v[d] * v[d]
-        one = tl.maximum(1.0 - tl.sqrt(square), 0.0)
-    return tl.where(on, one, 0.0)
+        return tl.where(on, tl.maximum(1.0 - tl.sqrt(square), 0.0), 0.0)
+    else:
+        return tl.where(on, 1.0, 0.0).to(v[0].dtype)
 
 
 @triton.jit
