@@ -60,7 +60,11 @@ backend_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def implementation(package: str, device: torch.device) -> Any:
     """The module of `package` (its `__name__`) that serves `device`, imported on first use."""
-    name = backend_for(device)
+    return module_of(package, backend_for(device), device)
+
+
+def module_of(package: str, name: str, device: torch.device) -> Any:
+    """The module of `package` that is backend `name`, for tensors on `device`."""
     module = _load(package, name)
     if name == "gpu" and device.type == "cuda" and device.index != torch.cuda.current_device():
         return _Elsewhere(module, device)

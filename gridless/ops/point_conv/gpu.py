@@ -66,18 +66,17 @@ def conv(
     if rows == 0 or width == 0:
         return out, inverse.zero_()
     walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, features.dtype)
-    with torch.cuda.device_of(features):
-        if transform_first:
-            _transform_first(walk, features, weight, bias, out)
-        elif (tile := fused_tile(features.dtype, *weight.shape, rows, walk.edges, out.device)) is not None:
-            _fused(walk, features, weight, bias, out, tile)
-        else:
-            flat = weight.view(terms * channels, width)
-            for first, last, sums in walk.chunks(features, out.nbytes):
-                if bias is None:
-                    torch.mm(sums, flat, out=out[first:last])
-                else:
-                    torch.addmm(bias, sums, flat, out=out[first:last])
+    if transform_first:
+        _transform_first(walk, features, weight, bias, out)
+    elif (tile := fused_tile(features.dtype, *weight.shape, rows, walk.edges, out.device)) is not None:
+        _fused(walk, features, weight, bias, out, tile)
+    else:
+        flat = weight.view(terms * channels, width)
+        for first, last, sums in walk.chunks(features, out.nbytes):
+            if bias is None:
+                torch.mm(sums, flat, out=out[first:last])
+            else:
+                torch.addmm(bias, sums, flat, out=out[first:last])
     return out, inverse
 
 
@@ -100,18 +99,17 @@ def conv_backward(
         zeros = torch.zeros_like(weight) if need_weight else None
         return None if d_features is None else d_features.zero_(), zeros
     walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, kernel, True, features.dtype)
-    with torch.cuda.device_of(features):
-        tile = fused_backward_tile(features.dtype, *weight.shape, walk.rows, walk.edges, grad.device)
-        if tile is not None:
-            return d_features, _fused_backward(walk, grad, features, weight, d_features, need_weight, tile)
-        across = weight.transpose(1, 2).reshape(terms * width, channels) if need_features else None
-        total = None
-        for first, last, sums in walk.chunks(grad, features.nbytes):
-            if d_features is not None and across is not None:
-                torch.mm(sums, across, out=d_features[first:last])
-            if need_weight:
-                part = _product(features[first:last].t(), sums)
-                total = part if total is None else total.add_(part)
+    tile = fused_backward_tile(features.dtype, *weight.shape, walk.rows, walk.edges, grad.device)
+    if tile is not None:
+        return d_features, _fused_backward(walk, grad, features, weight, d_features, need_weight, tile)
+    across = weight.transpose(1, 2).reshape(terms * width, channels) if need_features else None
+    total = None
+    for first, last, sums in walk.chunks(grad, features.nbytes):
+        if d_features is not None and across is not None:
+            torch.mm(sums, across, out=d_features[first:last])
+        if need_weight:
+            part = _product(features[first:last].t(), sums)
+            total = part if total is None else total.add_(part)
     if total is None:
         return d_features, None
     return d_features, total.view(channels, terms, width).transpose(0, 1).to(weight.dtype).contiguous()
@@ -136,19 +134,16 @@ def conv_coords_backward(
     along = torch.empty_like(inverse)
     d_source, d_target = torch.zeros_like(source_coords), torch.zeros_like(target_coords)
     if features.numel() and grad.numel():
-        with torch.cuda.device_of(features):
-            if need_target or kernel.normalise:
-                walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, features.dtype)
-                across = weight.permute(2, 0, 1).reshape(width, terms * channels)
-                walk.coords(grad, across, features, along, d_target)
-            if need_source:
-                assert back_splits is not None
-                assert back_source is not None
-                walk = _Walk(
-                    source_coords, target_coords, back_splits, back_source, inverse, kernel, True, features.dtype
-                )
-                along_weight = weight.transpose(0, 1).reshape(channels, terms * width)
-                walk.coords(features, along_weight, grad, along, d_source)
+        if need_target or kernel.normalise:
+            walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, features.dtype)
+            across = weight.permute(2, 0, 1).reshape(width, terms * channels)
+            walk.coords(grad, across, features, along, d_target)
+        if need_source:
+            assert back_splits is not None
+            assert back_source is not None
+            walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, kernel, True, features.dtype)
+            along_weight = weight.transpose(0, 1).reshape(channels, terms * width)
+            walk.coords(features, along_weight, grad, along, d_source)
     return d_source if need_source else None, d_target if need_target else None
 
 
@@ -161,13 +156,12 @@ def edge_sums(
     if rows == 0:
         return sums, inverse
     walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, target_coords.dtype)
-    with torch.cuda.device_of(sums):
-        for base, size in walk.groups():
-            sums_kernel[(triton.cdiv(rows, 32),)](
-                *walk.tensors, sums, rows, *walk.scale, D=kernel.dim, FALLOFF=kernel.falloff,
-                NORMALISE=kernel.normalise, DTYPE=walk.dtype, INDEX=walk.index(kernel.dim), TERMS=kernel.size,
-                BASE=base, **walk.terms(base, size), T=32, K=8,
-            )  # fmt: skip
+    for base, size in walk.groups():
+        sums_kernel[(triton.cdiv(rows, 32),)](
+            *walk.tensors, sums, rows, *walk.scale, D=kernel.dim, FALLOFF=kernel.falloff,
+            NORMALISE=kernel.normalise, DTYPE=walk.dtype, INDEX=walk.index(kernel.dim), TERMS=kernel.size,
+            BASE=base, **walk.terms(base, size), T=32, K=8,
+        )  # fmt: skip
     return sums, inverse
 
 
@@ -187,15 +181,14 @@ def edge_sums_backward(
 ) -> tuple[Tensor | None, Tensor | None]:
     along = (grad * sums).sum(1) if kernel.normalise else inverse
     d_source, d_target = torch.zeros_like(source_coords), torch.zeros_like(target_coords)
-    with torch.cuda.device_of(grad):
-        if need_target and grad.numel():
-            walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, grad.dtype)
-            walk.coords_featureless(grad, along.clone(), d_target)
-        if need_source and source_coords.numel():
-            assert back_splits is not None
-            assert back_source is not None
-            walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, kernel, True, grad.dtype)
-            walk.coords_featureless(grad, along, d_source)
+    if need_target and grad.numel():
+        walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, grad.dtype)
+        walk.coords_featureless(grad, along.clone(), d_target)
+    if need_source and source_coords.numel():
+        assert back_splits is not None
+        assert back_source is not None
+        walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, kernel, True, grad.dtype)
+        walk.coords_featureless(grad, along, d_source)
     return d_source if need_source else None, d_target if need_target else None
 
 

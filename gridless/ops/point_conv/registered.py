@@ -23,8 +23,8 @@ def numbers(kernel: EdgeKernel) -> Numbers:
     return kernel.kind, list(kernel.table), kernel.width, kernel.radius, kernel.falloff, kernel.normalise
 
 
-def _on(backend: str) -> Any:
-    return backends._load(__package__, backend)
+def _on(backend: str, where: Tensor) -> Any:
+    return backends.module_of("gridless.ops.point_conv", backend, where.device)
 
 
 def _kernel(coords: Tensor, kind: int, table: list[float], width: float, radius: float, *flags: bool) -> EdgeKernel:
@@ -53,7 +53,7 @@ def conv(
 ) -> tuple[Tensor, Tensor]:
     kernel = _kernel(source_coords, kind, table, width, radius, falloff, normalise)
     with torch.autocast(features.device.type, enabled=False):
-        return _on(backend).conv(
+        return _on(backend, features).conv(
             features, weight.contiguous(), bias, splits, source, source_coords, target_coords, kernel, transform_first
         )
 
@@ -87,7 +87,7 @@ def _conv_backward(
 ) -> tuple[Tensor, Tensor]:
     kernel = _kernel(source_coords, kind, table, width, radius, falloff, normalise)
     with torch.autocast(grad.device.type, enabled=False):
-        grads = _on(backend).conv_backward(
+        grads = _on(backend, grad).conv_backward(
             grad.contiguous(),
             features,
             weight.contiguous(),
@@ -133,7 +133,7 @@ def _conv_coords_backward(
 ) -> tuple[Tensor, Tensor]:
     kernel = _kernel(source_coords, kind, table, width, radius, falloff, normalise)
     with torch.autocast(grad.device.type, enabled=False):
-        grads = _on(backend).conv_coords_backward(
+        grads = _on(backend, grad).conv_coords_backward(
             grad.contiguous(),
             features,
             weight.contiguous(),
@@ -177,7 +177,7 @@ def edge_sums(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     kernel = _kernel(source_coords, kind, table, width, radius, falloff, normalise)
-    return _on(backend).edge_sums(splits, source, source_coords, target_coords, kernel)
+    return _on(backend, target_coords).edge_sums(splits, source, source_coords, target_coords, kernel)
 
 
 @edge_sums.register_fake
@@ -208,7 +208,7 @@ def _edge_sums_backward(
     backend: str,
 ) -> tuple[Tensor, Tensor]:
     kernel = _kernel(source_coords, kind, table, width, radius, falloff, normalise)
-    grads = _on(backend).edge_sums_backward(
+    grads = _on(backend, grad).edge_sums_backward(
         grad.contiguous(),
         sums,
         inverse,
