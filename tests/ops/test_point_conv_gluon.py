@@ -58,13 +58,23 @@ def gluon(monkeypatch):
         yield used
 
 
-def given(q, p, basis, sources=40, targets=20, dtype=torch.float32):
-    tensors, edges, basis = problem("cpu", dtype, sources, targets, basis.dim, q, p, basis)
+def both_ways(edges):
+    """The edges on the device, and their transpose with them, by the reference: the kernels under test are others."""
     with gl.use_backend("reference"):
         edges.transpose()
         edges = edges.to(DEVICE)
         edges.transpose()
-    return [t.to(DEVICE) for t in tensors], edges, basis
+    return edges
+
+
+def edges_of(counts, source, sources):
+    splits = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+    return both_ways(Edges(splits, source.int(), sources))
+
+
+def given(q, p, basis, sources=40, targets=20, dtype=torch.float32):
+    tensors, edges, basis = problem("cpu", dtype, sources, targets, basis.dim, q, p, basis)
+    return [t.to(DEVICE) for t in tensors], both_ways(edges), basis
 
 
 def assert_like_reference(tensors, edges, basis, falloff="linear", normalise=True, tolerance=TOLERANCE):
@@ -98,12 +108,7 @@ def check_duplicates_and_uneven_neighbourhoods(gluon, sources):
     x = torch.rand(sources, 3).round(decimals=1) * RADIUS
     y = torch.rand(19, 3) * RADIUS
     counts = torch.tensor([0, 1, 3, 0, 7, 40, 2, 0, 0, 5, 1, 1, 9, 0, 2, 4, 30, 1, 0])
-    splits = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
-    edges = Edges(splits, torch.randint(sources, (int(counts.sum()),)).int(), sources)
-    with gl.use_backend("reference"):
-        edges.transpose()
-        edges = edges.to(DEVICE)
-        edges.transpose()
+    edges = edges_of(counts, torch.randint(sources, (int(counts.sum()),)), sources)
     tensors = [torch.randn(sources, 32), torch.randn(4, 32, 32), torch.randn(32), x, y]
     assert_like_reference([t.to(DEVICE) for t in tensors], edges, Monomials(3, 1))
     assert gluon == [True, True]
@@ -149,11 +154,7 @@ def check_several_tiles_of_one_program(gluon, monkeypatch):
     counts[128:256] = 0
     source = torch.randint(256, (int(counts.sum()),))
     source[source >= 128] += 128
-    edges = Edges(torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)]), source.int(), 384)
-    with gl.use_backend("reference"):
-        edges.transpose()
-        edges = edges.to(DEVICE)
-        edges.transpose()
+    edges = edges_of(counts, source, 384)
     tensors = [torch.randn(384, 32), torch.randn(4, 32, 32), torch.rand(32)]
     tensors += [torch.rand(n, 3) * RADIUS for n in (384, 270)]
     assert_like_reference([t.to(DEVICE) for t in tensors], edges, Monomials(3, 1), tolerance=max(TOLERANCE, 3e-5))

@@ -31,7 +31,7 @@ class Tile(NamedTuple):
 
 
 # What the Gluon kernels are written for.
-GLUON = Tile(128, 1, 8)
+GLUON_TILE = Tile(128, 1, 8)
 
 
 def fused_tile(
@@ -88,7 +88,7 @@ def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
 def gluon_tile(terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device) -> Tile | None:
     """The tile of the Gluon kernel where it exists, is faster, and has rows enough; else None."""
     suits = channels in (32, 64) and width in (16, 32, 64) and terms * channels <= 320
-    return GLUON if suits and edges <= 24 * rows and busy(rows, GLUON, device) >= 0.85 else None
+    return GLUON_TILE if suits and edges <= 24 * rows and busy(rows, GLUON_TILE, device) >= 0.85 else None
 
 
 def gluon_backward_tile(
@@ -99,8 +99,8 @@ def gluon_backward_tile(
     fits = registers <= 216 and terms * width <= 320 and terms * channels * width <= 16384
     suits = channels in (32, 64) and width in (32, 64) and fits
     # Small tiles are better, where there are any.
-    few = few_rows(rows, edges if channels == 32 else 0, GLUON, device)
-    return GLUON if suits and not few and busy(rows, GLUON, device) >= 0.75 else None
+    few = few_rows(rows, edges if channels == 32 else 0, GLUON_TILE, device)
+    return GLUON_TILE if suits and not few and busy(rows, GLUON_TILE, device) >= 0.75 else None
 
 
 def gather_tile(dtype: torch.dtype, block: int) -> Tile:
