@@ -9,16 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-
-class FormatError(ValueError):
-    """A file that is not what it should be. Says which (`path`) and, where known, at which byte (`offset`)."""
-
-    def __init__(self, path: Path | str, message: str, offset: int | None = None) -> None:
-        super().__init__(f"{path}{'' if offset is None else f', byte {offset}'}: {message}")
-        self.path, self.offset, self.message = Path(path), offset, message
-
-    def __reduce__(self) -> tuple:
-        return FormatError, (self.path, self.message, self.offset)
+from gridless.data.errors import FormatError
 
 
 @dataclass(frozen=True)
