@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
@@ -18,9 +22,10 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     Whatever goes wrong, an exception, a full disk, an interrupt, leaves an existing file as it was and no other trace.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}{_MARK}{os.getpid()}")
+    # Two threads, processes or machines may write the same file at once: the last to finish wins.
+    unfinished = path.with_name(f"{path.name}{_MARK}{_machine()}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with unfinished.open("wb") as file:
+        with unfinished.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -43,12 +48,22 @@ def _sync_folder(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes of this machine left unfinished."""
+    """Remove what killed processes of this machine left unfinished; what another machine is writing stays."""
     for path in _unfinished(folder):
-        pid = path.name.rpartition(_MARK)[2]
-        if pid.isdigit() and not _alive(int(pid)):
+        machine, _, rest = path.name.rpartition(_MARK)[2].partition("-")
+        pid = rest.partition("-")[0]
+        if machine == _machine() and pid.isdigit() and not _alive(int(pid)):
             with suppress(OSError):
                 path.unlink()
+
+
+@cache
+def _machine() -> str:
+    """This machine since it was started, and what its process numbers count: those of another container are others."""
+    parts = [socket.gethostname()]
+    with suppress(OSError):
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+    return sha256(" ".join(parts).encode()).hexdigest()[:12]
 
 
 def _unfinished(folder: Path) -> Iterable[Path]:
