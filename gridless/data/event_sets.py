@@ -3,7 +3,8 @@
 Each is a map-style data set of (`Events`, class number). `split` is one of
 
 - `"train"` and `"test"`: the official parts; where there are none, the shipped lists (`gridless.data.splits`);
-- `"fit"` and `"validation"`: the training part divided nine to one, for choosing without looking at the test part.
+- `"fit"` and `"validation"`: the training part divided nine to one (N-Cars: four to one, by drives), for choosing
+  without looking at the test part.
 
 `transform` is applied in order; its event transforms draw from torch's generator, or, where `seed` is given, from one
 made of the seed, the epoch (`set_epoch`) and the number of the example. `partial=True` allows files to be missing.
@@ -11,9 +12,7 @@ made of the seed, the epoch (`set_epoch`) and the number of the example. `partia
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -129,12 +128,10 @@ class EventSet(torch.utils.data.Dataset):
         if self.split == "test":
             raise FileNotFoundError(f"{self.title}: the packs in {self.root} hold no test recordings")
         self.pack = read_packs(paths)
-        self._keep(np.arange(len(self.pack)), validation(self.pack))
+        self.rows = np.arange(len(self.pack))
+        if self.split != "train":
+            self.rows = np.flatnonzero(validation(self.pack) == (self.split == "validation"))
         self.labels = torch.from_numpy(self.pack.label[self.rows])
-
-    def _keep(self, rows: np.ndarray, validation: np.ndarray) -> None:
-        part = {"train": np.ones(len(rows), bool), "fit": ~validation, "validation": validation}[self.split]
-        self.rows = rows[part]
 
 
 class ListedSet(EventSet):
@@ -188,22 +185,28 @@ class NMNIST(EventSet):
 class NCars(EventSet):
     """N-Cars: 15,422 and 8,607 recordings of cars and of background, 100 ms each, 120 x 100. For research.
 
-    `n-cars_train/cars/obj_004396_td.dat` (also `train/cars/...`). `"validation"` is a tenth of each class of the
-    training part, chosen by a hash of the events themselves, so that it does not depend on names: making it reads all
-    recordings once. Also reads packs of training recordings, `ncars_train_*.npz.xz`.
+    `n-cars_train/cars/obj_004396_td.dat` (also `train/cars/...`). `"validation"` is one `fold` of five of the training
+    part, a contiguous range of file numbers of each class: recordings with neighbouring numbers are cut from the same
+    drive, and those of other drives are what a network must know. The test part comes before fold 0. Also reads packs
+    of training recordings, `ncars_train_*.npz.xz`; their file numbers are in `ncars_train_file_numbers.npz`.
     """
 
     title, sensor = "N-Cars", (120, 100)
     home = "https://www.prophesee.ai/2018/03/13/dataset-n-cars/"
     class_names = ("background", "cars")
     sizes: ClassVar[dict[str, int]] = {"train": 15_422, "test": 8_607}
-    # Recordings whose digest is below that of their class are for validation: 748 and 794 of the official ones.
-    cuts: ClassVar[tuple[int, int]] = (0x1A32F42462E7CD5F, 0x17ED64FA3A184CB5)
+    folds: ClassVar[int] = 5
+
+    def __init__(self, root: str | Path, split: str = "train", fold: int = 0, **options: Any) -> None:
+        if fold not in range(self.folds):
+            raise ValueError(f"N-Cars: the fold is 0 to {self.folds - 1}, not {fold!r}")
+        self.fold = fold
+        super().__init__(root, split, **options)
 
     def _find(self) -> None:
-        packs = self._packs("ncars_train_*.npz.xz")
+        packs = self._packs("ncars_train_[0-9]*.npz.xz")
         if packs:
-            return self._take_pack(packs, self._held_out)
+            return self._take_pack(packs, lambda pack: self._held_out(self._numbers(packs, pack), pack.label))
         part = "test" if self.split == "test" else "train"
         folder = self._part(part)
         found = [
@@ -213,13 +216,10 @@ class NCars(EventSet):
         ]
         self._take_files(found, self.sizes[part])
         if self.split in ("fit", "validation"):
-            keep = []
-            for path, label in zip(self.files, self.labels.tolist(), strict=True):
-                array = read_events(path, sensor=self.sensor, repair=self.repair).numpy()
-                value = digest(array["t"] - array["t"][:1], array["x"], array["y"], array["p"])
-                keep.append((value < self.cuts[label]) == (self.split == "validation"))
+            numbers = np.array([int(path.name.split("_")[1]) for path in self.files])
+            keep = self._held_out(numbers, self.labels.numpy()) == (self.split == "validation")
             self.files = [path for path, kept in zip(self.files, keep, strict=True) if kept]
-            self.labels = self.labels[torch.tensor(keep, dtype=torch.bool)]
+            self.labels = self.labels[torch.from_numpy(keep)]
         return None
 
     def _part(self, part: str) -> Path:
@@ -230,24 +230,24 @@ class NCars(EventSet):
                 continue
         return self._folder(f"n-cars_{part}/cars")
 
-    def _held_out(self, pack: Pack) -> np.ndarray:
-        return digests(pack) < np.array(self.cuts, np.uint64)[pack.label]
+    def _held_out(self, numbers: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Whether each recording is in the fold."""
+        out = np.empty(len(numbers), bool)
+        for label, name in enumerate(self.class_names):
+            out[labels == label] = splits.range_of("n_cars", name, numbers[labels == label]) == self.fold
+        return out
 
-
-def digest(t: np.ndarray, x: np.ndarray, y: np.ndarray, p: np.ndarray) -> int:
-    """64 bits that identify a recording by its events: times (from its first), pixels below 256, polarity."""
-    state = hashlib.blake2b(digest_size=8, person=b"gridless-split-0")
-    for values, dtype in ((t, "<i4"), (x, "u1"), (y, "u1"), (p, "u1")):
-        state.update(np.ascontiguousarray(values, dtype).data)
-    return int.from_bytes(state.digest(), "big")
-
-
-def digests(pack: Pack) -> np.ndarray:
-    ends = pack.offsets.tolist()
-    out = np.empty(len(pack), np.uint64)
-    for i, (a, b) in enumerate(pairwise(ends)):
-        out[i] = digest(pack.t[a:b] - pack.t[a : a + 1], pack.x[a:b], pack.y[a:b], pack.p[a:b])
-    return out
+    def _numbers(self, packs: list[Path], pack: Pack) -> np.ndarray:
+        """The number of the file that each recording of the packs was read from."""
+        path = packs[0].parent / "ncars_train_file_numbers.npz"
+        if not path.is_file():
+            raise FileNotFoundError(f"N-Cars: {path} is missing: it says which recordings are of the same drive")
+        names = [f"pack_{pack.name.split('.')[0].rpartition('_')[2]}" for pack in packs]
+        with np.load(path, allow_pickle=False) as arrays:
+            numbers = np.concatenate([arrays[name] for name in names if name in arrays] or [np.empty(0, np.int32)])
+        if len(numbers) != len(pack):
+            raise ValueError(f"N-Cars: {path} has {len(numbers)} file numbers for {len(pack)} recordings of {names}")
+        return numbers
 
 
 class MNISTDVS(ListedSet):

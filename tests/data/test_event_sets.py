@@ -13,7 +13,7 @@ import torch
 
 import gridless as gl
 from gridless.augment import events as ev
-from gridless.data import ASLDVS, CIFAR10DVS, MNISTDVS, NMNIST, NCaltech101, NCars, event_sets, splits
+from gridless.data import ASLDVS, CIFAR10DVS, MNISTDVS, NMNIST, NCaltech101, NCars, splits
 
 CIFAR = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 LISTS = {
@@ -151,25 +151,53 @@ def test_missing_recordings_are_counted_and_named(nmnist: Path, tmp_path: Path):
         NMNIST(nmnist, "everything")
 
 
-def test_ncars_holds_out_recordings_by_their_events(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(NCars, "cuts", (2**62, 2**63))
+def test_ncars_holds_out_contiguous_ranges_of_file_numbers(tmp_path: Path):
     recordings = [recording(n, sensor=(120, 100)) for n in range(60)]
     labels = [n % 2 for n in range(60)]
-    put_pack(tmp_path / "ncars_train_0.npz.xz", recordings[:30], labels[:30])
-    put_pack(tmp_path / "ncars_train_1.npz.xz", recordings[30:], labels[30:])
+    numbers = [(4211, 4396)[n % 2] + 250 * (n // 2) for n in range(60)]
+    put_pack(tmp_path / "ncars_train_0.npz.xz", recordings[:20], labels[:20])
+    put_pack(tmp_path / "ncars_train_3.npz.xz", recordings[20:], labels[20:])
+    with pytest.raises(FileNotFoundError, match=r"file_numbers.npz is missing"):
+        NCars(tmp_path, "fit")
+    np.savez(tmp_path / "ncars_train_file_numbers.npz", pack_0=numbers[:20], pack_3=numbers[20:])
     for n, events in enumerate(recordings):
-        put(tmp_path / "set" / "n-cars_train" / ("background", "cars")[n % 2] / f"obj_{7 * n:06d}_td.dat", events)
-    for split in ("train", "fit", "validation"):
-        packed, files = NCars(tmp_path, split), NCars(tmp_path / "set", split, partial=True)
-        names = sorted(int(f.name[4:10]) // 7 for f in files.files)
-        assert names == sorted(packed.rows.tolist())
-        assert len(packed) == len(files)
-        assert packed.labels.sum() == files.labels.sum()
-        assert 0 < len(packed) <= 60
+        put(tmp_path / "set" / "n-cars_train" / ("background", "cars")[n % 2] / f"obj_{numbers[n]:06d}_td.dat", events)
+    held = []
+    for fold in range(5):
+        for split in ("fit", "validation"):
+            packed, files = NCars(tmp_path, split, fold), NCars(tmp_path / "set", split, fold, partial=True)
+            assert sorted(int(f.name[4:10]) for f in files.files) == sorted(numbers[i] for i in packed.rows)
+            assert packed.labels.sum() == files.labels.sum()
+        for label in (0, 1):
+            mine = sorted(numbers[i] for i in packed.rows if labels[i] == label)
+            everything = sorted(number for number, other in zip(numbers, labels, strict=True) if other == label)
+            first = everything.index(mine[0])
+            assert mine == everything[first : first + len(mine)]
+        held += packed.rows.tolist()
+    assert sorted(held) == list(range(60))
+    assert len(NCars(tmp_path)) == 60
+    with pytest.raises(ValueError, match="the fold is 0 to 4, not 5"):
+        NCars(tmp_path, "fit", 5)
     with pytest.raises(FileNotFoundError, match="no test recordings"):
         NCars(tmp_path, "test")
     with pytest.raises(FileNotFoundError, match="60 of the 15422"):
         NCars(tmp_path / "set")
+    np.savez(tmp_path / "ncars_train_file_numbers.npz", pack_0=numbers[:20])
+    with pytest.raises(ValueError, match="20 file numbers for 60 recordings"):
+        NCars(tmp_path, "fit")
+
+
+def test_the_ranges_of_ncars_are_equal_and_meet():
+    for label, count in (("background", 7482), ("cars", 7940)):
+        first = splits.ranges("n_cars")[label]
+        assert first[-1] - first[0] == count
+        assert [n - first[0] for n in first] == [round(i * count / 5) for i in range(6)]
+        numbers = np.arange(first[0], first[-1])
+        found = splits.range_of("n_cars", label, numbers)
+        assert (np.diff(found) >= 0).all()
+        assert np.ptp(np.bincount(found, minlength=5)) <= 1
+        with pytest.raises(ValueError, match=rf"{label} has the numbers .* not {first[-1]}"):
+            splits.range_of("n_cars", label, np.array([first[-1]]))
 
 
 def test_listed_sets_read_their_archives(tmp_path: Path):
@@ -248,9 +276,11 @@ def test_real_packs_are_whole(shared_data: Path):
     assert data.labels[:5].tolist() == [5, 0, 4, 1, 9]
 
 
-def test_a_tenth_of_a_real_shard_of_ncars_is_held_out(shared_data: Path):
-    data = NCars(shared_data / "ncars_train_0.npz.xz")
-    held = event_sets.digests(data.pack) < np.array(NCars.cuts, np.uint64)[data.pack.label]
-    assert len(data) == 3085
-    for label in (0, 1):
-        assert 0.07 < held[data.pack.label == label].mean() < 0.13
+def test_a_fifth_of_a_real_shard_of_ncars_is_held_out_in_every_fold(shared_data: Path):
+    pack = shared_data / "ncars_train_0.npz.xz"
+    labels = NCars(pack).labels
+    assert len(labels) == 3085
+    for fold in (0, 4):
+        held = NCars(pack, "validation", fold).labels
+        for label in (0, 1):
+            assert 0.18 < (held == label).sum() / (labels == label).sum() < 0.22

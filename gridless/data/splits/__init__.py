@@ -1,4 +1,5 @@
-"""Fixed splits for the event data sets that have no official one: stratified, seeded, and shipped as text.
+"""Fixed splits, shipped as text: random ones, stratified and seeded, for data sets that have no official one, and
+ranges of numbers, for recordings whose neighbours are of the same scene.
 
 A list has one line per class: its name, the number of its first recording, and one letter for each recording in the
 order of their numbers: `t` test, `v` validation, `.` neither. They were made by this rule, which `make` repeats: the
@@ -6,6 +7,9 @@ recordings of a class are ordered by the SHA-256 of "SET/CLASS/NUMBER"; the firs
 next tenth of what remains the validation part.
 
 `split="train"` is everything that is not test, as in the paper; `"fit"` and `"validation"` divide it for choosing.
+
+A list of ranges (`n_cars`) has one line per class, too: its name, the first number of each range, and one past the last
+number. The ranges are equal to within one number. Each is a fold for cross-validation.
 """
 
 from __future__ import annotations
@@ -51,6 +55,23 @@ def members(name: str, split: str) -> list[tuple[str, int]]:
         for i, letter in enumerate(letters)
         if letter in wanted
     ]
+
+
+@cache
+def ranges(name: str) -> dict[str, tuple[int, ...]]:
+    """Of each class the first number of each range, then one past the last number."""
+    text = (Path(__file__).parent / f"{name}.txt").read_text("ascii")
+    rows = (line.split() for line in text.splitlines())
+    return {label: tuple(map(int, numbers)) for label, *numbers in rows}
+
+
+def range_of(name: str, label: str, numbers: np.ndarray) -> np.ndarray:
+    """The range (N), 0 to one less than there are, in which each number of a class lies."""
+    first = ranges(name)[label]
+    outside = (numbers < first[0]) | (numbers >= first[-1])
+    if outside.any():
+        raise ValueError(f"{name}: {label} has the numbers {first[0]} to {first[-1] - 1}, not {numbers[outside][0]}")
+    return np.searchsorted(first, numbers, side="right") - 1
 
 
 def check(split: str) -> str:
