@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import platform
 import secrets
-import socket
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
 _MARK = ".unfinished-"
+_A_DAY = 86_400
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[IO[bytes]]:
+def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
     """Write a file beside `path`, and put it in its place only when it is complete and on the disk.
 
     Whatever goes wrong, an exception, a full disk, an interrupt, leaves an existing file as it was and no other trace.
+    Threads, processes and machines may write the same path at once: the last one to finish wins.
     """
+    path = Path(os.path.realpath(path))  # a link stays a link
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Two threads, processes or machines may write the same file at once: the last to finish wins.
-    unfinished = path.with_name(f"{path.name}{_MARK}{_machine()}-{os.getpid()}-{secrets.token_hex(4)}")
+    # Names are 255 bytes long at most, and a character takes up to four.
+    unfinished = path.with_name(f"{path.name[:40]}{_MARK}{_machine()}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with unfinished.open("xb") as file:
             yield file
@@ -37,6 +41,13 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     _sync_folder(path.parent)
 
 
+def write_whole(path: str | Path, content: bytes) -> Path:
+    """A whole file from its content (see `whole_file`)."""
+    with whole_file(path) as file:
+        file.write(content)
+    return Path(path)
+
+
 def _sync_folder(folder: Path) -> None:
     """Make the new name last, too, where folders can be synchronised."""
     with suppress(OSError):
@@ -48,26 +59,23 @@ def _sync_folder(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes of this machine left unfinished; what another machine is writing stays."""
-    for path in _unfinished(folder):
+    """Remove what killed processes left unfinished: those of this machine at once, those of others after a day."""
+    for path in folder.glob(f"*{_MARK}*") if folder.is_dir() else ():
         machine, _, rest = path.name.rpartition(_MARK)[2].partition("-")
         pid = rest.partition("-")[0]
-        if machine == _machine() and pid.isdigit() and not _alive(int(pid)):
-            with suppress(OSError):
+        with suppress(OSError):
+            dead = machine == _machine() and pid.isdigit() and not _alive(int(pid))
+            if dead or time.time() - path.stat().st_mtime > _A_DAY:
                 path.unlink()
 
 
 @cache
 def _machine() -> str:
-    """This machine since it was started, and what its process numbers count: those of another container are others."""
-    parts = [socket.gethostname()]
+    """Where process ids mean the same: this boot of this machine, or this container of it."""
+    parts = [platform.node()]
     with suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
-    return sha256(" ".join(parts).encode()).hexdigest()[:12]
-
-
-def _unfinished(folder: Path) -> Iterable[Path]:
-    return folder.glob(f"*{_MARK}*") if folder.is_dir() else ()
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def _alive(pid: int) -> bool:
@@ -75,6 +83,6 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:
+    except (OSError, OverflowError):
         return True
     return True

@@ -40,7 +40,7 @@ class Picture:
         return page.html().replace("height: 340px", "height: 78vh")
 
     def save(self, path: str | Path) -> Path:
-        from gridless.pictures.page import write_whole
+        from gridless.data.files import write_whole
 
         path = Path(path)
         if path.suffix not in SUFFIXES:

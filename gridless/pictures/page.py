@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from gridless.data.files import write_whole
+
 
 class Page:
     """A page is a list of pieces of HTML; the methods add pieces, `save` writes the file in one go."""
@@ -59,19 +61,6 @@ class Page:
 
     def save(self, path: str | Path) -> Path:
         return write_whole(path, self.html().encode())
-
-
-def write_whole(path: str | Path, content: bytes) -> Path:
-    """Write a file so that it is either whole or not there."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_bytes(content)
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
-    return path
 
 
 def image(figure: Any, caption: str = "") -> str:

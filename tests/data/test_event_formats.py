@@ -314,3 +314,23 @@ def test_what_a_form_cannot_hold_is_not_written(tmp_path: Path, suffix, t, x, wo
     with pytest.raises(ValueError, match=words):
         gl.write_events(tmp_path / f"a{suffix}", events)
     assert not (tmp_path / f"a{suffix}").exists()
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".csv", ".es", ".dat", ".bin"])
+def test_padding_is_not_written(tmp_path: Path, suffix):
+    pixel, time = torch.tensor([[1, 2], [3, 4], [0, 0], [0, 0]], dtype=torch.int32), torch.tensor([10, 20, 0, 0])
+    polarity = torch.tensor([True, False, False, False])
+    events = gl.Events(pixel, time, polarity, torch.tensor([0, 2]), (34, 34), padding=2)
+    path = tmp_path / f"a{suffix}"
+    gl.write_events(path, events)
+    assert gl.read_events(path).numpy().tolist() == [(10, 1, 2, True), (20, 3, 4, False)]
+
+
+def test_an_event_stream_that_would_be_mostly_pauses_is_not_written(tmp_path: Path):
+    time = np.array([1_700_000_000_000_000, 1_700_000_000_000_001])
+    events = gl.Events.of({"x": time % 7, "y": time % 5, "t": time, "p": time % 2}, sensor=(34, 34))
+    with pytest.raises(ValueError, match=r"a byte for every 127 us.*repair='shift'"):
+        gl.write_events(tmp_path / "a.es", events)
+    assert not list(tmp_path.iterdir())
+    gl.write_events(tmp_path / "a.es", gl.Events.of(events, repair="shift"))
+    assert gl.read_events(tmp_path / "a.es").time.tolist() == [0, 1]

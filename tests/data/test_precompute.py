@@ -9,9 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -221,46 +219,6 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         gl.Precomputed(Interrupted(10, points=40), tmp_path, plan(), shard=4)
     assert sorted(p.name for p in tmp_path.glob("*/*")) == ["000-00000.shard", "about.json"]
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "x"
-    path.write_bytes(b"before")
-
-    def fail() -> None:
-        with files.whole_file(path) as file:
-            file.write(b"half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert path.read_bytes() == b"before"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_threads_may_write_one_file_at_once(tmp_path):
-    """All begin before any ends; each has a file of its own, and the last to finish is the one that stays."""
-    path, begun = tmp_path / "x", threading.Barrier(4)
-
-    def write(number: int) -> None:
-        with files.whole_file(path) as file:
-            begun.wait(60)
-            file.write(bytes([number]) * 1000)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(write, range(4)))
-    assert list(tmp_path.iterdir()) == [path]
-    assert len(path.read_bytes()) == 1000
-    assert len(set(path.read_bytes())) == 1
-
-
-def test_only_what_a_killed_process_of_this_machine_left_is_swept(tmp_path):
-    alive, dead, mine = os.getpid(), 999999999, files._machine()
-    kept = [f"x{files._MARK}{mine}-{alive}-0", f"x{files._MARK}otherhost-{dead}-0", f"x{files._MARK}odd", "x"]
-    for name in [*kept, f"x{files._MARK}{mine}-{dead}-0"]:
-        (tmp_path / name).touch()
-    files.sweep(tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(kept)
 
 
 def test_a_killed_run_leaves_only_whole_files(tmp_path):

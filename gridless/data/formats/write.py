@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from gridless.data.files import whole_file, write_whole
 from gridless.structures import Events
 
 PAUSE, LONGEST = 0xFF, 127
+MAX_PAUSES = 256 << 20
 
 
 def write_events(path: str | Path, events: Events) -> None:
@@ -16,6 +18,8 @@ def write_events(path: str | Path, events: Events) -> None:
 
     `.npz` (x, y, t, p, sensor), `.npy` (a structured array), `.csv` (t,x,y,p with a line of names and the geometry),
     `.es` (Event Stream 2.0), `.dat` (Prophesee, 32-bit times), `.bin` (N-MNIST's, 23-bit times, pixels below 256).
+    Padding is no event and is not written. What a form cannot hold is refused. Whatever goes wrong, an existing file
+    stays as it was.
     """
     path = Path(path)
     if path.suffix.lower() not in WRITERS:
@@ -23,13 +27,12 @@ def write_events(path: str | Path, events: Events) -> None:
     if events.num_examples != 1 or events.polarity is None:
         raise ValueError(f"{path}: one recording with polarity can be written, these are {events.num_examples}")
     events.check(str(path))
-    WRITERS[path.suffix.lower()](path, events.cpu())
+    WRITERS[path.suffix.lower()](path, events)
 
 
 def _fields(events: Events) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    x, y = events.pixel.numpy().T
-    assert events.polarity is not None
-    return x, y, events.time.numpy(), events.polarity.numpy()
+    array = events.numpy()
+    return array["x"], array["y"], array["t"], array["p"]
 
 
 def _refuse_over(path: Path, what: str, value: int, limit: int) -> None:
@@ -42,21 +45,22 @@ def _refuse_over(path: Path, what: str, value: int, limit: int) -> None:
 def _npz(path: Path, events: Events) -> None:
     x, y, t, p = _fields(events)
     # Through a file object: given a name, NumPy would add its own suffix.
-    with path.open("wb") as out:
+    with whole_file(path) as out:
         small = np.uint16 if max(events.sensor) <= 1 << 16 else np.int32
         np.savez(out, x=x.astype(small), y=y.astype(small), t=t, p=p, sensor=np.array(events.sensor, np.int32))
 
 
 def _npy(path: Path, events: Events) -> None:
-    with path.open("wb") as out:
+    with whole_file(path) as out:
         np.save(out, events.numpy(), allow_pickle=False)
 
 
 def _csv(path: Path, events: Events) -> None:
     x, y, t, p = _fields(events)
-    with path.open("w", newline="\n") as out:
-        out.write(f"%geometry:{events.sensor[0]},{events.sensor[1]}\nt,x,y,p\n")
-        out.writelines(f"{a},{b},{c},{int(d)}\n" for a, b, c, d in zip(t.tolist(), x.tolist(), y.tolist(), p.tolist()))
+    with whole_file(path) as out:
+        out.write(f"%geometry:{events.sensor[0]},{events.sensor[1]}\nt,x,y,p\n".encode())
+        rows = zip(t.tolist(), x.tolist(), y.tolist(), p.tolist())
+        out.writelines(f"{a},{b},{c},{int(d)}\n".encode() for a, b, c, d in rows)
 
 
 def _es(path: Path, events: Events) -> None:
@@ -64,13 +68,18 @@ def _es(path: Path, events: Events) -> None:
     x, y, t, p = _fields(events)
     gap = np.diff(t, prepend=0)
     pauses = gap // LONGEST
+    if pauses.sum() > MAX_PAUSES:
+        raise ValueError(
+            f"{path}: this form has a byte for every {LONGEST} us without events, from time 0 on: here "
+            f"{int(pauses.sum())} bytes. Let times begin at zero (repair='shift'), or write .npz instead"
+        )
     start = np.arange(len(t)) * 5 + np.cumsum(pauses)
     out = np.full(5 * len(t) + int(pauses.sum()), PAUSE, np.uint8)
     out[start] = (gap % LONGEST) << 1 | p
     for i, value in enumerate((x & 0xFF, x >> 8, y & 0xFF, y >> 8)):
         out[start + 1 + i] = value
     head = b"Event Stream" + bytes([2, 0, 0, 1]) + np.array(events.sensor, "<u2").tobytes()
-    path.write_bytes(head + out.tobytes())
+    write_whole(path, head + out.tobytes())
 
 
 def _dat(path: Path, events: Events) -> None:
@@ -80,7 +89,7 @@ def _dat(path: Path, events: Events) -> None:
     out = np.empty((len(t), 2), "<u4")
     out[:, 0], out[:, 1] = t, x | y << 14 | p.astype(np.int32) << 28
     head = f"% Data file containing CD events.\n% Version 2\n% Width {events.sensor[0]}\n% Height {events.sensor[1]}\n"
-    path.write_bytes(head.encode() + bytes([12, 8]) + out.tobytes())
+    write_whole(path, head.encode() + bytes([12, 8]) + out.tobytes())
 
 
 def _bin(path: Path, events: Events) -> None:
@@ -91,7 +100,7 @@ def _bin(path: Path, events: Events) -> None:
     out = np.empty((len(t), 5), np.uint8)
     for i, value in enumerate((x, y, p.astype(np.int64) << 7 | t >> 16, t >> 8 & 0xFF, t & 0xFF)):
         out[:, i] = value
-    path.write_bytes(out.tobytes())
+    write_whole(path, out.tobytes())
 
 
 WRITERS = {".npz": _npz, ".npy": _npy, ".csv": _csv, ".es": _es, ".dat": _dat, ".bin": _bin}
