@@ -23,7 +23,7 @@ from common import DATA, commit, modelnet, seconds
 from geometry import RADIUS, network
 
 import gridless as gl
-from gridless.geometry.transpose import transpose
+from gridless.structures.edges import transpose
 
 RANDOM_RADIUS = 0.0168
 LATTICE_RADIUS = 0.5

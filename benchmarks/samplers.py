@@ -11,7 +11,7 @@ from common import cpu_seconds, machine, modelnet
 from geometry import RADIUS, evenly
 
 import gridless as gl
-from gridless.geometry.transpose import transpose
+from gridless.structures.edges import transpose
 
 
 def measure(points: int = 100_000) -> dict[str, Any]:

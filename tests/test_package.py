@@ -82,6 +82,30 @@ def test_every_module_says_what_it_is_for():
     assert [name for name, tree in _trees().items() if not ast.get_docstring(tree)] == []
 
 
+def _imports(tree: ast.Module, modules: set[str]) -> set[str]:
+    """The modules that a module imports, at its top or inside its functions, except for type checkers."""
+    nodes = list(ast.walk(tree))
+    for node in tree.body:
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+            nodes = [n for n in nodes if n not in set(ast.walk(node))]
+    found = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are written in full"
+            within = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {full if full in modules else node.module or "" for full in within}
+    return found & modules
+
+
+def test_the_package_has_no_import_circles():
+    trees = _trees()
+    left = {name: _imports(tree, set(trees)) - {name} for name, tree in trees.items()}
+    # Modules that import none of those left are put aside; what remains imports itself, in the end.
+    while free := {name for name, imported in left.items() if not imported & set(left)}:
+        left = {name: imported for name, imported in left.items() if name not in free}
+    assert {name: sorted(imported & set(left)) for name, imported in left.items()} == {}
+
+
 def test_files_are_short():
     lengths = {str(file.relative_to(PACKAGE)): len(file.read_text().splitlines()) for file in MODULES}
     assert {name: length for name, length in lengths.items() if length > 400 and name not in LONG} == {}

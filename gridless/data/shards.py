@@ -21,7 +21,8 @@ from torch import Tensor
 
 from gridless.data.files import whole_file
 from gridless.data.formats.base import FormatError
-from gridless.structures import Cloud, Edges, Events, Geometry, Structure, _kinds
+from gridless.structures import Cloud, Edges, Events, Geometry, Structure
+from gridless.structures.base import kinds as _kinds
 
 MAGIC = b"gridless shard 1"
 _STRUCTURES: dict[str, type[Structure]] = {c.__name__: c for c in (Cloud, Edges, Events)}

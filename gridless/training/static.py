@@ -1,6 +1,6 @@
 """Geometry at fixed sizes and fixed addresses, so that one captured graph serves every batch.
 
-Capacities are a little above what was seen; the padding belongs to no example and no edge (`gridless.padding`).
+Capacities are a little above what was seen; the padding belongs to no example and no edge (`gridless.structures.pad`).
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def test_edges_say_what_they_are() -> None:
 
 
 def test_padding_has_no_edges(backend: str, device: torch.device) -> None:
-    from gridless.padding import pad
+    from gridless.structures import pad
 
     x = cloud([30, 11], 3, torch.float32, 0)
     edges, padded = gl.ball(x.to(device), x.to(device), 0.4), pad(x, "power_of_two").to(device)

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless.geometry.transpose import transpose
-from gridless.padding import pad
+from gridless.structures import pad
+from gridless.structures.edges import transpose
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 HERE = INTERPRET or torch.cuda.is_available()

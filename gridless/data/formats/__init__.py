@@ -13,7 +13,7 @@ from types import ModuleType
 
 from gridless.data.formats.base import File, FormatError
 from gridless.data.formats.write import write_events
-from gridless.events import Events, as_repairs, unchecked
+from gridless.structures.events import Events, as_repairs, unchecked
 
 __all__ = ["FormatError", "read_events", "write_events"]
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from gridless.data.formats.base import File, Recording
 from gridless.data.formats.npy import recording_of
-from gridless.events import ALIASES
+from gridless.structures.events import ALIASES
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
 MEMORY = 2 << 30

@@ -15,7 +15,7 @@ import numpy as np
 
 from gridless.data.formats.base import File, Recording
 from gridless.data.formats.npy import recording_of
-from gridless.events import ALIASES
+from gridless.structures.events import ALIASES
 
 CAMERAS = ((240, 180),)
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}

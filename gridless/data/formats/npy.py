@@ -12,7 +12,7 @@ import zipfile
 import numpy as np
 
 from gridless.data.formats.base import File, FormatError, Recording
-from gridless.events import ALIASES, _columns
+from gridless.structures.events import ALIASES, _columns
 
 NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
 # Deflate shrinks by 1032 at most.

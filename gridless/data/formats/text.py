@@ -13,7 +13,7 @@ import numpy as np
 
 from gridless.compiled import njit
 from gridless.data.formats.base import File, Recording, columns
-from gridless.events import ALIASES, as_polarity
+from gridless.structures.events import ALIASES, as_polarity
 
 ORDERS = ("txyp", "xypt")
 MAX_COLUMNS = 64

@@ -11,7 +11,8 @@ from torch import Tensor
 from gridless.backends import implementation
 from gridless.geometry.lif import check_events
 from gridless.geometry.taps import Kernel, check_stride, coarser, offsets
-from gridless.structures import Edges, Events, Structure, index, same, size
+from gridless.structures import Edges, Events, Structure
+from gridless.structures.base import index, same, size
 
 __all__ = ["Latest", "Link", "Runs", "by_pixel", "causal", "latest", "link"]
 

@@ -94,7 +94,7 @@ def test_to_numpy_and_back():
 
 
 def test_padding_is_neither_checked_nor_exported():
-    from gridless.padding import pad
+    from gridless.structures import pad
 
     padded = pad(gl.Events.of(array([5, 6, 7]), sensor=SENSOR), [16])
     assert len(padded) == 16

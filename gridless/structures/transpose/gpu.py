@@ -7,23 +7,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gridless.structures import Edges
-
 _ROWS = 32
 
 
-def transpose(edges: Edges) -> tuple[Tensor, Tensor]:
-    end = len(edges) - edges.padding
-    device = edges.device
-    source, order = torch.sort(edges.source[:end], stable=True)
-    splits = torch.searchsorted(source, torch.arange(edges.num_source + 1, dtype=torch.int32, device=device))
-    index = torch.zeros_like(edges.source)
+def transpose(splits: Tensor, source: Tensor, num_source: int, padding: int) -> tuple[Tensor, Tensor]:
+    end, rows = len(source) - padding, len(splits) - 1
+    ordered, order = torch.sort(source[:end], stable=True)
+    starts = torch.searchsorted(ordered, torch.arange(num_source + 1, dtype=torch.int32, device=source.device))
+    back = torch.zeros_like(source)
     if end:
-        target = torch.empty(end, dtype=torch.int32, device=device)
-        rows = edges.num_target
-        _targets[(triton.cdiv(rows, _ROWS),)](edges.splits, target, rows, ROWS=_ROWS, BLOCK=128, num_warps=1)
-        torch.index_select(target, 0, order, out=index[:end])
-    return splits, index
+        target = torch.empty(end, dtype=torch.int32, device=source.device)
+        _targets[(triton.cdiv(rows, _ROWS),)](splits, target, rows, ROWS=_ROWS, BLOCK=128, num_warps=1)
+        torch.index_select(target, 0, order, out=back[:end])
+    return starts, back
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 
-def rows(**kwargs: Any) -> Any:
+def per_row(**kwargs: Any) -> Any:
     """A tensor with one row per point, event or edge."""
     return field(metadata={"kind": "rows"}, **kwargs)
 
 
-def splits_field(of: str, **kwargs: Any) -> Any:
+def splits_of(of: str, **kwargs: Any) -> Any:
     """Cumulative counts: entry i to entry i + 1 of `of` belong to i."""
     return field(metadata={"kind": "splits", "of": of}, **kwargs)
 
@@ -38,7 +38,7 @@ def same(**kwargs: Any) -> Any:
 
 
 @cache
-def _kinds(cls: type) -> tuple[tuple[str, str, str | None], ...]:
+def kinds(cls: type) -> tuple[tuple[str, str, str | None], ...]:
     """(field name, kind, what it refers to) for each field of a structure."""
     return tuple(
         (f.name, f.metadata["kind"], f.metadata.get("of") or f.metadata.get("into")) for f in dataclasses.fields(cls)
@@ -64,12 +64,12 @@ class Structure:
         return getattr(self, self._length).shape[0]
 
     def _map(self, function: Any) -> Self:
-        changes = {n: function(v) for n, *_ in _kinds(type(self)) if isinstance(v := getattr(self, n), Tensor)}
+        changes = {n: function(v) for n, *_ in kinds(type(self)) if isinstance(v := getattr(self, n), Tensor)}
         return self._changed(**changes)
 
     def _changed(self, **changes: Any) -> Self:
         """The same structure with some fields replaced by values that are known to be right."""
-        new = self.made(**{n: getattr(self, n) for n, *_ in _kinds(type(self))} | changes)
+        new = self.made(**{n: getattr(self, n) for n, *_ in kinds(type(self))} | changes)
         return new.trusted() if self.is_checked else new
 
     @classmethod
@@ -120,7 +120,7 @@ class Structure:
 
     def __repr__(self) -> str:
         parts = []
-        for name, *_ in _kinds(type(self)):
+        for name, *_ in kinds(type(self)):
             value = getattr(self, name)
             if isinstance(value, Tensor):
                 parts.append(f"{name}={tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}")
@@ -156,10 +156,10 @@ class Ragged(Structure):
 
     def check_splits(self, what: str) -> None:
         """Refuse splits that do not describe the rows. Reads values: a synchronisation on the GPU."""
-        _check_splits(self.splits, len(self) - self.padding, what)
+        check_splits(self.splits, len(self) - self.padding, what)
 
 
-def _check_splits(splits: Tensor, end: int, what: str) -> None:
+def check_splits(splits: Tensor, end: int, what: str) -> None:
     host = splits.detach().cpu().numpy()
     if host[0] != 0:
         raise ValueError(f"{what}: splits must begin with 0, not {host[0]}")
@@ -171,7 +171,7 @@ def _check_splits(splits: Tensor, end: int, what: str) -> None:
         raise ValueError(f"{what}: splits end at {host[-1]}, but there are {end} rows")
 
 
-def _as_splits(splits: Any, device: torch.device, what: str) -> Tensor:
+def as_splits(splits: Any, device: torch.device, what: str) -> Tensor:
     splits = torch.as_tensor(splits)
     if splits.dtype not in (torch.int64, torch.int32) or splits.ndim != 1 or splits.shape[0] < 1:
         raise ValueError(

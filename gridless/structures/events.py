@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.structures import Ragged, _as_splits, index, rows, same, size, splits_field
+from gridless.structures.base import Ragged, as_splits, index, per_row, same, size, splits_of
 
 # What other libraries call the four fields.
 ALIASES = {
@@ -35,10 +35,10 @@ class Events(Ragged):
     `num_parent` events; their polarity is None.
     """
 
-    pixel: Tensor = rows()
-    time: Tensor = rows()
-    polarity: Tensor | None = rows()
-    splits: Tensor = splits_field("pixel")
+    pixel: Tensor = per_row()
+    time: Tensor = per_row()
+    polarity: Tensor | None = per_row()
+    splits: Tensor = splits_of("pixel")
     sensor: tuple[int, int] = same()
     cause: Tensor | None = index("num_parent", default=None)
     num_parent: int = size(default=0)
@@ -64,7 +64,7 @@ class Events(Ragged):
             object.__setattr__(self, name, value.contiguous())
         object.__setattr__(self, "pixel", pixel.contiguous())
         object.__setattr__(self, "sensor", _as_sensor(self.sensor))
-        object.__setattr__(self, "splits", _as_splits(self.splits, pixel.device, "Events"))
+        object.__setattr__(self, "splits", as_splits(self.splits, pixel.device, "Events"))
         if pixel.device.type == "cpu":
             self.check_splits("Events")
 
@@ -155,7 +155,7 @@ class Events(Ragged):
             return None
         pixel, time = self.pixel[:end].cpu(), self.time[:end].cpu()
         # Imported here: events are often made without being checked, and compiled code takes a moment to load.
-        from gridless.event_check import BACK, OUTSIDE, first_fault
+        from gridless.structures.kernels import BACK, OUTSIDE, first_fault
 
         kind, row = first_fault(pixel.numpy(), time.numpy(), self.splits.cpu().numpy(), *self.sensor)
         if not kind:

@@ -487,7 +487,7 @@ def test_compilations_of_kernels_outside_the_backends_are_announced():
 def test_kernels_are_kept_on_disk(tmp_path):
     code = """
     import gridless as gl, torch
-    from gridless.geometry.transpose.cpu import _count
+    from gridless.structures.transpose.cpu import _count
     edges = gl.Edges(torch.tensor([0, 2]), torch.tensor([1, 0]), 3)
     print(edges.transpose().splits.tolist(), sum(_count.stats.cache_hits.values()))
     """

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from gridless import backends
 from gridless.compiled import njit
-from gridless.structures import Edges
 
 # Edges that are worth a thread of their own.
 _SHARE = 1 << 17
@@ -42,17 +41,19 @@ def _place(splits, source, first, last, place, out):
             place[j] += 1
 
 
-def transpose(edges: Edges) -> tuple[Tensor, Tensor]:
-    splits, source = edges.splits.numpy(), edges.source.numpy()
-    end = len(source) - edges.padding
+def transpose(splits: Tensor, source: Tensor, num_source: int, padding: int) -> tuple[Tensor, Tensor]:
+    return _transposed(splits.numpy(), source.numpy(), num_source, len(source) - padding)
+
+
+def _transposed(splits: np.ndarray, source: np.ndarray, num_source: int, end: int) -> tuple[Tensor, Tensor]:
     parts = max(min(backends.num_threads(), end // _SHARE), 1)
     # Parts of about equally many edges: cuts between targets.
     cuts = np.searchsorted(splits, np.linspace(0, end, parts + 1).astype(np.int64)[1:-1])
-    cuts = np.concatenate([[0], cuts, [edges.num_target]])
-    place = np.zeros((parts, edges.num_source), np.int32)
+    cuts = np.concatenate([[0], cuts, [len(splits) - 1]])
+    place = np.zeros((parts, num_source), np.int32)
     ranges = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
     backends.in_threads(_count, [(source, splits[a], splits[b], place[p]) for p, (a, b) in enumerate(ranges)])
-    back = np.empty(edges.num_source + 1, np.int64)
+    back = np.empty(num_source + 1, np.int64)
     _starts(place, back)
     out = np.empty_like(source)
     out[end:] = 0

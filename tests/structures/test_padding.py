@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless.padding import bucket_size, pad
+from gridless.structures import bucket_size, pad
 
 
 def plan() -> gl.Plan:

@@ -1,4 +1,4 @@
-"""The search for the first bad event, in one pass; imported when events on the CPU are first checked."""
+"""Compiled loops on the CPU; a module of their own, because structures are often made where nothing is compiled."""
 
 from __future__ import annotations
 
@@ -7,6 +7,30 @@ import numpy as np
 from gridless.compiled import njit
 
 OUTSIDE, BACK, NEGATIVE = 1, 2, 3
+
+
+@njit(nogil=True, cache=True)
+def raise_pieces(x, lengths, by):
+    """Add by[p] to piece p of an array, for all pieces, which follow one another."""
+    first = 0
+    for p in range(len(lengths)):
+        last = first + lengths[p]
+        for i in range(first, last):
+            x[i] += by[p]
+        first = last
+
+
+@njit(nogil=True, cache=True)
+def drop_firsts(x, lengths):
+    """Move all pieces but the first one forward over their first elements; return how many elements are left."""
+    first = to = lengths[0]
+    for p in range(1, len(lengths)):
+        last = first + lengths[p]
+        for i in range(first + 1, last):
+            x[to] = x[i]
+            to += 1
+        first = last
+    return to
 
 
 @njit(nogil=True, cache=True)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clouds import scattered, ugly
 
 import gridless as gl
-from gridless.geometry.transpose import transpose
+from gridless.structures.edges import transpose
 
 
 def make(backend_device: torch.device) -> gl.Edges:
-    source, target = ugly(3), ugly(3, points=40)
+    # Examples with no points, with fewer than are searched, and with all points equal.
+    source = gl.Cloud.of([torch.rand(90, 3), torch.zeros(0, 3), torch.rand(3, 3), torch.full((12, 3), 0.25)])
+    target = gl.Cloud.of([torch.rand(40, 3), torch.rand(2, 3), torch.zeros(0, 3), torch.full((9, 3), 0.25)])
     return gl.nearest(source, target, 5).to(backend_device)
 
 
@@ -72,7 +73,7 @@ def test_the_method_is_cached_both_ways():
 
 
 def test_a_symmetric_search_is_its_own_transpose():
-    cloud = gl.Cloud.of(scattered(50, 3))
+    cloud = gl.Cloud.of(torch.rand(50, 3))
     near = gl.ball(cloud, cloud, 0.3)
     assert near.transpose() is near
     back = transpose(near)

@@ -1,0 +1,26 @@
+"""The values that flow through gridless: ragged, frozen, and made of plain tensors.
+
+A batch of B examples is the concatenation of their rows, with `splits` (B + 1) marking where each begins.
+Every field says what it is (rows, splits, an index into something, a size), so that moving, collating and
+padding are written once for all structures.
+"""
+
+from gridless.structures.base import Ragged, Structure
+from gridless.structures.batch import bucket_size, collate, pad
+from gridless.structures.cloud import Cloud
+from gridless.structures.edges import MAX_EDGES, Edges
+from gridless.structures.events import Events
+from gridless.structures.geometry import Geometry
+
+__all__ = [
+    "MAX_EDGES",
+    "Cloud",
+    "Edges",
+    "Events",
+    "Geometry",
+    "Ragged",
+    "Structure",
+    "bucket_size",
+    "collate",
+    "pad",
+]

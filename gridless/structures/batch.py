@@ -1,0 +1,153 @@
+"""One algebra of batches for all structures, on the kinds of their fields: merge (`collate`) and pad.
+
+Padding is of the batch: few shapes for compiled and captured graphs, the same results. Padding rows come after the last
+example and belong to none; padding targets have no edge; padding edges belong to no target. Whatever walks splits never
+meets them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad as pad_tensor
+
+from gridless.structures.base import Structure, kinds
+from gridless.structures.edges import MAX_EDGES, Edges
+from gridless.structures.geometry import Geometry
+
+Buckets = str | Sequence[int]
+
+
+def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) -> Any:
+    """One ragged batch from a list of examples: the `collate_fn` of a DataLoader.
+
+    Structures and geometries become block-diagonal; tuples and dicts are collated part by part; numbers, arrays and
+    tensors are stacked. With `bucket` ("power_of_two", or a list of allowed sizes) every structure is padded to the
+    next bucket, so that compiled and captured graphs meet few shapes; the padding belongs to no example and no edge.
+    """
+    if not examples:
+        raise ValueError("collate: an empty list of examples")
+    first = examples[0]
+    if isinstance(first, Geometry):
+        return Geometry({n: collate([e[n] for e in examples], bucket) for n in first})
+    if isinstance(first, Structure):
+        merged = _merge(examples)
+        return merged if bucket is None else pad(merged, bucket)
+    if isinstance(first, tuple | list):
+        parts = [collate(list(part), bucket) for part in zip(*examples, strict=True)]
+        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
+    if isinstance(first, Mapping):
+        return {k: collate([e[k] for e in examples], bucket) for k in first}
+    return torch.utils.data.default_collate(list(examples))
+
+
+def _merge(parts: Sequence[Structure]) -> Structure:
+    """Concatenate structures; indices and splits are shifted by what came before them."""
+    cls = type(parts[0])
+    others = set(map(type, parts)) - {cls}
+    if others:
+        names = ", ".join(sorted(other.__name__ for other in others))
+        raise TypeError(f"collate: {cls.__name__} and {names} cannot share a batch")
+    fields = kinds(cls)
+    # Batches of hundreds: one pass over each example, and as little Python for each of its fields as there can be.
+    names = [name for name, *_ in fields]
+    columns: dict[str, tuple] = dict(zip(names, zip(*map(attrgetter(*names), parts), strict=True), strict=True))
+    devices = {t.device for t in columns[cls._length]}
+    if len(devices) > 1:
+        raise ValueError(f"collate: {cls.__name__}s are on different devices: {', '.join(map(str, devices))}")
+    values: dict[str, Any] = {}
+    for name, kind, refers in fields:
+        column = columns[name]
+        if kind == "same":
+            if column.count(column[0]) != len(column):
+                raise ValueError(f"collate: {cls.__name__}s with different {name} cannot share a batch")
+            if name == "padding" and column[0]:
+                raise ValueError("collate: padded batches cannot be collated again")
+            values[name] = column[0]
+        elif kind == "size":
+            values[name] = sum(column)
+        elif any(v is None for v in column):
+            if any(v is not None for v in column):
+                raise ValueError(f"collate: some {cls.__name__}s have {name} and some have none")
+            values[name] = None
+        elif kind == "rows":
+            values[name] = torch.cat(column)
+        elif kind == "splits":
+            values[name] = _joined(column, [t.shape[0] for t in columns[refers or ""]])
+        else:
+            values[name] = _shifted(column, columns[refers or ""], holes=kind == "index")
+    if issubclass(cls, Edges) and (len(values["source"]) > MAX_EDGES or values["num_source"] > MAX_EDGES):
+        raise ValueError(f"collate: {len(values['source'])} edges are more than {MAX_EDGES}: take smaller batches")
+    batch = cls.made(**values)
+    return batch.trusted() if all(p.is_checked for p in parts) else batch
+
+
+def _shifted(parts: tuple[Tensor, ...] | list[Tensor], sizes: Sequence[int], holes: bool = False) -> Tensor:
+    """One tensor of all parts, each raised by the sizes of those before it, except where a hole points at nothing."""
+    merged = torch.cat(parts)
+    nothing = merged < 0 if holes else None
+    lengths = torch.tensor([p.numel() for p in parts])
+    before = torch.tensor([*accumulate(sizes[:-1], initial=0)], dtype=merged.dtype)
+    if merged.device.type == "cpu":
+        from gridless.structures.kernels import raise_pieces
+
+        raise_pieces(merged.view(-1).numpy(), lengths.numpy(), before.numpy())
+    else:
+        there = before.to(merged.device), lengths.to(merged.device)
+        merged += torch.repeat_interleave(*there, output_size=merged.numel()).view_as(merged)
+    return merged if nothing is None else merged.masked_fill_(nothing, -1)
+
+
+def _joined(parts: tuple[Tensor, ...], sizes: Sequence[int]) -> Tensor:
+    """The splits of all parts as one: each raised by the sizes of those before it; only the first keeps its 0."""
+    if parts[0].device.type != "cpu":
+        return _shifted([parts[0], *(p[1:] for p in parts[1:])], sizes)
+    from gridless.structures.kernels import drop_firsts
+
+    # Hundreds of slices take longer than leaving their first elements out afterwards.
+    merged = _shifted(parts, sizes)
+    return merged[: drop_firsts(merged.numpy(), np.array([p.shape[0] for p in parts]))]
+
+
+def bucket_size(length: int, bucket: Buckets) -> int:
+    """The smallest bucket that holds `length` rows."""
+    if isinstance(bucket, str):
+        if bucket != "power_of_two":
+            raise ValueError(f"bucket must be 'power_of_two' or a list of sizes, not {bucket!r}")
+        return 1 << max(length - 1, 0).bit_length()
+    sizes = sorted(bucket)
+    if not sizes or not all(isinstance(s, int) and s > 0 for s in sizes):
+        raise ValueError(f"bucket must be 'power_of_two' or a list of positive sizes, not {bucket!r}")
+    at = bisect_left(sizes, length)
+    if at == len(sizes):
+        raise ValueError(f"no bucket holds {length} rows: the largest is {sizes[-1]}")
+    return sizes[at]
+
+
+def pad(value: Any, bucket: Buckets) -> Any:
+    """The structure with every tensor grown to its bucket; example counts stay as they are."""
+    changes: dict[str, Any] = {}
+    # The splits of edges have a row per target, and so grow; those of clouds and events have one per example.
+    for name, kind, _ in kinds(type(value)):
+        field = getattr(value, name)
+        if kind == "size":
+            used = any(into == name and getattr(value, user) is not None for user, _, into in kinds(type(value)))
+            changes[name] = bucket_size(field, bucket) if used else field
+        elif isinstance(field, Tensor) and kind in ("rows", "index", "full index"):
+            changes[name] = _grow(field, bucket_size(len(field), bucket))
+        elif isinstance(value, Edges) and kind == "splits":
+            rows = bucket_size(len(field) - 1, bucket) + 1
+            changes[name] = torch.cat([field, field[-1:].expand(rows - len(field))])
+    more = bucket_size(len(value), bucket) - len(value)
+    return value._changed(padding=value.padding + more, **changes)
+
+
+def _grow(tensor: Tensor, rows: int) -> Tensor:
+    return pad_tensor(tensor, [0, 0] * (tensor.ndim - 1) + [0, rows - len(tensor)])

@@ -1,0 +1,159 @@
+"""Edges: which sources each target sees."""
+
+# ruff: noqa: RUF009 (the field makers are called once per class, as dataclasses.field is)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gridless import backends
+from gridless.structures.base import Structure, as_splits, check_splits, index, same, size, splits_of
+
+MAX_EDGES = 2**31 - 1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Edges(Structure):
+    """Neighbourhoods in CSR form: the sources of target i are source[splits[i]:splits[i + 1]], ascending.
+
+    splits (S' + 1) int64, source (E) int32, num_source = S. `limit` is set when the search was told to keep only so
+    many neighbours. `symmetric` marks a neighbourhood that is its own transpose (a ball of a cloud with itself).
+    """
+
+    splits: Tensor = splits_of("source")
+    source: Tensor = index("num_source", holes=False)
+    num_source: int = size()
+    limit: int | None = same(default=None)
+    symmetric: bool = same(default=False)
+    padding: int = same(default=0)
+
+    _length: ClassVar[str] = "source"
+
+    def __post_init__(self) -> None:
+        source = self.source
+        if not isinstance(source, Tensor) or source.ndim != 1 or source.dtype not in (torch.int32, torch.int64):
+            raise TypeError("Edges: source must be a 1-D int32 or int64 tensor of row numbers")
+        if len(source) > MAX_EDGES or self.num_source > MAX_EDGES:
+            raise ValueError(f"Edges: {len(source)} edges are more than {MAX_EDGES}: search smaller batches")
+        object.__setattr__(self, "source", source.to(torch.int32).contiguous())
+        object.__setattr__(self, "splits", as_splits(self.splits, source.device, "Edges"))
+        if source.device.type == "cpu":
+            self.check("Edges")
+
+    @property
+    def num_target(self) -> int:
+        return self.splits.shape[0] - 1
+
+    @property
+    def target(self) -> Tensor:
+        """The target of each edge (E) int32, cached; padding edges have num_target."""
+
+        def make() -> Tensor:
+            at = torch.arange(len(self), device=self.device)
+            return torch.searchsorted(self.splits[1:].contiguous(), at, right=True, out_int32=True)
+
+        return self.cached("target", make)
+
+    @property
+    def counts(self) -> Tensor:
+        """Neighbours of each target (S')."""
+        return self.splits.diff()
+
+    def check(self, what: str = "edges") -> None:
+        """Refuse splits or sources out of range. Reads values, once: a synchronisation on the GPU."""
+        self.cached("checked", lambda: self._check(what))
+
+    def _check(self, what: str) -> bool:
+        check_splits(self.splits, len(self) - self.padding, what)
+        if len(self):
+            low, high = (int(v) for v in self.source.aminmax())
+            if low < 0 or high >= self.num_source:
+                raise ValueError(f"{what}: sources run from {low} to {high}, but num_source is {self.num_source}")
+        return True
+
+    def transpose(self) -> Edges:
+        """The same edges seen from the sources, those of each source by ascending target; cached both ways."""
+        if self.symmetric:
+            return self
+
+        def make() -> Edges:
+            back = transpose(self)
+            back.cached("transpose", lambda: self)
+            return back
+
+        return self.cached("transpose", make)
+
+    # Exchange with other libraries. PyG writes an edge (source, target); so do we.
+
+    def to_edge_index(self) -> Tensor:
+        """PyG's edge_index (2, E) int64: sources above, targets below."""
+        return torch.stack([self.source.long(), self.target.long()])[:, : len(self) - self.padding]
+
+    @classmethod
+    def from_edge_index(cls, edge_index: Tensor, num_source: int, num_target: int) -> Edges:
+        """From PyG's edge_index, in any order; repeated edges are kept."""
+        if edge_index.ndim != 2 or edge_index.shape[0] != 2:
+            raise ValueError(f"edge_index must be (2, E), not {tuple(edge_index.shape)}")
+        source, target = edge_index.long()
+        if len(target) and not (int(target.min()) >= 0 and int(target.max()) < num_target):
+            raise ValueError(f"edge_index: targets run from {target.min()} to {target.max()} of {num_target}")
+        order = torch.argsort(target * num_source + source, stable=True)
+        counts = torch.bincount(target, minlength=num_target)
+        splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        edges = cls(splits, source[order].int(), num_source)
+        edges.check("edge_index")
+        return edges
+
+    def to_scipy(self, values: Any = None) -> Any:
+        """A SciPy CSR matrix (num_target, num_source), of ones unless values (E) are given."""
+        from scipy.sparse import csr_array
+
+        end = len(self) - self.padding
+        values = np.ones(end, np.float32) if values is None else np.asarray(values)
+        return csr_array(
+            (values, self.source[:end].cpu().numpy(), self.splits.cpu().numpy()), (self.num_target, self.num_source)
+        )
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> Edges:
+        """The sparsity pattern of a SciPy sparse matrix whose rows are targets."""
+        csr = matrix.tocsr().sorted_indices()
+        return cls(torch.from_numpy(csr.indptr.astype(np.int64)), torch.from_numpy(csr.indices), csr.shape[1])
+
+    def to_torch_csr(self, values: Tensor | None = None) -> Tensor:
+        """A torch.sparse_csr tensor (num_target, num_source), of ones unless values (E) are given."""
+        end = len(self) - self.padding
+        values = torch.ones(end, device=self.device) if values is None else values
+        return torch.sparse_csr_tensor(
+            self.splits, self.source[:end].long(), values, (self.num_target, self.num_source), check_invariants=False
+        )
+
+    @classmethod
+    def from_torch_csr(cls, matrix: Tensor) -> Edges:
+        """The sparsity pattern of a torch.sparse_csr tensor whose rows are targets."""
+        splits, source = matrix.crow_indices().long(), matrix.col_indices()
+        row = torch.repeat_interleave(splits.diff())
+        order = torch.argsort(row * matrix.shape[1] + source, stable=True)
+        return cls(splits, source[order].int(), matrix.shape[1])
+
+
+def transpose(edges: Edges) -> Edges:
+    """`Edges.transpose` without its memory: the same edges with source and target exchanged."""
+    if not isinstance(edges, Edges):
+        raise TypeError(f"transpose: expected Edges, not {type(edges).__name__}")
+    module = backends.implementation("gridless.structures.transpose", edges.device)
+    splits, target = module.transpose(edges.splits, edges.source, edges.num_source, edges.padding)
+    # `limit` is of the targets, and does not hold for the other side.
+    back = Edges.made(
+        splits=splits,
+        source=target,
+        num_source=edges.num_target,
+        symmetric=edges.symmetric,
+        padding=edges.padding,
+    )
+    return back.trusted() if edges.is_checked else back

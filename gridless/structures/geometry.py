@@ -1,0 +1,45 @@
+"""Geometry: what a plan computed, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from gridless.structures.base import Structure
+
+
+class Geometry(Mapping[str, Structure]):
+    """What a plan computed, by name: `geometry["X1"]` is a cloud, `geometry["N01"]` its edges."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise KeyError(
+                f"this geometry has no {name!r}, only {', '.join(self._values)}: was it made by another plan?"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        lines = "\n".join(f"  {name}: {value!r}" for name, value in self._values.items())
+        return f"Geometry(\n{lines}\n)"
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self._values.values())).device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Geometry:
+        return Geometry({n: v.to(device, non_blocking=non_blocking) for n, v in self._values.items()})
+
+    def pin_memory(self) -> Geometry:
+        return Geometry({n: v.pin_memory() for n, v in self._values.items()})
