@@ -2,8 +2,9 @@
 
     data = gl.Precomputed(ModelNet40(root, transform=authors_recipe()), "cache/", model.plan, repeats=8)
 
-The files lie in a folder of their own below the given one, named after what decided them: the plan, the augmentation,
-the data and the seed. Another plan or augmentation is another folder; nothing outdated is ever read.
+The files lie in a folder of their own below the given one, named by a key: the plan, the settings of the augmentation,
+the data set's kind and length, the seed and the version. What the key does not cover, such as another label, another
+point, or another line in a function that the data set calls, is found by comparing the examples: see `check`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 import errno
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,10 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from gridless.data.files import sweep, whole_file
 from gridless.data.formats.base import FormatError
 from gridless.data.seeds import seed_of
-from gridless.data.shards import Shard, flatten, write
+from gridless.data.shards import MAGIC, Shard, flatten, write
 from gridless.plan import Plan
 from gridless.progress import bar
 
-_ABOUT = "about.json"
 # Files a process keeps open: each costs it a file descriptor.
 _OPEN = 256
 # A file, its repeat, and the examples in it.
@@ -44,9 +44,21 @@ class Precomputed(Dataset):
 
     What is missing is made when the object is (by `num_workers` processes), in files of `shard` examples that appear
     only when they are whole: a run that is interrupted, killed or out of disk space loses at most the files it was
-    making, and the next one goes on from there. A file that is truncated or foreign is refused by name.
+    making, and the next one goes on from there. A file that is truncated, damaged or foreign is refused by name.
 
-    `version` distinguishes what the key cannot see, such as a change in a function that the transform calls.
+    Args:
+        dataset: gives (example, label), or an example alone. What identifies its contents, if it has an attribute
+            `fingerprint` that says so, becomes part of the key.
+        folder: where the folder of this key is, or will be.
+        plan: what is run on each example; None where the data set's transform ends with one.
+        repeats: how many augmentations of each example are kept.
+        seed: of the augmentations.
+        shard: examples in a file.
+        num_workers: processes that make what is missing; 0 makes it here.
+        version: any words that become part of the key; change them to begin anew.
+        check: draw every example once more (without running the plan), in its first augmentation, and refuse a folder
+            that was made from others: another label, or a number that differs by more than rounding. Without it the
+            key alone decides, and `verify` is the way to ask later.
     """
 
     def __init__(
@@ -59,6 +71,7 @@ class Precomputed(Dataset):
         shard: int = 256,
         num_workers: int = 0,
         version: str = "",
+        check: bool = True,
     ) -> None:
         if repeats < 1 or shard < 1:
             raise ValueError(f"Precomputed: repeats and shard must be at least 1, not {repeats} and {shard}")
@@ -70,7 +83,7 @@ class Precomputed(Dataset):
         self.folder = Path(folder) / self.key
         self.epoch = 0
         self._shards: dict[Path, Shard] = {}
-        self._make(num_workers)
+        self._make(num_workers, check)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -90,10 +103,12 @@ class Precomputed(Dataset):
         self.epoch = epoch
 
     def verify(self) -> None:
-        """Open every file; a truncated or foreign one raises, by name."""
-        for path, _, members in self._files():
-            if (count := len(Shard(path, self.key))) != len(members):
-                raise FormatError(path, f"holds {count} examples, not {len(members)}: remove it")
+        """Open every file and compare every example with what the data set gives now.
+
+        A file that is truncated, damaged, foreign or made from another example raises, by name.
+        """
+        self._open(self._files())
+        self._compare(self._files())
 
     def _path(self, repeat: int, number: int) -> Path:
         return self.folder / f"{repeat:03d}-{number:05d}.shard"
@@ -103,12 +118,16 @@ class Precomputed(Dataset):
             for number, start in enumerate(range(0, len(self), self.shard)):
                 yield self._path(repeat, number), repeat, range(start, min(start + self.shard, len(self)))
 
-    def _make(self, num_workers: int) -> None:
-        missing = [entry for entry in self._files() if not entry[0].exists()]
-        work = _Work(self.dataset, self.plan, self.seed, self.key, missing)
-        self._compare(work.probe())
+    def _make(self, num_workers: int, check: bool) -> None:
+        files = list(self._files())
+        missing = [entry for entry in files if not entry[0].exists()]
+        if check:
+            self._compare(entry for entry in files if entry not in missing)
         if missing:
+            with whole_file(self.folder / "about.json") as file:
+                file.write(json.dumps(self.about, indent=2).encode())
             sweep(self.folder)
+            work = _Work(self.dataset, self.plan, self.seed, self.key, missing)
             # A generator of its own: the loader draws a seed for its workers, and torch's must stay as it is.
             generator = torch.Generator()
             loader = DataLoader(
@@ -121,23 +140,28 @@ class Precomputed(Dataset):
                     if full:
                         self._refuse_full_disk(full)
                     advance(size)
-        self.verify()
+        self._open(files)
 
-    def _compare(self, probe: list[float]) -> None:
-        """Refuse a folder whose key fits but whose examples were others: what changed is not part of the key."""
-        about = self.folder / _ABOUT
-        try:
-            known = json.loads(about.read_bytes())["probe"]
-        except (OSError, ValueError, KeyError, TypeError):
-            with whole_file(about) as file:
-                file.write(json.dumps({**self.about, "probe": probe}, indent=2).encode())
-            return
-        # Not to the last bit: another machine may round a sine differently.
-        if len(known) != len(probe) or any(abs(a - b) > 1e-4 * max(1, abs(a)) for a, b in zip(known, probe)):
-            raise ValueError(
-                f"Precomputed: {self.folder} was made from other examples than those of {type(self.dataset).__name__}: "
-                "something changed that its settings do not show; pass version='...', or remove the folder"
-            )
+    def _open(self, files: Iterable[_File]) -> None:
+        for path, _, members in files:
+            if (count := len(Shard(path, self.key))) != len(members):
+                raise FormatError(path, f"holds {count} examples, not {len(members)}: remove it")
+
+    def _compare(self, files: Iterable[_File]) -> None:
+        """Refuse files whose examples are not those of the data set; the first augmentation that is kept is asked."""
+        first: dict[range, tuple[Path, int]] = {}
+        for path, repeat, members in files:
+            first.setdefault(members, (path, repeat))
+        work = _Work(self.dataset, self.plan, self.seed, self.key, ())
+        with bar("compare", sum(map(len, first))) as advance:
+            for members, (path, repeat) in first.items():
+                for i, known in zip(members, Shard(path, self.key).origin):
+                    if not _alike(known, _trace(work.raw(repeat, i))):
+                        raise ValueError(
+                            f"Precomputed: {path} was made from another example {i} than the one that "
+                            f"{type(self.dataset).__name__} gives now: remove {self.folder}, or pass version='...'"
+                        )
+                advance(len(members))
 
     def _refuse_full_disk(self, number: int) -> None:
         total = sum(1 for _ in self._files())
@@ -163,29 +187,22 @@ class _Work(Dataset):
 
     def __getitem__(self, n: int) -> int:
         path, repeat, members = self.files[n]
-        examples = [self._example(repeat, i) for i in members]
+        raw = [self.raw(repeat, i) for i in members]
         try:
-            write(path, self.key, examples)
+            write(path, self.key, [self._planned(example) for example in raw], [_trace(example) for example in raw])
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             return error.errno
         return 0
 
-    def probe(self) -> list[float]:
-        """Sums over the tensors of three examples, before the plan."""
-        places = sorted({0, len(self.dataset) // 2, len(self.dataset) - 1})
-        leaves = [leaf for i in places for leaf in flatten(self._raw(0, i))[1].values()]
-        tensors = [leaf.double() for leaf in leaves if isinstance(leaf, Tensor)]
-        return [float(x) for t in tensors for x in (t.numel(), t.sum(), t.abs().sum())]
-
-    def _example(self, repeat: int, i: int) -> Any:
-        example = self._raw(repeat, i)
+    def _planned(self, example: Any) -> Any:
         if self.plan is None:
             return example
         return (self.plan(example[0]), *example[1:]) if isinstance(example, tuple) else self.plan(example)
 
-    def _raw(self, repeat: int, i: int) -> Any:
+    def raw(self, repeat: int, i: int) -> Any:
+        """Example i as it is before the plan."""
         before = getattr(self.dataset, "epoch", 0)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(repeat)
@@ -202,6 +219,38 @@ def _unchanged(example: Any) -> Any:
     return example
 
 
+def _trace(example: Any) -> tuple[str, list[float]]:
+    """What tells an example from others: a digest of what is compared to the bit, and two sums of each real tensor."""
+    shape, leaves = flatten(example)
+    exact, sums = hashlib.sha256(json.dumps(shape).encode()), []
+    for leaf in leaves.values():
+        if not isinstance(leaf, Tensor):
+            exact.update(repr(leaf).encode())
+            continue
+        leaf = leaf.detach().cpu().contiguous()
+        if leaf.is_floating_point():
+            x = leaf.double().flatten()
+            exact.update(x.isfinite().numpy().tobytes())
+            x = x.nan_to_num(0, 0, 0)
+            place = torch.arange(1, len(x) + 1, dtype=torch.float64) * 0.6180339887498949 % 1
+            sums += [float(x.sum()), float((x * place).sum()), float(x.abs().sum())]
+        else:
+            exact.update(leaf.numpy().tobytes())
+        exact.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+    return exact.hexdigest()[:16], sums
+
+
+def _alike(known: Any, now: tuple[str, list[float]]) -> bool:
+    """Whether two traces are of the same example. Sums up to rounding: another machine may round a sine differently."""
+    try:
+        if known[0] != now[0] or len(known[1]) != len(now[1]):
+            return False
+        off = [abs(a - b) for a, b in zip(known[1], now[1])]
+        return all(max(off[i : i + 3]) <= 2e-7 * now[1][i + 2] for i in range(0, len(off), 3))
+    except (LookupError, TypeError):
+        return False
+
+
 def describe(dataset: Any, plan: Plan | None, seed: int, shard: int, version: str) -> dict[str, Any]:
     """What decides the contents of the files, in words."""
     return {
@@ -210,6 +259,7 @@ def describe(dataset: Any, plan: Plan | None, seed: int, shard: int, version: st
         "seed": seed,
         "shard": shard,
         "version": version,
+        "files": MAGIC.decode(),
     }
 
 

@@ -1,6 +1,6 @@
 """Files of examples: ragged arrays of many examples, read back one example at a time from memory-mapped pages.
 
-    magic (16 bytes) · length of the header (8 bytes) · header (JSON) · arrays, each at a multiple of 64 bytes
+    magic (16 bytes) · digest of the header (16) · its length (8) · header (JSON) · arrays, each at a multiple of 64
 
 An example is flattened to named tensors and plain values (`flatten`); a tensor of all examples of a file is one array,
 with the rows of example i between two entries of an array of offsets. Nothing in a file is ever executed.
@@ -8,10 +8,13 @@ with the rows of example i between two entries of an array of offsets. Nothing i
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import mmap
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,12 @@ from gridless.data.formats.base import FormatError
 from gridless.structures import Cloud, Edges, Events, Geometry, Structure
 from gridless.structures.base import kinds as _kinds
 
-MAGIC = b"gridless shard 1"
+MAGIC = b"gridless shard 2"
+_BEGIN = len(MAGIC) + 16 + 8
 _STRUCTURES: dict[str, type[Structure]] = {c.__name__: c for c in (Cloud, Edges, Events)}
 _ALIGN = 64
+_DTYPES = ("|b1", "|u1", "|i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8")
+_AGAIN = "remove it, and it will be made again"
 
 Flat = dict[str, Any]
 
@@ -66,8 +72,8 @@ def restore(shape: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
     return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()})
 
 
-def write(path: Path, key: str, examples: Sequence[Any]) -> None:
-    """A whole file of examples, or no file."""
+def write(path: Path, key: str, examples: Sequence[Any], origin: Sequence[Any]) -> None:
+    """A whole file of examples, or no file; `origin` is, for each, what JSON can hold of what it was made from."""
     flat = [flatten(e) for e in examples]
     shape = flat[0][0]
     for number, (other, _) in enumerate(flat):
@@ -81,15 +87,18 @@ def write(path: Path, key: str, examples: Sequence[Any]) -> None:
             arrays |= _ragged(path, name, column)
         else:
             plain[name] = column
-    header, at = {"key": key, "count": len(flat), "shape": shape, "plain": plain, "arrays": {}}, 0
+    header, at = {"key": key, "count": len(flat), "shape": shape, "origin": list(origin), "plain": plain}, 0
+    header["arrays"] = {}
     for name, array in arrays.items():
+        if array.dtype.str not in _DTYPES:
+            raise TypeError(f"{path}: {name!r} is {array.dtype}, which cannot be stored: convert it")
         header["arrays"][name] = [array.dtype.str, list(array.shape), at]
         at += -(-array.nbytes // _ALIGN) * _ALIGN
     header["bytes"] = at
     text = json.dumps(header).encode()
-    text += b" " * (-(len(MAGIC) + 8 + len(text)) % _ALIGN)
+    text += b" " * (-(_BEGIN + len(text)) % _ALIGN)
     with whole_file(path) as file:
-        file.write(MAGIC + struct.pack("<Q", len(text)) + text)
+        file.write(MAGIC + _digest(text) + struct.pack("<Q", len(text)) + text)
         for array in arrays.values():
             file.write(array.data)
             file.write(bytes(-array.nbytes % _ALIGN))
@@ -111,41 +120,73 @@ class Shard:
     """An open file of examples."""
 
     def __init__(self, path: Path, key: str) -> None:
-        """Refuses, by name, a file that is none of ours, is not whole, or was made for another key."""
+        """Refuses, by name, a file that is none of ours, is not whole, is damaged, or was made for another key."""
         self.path = path
+        size = path.stat().st_size
         with path.open("rb") as file:
-            size = path.stat().st_size
-            begin = file.read(len(MAGIC) + 8)
+            begin = file.read(_BEGIN)
             if not begin.startswith(MAGIC):
                 raise FormatError(path, "not a file of gridless examples: remove it, or choose another folder")
-            text = file.read(struct.unpack("<Q", begin[len(MAGIC) :])[0]) if len(begin) == len(MAGIC) + 8 else b""
-            try:
-                self.header = json.loads(text)
-                self.start = len(begin) + len(text)
-                whole = self.start + self.header["bytes"]
-            except (ValueError, KeyError, TypeError):
-                raise FormatError(path, "truncated inside its header: remove it, and it will be made again") from None
+            length = struct.unpack("<Q", begin[-8:])[0] if len(begin) == _BEGIN else size
+            text = file.read(length) if length <= size - _BEGIN else b""
+            if not text:
+                raise FormatError(path, f"truncated inside its header: {_AGAIN}")
+            if begin[len(MAGIC) : -8] != _digest(text):
+                raise FormatError(path, f"its header is damaged: {_AGAIN}")
+            self.start = _BEGIN + length
+            with _refusing(path, "its header makes no sense"):
+                header = json.loads(text)
+                self.key, self.count, self.shape = str(header["key"]), int(header["count"]), header["shape"]
+                self.origin = _column(header["origin"], self.count)
+                self.plain = {name: _column(values, self.count) for name, values in header["plain"].items()}
+                whole = self.start + int(header["bytes"])
             if size != whole:
-                raise FormatError(path, f"truncated: {size} of {whole} bytes: remove it, and it will be made again")
-            if self.header["key"] != key:
-                raise FormatError(path, f"made for {self.header['key']}, not for {key}: remove it")
+                raise FormatError(path, f"truncated: {size} of {whole} bytes: {_AGAIN}")
+            if self.key != key:
+                raise FormatError(path, f"made for {self.key}, not for {key}: remove it")
             self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.arrays = {name: self._array(*how) for name, how in self.header["arrays"].items()}
+        with _refusing(path, "its header makes no sense"):
+            arrays = {name: self._array(*how) for name, how in header["arrays"].items()}
+            self.columns = {name: (a, arrays[f"{name}@"]) for name, a in arrays.items() if not name.endswith("@")}
 
     def _array(self, dtype: str, shape: list[int], at: int) -> np.ndarray:
-        return np.ndarray(shape, np.dtype(dtype), self.bytes, self.start + at)
+        # Only plain numbers, and only inside the file: NumPy would follow anything else.
+        if dtype not in _DTYPES or not all(isinstance(n, int) and n >= 0 for n in (at, *shape)):
+            raise ValueError(f"no array of {dtype}, {shape} at {at}")
+        kind = np.dtype(dtype)
+        if self.start + at + math.prod(shape) * kind.itemsize > len(self.bytes):
+            raise ValueError(f"an array of {dtype}, {shape} at {at} ends behind the file")
+        return np.ndarray(shape, kind, self.bytes, self.start + at)
 
     def __len__(self) -> int:
-        return self.header["count"]
+        return self.count
 
     def __getitem__(self, i: int) -> Any:
-        leaves: Flat = {name: column[i] for name, column in self.header["plain"].items()}
-        for name, array in self.arrays.items():
-            if name.endswith("@"):
-                continue
-            starts = self.arrays[f"{name}@"]
-            if len(starts):
-                leaves[name] = torch.from_numpy(array[starts[i] : starts[i + 1]].copy())
-            else:
-                leaves[name] = torch.from_numpy(array[i : i + 1].copy())[0]
-        return restore(self.header["shape"], leaves)
+        leaves: Flat = {name: column[i] for name, column in self.plain.items()}
+        with _refusing(self.path, f"example {i} is damaged"):
+            for name, (array, starts) in self.columns.items():
+                a, b = (int(starts[i]), int(starts[i + 1])) if len(starts) else (i, i + 1)
+                if not 0 <= a <= b <= len(array):
+                    raise ValueError(f"rows {a} to {b} of {len(array)}")
+                rows = torch.from_numpy(array[a:b].copy())
+                leaves[name] = rows if len(starts) else rows[0]
+            return restore(self.shape, leaves)
+
+
+def _column(values: Any, count: int) -> list[Any]:
+    if not isinstance(values, list) or len(values) != count:
+        raise ValueError(f"a column is not a list of {count} values")
+    return values
+
+
+def _digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).digest()[:16]
+
+
+@contextmanager
+def _refusing(path: Path, what: str) -> Iterator[None]:
+    """Whatever a damaged file leads to becomes the one error that names it."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
+        raise FormatError(path, f"{what} ({error}): {_AGAIN}") from None

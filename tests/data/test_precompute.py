@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -134,12 +135,48 @@ def test_plan_augmentation_data_seed_and_version_are_the_key(tmp_path):
     assert about["transform"][1] == "Drop(most=0.5)"
 
 
-def test_changes_that_the_settings_do_not_show_are_noticed(tmp_path):
-    gl.Precomputed(Shapes(10, points=40), tmp_path, plan())
-    for changed in (Shapes(10, points=40, seed=1), Shapes(10, points=39)):
-        with pytest.raises(ValueError, match="other examples"):
-            gl.Precomputed(changed, tmp_path, plan())
-        gl.Precomputed(changed, tmp_path, plan(), version=f"{changed.coords.sum()}")
+def changed(change: str) -> Shapes:
+    """Ten shapes, with a change that the key does not show; none is in the first, the middle or the last."""
+    data = Shapes(10, points=39 if change == "fewer points" else 40, seed=int(change == "another seed"))
+    if change == "a label":
+        data.labels[3] += 1
+    elif change == "a coordinate":
+        data.coords[3, 7, 1] += 1e-3
+    elif change == "two points":
+        data.coords[3, [7, 8]] = data.coords[3, [8, 7]]
+    return data
+
+
+@pytest.mark.parametrize("change", ["another seed", "fewer points", "a label", "a coordinate", "two points"])
+def test_examples_that_changed_are_noticed(tmp_path, change):
+    made = gl.Precomputed(changed(""), tmp_path, plan(), shard=4)
+    gl.Precomputed(changed(""), tmp_path, plan(), shard=4).verify()
+    words = r"000-00000.shard was made from another example [0-3] than the one that Shapes gives now: remove .*version="
+    with pytest.raises(ValueError, match=words):
+        gl.Precomputed(changed(change), tmp_path, plan(), shard=4)
+    trusting = gl.Precomputed(changed(change), tmp_path, plan(), shard=4, check=False)
+    assert trusting.key == made.key
+    with pytest.raises(ValueError, match=words):
+        trusting.verify()
+    other = gl.Precomputed(changed(change), tmp_path, plan(), shard=4, version="2")
+    assert not torch.equal(other[3][0]["X0"].coords, made[3][0]["X0"].coords) or other[3][1] != made[3][1]
+
+
+def test_what_is_compared_is_what_was_kept_first(tmp_path):
+    made = gl.Precomputed(shapes(), tmp_path, plan(), repeats=3, shard=4)
+    (made.folder / "000-00000.shard").unlink()
+    data = shapes()
+    data.labels[3] += 1
+    with pytest.raises(ValueError, match=r"001-00000.shard was made from another example 3"):
+        gl.Precomputed(data, tmp_path, plan(), repeats=3, shard=4)
+    assert not (made.folder / "000-00000.shard").exists()
+
+
+def test_rounding_is_no_change(tmp_path):
+    data = shapes(gl.augment.First(30))
+    gl.Precomputed(data, tmp_path, plan())
+    data.coords *= 1 + 1e-7
+    gl.Precomputed(data, tmp_path, plan())
 
 
 def test_subsets_are_told_apart(tmp_path):
@@ -188,16 +225,82 @@ def test_a_foreign_file_is_refused_by_name(tmp_path):
         gl.Precomputed(shapes(), tmp_path, plan(), shard=10)
 
 
+def header_of(file: bytes) -> dict:
+    length = int.from_bytes(file[32:40], "little")
+    return json.loads(file[40 : 40 + length])
+
+
+def with_header(file: bytes, header: dict) -> bytes:
+    """The file with another header, whose digest fits, as one who means harm would write it."""
+    length, text = int.from_bytes(file[32:40], "little"), json.dumps(header).encode()
+    begin = shards.MAGIC + shards._digest(text) + len(text).to_bytes(8, "little")
+    return begin + text + file[40 + length :]
+
+
+def test_a_flipped_bit_in_a_header_is_refused_by_name(tmp_path):
+    data = gl.Precomputed(shapes(), tmp_path, plan())
+    path = data.folder / "000-00000.shard"
+    whole = path.read_bytes()
+    length = 40 + int.from_bytes(whole[32:40], "little")
+    for place in range(0, 8 * length, 8 * length // 150):
+        flipped = bytearray(whole)
+        flipped[place // 8] ^= 1 << place % 8
+        path.write_bytes(flipped)
+        with pytest.raises(FormatError, match="000-00000"):
+            shards.Shard(path, data.key)
+
+
+@pytest.mark.parametrize("harm", [
+    ["|O", [10], 0], ["<U9", [10], 0], ["V8", [10], 0], ["<f4,|O", [10], 0], ["<i4", [10**12], 0], ["<i4", [-1], 0],
+    ["<i4", [2**40, 2**40], 0], ["<i4", [10], 2**62], ["<i4", [10], -64], ["<i4", "ten", 0], ["<i4", [10]], None, 7,
+])  # fmt: skip
+def test_a_header_that_means_harm_is_refused_by_name(tmp_path, harm):
+    data = gl.Precomputed(shapes(), tmp_path, plan())
+    path = data.folder / "000-00000.shard"
+    header = header_of(path.read_bytes())
+    header["arrays"]["0/X0/coords"] = harm
+    path.write_bytes(with_header(path.read_bytes(), header))
+    with pytest.raises(FormatError, match="000-00000"):
+        shards.Shard(path, data.key)
+
+
+def test_nothing_but_the_documented_error_comes_of_a_damaged_header(tmp_path):
+    """Any value of the header replaced by any other: refused when opened, or when the example is read, or harmless."""
+    data = gl.Precomputed(shapes(), tmp_path, plan())
+    path = data.folder / "000-00000.shard"
+    whole = path.read_bytes()
+    choose = random.Random(0)
+    values = [None, True, -1, 0, 1, 3, 2**63, 10**400, 0.5, float("nan"), "", "leaf", "|O", [], {}, [[]], {"tuple": []}]
+    refused = 0
+    for _ in range(300):
+        header = header_of(whole)
+        at, key = header, "key"
+        while True:
+            key = choose.choice(list(at) if isinstance(at, dict) else range(len(at)))
+            if not isinstance(at[key], dict | list) or not at[key] or choose.random() < 0.3:
+                break
+            at = at[key]
+        at[key] = choose.choice(values)
+        path.write_bytes(with_header(whole, header))
+        try:
+            shard = shards.Shard(path, data.key)
+            for i in range(min(len(shard), 10)):
+                shard[i]
+        except FormatError as error:
+            refused += "000-00000" in str(error)
+    assert refused > 150
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, num_workers):
     whole = gl.Precomputed(shapes(), tmp_path / "whole", plan(), shard=4)
 
-    def full_at_last(path: Path, key: str, examples: list) -> None:
+    def full_at_last(path: Path, key: str, examples: list, origin: list) -> None:
         if path.name == "000-00002.shard":
             with files.whole_file(path) as file:
                 file.write(b"the first bytes")
                 raise OSError(errno.ENOSPC, "No space left on device")
-        shards.write(path, key, examples)
+        shards.write(path, key, examples, origin)
 
     with monkeypatch.context() as patch:
         patch.setattr("gridless.data.precompute.write", full_at_last)
