@@ -206,7 +206,7 @@ class NCars(EventSet):
     def _find(self) -> None:
         packs = self._packs("ncars_train_[0-9]*.npz.xz")
         if packs:
-            return self._take_pack(packs, lambda pack: self._held_out(self._numbers(packs, pack), pack.label))
+            return self._take_pack(packs, lambda pack: self._folds(self._numbers(packs), pack.label) == self.fold)
         part = "test" if self.split == "test" else "train"
         folder = self._part(part)
         found = [
@@ -216,11 +216,18 @@ class NCars(EventSet):
         ]
         self._take_files(found, self.sizes[part])
         if self.split in ("fit", "validation"):
-            numbers = np.array([int(path.name.split("_")[1]) for path in self.files])
-            keep = self._held_out(numbers, self.labels.numpy()) == (self.split == "validation")
+            keep = (self.fold_of_each() == self.fold) == (self.split == "validation")
             self.files = [path for path, kept in zip(self.files, keep, strict=True) if kept]
             self.labels = self.labels[torch.from_numpy(keep)]
         return None
+
+    def fold_of_each(self) -> np.ndarray:
+        """The fold (N) of each recording of the training part."""
+        if self.pack is None:
+            numbers = np.array([int(path.name.split("_")[1]) for path in self.files])
+        else:
+            numbers = self._numbers(self._packs("ncars_train_[0-9]*.npz.xz"))[self.rows]
+        return self._folds(numbers, self.labels.numpy())
 
     def _part(self, part: str) -> Path:
         for child in (f"n-cars_{part}/cars", f"n-cars_{part}/{part}/cars", f"{part}/cars"):
@@ -230,24 +237,23 @@ class NCars(EventSet):
                 continue
         return self._folder(f"n-cars_{part}/cars")
 
-    def _held_out(self, numbers: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Whether each recording is in the fold."""
-        out = np.empty(len(numbers), bool)
+    def _folds(self, numbers: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        if len(numbers) != len(labels):
+            raise ValueError(f"N-Cars: there are {len(numbers)} file numbers for {len(labels)} recordings")
+        out = np.empty(len(numbers), np.int64)
         for label, name in enumerate(self.class_names):
-            out[labels == label] = splits.range_of("n_cars", name, numbers[labels == label]) == self.fold
+            out[labels == label] = splits.range_of("n_cars", name, numbers[labels == label])
         return out
 
-    def _numbers(self, packs: list[Path], pack: Pack) -> np.ndarray:
+    @staticmethod
+    def _numbers(packs: list[Path]) -> np.ndarray:
         """The number of the file that each recording of the packs was read from."""
         path = packs[0].parent / "ncars_train_file_numbers.npz"
         if not path.is_file():
             raise FileNotFoundError(f"N-Cars: {path} is missing: it says which recordings are of the same drive")
         names = [f"pack_{pack.name.split('.')[0].rpartition('_')[2]}" for pack in packs]
         with np.load(path, allow_pickle=False) as arrays:
-            numbers = np.concatenate([arrays[name] for name in names if name in arrays] or [np.empty(0, np.int32)])
-        if len(numbers) != len(pack):
-            raise ValueError(f"N-Cars: {path} has {len(numbers)} file numbers for {len(pack)} recordings of {names}")
-        return numbers
+            return np.concatenate([arrays[name] for name in names if name in arrays] or [np.empty(0, np.int32)])
 
 
 class MNISTDVS(ListedSet):

@@ -173,6 +173,7 @@ def test_ncars_holds_out_contiguous_ranges_of_file_numbers(tmp_path: Path):
             everything = sorted(number for number, other in zip(numbers, labels, strict=True) if other == label)
             first = everything.index(mine[0])
             assert mine == everything[first : first + len(mine)]
+        assert set(packed.fold_of_each()) == {fold} == set(files.fold_of_each())
         held += packed.rows.tolist()
     assert sorted(held) == list(range(60))
     assert len(NCars(tmp_path)) == 60
