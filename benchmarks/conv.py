@@ -134,7 +134,7 @@ Method = Callable[[Tensor, Tensor], Tensor]
 
 
 def ours(p: Problem) -> Method:
-    return lambda f, w: gl.point_conv(f, w, p.edges, p.coords, p.coords, RADIUS, p.basis)
+    return lambda f, w: gl.point_conv(f, w, None, p.edges, p.coords, p.coords, RADIUS, p.basis)
 
 
 def index_add(p: Problem) -> Method:

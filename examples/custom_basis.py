@@ -14,7 +14,7 @@ from torch import Tensor
 
 import gridless as gl
 from gridless.nn.basis import Description
-from gridless.ops.point_conv.kernel import MONOMIALS
+from gridless.ops.point_conv.edge_function import MONOMIALS
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from gridless.ops.point_conv.kernel import GAUSSIANS, MONOMIALS, Basis, Description
+from gridless.ops.point_conv.edge_function import GAUSSIANS, MONOMIALS, Basis, Description
 
 __all__ = ["Basis", "Description", "GaussianBumps", "KernelPoints", "Monomials"]
 

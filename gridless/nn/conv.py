@@ -78,7 +78,7 @@ class PointConv(_Conv):
             nn.init.zeros_(self.bias)
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
-        return point_conv(features, self.weight, *self._geometry(geometry), bias=self.bias, order=self.order)
+        return point_conv(features, self.weight, self.bias, *self._geometry(geometry), order=self.order)
 
     def extra_repr(self) -> str:
         return f"{self.edges}, {self.in_channels}, {self.out_channels}, {self._kernel_repr()}"
@@ -112,7 +112,7 @@ class FeaturelessConv(_Conv):
             nn.init.zeros_(self.bias)
 
     def forward(self, geometry: Geometry) -> Tensor:
-        return featureless_conv(self.weight, *self._geometry(geometry), bias=self.bias)
+        return featureless_conv(self.weight, self.bias, *self._geometry(geometry))
 
     def extra_repr(self) -> str:
         return f"{self.edges}, {self.out_channels}, {self._kernel_repr()}"

@@ -55,59 +55,31 @@ class BatchNorm(nn.Module):
             raise ValueError(f"BatchNorm: features must be (rows, {self.channels}), not {tuple(features.shape)}")
         if self.cloud is not None and geometry is None:
             raise ValueError(f"BatchNorm over the points of {self.cloud} is called as norm(features, geometry)")
-        if self.training and features.numel() and features.is_cuda:
-            return self._fused(features, geometry)
-        features = features.relu() if self.relu == "before" else features
-        y = self._normalise(features, geometry)
-        return y.relu() if self.relu == "after" else y
-
-    def _normalise(self, features: Tensor, geometry: Geometry | None) -> Tensor:
         flat = features.reshape(-1, self.channels)
-        if flat.shape[0] == 0:
-            # Still a function of the parameters, so that their gradient is 0 rather than missing.
-            return features if self.weight is None or self.bias is None else features * self.weight + self.bias
-        if not self.training:
-            y = functional.batch_norm(flat, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
-        elif self.cloud is not None and geometry is not None and geometry[self.cloud].padding:
-            y = self._masked(flat, geometry[self.cloud].splits[-1])
-        elif flat.shape[0] == 1:
-            y = self._masked(flat, torch.ones((), dtype=torch.int64, device=flat.device))
-        else:
-            self.num_batches_tracked += 1
-            y = functional.batch_norm(
-                flat, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps
-            )
+        y = self._over_batch(flat, geometry) if self.training else self._over_training(flat, geometry)
         return y.reshape(features.shape)
 
-    def _fused(self, features: Tensor, geometry: Geometry | None) -> Tensor:
-        """With its ReLU in one op, over as many rows as the splits say, or over all."""
-        flat = features.reshape(-1, self.channels)
+    def _over_batch(self, x: Tensor, geometry: Geometry | None) -> Tensor:
+        """With the statistics of the rows that the splits count, or of all."""
         if self.cloud is not None and geometry is not None:
             count = geometry[self.cloud].splits[-1]
         else:
-            count = torch.full((), flat.shape[0], dtype=torch.int64, device=flat.device)
+            count = torch.full((), x.shape[0], dtype=torch.int64, device=x.device)
         y, mean, var = batch_norm(
-            flat, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after"
+            x, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after"
         )
-        self._track(mean, var, count)
-        return y.reshape(features.shape)
-
-    def _track(self, mean: Tensor, var: Tensor, count: Tensor) -> None:
         track(mean, var, count, self.running_mean, self.running_var, self.num_batches_tracked, self.momentum)
+        return y
 
-    def _masked(self, x: Tensor, count: Tensor) -> Tensor:
-        """Over the first `count` rows, a number that stays on the device."""
-        real = (torch.arange(x.shape[0], device=x.device) < count)[:, None]
-        wide = torch.where(real, x, 0.0).to(torch.promote_types(x.dtype, torch.float32))
-        divisor = count.clamp(min=1)
-        mean = wide.sum(0) / divisor
-        centred = torch.where(real, wide - mean, 0.0)
-        var = centred.square().sum(0) / divisor
-        self._track(mean.detach(), var.detach() * (divisor / (divisor - 1).clamp(min=1)), count)
-        y = centred * (var + self.eps).rsqrt()
-        if self.weight is not None and self.bias is not None:
-            y = torch.where(real, y * self.weight + self.bias, 0.0)
-        return y.to(x.dtype)
+    def _over_training(self, x: Tensor, geometry: Geometry | None) -> Tensor:
+        """With the running statistics."""
+        x = x.relu() if self.relu == "before" else x
+        y = functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        y = y.relu() if self.relu == "after" else y
+        if self.cloud is not None and geometry is not None and geometry[self.cloud].padding:
+            real = torch.arange(x.shape[0], device=x.device) < geometry[self.cloud].splits[-1]
+            y = torch.where(real[:, None], y, 0.0)
+        return y
 
     def extra_repr(self) -> str:
         cloud = "" if self.cloud is None else f", cloud={self.cloud}"

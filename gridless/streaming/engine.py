@@ -58,7 +58,7 @@ class Engine(Stream):
         super().__init__(model)
 
     def _prepare(self) -> None:
-        from gridless.ops.point_conv.products import lanes
+        from gridless.kernels.products import lanes
 
         model = self.model
         self._lane = lanes(np.float32)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from gridless.compiled import njit
-from gridless.ops.point_conv.products import BLOCK, add_product
+from gridless.kernels.products import BLOCK, add_product
 
 HALF = BLOCK // 2
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gridless.nn import Basis, GaussianBumps, KernelPoints, Monomials
-from gridless.ops.point_conv.kernel import GAUSSIANS, MONOMIALS
+from gridless.ops.point_conv.edge_function import GAUSSIANS, MONOMIALS
 
 
 def test_the_terms_of_order_two_in_three_dimensions_come_in_the_documented_order():

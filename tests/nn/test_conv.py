@@ -32,7 +32,7 @@ def test_a_layer_is_the_operator_on_the_edges_it_names(plan):
     features = torch.randn(150, 6)
     coords = geometry[down.source].coords, geometry[down.target].coords
     expected = gl.point_conv(
-        features, layer.weight, geometry[down], *coords, 0.4, Monomials(3, 2), "linear", True, layer.bias
+        features, layer.weight, layer.bias, geometry[down], *coords, 0.4, Monomials(3, 2), "linear", True
     )
     assert torch.equal(layer(features, geometry), expected)
 

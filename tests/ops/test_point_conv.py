@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.library import opcheck
 
 import gridless as gl
@@ -38,7 +39,7 @@ def problem(device="cpu", dtype=torch.float64, sources=24, targets=17, dim=3, q=
 
 def apply(tensors, edges, basis, falloff="linear", normalise=True, order=None):
     features, weight, bias, x, y = tensors
-    return gl.point_conv(features, weight, edges, x, y, RADIUS, basis, falloff, normalise, bias, order)
+    return gl.point_conv(features, weight, bias, edges, x, y, RADIUS, basis, falloff, normalise, order)
 
 
 def with_gradients(tensors, edges, basis, *settings):
@@ -240,11 +241,11 @@ def test_a_featureless_convolution_is_one_of_ones(fast, falloff, normalise, basi
         inputs = [t.detach().clone().requires_grad_() for t in (weight, bias, x, y)]
         w, b, source, target = inputs
         if featureless:
-            out = gl.featureless_conv(w[:, 0], edges, source, target, RADIUS, basis, falloff, normalise, b)
+            out = gl.featureless_conv(w[:, 0], b, edges, source, target, RADIUS, basis, falloff, normalise)
         else:
             ones = torch.ones(len(x), 1, dtype=x.dtype, device=fast)
             with gl.use_backend("reference"):
-                out = gl.point_conv(ones, w, edges, source, target, RADIUS, basis, falloff, normalise, b)
+                out = gl.point_conv(ones, w, b, edges, source, target, RADIUS, basis, falloff, normalise)
         results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
     for a, b in zip(*results):
         torch.testing.assert_close(a, b)
@@ -253,7 +254,7 @@ def test_a_featureless_convolution_is_one_of_ones(fast, falloff, normalise, basi
 def test_gradcheck_of_the_featureless_convolution(fast):
     (_, weight, _, x, y), edges, basis = problem(fast, sources=7, targets=5, q=1, p=2)
     inputs = [t.requires_grad_() for t in (weight[:, 0].clone(), x, y)]
-    assert torch.autograd.gradcheck(lambda w, x, y: gl.featureless_conv(w, edges, x, y, RADIUS, basis), inputs)
+    assert torch.autograd.gradcheck(lambda w, x, y: gl.featureless_conv(w, None, edges, x, y, RADIUS, basis), inputs)
 
 
 # Order, precision, graphs.
@@ -301,8 +302,27 @@ def test_the_operators_pass_torchs_own_checks(fast):
     backend = "gpu" if fast == "cuda" else "cpu"
     ends = (edges.splits, edges.source, back.splits, back.source)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    opcheck(registered.conv, (features, weight, bias, *ends, x, y, *numbers, False, backend), test_utils=checks)
-    opcheck(registered.edge_sums, (*ends, x, y, *numbers, backend), test_utils=checks)
+    opcheck(
+        registered.conv.registered, (features, weight, bias, *ends, x, y, *numbers, False, backend), test_utils=checks
+    )
+    opcheck(registered.edge_sums.registered, (*ends, x, y, *numbers, backend), test_utils=checks)
+
+
+def test_forward_mode_and_transforms_are_refused_and_the_reference_has_them(fast):
+    tensors, edges, basis = problem(fast)
+    directions = tuple(torch.randn_like(t) for t in tensors)
+    edges.transpose()
+    with pytest.raises(NotImplementedError, match="reference"):
+        torch.func.jvp(lambda *t: apply(t, edges, basis), tensors, directions)
+    with pytest.raises(NotImplementedError, match="reference"):
+        torch.func.vjp(lambda *t: apply(t, edges, basis), *tensors)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="reference"):
+        apply([forward_ad.make_dual(t, d) for t, d in zip(tensors, directions)], edges, basis)
+    with gl.use_backend("reference"):
+        _, slope = torch.func.jvp(lambda *t: apply(t, edges, basis), tensors, directions)
+        step = 1e-6
+        ends = [apply([t + s * step * d for t, d in zip(tensors, directions)], edges, basis) for s in (-1, 1)]
+    torch.testing.assert_close(slope, (ends[1] - ends[0]) / (2 * step), rtol=1e-5, atol=1e-6)
 
 
 # Bad input.
@@ -398,9 +418,9 @@ def test_interpreted_kernels(case):
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
 @pytest.mark.parametrize(("dtype", "q"), [(torch.float32, 16), (torch.float32, 33), (torch.float16, 5)])
 def test_interpreted_kernels_of_many_rows(monkeypatch, dtype, q):
-    from gridless.ops.point_conv import tiles_gpu
+    from gridless.ops.point_conv.gpu import tiles
 
-    monkeypatch.setattr(tiles_gpu, "few_rows", lambda *given: False)
+    monkeypatch.setattr(tiles, "few_rows", lambda *given: False)
     tensors, edges, basis = problem("cpu", dtype, sources=6, targets=5, dim=1, q=q, p=16, basis=Monomials(1, 1))
     with gl.use_backend("reference"):
         edges.transpose()
@@ -418,7 +438,7 @@ def test_interpreted_featureless_kernels(basis):
         with gl.use_backend("reference"):
             edges.transpose()
         with gl.use_backend(backend):
-            out = gl.featureless_conv(inputs[0][:, 0], edges, *inputs[1:], RADIUS, basis)
+            out = gl.featureless_conv(inputs[0][:, 0], None, edges, *inputs[1:], RADIUS, basis)
             results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
     for a, b in zip(*results):
         torch.testing.assert_close(a, b)

@@ -12,8 +12,8 @@ import torch
 import gridless as gl
 from gridless.nn.basis import Monomials
 from gridless.ops.point_conv import point_conv
-from gridless.ops.point_conv.kernel import MONOMIALS, Description
-from gridless.ops.point_conv.values import CAPACITY
+from gridless.ops.point_conv.cpu.values import CAPACITY
+from gridless.ops.point_conv.edge_function import MONOMIALS, Description
 
 
 def ragged_edges(counts: list[int], sources: int) -> gl.Edges:
@@ -34,7 +34,7 @@ def results(edges: gl.Edges, channels=(5, 3), dtype=torch.float32, basis=None, o
     features, weight = draw(edges.num_source, channels[0]), draw(basis.size, *channels)
     bias = draw(channels[1])
     x, y = (draw(n, basis.dim, dtype=torch.float32) for n in (edges.num_source, edges.num_target))
-    out = point_conv(features, weight, edges, x, y, 3.0, basis, bias=bias, order=order)
+    out = point_conv(features, weight, bias, edges, x, y, 3.0, basis, order=order)
     return [out.detach(), *torch.autograd.grad(out.float().sin().sum(), (features, weight, bias, x, y))]
 
 
@@ -79,16 +79,6 @@ def test_channels_that_do_and_do_not_fill_vectors(channels, dtype):
 def test_sixteen_bits_are_summed_in_thirty_two(dtype, count):
     with threads(count):
         assert_as_reference(ragged_edges([4, 0, 9, 1, 600], sources=20), (32, 16), dtype, tolerance=1e-2)
-
-
-def test_chunks_of_bfloat16_add_up(monkeypatch):
-    from gridless.ops.point_conv import bfloat16_cpu
-
-    monkeypatch.setattr(bfloat16_cpu, "_CHUNK_BYTES", 1 << 12)
-    monkeypatch.setattr(bfloat16_cpu, "multiplies_bfloat16", lambda: True)
-    with threads(1):
-        edges = ragged_edges([i % 4 for i in range(300)], sources=100)
-        assert_as_reference(edges, (20, 12), torch.bfloat16, tolerance=2e-2)
 
 
 @pytest.mark.parametrize("order", range(5))

@@ -27,17 +27,18 @@ SIX = GaussianBumps(((0.1, 0.2, 0.3), (0, 0, 0), (-0.4, 0, 0.2), (0, 0.5, 0), (0
 @pytest.fixture
 def gluon(monkeypatch):
     """The Gluon kernels, however few rows there are; a list to which every call adds whether they took it."""
-    from gridless.ops.point_conv import gluon_gpu, gpu, tiles_gpu
+    from gridless.ops.point_conv import gpu
+    from gridless.ops.point_conv.gpu import gluon, tiles
 
     if INTERPRET:
         from tests.gluon import interpreted
         from tests.interpreter import quicken
 
         quicken()
-        monkeypatch.setattr(gluon_gpu, "gluon_kernels", interpreted("gridless.ops.point_conv.gluon_kernels"))
-        monkeypatch.setattr(gluon_gpu, "_runs_on", lambda device: True)
-        monkeypatch.setattr(gluon_gpu, "_leave_cache", lambda *given: None)
-    elif not torch.cuda.is_available() or not gluon_gpu._runs_on(torch.device("cuda", torch.cuda.current_device())):
+        monkeypatch.setattr(gluon, "gluon_kernels", interpreted("gridless.ops.point_conv.gpu.gluon_kernels"))
+        monkeypatch.setattr(gluon, "_runs_on", lambda device: True)
+        monkeypatch.setattr(gluon, "_leave_cache", lambda *given: None)
+    elif not torch.cuda.is_available() or not gluon._runs_on(torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("no device, or no Triton, for these kernels")
     used = []
 
@@ -49,10 +50,10 @@ def gluon(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(gluon_gpu, "forward", recorded(gluon_gpu.forward, bool))
-    monkeypatch.setattr(gluon_gpu, "backward", recorded(gluon_gpu.backward, lambda parts: parts is not None))
-    monkeypatch.setattr(tiles_gpu, "few_rows", lambda *given: False)
-    monkeypatch.setattr(tiles_gpu, "busy", lambda *given: 1.0)
+    monkeypatch.setattr(gluon, "forward", recorded(gluon.forward, bool))
+    monkeypatch.setattr(gluon, "backward", recorded(gluon.backward, lambda parts: parts is not None))
+    monkeypatch.setattr(tiles, "few_rows", lambda *given: False)
+    monkeypatch.setattr(tiles, "busy", lambda *given: 1.0)
     monkeypatch.setattr(gpu, "_precision", lambda: "tf32")
     with gl.use_backend("gpu"):
         yield used
@@ -116,14 +117,14 @@ def check_duplicates_and_uneven_neighbourhoods(gluon, sources):
 
 def check_what_is_not_finite(gluon, monkeypatch):
     """Coordinates that are not finite spoil their own rows, and those alone, as in the Triton kernels."""
-    from gridless.ops.point_conv import gluon_gpu
+    from gridless.ops.point_conv.gpu import gluon
 
     (features, weight, bias, x, y), edges, basis = given(32, 32, Monomials(3, 1))
     x[3, 1], x[5, 0], y[2, 2], y[-1] = torch.nan, torch.inf, -torch.inf, torch.inf
     tensors = (features, weight, bias, x, y)
     found = with_gradients(tensors, edges, basis)
     assert gluon == [True, True]
-    monkeypatch.setattr(gluon_gpu, "GLUON", False)
+    monkeypatch.setattr(gluon, "GLUON", False)
     expected = with_gradients(tensors, edges, basis)
     assert gluon == [True, True, False, False]
     assert 0 < found[0].isnan().any(1).sum() < len(y)
@@ -146,9 +147,9 @@ def check_only_what_is_asked_for(gluon):
 
 def check_several_tiles_of_one_program(gluon, monkeypatch):
     """Three tiles of targets and of sources, the middle one without edges, the last incomplete."""
-    from gridless.ops.point_conv import gluon_gpu
+    from gridless.ops.point_conv.gpu import gluon
 
-    monkeypatch.setattr(gluon_gpu, "processors", lambda device: 1)
+    monkeypatch.setattr(gluon, "processors", lambda device: 1)
     torch.manual_seed(3)
     counts = torch.randint(4, (270,))
     counts[128:256] = 0

@@ -13,11 +13,11 @@ SMALL, GLUON = 16, 128
 
 @pytest.fixture(autouse=True)
 def tiles(monkeypatch):
-    from gridless.ops.point_conv import tiles_gpu
+    from gridless.ops.point_conv.gpu import tiles
 
-    monkeypatch.setattr(tiles_gpu, "processors", lambda device: 132)
-    monkeypatch.setattr(tiles_gpu, "side_by_side", lambda device, tile: 132 * tile.beside // 32 * 32)
-    return tiles_gpu
+    monkeypatch.setattr(tiles, "processors", lambda device: 132)
+    monkeypatch.setattr(tiles, "side_by_side", lambda device, tile: 132 * tile.beside // 32 * 32)
+    return tiles
 
 
 def rows_of(tile):

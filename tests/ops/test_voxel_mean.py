@@ -83,9 +83,9 @@ def test_threads_do_not_change_a_bit(channels):
 def test_is_a_well_formed_operator():
     features, cell = rows("cpu", channels=4)
     features.requires_grad_()
-    torch.library.opcheck(package._mean, (features, cell, CELLS))
+    torch.library.opcheck(package._mean.registered, (features, cell, CELLS))
     values = torch.randn(CELLS, 4, requires_grad=True)
-    torch.library.opcheck(package._spread, (values, cell, torch.bincount(cell[cell >= 0], minlength=CELLS)))
+    torch.library.opcheck(package._spread.registered, (values, cell, torch.bincount(cell[cell >= 0], minlength=CELLS)))
 
 
 def test_compiles_without_breaks():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from live import busy, network
 
-from gridless.ops.point_conv import products
+from gridless.kernels import products
 from gridless.streaming import Engine, Session, stream
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
+from gridless.ops.operator import operator
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -69,24 +70,15 @@ def track(
         if value.ndim != 0 or value.dtype != torch.int64 or value.device != mean.device:
             found = f"{value.dtype} {tuple(value.shape)} on {value.device}"
             raise ValueError(f"track: {name} must be one int64 on {mean.device}, not {found}")
-    _track(mean, var, count, running_mean, running_var, tracked, momentum)
+    run = _track if torch.compiler.is_compiling() else _run_track
+    run(mean, var, count, running_mean, running_var, tracked, momentum)
 
 
-@torch.library.custom_op("gridless::batch_norm", mutates_args=())
-def _norm(
-    x: Tensor, count: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, before: bool, after: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y, mean, 1 / sqrt(var + eps), unbiased variance."""
-    return implementation(__name__, x.device).forward(x.contiguous(), count, weight, bias, eps, before, after)
+def _fake_backward(grad, x, count, weight, bias, mean, scale, before, after):  # type: ignore[no-untyped-def]
+    return torch.empty_like(x), mean.new_empty(2, mean.shape[0])
 
 
-@_norm.register_fake
-def _(x, count, weight, bias, eps, before, after):  # type: ignore[no-untyped-def]
-    wide = x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
-    return torch.empty_like(x), wide, wide.clone(), wide.clone()
-
-
-@torch.library.custom_op("gridless::batch_norm_backward", mutates_args=())
+@operator("batch_norm_backward", _fake_backward)
 def _norm_backward(
     grad: Tensor,
     x: Tensor,
@@ -103,9 +95,9 @@ def _norm_backward(
     return package.backward(grad.contiguous(), x.contiguous(), count, weight, bias, mean, scale, before, after)
 
 
-@_norm_backward.register_fake
-def _(grad, x, count, weight, bias, mean, scale, before, after):  # type: ignore[no-untyped-def]
-    return torch.empty_like(x), mean.new_empty(2, mean.shape[0])
+def _fake(x, count, weight, bias, eps, before, after):  # type: ignore[no-untyped-def]
+    wide = x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+    return torch.empty_like(x), wide, wide.clone(), wide.clone()
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -127,8 +119,15 @@ def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
     return dx, None, d_weight.to(weight.dtype), d_bias.to(bias.dtype), None, None, None
 
 
-@torch.library.custom_op("gridless::track_statistics", mutates_args=("running_mean", "running_var", "tracked"))
-def _track(
+@operator("batch_norm", _fake, _save, _differentiate)
+def _norm(
+    x: Tensor, count: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, before: bool, after: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y, mean, 1 / sqrt(var + eps), unbiased variance."""
+    return implementation(__name__, x.device).forward(x.contiguous(), count, weight, bias, eps, before, after)
+
+
+def _run_track(
     mean: Tensor,
     var: Tensor,
     count: Tensor,
@@ -140,9 +139,6 @@ def _track(
     implementation(__name__, mean.device).track(mean, var, count, running_mean, running_var, tracked, momentum)
 
 
-@_track.register_fake
-def _(mean, var, count, running_mean, running_var, tracked, momentum):  # type: ignore[no-untyped-def]
-    return None
-
-
-_norm.register_autograd(_differentiate, setup_context=_save)
+_TRACKED = ("running_mean", "running_var", "tracked")
+_track = torch.library.custom_op("gridless::track_statistics", _run_track, mutates_args=_TRACKED)
+_track.register_fake(lambda *given: None)

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gridless.kernels.launch import Launcher, cdiv, power_of_two
+
 # Programs that share the sums over rows, and numbers in a tile.
 PROGRAMS = 512
 TILE = 4096
@@ -30,16 +32,14 @@ def forward(
     parts = torch.empty(3, programs, channels, dtype=wide, device=x.device)
     double = wide == torch.float64
     affine = weight is not None
-    _moments[(programs, tiles)](x, count, parts, rows, channels, programs, before, tall, block, double)
+    _MOMENTS((programs, tiles, 1), (x, count, parts), (rows, programs), (channels, before, tall, block, double))
     few = min(block, 8)
-    _combine[(triton.cdiv(channels, few),)](
-        parts, mean, scale, unbiased, channels, programs, eps, triton.next_power_of_2(programs), few
-    )
+    statistics = (parts, mean, scale, unbiased)
+    _COMBINE((cdiv(channels, few), 1, 1), statistics, (programs, eps), (channels, PROGRAMS, few))
     if rows:
-        _apply[(triton.cdiv(rows, tall), tiles)](
-            x, y, count, mean, scale, weight if affine else mean, bias if affine else mean,
-            rows, channels, before, after, affine, tall, block, double,
-        )  # fmt: skip
+        tensors = (x, y, count, mean, scale, weight if affine else mean, bias if affine else mean)
+        constants = (channels, before, after, affine, tall, block, double)
+        _APPLY((cdiv(rows, tall), tiles, 1), tensors, (rows,), constants)
     return y, mean, scale, unbiased
 
 
@@ -63,11 +63,11 @@ def backward(
     double = mean.dtype == torch.float64
     affine = weight is not None
     tensors = (grad, x, count, mean, scale, weight if affine else mean, bias if affine else mean)
-    flags = (before, after, affine, tall, block, double)
-    _sums[(programs, tiles)](*tensors, parts, rows, channels, programs, *flags)
+    constants = (channels, before, after, affine, tall, block, double)
+    _SUMS((programs, tiles, 1), (*tensors, parts), (rows, programs), constants)
     total = parts.sum(0)  # (2, C): of the gradient, and of the gradient times the normalised input
     if rows:
-        _apply_backward[(triton.cdiv(rows, tall), tiles)](*tensors, total, dx, rows, channels, *flags)
+        _APPLY_BACKWARD((cdiv(rows, tall), tiles, 1), (*tensors, total, dx), (rows,), constants)
     return dx, total
 
 
@@ -80,17 +80,18 @@ def track(
     tracked: Tensor,
     momentum: float,
 ) -> None:
-    block = min(triton.next_power_of_2(len(mean)), 1024)
-    if block:
-        grid = (triton.cdiv(len(mean), block),)
-        _track[grid](mean, var, count, running_mean, running_var, tracked, momentum, len(mean), block)
+    channels = len(mean)
+    if channels:
+        block = min(power_of_two(channels), 1024)
+        tensors = (mean, var, count, running_mean, running_var, tracked)
+        _TRACK((cdiv(channels, block), 1, 1), tensors, (momentum,), (channels, block))
 
 
 def _launch(rows: int, channels: int) -> tuple[int, int, int, int]:
     """Rows and channels of a tile, programs along the rows of the sums, tiles along the channels."""
-    block = min(triton.next_power_of_2(channels), 128)
+    block = min(power_of_two(channels), 128)
     tall = TILE // block
-    return tall, block, max(1, min(triton.cdiv(rows, tall), PROGRAMS)), triton.cdiv(channels, block)
+    return tall, block, max(1, min(cdiv(rows, tall), PROGRAMS)), cdiv(channels, block)
 
 
 @triton.jit
@@ -127,7 +128,7 @@ def _load(x, s, c, ok, channels, RELU: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "programs"])
 def _moments(
-    x, count, parts, rows, channels, programs,
+    x, count, parts, rows, programs, channels,
     BEFORE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
@@ -158,7 +159,7 @@ def _moments(
 
 @triton.jit(do_not_specialize=["programs"])
 def _combine(
-    parts, mean, scale, unbiased, channels, programs, eps, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    parts, mean, scale, unbiased, programs, eps, channels, PARTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     p = tl.arange(0, PARTS)[:, None]
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -219,7 +220,7 @@ def _normalised(
 
 @triton.jit(do_not_specialize=["rows", "programs"])
 def _sums(
-    grad, x, count, mean, scale, weight, bias, parts, rows, channels, programs,
+    grad, x, count, mean, scale, weight, bias, parts, rows, programs, channels,
     BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
@@ -267,3 +268,8 @@ def _apply_backward(
         value = tl.where(raw > 0.0, value, 0.0)
     value = tl.where(ok, value, 0.0)
     tl.store(dx + s.to(tl.int64) * channels + c, value.to(dx.dtype.element_ty), (s < rows) & inside)
+
+
+_MOMENTS, _COMBINE, _APPLY, _SUMS, _APPLY_BACKWARD, _TRACK = map(
+    Launcher, (_moments, _combine, _apply, _sums, _apply_backward, _track)
+)

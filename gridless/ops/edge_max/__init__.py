@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
+from gridless.ops.operator import operator
 from gridless.structures import Edges
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -33,29 +34,19 @@ def edge_max(features: Tensor, edges: Edges) -> Tensor:
     return _max(features, edges.splits, edges.source, back.splits, back.source)[0]
 
 
-@torch.library.custom_op("gridless::edge_max", mutates_args=())
-def _max(
-    features: Tensor, splits: Tensor, source: Tensor, back_splits: Tensor, back_source: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Values (S', C), and the source of each (S', C) int32, -1 where there is none."""
-    return implementation(__name__, features.device).forward(features.contiguous(), splits, source)
+def _fake_backward(grad, row, back_splits, back_source):  # type: ignore[no-untyped-def]
+    return grad.new_empty(back_splits.shape[0] - 1, grad.shape[1])
 
 
-@_max.register_fake
-def _(features, splits, source, back_splits, back_source):  # type: ignore[no-untyped-def]
-    shape = (splits.shape[0] - 1, features.shape[1])
-    return features.new_empty(shape), source.new_empty(shape)
-
-
-@torch.library.custom_op("gridless::edge_max_backward", mutates_args=())
+@operator("edge_max_backward", _fake_backward)
 def _max_backward(grad: Tensor, row: Tensor, back_splits: Tensor, back_source: Tensor) -> Tensor:
     """The gradient of the features: row j sums grad[i] over the targets i of source j where row[i] is j."""
     return implementation(__name__, grad.device).backward(grad.contiguous(), row, back_splits, back_source)
 
 
-@_max_backward.register_fake
-def _(grad, row, back_splits, back_source):  # type: ignore[no-untyped-def]
-    return grad.new_empty(back_splits.shape[0] - 1, grad.shape[1])
+def _fake(features, splits, source, back_splits, back_source):  # type: ignore[no-untyped-def]
+    shape = (splits.shape[0] - 1, features.shape[1])
+    return features.new_empty(shape), source.new_empty(shape)
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -67,4 +58,9 @@ def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple:
     return _max_backward(grad, *ctx.saved_tensors), None, None, None, None
 
 
-_max.register_autograd(_differentiate, setup_context=_save)
+@operator("edge_max", _fake, _save, _differentiate)
+def _max(
+    features: Tensor, splits: Tensor, source: Tensor, back_splits: Tensor, back_source: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Values (S', C), and the source of each (S', C) int32, -1 where there is none."""
+    return implementation(__name__, features.device).forward(features.contiguous(), splits, source)

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gridless.kernels.launch import Launcher, cdiv, power_of_two
+
 ROWS = 16
 
 
@@ -18,8 +20,8 @@ def forward(features: Tensor, splits: Tensor, source: Tensor) -> tuple[Tensor, T
     row = torch.empty(rows, channels, dtype=torch.int32, device=features.device)
     if value.numel():
         block = _block(channels)
-        grid = (triton.cdiv(rows, ROWS), triton.cdiv(channels, block))
-        _max[grid](features, splits, source, value, row, rows, channels, ROWS, block, features.dtype == torch.float64)
+        grid, double = (cdiv(rows, ROWS), cdiv(channels, block), 1), features.dtype == torch.float64
+        _MAX(grid, (features, splits, source, value, row), (rows,), (channels, ROWS, block, double))
     return value, row
 
 
@@ -28,14 +30,13 @@ def backward(grad: Tensor, row: Tensor, back_splits: Tensor, back_source: Tensor
     total = grad.new_empty(rows, channels)
     if total.numel():
         block = _block(channels)
-        grid = (triton.cdiv(rows, ROWS), triton.cdiv(channels, block))
-        double = grad.dtype == torch.float64
-        _collect[grid](grad, row, back_splits, back_source, total, rows, channels, ROWS, block, double)
+        grid, double = (cdiv(rows, ROWS), cdiv(channels, block), 1), grad.dtype == torch.float64
+        _COLLECT(grid, (grad, row, back_splits, back_source, total), (rows,), (channels, ROWS, block, double))
     return total
 
 
 def _block(channels: int) -> int:
-    return min(triton.next_power_of_2(channels), 64)
+    return min(power_of_two(channels), 64)
 
 
 @triton.jit
@@ -91,3 +92,6 @@ def _collect(
         sums += tl.load(grad + at, ok & mine, other=0.0).to(wide)
     out = j.to(tl.int64)[:, None] * channels + c[None, :]
     tl.store(total + out, sums.to(total.dtype.element_ty), (j < rows)[:, None] & inside)
+
+
+_MAX, _COLLECT = Launcher(_max), Launcher(_collect)

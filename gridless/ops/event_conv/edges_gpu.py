@@ -9,6 +9,7 @@ Kernels see microseconds: rates are scaled as they are read.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gridless.ops.event_conv.launch import Launcher, cdiv, per_microsecond, power_of_two
+from gridless.kernels.launch import Launcher, cdiv, power_of_two
 from gridless.structures import Edges
 
 if TYPE_CHECKING:
@@ -82,6 +83,12 @@ def back_along_edges(
         2,
     )
     return total, (partial.sum((0, 2), dtype=torch.float64)[:, :temporal] / walk.decay_time).to(rate.dtype)
+
+
+@cache
+def per_microsecond(decay_time: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1 / decay_time (1): what a rate is multiplied by where ages are microseconds."""
+    return torch.full((1,), 1 / decay_time, dtype=dtype, device=device)
 
 
 @triton.jit

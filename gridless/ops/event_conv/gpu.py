@@ -24,8 +24,8 @@ from torch import Tensor
 
 from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.gpu import tap_table
-from gridless.ops.event_conv.edges_gpu import along_edges, back_along_edges, decay
-from gridless.ops.event_conv.launch import Launcher, cdiv, per_microsecond, power_of_two
+from gridless.kernels.launch import Launcher, cdiv, power_of_two
+from gridless.ops.event_conv.edges_gpu import along_edges, back_along_edges, decay, per_microsecond
 from gridless.structures import Events
 
 if TYPE_CHECKING:

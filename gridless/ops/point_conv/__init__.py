@@ -1,33 +1,33 @@
 """The point convolution: F' = sum over m of N(m) F Theta(m), in either order, with or without features.
 
-What a backend provides (`cpu.py`, `gpu.py`). All tensors are contiguous and on one device; `kernel` is an
-`EdgeKernel` (kernel.py), which also gives the formula and the derivatives of the edge values n_m. Edge values are made
-on the fly and never stored; sums are kept in float64 for float64 features and in float32 for all others.
+What a backend provides (`cpu/`, `gpu/`). All tensors are contiguous and on one device; `function` is an `EdgeFunction`
+(edge_function.py), which also gives the formula and the derivatives of the edge values n_m. Edge values are made on the
+fly and never stored; sums are kept in float64 for float64 features and in float32 for all others.
 
     conv(features (S, Q), weight (M, Q, P), bias (P) or None, splits (S' + 1), source (E) int32, source_coords (S, D),
-         target_coords (S', D), kernel, transform_first)
+         target_coords (S', D), function, transform_first)
         -> out (S', P) in the dtype of the features, inverse (S') in the compute dtype
-        `inverse` is 1 / W of each target, 0 where W is 0; an empty tensor (0) where the kernel does not normalise.
+        `inverse` is 1 / W of each target, 0 where W is 0; an empty tensor (0) where the function does not normalise.
 
     conv_backward(grad (S', P), features, weight, inverse, back_splits (S + 1), back_source (E) int32, source_coords,
-                  target_coords, kernel, need_features, need_weight)
+                  target_coords, function, need_features, need_weight)
         -> grad_features (S, Q) or None, grad_weight (M, Q, P) or None
         The edges are the transposed ones: row j of `back_splits` lists the targets i of source j. One gather
         B[j, m] = sum over i of n_m(i, j) grad[i], then dF = sum of B[:, m] Theta(m)^T and dTheta(m) = F^T B[:, m].
         The same for both orders.
 
     conv_coords_backward(grad, features, weight, inverse, splits, source, back_splits, back_source, source_coords,
-                         target_coords, kernel, need_source, need_target)
+                         target_coords, function, need_source, need_target)
         -> grad_source_coords (S, D) or None, grad_target_coords (S', D) or None, in the dtype of the coordinates
         With c_m = <grad[i], F[j] Theta(m)>, a = sum of c_m p_m and D_i = sum over the row of a w / W:
         dL/dv = sum of c_m (w / W) dp_m/dv + (a - D_i if normalise else a) / W dw/dv;
         targets gather +dL/dv / radius over `splits`, sources -dL/dv / radius over `back_splits`.
 
-    edge_sums(splits, source, source_coords, target_coords, kernel)
+    edge_sums(splits, source, source_coords, target_coords, function)
         -> sums (S', M) of the edge values in the dtype of the coordinates, inverse (S') or (0)
 
     edge_sums_backward(grad (S', M), sums (S', M), inverse, splits, source, back_splits, back_source, source_coords,
-                       target_coords, kernel, need_source, need_target)
+                       target_coords, function, need_source, need_target)
         -> grad_source_coords or None, grad_target_coords or None
         As above with c_m = grad[i, m], so that D_i = <grad[i], sums[i]>.
 
@@ -42,10 +42,10 @@ from torch import Tensor
 
 from gridless import backends
 from gridless.ops.point_conv import registered
-from gridless.ops.point_conv.kernel import Basis, EdgeKernel
+from gridless.ops.point_conv.edge_function import Basis, EdgeFunction
 from gridless.structures import Edges
 
-__all__ = ["Basis", "EdgeKernel", "cheaper_order", "featureless_conv", "point_conv"]
+__all__ = ["Basis", "EdgeFunction", "cheaper_order", "featureless_conv", "point_conv"]
 
 FALLOFFS = ("linear", None)
 ORDERS = ("gather_first", "transform_first")
@@ -54,6 +54,7 @@ ORDERS = ("gather_first", "transform_first")
 def point_conv(
     features: Tensor,
     weight: Tensor,
+    bias: Tensor | None,
     edges: Edges,
     source_coords: Tensor,
     target_coords: Tensor,
@@ -61,25 +62,29 @@ def point_conv(
     basis: Basis,
     falloff: str | None = "linear",
     normalise: bool = True,
-    bias: Tensor | None = None,
     order: str | None = None,
 ) -> Tensor:
     """F'_i = sum over m and the sources j of i of n_m(i, j) F_j Theta(m) + bias.
 
-    n_m = p_m(v) w / W with v = (target_i - source_j) / radius, p the basis, w = 1 - |v| for the "linear" fall-off (0
-    from the radius on) and 1 for None, and W the sum of w over the row if `normalise` and 1 otherwise. A target without
-    neighbours, or whose weights are all 0, gets the bias.
+    n_m = p_m(v) w / W with v = (target_i - source_j) / radius, p the basis, w the fall-off and W the sum of w over the
+    row if `normalise`, 1 otherwise. A target without neighbours, or whose weights are all 0, gets the bias. Sums are
+    kept in float32 (float64 for float64 features).
 
-    features (S, Q) float32, float64, bfloat16 or float16; weight (M, Q, P) and bias (P) of the same dtype;
-    source_coords (S, D), target_coords (S', D) float32 or float64; returns (S', P). Sums are kept in float32 (float64
-    for float64 features). Differentiable in features, weight, bias and both coordinates; for second derivatives use
-    `gl.use_backend("reference")`.
+    features         (S, Q) float32, float64, bfloat16 or float16
+    weight, bias     (M, Q, P) and (P) or None, of the same dtype
+    edges            which sources each target sees. Up-sampling is a convolution over `edges.transpose()`, with the
+                     coarse cloud as the source
+    source_coords    (S, D) float32 or float64, and `target_coords` (S', D)
+    radius           what the vectors are divided by
+    basis            M functions of a vector, such as `gl.nn.Monomials(3, 2)`
+    falloff          "linear" for w = 1 - |v| (0 from the radius on), None for w = 1
+    order            "gather_first" for (N F) Theta, "transform_first" for N (F Theta), or None for the cheaper
 
-    `order` is "gather_first" for (N F) Theta or "transform_first" for N (F Theta), by default the cheaper.
-    Up-sampling is a convolution over `edges.transpose()`, with the coarse cloud as the source.
+    Returns (S', P). Differentiable in features, weight, bias and both coordinates, once and in reverse mode; for other
+    derivatives use `gl.use_backend("reference")`.
     """
     features, weight, bias = _autocast(edges.device.type, features, weight, bias)
-    kernel = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
+    function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
     _check_features(features, weight, bias, edges, basis)
     if order is None:
         order = cheaper_order(len(edges), edges.num_source, edges.num_target, features.shape[1], weight.shape[2])
@@ -100,11 +105,11 @@ def point_conv(
                 target_coords,
                 basis,
                 float(radius),
-                kernel.falloff,
+                function.falloff,
                 normalise,
                 transform_first,
             )
-    _check_described(kernel, basis, backend)
+    _check_described(function, basis, backend)
     back = _transposed(edges, features, weight, source_coords)
     out, _ = registered.conv(
         features,
@@ -115,7 +120,7 @@ def point_conv(
         *back,
         source_coords.contiguous(),
         target_coords.contiguous(),
-        *registered.numbers(kernel),
+        *registered.numbers(function),
         transform_first,
         backend,
     )
@@ -124,6 +129,7 @@ def point_conv(
 
 def featureless_conv(
     weight: Tensor,
+    bias: Tensor | None,
     edges: Edges,
     source_coords: Tensor,
     target_coords: Tensor,
@@ -131,15 +137,14 @@ def featureless_conv(
     basis: Basis,
     falloff: str | None = "linear",
     normalise: bool = True,
-    bias: Tensor | None = None,
 ) -> Tensor:
     """The convolution of a cloud that has no features: F'_i = sum over m of (sum over j of n_m(i, j)) Theta(m) + bias.
 
-    weight (M, P), bias (P); returns (S', P) in the dtype of the weight. One sum over the edges of each target, then one
-    matrix product. Arguments and edge values as in `point_conv`. With `normalise` the first sum is 1 for the constant
-    term of `Monomials`.
+    weight (M, P), bias (P) or None; returns (S', P) in the dtype of the weight. One sum over the edges of each target,
+    then one matrix product. Arguments and edge values as in `point_conv`. With `normalise` the first sum is 1 for the
+    constant term of `Monomials`.
     """
-    kernel = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
+    function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
     if weight.ndim != 2 or weight.shape[0] != basis.size:
         raise ValueError(
             f"featureless_conv: weight must be (basis.size = {basis.size}, out channels), not {tuple(weight.shape)}"
@@ -152,13 +157,15 @@ def featureless_conv(
         from gridless.ops.point_conv import reference
 
         sums = reference.edge_sums(
-            edges, source_coords, target_coords, basis, float(radius), kernel.falloff, kernel.normalise
+            edges, source_coords, target_coords, basis, float(radius), function.falloff, function.normalise
         )
     else:
-        _check_described(kernel, basis, backend)
+        _check_described(function, basis, backend)
         back = _transposed(edges, source_coords)
         coords = (source_coords.contiguous(), target_coords.contiguous())
-        sums, _ = registered.edge_sums(edges.splits, edges.source, *back, *coords, *registered.numbers(kernel), backend)
+        sums, _ = registered.edge_sums(
+            edges.splits, edges.source, *back, *coords, *registered.numbers(function), backend
+        )
     return torch.nn.functional.linear(sums.to(weight.dtype), weight.t(), bias)
 
 
@@ -190,7 +197,7 @@ def _check(
     basis: Basis,
     falloff: str | None,
     normalise: bool,
-) -> EdgeKernel:
+) -> EdgeFunction:
     if falloff not in FALLOFFS:
         raise ValueError(f"point_conv: falloff must be 'linear' or None, not {falloff!r}")
     if not 0 < radius < float("inf"):
@@ -215,7 +222,7 @@ def _check(
         )
     description = basis.description()
     kind, table, width = (-1, (0.0,) * (basis.size * basis.dim), 1.0) if description is None else description
-    return EdgeKernel(kind, table, width, basis.dim, float(radius), falloff is not None, bool(normalise))
+    return EdgeFunction(kind, table, width, basis.dim, float(radius), falloff is not None, bool(normalise))
 
 
 def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges: Edges, basis: Basis) -> None:
@@ -251,8 +258,8 @@ def _check_bias(bias: Tensor | None, weight: Tensor) -> None:
         )
 
 
-def _check_described(kernel: EdgeKernel, basis: Basis, backend: str) -> None:
-    if kernel.kind < 0:
+def _check_described(function: EdgeFunction, basis: Basis, backend: str) -> None:
+    if function.kind < 0:
         raise NotImplementedError(
             f"{type(basis).__name__} has no description in numbers, so backend {backend!r} cannot make its values: "
             "give it one, or run under gl.use_backend('reference')"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gridless.ops.point_conv.kernel import Basis, compute_dtype
+from gridless.ops.point_conv.edge_function import Basis, compute_dtype
 from gridless.structures import Edges
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
+from gridless.ops.operator import operator
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -41,19 +42,12 @@ def _check(features: Tensor, splits: Tensor, what: str) -> None:
         raise ValueError(f"{what}: splits on {splits.device}, features on {features.device}: put both on one device")
 
 
-@torch.library.custom_op("gridless::segment_max", mutates_args=())
-def _max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (B, C), and the row each came from (B, C) int64, the number of rows where there is none."""
-    return implementation(__name__, features.device).segment_max(features.contiguous(), splits.contiguous())
-
-
-@_max.register_fake
-def _(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
+def _fake_max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
     shape = (splits.shape[0] - 1, features.shape[1])
     return features.new_empty(shape), splits.new_empty(shape)
 
 
-def _max_context(ctx, inputs, output) -> None:
+def _save_max(ctx, inputs, output) -> None:
     ctx.rows = inputs[0].shape[0]
     ctx.save_for_backward(output[1])
     ctx.mark_non_differentiable(output[1])
@@ -65,43 +59,44 @@ def _max_backward(ctx, grad: Tensor, _) -> tuple[Tensor, None]:
     return grad.new_zeros(ctx.rows + 1, grad.shape[1]).scatter(0, row, grad)[:-1], None
 
 
-_max.register_autograd(_max_backward, setup_context=_max_context)
+@operator("segment_max", _fake_max, _save_max, _max_backward)
+def _max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (B, C), and the row each came from (B, C) int64, the number of rows where there is none."""
+    return implementation(__name__, features.device).segment_max(features.contiguous(), splits.contiguous())
 
 
-@torch.library.custom_op("gridless::segment_mean", mutates_args=())
-def _mean(features: Tensor, splits: Tensor) -> Tensor:
-    return implementation(__name__, features.device).segment_mean(features.contiguous(), splits.contiguous())
-
-
-@torch.library.custom_op("gridless::segment_spread", mutates_args=())
-def _spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
-    """The transpose of the mean: row s gets values[b] / size of b, where b is its example; padding rows get 0."""
-    return implementation(__name__, values.device).segment_spread(values.contiguous(), splits.contiguous(), rows)
-
-
-@_mean.register_fake
-def _(features: Tensor, splits: Tensor) -> Tensor:
+def _fake_mean(features: Tensor, splits: Tensor) -> Tensor:
     return features.new_empty(splits.shape[0] - 1, features.shape[1])
 
 
-@_spread.register_fake
-def _(values: Tensor, splits: Tensor, rows: int) -> Tensor:
-    return values.new_empty(rows, values.shape[1])
-
-
-def _mean_context(ctx, inputs, output) -> None:
+def _save_mean(ctx, inputs, output) -> None:
     features, splits = inputs
     ctx.rows = features.shape[0]
     ctx.save_for_backward(splits)
 
 
-def _spread_context(ctx, inputs, output) -> None:
+def _mean_backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+    return _spread(grad, ctx.saved_tensors[0], ctx.rows), None
+
+
+@operator("segment_mean", _fake_mean, _save_mean, _mean_backward)
+def _mean(features: Tensor, splits: Tensor) -> Tensor:
+    return implementation(__name__, features.device).segment_mean(features.contiguous(), splits.contiguous())
+
+
+def _fake_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
+    return values.new_empty(rows, values.shape[1])
+
+
+def _save_spread(ctx, inputs, output) -> None:
     ctx.save_for_backward(inputs[1])
 
 
-_mean.register_autograd(
-    lambda ctx, grad: (_spread(grad, ctx.saved_tensors[0], ctx.rows), None), setup_context=_mean_context
-)
-_spread.register_autograd(
-    lambda ctx, grad: (_mean(grad, ctx.saved_tensors[0]), None, None), setup_context=_spread_context
-)
+def _spread_backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+    return _mean(grad, ctx.saved_tensors[0]), None, None
+
+
+@operator("segment_spread", _fake_spread, _save_spread, _spread_backward)
+def _spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
+    """The transpose of the mean: row s gets values[b] / size of b, where b is its example; padding rows get 0."""
+    return implementation(__name__, values.device).segment_spread(values.contiguous(), splits.contiguous(), rows)

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gridless.kernels.launch import Launcher, cdiv, power_of_two
+
 _ROWS = 16
 # Rows worth a program of their own.
 _SLICE = 1024
@@ -23,7 +25,8 @@ def segment_max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
     if value.numel():
         grid, block = _launch(shape, slices)
         double = features.dtype == torch.float64
-        _max[grid](features, splits, value, row, features.shape[0], shape[1], slices, _ROWS, block, double)
+        sizes, constants = (features.shape[0], slices), (shape[1], _ROWS, block, double)
+        _MAX(grid, (features, splits, value, row), sizes, constants)
     if slices == 1:
         return value[0], row[0]
     value, first = value.max(0)
@@ -38,7 +41,7 @@ def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
     value = torch.empty(slices, *shape, dtype=wide, device=features.device)
     if value.numel():
         grid, block = _launch(shape, slices)
-        _mean[grid](features, splits, value, shape[1], slices, slices > 1, _ROWS, block, double)
+        _MEAN(grid, (features, splits, value), (slices,), (shape[1], slices > 1, _ROWS, block, double))
     if slices == 1:
         return value[0]
     return (value.sum(0) / splits.diff().clamp(min=1)[:, None]).to(features.dtype)
@@ -48,11 +51,12 @@ def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
     spread = values.new_empty(rows, values.shape[1])
     if spread.numel():
         channels = values.shape[1]
-        block = min(triton.next_power_of_2(channels), 128)
-        grid = (triton.cdiv(rows, _ROWS), triton.cdiv(channels, block))
+        block = min(power_of_two(channels), 128)
+        grid = (cdiv(rows, _ROWS), cdiv(channels, block), 1)
         examples = len(splits) - 1
         double = values.dtype == torch.float64
-        _spread[grid](values, splits, spread, rows, channels, examples, examples.bit_length(), _ROWS, block, double)
+        constants = (channels, examples.bit_length(), _ROWS, block, double)
+        _SPREAD(grid, (values, splits, spread), (rows, examples), constants)
     return spread
 
 
@@ -62,8 +66,8 @@ def _slices(features: Tensor, shape: tuple[int, int]) -> int:
 
 
 def _launch(shape: tuple[int, int], slices: int) -> tuple[tuple[int, int, int], int]:
-    block = min(triton.next_power_of_2(shape[1]), 64)
-    return (shape[0], triton.cdiv(shape[1], block), slices), block
+    block = min(power_of_two(shape[1]), 64)
+    return (shape[0], cdiv(shape[1], block), slices), block
 
 
 @triton.jit
@@ -83,8 +87,8 @@ def _max(
     value,
     row,
     num_rows,
-    channels,
     slices,
+    channels,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
@@ -125,8 +129,8 @@ def _mean(
     features,
     splits,
     value,
-    channels,
     slices,
+    channels,
     SUM: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -156,8 +160,8 @@ def _spread(
     splits,
     spread,
     rows,
-    channels,
     examples,
+    channels,
     STEPS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -181,3 +185,6 @@ def _spread(
     y = x.to(wide) / tl.maximum(size, 1).to(wide)[:, None]
     ok = (s < rows)[:, None] & (c < channels)[None, :]
     tl.store(spread + s[:, None] * channels + c[None, :], y.to(spread.dtype.element_ty), ok)
+
+
+_MAX, _MEAN, _SPREAD = map(Launcher, (_max, _mean, _spread))

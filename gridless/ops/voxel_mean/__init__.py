@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
+from gridless.ops.operator import operator
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -43,30 +44,11 @@ def _check_range(cell: Tensor, cells: int) -> None:
             raise ValueError(f"voxel_mean: cells run from {low} to {high}, but must be in [0, {cells}), or -1 for none")
 
 
-@torch.library.custom_op("gridless::voxel_mean", mutates_args=())
-def _mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tensor]:
-    """Means (cells, C), and the number of rows of each cell (cells) int64."""
-    _check_range(cell, cells)
-    return implementation(__name__, features.device).voxel_mean(features.contiguous(), cell.contiguous(), cells)
-
-
-@torch.library.custom_op("gridless::voxel_spread", mutates_args=())
-def _spread(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:
-    """The transpose of the mean: row s gets values[cell[s]] / count[cell[s]], or 0."""
-    return implementation(__name__, values.device).voxel_spread(values.contiguous(), cell.contiguous(), count)
-
-
-@_mean.register_fake
-def _(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tensor]:
+def _fake_mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tensor]:
     return features.new_empty(cells, features.shape[1]), features.new_empty(cells, dtype=torch.int64)
 
 
-@_spread.register_fake
-def _(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:
-    return values.new_empty(cell.shape[0], values.shape[1])
-
-
-def _mean_context(ctx, inputs, output) -> None:
+def _save_mean(ctx, inputs, output) -> None:
     ctx.save_for_backward(inputs[1], output[1])
     ctx.mark_non_differentiable(output[1])
 
@@ -75,7 +57,18 @@ def _mean_backward(ctx, grad: Tensor, _) -> tuple[Tensor, None, None]:
     return _spread(grad, *ctx.saved_tensors), None, None
 
 
-def _spread_context(ctx, inputs, output) -> None:
+@operator("voxel_mean", _fake_mean, _save_mean, _mean_backward)
+def _mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tensor]:
+    """Means (cells, C), and the number of rows of each cell (cells) int64."""
+    _check_range(cell, cells)
+    return implementation(__name__, features.device).voxel_mean(features.contiguous(), cell.contiguous(), cells)
+
+
+def _fake_spread(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:
+    return values.new_empty(cell.shape[0], values.shape[1])
+
+
+def _save_spread(ctx, inputs, output) -> None:
     ctx.cells = inputs[0].shape[0]
     ctx.save_for_backward(inputs[1])
 
@@ -84,5 +77,7 @@ def _spread_backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
     return _mean(grad, ctx.saved_tensors[0], ctx.cells)[0], None, None
 
 
-_mean.register_autograd(_mean_backward, setup_context=_mean_context)
-_spread.register_autograd(_spread_backward, setup_context=_spread_context)
+@operator("voxel_spread", _fake_spread, _save_spread, _spread_backward)
+def _spread(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:
+    """The transpose of the mean: row s gets values[cell[s]] / count[cell[s]], or 0."""
+    return implementation(__name__, values.device).voxel_spread(values.contiguous(), cell.contiguous(), count)

@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gridless.kernels.launch import Launcher, cdiv, power_of_two
+
 _ROWS = 16
 
 
@@ -18,9 +20,9 @@ def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tens
     splits = torch.searchsorted(sorted_key, torch.arange(cells + 1, device=cell.device, dtype=cell.dtype))
     value = features.new_empty(cells, channels)
     if value.numel():
-        block = min(triton.next_power_of_2(channels), 64)
-        grid = (cells, triton.cdiv(channels, block))
-        _mean[grid](features, order, splits, value, channels, _ROWS, block, features.dtype == torch.float64)
+        block = min(power_of_two(channels), 64)
+        constants = (channels, _ROWS, block, features.dtype == torch.float64)
+        _MEAN((cells, cdiv(channels, block), 1), (features, order, splits, value), (), constants)
     return value, splits.diff()
 
 
@@ -28,10 +30,10 @@ def voxel_spread(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:
     rows, channels = len(cell), values.shape[1]
     spread = values.new_empty(rows, channels)
     if spread.numel():
-        block = min(triton.next_power_of_2(channels), 128)
-        grid = (triton.cdiv(rows, _ROWS), triton.cdiv(channels, block))
-        double = values.dtype == torch.float64
-        _spread[grid](values, cell, count, spread, rows, channels, len(values), _ROWS, block, double)
+        block = min(power_of_two(channels), 128)
+        constants = (channels, _ROWS, block, values.dtype == torch.float64)
+        tensors, sizes = (values, cell, count, spread), (rows, len(values))
+        _SPREAD((cdiv(rows, _ROWS), cdiv(channels, block), 1), tensors, sizes, constants)
     return spread
 
 
@@ -56,7 +58,7 @@ def _mean(features, order, splits, value, channels, ROWS: tl.constexpr, BLOCK: t
 
 @triton.jit(do_not_specialize=["rows", "cells"])
 def _spread(
-    values, cell, count, spread, rows, channels, cells, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr
+    values, cell, count, spread, rows, cells, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr
 ):
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     s = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -68,3 +70,6 @@ def _spread(
     y = x.to(wide) / size.to(wide)[:, None]
     ok = (s < rows)[:, None] & (c < channels)[None, :]
     tl.store(spread + s[:, None] * channels + c[None, :], y.to(spread.dtype.element_ty), ok)
+
+
+_MEAN, _SPREAD = Launcher(_mean), Launcher(_spread)

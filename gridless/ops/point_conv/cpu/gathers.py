@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gridless.compiled import njit
-from gridless.ops.point_conv.products import gather
-from gridless.ops.point_conv.values import basis_values, falloffs, normalise_rows, run_of_rows, vectors
+from gridless.kernels.products import gather
+from gridless.ops.point_conv.cpu.values import basis_values, falloffs, normalise_rows, run_of_rows, vectors
 
 
 @njit(nogil=True, cache=True)

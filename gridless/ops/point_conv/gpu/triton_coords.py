@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gridless.ops.point_conv.triton_kernels import _falloff, _invert, _load_point, _scale, _times, _value, _vector
+from gridless.ops.point_conv.gpu.triton_kernels import _falloff, _invert, _load_point, _scale, _times, _value, _vector
 
 
 @triton.jit

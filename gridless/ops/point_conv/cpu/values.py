@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gridless.compiled import njit
-from gridless.ops.point_conv.kernel import MONOMIALS, EdgeKernel
+from gridless.ops.point_conv.edge_function import MONOMIALS, EdgeFunction
 
 # Edges whose values are made together, unless one row alone has more.
 CAPACITY = 512
 
 
 class Recipe(NamedTuple):
-    """An `EdgeKernel` as compiled code reads it.
+    """An `EdgeFunction` as compiled code reads it.
 
     `chain` lists (slot, parent, dimension): the monomial in a slot is that of its parent times one variable, or the
     constant where parent is -1. Slots 0 to M - 1 are the basis in its order; further ones only help to make it.
@@ -31,11 +31,11 @@ class Recipe(NamedTuple):
     normalise: bool
 
 
-def recipe(kernel: EdgeKernel, coords: np.dtype, compute: np.dtype) -> Recipe:
-    chain, slots = _chain(kernel.kind, kernel.table, kernel.dim)
-    table = np.array(kernel.table, compute).reshape(-1, kernel.dim)
-    width, radius = compute.type(kernel.width), coords.type(kernel.radius)
-    return Recipe(kernel.kind, table, chain, slots, width, radius, kernel.falloff, kernel.normalise)
+def recipe(function: EdgeFunction, coords: np.dtype, compute: np.dtype) -> Recipe:
+    chain, slots = _chain(function.kind, function.table, function.dim)
+    table = np.array(function.table, compute).reshape(-1, function.dim)
+    width, radius = compute.type(function.width), coords.type(function.radius)
+    return Recipe(function.kind, table, chain, slots, width, radius, function.falloff, function.normalise)
 
 
 @lru_cache

@@ -3,7 +3,6 @@
 Forward: a tile of N F (targets x M Q) is gathered row by row, then multiplied by Theta (M Q x P).
 Backward: a tile of B = [N(m)]^T dF' (sources x M P) is gathered over the transposed edges, then
 dF = B Theta^T, and dTheta = F^T B is added up tile by tile. Beside the results only the tiles need memory.
-bfloat16 goes another way where the CPU multiplies it (bfloat16_cpu.py).
 
 Channels are padded to whole vectors: features and gradients whose channels do not fill them, and those of 16 bits,
 are copied first. Each thread takes a run of rows; for a given number of threads two runs give the same bits.
@@ -17,13 +16,11 @@ from torch import Tensor
 
 from gridless.backends import in_threads
 from gridless.compiled import njit
-from gridless.ops.point_conv import bfloat16_cpu
-from gridless.ops.point_conv.coords_cpu import conv_coords_backward, edge_sums_backward
-from gridless.ops.point_conv.gathers import gather_tile
-from gridless.ops.point_conv.kernel import EdgeKernel, compute_dtype
-from gridless.ops.point_conv.products import BLOCK, lanes, matmul, matmul_transposed, pack
-from gridless.ops.point_conv.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight
-from gridless.ops.point_conv.values import (
+from gridless.kernels.products import BLOCK, lanes, matmul, matmul_transposed, pack
+from gridless.ops.point_conv.cpu.coords import conv_coords_backward, edge_sums_backward
+from gridless.ops.point_conv.cpu.gathers import gather_tile
+from gridless.ops.point_conv.cpu.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight
+from gridless.ops.point_conv.cpu.values import (
     basis_values,
     falloffs,
     longest,
@@ -32,6 +29,7 @@ from gridless.ops.point_conv.values import (
     run_of_rows,
     vectors,
 )
+from gridless.ops.point_conv.edge_function import EdgeFunction, compute_dtype
 
 __all__ = ["conv", "conv_backward", "conv_coords_backward", "edge_sums", "edge_sums_backward"]
 
@@ -44,17 +42,15 @@ def conv(
     source: Tensor,
     source_coords: Tensor,
     target_coords: Tensor,
-    kernel: EdgeKernel,
+    function: EdgeFunction,
     transform_first: bool,
 ) -> tuple[Tensor, Tensor]:
-    if bfloat16_cpu.serves(features) and not transform_first:
-        return bfloat16_cpu.conv(features, weight, bias, splits, source, source_coords, target_coords, kernel)
     compute = numpy_dtype(features)
     f, theta = wide(features, compute), wide_weight(weight, compute)
     size, q, p = theta.shape
     targets = len(splits) - 1
     out = torch.empty(targets, weight.shape[2], dtype=compute_dtype(features.dtype))
-    inverse = out.new_empty(targets if kernel.normalise else 0)
+    inverse = out.new_empty(targets if function.normalise else 0)
     start = np.zeros(p, compute)
     if bias is not None:
         start[: len(bias)] = bias.detach().to(out.dtype).numpy()
@@ -64,7 +60,7 @@ def conv(
     else:
         packed, channels = pack(theta.reshape(-1, p)), q
     edges = (splits.numpy(), source.numpy(), source_coords.detach().numpy(), target_coords.detach().numpy())
-    rule = recipe(kernel, edges[2].dtype, f.dtype)
+    rule = recipe(function, edges[2].dtype, f.dtype)
     arrays = (f, packed, start, out.numpy(), inverse.numpy())
     sizes = (size, channels, p, tile_height(size * channels, compute), lanes(compute))
     in_threads(_forward, [(a, b, *edges, *rule, *arrays, *sizes) for a, b in ranges(edges[0])])
@@ -80,20 +76,17 @@ def conv_backward(
     back_source: Tensor,
     source_coords: Tensor,
     target_coords: Tensor,
-    kernel: EdgeKernel,
+    function: EdgeFunction,
     need_features: bool,
     need_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    if bfloat16_cpu.serves(features):
-        edges = (back_splits, back_source, source_coords, target_coords)
-        return bfloat16_cpu.conv_backward(grad, features, weight, inverse, *edges, kernel, need_features, need_weight)
     compute = numpy_dtype(features)
     g, theta = wide(grad, compute), wide_weight(weight, compute)
     f = wide(features, compute) if need_weight else np.empty((0, 0), compute)
     size, q, p = theta.shape
     turned = pack(np.ascontiguousarray(theta.transpose(0, 2, 1)).reshape(-1, q))
     edges = (back_splits.numpy(), back_source.numpy(), source_coords.detach().numpy(), target_coords.detach().numpy())
-    rule = recipe(kernel, edges[2].dtype, g.dtype)
+    rule = recipe(function, edges[2].dtype, g.dtype)
     cuts = ranges(edges[0])
     shape = features.shape if need_features else (0, 0)
     d_features = torch.empty(shape, dtype=compute_dtype(features.dtype))
@@ -110,12 +103,12 @@ def conv_backward(
 
 
 def edge_sums(
-    splits: Tensor, source: Tensor, source_coords: Tensor, target_coords: Tensor, kernel: EdgeKernel
+    splits: Tensor, source: Tensor, source_coords: Tensor, target_coords: Tensor, function: EdgeFunction
 ) -> tuple[Tensor, Tensor]:
-    sums = target_coords.new_empty(len(splits) - 1, kernel.size)
-    inverse = target_coords.new_empty(len(sums) if kernel.normalise else 0)
+    sums = target_coords.new_empty(len(splits) - 1, function.size)
+    inverse = target_coords.new_empty(len(sums) if function.normalise else 0)
     edges = (splits.numpy(), source.numpy(), source_coords.detach().numpy(), target_coords.detach().numpy())
-    rule = recipe(kernel, edges[2].dtype, edges[2].dtype)
+    rule = recipe(function, edges[2].dtype, edges[2].dtype)
     arrays = (sums.detach().numpy(), inverse.detach().numpy())
     in_threads(_sums, [(a, b, *edges, *rule, *arrays) for a, b in ranges(edges[0])])
     return sums, inverse

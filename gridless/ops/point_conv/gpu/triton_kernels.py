@@ -326,14 +326,15 @@ def fused_backward_kernel(
                 tl.store(part, share[m * J + j], mask=inside)
 
 
-@triton.jit(do_not_specialize=["last"])
+@triton.jit(do_not_specialize=["last", "column"])
 def contract_kernel(
-    G, ROW_X, COL_X, SPLITS, COLS, INVERSE, BIAS, OUT, last, high, low, width, column, stride,
+    G, ROW_X, COL_X, SPLITS, COLS, INVERSE, BIAS, OUT, last, column, high, low,
+    WIDTH: tl.constexpr, STRIDE: tl.constexpr,
     M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr, SHARP: tl.constexpr,
     FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, HAS_BIAS: tl.constexpr, DTYPE: tl.constexpr, INDEX: tl.constexpr,
     T: tl.constexpr, CB: tl.constexpr,
 ):  # fmt: skip
-    """OUT[:, column:column + width] = N G + bias, with G (S, M, width) = F Theta: sums over the edges of n_m G_m."""
+    """OUT[:, column:column + WIDTH] = N G + bias, with G (S, M, WIDTH) = F Theta: sums over the edges of n_m G_m."""
     scale = _scale(high, low, ROW_X)
     row = tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
@@ -348,8 +349,8 @@ def contract_kernel(
         v = _vector(x, _load_point(COL_X, col, on, D), on, scale, False, DTYPE, D)
         w = _falloff(v, on, FALLOFF, D)
         for m in tl.static_range(M):
-            at = (col * M + m)[:, None] * width + c[None, :]
-            g = tl.load(G + at, mask=on[:, None] & (c[None, :] < width), other=0.0).to(DTYPE)
+            at = (col * M + m)[:, None] * WIDTH + c[None, :]
+            g = tl.load(G + at, mask=on[:, None] & (c[None, :] < WIDTH), other=0.0).to(DTYPE)
             acc += _value(v, w, m, KIND, TABLE, SHARP, D)[:, None] * g
     if NORMALISE:
         inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
@@ -357,6 +358,6 @@ def contract_kernel(
             tl.store(INVERSE + row, inverse, mask=live)
         acc = acc * inverse[:, None]
     if HAS_BIAS:
-        acc += tl.load(BIAS + column + c, mask=c < width, other=0.0).to(DTYPE)[None, :]
-    at = row.to(tl.int64)[:, None] * stride + column + c[None, :]
-    tl.store(OUT + at, acc, mask=live[:, None] & (c[None, :] < width))
+        acc += tl.load(BIAS + column + c, mask=c < WIDTH, other=0.0).to(DTYPE)[None, :]
+    at = row.to(tl.int64)[:, None] * STRIDE + column + c[None, :]
+    tl.store(OUT + at, acc, mask=live[:, None] & (c[None, :] < WIDTH))

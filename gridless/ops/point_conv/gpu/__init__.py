@@ -13,15 +13,16 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from gridless.backends import interpreting
-from gridless.ops.point_conv import gluon_gpu
-from gridless.ops.point_conv.kernel import EdgeKernel, compute_dtype
-from gridless.ops.point_conv.tiles_gpu import (
+from gridless.kernels.launch import Launcher, cdiv, power_of_two
+from gridless.ops.point_conv.edge_function import EdgeFunction, compute_dtype
+from gridless.ops.point_conv.gpu import gluon
+from gridless.ops.point_conv.gpu.tiles import (
     GROUP,
     Tile,
     dot_block,
@@ -30,8 +31,13 @@ from gridless.ops.point_conv.tiles_gpu import (
     gather_tile,
     side_by_side,
 )  # fmt: skip
-from gridless.ops.point_conv.triton_coords import coords_kernel, sums_kernel
-from gridless.ops.point_conv.triton_kernels import contract_kernel, fused_backward_kernel, fused_kernel, gather_kernel
+from gridless.ops.point_conv.gpu.triton_coords import coords_kernel, sums_kernel
+from gridless.ops.point_conv.gpu.triton_kernels import (
+    contract_kernel,
+    fused_backward_kernel,
+    fused_kernel,
+    gather_kernel,
+)
 
 # Bytes of N F that are written before a product reads them: inside the second-level cache, and no more than the result
 # has, unless that is SMALL.
@@ -39,6 +45,10 @@ CHUNK = 48 << 20
 SMALL = 8 << 20
 # Bytes of F Theta that are made at once where features are transformed first.
 TRANSFORMED = 64 << 20
+
+_GATHER, _FUSED, _FUSED_BACKWARD, _CONTRACT, _SUMS, _COORDS = map(
+    Launcher, (gather_kernel, fused_kernel, fused_backward_kernel, contract_kernel, sums_kernel, coords_kernel)
+)
 
 _TYPES = {
     torch.float16: tl.float16,
@@ -56,16 +66,16 @@ def conv(
     source: Tensor,
     source_coords: Tensor,
     target_coords: Tensor,
-    kernel: EdgeKernel,
+    function: EdgeFunction,
     transform_first: bool,
 ) -> tuple[Tensor, Tensor]:
     terms, channels, width = weight.shape
     rows = target_coords.shape[0]
     out = features.new_empty(rows, width)
-    inverse = features.new_empty(rows if kernel.normalise else 0, dtype=compute_dtype(features.dtype))
+    inverse = features.new_empty(rows if function.normalise else 0, dtype=compute_dtype(features.dtype))
     if rows == 0 or width == 0:
         return out, inverse.zero_()
-    walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, features.dtype)
+    walk = _Walk(target_coords, source_coords, splits, source, inverse, function, False, features.dtype)
     if transform_first:
         _transform_first(walk, features, weight, bias, out)
     elif (tile := fused_tile(features.dtype, *weight.shape, rows, walk.edges, out.device)) is not None:
@@ -89,7 +99,7 @@ def conv_backward(
     back_source: Tensor,
     source_coords: Tensor,
     target_coords: Tensor,
-    kernel: EdgeKernel,
+    function: EdgeFunction,
     need_features: bool,
     need_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -98,7 +108,7 @@ def conv_backward(
     if features.numel() == 0 or grad.numel() == 0:
         zeros = torch.zeros_like(weight) if need_weight else None
         return None if d_features is None else d_features.zero_(), zeros
-    walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, kernel, True, features.dtype)
+    walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, function, True, features.dtype)
     tile = fused_backward_tile(features.dtype, *weight.shape, walk.rows, walk.edges, grad.device)
     if tile is not None:
         return d_features, _fused_backward(walk, grad, features, weight, d_features, need_weight, tile)
@@ -126,7 +136,7 @@ def conv_coords_backward(
     back_source: Tensor | None,
     source_coords: Tensor,
     target_coords: Tensor,
-    kernel: EdgeKernel,
+    function: EdgeFunction,
     need_source: bool,
     need_target: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -134,34 +144,33 @@ def conv_coords_backward(
     along = torch.empty_like(inverse)
     d_source, d_target = torch.zeros_like(source_coords), torch.zeros_like(target_coords)
     if features.numel() and grad.numel():
-        if need_target or kernel.normalise:
-            walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, features.dtype)
+        if need_target or function.normalise:
+            walk = _Walk(target_coords, source_coords, splits, source, inverse, function, False, features.dtype)
             across = weight.permute(2, 0, 1).reshape(width, terms * channels)
             walk.coords(grad, across, features, along, d_target)
         if need_source:
             assert back_splits is not None
             assert back_source is not None
-            walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, kernel, True, features.dtype)
+            walk = _Walk(
+                source_coords, target_coords, back_splits, back_source, inverse, function, True, features.dtype
+            )
             along_weight = weight.transpose(0, 1).reshape(channels, terms * width)
             walk.coords(features, along_weight, grad, along, d_source)
     return d_source if need_source else None, d_target if need_target else None
 
 
 def edge_sums(
-    splits: Tensor, source: Tensor, source_coords: Tensor, target_coords: Tensor, kernel: EdgeKernel
+    splits: Tensor, source: Tensor, source_coords: Tensor, target_coords: Tensor, function: EdgeFunction
 ) -> tuple[Tensor, Tensor]:
     rows = target_coords.shape[0]
-    sums = target_coords.new_empty(rows, kernel.size)
-    inverse = target_coords.new_empty(rows if kernel.normalise else 0)
+    sums = target_coords.new_empty(rows, function.size)
+    inverse = target_coords.new_empty(rows if function.normalise else 0)
     if rows == 0:
         return sums, inverse
-    walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, target_coords.dtype)
+    walk = _Walk(target_coords, source_coords, splits, source, inverse, function, False, target_coords.dtype)
     for base, size in walk.groups():
-        sums_kernel[(triton.cdiv(rows, 32),)](
-            *walk.tensors, sums, rows, *walk.scale, D=kernel.dim, FALLOFF=kernel.falloff,
-            NORMALISE=kernel.normalise, DTYPE=walk.dtype, INDEX=walk.index(kernel.dim), TERMS=kernel.size,
-            BASE=base, **walk.terms(base, size), T=32, K=8,
-        )  # fmt: skip
+        constants = walk.settings(function.dim) | walk.terms(base, size) | {"T": 32, "K": 8}
+        walk.launch(_SUMS, (cdiv(rows, 32), 1, 1), (), (sums,), (rows,), constants, 4)
     return sums, inverse
 
 
@@ -175,19 +184,19 @@ def edge_sums_backward(
     back_source: Tensor | None,
     source_coords: Tensor,
     target_coords: Tensor,
-    kernel: EdgeKernel,
+    function: EdgeFunction,
     need_source: bool,
     need_target: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    along = (grad * sums).sum(1) if kernel.normalise else inverse
+    along = (grad * sums).sum(1) if function.normalise else inverse
     d_source, d_target = torch.zeros_like(source_coords), torch.zeros_like(target_coords)
     if need_target and grad.numel():
-        walk = _Walk(target_coords, source_coords, splits, source, inverse, kernel, False, grad.dtype)
+        walk = _Walk(target_coords, source_coords, splits, source, inverse, function, False, grad.dtype)
         walk.coords_featureless(grad, along.clone(), d_target)
     if need_source and source_coords.numel():
         assert back_splits is not None
         assert back_source is not None
-        walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, kernel, True, grad.dtype)
+        walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, function, True, grad.dtype)
         walk.coords_featureless(grad, along, d_source)
     return d_source if need_source else None, d_target if need_target else None
 
@@ -197,16 +206,16 @@ class _Walk:
 
     def __init__(
         self, row_coords: Tensor, col_coords: Tensor, splits: Tensor, cols: Tensor, inverse: Tensor,
-        kernel: EdgeKernel, flip: bool, dtype: torch.dtype,
+        function: EdgeFunction, flip: bool, dtype: torch.dtype,
     ) -> None:  # fmt: skip
         self.tensors = (row_coords, col_coords, splits, cols, inverse)
-        self.kernel, self.flip = kernel, flip
+        self.function, self.flip = function, flip
         self.rows, self.columns, self.edges = row_coords.shape[0], col_coords.shape[0], cols.shape[0]
         self.dtype = _TYPES[compute_dtype(dtype)]
         # W beside the sums takes a line of the device's own language, for float32.
         self.total = torch.version.cuda is not None and not interpreting() and self.dtype is tl.float32
-        scale = 1 / kernel.radius
-        high = float(torch.tensor(scale, dtype=torch.float32))
+        scale = 1 / function.radius
+        high = float(np.float32(scale))
         self.scale = (high, scale - high)
 
     def index(self, width: int) -> Any:
@@ -215,32 +224,40 @@ class _Walk:
 
     def groups(self) -> list[tuple[int, int]]:
         """First term and number of terms of each group."""
-        size = self.kernel.size
+        size = self.function.size
         return [(base, min(GROUP, size - base)) for base in range(0, size, GROUP)]
 
     def terms(self, base: int, size: int) -> dict[str, Any]:
-        kernel = self.kernel
-        return _terms(kernel.kind, kernel.table, kernel.width, kernel.dim, base, size)
+        function = self.function
+        return {"BASE": base} | _terms(function.kind, function.table, function.width, function.dim, base, size)
 
     def settings(self, width: int) -> dict[str, Any]:
-        kernel, index = self.kernel, self.index(width)
-        return {"D": kernel.dim, "FALLOFF": kernel.falloff, "NORMALISE": kernel.normalise, "INDEX": index}
+        function, index = self.function, self.index(width)
+        settings = {"D": function.dim, "FALLOFF": function.falloff, "NORMALISE": function.normalise, "INDEX": index}
+        return settings | {"FLIP": self.flip, "DTYPE": self.dtype, "TERMS": function.size, "TOTAL": self.total}
+
+    def launch(
+        self, launcher: Launcher, grid: tuple[int, int, int], before: tuple[Tensor, ...], after: tuple[Tensor, ...],
+        sizes: tuple[int, ...], constants: dict[str, Any], warps: int, registers: int | None = None,
+    ) -> None:  # fmt: skip
+        """Tensors stand before and after those of the walk; of the constants a kernel takes those it names."""
+        tensors, numbers = (*before, *self.tensors, *after), (*sizes, *self.scale)
+        ordered = launcher.ordered(len(tensors) + len(numbers), constants)
+        launcher(grid, tensors, numbers, ordered, warps, registers)
 
     def gather(self, features: Tensor, first: int, last: int, out: Tensor) -> None:
         """N F (or N^T F) of rows first to last."""
         channels = features.shape[1]
-        block = min(64, max(4, triton.next_power_of_2(channels)))
+        block = min(64, max(4, power_of_two(channels)))
+        tile = gather_tile(features.dtype, block)
+        grid = (cdiv(last - first, tile.rows), cdiv(channels, block), 1)
         for base, size in self.groups():
-            tile = gather_tile(features.dtype, block)
-            gather_kernel[(triton.cdiv(last - first, tile.rows), triton.cdiv(channels, block))](
-                features, *self.tensors, out, first, last, *self.scale, C=channels, **self.settings(channels),
-                BASE=base, **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype, TERMS=self.kernel.size,
-                TOTAL=self.total, **tile.strips(block),
-            )  # fmt: skip
+            constants = self.settings(channels) | self.terms(base, size) | {"C": channels} | tile.strips(block)
+            self.launch(_GATHER, grid, (features,), (out,), (first, last), constants, tile.warps)
 
     def chunks(self, features: Tensor, limit: int) -> Any:
         """(first row, last row, N F of these rows), in one buffer of about as many bytes as `limit`, or as CHUNK."""
-        width = self.kernel.size * features.shape[1]
+        width = self.function.size * features.shape[1]
         size = min(CHUNK, max(limit, SMALL))
         step = max(size // (width * features.element_size()) // 128, 1) * 128
         buffer = features.new_empty(min(step, self.rows), width)
@@ -254,40 +271,39 @@ class _Walk:
         channels = theirs.shape[1]
         size = min(CHUNK, max(theirs.nbytes, SMALL))
         step = max(size // (weight.shape[1] * mine.element_size()) // 128, 1) * 128
-        block = min(64, max(4, triton.next_power_of_2(channels)))
+        block = min(64, max(4, power_of_two(channels)))
         for first in range(0, self.rows, step):
             last = min(first + step, self.rows)
             transformed = mine[first:last] @ weight
+            tile = gather_tile(theirs.dtype, block)
+            grid = (cdiv(last - first, tile.rows), 1, 1)
             for base, size in self.groups():
-                tile = gather_tile(theirs.dtype, block)
-                coords_kernel[(triton.cdiv(last - first, tile.rows),)](
-                    transformed, theirs, *self.tensors, along, out, first, last, *self.scale, C=channels,
-                    **self.settings(channels), BASE=base, **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype,
-                    TERMS=self.kernel.size, FEATURES=True, T=tile.rows, CB=block, num_warps=tile.warps,
-                )  # fmt: skip
+                constants = self.settings(channels) | self.terms(base, size) | {"C": channels, "FEATURES": True}
+                constants |= {"T": tile.rows, "CB": block}
+                sizes = (first, last)
+                self.launch(_COORDS, grid, (transformed, theirs), (along, out), sizes, constants, tile.warps)
 
     def coords_featureless(self, grad: Tensor, along: Tensor, out: Tensor) -> None:
         for base, size in self.groups():
-            coords_kernel[(triton.cdiv(self.rows, 32),)](
-                grad, grad, *self.tensors, along, out, 0, self.rows, *self.scale, C=1, **self.settings(grad.shape[1]),
-                BASE=base, **self.terms(base, size), FLIP=self.flip, DTYPE=self.dtype, TERMS=self.kernel.size,
-                FEATURES=False, T=32, CB=1, num_warps=1,
-            )  # fmt: skip
+            constants = self.settings(grad.shape[1]) | self.terms(base, size) | {"C": 1, "FEATURES": False}
+            constants |= {"T": 32, "CB": 1}
+            grid, sizes = (cdiv(self.rows, 32), 1, 1), (0, self.rows)
+            self.launch(_COORDS, grid, (grad, grad), (along, out), sizes, constants, 1)
 
 
 def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> None:
     _, channels, width = weight.shape
-    terms, precision = walk.terms(0, walk.kernel.size), _precision()
-    if precision == "tf32" and gluon_gpu.forward(walk, features, weight, bias, out):
+    precision = _precision()
+    if precision == "tf32" and gluon.forward(walk, features, weight, bias, out):
         return
-    # Products of three parts need the registers more than company.
+    constants = walk.settings(channels) | walk.terms(0, walk.function.size) | tile.strips(dot_block(channels))
+    constants |= {"C": channels, "P": width, "PB": dot_block(width)}
+    constants |= {"HAS_BIAS": bias is not None, "PRECISION": precision}
+    # tf32x3 needs more registers, so one program per multiprocessor.
     beside = tile.beside if precision == "tf32" else 1
-    fused_kernel[(triton.cdiv(walk.rows, tile.rows),)](
-        features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, *walk.scale,
-        C=channels, P=width, **walk.settings(channels), **terms, HAS_BIAS=bias is not None, PRECISION=precision,
-        TOTAL=walk.total, PB=dot_block(width), **tile.strips(dot_block(channels)),
-        maxnreg=65536 // (32 * tile.warps * beside) if beside > 1 else None,
-    )  # fmt: skip
+    registers = 65536 // (32 * tile.warps * beside) if beside > 1 else None
+    grid, after = (cdiv(walk.rows, tile.rows), 1, 1), (weight, weight if bias is None else bias, out)
+    walk.launch(_FUSED, grid, (features,), after, (walk.rows,), constants, tile.warps, registers)
 
 
 def _fused_backward(
@@ -302,19 +318,18 @@ def _fused_backward(
     _, channels, width = weight.shape
     precision = _precision()
     if precision == "tf32":
-        parts = gluon_gpu.backward(walk, grad, features, weight, d_features, need_weight)
+        parts = gluon.backward(walk, grad, features, weight, d_features, need_weight)
         if parts is not None:
             return parts.sum(0) if need_weight else None
-    tiles = triton.cdiv(walk.rows, tile.rows)
+    tiles = cdiv(walk.rows, tile.rows)
     programs = min(tiles, side_by_side(grad.device, tile)) if need_weight else tiles
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
-    terms = walk.terms(0, walk.kernel.size)
-    fused_backward_kernel[(programs,)](
-        grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts, walk.rows, tiles,
-        *walk.scale, Q=channels, P=width, **walk.settings(max(channels, width)), **terms,
-        NEED_F=d_features is not None, NEED_W=need_weight, PRECISION=precision,
-        QB=dot_block(channels), **tile.strips(dot_block(width)),
-    )  # fmt: skip
+    constants = walk.settings(max(channels, width)) | walk.terms(0, walk.function.size) | tile.strips(dot_block(width))
+    constants |= {"Q": channels, "P": width, "QB": dot_block(channels), "PRECISION": precision}
+    constants |= {"NEED_F": d_features is not None, "NEED_W": need_weight}
+    after = (weight, features if d_features is None else d_features, parts)
+    sizes = (walk.rows, tiles)
+    walk.launch(_FUSED_BACKWARD, (programs, 1, 1), (grad, features), after, sizes, constants, tile.warps)
     return parts.sum(0).to(weight.dtype) if need_weight else None
 
 
@@ -327,14 +342,12 @@ def _transform_first(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor
         part = weight[:, :, column : column + step]
         some = part.shape[2]
         transformed = features @ part.transpose(0, 1).reshape(channels, terms * some)  # (S, M * some)
-        block = min(64, max(4, triton.next_power_of_2(some)))
+        block = min(64, max(4, power_of_two(some)))
         tile = gather_tile(features.dtype, block)
-        numbers = walk.terms(0, terms)
-        contract_kernel[(triton.cdiv(walk.rows, tile.rows), triton.cdiv(some, block))](
-            transformed, *walk.tensors, features if bias is None else bias, out, walk.rows, *walk.scale, some, column,
-            width, **walk.settings(terms * some), **numbers, HAS_BIAS=bias is not None, DTYPE=walk.dtype,
-            T=tile.rows, CB=block, num_warps=tile.warps,
-        )  # fmt: skip
+        constants = walk.settings(terms * some) | walk.terms(0, terms) | {"T": tile.rows, "CB": block}
+        constants |= {"HAS_BIAS": bias is not None, "WIDTH": some, "STRIDE": width}
+        grid, after = (cdiv(walk.rows, tile.rows), cdiv(some, block), 1), (features if bias is None else bias, out)
+        walk.launch(_CONTRACT, grid, (transformed,), after, (walk.rows, column), constants, tile.warps)
 
 
 def _precision() -> str:

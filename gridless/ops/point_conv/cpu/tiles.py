@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gridless.backends import num_threads
-from gridless.ops.point_conv.kernel import compute_dtype
-from gridless.ops.point_conv.products import BLOCK, padded
+from gridless.kernels.products import BLOCK, padded
+from gridless.ops.point_conv.edge_function import compute_dtype
 
 _TILE_BYTES = 1 << 17
 # Rows that are worth a thread of their own.

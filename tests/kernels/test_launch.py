@@ -7,14 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from gridless.ops.event_conv import launch as launching
-from gridless.ops.event_conv.launch import Launcher, cdiv, per_microsecond, power_of_two
-
-
-@pytest.fixture(autouse=True)
-def direct(monkeypatch):
-    """As with a version of Triton that is known."""
-    monkeypatch.setattr(launching, "DIRECT", True)
+from gridless.kernels.launch import Launcher, cdiv, power_of_two
 
 
 class Kernel:
@@ -25,7 +18,7 @@ class Kernel:
         self.at_once: list[tuple] = []
 
     def __getitem__(self, grid):
-        def launch(*arguments, num_warps):
+        def launch(*arguments, num_warps, maxnreg):
             self.through_triton.append((grid, arguments, num_warps))
             return Compiled(self, arguments, num_warps)
 
@@ -52,14 +45,19 @@ def test_the_second_launch_with_the_same_constants_is_immediate():
     assert arguments == (b.data_ptr(), a.data_ptr(), 6, True, 3)
 
 
-def test_with_another_version_every_launch_goes_through_triton(monkeypatch):
-    monkeypatch.setattr(launching, "DIRECT", False)
+def test_sizes_beyond_int32_go_through_triton():
     kernel = Kernel()
     launch = Launcher(kernel)
-    for _ in range(2):
-        launch((1, 1, 1), (torch.zeros(8),), (5,), (True, 3), 4)
-    assert len(kernel.through_triton) == 2
-    assert not kernel.at_once
+    for size in (5, 2**31, 2**31, 6):
+        launch((1, 1, 1), (torch.zeros(8),), (size,), (3,), 4)
+    assert [arguments[1] for _, arguments, _ in kernel.through_triton] == [5, 2**31, 2**31]
+    assert kernel.at_once[0][2][1] == 6
+
+
+def test_constants_by_name_come_in_the_order_of_the_kernel():
+    kernel = Kernel()
+    kernel.arg_names = ["x", "size", "FIRST", "SECOND"]
+    assert Launcher(kernel).ordered(2, {"SECOND": 2, "FIRST": 1, "OTHER": 3}) == (1, 2)
 
 
 @pytest.mark.parametrize(("constants", "warps"), [((True, 4), 4), ((False, 3), 4), ((True, 3), 8)])
@@ -89,4 +87,3 @@ def test_a_tensor_that_begins_anywhere_goes_through_triton():
 def test_sizes_of_programs():
     assert [power_of_two(n) for n in (1, 2, 3, 4, 5, 127, 128, 129)] == [1, 2, 4, 4, 8, 128, 128, 256]
     assert [cdiv(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
-    assert float(per_microsecond(50.0, torch.float64, torch.device("cpu"))) == 1 / 50

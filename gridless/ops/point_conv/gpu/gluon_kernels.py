@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from gridless.ops.point_conv.triton_kernels import _falloff, _invert, _load_point, _value, _vector
+from gridless.ops.point_conv.gpu.triton_kernels import _falloff, _invert, _load_point, _value, _vector
 
 
 @gluon.constexpr_function

@@ -6,7 +6,8 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-import triton
+
+from gridless.kernels.launch import cdiv, power_of_two
 
 # Terms whose sums one kernel keeps in registers.
 GROUP = 16
@@ -26,8 +27,7 @@ class Tile(NamedTuple):
     def strips(self, channels: int) -> dict[str, int]:
         """How the kernels are told of so many channels."""
         width = min(self.strip, channels)
-        strips = {"J": channels // width, "L": width}
-        return strips | {"T": self.rows, "U": self.unroll, "AHEAD": self.ahead, "num_warps": self.warps}
+        return {"J": channels // width, "L": width, "T": self.rows, "U": self.unroll, "AHEAD": self.ahead}
 
 
 # What the Gluon kernels are written for.
@@ -82,7 +82,7 @@ def few_rows(rows: int, edges: int, tile: Tile, device: torch.device) -> bool:
 
 def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
     """Whether there are no more tiles than the device runs side by side."""
-    return triton.cdiv(rows, tile.rows) <= side_by_side(device, tile)
+    return cdiv(rows, tile.rows) <= side_by_side(device, tile)
 
 
 def gluon_tile(terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device) -> Tile | None:
@@ -111,12 +111,12 @@ def gather_tile(dtype: torch.dtype, block: int) -> Tile:
 
 def busy(rows: int, tile: Tile, device: torch.device) -> float:
     """The share of the device that works, where every multiprocessor takes as many tiles."""
-    tiles = triton.cdiv(rows, tile.rows)
-    return tiles / (triton.cdiv(tiles, processors(device)) * processors(device))
+    tiles = cdiv(rows, tile.rows)
+    return tiles / (cdiv(tiles, processors(device)) * processors(device))
 
 
 def dot_block(channels: int) -> int:
-    return max(16, triton.next_power_of_2(channels))
+    return max(16, power_of_two(channels))
 
 
 @cache

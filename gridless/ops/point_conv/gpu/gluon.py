@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from contextlib import suppress
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,16 +18,16 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.backends import interpreting
-from gridless.ops.point_conv.tiles_gpu import gluon_backward_tile, gluon_tile, processors
+from gridless.kernels.launch import Launcher, cdiv
+from gridless.ops.point_conv.gpu.tiles import gluon_backward_tile, gluon_tile, processors
+
+try:
+    from gridless.ops.point_conv.gpu import gluon_kernels
+except (ImportError, AttributeError):  # Gluon is an experimental part of Triton: its names may change.
+    gluon_kernels = None
 
 # False: the Triton kernels run everywhere.
 GLUON = True
-# The versions of Triton with which the kernels have run on a device: their language still changes.
-VERSIONS = ("3.6.",)
-if triton.__version__.startswith(VERSIONS):
-    from gridless.ops.point_conv import gluon_kernels
-else:
-    gluon_kernels = None
 # The generation of devices that have `wgmma`, and 227 KB of shared memory for a program.
 GENERATION = 9
 # Bytes of features and columns that are asked for at the start: well inside the second-level cache.
@@ -38,12 +40,15 @@ def forward(walk: Any, features: Tensor, weight: Tensor, bias: Tensor | None, ou
     tile = gluon_tile(*weight.shape, walk.rows, walk.edges, out.device)
     if tile is None or not _suits(walk, features, weight):
         return False
-    tiles = triton.cdiv(walk.rows, tile.rows)
+    tiles = cdiv(walk.rows, tile.rows)
     fetched = (features.numel(), walk.edges) if features.nbytes + 4 * walk.edges <= FETCHED else (0, 0)
-    kernel = gluon_kernels.forward_kernel[(min(tiles, processors(out.device)),)](
-        features, *walk.tensors, weight, weight if bias is None else bias, out, walk.rows, tiles, *fetched,
-        walk.scale[0], C=channels, P=width, **_kernel(walk), HAS_BIAS=bias is not None, num_warps=tile.warps,
+    kernel = _launch(
+        "forward_kernel", min(tiles, processors(out.device)),
+        (features, *walk.tensors, weight, weight if bias is None else bias, out),
+        (walk.rows, tiles, *fetched, walk.scale[0]), (channels, width, *_function(walk), bias is not None), tile.warps,
     )  # fmt: skip
+    if kernel is None:
+        return False
     _leave_cache(kernel, out.device)
     return True
 
@@ -57,15 +62,18 @@ def backward(
     tile = gluon_backward_tile(*weight.shape, walk.rows, walk.edges, grad.device)
     if tile is None or not _suits(walk, features, weight):
         return None
-    tiles = triton.cdiv(walk.rows, tile.rows)
-    each = triton.cdiv(tiles, processors(grad.device)) if need_weight else 1
-    programs = triton.cdiv(tiles, each)
+    tiles = cdiv(walk.rows, tile.rows)
+    each = cdiv(tiles, processors(grad.device)) if need_weight else 1
+    programs = cdiv(tiles, each)
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
-    kernel = gluon_kernels.backward_kernel[(programs,)](
-        grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts, walk.rows, tiles,
-        each, walk.scale[0], Q=channels, P=width, **_kernel(walk), NEED_F=d_features is not None, NEED_W=need_weight,
-        num_warps=tile.warps,
+    kernel = _launch(
+        "backward_kernel", programs,
+        (grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts),
+        (walk.rows, tiles, each, walk.scale[0]),
+        (channels, width, *_function(walk), d_features is not None, need_weight), tile.warps,
     )  # fmt: skip
+    if kernel is None:
+        return None
     if need_weight:
         _leave_cache(kernel, grad.device)
     return parts
@@ -78,7 +86,7 @@ def _suits(walk: Any, features: Tensor, weight: Tensor) -> bool:
         and gluon_kernels is not None
         and features.dtype == torch.float32
         and walk.tensors[0].dtype == torch.float32
-        and walk.kernel.dim == 3
+        and walk.function.dim == 3
         and walk.index(max(weight.shape[1:])) is tl.int32
         and _runs_on(features.device)
     )
@@ -91,9 +99,31 @@ def _runs_on(device: torch.device) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] == GENERATION
 
 
-def _kernel(walk: Any) -> dict[str, Any]:
-    kernel = walk.kernel
-    return walk.terms(0, kernel.size) | {"FALLOFF": kernel.falloff, "NORMALISE": kernel.normalise}
+def _function(walk: Any) -> tuple:
+    terms = walk.terms(0, walk.function.size)
+    return *(terms[name] for name in ("M", "KIND", "TABLE", "SHARP")), walk.function.falloff, walk.function.normalise
+
+
+@cache
+def _launcher(kernels: ModuleType, name: str) -> Launcher:
+    return Launcher(getattr(kernels, name))
+
+
+def _launch(name: str, programs: int, tensors: tuple, sizes: tuple, constants: tuple, warps: int) -> Any:
+    """The kernel, launched; None, and a word once, where this version of Triton cannot compile it."""
+    global GLUON
+    try:
+        return _launcher(gluon_kernels, name)((programs, 1, 1), tensors, sizes, constants, warps) or True
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "CUDA" in str(error):
+            raise
+        GLUON = False
+        warnings.warn(
+            f"Triton {triton.__version__} cannot compile the fastest point convolution for this device ({error}); "
+            "a slower one runs instead",
+            stacklevel=2,
+        )
+        return None
 
 
 def _leave_cache(kernel: Any, device: torch.device) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from gridless.backends import in_threads
 from gridless.compiled import njit
-from gridless.ops.point_conv.kernel import MONOMIALS, EdgeKernel
-from gridless.ops.point_conv.products import BLOCK, lanes, matmul, pack
-from gridless.ops.point_conv.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight
-from gridless.ops.point_conv.values import falloffs, longest, recipe, run_of_rows, vectors
+from gridless.kernels.products import BLOCK, lanes, matmul, pack
+from gridless.ops.point_conv.cpu.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight
+from gridless.ops.point_conv.cpu.values import falloffs, longest, recipe, run_of_rows, vectors
+from gridless.ops.point_conv.edge_function import MONOMIALS, EdgeFunction
 
 
 def conv_coords_backward(
@@ -30,7 +30,7 @@ def conv_coords_backward(
     back_source: Tensor | None,
     source_coords: Tensor,
     target_coords: Tensor,
-    kernel: EdgeKernel,
+    function: EdgeFunction,
     need_source: bool,
     need_target: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -41,8 +41,8 @@ def conv_coords_backward(
     to_q = pack(np.ascontiguousarray(theta.transpose(2, 0, 1)).reshape(p, -1))
     to_p = pack(np.ascontiguousarray(theta.transpose(1, 0, 2)).reshape(q, -1))
     return _both_ends(
-        (g, to_q, f), (f, to_p, g), inverse, np.zeros(len(splits) - 1 if kernel.normalise else 0, compute),
-        splits, source, back_splits, back_source, source_coords, target_coords, kernel, need_source, need_target,
+        (g, to_q, f), (f, to_p, g), inverse, np.zeros(len(splits) - 1 if function.normalise else 0, compute),
+        splits, source, back_splits, back_source, source_coords, target_coords, function, need_source, need_target,
     )  # fmt: skip
 
 
@@ -56,7 +56,7 @@ def edge_sums_backward(
     back_source: Tensor | None,
     source_coords: Tensor,
     target_coords: Tensor,
-    kernel: EdgeKernel,
+    function: EdgeFunction,
     need_source: bool,
     need_target: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -64,23 +64,23 @@ def edge_sums_backward(
     none = np.empty((0, 0), g.dtype)
     return _both_ends(
         (g, none.ravel(), none), (none, none.ravel(), g), inverse,
-        np.zeros(len(splits) - 1 if kernel.normalise else 0, g.dtype),
-        splits, source, back_splits, back_source, source_coords, target_coords, kernel, need_source, need_target,
+        np.zeros(len(splits) - 1 if function.normalise else 0, g.dtype),
+        splits, source, back_splits, back_source, source_coords, target_coords, function, need_source, need_target,
     )  # fmt: skip
 
 
 def _both_ends(
     of_targets: tuple, of_sources: tuple, inverse: Tensor, shared: np.ndarray,
     splits: Tensor, source: Tensor, back_splits: Tensor | None, back_source: Tensor | None,
-    source_coords: Tensor, target_coords: Tensor, kernel: EdgeKernel, need_source: bool, need_target: bool,
+    source_coords: Tensor, target_coords: Tensor, function: EdgeFunction, need_source: bool, need_target: bool,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """`of_targets`: features of the rows, what they are multiplied with, features of the columns; and for sources."""
     x, y = source_coords.detach().numpy(), target_coords.detach().numpy()
     compute = of_targets[0].dtype
-    rule = recipe(kernel, x.dtype, compute)
+    rule = recipe(function, x.dtype, compute)
     d_source = d_target = None
     # The sources of normalised rows need the D of the targets, which the pass over the targets leaves in `shared`.
-    if need_target or kernel.normalise:
+    if need_target or function.normalise:
         d_target = target_coords.new_empty(target_coords.shape).detach()
         edges = (splits.numpy(), source.numpy(), y, x)
         _run(True, edges, rule, of_targets, inverse, shared, d_target)

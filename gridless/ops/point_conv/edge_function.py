@@ -1,4 +1,4 @@
-"""The kernel of a convolution as plain numbers, which every backend can read."""
+"""The function of an edge whose learned combinations make a convolution, as plain numbers that every backend reads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Basis(Protocol):
     def description(self) -> Description | None: ...
 
 
-class EdgeKernel(NamedTuple):
+class EdgeFunction(NamedTuple):
     """All that turns a pair of coordinates into the M values of an edge.
 
         v = (target - source) / radius             in the dtype of the coordinates, then in the compute dtype

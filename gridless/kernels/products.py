@@ -39,11 +39,6 @@ BLOCK = 8 if _WIDE else 4
 STEPS = 128
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether the CPU has matrix or vector products of bfloat16, which torch then uses."""
-    return not {"+amx-bf16", "+avx512bf16"}.isdisjoint(_features())
-
-
 def lanes(dtype: Any) -> int:
     """Elements of a vector."""
     return _VECTOR_BYTES // np.dtype(dtype).itemsize

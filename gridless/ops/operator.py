@@ -1,0 +1,85 @@
+"""One differentiable operation, said once and called in two ways.
+
+Eager code calls an autograd function, which costs microseconds. `torch.compile` and `torch.export` trace the operator
+that is registered with torch instead, which costs a hundred of them in eager code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+Save = Callable[[Any, tuple, Any], None]
+
+
+def operator(name: str, fake: Callable, save: Save | None = None, backward: Callable | None = None) -> Callable:
+    """Decorates the forward function of tensors and plain numbers, whose first argument is a tensor.
+
+    `name` is that of the registered operator, `fake` makes empty outputs while a graph is traced. `save(ctx, inputs,
+    output)` and `backward(ctx, *grads)` are those of `torch.library.register_autograd`; without `backward` a second
+    derivative is refused.
+    """
+
+    def decorate(forward: Callable) -> Callable:
+        registered = torch.library.custom_op(f"gridless::{name}", forward, mutates_args=())
+        registered.register_fake(fake)
+        keep, differentiate = save or _keep_nothing, backward or _refuse_second
+        registered.register_autograd(differentiate, setup_context=keep)
+
+        class Eager(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *inputs: Any) -> Any:
+                output = forward(*inputs)
+                keep(ctx, inputs, output)
+                return output
+
+            @staticmethod
+            def jvp(ctx: Any, *tangents: Any) -> Any:
+                raise NotImplementedError(f"{name} has no forward-mode derivative: {_REMEDY}")
+
+        Eager.backward = staticmethod(differentiate)  # type: ignore[method-assign]
+
+        @wraps(forward)
+        def call(*inputs: Any) -> Any:
+            if torch.compiler.is_compiling() or type(inputs[0]) not in (Tensor, Parameter):
+                return registered(*inputs)
+            if torch._C._are_functorch_transforms_active():
+                raise NotImplementedError(f"{name} takes no part in torch.func's transforms: {_REMEDY}")
+            if not torch.is_grad_enabled() and forward_ad._current_level < 0:
+                return forward(*inputs)
+            return Eager.apply(*inputs)
+
+        call.registered = registered  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def without_autocast(function: Callable) -> Callable:
+    """The function of tensors runs as if autocast were off: its products have the type of its sums."""
+
+    @wraps(function)
+    def run(first: Tensor, *others: Any) -> Any:
+        if not torch.is_autocast_enabled(first.device.type):
+            return function(first, *others)
+        with torch.autocast(first.device.type, enabled=False):
+            return function(first, *others)
+
+    return run
+
+
+_REMEDY = "run under gl.use_backend('reference'), which torch differentiates"
+
+
+def _keep_nothing(ctx: Any, inputs: tuple, output: Any) -> None:
+    pass
+
+
+def _refuse_second(ctx: Any, *grads: Any) -> Any:
+    raise NotImplementedError(f"the fast backends have first derivatives only: for second ones {_REMEDY}")
