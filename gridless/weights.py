@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from gridless.data.files import whole_file
+
 # Weights that come with the package.
 SHIPPED = Path(__file__).parent / "pretrained"
 
@@ -21,7 +23,7 @@ def save(model: nn.Module, path: str | Path, **about: Any) -> Path:
 
     The network must have been made by `gridless.models`, so that its `config` can make it again.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save as serialise
 
     config = getattr(model, "config", None)
     if not isinstance(config, dict) or "model" not in config:
@@ -29,16 +31,14 @@ def save(model: nn.Module, path: str | Path, **about: Any) -> Path:
             f"save: a {type(model).__name__} has no config: only networks of gridless.models can be rebuilt from JSON"
         )
     path = _stem(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     about = {"model": config, **about}
     text = json.dumps(about, indent=2)
-    # Both are complete under other names before either is seen under its own.
     weights, words = path.with_name(path.name + ".safetensors"), path.with_name(path.name + ".json")
-    save_file(tensors, weights.with_suffix(".safetensors.part"))
-    words.with_suffix(".json.part").write_text(text + "\n")
-    weights.with_suffix(".safetensors.part").replace(weights)
-    words.with_suffix(".json.part").replace(words)
+    # Both are complete before either is seen.
+    with whole_file(weights) as first, whole_file(words) as second:
+        first.write(serialise(tensors))
+        second.write(f"{text}\n".encode())
     return weights
 
 
@@ -94,7 +94,7 @@ def restore(model: nn.Module, path: str | Path) -> None:
 def begin_with(model: nn.Module, name: str | Path) -> list[str]:
     """Fill what fits, by name and shape, from the weights of another network; returns the names of these tensors."""
     wanted = model.state_dict()
-    found = {k: t for k, t in _tensors(read_about(name)[0]).items() if k in wanted and t.shape == wanted[k].shape}
+    found = {k: t for k, t in _tensors(read_about(name)[0]).items() if k in wanted and _fits(t, wanted[k])}
     if not found:
         raise ValueError(f"nothing of the weights {str(name)!r} fits this {type(model).__name__}, by name and shape")
     model.load_state_dict(found, strict=False)
@@ -118,12 +118,19 @@ def check_fit(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> 
     for name, tensor in wanted.items():
         if name not in tensors:
             raise ValueError(f"{what} is of another network: {kind} has {name!r}, the file has not")
-        if tensors[name].shape != tensor.shape:
-            shapes = f"{tuple(tensor.shape)}, in the file {tuple(tensors[name].shape)}"
-            raise ValueError(f"{what} is of another network: {name!r} of this {kind} is {shapes}")
+        found = tensors[name]
+        if not _fits(found, tensor):
+            ours, theirs = (t.dtype if found.shape == tensor.shape else tuple(t.shape) for t in (tensor, found))
+            raise ValueError(f"{what} is of another network: {name!r} of this {kind} is {ours}, in the file {theirs}")
     for name in tensors:
         if name not in wanted:
             raise ValueError(f"{what} is of another network: {kind} has no {name!r}")
+
+
+def _fits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Real numbers of another precision are converted; whole numbers are no weights."""
+    same = found.dtype == wanted.dtype or (found.is_floating_point() and wanted.is_floating_point())
+    return same and found.shape == wanted.shape
 
 
 def _stem(path: str | Path) -> Path:

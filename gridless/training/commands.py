@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import torch
 import typer
-import yaml
 
 RecipeName = Annotated[str, typer.Argument(help="A shipped recipe's name, such as modelnet40-large, or a YAML file.")]
 Data = Annotated[Path | None, typer.Option(help="The folder of the data set, unless it is generated.")]
@@ -239,7 +238,9 @@ def _assignment(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set takes NAME=VALUE, such as epochs=10 or augment.shift=0.1, not {text!r}")
-    value = yaml.safe_load(value)
+    from gridless.training.recipe import read_yaml
+
+    value = read_yaml(value, f"--set {text}:")
     # YAML 1.1 reads 1e-3 as a word.
     with suppress(ValueError):
         value = float(value) if isinstance(value, str) else value

@@ -20,16 +20,16 @@ from gridless.training.resident import Resident
 from gridless.training.sources import Clouds
 from gridless.training.step import Average, TrainStep, autocast
 from gridless.training.synchronise import synchronise
-from gridless.weights import check_fit
 
 
 class Classifier(lightning.LightningModule):
     """A network and its recipe. The optimiser is stepped by `TrainStep`, which may be one captured graph."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, examples: str = "") -> None:
+        """`examples` is kept in checkpoints: what the run was begun with."""
         super().__init__()
         self.automatic_optimization = False
-        self.recipe = recipe
+        self.recipe, self.examples = recipe, examples
         self.model = recipe.make_model()
         self.average = Average(self.model, recipe.average) if recipe.average else None
         self.averaged = None if self.average is None else self.average.model
@@ -72,7 +72,6 @@ class Classifier(lightning.LightningModule):
             assert self.step is not None
             self.step.totals.copy_(self._restored["totals"][self.global_rank])
             self.schedule.load_state_dict(self._restored["schedule"])
-            self.history = self._restored.get("history", [])
             self._restored = None
 
     def training_step(self, batch: Batch, number: int) -> None:
@@ -126,17 +125,16 @@ class Classifier(lightning.LightningModule):
             totals = self.all_gather(totals[0])
         checkpoint["gridless"] = {
             "recipe": self.recipe.to_dict(),
+            "examples": self.examples,
             "totals": totals.cpu(),
             "schedule": self.schedule.state_dict(),
             "history": [dict(entry) for entry in self.history],
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if "gridless" not in checkpoint:
-            raise ValueError("this checkpoint was not written by gridless train")
-        own = {k.removeprefix("model."): v for k, v in checkpoint["state_dict"].items() if k.startswith("model.")}
-        check_fit(self.model, own, "this checkpoint")
         self._restored = checkpoint["gridless"]
+        # Here and not when training starts, which it does not where the last step was made.
+        self.history = checkpoint["gridless"]["history"]
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         return batch if batch.labels.device == device else batch.to(device)

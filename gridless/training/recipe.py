@@ -231,10 +231,23 @@ def load_recipe(name: str | Path) -> Recipe:
         path = known[str(name)]
     if not path.is_file():
         raise FileNotFoundError(f"no recipe at {path}")
-    try:
-        values = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not YAML: {error}") from None
+    values = read_yaml(path.read_text(), str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be a mapping of names to values")
     return Recipe.from_dict(values)
+
+
+class _Plain(yaml.SafeLoader):
+    """YAML without aliases: a few lines of them stand for more values than any memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError(f"an alias, *{self.peek_event().anchor}: write the value out")
+        return super().compose_node(parent, index)
+
+
+def read_yaml(text: str, what: str) -> Any:
+    try:
+        return yaml.load(text, _Plain)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{what} is not YAML that can be used here: {error}") from None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -50,14 +52,16 @@ def run(
     """
     device = torch.device(device)
     last = out / "checkpoints" / "last.ckpt"
-    if resume and not last.is_file():
-        raise FileNotFoundError(f"nothing to resume: there is no {last}")
+    if resume:
+        _check_same(last, recipe, data)
+    elif last.exists() or (out / "weights.safetensors").exists():
+        raise FileExistsError(f"{out} holds a run already: go on with it (--resume), or choose another folder (--out)")
     out.mkdir(parents=True, exist_ok=True)
     (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False))
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    module = Classifier(recipe)
+    module = Classifier(recipe, _examples(data))
     every: dict[str, Any] = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
     keep = ModelCheckpoint(out / "checkpoints", filename="last", save_top_k=1, enable_version_counter=False, **every)
     interrupt = Interrupt(last, alone=devices * nodes == 1)
@@ -83,16 +87,55 @@ def run(
         trainer.fit(module, ResidentData(recipe, data, valid, workers, cache), ckpt_path=last if resume else None)
     if not trainer.is_global_zero:
         return None
-    results: dict[str, Any] = {k: float(v) for k, v in trainer.callback_metrics.items()}
+    end = module.history[-1]
+    place = None if valid is None else valid.to(module.device)
+    if place is not None and "valid_accuracy" not in end:
+        end["valid_accuracy"] = _accuracy(place, module.best, recipe, 1)
+    results: dict[str, Any] = {name: value for name, value in end.items() if name != "epoch"}
     results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
-    if valid is not None and recipe.votes > 1:
-        place = valid.to(module.device)
-        best = place.probabilities(module.best, recipe).argmax(1)
-        results["valid_accuracy_by_votes"] = (best == place.labels).double().mean().item()
+    if place is not None and recipe.votes > 1:
+        results["valid_accuracy_by_votes"] = _accuracy(place, module.best, recipe, recipe.votes)
     save(module.best, out / "weights", classes=data.classes, recipe=recipe.to_dict(), results=results)
     results["history"] = module.history
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     return results
+
+
+def _accuracy(data: Clouds | Recordings, model: torch.nn.Module, recipe: Recipe, votes: int) -> float:
+    return (data.probabilities(model, recipe, votes=votes).argmax(1) == data.labels).double().mean().item()
+
+
+def _examples(data: Clouds | Recordings) -> str:
+    """How many training examples there are, and a digest of their labels."""
+    return f"{len(data)} {hashlib.sha256(data.labels.cpu().numpy().tobytes()).hexdigest()[:16]}"
+
+
+def _check_same(last: Path, recipe: Recipe, data: Clouds | Recordings) -> None:
+    """Refuse to go on from no checkpoint, a damaged one, or one of another recipe or of other examples."""
+    if not last.is_file():
+        raise FileNotFoundError(f"nothing to resume: there is no {last}")
+    try:
+        about = torch.load(last, map_location="cpu", weights_only=True)["gridless"]
+        before = Recipe.from_dict(about["recipe"]).to_dict()
+        examples = about["examples"]
+    except Exception as error:
+        remedy = "remove it and begin anew, without --resume"
+        raise ValueError(f"{last} is truncated, or no checkpoint of gridless train: {remedy} ({error})") from None
+    now = recipe.to_dict()
+    found = [f"{name} is {a!r}, was {b!r}" for name, a, b in _differences(now, before)]
+    if examples != _examples(data):
+        found.append(f"the training examples are others, {len(data)} of them, was {examples.split()[0]}")
+    if found:
+        remedy = "give the same recipe and data, or choose another folder (--out)"
+        raise ValueError(f"{last} is of another run: {'; '.join(found)}: {remedy}")
+
+
+def _differences(now: Any, before: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(now, dict) and isinstance(before, dict):
+        for key in {**now, **before}:
+            yield from _differences(now.get(key), before.get(key), f"{name}.{key}" if name else key)
+    elif now != before:
+        yield name, now, before
 
 
 def _loggers(out: Path) -> list[Logger]:

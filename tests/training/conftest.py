@@ -26,6 +26,10 @@ def clouds() -> Clouds:
 
 @pytest.fixture
 def recipe() -> Recipe:
+    return small()
+
+
+def small() -> Recipe:
     return Recipe.from_dict(
         {
             "model": {"model": "PointResNet", "classes": 3, "width": 8, "levels": 2, "radius": 0.4, "dropout": 0.2},

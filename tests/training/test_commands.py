@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from conftest import shapes
+from safetensors.torch import save_file
 
 import gridless as gl
 from gridless import models
 from gridless.__main__ import main
-from gridless.training import load_recipe
+from gridless.training import Recipe, load_recipe
 from gridless.training.predict import check_scale, prepare
 from gridless.training.recipe import available
 
@@ -54,6 +55,24 @@ def test_weights_of_another_network_are_refused_by_the_first_mismatch(saved, tmp
         gl.load(path)
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
+def test_whole_numbers_are_no_weights(saved, dtype):
+    model, path = saved
+    tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    tensors["stem.weight"] = tensors["stem.weight"].to(dtype)
+    save_file(tensors, path)
+    with pytest.raises(ValueError, match=r"'stem.weight' of this PointResNet is torch.float32, in the file torch\."):
+        gl.load(path)
+    with pytest.raises(ValueError, match=r"frozen: the weights .* have no stem.weight that fits"):
+        Recipe.from_dict({"model": model.config, "start": str(path), "frozen": ["stem"]}).make_model()
+
+
+def test_weights_may_be_real_numbers_of_another_size(saved):
+    model, path = saved
+    save_file({n: t.double() if t.is_floating_point() else t for n, t in model.state_dict().items()}, path)
+    assert torch.equal(gl.load(path).state_dict()["stem.weight"], model.state_dict()["stem.weight"])
+
+
 def test_damaged_and_missing_files_are_named(saved):
     _, path = saved
     path.write_bytes(path.read_bytes()[:100])
@@ -91,6 +110,7 @@ def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
         (["train", "modelnet40-large", "--data", "/no/such"], "/no/such"),
         (["train", "modelnet40-large", "--data", ".", "--set", "epochs"], "--set takes NAME=VALUE"),
         (["train", "modelnet40-large", "--data", ".", "--set", "epoch=1"], "unknown entry 'epoch'"),
+        (["train", "modelnet40-large", "--data", ".", "--set", "epochs=[&a [], *a]"], "--set epochs=[&a [], *a]: "),
         (["train"], "gridless train: Missing argument '"),
         (["train", "shapes", "--epoch", "1"], "gridless train: No such option: --epoch"),
         (["train", "shapes", "--epochs", "many"], "gridless train: Invalid value for '--epochs': "),
@@ -155,6 +175,18 @@ def test_shipped_recipes_are_whole():
         recipe = load_recipe(name)
         assert load_recipe(name) == type(recipe).from_dict(recipe.to_dict())
         recipe.make_model()
+
+
+BOMB = "model: {model: point_resnet_large}\ndata_options:\n  a0: &a0 [x, x]\n" + "".join(
+    f"  a{i}: &a{i} [*a{i - 1}, *a{i - 1}, *a{i - 1}, *a{i - 1}]\n" for i in range(1, 40)
+)
+
+
+@pytest.mark.parametrize("text", [BOMB, "&a [*a]", "[" * 5000, "model: !!python/object:os.system {}", "a: b: c", "[]"])
+def test_a_recipe_that_means_harm_is_refused_by_name(tmp_path, text):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"bad.yaml (is not YAML|must be a mapping)"):
+        load_recipe(tmp_path / "bad.yaml")
 
 
 def test_a_cloud_is_prepared_as_training_clouds_were():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,10 +12,13 @@ import sys
 import lightning
 import pytest
 import torch
+from conftest import shapes, small
 from killing import KillAfter, Killed, weights
 
+import gridless as gl
 from gridless.__main__ import main
 from gridless.training.run import run
+from gridless.training.sources import Clouds
 
 
 # In the middle of an epoch, at its end, and in the middle of a later one.
@@ -44,11 +49,99 @@ def test_a_run_resumed_from_the_end_of_an_epoch_ends_with_the_same_weights(recip
     assert whole["history"] == resumed["history"]
 
 
-def test_resuming_with_another_network_names_the_first_mismatch(recipe, clouds, tmp_path):
-    run(recipe.changed(epochs=1), clouds, None, tmp_path, progress=False, checkpoint_steps=1)
-    words = r"another network: 'blocks.0.branch.reduce.weight' of this PointResNet is \(8, 16\), in the file \(4, 8\)"
-    with pytest.raises(ValueError, match=words):
-        run(recipe.changed(model__width=16), clouds, None, tmp_path, progress=False, resume=True)
+# Killed before the last validation, and after everything was written.
+@pytest.mark.parametrize("validated", [False, True])
+def test_a_run_resumed_after_its_last_step_has_its_accuracy(recipe, clouds, tmp_path, validated):
+    recipe = recipe.changed(epochs=2)
+    whole = run(recipe, clouds, clouds, tmp_path / "whole", progress=False, checkpoint_steps=1)
+    if validated:
+        shutil.copytree(tmp_path / "whole/checkpoints", tmp_path / "cut/checkpoints")
+    else:
+        with pytest.raises(Killed):
+            run(recipe, clouds, clouds, tmp_path / "cut", progress=False, checkpoint_steps=1, callbacks=[KillLast()])
+    resumed = run(recipe, clouds, clouds, tmp_path / "cut", progress=False, resume=True)
+    assert resumed["history"][-1] == whole["history"][-1]
+    for name in ("train_loss", "train_accuracy", "valid_accuracy", "learning_rate"):
+        assert resumed[name] == whole[name]
+    about = json.loads((tmp_path / "cut/weights.json").read_text())
+    assert about["results"]["valid_accuracy"] == whole["valid_accuracy"]
+    for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
+        assert torch.equal(a, b), name
+
+
+class KillLast(lightning.Callback):
+    """Ends the run between its last step and the validation after it."""
+
+    def on_validation_start(self, trainer, module):
+        if trainer.current_epoch + 1 == trainer.max_epochs:
+            raise Killed
+
+
+def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, tmp_path):
+    results = run(recipe.changed(epochs=3, validate_every=2), clouds, clouds, tmp_path, progress=False)
+    assert ["valid_accuracy" in entry for entry in results["history"]] == [False, True, True]
+    model = gl.load(tmp_path / "weights")
+    right = clouds.probabilities(model, recipe).argmax(1) == clouds.labels
+    assert results["valid_accuracy"] == right.double().mean().item()
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A run that was killed in its middle."""
+    folder, recipe, clouds = tmp_path_factory.mktemp("begun"), small(), shapes(42)
+    with pytest.raises(Killed):
+        run(recipe, clouds, None, folder, progress=False, checkpoint_steps=1, callbacks=[KillAfter(3)])
+    return folder, recipe, clouds
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seed": 1}, "seed is 1, was 0"),
+        ({"model__width": 16}, "model.width is 16, was 8"),
+        ({"augment__shift": 0.1, "epochs": 7}, "augment.shift is 0.1, was 0.0; epochs is 7, was 3"),
+        ({"model__order": 1}, "model.order is 1, was None"),
+    ],
+)
+def test_resuming_with_another_recipe_names_what_differs(begun, changes, words):
+    folder, recipe, clouds = begun
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=rf"last.ckpt is of another run: {words}: give the same recipe"):
+        run(recipe.changed(**changes), clouds, None, folder, progress=False, resume=True)
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_resuming_with_other_examples_is_refused(begun):
+    folder, recipe, clouds = begun
+    for other in (shapes(41), Clouds(clouds.points, clouds.labels.roll(1), clouds.classes)):
+        with pytest.raises(ValueError, match=r"another run: the training examples are others, \d+ of them, was 42"):
+            run(recipe, other, None, folder, progress=False, resume=True)
+
+
+def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
+    folder, recipe, clouds = begun
+    with pytest.raises(FileExistsError, match=r"holds a run already: go on with it \(--resume\), or choose another .*"):
+        run(recipe, clouds, None, folder, progress=False)
+    assert main(["train", "shapes", "--out", str(folder), "--device", "cpu"]) == 1
+    assert "(--resume), or choose another folder (--out)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_checkpoint_is_named(begun, tmp_path, share):
+    folder, recipe, clouds = begun
+    whole = (folder / "checkpoints/last.ckpt").read_bytes()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/last.ckpt").write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(ValueError, match=r"last.ckpt is truncated, or no checkpoint of gridless train: remove it"):
+        run(recipe, clouds, None, tmp_path, progress=False, resume=True)
+
+
+def test_a_foreign_checkpoint_is_named(begun, tmp_path):
+    _, recipe, clouds = begun
+    (tmp_path / "checkpoints").mkdir()
+    torch.save({"state_dict": {}}, tmp_path / "checkpoints/last.ckpt")
+    with pytest.raises(ValueError, match=r"last.ckpt is truncated, or no checkpoint of gridless train: remove it"):
+        run(recipe, clouds, None, tmp_path, progress=False, resume=True)
 
 
 def test_resuming_nothing_says_so(recipe, clouds, tmp_path):
