@@ -61,7 +61,8 @@ def _load(about: Path, array: Path, state: list) -> Clouds | None:
             return None
         # Private pages: tensors made of it may be written to, the file never is.
         coords = np.load(array, mmap_mode="c", allow_pickle=False)
-        label = np.array(entry["label"], np.int64)
-        return Clouds(coords, label, entry["names"]) if len(coords) == len(label) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        label, names = np.array(entry["label"], np.int64), entry["names"]
+        whole = coords.dtype == np.float32 and coords.shape[2:] == (3,) and len(coords) == len(label) == len(names)
+        return Clouds(coords, label, names) if whole else None
+    except Exception:  # whatever a damaged file leads to, it is made again
         return None

@@ -176,7 +176,7 @@ def _read_h5(folder: Path, part: str, points: int) -> Clouds:
         try:
             with h5py.File(path, "r") as file:
                 data, labels = np.asarray(file["data"])[:, :points], np.asarray(file["label"]).reshape(-1)
-        except (OSError, KeyError) as error:
+        except Exception as error:  # h5py raises many kinds
             raise FormatError(path, f"truncated, or not of this release: {error}") from None
         if data.shape[1:] != (points, 3) or len(labels) != len(data):
             raise FormatError(path, f"holds {data.shape}, where (shapes, {points}, 3) are needed: ask for fewer points")
@@ -191,7 +191,10 @@ def _h5_names(path: Path, count: int) -> list[str]:
     listing = path.with_name(re.sub(r"(\d+)$", r"_\1", path.stem) + "_id2file.json")
     if not listing.is_file():
         return [""] * count
-    names = [Path(name).stem for name in json.loads(listing.read_text())]
+    try:
+        names = [Path(name).stem for name in json.loads(listing.read_text())]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FormatError(listing, f"not a list of names: {error}") from None
     if len(names) != count:
         raise FormatError(listing, f"names {len(names)} shapes, but {path.name} holds {count}")
     return names
@@ -212,9 +215,9 @@ def _read_pack(path: Path, part: str, points: int) -> Clouds:
         with np.load(path, allow_pickle=False) as pack:
             packed, label = pack["packed"], pack["label"].astype(np.int64)
             scale, names = np.float32(pack["scale"]), [name.decode() for name in pack["class_names"]]
-    except (ValueError, KeyError, OSError, EOFError) as error:
+        triples = packed.reshape(len(label), -1, 3).astype(np.uint16)  # two numbers of 12 bits in three bytes
+    except Exception as error:  # of a damaged archive, or of arrays of other types and shapes
         raise FormatError(path, f"not a whole pack of ModelNet40: {error}") from None
-    triples = packed.reshape(len(label), -1, 3).astype(np.uint16)  # two numbers of 12 bits in three bytes
     if triples.shape[1] * 2 < points * 3 or names != list(CLASS_NAMES):
         raise FormatError(path, f"holds {triples.shape[1] * 2 // 3} points of each shape, not {points}: ask for fewer")
     triples = triples[:, : -(-points * 3 // 2)]

@@ -51,7 +51,6 @@ def h5_release(root: Path, listing: bool = True) -> Path:
 
 
 def mesh_release(root: Path) -> Path:
-    pytest.importorskip("trimesh")
     for part, names in NAMES.items():
         for name in names:
             folder = root / "ModelNet40" / name.rpartition("_")[0] / part
@@ -119,10 +118,21 @@ def test_an_outdated_or_damaged_cache_is_made_again(tmp_path):
     listing = root / "modelnet40_train.txt"
     listing.write_text("bathtub_0002\n")
     assert ModelNet40(root, points=8).names == ["bathtub_0002"]
-    cache = next((root / ".gridless").glob("*.npy"))
-    cache.write_bytes(cache.read_bytes()[:-50])
-    data = ModelNet40(root, points=8)
-    np.testing.assert_allclose(data.coords[0], shape("bathtub_0002")[:8], rtol=1e-6)
+    array, about = (next((root / ".gridless").glob(kind)) for kind in ("*.npy", "*.json"))
+    whole, entry = array.read_bytes(), about.read_bytes()
+    damages = [
+        (array, whole[:-50]),
+        (array, whole.replace(b"<f4", b"|O8")),
+        (array, whole.replace(b"<f4", b"<i4")),
+        (array, whole.replace(b"(1, 8, 3)", b"(1, 4, 6)")),
+        (array, whole.replace(b"(1, 8, 3)", b"(1, 8, (((")),
+        (about, b"[" * 100_000),
+        (about, entry.replace(b'"label": [', b'"label": [99999999999999999999, ')),
+    ]
+    for path, data in damages:
+        path.write_bytes(data)
+        coords = ModelNet40(root, points=8).coords
+        np.testing.assert_allclose(coords[0], shape("bathtub_0002")[:8], rtol=1e-6)
 
 
 def test_a_folder_that_cannot_be_written_costs_a_warning(tmp_path):
