@@ -44,11 +44,11 @@ def _read(file: Path) -> Any:
 
     if not file.is_file():
         raise FileNotFoundError(f"no file {file}")
-    if file.suffix.lower() in (".ply", ".pcd", ".las", ".laz", ".xyz", ".pts"):
+    if file.suffix.lower() in (".ply", ".pcd", ".las", ".laz", ".xyz", ".pts") or file.name.endswith(".pcd.bin"):
         return read_cloud(file)
     try:
         return read_events(file)
     except FormatError:
-        if file.suffix.lower() not in (".npy", ".csv", ".txt"):
+        if file.suffix.lower() not in (".npy", ".npz", ".csv", ".txt", ".bin"):
             raise
         return read_cloud(file)

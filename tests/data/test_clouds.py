@@ -1,4 +1,4 @@
-"""Readers of users' own clouds."""
+"""Readers of users' own clouds and meshes."""
 
 from __future__ import annotations
 
@@ -8,84 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cloud_files import POINTS, SEEDS, gltf, las, npy, npz, obj, off, pcd, ply, stl, text
 
 import gridless as gl
 from gridless.data import FormatError, read_cloud, sample_mesh
-
-POINTS = np.random.default_rng(0).normal(size=(200, 3)).astype(np.float32)
-
-
-def ply(points: np.ndarray, way: str, kind: str = "float", leading_list: bool = False) -> bytes:
-    """With a colour before and a normal behind the coordinates, and faces behind, or before, the vertices."""
-    vertex = f"element vertex {len(points)}\nproperty uchar red\n"
-    vertex += "".join(f"property {kind} {axis}\n" for axis in "xyz") + "property float nx\n"
-    face = "element face 2\nproperty list uchar int vertex_indices\n"
-    head = f"ply\nformat {way} 1.0\ncomment made by hand\n" + (face + vertex if leading_list else vertex + face)
-    letter = {"float": "f", "double": "d"}[kind]
-    if way == "ascii":
-        rows = [f"7 {p[0]:.9g} {p[1]:.9g} {p[2]:.9g} 0.5\n" for p in points.tolist()]
-        faces = ["3 0 1 2\n", "4 0 1 2 3\n"]
-        body = "".join(faces + rows if leading_list else rows + faces).encode()
-    else:
-        order = "<" if way == "binary_little_endian" else ">"
-        rows = b"".join(struct.pack(f"{order}B3{letter}f", 7, *p, 0.5) for p in points.tolist())
-        faces = struct.pack(f"{order}B3i", 3, 0, 1, 2) + struct.pack(f"{order}B4i", 4, 0, 1, 2, 3)
-        body = faces + rows if leading_list else rows + faces
-    return (head + "end_header\n").encode() + body
-
-
-def lzf(data: bytes) -> bytes:
-    """LZF with long and short copies: repeats of 3 bytes or more of the last 8 kB become references."""
-    out, literal, i = bytearray(), bytearray(), 0
-
-    def flush() -> None:
-        for at in range(0, len(literal), 32):
-            part = literal[at : at + 32]
-            out.append(len(part) - 1)
-            out.extend(part)
-        literal.clear()
-
-    while i < len(data):
-        back = data.rfind(data[i : i + 3], max(0, i - 8191), i + 2) if i + 3 <= len(data) else -1
-        if back < 0 or back >= i:
-            literal.append(data[i])
-            i += 1
-            continue
-        length = 3
-        while i + length < len(data) and length < 264 and data[back + length] == data[i + length]:
-            length += 1
-        flush()
-        offset, short = i - back - 1, length - 2
-        out.append(min(short, 7) << 5 | offset >> 8)
-        if short >= 7:
-            out.append(short - 7)
-        out.append(offset & 255)
-        i += length
-    flush()
-    return bytes(out)
-
-
-def pcd(points: np.ndarray, way: str) -> bytes:
-    """With an intensity before the coordinates, and padding of three bytes between."""
-    n = len(points)
-    head = (
-        "# .PCD v0.7\nVERSION 0.7\nFIELDS intensity _ x y z\nSIZE 4 1 4 4 4\nTYPE U U F F F\nCOUNT 1 3 1 1 1\n"
-        f"WIDTH {n}\nHEIGHT 1\nVIEWPOINT 0 0 0 1 0 0 0\nPOINTS {n}\nDATA {way}\n"
-    ).encode()
-    if way == "ascii":
-        return head + "".join(f"9 0 0 0 {p[0]:.9g} {p[1]:.9g} {p[2]:.9g}\n" for p in points.tolist()).encode()
-    if way == "binary":
-        return head + b"".join(struct.pack("<I3x3f", 9, *p) for p in points.tolist())
-    columns = np.full(n, 9, "<u4").tobytes() + bytes(3 * n) + np.ascontiguousarray(points.T, "<f4").tobytes()
-    packed = lzf(columns)
-    assert len(packed) < len(columns)
-    return head + struct.pack("<II", len(packed), len(columns)) + packed
-
-
-def text(points: np.ndarray, comma: str = " ") -> bytes:
-    rows = [comma.join(f"{x:.9g}" for x in p) for p in points.tolist()]
-    return ("# a comment\nx y z\n" + "\n".join(rows) + "\n").encode()
-
+from gridless.data.clouds import _read
 
 FILES = {
     "ascii.ply": ply(POINTS, "ascii"),
@@ -138,15 +65,12 @@ def test_text_can_be_read_with_all_its_digits(tmp_path):
     assert read_cloud(tmp_path / "far.xyz", dtype=torch.float64).coords[0, 0] == 4500000.125
 
 
+@pytest.mark.parametrize("format", [3, 7])
 @pytest.mark.parametrize("suffix", [".las", ".laz"])
-def test_reads_las(suffix, tmp_path):
-    laspy = pytest.importorskip("laspy")
-    header = laspy.LasHeader(point_format=3, version="1.2")
-    header.scales, header.offsets = [0.001] * 3, [4_500_000, 0, 0]
-    las = laspy.LasData(header)
-    las.x, las.y, las.z = POINTS[:, 0] + np.float64(4_500_000), POINTS[:, 1], POINTS[:, 2]
+def test_reads_las(suffix, format, tmp_path):
+    pytest.importorskip("laspy")
     path = tmp_path / f"scan{suffix}"
-    las.write(path)
+    path.write_bytes(las(POINTS, format, suffix == ".laz"))
     cloud = read_cloud(path)
     assert cloud.coords.dtype == torch.float64
     assert np.allclose(cloud.coords.numpy() - [4_500_000, 0, 0], POINTS, atol=6e-4)
@@ -201,6 +125,259 @@ def test_unknown_missing_and_mesh_files_say_what_to_do(tmp_path):
         read_cloud(tmp_path / "b.ply")
 
 
+# What belongs to the points.
+
+
+def rows_of(tmp_path: Path, name: str, data: bytes) -> dict[str, np.ndarray]:
+    (tmp_path / name).write_bytes(data)
+    return _read(tmp_path / name, None).rows
+
+
+@pytest.mark.parametrize("name", ["ascii.ply", "little.ply", "big.ply", "list.ply", "list_ascii.ply"])
+def test_a_ply_has_rows(name, tmp_path):
+    rows = rows_of(tmp_path, name, FILES[name])
+    assert rows.keys() == {"rgb", "normal", "quality"}
+    assert rows["rgb"].dtype == np.uint8
+    assert rows["rgb"][5].tolist() == [7, 8, 5]
+    assert rows["normal"][199].tolist() == [0, 0, 1]
+    assert rows["quality"].tolist() == [0.5] * 200
+
+
+@pytest.mark.parametrize("name", ["ascii.pcd", "binary.pcd", "packed.pcd"])
+def test_a_pcd_has_rows(name, tmp_path):
+    rows = rows_of(tmp_path, name, FILES[name])
+    assert rows.keys() == {"intensity", "rgb"}
+    assert rows["rgb"].dtype == np.uint8
+    assert rows["rgb"].tolist() == [[1, 2, 3]] * 200
+    assert rows["intensity"].tolist() == [9] * 200
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("format", [3, 7])
+def test_a_las_has_rows(format, compress, tmp_path):
+    laspy = pytest.importorskip("laspy")
+    rows = rows_of(tmp_path, "scan.las", las(POINTS, format, compress))
+    peer = laspy.read(tmp_path / "scan.las")
+    for name in ("intensity", "return_number", "number_of_returns", "classification", "gps_time", "point_source_id"):
+        assert rows[name].tolist() == np.array(peer[name]).tolist()
+    assert rows["rgb"][0].tolist() == [1, 300, 65535]
+    assert np.array_equal(rows["height"], POINTS[:, 2])
+    assert rows["gain"].tolist() == [2.5] * 200
+
+
+def test_text_has_rows_by_the_names_of_its_header(tmp_path):
+    rows = rows_of(
+        tmp_path, "a.csv", b"id,x,y,z,R,G,B,Label,gps_time\n16777217,1,2,3,0,9,255,4,0.1\n5,4,5,6,1,1,1,2,1.5\n"
+    )
+    assert read_cloud(tmp_path / "a.csv").coords.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert rows["id"].tolist() == [16777217, 5]
+    assert rows["rgb"].dtype == np.uint8
+    assert rows["rgb"].tolist() == [[0, 9, 255], [1, 1, 1]]
+    assert rows["label"].dtype == np.int64
+    assert rows["gps_time"].tolist() == [0.1, 1.5]
+
+
+@pytest.mark.parametrize("header", ["//X Y Z Nx Ny Nz\n", "# made by hand\n#x y z nx ny nz\n", "x,y,z,nx,ny,nz\n"])
+def test_a_comment_may_name_the_columns(header, tmp_path):
+    rows = rows_of(tmp_path, "a.txt", text(np.hstack([POINTS, -POINTS]), " ", header))
+    assert np.allclose(rows["normal"], -POINTS)
+
+
+def test_columns_without_a_name_are_features(tmp_path):
+    rows = rows_of(tmp_path, "a.xyz", b"1 2 3 4 5\n6 7 8 9 10\n")
+    assert rows["features"].tolist() == [[4, 5], [9, 10]]
+    rows = rows_of(tmp_path, "a.pts", b"2\n1 2 3 4 5 6 7\n6 7 8 9 10 11 12\n")
+    assert rows["intensity"].tolist() == [4, 9]
+    assert rows["rgb"].tolist() == [[5, 6, 7], [10, 11, 12]]
+
+
+def test_arrays_have_rows(tmp_path):
+    records = np.zeros(3, [("x", ">f8"), ("Y", "f4"), ("z", "f4"), ("red", "u1"), ("green", "u1"), ("blue", "u1")])
+    records["x"] = 1, 2, 3
+    rows = rows_of(tmp_path, "a.npy", npy(records))
+    assert rows["rgb"].shape == (3, 3)
+    assert read_cloud(tmp_path / "a.npy").coords[:, 0].tolist() == [1, 2, 3]
+    rows = rows_of(tmp_path, "a.npz", npz(xyz=POINTS, rgb=np.zeros((200, 3), np.uint8), label=np.arange(200)))
+    assert rows["label"][7] == 7
+    assert np.array_equal(read_cloud(tmp_path / "a.npz").coords, POINTS)
+    rows_of(tmp_path, "b.npz", npz(**dict(zip("xyz", POINTS.T, strict=True))))
+    assert np.array_equal(read_cloud(tmp_path / "b.npz").coords, POINTS)
+
+
+def test_reads_kitti_with_labels_beside_or_in_their_folder(tmp_path):
+    scan = np.hstack([POINTS, np.full((200, 1), 0.5, np.float32)])
+    assert rows_of(tmp_path, "0.bin", scan.tobytes()).keys() == {"intensity"}
+    labels = np.arange(200, dtype="<u4") + (7 << 16)
+    (tmp_path / "0.label").write_bytes(labels.tobytes())
+    (tmp_path / "velodyne").mkdir()
+    (tmp_path / "labels").mkdir()
+    (tmp_path / "labels" / "1.label").write_bytes(labels.tobytes())
+    for name in ("0.bin", "velodyne/1.bin"):
+        rows = rows_of(tmp_path, name, scan.tobytes())
+        assert rows["label"].tolist() == list(range(200))
+        assert rows["instance"].tolist() == [7] * 200
+        assert np.array_equal(read_cloud(tmp_path / name).coords, POINTS)
+    (tmp_path / "0.label").write_bytes(labels.tobytes()[:-4])
+    with pytest.raises(FormatError, match=r"0\.label.*199 labels"):
+        read_cloud(tmp_path / "0.bin")
+
+
+def test_reads_nuscenes(tmp_path):
+    scan = np.hstack([POINTS, np.full((200, 1), 0.5, np.float32), np.full((200, 1), 31, np.float32)])
+    rows = rows_of(tmp_path, "sweep.pcd.bin", scan.tobytes())
+    assert rows["ring"].tolist() == [31] * 200
+    assert np.array_equal(read_cloud(tmp_path / "sweep.pcd.bin").coords, POINTS)
+
+
+# What cannot be understood.
+
+PLY = "ply\nformat ascii 1.0\nelement vertex 2\nproperty float x\nproperty float y\nproperty float z\nend_header\n"
+PCD = "FIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 2\nHEIGHT 1\nPOINTS 2\nDATA ascii\n1 2 3\n4 5 6\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("a.csv", "name,x,y,z\ncar,1,2,3\n", "line 2: 'car' is no number"),
+        ("a.txt", "car 1 2 3\nbus 4 5 6\n", "line 1: neither numbers nor names with x and y: 'car 1 2 3'"),
+        ("a.csv", "1,5;2,5;3,5\n", "line 1: '1,5' is no number: write decimals with a point"),
+        ("a.csv", "x,y,z\n1,,3\n", "line 2: '' is no number"),
+        ("a.csv", "x,y,z\n1,2,3\n\n# why\n4,5\n", "line 5: truncated. 2 numbers where there should be 3"),
+        ("a.csv", "x,y,z,w\n1,2,3\n", "line 1: 4 names for 3 columns"),
+        ("a.csv", "x,y,z,x\n1,2,3,4\n", "two columns are called 'x'"),
+        ("a.csv", "x,y,z,label\n1,2,3,0.5\n", "'label' holds something that is no whole number"),
+        ("a.xyz", "5\n6\n", "a point is two numbers or more"),
+        ("a.pts", "3\n1 2 3\n4 5 6\n", "promises 3 points and holds 2"),
+        ("a.xyz", "1 2 3\n4 5 \0\n", "zero byte"),
+        ("a.ply", PLY.replace("2", "-1") + "1 2 3\n", "line 3: the number of 'vertex' is '-1'"),
+        ("a.ply", PLY + "1 2 3\n4 5 6 7\n", "line 9: truncated. 4 numbers where there should be 3"),
+        ("a.ply", PLY.replace("float y", "float x"), "line 5: a second property 'x'"),
+        ("a.ply", PLY.replace("property float y", "property list uchar float y") + "1 1 2 3\n4 1 5 6\n", "lists"),
+        ("a.ply", PLY.replace("float z", "uchar z") + "1 2 300\n4 5 6\n", "line 8: 'z' is 300, not of type uint8"),
+        ("a.ply", PLY.replace("property float z", "propriety float z"), "line 6: not understood: 'propriety float z'"),
+        ("a.pcd", PCD.replace("POINTS 2", "POINTS -1"), "line 6: POINTS is '-1'"),
+        ("a.pcd", PCD.replace("POINTS 2", "POINTS 3"), "line 6: POINTS is 3, but WIDTH times HEIGHT 2"),
+        ("a.pcd", PCD.replace("SIZE 4 4 4", "SIZE 4 4"), "line 1: FIELDS, SIZE, TYPE and COUNT differ in length"),
+        ("a.pcd", PCD.replace("F F F", "F F I").replace("6\n", "6.5\n"), "line 9: 'z' is 6.5, not of type int32"),
+        ("a.bin", "12345678901234567", "byte 16: truncated"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_understood_is_refused_with_its_place(name, content, error, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(FormatError, match=error) as caught:
+        read_cloud(tmp_path / name)
+    assert caught.value.path == tmp_path / name
+
+
+@pytest.mark.parametrize("suffix", sorted({seed.suffix for seed in SEEDS if seed.read is gl.read_cloud}))
+def test_an_empty_file_holds_no_points(suffix, tmp_path):
+    (tmp_path / f"empty{suffix}").touch()
+    with pytest.raises(FormatError, match="holds no points"):
+        read_cloud(tmp_path / f"empty{suffix}")
+
+
+def test_a_header_alone_is_a_cloud_without_points(tmp_path):
+    (tmp_path / "a.csv").write_text("x,y,z,label\n")
+    (tmp_path / "a.ply").write_text(PLY.replace("vertex 2", "vertex 0"))
+    assert read_cloud(tmp_path / "a.csv").coords.shape == (0, 3)
+    assert read_cloud(tmp_path / "a.ply").coords.shape == (0, 3)
+
+
+def test_arrays_that_are_no_points_are_refused(tmp_path):
+    bad = [npy(np.zeros(5)), npy(np.zeros((5, 1))), npy(np.zeros((5, 3), complex)), npy(np.array([["a", "b"]]))]
+    bad += [npz(xyz=POINTS, label=np.arange(5)), npz(xyz=POINTS, coords=POINTS), npz(a=POINTS, b=POINTS)]
+    for data in bad:
+        (tmp_path / "odd.npy").write_bytes(data)
+        with pytest.raises(FormatError, match="odd"):
+            read_cloud(tmp_path / "odd.npy")
+
+
+def test_integers_that_float32_cannot_hold_become_doubles(tmp_path):
+    (tmp_path / "a.npy").write_bytes(npy(np.array([[2**24 + 1, 0, 0]], np.int32)))
+    assert read_cloud(tmp_path / "a.npy").coords[0, 0] == 2**24 + 1
+
+
+# Sizes are checked before anything is allocated: each of these ends at once.
+
+
+@pytest.mark.parametrize(
+    "element",
+    [
+        "element face 1000000000000\nproperty list uchar int vertex_indices\n{vertex}",
+        "element face 1000000000000\nproperty int a\n{vertex}",
+        "{vertex}element face 1000000000000\nproperty list uchar int vertex_indices\n",
+        "element vertex 1000000000000\nproperty float x\nproperty float y\n",
+    ],
+)
+@pytest.mark.parametrize("way", ["ascii", "binary_big_endian"])
+def test_a_ply_that_promises_too_much_is_refused(element, way, tmp_path):
+    vertex = "element vertex 1\nproperty float x\nproperty float y\n"
+    (tmp_path / "a.ply").write_text(f"ply\nformat {way} 1.0\n{element.format(vertex=vertex)}end_header\n3 0 1 2\n5 6\n")
+    with pytest.raises(FormatError, match=r"declares 1000000000000 (entries|lines) of"):
+        read_cloud(tmp_path / "a.ply")
+
+
+def test_a_las_that_promises_too_much_is_refused(tmp_path):
+    pytest.importorskip("laspy")
+    for at, name in ((100, "variable length records"), (107, "points")):
+        data = bytearray(las(POINTS, 3, False, "1.2"))
+        data[at : at + 4] = b"\xff" * 4
+        (tmp_path / "a.las").write_bytes(data)
+        with pytest.raises(FormatError, match=f"declares 4294967295 {name}"):
+            read_cloud(tmp_path / "a.las")
+
+
+def laz_with(place: str, value: int, format: int = 7) -> bytes:
+    """A LAZ file of which one number that its decoder believes is another."""
+    data = bytearray(las(POINTS, format, True))
+    points = struct.unpack_from("<I", data, 96)[0]
+    table = struct.unpack_from("<q", data, points)[0]
+    size = struct.unpack_from("<H", data, 105)[0]
+    at, kind = {
+        "count": (247, "<Q"),
+        "chunk size": (data.index(b"laszip encoded") - 2 + 54 + 12, "<I"),
+        "table": (points, "<q"),
+        "chunks": (table + 4, "<I"),
+        "layer": (points + 8 + size + 4, "<I"),
+        "extra layer": (points + 8 + size + 4 + 4 * 12, "<I"),
+    }[place]
+    struct.pack_into(kind, data, at, value)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "error"),
+    [
+        ("count", 10**9, "the points unpacks to .* max_bytes"),
+        ("count", 2**64 - 1, "the points unpacks to .* max_bytes"),
+        ("count", 201, "a chunk of 201 points says that it has 200"),
+        ("chunk size", 1, "1 chunks of 1 points cannot hold 200"),
+        ("chunk size", 0, "1 chunks of 0 points"),
+        ("chunk size", 2**32 - 1, "chunks are not 200 points"),
+        ("table", 2**62, "the table of chunks"),
+        ("table", -(2**62), "the table of chunks"),
+        ("chunks", 2**32 - 1, "declares 4294967295 chunks"),
+        ("chunks", 0, "0 chunks"),
+        ("layer", 2**32 - 1, "declares 42949.* bytes of layers"),
+        ("extra layer", 2**31, "bytes of layers"),
+    ],
+)
+def test_what_the_decoder_of_laz_would_believe_is_checked(place, value, error, tmp_path):
+    pytest.importorskip("laspy")
+    (tmp_path / "a.laz").write_bytes(laz_with(place, value))
+    with pytest.raises(FormatError, match=error):
+        read_cloud(tmp_path / "a.laz")
+
+
+def test_max_bytes_limits_what_a_packed_file_unpacks_to(tmp_path):
+    (tmp_path / "a.pcd").write_bytes(FILES["packed.pcd"])
+    with pytest.raises(FormatError, match="max_bytes"):
+        read_cloud(tmp_path / "a.pcd", max_bytes=1000)
+    assert len(read_cloud(tmp_path / "a.pcd", max_bytes=10_000)) == 200
+
+
+# Meshes.
+
 SQUARES = "8 4 0\n" + "".join(
     f"{x} {y} {z}\n" for z, s in ((0, 1), (5, 2)) for x, y in ((0, 0), (s, 0), (s, s), (0, s))
 )
@@ -209,7 +386,6 @@ SQUARES += "3 0 1 2\n3 0 2 3\n3 4 5 6\n3 4 6 7\n"
 
 @pytest.mark.parametrize("header", ["OFF\n", "OFF"])
 def test_meshes_are_sampled_by_area(header, tmp_path):
-    pytest.importorskip("trimesh")
     path: Path = tmp_path / "squares.off"
     path.write_text(header + SQUARES)
     cloud = sample_mesh(path, 20_000, seed=1, normalise=False).coords
@@ -223,9 +399,72 @@ def test_meshes_are_sampled_by_area(header, tmp_path):
     assert float(fitted.mean(0).abs().max()) < 1e-6
 
 
-@pytest.mark.parametrize("content", ["", "OFF\n", "OFF\n3 1 0\n0 0 0\n", "OFF\n3 1 0\n0 0 0\n0 0 0\n0 0 0\n3 0 1 2\n"])
-def test_meshes_that_are_not_whole_are_refused(content, tmp_path):
-    pytest.importorskip("trimesh")
-    (tmp_path / "bad.off").write_text(content)
-    with pytest.raises(FormatError, match="bad"):
-        sample_mesh(tmp_path / "bad.off")
+@pytest.mark.parametrize("name", ["off", "coff", "obj", "binary.stl", "ascii.stl", "glb", "gltf"])
+def test_reads_the_triangles_of(name, tmp_path):
+    data = {
+        "off": off(), "coff": off("COFF"), "obj": obj(), "binary.stl": stl(True), "ascii.stl": stl(False),
+        "glb": gltf(True), "gltf": gltf(False),
+    }[name]  # fmt: skip
+    path = tmp_path / f"cube.{name.removeprefix('c')}"
+    path.write_bytes(data)
+    cloud = sample_mesh(path, 3000, normalise=False).coords
+    # That in glTF is twice as long in x, then turned about z and moved by 5.
+    low, high = ([4, 0, 0], [5, 2, 1]) if "gl" in name else ([0, 0, 0], [1, 1, 1])
+    assert cloud.min(0).values.tolist() == pytest.approx(low, abs=1e-6)
+    assert cloud.max(0).values.tolist() == pytest.approx(high, abs=1e-6)
+    sides = [((cloud[:, i] - v).abs() < 1e-6).float().mean().item() for i in range(3) for v in (low[i], high[i])]
+    area = [2, 2, 1, 1, 2, 2] if "gl" in name else [1] * 6
+    assert sides == pytest.approx([a / sum(area) for a in area], abs=0.03)
+
+
+@pytest.mark.parametrize("way", ["ascii", "binary_little_endian", "binary_big_endian"])
+@pytest.mark.parametrize("leading_list", [False, True])
+def test_reads_the_faces_of_a_ply(way, leading_list, tmp_path):
+    square = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]], np.float32)
+    (tmp_path / "a.ply").write_bytes(ply(square, way, leading_list=leading_list))
+    cloud = sample_mesh(tmp_path / "a.ply", 3000, normalise=False).coords
+    # The triangle lies on one half of the square, which is its other face.
+    assert (cloud[:, 0] > cloud[:, 1]).float().mean().item() == pytest.approx(2 / 3, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("a.off", "", "holds no triangles"),
+        ("a.off", "OFF\n", "line 1: no counts"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n", "truncated: 3 vertices and 1 faces"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n0 0 0\n0 0 0\n3 0 1 2\n", "without area"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n\n0 0 w\n0 0 0\n3 0 1 2\n", "line 5: 'w' is no number"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 7\n", "face 0 has the corner 7, but there are 3 vertices"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n9 0 1 2\n", "line 6: truncated. 9 corners"),
+        ("a.off", "OFF\n999999999999 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n", "truncated: 999999999999 vertices"),
+        ("a.off", "OFF\n3 1 0\n0 0 0\n1e300 0 0\n0 1e300 0\n3 0 1 2\n", "without area, or without end"),
+        ("a.obj", "v 0 0 0\nv 1 0\n", "line 2: a vertex is three numbers"),
+        ("a.obj", "v 0 0 0\nf 1 2 x\n", "line 2: a face is three corners"),
+        ("a.obj", "v 0 0 0\nf 0 1 1\n", "face 0 has the corner -1"),
+        ("a.stl", "solid a\nfacet\nvertex 0 0 0\n", "truncated"),
+        ("a.stl", "\0" * 80 + "abcdefgh", "triangles of 50 bytes"),
+        ("a.glb", "glTF" + "\0" * 8 + "\x7f" * 8, "declares 2139062143 bytes of a chunk"),
+        ("a.gltf", "{}", "holds no triangles"),
+        ("a.gltf", "[" * 100_000, "not glTF"),
+        ("a.gltf", '{"nodes": [{"mesh": 0}]}', "not as glTF 2.0 says"),
+        ("a.gltf", '{"nodes": [{"children": [0]}]}', "node 0 has two parents"),
+        ("a.ply", PLY + "1 2 3\n4 5 6\n", "not a mesh"),
+        ("a.dae", "<xml/>", "unknown kind of mesh '.dae'"),
+    ],
+)  # fmt: skip
+def test_meshes_that_are_not_whole_are_refused(name, content, error, tmp_path):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(FormatError, match=error) as caught:
+        sample_mesh(tmp_path / name)
+    assert caught.value.path == tmp_path / name
+
+
+def test_a_gltf_that_repeats_a_mesh_too_often_is_refused(tmp_path):
+    document = gltf(False).decode()
+    many = ", ".join(['{"mesh": 0}'] * 3000)
+    (tmp_path / "a.gltf").write_text(
+        document.replace('[{"nodes": [0]}]', "null").replace('"nodes": [', f'"nodes": [{many}, ')
+    )
+    with pytest.raises(FormatError, match="max_bytes"):
+        sample_mesh(tmp_path / "a.gltf", max_bytes=1_000_000)

@@ -133,7 +133,6 @@ def test_errors_are_one_line(words, error, saved, capsys):
 
 
 def test_predict_draws_points_from_meshes(saved, tmp_path, capsys):
-    pytest.importorskip("trimesh")
     corners, faces = "0 0 0\n1 0 0\n0 1 0\n0 0 1\n", "3 0 2 1\n3 0 1 3\n3 0 3 2\n3 1 2 3\n"
     (tmp_path / "tetra.off").write_text(f"OFF\n4 4 0\n{corners}{faces}")
     assert main(["predict", str(tmp_path / "tetra.off"), "--weights", str(saved[1]), "--json"]) == 0

@@ -1,0 +1,76 @@
+"""NumPy files. Never unpickled.
+
+One array: (S, 2) or (S, 3 or more), of which the columns behind the third are `features`; or structured, with fields x,
+y, z and others. An archive: `coords`, `xyz`, `points` or `pos` (S, D), or x, y, z (S), and other arrays of S rows.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+
+import numpy as np
+
+from gridless.data.clouds.base import Points, Source, named, natural, plain
+from gridless.data.errors import FormatError
+from gridless.data.formats.npy import NPY, _array
+
+COORDS = ("coords", "xyz", "points", "pos")
+
+
+def read(source: Source) -> Points:
+    if source.data.startswith(NPY):
+        return _one(source, _array(source, source.data, 0))  # type: ignore[arg-type]
+    arrays = _members(source)
+    if not arrays:
+        raise source.error("holds no points: the archive has no arrays")
+    if len(arrays) == 1:
+        return _one(source, next(iter(arrays.values())))
+    whole = [name for name in COORDS if name in arrays]
+    if len(whole) > 1:
+        raise source.error(f"the coordinates are {whole[0]!r} or {whole[1]!r}: which cannot be told")
+    points = _one(source, arrays.pop(whole[0])) if whole else None
+    if points is None:
+        count = len(arrays["x"]) if "x" in arrays and arrays["x"].ndim else 0
+    else:
+        count = len(points.coords)
+    for name, array in arrays.items():
+        if array.ndim == 0 or len(array) != count or array.dtype.kind not in "fiub":
+            raise source.error(f"{name!r} {array.shape} of {array.dtype} is no row of numbers for {count} points")
+    if points is None:
+        return named(source, arrays.items())
+    twice = points.rows.keys() & arrays.keys()
+    if twice:
+        raise source.error(f"two arrays are called {twice.pop()!r}")
+    return points._replace(rows=points.rows | {name: plain(array) for name, array in arrays.items()})
+
+
+def _members(source: Source) -> dict[str, np.ndarray]:
+    """The arrays of an archive, by their names in lower case."""
+    arrays = {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(source.data)) as archive:
+            for info in archive.infolist():
+                name, at = info.filename.removesuffix(".npy").lower(), info.header_offset
+                if name in arrays or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise source.error(f"a second array {name[:40]!r}, or one packed as NumPy never does", at)
+                source.limits.unpacked(info.filename[:40], info.file_size, at)
+                arrays[name] = _array(source, archive.read(info), at)  # type: ignore[arg-type]
+    except FormatError:
+        raise
+    except Exception as error:  # zipfile and zlib raise many kinds
+        raise source.error(f"a broken archive: {str(error)[:200]}") from None
+    return arrays
+
+
+def _one(source: Source, array: np.ndarray) -> Points:
+    if array.dtype.names:
+        columns = [(name, array[name]) for name in array.dtype.names]
+        odd = [name for name, column in columns if column.dtype.kind not in "fiub"]
+        if array.ndim != 1 or odd:
+            raise source.error(f"points are rows of numbers, not {array.shape} of {str(array.dtype)[:200]}")
+        return named(source, columns)
+    if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "fiu":
+        raise source.error(f"points are rows of two or more numbers, not {array.shape} of {array.dtype}")
+    rows = {"features": plain(array[:, 3:])} if array.shape[1] > 3 else {}
+    return Points(array[:, :3], rows, natural(array.dtype))

@@ -1,0 +1,142 @@
+"""What the readers of clouds and meshes share: the file, named columns, tables of numbers."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gridless.data.errors import FormatError
+from gridless.data.limits import Limits
+
+# Columns that belong together: the row they make, and what they are called.
+TOGETHER = (
+    ("rgb", ("red", "green", "blue")),
+    ("rgb", ("r", "g", "b")),
+    ("normal", ("nx", "ny", "nz")),
+    ("normal", ("normal_x", "normal_y", "normal_z")),
+)
+NUMBER = re.compile(rb"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that is being read: its bytes, and how much they may unpack to."""
+
+    path: Path
+    data: bytes
+    limits: Limits
+
+    @classmethod
+    def of(cls, path: Path, max_bytes: int | None = None) -> Source:
+        return cls(path, path.read_bytes(), Limits(path, max_bytes))
+
+    def error(self, message: str, offset: int | None = None, line: int | None = None) -> FormatError:
+        return FormatError(self.path, message if line is None else f"line {line}: {message}", offset)
+
+    def stored(self, what: str, count: int, size: int, at: int) -> bytes:
+        """`count` records of `size` bytes from byte `at` on."""
+        self.limits.stored(what, count, size, len(self.data) - at, at)
+        return self.data[at : at + count * size]
+
+    def count(self, word: str, what: str, line: int) -> int:
+        """A word of a header that must be a number of things."""
+        if not re.fullmatch(r"[0-9]{1,18}", word):
+            raise self.error(f"{what} is {word[:40]!r}, which is no count", line=line)
+        return int(word)
+
+
+class Points(NamedTuple):
+    """Coordinates (S, D), rows of any type and trailing shape (S, ...) by name, and what the coordinates become."""
+
+    coords: np.ndarray
+    rows: dict[str, np.ndarray]
+    dtype: np.dtype
+
+
+def named(source: Source, columns: Iterable[tuple[str, np.ndarray]], dtype: np.dtype | None = None) -> Points:
+    """Points of columns (S, ...) with names in any case; `dtype` where the columns do not say the coordinates' type."""
+    found: dict[str, np.ndarray] = {}
+    for name, column in columns:
+        name = name.lower()
+        if name in found:
+            raise source.error(f"two columns are called {name!r}")
+        found[name] = column
+    axes = [axis for axis in "xyz" if axis in found]
+    if axes[:2] != ["x", "y"]:
+        missing = "x" if "x" not in axes else "y"
+        raise source.error(f"the points have no {missing!r}, only {', '.join(found)[:200] or 'nothing'}")
+    parts = [found.pop(axis) for axis in axes]
+    if any(part.ndim != 1 or part.dtype.kind not in "fiu" for part in parts):
+        raise source.error("a coordinate is one number")
+    if dtype is None:
+        dtype = natural(*(part.dtype for part in parts))
+    for row, names in TOGETHER:
+        if row not in found and all(n in found and found[n].ndim == 1 for n in names):
+            found[row] = np.stack([found.pop(n) for n in names], 1)
+    return Points(np.stack(parts, 1), {name: plain(column) for name, column in found.items()}, dtype)
+
+
+def natural(*dtypes: np.dtype) -> np.dtype:
+    """float32, or float64 where float32 cannot hold such numbers."""
+    return np.dtype(np.float32 if np.result_type(np.float32, *dtypes) == np.float32 else np.float64)
+
+
+def plain(column: np.ndarray) -> np.ndarray:
+    """In memory of its own and in a type that every operation of torch knows."""
+    kind = {"f2": "f4", "f16": "f8", "u2": "i4", "u4": "i8", "u8": "f8" if (column > 2**63 - 1).any() else "i8"}
+    name = column.dtype.str[1:]
+    return np.array(column, kind.get(name, name), order="C")
+
+
+def numbers(source: Source, body: bytes, line: int, width: int | None = None, delimiter: str | None = None):
+    """The table (rows, width) float64 that the lines of `body` hold, the first of which is line `line` of the file.
+
+    Empty lines, and what follows a #, are passed over.
+    """
+    if not re.search(rb"^[ \t]*[^#\s]", body, re.MULTILINE):
+        return np.empty((0, width or 0))
+    try:
+        table = np.loadtxt(io.BytesIO(body), np.float64, delimiter=delimiter, ndmin=2)
+    except ValueError as error:
+        raise _fault(source, body, line, width, delimiter, str(error)) from None
+    if width is not None and table.shape[1] != width:
+        raise _fault(source, body, line, width, delimiter, "")
+    return table
+
+
+def _fault(
+    source: Source, body: bytes, line: int, width: int | None, delimiter: str | None, message: str
+) -> FormatError:
+    """The error of the first line that is no row of the table."""
+    for n, row in enumerate(body.split(b"\n"), line):
+        row = row.split(b"#")[0].strip()
+        cells = [c.strip() for c in row.split(delimiter.encode() if delimiter else None)] if row else []
+        for cell in cells:
+            if not NUMBER.fullmatch(cell):
+                hint = ": write decimals with a point" if re.fullmatch(rb"[+-]?\d+,\d+", cell) else ""
+                return source.error(f"{cell[:40].decode('latin-1')!r} is no number{hint}", line=n)
+        width = width or len(cells)
+        if cells and len(cells) != width:
+            return source.error(f"truncated? {len(cells)} numbers where there should be {width}", line=n)
+    return source.error(f"not a table of numbers: {message[:200]}", line=line)
+
+
+def typed(source: Source, column: np.ndarray, kind: np.dtype, name: str, body: bytes, line: int) -> np.ndarray:
+    """A column of the table of `body` in the type that the file declares for it."""
+    if kind.kind == "f":
+        with np.errstate(over="ignore"):
+            return column.astype(kind)
+    info = np.iinfo(kind)
+    # As a float the upper end may be rounded up, out of the range.
+    bad = ~((column == np.floor(column)) & (column >= info.min) & (column < float(info.max) + 1))
+    if bad.any():
+        row = int(bad.argmax())
+        lines = [n for n, text in enumerate(body.split(b"\n"), line) if text.split(b"#")[0].strip()]
+        raise source.error(f"{name!r} is {column[row]:g}, not of type {kind.name}", line=lines[row])
+    return column.astype(kind)

@@ -1,0 +1,197 @@
+"""LAS, and LAZ through `lazrs`: versions 1.0 to 1.4, point formats 0 to 10.
+
+Everything that the decoder of LAZ believes (counts, the table of chunks, the sizes of their layers) is checked against
+the file first: it ends the process when memory is short.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any
+
+import numpy as np
+
+from gridless.data.clouds.base import Points, Source, plain
+
+# By point format: bytes of a point, and where time, colour and near infrared are.
+SIZES = (20, 28, 26, 34, 57, 63, 30, 36, 38, 59, 67)
+TIME = (None, 20, None, 20, 20, 20, 22, 22, 22, 22, 22)
+COLOUR = (None, None, 20, 28, None, 28, None, 30, 30, None, 30)
+INFRARED = {8: 36, 10: 36}
+# name: type, byte, and of a field within a byte: its lowest bit and how many. First formats 0 to 5, then 6 to 10.
+OLD = {
+    "intensity": ("<u2", 12), "return_number": ("u1", 14, 0, 3), "number_of_returns": ("u1", 14, 3, 3),
+    "scan_direction_flag": ("u1", 14, 6, 1), "edge_of_flight_line": ("u1", 14, 7, 1),
+    "classification": ("u1", 15, 0, 5), "synthetic": ("u1", 15, 5, 1), "key_point": ("u1", 15, 6, 1),
+    "withheld": ("u1", 15, 7, 1), "scan_angle": ("i1", 16), "user_data": ("u1", 17), "point_source_id": ("<u2", 18),
+}  # fmt: skip
+NEW = {
+    "intensity": ("<u2", 12), "return_number": ("u1", 14, 0, 4), "number_of_returns": ("u1", 14, 4, 4),
+    "synthetic": ("u1", 15, 0, 1), "key_point": ("u1", 15, 1, 1), "withheld": ("u1", 15, 2, 1),
+    "overlap": ("u1", 15, 3, 1), "scanner_channel": ("u1", 15, 4, 2), "scan_direction_flag": ("u1", 15, 6, 1),
+    "edge_of_flight_line": ("u1", 15, 7, 1), "classification": ("u1", 16), "user_data": ("u1", 17),
+    "scan_angle": ("<i2", 18), "point_source_id": ("<u2", 20),
+}  # fmt: skip
+EXTRA = ("", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")
+SCALED, SHIFTED = 8, 16
+# Layers of each kind of item in a chunk of LAZ 1.4; extra bytes have one each.
+LAYERS = {10: 9, 11: 1, 12: 2, 13: 1}
+EXTRA_BYTES_ITEM = 14
+POINTWISE, LAYERED = 2, 3
+VARIABLE = 2**32 - 1
+
+
+def read(source: Source) -> Points:
+    header = source.stored("bytes of a header", 227, 1, 0)
+    if not header.startswith(b"LASF"):
+        raise source.error("not a LAS file: it does not begin with LASF", 0)
+    minor, header_size, at = header[25], *struct.unpack_from("<HI", header, 94)
+    vlrs, format, size, count = struct.unpack_from("<IBHI", header, 100)
+    packed, format = bool(format & 128), format & 63
+    if minor >= 4:
+        header = source.stored("bytes of a header", 375, 1, 0)
+        count = struct.unpack_from("<Q", header, 247)[0] or count
+    if format >= len(SIZES) or size < SIZES[format]:
+        raise source.error(f"points of format {format} and {size} bytes are unknown", 104)
+    scale, offset = np.frombuffer(header, "<f8", 6, 131).reshape(2, 3)
+    if not (np.isfinite(scale) & np.isfinite(offset)).all():
+        raise source.error("the scale or the offset is not finite", 131)
+    records = _records(source, header_size, at, vlrs)
+    if packed:
+        raw = _unpacked(source, records, at, count, size)
+    else:
+        raw = np.frombuffer(source.stored("points", count, size, at), np.uint8)
+
+    def field(kind: str, byte: int, shape: tuple[int, ...] = ()) -> np.ndarray:
+        dtype = np.dtype((kind, shape))
+        if not count:
+            return np.empty((0, *shape), kind)
+        strides = (size, *(dtype.base.itemsize for _ in shape))
+        return np.ndarray((count, *shape), dtype.base, raw, byte, strides)
+
+    rows: dict[str, Any] = {}
+    for name, (kind, byte, *bits) in (OLD if format < 6 else NEW).items():
+        value = field(kind, byte)
+        rows[name] = value >> bits[0] & (1 << bits[1]) - 1 if bits else value
+    rows["scan_angle"] = (rows["scan_angle"] * (1.0 if format < 6 else 0.006)).astype(np.float32)  # degrees
+    if (byte := TIME[format]) is not None:
+        rows["gps_time"] = field("<f8", byte)
+    if (byte := COLOUR[format]) is not None:
+        rows["rgb"] = field("<u2", byte, (3,))
+    if format in INFRARED:
+        rows["nir"] = field("<u2", INFRARED[format])
+    at = SIZES[format]
+    for name, kind, bytes_, line in _extra(source, records.get(("LASF_Spec", 4), b"")):
+        if at + bytes_ > size:
+            raise source.error(f"the extra bytes of {name!r} do not fit in a point of {size} bytes")
+        if kind and name not in rows:
+            value = field(kind, at)
+            rows[name] = value if line is None else value * line[0] + line[1]
+        at += bytes_
+    with np.errstate(over="ignore"):
+        coords = field("<i4", 0, (3,)) * scale + offset
+    return Points(coords, {name: plain(row) for name, row in rows.items()}, np.dtype(np.float64))
+
+
+def _records(source: Source, at: int, end: int, count: int) -> dict[tuple[str, int], bytes]:
+    """The variable length records between the header and the points."""
+    if end > len(source.data) or at > end:
+        raise source.error(f"truncated: the points begin at byte {end}, the file has {len(source.data)}", 96)
+    source.limits.stored("variable length records", count, 54, end - at, 100)
+    found = {}
+    for _ in range(count):
+        source.limits.stored("variable length records", 1, 54, end - at, at)
+        user, number, length = struct.unpack_from("<16sHH", source.data, at + 2)
+        source.limits.stored("bytes of a record", length, 1, end - at - 54, at)
+        key = user.split(b"\0")[0].decode("latin-1"), number
+        found.setdefault(key, source.data[at + 54 : at + 54 + length])
+        at += 54 + length
+    return found
+
+
+def _extra(source: Source, record: bytes):
+    """Name, type ('' for none), bytes and, where its numbers are scaled, factor and summand of each further field."""
+    if len(record) % 192:
+        raise source.error(f"the record of extra bytes has {len(record)} bytes, no multiple of 192")
+    for at in range(0, len(record), 192):
+        kind, options, name = struct.unpack_from("<BB32s", record, at + 2)
+        name = name.split(b"\0")[0].decode("latin-1").strip().lower() or f"extra{at // 192}"
+        if kind == 0 or kind >= len(EXTRA):
+            # Undocumented bytes, and the withdrawn pairs and triples, are passed over.
+            repeats = 1 if kind == 0 else 2 if kind <= 20 else 3
+            bytes_ = options if kind == 0 else repeats * np.dtype(EXTRA[(kind - 1) % 10 + 1]).itemsize
+            yield name, "", bytes_, None
+            continue
+        factor = struct.unpack_from("<d", record, at + 112)[0] if options & SCALED else 1.0
+        added = struct.unpack_from("<d", record, at + 136)[0] if options & SHIFTED else 0.0
+        line = (factor, added) if options & (SCALED | SHIFTED) else None
+        yield name, EXTRA[kind], np.dtype(EXTRA[kind]).itemsize, line
+
+
+def _unpacked(source: Source, records: dict, at: int, count: int, size: int) -> np.ndarray:
+    """The points of a LAZ file as LAS would store them."""
+    try:
+        import lazrs
+    except ImportError:
+        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install 'gridless[data]'") from None
+    record = records.get(("laszip encoded", 22204), b"")
+    if len(record) < 34:
+        raise source.error("compressed, but without the record that says how", at)
+    way, _, _, _, _, _, chunk = struct.unpack_from("<HHBBHII", record)
+    items = [struct.unpack_from("<HHH", record, 34 + 6 * i) for i in range((len(record) - 34) // 6)]
+    declared = struct.unpack_from("<H", record, 32)[0]
+    if way not in (POINTWISE, LAYERED) or declared != len(items) or sum(s for _, s, _ in items) != size:
+        raise source.error(f"compressed in a way ({way}) or into points that are unknown", at)
+    source.limits.unpacked("the points", count * size, at)
+    if not count:
+        return np.empty(0, np.uint8)
+    start = at + 8
+    table = struct.unpack("<q", source.stored("bytes of a place", 8, 1, at))[0]
+    if table <= at:
+        table = struct.unpack_from("<q", source.data, len(source.data) - 8)[0]
+    if not start <= table <= len(source.data) - 8:
+        raise source.error(f"truncated: the table of chunks is said to be at byte {table}", at)
+    number = struct.unpack_from("<I", source.data, table + 4)[0]
+    # A chunk begins with a whole point.
+    source.limits.stored("chunks", number, size, table - start, table)
+    if chunk != VARIABLE and number != -(-count // max(chunk, 1)):
+        raise source.error(f"{number} chunks of {chunk} points cannot hold {count}", table)
+    try:
+        stream = io.BytesIO(source.data[table:])
+        chunks = lazrs.read_chunk_table_only(stream, lazrs.LazVlr(record))
+    except BaseException as error:
+        raise _foreign(source, error, table) from None
+    if chunk != VARIABLE:
+        chunks = [(min(chunk, count - i * chunk), length) for i, (_, length) in enumerate(chunks)]
+    if sum(n for n, _ in chunks) != count or sum(length for _, length in chunks) > table - start:
+        raise source.error(f"the chunks are not {count} points in {table - start} bytes", table)
+    place = start
+    for points, length in chunks:
+        _check_chunk(source, place, length, points, size, items if way == LAYERED else [])
+        place += length
+    out = np.empty(count * size, np.uint8)
+    try:
+        lazrs.decompress_points_with_chunk_table(source.data[start:table], record, out, chunks)
+    except BaseException as error:
+        raise _foreign(source, error, start) from None
+    return out
+
+
+def _check_chunk(source: Source, at: int, length: int, points: int, size: int, items: list) -> None:
+    """A chunk is a point and the others coded; a layered one has between them its number of points and its sizes."""
+    layers = sum(s if kind == EXTRA_BYTES_ITEM else LAYERS.get(kind, 0) for kind, s, _ in items)
+    head = size + (4 + 4 * layers if items else 0)
+    source.limits.stored("bytes of a chunk", head, 1, length, at)
+    if items:
+        said, *lengths = np.frombuffer(source.data, "<u4", 1 + layers, at + size).tolist()
+        if said != points:
+            raise source.error(f"a chunk of {points} points says that it has {said}", at + size)
+        source.limits.stored("bytes of layers", sum(lengths), 1, length - head, at)
+
+
+def _foreign(source: Source, error: BaseException, at: int) -> BaseException:
+    """What the decoder raises, its panics among them, as our error; an interrupt stays what it is."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        return error
+    return source.error(f"the compressed points are damaged: {str(error)[:200]}", at)
