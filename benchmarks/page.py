@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md from what was measured: benchmarks/results/*.json and the logs beside the shipped weights.
+"""Write docs/benchmarks.md and docs/models.md from what was measured: benchmarks/results/*.json and shipped weights.
 
 python benchmarks/page.py; the built site is always as new as the results, through `on_page_markdown`.
 """
@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
+DOCS = ROOT / "docs"
 
 HEAD = """# Benchmarks
 
-Made by `python benchmarks/page.py` from `benchmarks/results/*.json`, and from what was saved with the shipped weights;
-nothing here is typed by hand. Each script checks its results before it times anything; peers are of the same run. What
-was predicted, what happened, and why, is in `benchmarks/NOTES.md`.
+Made by `python benchmarks/page.py` from `benchmarks/results/*.json`; nothing here is typed by hand. Each script checks
+its results before it times anything; peers are of the same run. What was predicted, what happened, and why, is in
+`benchmarks/NOTES.md`. Shipped weights have [cards](models.md).
 
 Figures from the two-core machine were taken while other work ran on it, most of them as the CPU time of the process:
 compare ratios, not absolute figures.
@@ -81,36 +81,80 @@ def section(path: Path) -> str:
     return "\n".join(parts)
 
 
-def weights() -> str:
-    """The shipped networks: how they were trained, as saved beside them."""
-    rows = []
-    for path in sorted((ROOT / "gridless" / "pretrained").glob("*.json")):
-        about = json.loads(path.read_text())
-        if path.with_suffix(".safetensors").is_file() and path.with_suffix(".csv").is_file() and "results" in about:
-            results = about["results"]
-            held_out = results.get("valid_accuracy")
-            shown = [results.get(k) for k in ("examples", "epochs", "seconds")]
-            rows.append([path.stem, about["model"]["model"], *shown, "none" if held_out is None else f"{held_out:.2%}"])
-    if not rows:
-        return ""
-    text = """## Shipped weights
+CARDS = """# Shipped weights
 
-Recipe and log lie beside the weights. Where no example was held out, the accuracy of the same recipe on a part that it
-did not see is under *Accuracy*; the test splits of the data sets are no part of either.
+A card for each of the weights that come with the package, made by `python benchmarks/page.py` from the JSON file beside
+them, which also holds the whole recipe; the log is the CSV file there. `gl.load(NAME)` gives the network.
 
+Held-out figures are of the same recipe on training examples that it did not see; the shipped weights have then seen all
+of them. Official test splits were never used here, neither to train nor to choose.
 """
-    return text + table(["weights", "network", "examples", "epochs", "seconds of training", "held-out accuracy"], rows)
+# name in a recipe -> (title, terms)
+DATA = {
+    "modelnet40": ("ModelNet40, PointNet++'s release, xyz of the first 1,024 points", "for research (Princeton)"),
+    "ncars": ("N-Cars, 100 ms recordings", "for research (Prophesee); ask Prophesee for anything else"),
+    "shapenetpart": ("ShapeNetPart, xyz of 2,048 points", "for research (ShapeNet's terms)"),
+}
+FIGURES = {
+    "accuracy": "accuracy",
+    "mean_class_accuracy": "mean over classes",
+    "instance_iou": "instance mIoU",
+    "category_iou": "category mIoU",
+}
 
 
-def written() -> str:
+def figures(result: dict[str, Any] | None) -> str:
+    """A result as words: its figures, with their spread over seeds where there are several, and how it was had."""
+    if result is None:
+        return "not known"
+    parts = [f"{100 * result[k]:.2f} % {words}" for k, words in FIGURES.items() if k in result]
+    if "spread" in result:
+        parts.append(f"standard deviation {100 * result['spread']:.2f} over {len(result['seeds'])} seeds")
+    elif "seeds" in result:
+        parts.append("one seed" if len(result["seeds"]) == 1 else f"mean of {len(result['seeds'])} seeds")
+    return "; ".join([", ".join(parts), *([result["how"]] if "how" in result else [])])
+
+
+def card(name: str, about: dict[str, Any]) -> str:
+    recipe, results = about["recipe"], about["results"]
+    title, terms = DATA[recipe["data"]]
+    everything = " --all-data" if about.get("split") == "train" else ""
+    begun = f", begun with `{recipe['start']}`" if recipe.get("start") else ""
+    split = {"train": "all official training examples", "fit": "the part `fit` of the training examples"}
+    trained = f"{split.get(about.get('split', ''), 'training examples')}, {results['examples']:,} of them"
+    rows = [
+        ["network", f"{about['model']['model']}, {about['cost']['parameters']:,} parameters"],
+        ["data", title],
+        ["terms", terms],
+        ["trained on", trained],
+        ["training", f"{results['epochs']} epochs, {results['seconds']:.0f} s, seed {recipe['seed']}{begun}"],
+        ["official test", figures(about.get("test"))],
+        ["held out", figures(about.get("held_out"))],
+        *([what, value] for what, value in about["cost"].items() if what != "parameters"),
+    ]
+    commands = [f"gridless train {name} --data DIR{everything} --out runs/{name}"]
+    commands.append(f"gridless evaluate {name} --data DIR --split test")
+    return f"## {name}\n\n{table(['', ''], rows)}\n```sh\n" + "\n".join(commands) + "\n```\n"
+
+
+def cards() -> str:
+    found = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "gridless/pretrained").glob("*.json"))}
+    return "\n".join([CARDS, *(card(name, about) for name, about in found.items())])
+
+
+def benchmarks() -> str:
     files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
-    return "\n".join(part for part in (HEAD, weights(), *map(section, files)) if part)
+    return "\n".join([HEAD, *map(section, files)])
+
+
+PAGES = {"benchmarks.md": benchmarks, "models.md": cards}
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """The hook of mkdocs: the built page is as new as the results."""
-    return written() if page.file.src_uri == PAGE.name else markdown
+    """The hook of mkdocs: the built pages are as new as the results."""
+    return PAGES[page.file.src_uri]() if page.file.src_uri in PAGES else markdown
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written())
+    for name, made in PAGES.items():
+        (DOCS / name).write_text(made())

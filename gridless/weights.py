@@ -18,10 +18,11 @@ from gridless.data.files import whole_file
 SHIPPED = Path(__file__).parent / "pretrained"
 
 
-def save(model: nn.Module, path: str | Path, **about: Any) -> Path:
+def save(model: nn.Module, path: str | Path, bits: int = 32, **about: Any) -> Path:
     """Write `path`.safetensors and `path`.json; `about` (classes, recipe, results...) is kept in the JSON file.
 
-    The network must have been made by `gridless.models`, so that its `config` can make it again.
+    The network must have been made by `gridless.models`, so that its `config` can make it again. With `bits=16` the
+    kernels of dense layers and convolutions are stored as float16, half the size; loading makes them float32 again.
     """
     from safetensors.torch import save as serialise
 
@@ -31,7 +32,11 @@ def save(model: nn.Module, path: str | Path, **about: Any) -> Path:
             f"save: a {type(model).__name__} has no config: only networks of gridless.models can be rebuilt from JSON"
         )
     path = _stem(path)
+    if bits not in (16, 32):
+        raise ValueError(f"save: weights are stored with 16 or 32 bits, not {bits}")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    if bits == 16:
+        tensors = {name: _halved(name, tensor) for name, tensor in tensors.items()}
     about = {"model": config, **about}
     text = json.dumps(about, indent=2)
     weights, words = path.with_name(path.name + ".safetensors"), path.with_name(path.name + ".json")
@@ -131,6 +136,16 @@ def _fits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
     """Real numbers of another precision are converted; whole numbers are no weights."""
     same = found.dtype == wanted.dtype or (found.is_floating_point() and wanted.is_floating_point())
     return same and found.shape == wanted.shape
+
+
+def _halved(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A kernel as float16; biases and statistics, which are small and may be large in value, as they are."""
+    if tensor.ndim < 2 or not tensor.is_floating_point():
+        return tensor
+    half = tensor.half()
+    if not bool((half.isfinite() | ~tensor.isfinite()).all()):
+        raise ValueError(f"save: {name} has values beyond 65504, which 16 bits cannot hold: store it with 32")
+    return half
 
 
 def _stem(path: str | Path) -> Path:

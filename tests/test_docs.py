@@ -15,7 +15,10 @@ import pytest
 import torch
 import typer
 
+import gridless as gl
+from gridless import weights
 from gridless.__main__ import COMMANDS
+from gridless.training import Recipe, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 # A block is skipped where the line before it says `<!-- gpu -->` and there is none, or `<!-- not run: reason -->`.
@@ -99,6 +102,24 @@ def test_the_readme_has_room_for_its_results_and_rows_without_figures_are_left_o
     assert text.count(readme.BEGIN) == text.count(readme.END) == 1
     monkeypatch.setattr(readme, "ROOT", ROOT / "no such folder")
     assert len(readme.table().splitlines()) == 2
+
+
+def test_the_cards_and_the_readme_say_what_is_saved_with_the_weights():
+    page, readme = from_benchmarks("page"), from_benchmarks("readme")
+    assert (ROOT / "docs" / "models.md").read_text() == page.cards(), "run benchmarks/page.py"
+    text, rows = (ROOT / "README.md").read_text(), readme.accuracy()
+    assert len(rows) >= 5
+    for row in rows:
+        assert f"| {' | '.join(row)} |" in text, "run benchmarks/readme.py"
+
+
+@pytest.mark.parametrize("name", weights.available())
+def test_shipped_weights_can_be_trained_again_by_the_recipe_of_their_name(name: str):
+    about = weights.read_about(name)[1]
+    assert Recipe.from_dict({"model": about["model"], **about["recipe"]}) == load_recipe(name)
+    assert about["split"] in ("train", "fit")
+    assert about["held_out"]["how"]
+    assert about["cost"]["parameters"] == sum(p.numel() for p in gl.load(name).parameters())
 
 
 def test_commands_on_the_pages_exist_with_their_options():

@@ -114,8 +114,11 @@ def evaluate(
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Accuracy of saved weights on a split of their data set."""
-    from gridless.training.evaluate import report
+    """Accuracy of saved weights on a split of their data set.
+
+    Where they were trained on examples of that split, the first line says so (in JSON, `seen_in_training`).
+    """
+    from gridless.training.evaluate import report, seen
     from gridless.training.recipe import RECORDINGS, Recipe
     from gridless.training.sources import load_data
     from gridless.weights import load
@@ -124,15 +127,18 @@ def evaluate(
     recipe = Recipe.from_dict({"model": model.config, **model.about.get("recipe", {})})
     if points and recipe.data in RECORDINGS:
         raise ValueError(f"--points is for clouds, and these weights are for {recipe.data}")
-    results = {}
+    results, known = {}, seen(model.about, split)
     examples = load_data(recipe.changed(points=max(points)) if points else recipe, data, split)
     examples = examples.to(pick_device(device))
     for count in points or [recipe.points]:
         p = examples.probabilities(model, recipe.changed(points=count), batch_size, votes, progress=True)
-        results[count] = report(p, examples.labels, examples.classes)
+        results[count] = report(p, examples.labels, examples.classes) | {"seen_in_training": known}
     if as_json:
         print(json.dumps(results if points else next(iter(results.values()))))
         return
+    if known in ("all", "some"):
+        many = "these" if known == "all" else "most of these"
+        print(f"{weights} was trained on {many} examples: on unseen ones expect less")
     for count, result in results.items():
         what = "recordings" if recipe.data in RECORDINGS else f"clouds of {count} points"
         print(

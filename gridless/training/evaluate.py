@@ -74,3 +74,15 @@ def report(probability: Tensor, labels: Tensor, classes: list[str]) -> dict[str,
     each = {name: correct[labels == i].mean().item() for i, name in enumerate(classes) if bool((labels == i).any())}
     mean = sum(each.values()) / max(len(each), 1)
     return {"accuracy": correct.mean().item(), "mean_class_accuracy": mean, "examples": len(labels), "by_class": each}
+
+
+def seen(about: dict[str, Any], split: str) -> str:
+    """How many examples of a split the weights were trained on: `all`, `some`, `none` or `unknown`."""
+    trained = about.get("split")
+    if trained is None:
+        return "unknown"
+    if split == "test":
+        return "none"
+    if trained == "train" or split == "fit":
+        return "all"
+    return "some" if split == "train" else "none"

@@ -95,7 +95,8 @@ def run(
     results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
     if place is not None and recipe.votes > 1:
         results["valid_accuracy_by_votes"] = _accuracy(place, module.best, recipe, recipe.votes)
-    save(module.best, out / "weights", classes=data.classes, recipe=recipe.to_dict(), results=results)
+    split = "train" if valid is None else "fit"
+    save(module.best, out / "weights", classes=data.classes, split=split, recipe=recipe.to_dict(), results=results)
     results["history"] = module.history
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     return results

@@ -39,6 +39,24 @@ def test_weights_come_back_as_they_were_saved(saved):
     assert torch.equal(model(model.plan(cloud)), again(again.plan(cloud)))
 
 
+def test_weights_of_16_bits_are_half_as_large_and_load_as_float32(saved, tmp_path):
+    model, path = saved
+    model.head[0].running_var.fill_(1e6)  # beyond float16
+    half = gl.save(model, tmp_path / "half", bits=16)
+    assert half.stat().st_size < 0.6 * path.stat().st_size
+    for name, tensor in gl.load(half).state_dict().items():
+        mine = model.state_dict()[name]
+        assert tensor.dtype == mine.dtype, name
+        assert torch.equal(tensor, mine.half().float() if mine.ndim > 1 else mine), name
+    with pytest.raises(ValueError, match="16 or 32 bits, not 8"):
+        gl.save(model, tmp_path / "none", bits=8)
+    with torch.no_grad():
+        model.head[2].weight[0, 0] = 1e5
+    with pytest.raises(ValueError, match=r"head\.2\.weight has values beyond 65504"):
+        gl.save(model, tmp_path / "none", bits=16)
+    assert not list(tmp_path.glob("none*"))
+
+
 def test_unknown_weights_list_what_exists():
     with pytest.raises(ValueError, match=r"no weights named 'modelnet40-hug': shipped are .*; or give the path"):
         gl.load("modelnet40-hug")
@@ -149,6 +167,27 @@ def test_train_prints_one_json_object_and_nothing_else(tmp_path, capsys):
     small = ["--set", "data_options.size=56", "--set", "data_options.held_out=14", "--set", "points=32"]
     assert main(["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["epochs"] == 1
+
+
+@pytest.mark.parametrize("all_data", [True, False])
+def test_evaluate_says_first_where_weights_were_trained_on_a_split(tmp_path, capsys, all_data):
+    small = ["--set", "data_options.size=28", "--set", "data_options.held_out=14", "--set", "points=32"]
+    words = ["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]
+    assert main([*words, "--all-data"] if all_data else words) == 0
+    weights = str(tmp_path / "weights")
+    expected = {"fit": "these", "train": "these" if all_data else "most of these", "test": None}
+    expected["validation"] = "these" if all_data else None
+    for split, many in expected.items():
+        capsys.readouterr()
+        assert main(["evaluate", weights, "--split", split, "--device", "cpu"]) == 0
+        first, *rest = capsys.readouterr().out.splitlines()
+        if many is None:
+            assert "%" in first
+        else:
+            assert first == f"{weights} was trained on {many} examples: on unseen ones expect less"
+            assert "%" in rest[0]
+    assert main(["evaluate", weights, "--split", "fit", "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seen_in_training"] == "all"
 
 
 def test_debug_shows_where_an_error_came_from():

@@ -1,0 +1,103 @@
+"""Put the weights of a run among those that come with the package: gridless/pretrained/NAME.*, with facts for its card.
+
+    python benchmarks/ship.py runs/plus/weights modelnet40-plus --data DIR --fact 'test={"accuracy": 0.92}' ...
+
+Kernels are stored with 16 bits, unless that changes a prediction on the examples that are tried (`--examples`, of the
+training part). What one example costs is counted on them, too. Facts for the card (`held_out`, `test`) are JSON; those
+that were saved with the weights are kept. The log of the run goes along. Then run benchmarks/page.py and readme.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from gridless.nn.conv import FeaturelessConv, PointConv  # noqa: E402
+from gridless.nn.events import VoxelMerge  # noqa: E402
+from gridless.training.recipe import Recipe  # noqa: E402
+from gridless.training.sources import load_data  # noqa: E402
+from gridless.weights import SHIPPED, load, save  # noqa: E402
+
+
+@torch.no_grad()
+def multiply_adds(model: nn.Module, geometry: Any) -> dict[str, float]:
+    """Of a forward pass: all of a cloud network; of an event network per input event, its voxel head per recording."""
+    found = {"total": 0.0}
+
+    def count(layer: nn.Module, inputs: tuple, output: Tensor) -> None:
+        if isinstance(layer, nn.Linear):
+            found["total"] += output.numel() * layer.in_features
+        elif isinstance(layer, FeaturelessConv):
+            found["total"] += layer.basis.size * (len(geometry[layer.edges]) + output.numel())
+        elif isinstance(layer, PointConv):
+            edges, m, q, p = len(geometry[layer.edges]), *layer.weight.shape
+            found["total"] += min(m * q * (edges + len(output) * p), m * p * (edges + len(inputs[0]) * q))
+        elif isinstance(layer, VoxelMerge):
+            found["total"] += output.numel() * layer.conv.weight[0].numel()
+
+    events = hasattr(model, "cost")
+    counted: Any = model.head if events and model.config["head"] == "voxel" else model
+    hooks = [layer.register_forward_hook(count) for layer in counted.modules()]
+    try:
+        model.eval()(geometry)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    examples = next(iter(geometry.values())).num_examples
+    if not events:
+        return {"multiply-adds per example": found["total"] / examples}
+    cost: Any = model.cost
+    facts = {"multiply-adds per event": cost(geometry)["total"]}
+    if counted is not model:
+        facts["multiply-adds of the voxel head per recording"] = found["total"] / examples
+    return facts
+
+
+def tried(model: nn.Module, recipe: Recipe, data: Path, examples: int) -> tuple[Tensor, dict[str, float]]:
+    """The classes that are predicted for some training examples, and what one of them costs."""
+    whole = load_data(recipe, data, "train")
+    some = whole.take(torch.linspace(0, len(whole) - 1, min(examples, len(whole))).long())
+    batch = next(iter(some.take(torch.arange(min(64, len(some)))).loader(recipe, model.plan, train=False)))  # type: ignore
+    return some.probabilities(model, recipe).argmax(1), multiply_adds(model, batch.geometry)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", help="weights of a run, or the name of shipped ones")
+    parser.add_argument("name")
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--examples", type=int, default=985)
+    parser.add_argument("--fact", action="append", default=[], help="NAME=JSON")
+    options = parser.parse_args()
+    model: Any = load(options.source)
+    about = dict(model.about)
+    recipe = Recipe.from_dict({"model": model.config, **about["recipe"]})
+    for fact in options.fact:
+        name, _, value = fact.partition("=")
+        about[name] = json.loads(value)
+    before, about["cost"] = tried(model, recipe, options.data, options.examples)
+    about["cost"] |= {"parameters": sum(p.numel() for p in model.parameters())}
+    config = about.pop("model")
+    path = save(model, SHIPPED / options.name, bits=16, **about)
+    changed = int((tried(load(path), recipe, options.data, options.examples)[0] != before).sum())
+    if changed:
+        print(f"{changed} of {len(before)} predictions change with 16 bits: stored with 32")
+        save(model, SHIPPED / options.name, **about)
+    log = Path(options.source).with_name("logs") / "metrics.csv"
+    if log.is_file():
+        shutil.copyfile(log, SHIPPED / f"{options.name}.csv")
+    print(json.dumps({"model": config["model"], "bytes": path.stat().st_size, **about["cost"]}))
+
+
+if __name__ == "__main__":
+    main()
