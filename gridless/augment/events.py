@@ -189,6 +189,56 @@ class Thin(EventTransform):
 
 
 @dataclass(frozen=True)
+class SwapPolarity(EventTransform):
+    """ON becomes OFF and OFF becomes ON, with a probability: dark edges on bright ground for bright on dark."""
+
+    probability: float = 0.5
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        swap = (draw(events, generator) < self.probability)[events.example]
+        return events if events.polarity is None else replaced(events, polarity=events.polarity ^ swap)
+
+
+@dataclass(frozen=True)
+class Stretch(EventTransform):
+    """Magnify x and y each by a factor of its own, log-uniform between low and high, from the pixel at the origin."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.low <= self.high:
+            raise ValueError(f"Stretch: needs 0 < low <= high, not {self.low} and {self.high}")
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        low, high = math.log(self.low), math.log(self.high)
+        factor = torch.stack([draw(events, generator, low, high).exp() for _ in range(2)], 1)[events.example]
+        return moved(events, ((events.pixel + 0.5) * factor).floor())
+
+
+@dataclass(frozen=True)
+class Jitter(EventTransform):
+    """Move every event by itself, by a normal number of pixels along each axis, rounded."""
+
+    pixels: float
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        device = "cpu" if generator is None else generator.device
+        by = torch.randn(len(events), 2, generator=generator, device=device).to(events.device) * self.pixels
+        return moved(events, events.pixel + by)
+
+
+@dataclass(frozen=True)
+class ToOrigin(EventTransform):
+    """Move each recording so that its smallest x and its smallest y are 0."""
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        least = torch.full((events.num_examples, 2), 2**30, dtype=torch.int32, device=events.device)
+        least.scatter_reduce_(0, events.example[:, None].expand(-1, 2), events.pixel, "amin")
+        return replaced(events, pixel=events.pixel - least[events.example])
+
+
+@dataclass(frozen=True)
 class FirstEvents(EventTransform):
     """At most the first `count` events of each recording."""
 

@@ -39,6 +39,10 @@ ALL = [
     ev.ReverseTime(),
     ev.StretchTime(0.5, 2.0),
     ev.Thin(0.5),
+    ev.SwapPolarity(),
+    ev.Stretch(0.8, 1.25),
+    ev.Jitter(0.7),
+    ev.ToOrigin(),
     ev.FirstEvents(100),
     ev.FirstMicroseconds(50_000),
     ev.PoolPixels(2),
@@ -86,7 +90,7 @@ class TestAll:
             setattr(transform, name, 1)
 
 
-@pytest.mark.parametrize("transform", [t for t in ALL if not isinstance(t, ev.Thin | ev.Chain)])
+@pytest.mark.parametrize("transform", [t for t in ALL if not isinstance(t, ev.Thin | ev.Jitter | ev.Chain)])
 def test_a_batch_of_equal_draws_is_the_recordings_one_by_one(transform, monkeypatch):
     monkeypatch.setattr(
         ev,
@@ -218,3 +222,47 @@ def test_settings_that_make_no_sense_are_refused(make):
 def test_what_is_no_recording_is_refused_by_name():
     with pytest.raises(TypeError, match="Rotate takes Events"):
         ev.Rotate(1.0)(torch.zeros(3, 3))
+
+
+def test_swapped_polarity_is_that_of_whole_recordings():
+    events = gl.collate([recording(50, seed=i) for i in range(40)])
+    swapped = ev.SwapPolarity()(events, seed())
+    differs = [bool((a.polarity != b.polarity).all()) for a, b in zip(parts(events), parts(swapped), strict=True)]
+    same_still = [torch.equal(a.polarity, b.polarity) for a, b in zip(parts(events), parts(swapped), strict=True)]
+    assert all(a != b for a, b in zip(differs, same_still, strict=True))
+    assert 10 < sum(differs) < 30
+    assert same(ev.SwapPolarity(1.0)(ev.SwapPolarity(1.0)(events)), events)
+
+
+def test_stretching_keeps_the_origin_and_changes_the_ratio_of_the_sides():
+    events = gl.collate([recording(300, seed=i, sensor=(20, 20)) for i in range(30)])._changed(sensor=(60, 60))
+    made = ev.Stretch(0.5, 2.0)(events, seed())
+    assert len(made) == len(events)
+    sides = torch.stack([p.pixel.amax(0) + 1 for p in parts(made)]).double()
+    assert bool(((sides >= 9) & (sides <= 40)).all())
+    ratio = sides[:, 0] / sides[:, 1]
+    assert ratio.min() < 0.6
+    assert ratio.max() > 1.7
+    assert all(p.pixel.amin() == 0 for p in parts(made))
+    assert same(ev.Stretch(1.0, 1.0)(events, seed()), events)
+
+
+def test_jitter_moves_each_event_by_itself():
+    events = recording(4000, sensor=(200, 200))
+    made = ev.Jitter(2.0)(events._changed(pixel=events.pixel * 0 + 100), seed())
+    by = (made.pixel - 100).double()
+    assert by.std().item() == pytest.approx(2.0, abs=0.1)
+    assert abs(by.mean().item()) < 0.1
+
+
+def test_a_recording_moves_to_the_origin():
+    events = gl.collate([recording(50, seed=i) for i in range(3)] + [recording(50)[:0]])
+    away = events._changed(pixel=events.pixel + 7, sensor=(50, 50))
+    made = ev.ToOrigin()(away)
+    for a, b in zip(parts(away), parts(made), strict=True):
+        assert torch.equal(a.pixel - b.pixel, (a.pixel - b.pixel)[:1].expand(len(a), 2))
+        assert not len(b) or b.pixel.amin(0).tolist() == [0, 0]
+
+
+def parts(events: gl.Events) -> list[gl.Events]:
+    return [events.recording(i) for i in range(events.num_examples)]
