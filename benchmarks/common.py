@@ -126,6 +126,16 @@ def peak_memory(code: str) -> int:
     return int(run.stdout.split()[-1]) * 1024
 
 
+def mps() -> str:
+    """Let the kernels of several processes run side by side, where NVIDIA's daemon is installed: what it said."""
+    try:
+        words = ["nvidia-cuda-mps-control", "-d"]
+        started = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "not available"
+    return started.stderr.strip() or "started"
+
+
 def modelnet(count: int, seed: int = 0) -> tuple[str, np.ndarray]:
     """Real clouds (count, 1024, 3) where the data lie beside the project, else points on random ellipsoids."""
     random = np.random.default_rng(seed)

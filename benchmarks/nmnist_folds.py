@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from common import mps  # noqa: E402
 
 
 def one(fold: int, arguments: argparse.Namespace) -> None:
@@ -62,15 +64,6 @@ def one(fold: int, arguments: argparse.Namespace) -> None:
         "seconds": results["seconds"],
     }
     (out / "fold.json").write_text(json.dumps(entry))
-
-
-def mps() -> str:
-    try:
-        words = ["nvidia-cuda-mps-control", "-d"]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return "not available"
-    return done.stderr.strip() or "started"
 
 
 def command(fold: int, arguments: argparse.Namespace) -> list[str]:

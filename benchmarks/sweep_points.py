@@ -18,7 +18,9 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from common import mps  # noqa: E402
 
 # name -> (recipe, changes)
 VARIANTS: dict[str, tuple[str, dict]] = {
@@ -71,14 +73,6 @@ def one(name: str, data: str, epochs: int | None, device: str, limit: int | None
     say({"final": True, "valid_10_votes": votes, "parameters": sum(p.numel() for p in model.parameters())})
 
 
-def mps() -> subprocess.CompletedProcess | None:
-    """Let the processes' kernels run side by side, where NVIDIA's daemon is installed."""
-    try:
-        return subprocess.run(["nvidia-cuda-mps-control", "-d"], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(VARIANTS)}; all unless given")
@@ -98,8 +92,7 @@ def main() -> None:
         one(names[0], arguments.data, arguments.epochs, arguments.device, arguments.limit)
         return
     if arguments.device == "cuda" and arguments.jobs > 1:
-        started = mps()
-        print("MPS:", "not available" if started is None else started.stderr.strip() or "started", flush=True)
+        print("MPS:", mps(), flush=True)
     waiting, running, lines, began = list(names), {}, [], time.perf_counter()
     folder = arguments.out.parent
     folder.mkdir(parents=True, exist_ok=True)

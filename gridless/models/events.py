@@ -39,7 +39,8 @@ class EventResNet(nn.Module):
     of the streams from level `pooled` on, in constant memory; `model(geometry)` is the prediction after the last one.
 
     `form` is how convolutions are computed: "scan" sees all history; "edges" writes the neighbourhoods out, cut after 4
-    decay times as in the paper. Both have the same parameters.
+    decay times as in the paper. Both have the same parameters. `squash` takes log(1 + relu) for relu after the
+    convolutions, so that dense recordings differ less from sparse ones; the live engine does not know it yet.
 
     `model(model.plan(events))`; packet by packet, `geometry, lif = model.plan.step(packet, lif)` and
     `model(geometry, memory)` with a dict that the layers keep their memory in.
@@ -60,6 +61,7 @@ class EventResNet(nn.Module):
         form: str = "scan",
         rates: str = "spread",
         dropout: float = 0.5,
+        squash: bool = False,
     ) -> None:
         super().__init__()
         for name, value, known in (("form", form, ("scan", "edges")), ("head", head, ("voxel", "stream"))):
@@ -80,11 +82,11 @@ class EventResNet(nn.Module):
             coarse = plan.lif(stream, 3, 2, decay_time=decay_time, threshold=threshold, reset=reset)
             down = plan.causal(stream, coarse, 3, 2, window and window * decay_time)
             grown = width if channels is None else 2 * channels
-            self.downs.append(DownConv(down, channels, grown, decay_time, dropout=dropout, rates=rates))
+            self.downs.append(DownConv(down, channels, grown, decay_time, dropout=dropout, rates=rates, squash=squash))
             decay_time, channels, stream = 2 * decay_time, grown, coarse
             cross = plan.causal(stream, stream, "cross5", 1, window and window * decay_time)
             point = plan.causal(stream, stream, 1, 1, window and 4 * window * decay_time)
-            self.blocks.append(InceptionBlock(cross, point, channels, decay_time, rates=rates))
+            self.blocks.append(InceptionBlock(cross, point, channels, decay_time, rates=rates, squash=squash))
             self.streams.append(stream)
         widths = [width * 2**i for i in range(levels)]
         if head == "voxel":
@@ -135,7 +137,7 @@ class EventResNet(nn.Module):
 
 _ARGUMENTS = (
     "classes", "sensor", "width", "levels", "pooled", "decay_time", "threshold", "reset",
-    "head", "duration", "form", "rates", "dropout",
+    "head", "duration", "form", "rates", "dropout", "squash",
 )  # fmt: skip
 
 

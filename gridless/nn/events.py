@@ -118,13 +118,21 @@ class InceptionBlock(nn.Module):
     """The paper's in-place block: F + norm(relu(cross(F) + point(F) + dense(F))), (S, C) to (S, C).
 
     cross: the row and the column of 5 x 5 pixels; point: the event's own pixel, with four times the temporal taps and
-    the decay time; dense: C to 4 C, ReLU, to C. The two convolutions are linear.
+    the decay time; dense: C to 4 C, ReLU, to C. The two convolutions are linear. `squash` takes log(1 + relu) for relu.
     """
 
     def __init__(
-        self, cross: Name, point: Name, channels: int, decay_time: float, temporal: int = 4, rates: str = "spread"
+        self,
+        cross: Name,
+        point: Name,
+        channels: int,
+        decay_time: float,
+        temporal: int = 4,
+        rates: str = "spread",
+        squash: bool = False,
     ) -> None:
         super().__init__()
+        self.squash = squash
         self.cross = EventConv(cross, channels, channels, temporal, decay_time, rates=rates)
         self.point = EventConv(point, channels, channels, 4 * temporal, 4 * decay_time, rates=rates)
         self.expand = Dense(channels, 4 * channels)
@@ -133,12 +141,15 @@ class InceptionBlock(nn.Module):
 
     def forward(self, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
         y = self.cross(features, geometry, memory) + self.point(features, geometry, memory)
-        y = y + self.reduce(self.expand(features).relu())
-        return features + self.norm(y.relu(), geometry)
+        y = (y + self.reduce(self.expand(features).relu())).relu()
+        return features + self.norm(y.log1p() if self.squash else y, geometry)
 
 
 class DownConv(nn.Module):
-    """A strided convolution, ReLU, norm and dropout: (S, Q) to (S', P). Without features, on polarity."""
+    """A strided convolution, ReLU, norm and dropout: (S, Q) to (S', P). Without features, on polarity.
+
+    `squash` takes log(1 + relu) for relu: sums over many events then grow as a logarithm of their number.
+    """
 
     def __init__(
         self,
@@ -149,8 +160,10 @@ class DownConv(nn.Module):
         temporal: int = 4,
         dropout: float = 0.5,
         rates: str = "spread",
+        squash: bool = False,
     ) -> None:
         super().__init__()
+        self.squash = squash
         if in_channels is None:
             self.conv = PolarityConv(near, out_channels, temporal, decay_time=decay_time, rates=rates)
         else:
@@ -160,7 +173,8 @@ class DownConv(nn.Module):
 
     def forward(self, features: Tensor | None, geometry: Geometry, memory: Memory | None = None) -> Tensor:
         y = self.conv(geometry, memory) if features is None else self.conv(features, geometry, memory)
-        return self.dropout(self.norm(y.relu(), geometry))
+        y = y.relu().log1p() if self.squash else y.relu()
+        return self.dropout(self.norm(y, geometry))
 
 
 class VoxelMemory(NamedTuple):

@@ -104,6 +104,8 @@ def level_rows(
     flat: Flat, model: EventResNet, frames: list[int], lane: int, keep: bool, order: str | None, pack: bool | None
 ) -> list[dict[str, int]]:
     """The rows of the loop's table, their parts added to the flat arrays."""
+    if model.config["squash"]:
+        raise NotImplementedError("the live engine does not know squash=True: use gl.streaming.Session")
     downs, blocks = cast(list[DownConv], list(model.downs)), cast(list[InceptionBlock], list(model.blocks))
     levels = list(zip(downs, blocks, frames, strict=True))
     if pack is None:

@@ -129,8 +129,9 @@ def test_padding_changes_nothing(head, form):
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 @pytest.mark.parametrize("sizes", [(1,), (7, 50), (500,)])
-def test_packets_give_what_the_whole_recording_gives(head, sizes):
-    model = small(head=head, duration=2500).double().eval()
+@pytest.mark.parametrize("squash", [False, True])
+def test_packets_give_what_the_whole_recording_gives(head, sizes, squash):
+    model = small(head=head, duration=2500, squash=squash).double().eval()
     events = stream((120,), (9, 7), span=2000, start=2**45)
     with torch.no_grad():
         whole = model(model.plan(events))
@@ -139,6 +140,19 @@ def test_packets_give_what_the_whole_recording_gives(head, sizes):
             geometry, state = model.plan.step(packet, state)
             logits = model(geometry, memory)
     torch.testing.assert_close(logits, whole, rtol=1e-12, atol=1e-12)
+
+
+def test_squashed_features_grow_as_a_logarithm_and_the_live_engine_refuses_them():
+    plain, squashed = small(), small(squash=True)
+    events = recordings()[0]
+    geometry = plain.plan(events)
+    y = plain.downs[0].conv(geometry).relu()
+    for model, wanted in ((plain, y), (squashed, y.log1p())):
+        model.downs[0].norm = torch.nn.Identity()  # type: ignore[assignment]
+        model.downs[0].norm.forward = lambda x, geometry: x  # type: ignore[method-assign]
+        torch.testing.assert_close(model.downs[0].eval()(None, geometry), wanted)
+    with pytest.raises(NotImplementedError, match=r"squash=True: use gl\.streaming\.Session"):
+        gl.stream(small(head="stream", squash=True).eval())
 
 
 def test_a_prediction_after_every_event_is_that_of_the_recording_so_far():

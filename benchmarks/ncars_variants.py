@@ -1,0 +1,201 @@
+"""Variants of the N-Cars recipe over folds and seeds on one GPU: mean and spread of the accuracy on drives not seen.
+
+    python benchmarks/ncars_variants.py --data DIR --out OUT [--jobs 6] [--epochs 15] [--minutes 8] [NAME ...]
+
+Each run trains by the recipe with its variant's changes on four folds of the drives and is judged on the fifth, after
+the last epoch: nothing is chosen on the way. Several processes share the GPU, through MPS where that daemon can be
+started; each reads the recordings once and then takes runs from a common list, variant after variant. No run is begun
+after --minutes, so that what is finished can be reported. Finished runs are kept in OUT/runs.jsonl and not made again.
+Prints a table, the best variant first; writes OUT/variants.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from common import mps  # noqa: E402
+
+# What is done to recordings in training. Those of N-Cars are cut out at the origin; `Zoom` and `Translate`, about the
+# middle of the sensor, take their left and upper sides off; `Stretch` and `ToOrigin` do not.
+SHIPPED: list[Any] = [
+    {"Flip": 0},
+    {"Zoom": [0.85, 1.2]},
+    {"Translate": [8, 8]},
+    {"StretchTime": [0.8, 1.25]},
+    {"Thin": 0.3},
+]
+KEPT: list[Any] = [{"Flip": 0}, {"Stretch": [0.75, 1.33]}, "ToOrigin", {"StretchTime": [0.8, 1.25]}, {"Thin": 0.3}]
+SWAP: list[Any] = [*KEPT, "SwapPolarity"]
+HARD: list[Any] = [
+    {"Flip": 0}, {"Stretch": [0.6, 1.6]}, "ToOrigin", {"Translate": [6, 6]}, {"StretchTime": [0.7, 1.4]}, {"Thin": 0.7},
+    {"Jitter": 0.5}, "SwapPolarity",
+]  # fmt: skip
+DENSE = {"model__width": 12, "model__decay_time": 32000.0, "model__threshold": 0.7, "model__reset": -2.0}
+
+# name -> changes of the recipe n-cars
+VARIANTS: dict[str, dict[str, Any]] = {
+    "shipped": {},
+    "shipped-swap": {"transforms": [*SHIPPED, "SwapPolarity"]},
+    "kept": {"transforms": KEPT},
+    "swap": {"transforms": SWAP},
+    "hard": {"transforms": HARD},
+    "swap-thin": {"transforms": [*SWAP[:-2], {"Thin": 0.7}, "SwapPolarity"]},
+    "swap-jitter": {"transforms": [*SWAP, {"Jitter": 0.7}]},
+    "swap-reverse": {"transforms": [*SWAP, "ReverseTime"]},
+    # More events on deep levels, at the same cost: 62 instead of 22 on the last one (tenth percentile 25 instead of 3).
+    "dense": {"transforms": SWAP, **DENSE},
+    "slow": {"transforms": SWAP, "model__decay_time": 32000.0},
+    "squash": {"transforms": SWAP, "model__squash": True},
+    "dense-squash": {"transforms": SWAP, **DENSE, "model__squash": True},
+    "dense-squash-hard": {"transforms": HARD, **DENSE, "model__squash": True},
+    "dense-pooled0": {"transforms": SWAP, **DENSE, "model__pooled": 0},
+    "shallow": {"transforms": SWAP, "model__levels": 3, "model__pooled": 0, "model__reset": -1.0},
+    "dense-dropout5": {"transforms": SWAP, **DENSE, "model__dropout": 0.5},
+    "dense-smooth": {"transforms": SWAP, **DENSE, "smoothing": 0.15},
+    "dense-decay": {"transforms": SWAP, **DENSE, "weight_decay": 0.1},
+    "dense-ones": {"transforms": SWAP, **DENSE, "model__rates": "ones"},
+    "dense-stream": {
+        "transforms": SWAP, **DENSE,
+        "model": {"model": "n_cars", "head": "stream", "dropout": 0.3, **{k[7:]: v for k, v in DENSE.items()}},
+    },
+}  # fmt: skip
+FIRST = ("shipped", "swap", "dense-squash", "dense", "squash", "hard", "kept", "slow")
+
+
+def recipe_of(name: str, epochs: int, seed: int, fold: int) -> Any:
+    from gridless.training import load_recipe
+
+    changes = dict(VARIANTS[name])
+    base = load_recipe("n-cars")
+    if "model" in changes:
+        base = base.changed(model=changes.pop("model"))
+        changes = {k: v for k, v in changes.items() if not k.startswith("model__")}
+    fixed = {"epochs": epochs, "seed": seed, "validate_every": epochs, "data_options__fold": fold}
+    return base.changed(**changes, **fixed)
+
+
+def work(number: int, jobs: Any, done: Any, options: argparse.Namespace) -> None:
+    """Take runs until there are none, or until the time is up."""
+    import torch
+
+    from gridless.data import NCars
+    from gridless.training.recordings import Recordings
+    from gridless.training.run import run
+
+    torch.set_num_threads(1)
+    data = NCars(options.data)
+    folds, whole = torch.from_numpy(data.fold_of_each()), Recordings.read(data)
+    if options.limit:
+        rows = torch.linspace(0, len(whole) - 1, min(options.limit, len(whole))).long()
+        folds, whole = folds[rows], whole.take(rows)
+    parts: dict[int, Any] = {}
+    while time.time() < options.until:
+        try:
+            name, seed, fold = jobs.get_nowait()
+        except Exception:
+            return
+        began = time.perf_counter()
+        try:
+            if fold not in parts:
+                parts = {fold: [whole.take((mask).nonzero()[:, 0]) for mask in (folds != fold, folds == fold)]}
+            learn, held = parts[fold]
+            recipe = recipe_of(name, options.epochs, seed, fold)
+            out = options.out / f"{name}-{seed}-{fold}"
+            results = run(recipe, learn, held, out, device=options.device, progress=False)
+            assert results is not None
+            entry = {"name": name, "seed": seed, "fold": fold, "accuracy": results["valid_accuracy"]}
+            entry |= {"train_accuracy": results["train_accuracy"], "epochs": options.epochs}
+            done.put(entry | {"seconds": time.perf_counter() - began, "process": number})
+        except Exception:
+            done.put({"name": name, "seed": seed, "fold": fold, "error": traceback.format_exc()[-800:]})
+
+
+def table(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each variant: mean over its runs, their spread, and the mean of each fold."""
+    rows = []
+    for name in dict.fromkeys(e["name"] for e in entries):
+        mine = [e for e in entries if e["name"] == name]
+        each = [e["accuracy"] for e in mine]
+        folds = {f: statistics.mean(e["accuracy"] for e in mine if e["fold"] == f) for f in {e["fold"] for e in mine}}
+        row = {"name": name, "mean": statistics.mean(folds.values()), "runs": len(each)}
+        row["spread"] = statistics.stdev(each) if len(each) > 1 else 0.0
+        row |= {f"fold {f}": folds[f] for f in sorted(folds)}
+        rows.append(row | {"train": statistics.mean(e["train_accuracy"] for e in mine)})
+    return sorted(rows, key=lambda row: -row["mean"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(VARIANTS)}; unless given {', '.join(FIRST)}")
+    parser.add_argument("--data", type=Path, required=True, help="the folder of N-Cars, or of its packs")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--folds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--jobs", type=int, default=6)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--limit", type=int, help="so many recordings only, for a trial")
+    parser.add_argument("--device", default="cuda")
+    options = parser.parse_args()
+    for name in options.names:
+        if name not in VARIANTS:
+            sys.exit(f"no variant {name!r}: there are {', '.join(VARIANTS)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.until = time.time() + 60 * options.minutes
+    os.environ["OMP_NUM_THREADS"] = "1"
+    log = options.out / "runs.jsonl"
+    entries = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+    known = {(e["name"], e["seed"], e["fold"]) for e in entries}
+    if options.device != "cpu" and options.jobs > 1:
+        print("MPS:", mps(), flush=True)
+    context = multiprocessing.get_context("spawn")
+    jobs, done = context.Queue(), context.Queue()
+    waiting = [
+        (name, seed, fold)
+        for seed in range(options.seeds)
+        for name in (options.names or FIRST)
+        for fold in options.folds
+        if (name, seed, fold) not in known
+    ]
+    for job in waiting:
+        jobs.put(job)
+    began = time.perf_counter()
+    processes = [context.Process(target=work, args=(i, jobs, done, options)) for i in range(options.jobs)]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes) or not done.empty():
+        try:
+            entry = done.get(timeout=1)
+        except Exception:
+            continue
+        print(f"{time.perf_counter() - began:.0f} s: {json.dumps(entry)}", flush=True)
+        if "error" not in entry:
+            entries.append(entry)
+            with log.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
+    jobs.cancel_join_thread()
+    rows = table(entries)
+    (options.out / "variants.json").write_text(json.dumps({"runs": entries, "table": rows}, indent=1) + "\n")
+    for row in rows:
+        print(
+            "  ".join(
+                f"{k} {v:.4f}" if isinstance(v, float) else f"{v:<18}" if k == "name" else f"{k} {v}"
+                for k, v in row.items()
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()
