@@ -138,7 +138,7 @@ def off(header: str = "OFF\n") -> bytes:
 def obj() -> bytes:
     rows = ["v " + " ".join(map(str, v)) for v in CUBE.tolist()] + ["vn 0 0 1", "o cube", "usemtl none"]
     rows += ["f " + " ".join(f"{i + 1}//1" for i in side) for side in SIDES[:3]]
-    return ("\n".join(rows + ["f " + " ".join(f"{i - 8}" for i in side) for side in SIDES[3:]]) + "\n").encode()
+    return ("\n".join(rows + ["f " + " ".join(f"{i - 8}/-1/-1" for i in side) for side in SIDES[3:]]) + "\n").encode()
 
 
 def stl(binary: bool) -> bytes:

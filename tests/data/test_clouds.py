@@ -374,6 +374,23 @@ def test_max_bytes_limits_what_a_packed_file_unpacks_to(tmp_path):
     with pytest.raises(FormatError, match="max_bytes"):
         read_cloud(tmp_path / "a.pcd", max_bytes=1000)
     assert len(read_cloud(tmp_path / "a.pcd", max_bytes=10_000)) == 200
+    (tmp_path / "a.npz").write_bytes(npz(xyz=np.zeros((1000, 3)), label=np.zeros(1000)))
+    with pytest.raises(FormatError, match="max_bytes"):
+        read_cloud(tmp_path / "a.npz", max_bytes=30_000)
+    assert len(read_cloud(tmp_path / "a.npz", max_bytes=40_000)) == 1000
+
+
+def test_a_gltf_cannot_ask_for_endless_work_with_empty_parts(tmp_path):
+    nodes, parts = ", ".join(['{"mesh": 0}'] * 20_000), ", ".join(['{"mode": 0}'] * 20_000)
+    (tmp_path / "a.gltf").write_text(f'{{"nodes": [{nodes}], "meshes": [{{"primitives": [{parts}]}}]}}')
+    with pytest.raises(FormatError, match="max_bytes"):
+        sample_mesh(tmp_path / "a.gltf")
+
+
+def test_coordinates_of_other_types_are_refused(tmp_path):
+    (tmp_path / "a.npy").write_bytes(npy(POINTS))
+    with pytest.raises(ValueError, match=r"float32 or torch\.float64, not torch\.float16"):
+        read_cloud(tmp_path / "a.npy", torch.float16)
 
 
 # Meshes.
@@ -442,6 +459,7 @@ def test_reads_the_faces_of_a_ply(way, leading_list, tmp_path):
         ("a.obj", "v 0 0 0\nv 1 0\n", "line 2: a vertex is three numbers"),
         ("a.obj", "v 0 0 0\nf 1 2 x\n", "line 2: a face is three corners"),
         ("a.obj", "v 0 0 0\nf 0 1 1\n", "face 0 has the corner -1"),
+        ("a.obj", "v 0 0 1_0\n", "line 1: a vertex is three numbers"),
         ("a.stl", "solid a\nfacet\nvertex 0 0 0\n", "truncated"),
         ("a.stl", "\0" * 80 + "abcdefgh", "triangles of 50 bytes"),
         ("a.glb", "glTF" + "\0" * 8 + "\x7f" * 8, "declares 2139062143 bytes of a chunk"),

@@ -41,10 +41,12 @@ def read_cloud(path: str | Path, dtype: torch.dtype | None = None, max_bytes: in
     ends too early, is not what its name says, or cannot be understood raises `FormatError`.
     """
     path = Path(path)
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(f"read_cloud: coordinates are torch.float32 or torch.float64, not {dtype}")
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     points = _read(path, max_bytes)
-    wanted = points.dtype if dtype is None else torch.empty(0, dtype=dtype).numpy().dtype
+    wanted = points.dtype if dtype is None else np.dtype("f4" if dtype == torch.float32 else "f8")
     with np.errstate(over="ignore"):
         return Cloud.of(np.array(points.coords, wanted, order="C"))
 

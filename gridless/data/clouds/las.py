@@ -44,8 +44,8 @@ VARIABLE = 2**32 - 1
 
 def read(source: Source) -> Points:
     header = source.stored("bytes of a header", 227, 1, 0)
-    if not header.startswith(b"LASF"):
-        raise source.error("not a LAS file: it does not begin with LASF", 0)
+    if not header.startswith(b"LASF") or header[24] != 1:
+        raise source.error("not a LAS file: it does not begin with LASF, or is not of version 1", 0)
     minor, header_size, at = header[25], *struct.unpack_from("<HI", header, 94)
     vlrs, format, size, count = struct.unpack_from("<IBHI", header, 100)
     packed, format = bool(format & 128), format & 63

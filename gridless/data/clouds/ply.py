@@ -68,7 +68,7 @@ def parts_of(source: Source) -> tuple[str, dict[str, Part]]:
 
 def _header(source: Source) -> tuple[str, list[Element], int, int]:
     """The order of bytes, the elements, and byte and line where the first begins."""
-    order, elements, at, line = None, {}, 0, 1
+    order, elements, names, at, line = None, {}, set(), 0, 1
     while True:
         end = source.data.find(b"\n", at)
         words = source.data[at : max(end, at)].decode("latin-1").split()
@@ -81,8 +81,8 @@ def _header(source: Source) -> tuple[str, list[Element], int, int]:
                 order = ORDERS[kind]
             case ["element", name, count] if order is not None and name not in elements:
                 elements[name] = Element(name, source.count(count, f"the number of {name[:40]!r}", line), line)
-                properties = elements[name].properties
-            case ["property", *_, name] if elements and name in [p.name for p in properties]:
+                properties, names = elements[name].properties, set()
+            case ["property", *_, name] if name in names:
                 raise source.error(f"a second property {name[:40]!r}", at, line)
             case ["property", kind, name] if elements and kind in TYPES:
                 properties.append(Property(name, np.dtype(f"{order}{TYPES[kind]}"), None))
@@ -95,6 +95,8 @@ def _header(source: Source) -> tuple[str, list[Element], int, int]:
                 return order, list(elements.values()), end + 1, line + 1
             case _:
                 raise source.error(f"not understood: {' '.join(words)[:80]!r}", at, line)
+        if words[:1] == ["property"]:
+            names.add(words[-1])
         at, line = end + 1, line + 1
 
 

@@ -77,6 +77,8 @@ class _Scene:
             waiting += [(child, place) for child in node.get("children", [])]
             if "mesh" in node:
                 for part in self.document["meshes"][_whole(node["mesh"])]["primitives"]:
+                    # Also where it is empty, so that few bytes cannot ask for endless work.
+                    self.source.limits.unpacked("a mesh", 1000)
                     mode = part.get("mode", TRIANGLES)
                     if mode in (TRIANGLES, STRIP, FAN):
                         vertices = self.numbers(part["attributes"]["POSITION"], 3).astype(np.float64)

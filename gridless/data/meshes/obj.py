@@ -6,10 +6,10 @@ import re
 
 import numpy as np
 
-from gridless.data.clouds.base import Source
+from gridless.data.clouds.base import NUMBER, Source
 from gridless.data.meshes.base import Mesh
 
-CORNER = re.compile(rb"(-?\d{1,18})(/\d*){0,2}")
+CORNER = re.compile(rb"(-?\d{1,18})(/-?\d*){0,2}")
 
 
 def read(source: Source) -> Mesh:
@@ -19,11 +19,9 @@ def read(source: Source) -> Mesh:
     for line, row in enumerate(source.data.split(b"\n"), 1):
         words = row.split(b"#")[0].split()
         if words[:1] == [b"v"]:
-            try:
-                x, y, z = map(float, words[1:4])
-            except ValueError:
-                raise source.error("a vertex is three numbers", line=line) from None
-            vertices.append((x, y, z))
+            if len(words) < 4 or not all(map(NUMBER.fullmatch, words[1:4])):
+                raise source.error("a vertex is three numbers", line=line)
+            vertices.append([float(word) for word in words[1:4]])
         elif words[:1] == [b"f"]:
             found = [CORNER.fullmatch(word) for word in words[1:]]
             if len(found) < 3 or not all(found):

@@ -25,11 +25,12 @@ def read(source: Source) -> Mesh:
 
 
 def _ascii(source: Source) -> np.ndarray:
-    if b"endsolid" not in source.data:
+    data = source.data.lower()
+    if b"endsolid" not in data:
         raise source.error("truncated, or not an STL file: neither a count of triangles nor solid ... endsolid")
     # Only what follows `vertex` counts; the other lines stay, as empty ones, so that errors name the right line.
-    rows = [re.match(rb"\s*vertex\s(.*)", row, re.DOTALL) for row in source.data.split(b"\n")]
+    rows = [re.match(rb"\s*vertex\s(.*)", row, re.DOTALL) for row in data.split(b"\n")]
     vertices = numbers(source, b"\n".join(row[1] if row else b"" for row in rows), 1, 3)
-    if len(vertices) % 3 or source.data.count(b"endfacet") * 3 != len(vertices):
+    if len(vertices) % 3 or data.count(b"endfacet") * 3 != len(vertices):
         raise source.error(f"{len(vertices)} vertices are not three for each facet")
     return vertices
