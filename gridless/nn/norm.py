@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gridless.ops.batch_norm import batch_norm, track
-from gridless.structures import Geometry
+from gridless.structures import Cloud, Events, Geometry
 
 
 class BatchNorm(nn.Module):
@@ -20,7 +20,7 @@ class BatchNorm(nn.Module):
     Otherwise as torch.nn.BatchNorm1d (same state), with the defaults of the paper's networks: running statistics keep
     0.99 of their value (momentum 0.01 in torch's convention), eps 1e-3. Nothing waits for the device.
 
-    `relu` is "before" for norm(relu(x)) and "after" for relu(norm(x)); on the GPU it then costs nothing.
+    `relu` is "before" for norm(relu(x)) and "after" for relu(norm(x)).
     """
 
     weight: Tensor | None
@@ -55,29 +55,39 @@ class BatchNorm(nn.Module):
             raise ValueError(f"BatchNorm: features must be (rows, {self.channels}), not {tuple(features.shape)}")
         if self.cloud is not None and geometry is None:
             raise ValueError(f"BatchNorm over the points of {self.cloud} is called as norm(features, geometry)")
+        cloud = geometry[self.cloud] if self.cloud is not None and geometry is not None else None
+        padded = cloud if cloud is not None and cloud.padding else None
         flat = features.reshape(-1, self.channels)
-        y = self._over_batch(flat, geometry) if self.training else self._over_training(flat, geometry)
+        # torch's own refuses a single row, and knows nothing of padding.
+        if self.training and (padded is not None or flat.shape[0] < 2):
+            y = self._over_real_rows(flat, padded)
+        else:
+            y = self._over_all_rows(flat, padded)
         return y.reshape(features.shape)
 
-    def _over_batch(self, x: Tensor, geometry: Geometry | None) -> Tensor:
-        """With the statistics of the rows that the splits count, or of all."""
-        if self.cloud is not None and geometry is not None:
-            count = geometry[self.cloud].splits[-1]
-        else:
+    def _over_real_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
+        """With the statistics of the rows that the splits count: how many they are stays on the device."""
+        if padded is None:
             count = torch.full((), x.shape[0], dtype=torch.int64, device=x.device)
+        else:
+            count = padded.splits[-1]
         y, mean, var = batch_norm(
             x, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after"
         )
         track(mean, var, count, self.running_mean, self.running_var, self.num_batches_tracked, self.momentum)
         return y
 
-    def _over_training(self, x: Tensor, geometry: Geometry | None) -> Tensor:
-        """With the running statistics."""
+    def _over_all_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
+        """With the statistics of all rows in training, and with the running ones otherwise."""
         x = x.relu() if self.relu == "before" else x
-        y = functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        y = functional.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
         y = y.relu() if self.relu == "after" else y
-        if self.cloud is not None and geometry is not None and geometry[self.cloud].padding:
-            real = torch.arange(x.shape[0], device=x.device) < geometry[self.cloud].splits[-1]
+        if padded is not None:
+            real = torch.arange(x.shape[0], device=x.device) < padded.splits[-1]
             y = torch.where(real[:, None], y, 0.0)
         return y
 

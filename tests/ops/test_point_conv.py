@@ -429,6 +429,32 @@ def test_interpreted_kernels_of_many_rows(monkeypatch, dtype, q):
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_interpreted_kernels_of_many_rows_and_channels(monkeypatch, dtype):
+    """More sums than registers hold: one strip of channels after the other, forwards and backwards."""
+    from gridless.ops.point_conv.gpu import tiles
+
+    monkeypatch.setattr(tiles, "CHUNK", 0)
+    tensors, edges, basis = problem("cpu", dtype, sources=6, targets=5, dim=1, q=33, p=40, basis=Monomials(1, 6))
+    with gl.use_backend("reference"):
+        edges.transpose()
+    with gl.use_backend("gpu"):
+        assert_like_reference(tensors, edges, basis, 3e-6 if dtype == torch.float32 else 2e-3)
+
+
+@pytest.mark.parametrize(("q", "p"), [(64, 64), (72, 96), (128, 128), (160, 24), (48, 200)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_many_rows_and_channels(fast, monkeypatch, dtype, q, p):
+    if fast == "cpu":
+        pytest.skip("the rules are those of the GPU's kernels")
+    from gridless.ops.point_conv.gpu import tiles
+
+    monkeypatch.setattr(tiles, "CHUNK", 0)
+    given = problem(fast, dtype, sources=300, targets=270, q=q, p=p)
+    assert_like_reference(*given, {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype])
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
 @pytest.mark.parametrize("basis", [Monomials(2, 1), Monomials(1, 16)], ids=str)
 def test_interpreted_featureless_kernels(basis):
     (_, weight, _, x, y), edges, _ = problem(sources=5, targets=4, dim=basis.dim, q=1, basis=basis)
@@ -470,4 +496,4 @@ def test_the_gpu_kernels_agree_with_the_reference_under_the_interpreter():
         timeout=250,
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
-    assert f"{len(TINY) + 6} passed" in run.stdout
+    assert f"{len(TINY) + 8} passed" in run.stdout

@@ -117,14 +117,14 @@ def check_duplicates_and_uneven_neighbourhoods(gluon, sources):
 
 def check_what_is_not_finite(gluon, monkeypatch):
     """Coordinates that are not finite spoil their own rows, and those alone, as in the Triton kernels."""
-    from gridless.ops.point_conv.gpu import gluon
+    from gridless.ops.point_conv.gpu import gluon as module
 
     (features, weight, bias, x, y), edges, basis = given(32, 32, Monomials(3, 1))
     x[3, 1], x[5, 0], y[2, 2], y[-1] = torch.nan, torch.inf, -torch.inf, torch.inf
     tensors = (features, weight, bias, x, y)
     found = with_gradients(tensors, edges, basis)
     assert gluon == [True, True]
-    monkeypatch.setattr(gluon, "GLUON", False)
+    monkeypatch.setattr(module, "GLUON", False)
     expected = with_gradients(tensors, edges, basis)
     assert gluon == [True, True, False, False]
     assert 0 < found[0].isnan().any(1).sum() < len(y)
@@ -147,9 +147,9 @@ def check_only_what_is_asked_for(gluon):
 
 def check_several_tiles_of_one_program(gluon, monkeypatch):
     """Three tiles of targets and of sources, the middle one without edges, the last incomplete."""
-    from gridless.ops.point_conv.gpu import gluon
+    from gridless.ops.point_conv.gpu import gluon as module
 
-    monkeypatch.setattr(gluon, "processors", lambda device: 1)
+    monkeypatch.setattr(module, "processors", lambda device: 1)
     torch.manual_seed(3)
     counts = torch.randint(4, (270,))
     counts[128:256] = 0

@@ -39,7 +39,8 @@ def rows_of(tile):
         ((10, 16, 16, 200_000, 10), 32, 32),
         ((10, 32, 64, 100_000, 10), GLUON, None),
         ((8, 32, 64, 100_000, 10), GLUON, None),
-        ((10, 64, 64, 100_000, 10), None, None),
+        ((10, 64, 64, 100_000, 10), 32, None),
+        ((10, 64, 64, 10_000, 10), None, None),
         ((20, 4, 4, 100_000, 10), None, None),
         # 1.01 rounds of tiles: half of the multiprocessors would wait for the other half.
         ((4, 64, 64, 17_100, 9), 32, 64),
@@ -52,6 +53,21 @@ def test_tiles(tiles, size, forward, backward):
     assert rows_of((fused and tiles.gluon_tile(*given)) or fused) == forward
     fused = tiles.fused_backward_tile(torch.float32, *given)
     assert rows_of((fused and tiles.gluon_backward_tile(*given)) or fused) == backward
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "wide"),
+    [
+        (torch.float32, (10, 64, 64, 100_000), True),
+        (torch.float16, (10, 32, 64, 100_000), True),
+        (torch.float64, (10, 64, 64, 100_000), False),
+        (torch.float32, (10, 128, 128, 100_000), False),
+        (torch.float32, (10, 64, 64, 10_000), False),
+        (torch.float32, (20, 64, 64, 100_000), False),
+    ],
+)
+def test_gradients_strip_by_strip_where_sums_are_many_and_channels_few(tiles, dtype, size, wide):
+    assert (tiles.wide_backward_tiles(dtype, *size) is not None) == wide
 
 
 def test_every_size_that_gluon_takes_fits_in_shared_memory(tiles):

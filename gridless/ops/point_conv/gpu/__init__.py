@@ -1,8 +1,9 @@
 """The point convolution on the GPU.
 
-Where the sums N F of a tile of targets fit in registers, one kernel makes them and multiplies them by Theta at once.
-Otherwise N F is written for as many targets as the second-level cache holds, and a library product reads it from there.
-The backward pass does the same with B = N^T dF' over the transposed edges. No atomics: every sum has one owner.
+One kernel makes the sums N F of a tile of targets and multiplies them by Theta while they are in registers: of all
+channels where those fit, strip by strip where there are many targets. Otherwise N F is written for as many targets as
+the second-level cache holds, and a library product reads it from there. The backward pass does the same with
+B = N^T dF' over the transposed edges. No atomics: every sum has one owner.
 """
 
 # Kernels take plain numbers where they declare constants.
@@ -23,6 +24,7 @@ from gridless.kernels.launch import Launcher, cdiv, power_of_two
 from gridless.ops.point_conv.edge_function import EdgeFunction, compute_dtype
 from gridless.ops.point_conv.gpu import gluon
 from gridless.ops.point_conv.gpu.tiles import (
+    CHUNK,
     GROUP,
     Tile,
     dot_block,
@@ -30,6 +32,7 @@ from gridless.ops.point_conv.gpu.tiles import (
     fused_tile,
     gather_tile,
     side_by_side,
+    wide_backward_tiles,
 )  # fmt: skip
 from gridless.ops.point_conv.gpu.triton_coords import coords_kernel, sums_kernel
 from gridless.ops.point_conv.gpu.triton_kernels import (
@@ -37,17 +40,15 @@ from gridless.ops.point_conv.gpu.triton_kernels import (
     fused_backward_kernel,
     fused_kernel,
     gather_kernel,
+    weight_kernel,
 )
 
-# Bytes of N F that are written before a product reads them: inside the second-level cache, and no more than the result
-# has, unless that is SMALL.
-CHUNK = 48 << 20
-SMALL = 8 << 20
 # Bytes of F Theta that are made at once where features are transformed first.
 TRANSFORMED = 64 << 20
 
-_GATHER, _FUSED, _FUSED_BACKWARD, _CONTRACT, _SUMS, _COORDS = map(
-    Launcher, (gather_kernel, fused_kernel, fused_backward_kernel, contract_kernel, sums_kernel, coords_kernel)
+_GATHER, _FUSED, _FUSED_BACKWARD, _WEIGHT, _CONTRACT, _SUMS, _COORDS = map(
+    Launcher,
+    (gather_kernel, fused_kernel, fused_backward_kernel, weight_kernel, contract_kernel, sums_kernel, coords_kernel),
 )
 
 _TYPES = {
@@ -82,7 +83,7 @@ def conv(
         _fused(walk, features, weight, bias, out, tile)
     else:
         flat = weight.view(terms * channels, width)
-        for first, last, sums in walk.chunks(features, out.nbytes):
+        for first, last, sums in walk.chunks(features):
             if bias is None:
                 torch.mm(sums, flat, out=out[first:last])
             else:
@@ -112,9 +113,13 @@ def conv_backward(
     tile = fused_backward_tile(features.dtype, *weight.shape, walk.rows, walk.edges, grad.device)
     if tile is not None:
         return d_features, _fused_backward(walk, grad, features, weight, d_features, need_weight, tile)
+    if (tiles := wide_backward_tiles(features.dtype, *weight.shape, walk.rows)) is not None:
+        if d_features is not None:
+            _fused(walk, grad, weight, None, d_features, tiles[0])
+        return d_features, _weight(walk, grad, features, weight, tiles[1]) if need_weight else None
     across = weight.transpose(1, 2).reshape(terms * width, channels) if need_features else None
     total = None
-    for first, last, sums in walk.chunks(grad, features.nbytes):
+    for first, last, sums in walk.chunks(grad):
         if d_features is not None and across is not None:
             torch.mm(sums, across, out=d_features[first:last])
         if need_weight:
@@ -255,11 +260,10 @@ class _Walk:
             constants = self.settings(channels) | self.terms(base, size) | {"C": channels} | tile.strips(block)
             self.launch(_GATHER, grid, (features,), (out,), (first, last), constants, tile.warps)
 
-    def chunks(self, features: Tensor, limit: int) -> Any:
-        """(first row, last row, N F of these rows), in one buffer of about as many bytes as `limit`, or as CHUNK."""
+    def chunks(self, features: Tensor) -> Any:
+        """(first row, last row, N F of these rows), in one buffer of at most CHUNK bytes."""
         width = self.function.size * features.shape[1]
-        size = min(CHUNK, max(limit, SMALL))
-        step = max(size // (width * features.element_size()) // 128, 1) * 128
+        step = max(CHUNK // (width * features.element_size()) // 128, 1) * 128
         buffer = features.new_empty(min(step, self.rows), width)
         for first in range(0, self.rows, step):
             last = min(first + step, self.rows)
@@ -269,8 +273,7 @@ class _Walk:
     def coords(self, mine: Tensor, weight: Tensor, theirs: Tensor, along: Tensor, out: Tensor) -> None:
         """Gradients of the rows' coordinates: coefficients are products of (mine weight) and theirs."""
         channels = theirs.shape[1]
-        size = min(CHUNK, max(theirs.nbytes, SMALL))
-        step = max(size // (weight.shape[1] * mine.element_size()) // 128, 1) * 128
+        step = max(CHUNK // (weight.shape[1] * mine.element_size()) // 128, 1) * 128
         block = min(64, max(4, power_of_two(channels)))
         for first in range(0, self.rows, step):
             last = min(first + step, self.rows)
@@ -292,11 +295,14 @@ class _Walk:
 
 
 def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> None:
-    _, channels, width = weight.shape
+    """(N F) Theta + bias, or with a walk over transposed edges the gradient of the features from that of the result."""
+    channels, width = features.shape[1], out.shape[1]
     precision = _precision()
-    if precision == "tf32" and gluon.forward(walk, features, weight, bias, out):
+    if precision == "tf32" and not walk.flip and gluon.forward(walk, features, weight, bias, out):
         return
-    constants = walk.settings(channels) | walk.terms(0, walk.function.size) | tile.strips(dot_block(channels))
+    # Sums of all channels, or strip by strip.
+    together = dot_block(channels) if walk.function.size * dot_block(channels) <= 320 else tile.strip
+    constants = walk.settings(channels) | walk.terms(0, walk.function.size) | tile.strips(together)
     constants |= {"C": channels, "P": width, "PB": dot_block(width)}
     constants |= {"HAS_BIAS": bias is not None, "PRECISION": precision}
     # tf32x3 needs more registers, so one program per multiprocessor.
@@ -304,6 +310,20 @@ def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, o
     registers = 65536 // (32 * tile.warps * beside) if beside > 1 else None
     grid, after = (cdiv(walk.rows, tile.rows), 1, 1), (weight, weight if bias is None else bias, out)
     walk.launch(_FUSED, grid, (features,), after, (walk.rows,), constants, tile.warps, registers)
+
+
+def _weight(walk: _Walk, grad: Tensor, features: Tensor, weight: Tensor, tile: Tile) -> Tensor:
+    """The gradient of the weight alone: 64 of the Q channels and a strip of the P in each program."""
+    _, channels, width = weight.shape
+    block, tiles = min(64, dot_block(channels)), cdiv(walk.rows, tile.rows)
+    across = (cdiv(width, tile.strip), cdiv(channels, block))
+    programs = min(max(side_by_side(grad.device, tile) // (across[0] * across[1]), 1), tiles)
+    parts = torch.empty(programs, *weight.shape, dtype=torch.float32, device=grad.device)
+    constants = walk.settings(max(channels, width)) | walk.terms(0, walk.function.size)
+    constants |= {"Q": channels, "P": width, "QB": block, "PRECISION": _precision(), "L": tile.strip}
+    constants |= {"T": tile.rows, "U": tile.unroll, "AHEAD": tile.ahead}
+    walk.launch(_WEIGHT, (programs, *across), (grad, features), (parts,), (walk.rows, tiles), constants, tile.warps)
+    return parts.sum(0).to(weight.dtype)
 
 
 def _fused_backward(

@@ -11,6 +11,8 @@ from gridless.kernels.launch import cdiv, power_of_two
 
 # Terms whose sums one kernel keeps in registers.
 GROUP = 16
+# Bytes of sums that are written before a product reads them: inside the second-level cache.
+CHUNK = 48 << 20
 
 
 class Tile(NamedTuple):
@@ -37,10 +39,12 @@ GLUON_TILE = Tile(128, 1, 8)
 def fused_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
-    """The tile in which the sums of all terms stay in registers until the product, or None where they do not fit."""
+    """The tile in which sums stay in registers until the product, of all channels or strip by strip; or None."""
     sums = terms * dot_block(channels)
-    if dtype == torch.float64 or terms > GROUP or sums > 320 or dot_block(width) > 128:
+    if dtype == torch.float64 or terms > GROUP or dot_block(width) > 128:
         return None
+    if sums > 320:
+        return wide_tile(dtype, terms, channels, rows)
     if dtype != torch.float32:
         large = Tile(64, 1, 8, strip=64)
     elif dot_block(channels) == 16:
@@ -51,6 +55,31 @@ def fused_tile(
     # Sixteen warps of 128 registers fit on a multiprocessor.
     few = few_rows(rows, edges if dtype == torch.float32 else 0, small._replace(beside=16 // small.warps), device)
     return small if few else large
+
+
+def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int) -> Tile | None:
+    """The tile for sums of more channels than registers hold: one strip of them after the other.
+
+    None where all the sums fit in one chunk, or channels are many: a library product is as fast then.
+    """
+    if channels > 256 or rows * terms * channels * dtype.itemsize <= CHUNK:
+        return None
+    if dtype == torch.float32:
+        return Tile(32, 1, 4, strip=32) if channels <= 96 else Tile(32, 2, 4, strip=32, ahead=True)
+    return Tile(64, 2, 4, strip=16) if channels <= 96 else Tile(128, 2, 8, strip=16, ahead=True)
+
+
+def wide_backward_tiles(
+    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int
+) -> tuple[Tile, Tile] | None:
+    """Tiles of the gradients of features and weight, each a launch of its own; None as in `wide_tile`."""
+    if dtype == torch.float64 or terms > GROUP or max(channels, width) > 96:
+        return None
+    if rows * terms * width * dtype.itemsize <= CHUNK:
+        return None
+    if dtype == torch.float32:
+        return Tile(64, 1, 4, strip=16), Tile(64, 1, 8, strip=32)
+    return Tile(64, 1, 4, strip=32), Tile(64, 2, 8, strip=16)
 
 
 def fused_backward_tile(

@@ -235,42 +235,92 @@ def gather_kernel(
 def fused_kernel(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, high, low,
     C: tl.constexpr, P: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr,
-    SHARP: tl.constexpr, FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, HAS_BIAS: tl.constexpr, INDEX: tl.constexpr,
-    PRECISION: tl.constexpr, TOTAL: tl.constexpr, T: tl.constexpr, J: tl.constexpr, L: tl.constexpr, PB: tl.constexpr,
-    U: tl.constexpr, AHEAD: tl.constexpr,
+    SHARP: tl.constexpr, FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, FLIP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    INDEX: tl.constexpr, PRECISION: tl.constexpr, TOTAL: tl.constexpr, T: tl.constexpr, J: tl.constexpr,
+    L: tl.constexpr, PB: tl.constexpr, U: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """OUT (rows, P) = (N F) Theta + bias, with N F in registers: one launch. TOTAL is that of `gather_kernel`."""
+    """OUT (rows, P) = (N F) Theta + bias, one launch: N F is in registers, J strips of L channels at a time.
+
+    With FLIP the rows are sources, F (S', C) is the gradient of the result, and OUT is the gradient of the features:
+    Theta (M, P, C) then lies across. TOTAL is that of `gather_kernel`.
+    """
     scale = _scale(high, low, ROW_X)
     row = tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
-    acc, total = _gather(
-        F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, 0, scale,
-        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, tl.float32, INDEX, T, J, L, U, AHEAD,
-        NORMALISE and TOTAL,
-    )  # fmt: skip
     # Sums in float16 are divided before the product, to stay in its range; others after it, which is cheaper.
-    BEFORE: tl.constexpr = NORMALISE and THETA.dtype.element_ty == tl.float16
-    if NORMALISE:
-        if TOTAL:
-            inverse = _invert(tl.max(total, axis=1))
-        else:
-            inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, tl.float32, INDEX, T, K=16)
-        tl.store(INVERSE + row, inverse, mask=live)
-    p = tl.arange(0, PB)
+    MINE: tl.constexpr = NORMALISE and not FLIP
+    BEFORE: tl.constexpr = MINE and THETA.dtype.element_ty == tl.float16
+    p = tl.program_id(1) * PB + tl.arange(0, PB)
+    inverse = tl.zeros([T], tl.float32) + 1.0
+    if MINE and not TOTAL:
+        inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, tl.float32, INDEX, T, K=16)
     out = tl.zeros([T, PB], tl.float32)
-    for j in tl.static_range(J):
-        channel = j * L + tl.arange(0, L)
-        inside = (channel[:, None] < C) & (p[None, :] < P)
-        for m in tl.static_range(M):
-            theta = tl.load(THETA + m * C * P + channel[:, None] * P + p[None, :], mask=inside, other=0.0)
-            sums = acc[m * J + j] * inverse[:, None] if BEFORE else acc[m * J + j]
-            out = tl.dot(sums.to(theta.dtype), theta, out, input_precision=PRECISION)
-    if NORMALISE and not BEFORE:
-        out = out * inverse[:, None]
+    for start in range(0, C, J * L):
+        acc, total = _gather(
+            F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
+            C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, tl.float32, INDEX, T, J, L, U, AHEAD,
+            MINE and TOTAL,
+        )  # fmt: skip
+        if MINE and TOTAL:
+            inverse = _invert(tl.max(total, axis=1))
+        for j in tl.static_range(J):
+            channel = start + j * L + tl.arange(0, L)
+            inside = (channel[:, None] < C) & (p[None, :] < P)
+            for m in tl.static_range(M):
+                if FLIP:
+                    at = p[None, :] * C + channel[:, None]
+                else:
+                    at = channel[:, None] * P + p[None, :]
+                theta = tl.load(THETA + m * C * P + at, mask=inside, other=0.0)
+                sums = acc[m * J + j] * inverse[:, None] if BEFORE else acc[m * J + j]
+                out = tl.dot(sums.to(theta.dtype), theta, out, input_precision=PRECISION)
+    if MINE:
+        if tl.program_id(1) == 0:
+            tl.store(INVERSE + row, inverse, mask=live)
+        if not BEFORE:
+            out = out * inverse[:, None]
     if HAS_BIAS:
         out += tl.load(BIAS + p, mask=p < P, other=0.0).to(tl.float32)[None, :]
-    at = OUT + row.to(tl.int64)[:, None] * P + p[None, :]
-    tl.store(at, out, mask=live[:, None] & (p[None, :] < P))
+    at_out = OUT + row.to(tl.int64)[:, None] * P + p[None, :]
+    tl.store(at_out, out, mask=live[:, None] & (p[None, :] < P))
+
+
+@triton.jit(do_not_specialize=["last", "tiles"])
+def weight_kernel(
+    GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, PARTS, last, tiles, high, low,
+    Q: tl.constexpr, P: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr,
+    SHARP: tl.constexpr, FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, INDEX: tl.constexpr,
+    PRECISION: tl.constexpr, T: tl.constexpr, QB: tl.constexpr, L: tl.constexpr, U: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """PARTS (programs, M, Q, P) float32: each program's share of the weight's gradient F^T B, with B = N^T dF'.
+
+    A program adds up tile after tile of sources, for L of the P channels and QB of the Q.
+    """
+    scale = _scale(high, low, ROW_X)
+    q = tl.program_id(2) * QB + tl.arange(0, QB)
+    start = tl.program_id(1) * L
+    share = ()
+    for _ in tl.static_range(M):
+        share = share + (tl.zeros([QB, L], tl.float32),)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        row = tile * T + tl.arange(0, T)
+        live = row < last
+        acc, _none = _gather(
+            GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
+            P, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, tl.float32, INDEX, T, 1, L, U, AHEAD,
+            False,
+        )  # fmt: skip
+        at = row.to(tl.int64)[:, None] * Q + q[None, :]
+        f = tl.trans(tl.load(F + at, mask=live[:, None] & (q[None, :] < Q), other=0.0))
+        new = ()
+        for m in tl.static_range(M):
+            new = new + (tl.dot(f, acc[m].to(f.dtype), share[m], input_precision=PRECISION),)
+        share = new
+    channel = start + tl.arange(0, L)
+    inside = (q[:, None] < Q) & (channel[None, :] < P)
+    for m in tl.static_range(M):
+        part = PARTS + ((tl.program_id(0) * M + m) * Q + q[:, None]) * P + channel[None, :]
+        tl.store(part, share[m], mask=inside)
 
 
 @triton.jit(do_not_specialize=["last", "tiles"])
