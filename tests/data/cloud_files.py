@@ -7,6 +7,7 @@ import io
 import json
 import struct
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -125,6 +126,23 @@ def las(points: np.ndarray, format: int, compress: bool, version: str = "1.4") -
     return out.getvalue()
 
 
+def laz_in_chunks(points: np.ndarray, format: int) -> bytes:
+    """With chunks of different sizes, as in COPC files."""
+    import lazrs
+
+    plain, packed = las(points, format, False), las(points, format, True)
+    at, size = struct.unpack_from("<I", plain, 96)[0], struct.unpack_from("<H", plain, 105)[0]
+    record = lazrs.LazVlr.new_for_compression(format, 6, True)  # six extra bytes
+    out = io.BytesIO()
+    out.write(packed[: packed.index(b"laszip encoded") - 2 + 54] + record.record_data())
+    compressor = lazrs.LasZipCompressor(out, record)
+    compressor.reserve_offset_to_chunk_table()
+    ends = (0, 5, 30, len(points))
+    compressor.compress_chunks([plain[at + a * size : at + b * size] for a, b in pairwise(ends)])
+    compressor.done()
+    return out.getvalue()
+
+
 CUBE = np.array([[x, y, z] for z in (0, 1) for x, y in ((0, 0), (1, 0), (1, 1), (0, 1))], np.float32)
 SIDES = ((0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 5, 4), (1, 2, 6, 5), (2, 3, 7, 6), (3, 0, 4, 7))
 CORNERS = [[s[0], s[i], s[i + 1]] for s in SIDES for i in (1, 2)]
@@ -208,6 +226,7 @@ SEEDS = [
     Seed("las 1.4", lambda: las(FEW, 7, False), ".las", gl.read_cloud),
     Seed("laz 1.2", lambda: las(FEW, 3, True, "1.2"), ".laz", gl.read_cloud),
     Seed("laz 1.4", lambda: las(FEW, 8, True), ".laz", gl.read_cloud),
+    Seed("laz in chunks", lambda: laz_in_chunks(FEW, 7), ".laz", gl.read_cloud),
     Seed("off", off, ".off", gl.data.sample_mesh),
     Seed("obj", obj, ".obj", gl.data.sample_mesh),
     Seed("binary stl", lambda: stl(True), ".stl", gl.data.sample_mesh),

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cloud_files import POINTS, SEEDS, gltf, las, npy, npz, obj, off, pcd, ply, stl, text
+from cloud_files import POINTS, SEEDS, gltf, las, laz_in_chunks, npy, npz, obj, off, pcd, ply, stl, text
 
 import gridless as gl
 from gridless.data import FormatError, read_cloud, sample_mesh
@@ -163,6 +163,14 @@ def test_a_las_has_rows(format, compress, tmp_path):
     assert rows["rgb"][0].tolist() == [1, 300, 65535]
     assert np.array_equal(rows["height"], POINTS[:, 2])
     assert rows["gain"].tolist() == [2.5] * 200
+
+
+@pytest.mark.parametrize("format", [3, 7])
+def test_reads_laz_with_chunks_of_different_sizes(format, tmp_path):
+    pytest.importorskip("laspy")
+    (tmp_path / "a.las").write_bytes(las(POINTS, format, False))
+    (tmp_path / "a.laz").write_bytes(laz_in_chunks(POINTS, format))
+    assert torch.equal(read_cloud(tmp_path / "a.laz").coords, read_cloud(tmp_path / "a.las").coords)
 
 
 def test_text_has_rows_by_the_names_of_its_header(tmp_path):

@@ -153,9 +153,9 @@ def _unpacked(source: Source, records: dict, at: int, count: int, size: int) -> 
     if not start <= table <= len(source.data) - 8:
         raise source.error(f"truncated: the table of chunks is said to be at byte {table}", at)
     number = struct.unpack_from("<I", source.data, table + 4)[0]
-    # A chunk begins with a whole point.
-    source.limits.stored("chunks", number, size, table - start, table)
-    if chunk != VARIABLE and number != -(-count // max(chunk, 1)):
+    # An empty chunk has four bytes; others begin with a whole point.
+    source.limits.stored("chunks", number, 4, table - start, table)
+    if chunk != VARIABLE and number * chunk < count:
         raise source.error(f"{number} chunks of {chunk} points cannot hold {count}", table)
     try:
         stream = io.BytesIO(source.data[table:])
@@ -163,12 +163,13 @@ def _unpacked(source: Source, records: dict, at: int, count: int, size: int) -> 
     except BaseException as error:
         raise _foreign(source, error, table) from None
     if chunk != VARIABLE:
-        chunks = [(min(chunk, count - i * chunk), length) for i, (_, length) in enumerate(chunks)]
+        chunks = [(min(chunk, max(count - i * chunk, 0)), length) for i, (_, length) in enumerate(chunks)]
     if sum(n for n, _ in chunks) != count or sum(length for _, length in chunks) > table - start:
         raise source.error(f"the chunks are not {count} points in {table - start} bytes", table)
     place = start
     for points, length in chunks:
-        _check_chunk(source, place, length, points, size, items if way == LAYERED else [])
+        if points:
+            _check_chunk(source, place, length, points, size, items if way == LAYERED else [])
         place += length
     out = np.empty(count * size, np.uint8)
     try:
