@@ -46,7 +46,7 @@ class Limits:
         if size > self.left:
             before = f", after {self.max_bytes - self.left} bytes of other parts" if self.left < self.max_bytes else ""
             message = (
-                f"{what} unpacks to {size} bytes{before}, but the file may unpack to {self.max_bytes} in all: "
+                f"{what} unpacks to at least {size} bytes{before}, but the file may unpack to {self.max_bytes} in all: "
                 "pass a larger max_bytes if you trust the file"
             )
             raise FormatError(self.path, message, offset)

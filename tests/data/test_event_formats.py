@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import os
 import pickle
-import subprocess
-import sys
+import struct
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from event_files import flat_table
 
 import gridless as gl
 from gridless.data import FormatError
-from gridless.data.formats import hdf5
 
 # Counted, and compared event by event, with independent decoders.
 SAMPLES = {
@@ -147,6 +150,9 @@ def test_exposure_measurements_of_an_atis_are_no_events(tmp_path: Path):
         "# made by hand\n%geometry:8,8\nPolarity; Y;X ;Timestamp\n1;2;1;10\n0;4;3;20",
         "0.000010 1 2 1\n0.0000204 3 4 0\n",
         "on\tx\ty\tts\textra\n1\t1\t2\t10\t7\n-1\t3\t4\t20\t7\n\n",
+        "t, x, y, p,\n10 , 1, 2, 1,\r\n20,\t3, 4, 0\n",
+        " t  x  y p\n 10  1  2 1 \n20 3 4 0\n",
+        "\n" * 50 + "x,y,t,p,time of day\n1,2,10,1,0\n3,4,000000000000000000000020,0,0\n" + "\n" * 50,
     ],
 )
 def test_text_is_read_in_any_order_of_columns(tmp_path: Path, text):
@@ -160,6 +166,16 @@ def test_text_is_read_in_any_order_of_columns(tmp_path: Path, text):
         ("t,x,y,p\n1,2,3\n", "columns"),
         ("t,x,y,p\n1,2,3,1\n1,2,oops,1\n", "line 3"),
         ("t,x,y,p\n1,2,3,1\n1,2,3,1,5\n", "line 3 has not 4 columns"),
+        ("t,x,y,p,q\n1,2,3,1\n", "4 columns, but 5 are named"),
+        ("t,x,y,p\n1,2,3,1,5\n", "5 columns, but 4 are named"),
+        ("q,t,x,y,p\n,1,2,3,1\n", "line 2 has an empty cell"),
+        ("t,x,y,p,q\n1,2,3,1,5\n1,,2,3,1\n", "line 3 has an empty cell"),
+        ("t,x,y,p,q\n1,2,3,1,5\n1,2,3,1,\n", "line 3 has not 5 columns"),
+        ("t,x,y,p\n1,2,3,1\n,,,\n", "line 3 has an empty cell"),
+        ("1\t\t2\t3\t1\n2\t\t2\t3\t0\n", "empty cell"),
+        ("1,2 3,4,1\n", "line 1"),
+        ("t;x;y;p\n1,5;2;3;1\n", "line 2"),
+        ("t,x,y,p\n9223372036854775808,2,3,1\n", "too large"),
         ("t,x,y,p\n1,2,3,7\n", "polarity"),
         ("a,x,y,p\n1,2,3,1\n", "which column is t"),
         ("1,0,1,0\n", "which column is which"),
@@ -197,16 +213,109 @@ def test_hdf5_layouts_in_use(tmp_path: Path):
         assert events.sensor == (640, 480)
 
 
-@pytest.mark.parametrize("trouble", ["import os; os.abort()", "import time; time.sleep(60)", "print('nonsense' * 9)"])
-def test_a_crash_or_hang_of_the_hdf5_library_is_a_format_error(tmp_path: Path, monkeypatch, trouble):
-    def broken():
-        pipe = subprocess.PIPE
-        return subprocess.Popen([sys.executable, "-c", trouble], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+@pytest.mark.parametrize("way", ["external link", "soft link", "external storage", "virtual dataset"])
+def test_hdf5_that_leads_to_other_files_is_refused_unopened(tmp_path: Path, way):
+    h5py = pytest.importorskip("h5py")
+    other, path = tmp_path / "other.h5", tmp_path / "a.h5"
+    os.mkfifo(other)  # to open it would wait for ever
+    with h5py.File(path, "w") as file:
+        if way == "external link":
+            file["events"] = h5py.ExternalLink(str(other), "/events")
+        elif way == "soft link":
+            file["elsewhere"] = h5py.ExternalLink(str(other), "/events")
+            file["events"] = h5py.SoftLink("/elsewhere")
+        elif way == "external storage":
+            for name in "xytp":
+                file.create_dataset(f"events/{name}", (2,), "i4", external=[(str(other), 0, 8)])
+        else:
+            layout = h5py.VirtualLayout((2,), "i4", maxshape=(None,))
+            layout[: h5py.h5s.UNLIMITED] = h5py.VirtualSource(str(other), "x", (2,), maxshape=(None,))[
+                : h5py.h5s.UNLIMITED
+            ]
+            for name in "xytp":
+                file.create_virtual_dataset(f"events/{name}", layout)
+    with pytest.raises(FormatError, match=r"not followed|are not read"):
+        gl.read_events(path)
 
-    monkeypatch.setattr(hdf5, "_worker", broken)
-    monkeypatch.setattr(hdf5, "PATIENCE", 1.0)
-    with pytest.raises(FormatError, match="not an HDF5 file"):
-        gl.read_events(_write(tmp_path / "a.h5", hdf5.MAGIC + bytes(100)))
+
+def test_hdf5_attributes_are_left_alone_where_the_caller_gives_the_sensor(tmp_path: Path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name in "xytp":
+            file[f"events/{name}"] = np.array([0, 1])
+        file.attrs["width"], file.attrs["height"] = -5, 0
+    with pytest.raises(FormatError, match="the sensor is -5 x 0"):
+        gl.read_events(tmp_path / "a.h5")
+    assert gl.read_events(tmp_path / "a.h5", sensor=(2, 2)).time.tolist() == [0, 1]
+
+
+# Limits.
+
+
+def _bombs() -> dict[str, bytes]:
+    """Small files that unpack to 30 MB or more."""
+    zeros = bytes(30_000_000)
+    out = {}
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
+        for name in "xytp":
+            head = io.BytesIO()
+            np.lib.format.write_array_header_1_0(head, {"descr": "<i8", "fortran_order": False, "shape": (1_250_000,)})
+            file.writestr(f"{name}.npy", head.getvalue() + zeros[:10_000_000], compresslevel=1)
+    out["a.npz"] = archive.getvalue()
+    element = struct.pack("<IIIIIIIIII", 6, 8, 6, 0, 5, 8, 3_750_000, 1, 1 << 16 | 1, ord("x"))
+    element += struct.pack("<II", 9, len(zeros)) + zeros
+    packed = zlib.compress(struct.pack("<II", 14, len(element)) + element, 1)
+    out["a.mat"] = b"MATLAB".ljust(124) + b"\x00\x01IM" + struct.pack("<II", 15, len(packed)) + packed
+    for name, compression, library in (("a.aedat4", 3, "zstandard"), ("b.aedat4", 1, "lz4.frame")):
+        module = pytest.importorskip(library)
+        packed = (module.compress if compression == 1 else module.ZstdCompressor().compress)(zeros)
+        text = b'<dv><node name="outInfo"><node name="0"><attr key="typeIdentifier">EVTS</attr></node></node></dv>'
+        head = flat_table(b"IOHE", struct.pack("<i", compression), struct.pack("<q", -1), vector=text, count=len(text))
+        out[name] = b"#!AER-DAT4.0\r\n" + head + struct.pack("<ii", 0, len(packed)) + packed
+    return out
+
+
+def test_what_unpacks_to_more_than_the_limit_is_refused(tmp_path: Path):
+    for name, data in _bombs().items():
+        assert len(data) < 200_000
+        path = _write(tmp_path / name, data)
+        with pytest.raises(FormatError, match=r"unpacks to at least .*may unpack to 25000000 in all: pass a lar"):
+            gl.read_events(path, max_bytes=25_000_000)
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name in "xytp":
+            file.create_dataset(name, (10_000_000,), "i8", chunks=(1000,))
+    with pytest.raises(FormatError, match="max_bytes"):
+        gl.read_events(tmp_path / "a.h5")
+
+
+def test_the_limit_can_be_raised_and_lowered(event_format, tmp_path: Path):
+    suffix, events, data = event_format
+    path = _write(tmp_path / f"file{suffix}", data)
+    assert len(gl.read_events(path, max_bytes=10**12)) == len(events)
+    if suffix in (".npz", ".mat", ".h5") or (
+        suffix == ".aedat4" and b"EVTSEVTS" not in data and data[40:44] != b"\0" * 4
+    ):
+        with pytest.raises(FormatError, match="pass a larger max_bytes"):
+            gl.read_events(path, max_bytes=10)
+
+
+def test_an_archive_may_hold_more_than_events(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", x=[1], y=[2], t=[3], p=[1], frames=np.zeros((10, 1000)), sensor=[34, 34])
+    events = gl.read_events(tmp_path / "a.npz", max_bytes=2000)
+    assert events.numpy().tolist() == [(3, 1, 2, True)]
+    assert events.sensor == (34, 34)
+
+
+def test_a_description_nested_deeply_is_read_once(tmp_path: Path):
+    """20,000 levels: read once for each level, they would take minutes."""
+    depth = 20_000
+    text = '<node name="outInfo"><node name="0"><attr key="a"/></node>' * depth + "</node>" * depth
+    text = f"<dv>{text}</dv>".encode()
+    head = flat_table(b"IOHE", struct.pack("<i", 0), struct.pack("<q", -1), vector=text, count=len(text))
+    with pytest.raises(FormatError, match="names no event stream"):
+        gl.read_events(_write(tmp_path / "a.aedat4", b"#!AER-DAT4.0\r\n" + head))
 
 
 # Errors.
@@ -324,6 +433,14 @@ def test_padding_is_not_written(tmp_path: Path, suffix):
     path = tmp_path / f"a{suffix}"
     gl.write_events(path, events)
     assert gl.read_events(path).numpy().tolist() == [(10, 1, 2, True), (20, 3, 4, False)]
+
+
+def test_the_latest_time_is_written_and_read_back(tmp_path: Path):
+    time = np.array([10**18, 2**63 - 1])
+    events = gl.Events.of({"x": time % 7, "y": time % 5, "t": time, "p": time % 2}, sensor=(34, 34))
+    for suffix in (".csv", ".npz", ".npy"):
+        gl.write_events(tmp_path / f"a{suffix}", events)
+        assert gl.read_events(tmp_path / f"a{suffix}").time.tolist() == time.tolist()
 
 
 def test_an_event_stream_that_would_be_mostly_pauses_is_not_written(tmp_path: Path):

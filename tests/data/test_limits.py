@@ -48,7 +48,9 @@ def test_the_parts_of_a_file_share_one_limit(path: Path):
     limits.unpacked("a", 60)
     limits.unpacked("b", 40)
     assert limits.left == 0
-    with pytest.raises(FormatError, match=r"some.file, byte 3: c unpacks to 1 bytes, after 100.*100 in all.*max_bytes"):
+    with pytest.raises(
+        FormatError, match=r"some.file, byte 3: c unpacks to at least 1 bytes, after 100.*100 in all.*max_bytes"
+    ):
         limits.unpacked("c", 1, 3)
     with pytest.raises(FormatError, match="negative"):
         limits.unpacked("d", -1)

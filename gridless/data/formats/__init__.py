@@ -13,6 +13,8 @@ from types import ModuleType
 
 from gridless.data.formats.base import File, FormatError
 from gridless.data.formats.write import write_events
+from gridless.data.isolation import read_isolated
+from gridless.data.limits import Limits
 from gridless.structures.events import Events, as_repairs, unchecked
 
 __all__ = ["FormatError", "read_events", "write_events"]
@@ -41,6 +43,8 @@ def read_events(
     sensor: tuple[int, int] | None = None,
     repair: str | Sequence[str] = (),
     stream: int | None = None,
+    max_bytes: int | None = None,
+    isolated: bool = False,
 ) -> Events:
     """The events of a file: N-MNIST `.bin`, AEDAT 2, 3.1 and 4, Prophesee `.dat` and `.raw` (EVT 2 and 3), Event Stream
     `.es`, MATLAB `.mat`, HDF5, CSV, NumPy `.npy` and `.npz`.
@@ -52,9 +56,15 @@ def read_events(
 
     Anything wrong with the content is a `FormatError`, a `ValueError` that names the file and the byte. So are times
     that step back, negative times and events outside the sensor, unless `repair` says what to do (see `Events.of`).
+
+    A compressed file may unpack to `max_bytes`, by default the larger of 256 MiB and 100 times its own length. With
+    `isolated` the file is read in a process of its own, whose crash, hang or hunger for memory is a `FormatError`, too:
+    see the page on untrusted files.
     """
     repairs = as_repairs(repair)
-    file = File(Path(path), stream)
+    if isolated:
+        return read_isolated(read_events, path, max_bytes, sensor=sensor, repair=repairs, stream=stream)
+    file = File(Path(path), Limits(path, max_bytes), stream, sensor)
     recording = reader_of(file).read(file)
     size = sensor or recording.sensor or recording.guess_sensor()
     try:

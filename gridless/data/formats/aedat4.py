@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 
-from gridless.data.formats.base import File, Recording, columns
+from gridless.data.formats.base import File, FormatError, Recording, columns
 
 MAGIC = b"#!AER-DAT4.0\r\n"
 EVENT = np.dtype([("t", "<i8"), ("x", "<i2"), ("y", "<i2"), ("p", "u1"), ("pad", "V3")])
-# More than a packet of events ever shrinks; LZ4 cannot reach it, ZSTD could be made to.
-MAX_RATIO = 256
+STEP = 1 << 20
 
 
 def sniff(head: bytes) -> bool:
@@ -40,7 +40,7 @@ def read(file: File) -> Recording:
     parts, places = [], []
     for identity, at, stop in _packets(file, start, end if end >= 0 else len(file)):
         if identity == stream:
-            parts.append(_events(file, unpack(file, at, stop), at))
+            parts.append(_events(file, unpack(at, stop), at))
             places.append(at)
     return _joined(file, parts, places, streams[stream])
 
@@ -107,7 +107,8 @@ def _streams(file: File, text: str) -> dict[int, tuple[int, int] | None]:
     streams: dict[int, tuple[int, int] | None] = {}
     for info in root.iter("node"):
         for node in info.findall("node") if info.get("name") == "outInfo" else ():
-            values = {a.get("key"): a.text or "" for a in node.iter("attr")}
+            # No deeper than this, or what is nested would be read once for each level.
+            values = {a.get("key"): a.text or "" for place in ("attr", "node/attr") for a in node.findall(place)}
             name = node.get("name") or ""
             if values.get("typeIdentifier") == "EVTS" and name.isascii() and name.isdecimal() and len(name) < 10:
                 size = [values.get(k, "") for k in ("sizeX", "sizeY")]
@@ -138,49 +139,51 @@ def _packets(file: File, start: int, end: int) -> Iterator[tuple[int, int, int]]
         start += 8 + size
 
 
-def _unpacker(file: File, compression: int) -> Callable[[File, int, int], bytes]:
+def _unpacker(file: File, compression: int) -> Callable[[int, int], bytes]:
     if compression == 0:
-        return lambda file, start, end: file.bytes(start, end)
+        return file.bytes
     if compression not in (1, 2, 3, 4):
         raise file.error(f"unknown compression {compression}", len(MAGIC))
     package = "lz4" if compression <= 2 else "zstandard"
     try:
         if package == "lz4":
-            from lz4 import frame as library
+            import lz4.frame as library
         else:
             import zstandard as library  # type: ignore[no-redef]
     except ImportError:
         raise ImportError(f"{file.path} is compressed: pip install {package}, or gridless[data]") from None
-    return _unpack_lz4(library) if package == "lz4" else _unpack_zstd(library)
+    pieces = _lz4_pieces if package == "lz4" else _zstd_pieces
 
-
-def _unpack_lz4(library) -> Callable[[File, int, int], bytes]:  # type: ignore[no-untyped-def]
-    def unpack(file: File, start: int, end: int) -> bytes:
-        stream = library.LZ4FrameDecompressor()
+    def unpack(start: int, end: int) -> bytes:
+        out = bytearray()
         try:
-            data = stream.decompress(file.bytes(start, end), max_length=MAX_RATIO * (end - start))
-        except (RuntimeError, EOFError, ValueError) as error:
+            for piece in pieces(library, file.bytes(start, end)):
+                file.limits.unpacked("a packet", len(piece), start)
+                out += piece
+        except FormatError:
+            raise
+        except Exception as error:  # each library has kinds of its own
             raise file.error(f"a packet cannot be unpacked: {error}", start) from None
-        if not stream.eof:
-            raise file.error("a packet is cut short or unpacks to too much", start)
-        return data
+        return bytes(out)
 
     return unpack
 
 
-def _unpack_zstd(library) -> Callable[[File, int, int], bytes]:  # type: ignore[no-untyped-def]
-    def unpack(file: File, start: int, end: int) -> bytes:
-        limit = MAX_RATIO * (end - start)
-        try:
-            with library.ZstdDecompressor(max_window_size=1 << 27).stream_reader(file.bytes(start, end)) as reader:
-                data = reader.read(limit + 1)
-        except (library.ZstdError, ValueError) as error:
-            raise file.error(f"a packet cannot be unpacked: {error}", start) from None
-        if len(data) > limit:
-            raise file.error("a packet unpacks to too much", start)
-        return data
+def _lz4_pieces(library: Any, data: bytes) -> Iterator[bytes]:
+    stream = library.LZ4FrameDecompressor()
+    while not stream.eof:
+        piece = stream.decompress(data, max_length=STEP)
+        data = b""
+        if not piece and stream.needs_input:
+            raise EOFError("it is cut short")
+        yield piece
 
-    return unpack
+
+def _zstd_pieces(library: Any, data: bytes) -> Iterator[bytes]:
+    # Both the events of a packet and a window of over 128 MB are more than any camera writes at once.
+    with library.ZstdDecompressor(max_window_size=1 << 27).stream_reader(data) as reader:
+        while piece := reader.read(STEP):
+            yield piece
 
 
 def _events(file: File, data: bytes, at: int) -> np.ndarray:

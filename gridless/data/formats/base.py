@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gridless.data.errors import FormatError
+from gridless.data.limits import Limits
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,9 @@ class File:
     """A file, brought into memory when its bytes are first asked for."""
 
     path: Path
+    limits: Limits
     stream: int | None = None
+    sensor: tuple[int, int] | None = None  # as the caller says
 
     @cached_property
     def head(self) -> bytes:

@@ -1,4 +1,4 @@
-"""HDF5, in the layouts that are in use; read by h5py, in a process of its own (see `hdf5_worker`).
+"""HDF5, in the layouts that are in use; read by h5py.
 
 - arrays x, y, t, p in a group `events`, or at the top (names as `Events.of` knows them, also xs, ys, ts, ps); a dataset
   `t_offset` beside them is added to the times; times stored as floats are seconds;
@@ -6,34 +6,27 @@
 - one (events, 4) integer dataset `events` with the columns t, x, y, p.
 
 The sensor is the attribute `sensor` or `geometry` ("640x480"), or `width` and `height`, or `sensor_resolution`
-(height, width), of the file or of the group.
+(height, width), of the file or of the group. Attributes are read only where the caller gives no sensor.
+
+Only what the file itself holds is read: links that are not hard, virtual datasets and external storage are refused. The
+HDF5 library can crash or hang on a damaged file: `read_events(path, isolated=True)` is for files that are not trusted.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import json
-import math
-import os
-import struct
-import subprocess
-import sys
-import threading
-from importlib.util import find_spec
-from pathlib import Path
+import re
 from typing import Any
 
 import numpy as np
 
+from gridless.data.errors import FormatError
 from gridless.data.formats.base import File, Recording
 from gridless.data.formats.npy import recording_of
 from gridless.structures.events import ALIASES
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-MEMORY = 2 << 30
-# Seconds for any file, and bytes a second beyond that; a library that takes longer hangs.
-PATIENCE, PACE = 20.0, 5e6
+PLACES = ("CD/events", "events", "/")
+PLURALS = {"xs": "x", "ys": "y", "ts": "t", "ps": "p"}
 
 
 def sniff(head: bytes) -> bool:
@@ -41,89 +34,119 @@ def sniff(head: bytes) -> bool:
 
 
 def read(file: File) -> Recording:
-    if find_spec("h5py") is None:
-        raise ImportError(f"{file.path} is an HDF5 file: pip install h5py, or gridless[data]")
-    with _lock:
-        answer, arrays = _ask(file)
-    if "error" in answer:
-        raise file.error(f"not an HDF5 file that can be read: {answer['error']}")
-    sensor = tuple(answer["sensor"]) if answer["sensor"] else None
-    return recording_of(file, arrays.get("", arrays), sensor)  # type: ignore[arg-type]
-
-
-_lock = threading.Lock()
-_workers: dict[int, subprocess.Popen] = {}
-
-
-def _worker() -> subprocess.Popen:
-    """This process's worker, started when first needed; a forked process does not share its parent's."""
-    worker = _workers.get(os.getpid())
-    if worker is None or worker.poll() is not None:
-        script = Path(__file__).with_name("hdf5_worker.py")
-        pipe = subprocess.PIPE
-        worker = subprocess.Popen([sys.executable, str(script)], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-        _workers[os.getpid()] = worker
-    return worker
-
-
-@atexit.register
-def _end() -> None:
-    """No process is left behind."""
-    worker = _workers.pop(os.getpid(), None)
-    if worker is not None and worker.stdin is not None and worker.stdout is not None:
-        worker.kill()
-        worker.wait()
-        worker.stdout.close()
-        with contextlib.suppress(BrokenPipeError):
-            worker.stdin.close()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
-
-
-def _ask(file: File) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    worker = _worker()
-    assert worker.stdin is not None
-    request = {
-        "path": str(file.path.resolve()),
-        "size": len(file),
-        "aliases": ALIASES,
-        "memory": MEMORY + 64 * len(file),
-    }
-    timer = threading.Timer(PATIENCE + len(file) / PACE, worker.kill)
-    timer.start()
     try:
-        worker.stdin.write(json.dumps(request).encode() + b"\n")
-        worker.stdin.flush()
-        (length,) = struct.unpack("<q", _receive(worker, 8))
-        answer = json.loads(_receive(worker, length, limit=1 << 24))
-        arrays = {}
-        for name, descr, shape in answer.get("arrays", ()):
-            dtype = np.lib.format.descr_to_dtype(_tuples(descr))
-            data = _receive(worker, math.prod(shape) * dtype.itemsize, limit=request["memory"])
-            arrays[name] = np.frombuffer(data, dtype).reshape(shape)
-        return answer, arrays
-    except (EOFError, BrokenPipeError):
-        return {"error": "the HDF5 library crashed on it, or did not come to an end"}, {}
-    finally:
-        timer.cancel()
+        import h5py
+    except ImportError:
+        raise ImportError(f"{file.path} is an HDF5 file: pip install h5py, or gridless[data]") from None
+    try:
+        # Without the file locks, which a read-only disk may refuse.
+        with h5py.File(file.path, "r", locking=False) as root:
+            arrays, node = _events(file, root)
+            sensor = None if file.sensor else _sensor(file, node, root)
+    except FormatError:
+        raise
+    except Exception as error:  # h5py raises many kinds
+        raise file.error(f"not an HDF5 file that can be read: {str(error)[:400] or type(error).__name__}") from None
+    return recording_of(file, arrays, sensor)
 
 
-def _receive(worker: subprocess.Popen, count: int, limit: int = 8) -> bytes:
-    assert worker.stdout is not None
-    data = worker.stdout.read(count) if 0 <= count <= limit else b""
-    if len(data) != count:
-        worker.kill()
-        worker.wait()
-        raise EOFError
-    return data
+def _events(file: File, root: Any) -> tuple[Any, Any]:
+    """The events, as `recording_of` takes them, and the dataset or group that held them."""
+    for place in PLACES:
+        node = _open(file, root, place)
+        if hasattr(node, "dtype"):
+            array = _load(file, node)
+            if array.dtype.names:
+                return array, node
+            if array.ndim == 2 and array.shape[1] == 4:
+                return {name: array[:, i] for i, name in enumerate("txyp")}, node
+            raise file.error(f"{place} is {array.shape} {array.dtype}, neither structured nor (events, 4)")
+        if node is not None and (names := _fields(node)):
+            return _group(file, root, node, names), node
+    found = ", ".join(name for name, _ in zip(root, range(20))) or "nothing"
+    raise file.error(f"has no events: looked for {', '.join(PLACES)} and found {found}")
 
 
-def _tuples(descr: Any) -> Any:
-    """JSON made lists of the tuples that describe a structured type."""
-    return (
-        descr
-        if isinstance(descr, str)
-        else [tuple(_tuples(f) if i == 1 else f for i, f in enumerate(d)) for d in descr]
-    )
+def _open(file: File, group: Any, place: str) -> Any:
+    """The dataset or group at a place, or None. No link is followed that could lead elsewhere."""
+    import h5py
+    from h5py import h5l  # type: ignore[attr-defined]
+
+    for name in filter(None, place.split("/")):
+        # `name in group` would follow the link.
+        if not isinstance(group, h5py.Group) or not group.id.links.exists(name.encode()):
+            return None
+        if group.id.links.get_info(name.encode()).type != h5l.TYPE_HARD:
+            raise file.error(f"{place} is a link to another place, which is not followed")
+        group = group[name]
+    return group
+
+
+def _fields(group: Any) -> dict[str, str]:
+    """Name in the file of each of x, y, t, p; empty unless all four are there."""
+    found = {}
+    for name in group:
+        plain = PLURALS.get(name.lower(), name.lower())
+        for field, aliases in ALIASES.items():
+            if plain in aliases:
+                found.setdefault(field, name)
+    return found if len(found) == 4 else {}
+
+
+def _group(file: File, root: Any, group: Any, names: dict[str, str]) -> dict[str, np.ndarray]:
+    arrays = {field: _load(file, _open(file, group, name)) for field, name in names.items()}
+    if arrays["t"].dtype.kind == "f":
+        micro = np.round(arrays["t"].astype(np.float64) * 1e6)
+        if not np.isfinite(micro).all() or (np.abs(micro) >= 2**62).any():
+            raise file.error("has times that are not finite")
+        arrays["t"] = micro.astype(np.int64)
+    if arrays["p"].dtype.kind == "f" and np.isin(arrays["p"], (-1, 0, 1)).all():
+        arrays["p"] = arrays["p"].astype(np.int8)
+    node = _open(file, group, "t_offset") or _open(file, root, "t_offset")
+    if node is not None:
+        offset = _load(file, node)
+        if offset.size != 1 or offset.dtype.kind not in "iu":
+            raise file.error(f"t_offset is {offset.shape} {offset.dtype}, not one whole number")
+        arrays["t"] = arrays["t"].astype(np.int64) + int(offset.item())
+    return arrays
+
+
+def _load(file: File, node: Any) -> np.ndarray:
+    """The numbers of a dataset, checked before anything is allocated."""
+    import h5py
+
+    if not isinstance(node, h5py.Dataset):
+        raise file.error(f"{node.name} is no dataset")
+    # Asked before its shape, for which the library would open the sources of a virtual dataset.
+    if node.is_virtual or node.external:
+        raise file.error(f"{node.name} is stored in other files, which are not read")
+    if node.dtype.hasobject or node.dtype.kind not in "iufbV" or node.shape is None:
+        raise file.error(f"{node.name} holds {node.dtype}, not numbers")
+    file.limits.unpacked(str(node.name), max(node.size, np.prod(node.chunks or 0, dtype=object)) * node.dtype.itemsize)
+    try:
+        return node[()]
+    except OSError as error:
+        plugin = "plugin" in str(error) or "required filter" in str(error)
+        remedy = "; Prophesee's codec needs its HDF5 plugin" if plugin else ""
+        raise file.error(f"{node.name} cannot be read: {str(error)[:200]}{remedy}") from None
+
+
+def _sensor(file: File, *nodes: Any) -> tuple[int, int] | None:
+    for node in nodes:
+        attributes, size = node.attrs, None
+        for name in ("sensor", "geometry"):
+            value = attributes.get(name)
+            if isinstance(value, bytes):
+                value = value.decode("latin-1")
+            said = re.match(r"(\d{1,5})x(\d{1,5})$", value) if isinstance(value, str) else None
+            size = said.groups() if said else value if isinstance(value, np.ndarray) else size
+        if "width" in attributes and "height" in attributes:
+            size = attributes["width"], attributes["height"]
+        if "sensor_resolution" in attributes:
+            size = attributes["sensor_resolution"][::-1]
+        if size is not None:
+            width, height = (int(v) for v in size)
+            if not (0 < width < 2**31 and 0 < height < 2**31):
+                raise file.error(f"says the sensor is {width} x {height}")
+            return width, height
+    return None

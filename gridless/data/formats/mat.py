@@ -10,20 +10,19 @@ import math
 import struct
 import zlib
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
 from gridless.data.formats.base import File, Recording
-from gridless.data.formats.npy import recording_of
-from gridless.structures.events import ALIASES
+from gridless.data.formats.npy import FIELDS, recording_of
 
 CAMERAS = ((240, 180),)
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
 MATRIX, COMPRESSED = 14, 15
 NUMERIC_CLASSES = range(6, 16)
 COMPLEX = 0x0800
-# Deflate shrinks by 1032 at most.
-MAX_RATIO = 1100
+MAX_DIMENSIONS = 32
 
 
 def sniff(head: bytes) -> bool:
@@ -32,10 +31,9 @@ def sniff(head: bytes) -> bool:
 
 def read(file: File) -> Recording:
     order = "<" if file.bytes(126, 128) == b"IM" else ">"
-    known = {alias for aliases in ALIASES.values() for alias in aliases}
     arrays = {}
-    for kind, at, data in _elements(file, file.bytes(128, len(file)), 128, order, pad=False):
-        found = _variable(file, kind, data, at, order, known)
+    for kind, at, data in _elements(file, file.data[128:].data, 128, order, pad=False):
+        found = _variable(file, kind, data, at, order)
         if found is not None:
             arrays[found[0]] = found[1]
     recording = recording_of(file, arrays)
@@ -43,7 +41,7 @@ def read(file: File) -> Recording:
     return recording
 
 
-def _elements(file: File, data: bytes, at: int, order: str, pad: bool) -> Iterator[tuple[int, int, bytes]]:
+def _elements(file: File, data: memoryview, at: int, order: str, pad: bool) -> Iterator[tuple[int, int, memoryview]]:
     """(type, byte in the file, content) of one element after the other."""
     start = 0
     while start < len(data):
@@ -64,37 +62,32 @@ def _elements(file: File, data: bytes, at: int, order: str, pad: bool) -> Iterat
         start += 8 + (-(-size // 8) * 8 if pad else size)
 
 
-def _variable(
-    file: File, kind: int, data: bytes, at: int, order: str, known: set[str]
-) -> tuple[str, np.ndarray] | None:
+def _variable(file: File, kind: int, data: memoryview, at: int, order: str) -> tuple[str, np.ndarray] | None:
     if kind == COMPRESSED:
         engine = zlib.decompressobj()
         try:
-            whole = engine.decompress(data, MAX_RATIO * len(data) + 64)
+            whole = engine.decompress(data, file.limits.left + 1)
         except zlib.error as error:
             raise file.error(f"cannot be unpacked: {error}", at) from None
+        file.limits.unpacked("a compressed element", len(whole), at)
         if not engine.eof:
-            raise file.error("a compressed element is cut short, or unpacks to too much", at)
-        inner = list(_elements(file, whole, at, order, pad=False))
+            raise file.error("a compressed element is cut short", at)
+        inner = list(islice(_elements(file, memoryview(whole), at, order, pad=False), 2))
         if len(inner) != 1 or inner[0][0] == COMPRESSED:
             raise file.error("a compressed element must hold one variable", at)
         kind, _, data = inner[0]
     if kind != MATRIX:
         return None
-    return _matrix(file, data, at, order, known)
+    return _matrix(file, data, at, order)
 
 
-def _matrix(file: File, data: bytes, at: int, order: str, known: set[str]) -> tuple[str, np.ndarray] | None:
-    parts = []
-    for part in _elements(file, data, at, order, pad=True):
-        parts.append(part)
-        if len(parts) == 4:
-            break
-    if len(parts) < 3 or len(parts[0][2]) != 8 or len(parts[1][2]) % 4:
+def _matrix(file: File, data: memoryview, at: int, order: str) -> tuple[str, np.ndarray] | None:
+    parts = list(islice(_elements(file, data, at, order, pad=True), 4))
+    if len(parts) < 3 or len(parts[0][2]) != 8 or len(parts[1][2]) not in range(8, 4 * MAX_DIMENSIONS + 1, 4):
         return None
     (flags,) = struct.unpack_from(f"{order}I", parts[0][2])
-    name = parts[2][2].decode("latin-1")
-    if name not in known or flags & 0xFF not in NUMERIC_CLASSES:
+    name = bytes(parts[2][2]).decode("latin-1")
+    if name.lower() not in FIELDS or flags & 0xFF not in NUMERIC_CLASSES:
         return None
     if flags & COMPLEX or len(parts) < 4 or parts[3][0] not in NUMBERS:
         raise file.error(f"{name} does not hold real numbers", at)
@@ -111,6 +104,8 @@ def _whole(file: File, name: str, array: np.ndarray, at: int) -> np.ndarray:
     """Integers, from numbers that MATLAB may have stored as doubles."""
     if array.dtype.kind != "f":
         return array.astype(array.dtype.newbyteorder("="))
-    if not (np.isfinite(array).all() and (np.abs(array) < 2**62).all() and (array == np.round(array)).all()):
+    # Not true of NaN.
+    small = array.min(initial=0) > -(2**62) and array.max(initial=0) < 2**62
+    if not small or not (array == np.round(array)).all():
         raise file.error(f"{name} must hold whole numbers", at)
     return array.astype(np.int64)

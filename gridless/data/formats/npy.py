@@ -15,8 +15,7 @@ from gridless.data.formats.base import File, FormatError, Recording
 from gridless.structures.events import ALIASES, _columns
 
 NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
-# Deflate shrinks by 1032 at most.
-MAX_RATIO = 1100
+FIELDS = {alias for aliases in ALIASES.values() for alias in aliases}
 
 
 def sniff(head: bytes) -> bool:
@@ -43,8 +42,7 @@ def recording_of(
 ) -> Recording:
     """From a structured array, or arrays by name."""
     if isinstance(array, dict):
-        known = {alias for aliases in ALIASES.values() for alias in aliases}
-        array = {name: value for name, value in array.items() if name.lower() in known}
+        array = {name: value for name, value in array.items() if name.lower() in FIELDS}
     try:
         pixel, time, polarity = _columns(array, "events")
     except (ValueError, TypeError) as error:
@@ -72,15 +70,19 @@ def _array(file: File, data: bytes | memoryview, at: int) -> np.ndarray:
 
 
 def _members(file: File) -> dict[str, np.ndarray]:
+    """The arrays of an archive: those with the names of fields, or else the only one; and the sensor."""
     arrays = {}
     try:
         with zipfile.ZipFile(file.path) as archive:
-            for info in archive.infolist():
-                if not info.filename.endswith(".npy"):
-                    continue
-                if info.file_size > MAX_RATIO * max(info.compress_size, 1) or info.compress_size > len(file):
-                    raise file.error(f"{info.filename} would unpack to {info.file_size} bytes", info.header_offset)
-                arrays[info.filename[:-4]] = _array(file, archive.read(info), info.header_offset)
+            members = {info.filename[:-4]: info for info in archive.infolist() if info.filename.endswith(".npy")}
+            others = [name for name in members if name != "sensor" and name.lower() not in FIELDS]
+            if len(members.keys() - {"sensor"}) != 1:
+                members = {name: info for name, info in members.items() if name not in others}
+            for name, info in members.items():
+                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                    raise file.error(f"{info.filename} is packed as NumPy never does", info.header_offset)
+                file.limits.unpacked(info.filename, info.file_size, info.header_offset)
+                arrays[name] = _array(file, archive.read(info), info.header_offset)
     except FormatError:
         raise
     except Exception as error:

@@ -1,4 +1,4 @@
-"""CSV and other text: one event a line, columns apart by a comma, semicolon, tab or spaces.
+"""CSV and other text: one event a line, columns apart by a comma, semicolon, tab or spaces, no cell empty.
 
 Lines that begin with `#` or `%` come first and are skipped, save `%geometry:WIDTH,HEIGHT`, which is the sensor. A line
 of names (x, y, t, p, in any order, with the aliases that `Events.of` knows) says which column is which; without one the
@@ -17,11 +17,13 @@ from gridless.structures.events import ALIASES, as_polarity
 
 ORDERS = ("txyp", "xypt")
 MAX_COLUMNS = 64
+MAX_LINE = 1 << 16
 FAULTS = (
     "",
     "line {line} has something that is no whole number (only times may have a decimal point)",
     "line {line} has not {wanted} columns",
     "line {line} has a number too large",
+    "line {line} has an empty cell",
 )
 
 
@@ -40,11 +42,15 @@ def read(file: File) -> Recording:
         if names is None:
             raise file.error("has no line of events and no names of columns", start)
         return Recording(np.empty((0, 2), np.int32), np.empty(0, np.int64), np.empty(0, bool), sensor)
-    line = file.bytes(first, _line_end(file, first)).decode("latin-1")
-    width = len(re.split(r"[,;\s]+", line.strip(" \t\r\n,;")))
+    cells, delimiter = _cells(file, first)
+    width = len(cells)
     if width < 4 or width > MAX_COLUMNS:
         raise file.error(f"an event has x, y, t and p, but the first line has {width} columns", first)
-    values, decimal = _numbers(file, first, width)
+    if names is not None and width != names["columns"]:
+        raise file.error(f"the first line of events has {width} columns, but {names['columns']} are named", first)
+    points = [i for i, cell in enumerate(cells) if "." in cell]
+    decimal = points[0] if len(points) == 1 else -1
+    values = _numbers(file, first, width, decimal, delimiter)
     if names is None:
         names = _guessed(file, values, decimal, first)
     if decimal >= 0 and decimal != names["t"]:
@@ -62,12 +68,22 @@ def read(file: File) -> Recording:
 
 
 def _line_end(file: File, start: int) -> int:
-    step = 1 << 16
-    for at in range(start, len(file), step):
+    at, step = start, 256
+    while at < len(file):
         found = np.flatnonzero(file.data[at : at + step] == 10)
         if len(found):
             return at + int(found[0]) + 1
+        at, step = at + step, 2 * step
     return len(file)
+
+
+def _cells(file: File, start: int) -> tuple[list[str], str]:
+    """The cells of a line, and what is between them. One separator too many may end the line."""
+    line = file.bytes(start, min(_line_end(file, start), start + MAX_LINE)).decode("latin-1").strip(" \r\n")
+    delimiter = next((c for c in ";,\t" if c in line), " ")
+    if delimiter == " ":
+        return line.split(), delimiter
+    return [cell.strip() for cell in line.removesuffix(delimiter).split(delimiter)], delimiter
 
 
 def _comments(file: File) -> tuple[int, tuple[int, int] | None]:
@@ -84,33 +100,30 @@ def _comments(file: File) -> tuple[int, tuple[int, int] | None]:
 
 
 def _names(file: File, start: int) -> tuple[dict[str, int] | None, int]:
-    """The column of each field, if the first line names them, and where the events begin."""
-    end = _line_end(file, start)
-    text = file.bytes(start, min(end, start + 4096)).decode("latin-1")
-    if not re.search(r"[A-Za-z]", text):
+    """The column of each field and their number, if the first line names them, and where the events begin."""
+    cells, _ = _cells(file, start)
+    if not re.search(r"[A-Za-z]", "".join(cells)):
         return None, start
-    words = [w.strip(' "').lower() for w in re.split(r"[,;\s]+", text.strip())]
+    words = [cell.strip(' "').lower() for cell in cells]
     found = {name: [i for i, w in enumerate(words) if w in aliases] for name, aliases in ALIASES.items()}
     wrong = [name for name, at in found.items() if len(at) != 1]
     if wrong:
         raise file.error(f"the names {', '.join(words)[:80]} do not say which column is {' and '.join(wrong)}", start)
-    return {name: at[0] for name, at in found.items()}, end
+    return {"columns": len(words), **{name: at[0] for name, at in found.items()}}, _line_end(file, start)
 
 
-def _numbers(file: File, start: int, width: int) -> tuple[np.ndarray, int]:
-    """All numbers as (rows, width) int64, and the one column with decimal points, in millionths (-1: none)."""
+def _numbers(file: File, start: int, width: int, decimal: int, delimiter: str) -> np.ndarray:
+    """All numbers as (rows, width) int64; of the column `decimal` (-1: none) in millionths."""
     body = file.data[start:]
     if body[-1] != 10:
         body = np.append(body, np.uint8(10))
-    first = file.bytes(start, _line_end(file, start)).decode("latin-1")
-    points = [i for i, word in enumerate(re.split(r"[,;\s]+", first.strip(" \t\r\n,;"))) if "." in word]
-    decimal = points[0] if len(points) == 1 else -1
-    values = np.empty((int(np.count_nonzero(body == 10)), width), np.int64)
-    rows, fault, position = (int(v) for v in _parse(body, width, decimal, values))
+    # A number has a digit and something behind it, so empty lines need no room.
+    values = np.empty((min(int(np.count_nonzero(body == 10)), len(body) // (2 * width) + 1), width), np.int64)
+    rows, fault, position = (int(v) for v in _parse(body, width, decimal, ord(delimiter), values))
     if fault:
         line = int(np.count_nonzero(file.data[: start + position] == 10)) + 1
         raise file.error(FAULTS[fault].format(line=line, wanted=width), start + position)
-    return values[:rows], decimal
+    return values[:rows]
 
 
 def _guessed(file: File, values: np.ndarray, decimal: int, at: int) -> dict[str, int]:
@@ -125,7 +138,7 @@ def _guessed(file: File, values: np.ndarray, decimal: int, at: int) -> dict[str,
 
 
 @njit(nogil=True, cache=True)
-def _parse(data, width, decimal, values):  # type: ignore[no-untyped-def]
+def _parse(data, width, decimal, delimiter, values):  # type: ignore[no-untyped-def]
     """Rows written, the kind of fault (0: none), and its byte. `data` ends in a line feed."""
     row, column = 0, 0
     # Unsigned, so that no index is tested for being negative.
@@ -141,9 +154,13 @@ def _parse(data, width, decimal, values):  # type: ignore[no-untyped-def]
             column = 0
             i += one
             continue
-        if c == 44 or c == 32 or c == 59 or c == 9 or c == 13:
+        if c == delimiter and c != 32:
+            return row, 4, i
+        if c == 32 or c == 9 or c == 13:
             i += one
             continue
+        if column == width:
+            return row, 2, i
         start = i
         negative = c == 45
         if negative or c == 43:
@@ -157,21 +174,41 @@ def _parse(data, width, decimal, values):  # type: ignore[no-untyped-def]
             digit = np.int64(data[i]) - 48
         digits = i - start
         if digits > 18:
-            return row, 3, start
+            value = _large(data, start, i)
+            if value < 0:
+                return row, 3, start
         if column == decimal:
             value, digits, i = _fraction(data, value, digits, i)
             if value < 0:
                 return row, 3, start
         c = np.int64(data[i])
-        if digits == 0 or not (c == 44 or c == 10 or c == 13 or c == 32 or c == 59 or c == 9):
+        if digits == 0 or not (c == 10 or c == delimiter or c == 32 or c == 13 or c == 9):
             return row, 1, i
-        if column == width:
+        if row == len(values):
             return row, 2, start
         values[row, column] = -value if negative else value
         column += 1
+        if delimiter != 32:
+            while c == 32 or c == 13 or (c == 9 and delimiter != 9):
+                i += one
+                c = np.int64(data[i])
+            if c != 10 and c != delimiter:
+                return row, 1, i
         # The separator, unless it also ends the line.
         i += np.uint64(c != 10)
     return row, 0, i
+
+
+@njit(nogil=True, cache=True)
+def _large(data, start, end):  # type: ignore[no-untyped-def]
+    """The number whose digits are data[start:end], or -1 where it is 2**63 or more."""
+    value = np.int64(0)
+    for i in range(start, end):
+        digit = np.int64(data[i]) - 48
+        if value > (np.int64(9223372036854775807) - digit) // 10:
+            return np.int64(-1)
+        value = value * 10 + digit
+    return value
 
 
 @njit(nogil=True, cache=True)

@@ -1,0 +1,104 @@
+"""A reader in a process of its own, for files that are not trusted.
+
+The libraries that unpack some formats can crash, hang or take all memory on a damaged file. In a process of its own
+that becomes a `FormatError`. The process is no sandbox: it has the rights of its user.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gridless.data.errors import FormatError
+from gridless.data.limits import Limits
+
+T = TypeVar("T")
+
+# Seconds for any file, and bytes a second beyond that.
+SECONDS, PACE = 60.0, 1e6
+# Bytes for any file, beyond what the process has when it starts, and copies of what the file may unpack to.
+MEMORY, COPIES = 1 << 30, 4
+# Threads would take memory that the file does not ask for.
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
+_START = """
+import pickle, sys
+sys.path[:] = pickle.load(sys.stdin.buffer)
+from gridless.data import isolation
+isolation.main()
+"""
+
+
+def read_isolated(reader: Callable[..., T], path: str | Path, max_bytes: int | None = None, **options: Any) -> T:
+    """`reader(path, max_bytes=max_bytes, **options)`, run in a process of its own, which starts and ends with the call.
+
+    What the reader returns or raises comes back. It may take 60 seconds and one more for each megabyte of the file, and
+    1 GiB of memory and four times `max_bytes` (see `gridless.data.limits`; the limit on memory holds on Linux only).
+    More than that, and the death of the process, is a `FormatError`. An exception here, such as an interrupt, ends it.
+    """
+    path = Path(path)
+    limits = Limits(path, max_bytes)
+    seconds, memory = SECONDS + path.stat().st_size / PACE, MEMORY + COPIES * limits.max_bytes
+    job = (reader, path, {"max_bytes": max_bytes, **options}, seconds, memory)
+    request = pickle.dumps(sys.path) + pickle.dumps(job)
+    command, environment = [sys.executable, "-c", _START], {**os.environ, **_ONE_THREAD}
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, env=environment) as process:
+        try:
+            answer, _ = process.communicate(request, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise FormatError(path, f"its reader did not come to an end in {seconds:.0f} seconds") from None
+        finally:
+            # Killed and waited for, whatever happened: nothing is left behind.
+            process.kill()
+            process.wait()
+    if process.returncode:
+        raise FormatError(path, f"its reader died: {_cause(process.returncode)}")
+    kind, value = pickle.loads(answer)
+    if kind == "memory":
+        raise FormatError(path, f"its reader needs more than {memory} bytes of memory: pass a larger max_bytes")
+    if kind == "error":
+        raise value
+    return value
+
+
+def _cause(code: int) -> str:
+    try:
+        return f"exit status {code}" if code > 0 else signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def main() -> None:
+    """What the process does: one job from its input, one answer to its output."""
+    with os.fdopen(os.dup(1), "wb") as output:
+        os.dup2(2, 1)  # what libraries print is no answer
+        reader, path, options, seconds, memory = pickle.load(sys.stdin.buffer)
+        _limit(seconds, memory)
+        try:
+            answer = "result", reader(path, **options)
+        except MemoryError:
+            answer = "memory", None
+        except Exception as error:
+            answer = "error", error
+        pickle.dump(answer, output)
+
+
+def _limit(seconds: float, memory: int) -> None:
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):  # not Linux
+        return
+    for kind, most in (
+        (resource.RLIMIT_AS, memory + pages * resource.getpagesize()),
+        (resource.RLIMIT_CPU, int(seconds) + 1),  # should the process that waits be killed
+    ):
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
