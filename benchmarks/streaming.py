@@ -151,7 +151,6 @@ def latency(name: str, recording: gl.Events) -> dict[str, float]:
         whole,
         weight,
         trace,
-        packed,
         memory,
         voxel,
         work,
@@ -171,8 +170,8 @@ def latency(name: str, recording: gl.Events) -> dict[str, float]:
             cursor[2 + depth] = 1
             clock(1, now.ctypes)
             run(
-                table, head, whole, weight, trace, packed, memory, voxel, work, event, source, features, window,
-                cursor, lane,
+                table, head, whole, weight, trace, memory, voxel, work, event, source, features, window, cursor,
+                lane,
             )  # fmt: skip
             clock(1, now[2:].ctypes)
             took[i] = (now[2] - now[0]) * 1000000000 + now[3] - now[1]

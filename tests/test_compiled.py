@@ -111,7 +111,7 @@ def modules(sources: set[str]) -> set[str]:
 def test_a_kernel_is_made_of_the_functions_it_reaches_and_of_the_constants_they_use(monkeypatch: pytest.MonkeyPatch):
     kernel = loop.run.py_func
     sources, constants = made_of(kernel)
-    files = ("kernels.products", "streaming.loop", "streaming.panels", "streaming.traces", "streaming.vectors")
+    files = ("kernels.products", "streaming.loop", "streaming.panels", "streaming.simd", "streaming.traces")
     assert modules(sources) == {f"gridless.{file}" for file in files}
     assert f"gridless {gl.__version__}" in sources
     monkeypatch.setattr(traces, "RUN_X", traces.RUN_X + 1)

@@ -11,7 +11,7 @@ from gridless.streaming.session import Session
 __all__ = ["Engine", "Prediction", "Session", "Stream", "stream"]
 
 
-def stream(model: nn.Module, features: bool = True, order: str | None = None, pack: bool | None = None) -> Engine:
+def stream(model: nn.Module, features: bool = True, order: str | None = None) -> Engine:
     """A trained event network as a live engine.
 
     >>> engine = gl.stream(model.eval())
@@ -22,8 +22,6 @@ def stream(model: nn.Module, features: bool = True, order: str | None = None, pa
     rounding of float32. The weights are copied: training the model further does not change the engine.
 
     `features`: keep the features of the events that the last packet fired. `order`: where strided convolutions apply
-    their weights, at the "output" event or at the "input" event; by default whichever costs less. `pack`: keep the
-    traces of sixteen channels with one exponent and 24 bits each, in three quarters of the memory and as exact; by
-    default where they would take more than 18 MB.
+    their weights, at the "output" event or at the "input" event; by default whichever costs less.
     """
-    return Engine(model, features, order, pack)
+    return Engine(model, features, order)

@@ -43,9 +43,7 @@ class Engine(Stream):
     events that the last packet fired and their features can be asked for.
     """
 
-    def __init__(
-        self, model: nn.Module, features: bool = True, order: str | None = None, pack: bool | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, features: bool = True, order: str | None = None) -> None:
         if order not in (None, "output", "input"):
             raise ValueError(f"stream: order must be 'output', 'input' or None for the cheaper, not {order!r}")
         for name, layer in event_network(model).named_modules():
@@ -54,7 +52,7 @@ class Engine(Stream):
                     f"stream: layer {name or 'model'!r} ({type(layer).__name__}) is not known to the engine: use "
                     "gl.streaming.Session(model), which runs any layer of an event network"
                 )
-        self._keep, self._order, self._pack = features, order, pack
+        self._keep, self._order = features, order
         super().__init__(model)
 
     def _prepare(self) -> None:
@@ -65,7 +63,7 @@ class Engine(Stream):
         flat = Flat()
         frames = {str(mean.stream): mean.frames for mean in model.modules() if isinstance(mean, VoxelMean)}
         counts = [frames.get(str(stream), 0) for stream in model.streams]
-        self._sizes = level_rows(flat, model, counts, self._lane, self._keep, self._order, self._pack)
+        self._sizes = level_rows(flat, model, counts, self._lane, self._keep, self._order)
         levels = [[size[field] for field in FIELDS] for size in self._sizes]
         heads = head_rows(flat, model, [size["capacity"] for size in self._sizes], self._lane)
         if isinstance(model.head, VoxelHead):
@@ -77,7 +75,7 @@ class Engine(Stream):
             flat.array("whole"),
             flat.array("weight"),
         )
-        self._state = {name: flat.array(name) for name in ("trace", "packed", "clock", "voxel")}
+        self._state = {name: flat.array(name) for name in ("trace", "clock", "voxel")}
         self._work, self._event = flat.array("work"), flat.array("event")
         depth = len(levels)
         self._source, self._features = np.empty(4 * CHUNK, np.int64), np.array([1, 0] * 4 + [0, 1] * 4, np.float32)
@@ -130,8 +128,8 @@ class Engine(Stream):
             done = False
             while not done:
                 done = run(
-                    *self._constants, state["trace"], state["packed"], state["clock"], state["voxel"],
-                    self._work, self._event, self._source, self._features, window, cursor, self._lane,
+                    *self._constants, state["trace"], state["clock"], state["voxel"], self._work, self._event,
+                    self._source, self._features, window, cursor, self._lane,
                 )  # fmt: skip
                 predictions += self._drain()
         return predictions

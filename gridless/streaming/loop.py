@@ -18,15 +18,15 @@ from gridless.compiled import njit
 from gridless.streaming.panels import product, spread
 
 from gridless.streaming.table import (  # isort: skip
-    BATCH, BITS, CAPACITY, CAUSE, CHARGED, COARSE, COARSE_SIZE, COLUMNS, COUNT, DOWN_BIAS, DOWN_SCALE, DOWN_SHIFT,
+    BITS, CAPACITY, CAUSE, CHARGED, COARSE, COARSE_SIZE, COLUMNS, COUNT, DOWN_BIAS, DOWN_SCALE, DOWN_SHIFT,
     DOWN_WEIGHT, EARLY, ENTRIES, FINE, FIRED, FIRST, FIRST_BIAS, FRAMES, HIDDEN, HIDDEN_WIDE, HIGH_X, HIGH_Y,
     H_ANSWER, H_AT, H_BIAS, H_CLASSES, H_FACTOR, H_HIDDEN, H_LAST, H_LOGITS, H_MATRIX, H_MEAN, H_PLACE, H_RATE,
     H_ROOM, H_SCALE, H_SHIFT, H_SIZE, H_TIME, H_TOTAL, H_WIDE, KEEP, KEEP_EVENT, KEEP_OUT, LIMITS, LOW_X, LOW_Y,
-    MIDDLE, OUT, P, POTENTIAL, P_WIDE, Q, RAW, ROW, ROWS_OUT, SAME_BIAS, SAME_SCALE, SAME_SHIFT, SAME_WEIGHT, SECOND,
-    SHARE, SUM, TOTAL, V,
+    MIDDLE, OUT, P, POTENTIAL, P_WIDE, Q, RAW, ROW, ROWS, ROWS_OUT, SAME_BIAS, SAME_SCALE, SAME_SHIFT, SAME_WEIGHT,
+    SECOND, SHARE, SUM, TOTAL, V,
 )  # fmt: skip
+from gridless.streaming.simd import decays
 from gridless.streaming.traces import enter_down, enter_early, enter_first, pass_same, read_down, read_early
-from gridless.streaming.vectors import decays
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -69,7 +69,7 @@ def _multiply_same(table, weight, work, count, first, lane):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def _descend(
-    table, whole, weight, trace, packed, clock, work, event, source, at, features, feature_at, begin, end, top, lane
+    table, whole, weight, trace, clock, work, event, source, at, features, feature_at, begin, end, top, lane
 ):  # fmt: skip
     """Source events begin to end: how far it came (it stops where its buffer is full), and how many have fired.
 
@@ -88,7 +88,7 @@ def _descend(
         elif top:
             enter_first(table, weight, trace, clock, x, y, t, features, 8 * source[at + 3 * end + i])
         else:
-            enter_down(table, weight, trace, packed, clock, work, x, y, t, features, feature_at + i * q)
+            enter_down(table, weight, trace, clock, work, x, y, t, features, feature_at + i * q)
         x0, x1 = whole[table[LOW_X] + x], whole[table[HIGH_X] + x]
         y0, y1 = whole[table[LOW_Y] + y], whole[table[HIGH_Y] + y]
         share = weight[table[SHARE] + (x1 - x0 + 1) * (y1 - y0 + 1)]
@@ -107,10 +107,10 @@ def _descend(
                     if table[EARLY]:
                         read_early(table, weight, trace, clock, work, ox, oy, t, fired)
                     else:
-                        read_down(table, weight, trace, packed, clock, work, ox, oy, t, gathered, top)
+                        read_down(table, weight, trace, clock, work, ox, oy, t, gathered, top)
                         gathered += 1
                     fired += 1
-                    if gathered == table[BATCH]:
+                    if gathered == ROWS:
                         _multiply_down(table, weight, work, gathered, fired - gathered, lane)
                         gathered = 0
                 trace[table[POTENTIAL] + pixel] = value
@@ -121,16 +121,16 @@ def _descend(
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _settle(table, whole, weight, trace, packed, clock, voxel, work, event, fired, start, duration, lane):
+def _settle(table, whole, weight, trace, clock, voxel, work, event, fired, start, duration, lane):
     """The in-place block on the events just fired, and their share of the voxel means."""
     p, frames, columns = table[P], table[FRAMES], table[COLUMNS]
     gathered = 0
     for i in range(fired):
         at = table[FIRED] + 3 * i
         x, y, t = event[at], event[at + 1], event[at + 2]
-        pass_same(table, whole, weight, trace, packed, clock, work, x, y, t, i, gathered)
+        pass_same(table, whole, weight, trace, clock, work, x, y, t, i, gathered)
         gathered += 1
-        if gathered == table[BATCH] or i + 1 == fired:
+        if gathered == ROWS or i + 1 == fired:
             _multiply_same(table, weight, work, gathered, i + 1 - gathered, lane)
             gathered = 0
     if frames > 0:
@@ -194,7 +194,7 @@ def _copy(table, work, event, fired, kept):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def run(table, head, whole, weight, trace, packed, clock, voxel, work, event, source, features, window, cursor, lane):
+def run(table, head, whole, weight, trace, clock, voxel, work, event, source, features, window, cursor, lane):
     """Push input events through all levels. True when all are through; False where a buffer must be emptied first.
 
     source: x, y, t of each, then their polarities, 0 or 1; features: (1, 0) four times, then (0, 1) four times; window:
@@ -215,18 +215,18 @@ def run(table, head, whole, weight, trace, packed, clock, voxel, work, event, so
             return False
         if k == 0:
             position[0], new = _descend(
-                level, whole, weight, trace, packed, clock, work, event, source, 0, features, 0,
+                level, whole, weight, trace, clock, work, event, source, 0, features, 0,
                 position[0], waiting[0], True, lane,
             )  # fmt: skip
         else:
             above = table[k - 1]
             position[k], new = _descend(
-                level, whole, weight, trace, packed, clock, work, event, event, above[FIRED], work, above[OUT],
+                level, whole, weight, trace, clock, work, event, event, above[FIRED], work, above[OUT],
                 position[k], waiting[k], False, lane,
             )  # fmt: skip
         fired[k] += new
         if new:
-            _settle(level, whole, weight, trace, packed, clock, voxel, work, event, new, window[0], window[1], lane)
+            _settle(level, whole, weight, trace, clock, voxel, work, event, new, window[0], window[1], lane)
             if level[KEEP]:
                 _copy(level, work, event, new, kept[k])
                 kept[k] += new

@@ -14,7 +14,7 @@ from gridless.models.events import EventResNet, StreamHead, StreamMean
 from gridless.nn.blocks import Dense
 from gridless.nn.events import DownConv, EventConv, InceptionBlock, PolarityConv
 from gridless.nn.norm import BatchNorm
-from gridless.streaming.table import EIGHTS, HEAD_FIELDS, PACKED, ROWS, SIXTEENS
+from gridless.streaming.table import EIGHTS, HEAD_FIELDS, ROWS, SIXTEENS
 
 # Bytes of a cache line.
 LINE = 64
@@ -26,18 +26,15 @@ WIDEST = 16
 # events that a chunk of input fires, so that the large weights of the last levels are read once per chunk.
 CAPACITY = 1024
 
-# Bytes of traces in float32 above which they are packed.
-PACK_ABOVE = 18_000_000
-
 
 class Flat:
     """The flat arrays of the loop, while they grow: `add` returns where a part begins."""
 
-    TYPES = {"whole": np.int64, "clock": np.int64, "event": np.int64, "voxel": np.float64, "packed": np.uint8}
+    TYPES = {"whole": np.int64, "clock": np.int64, "event": np.int64, "voxel": np.float64}
 
     def __init__(self) -> None:
         self.parts: dict[str, list[np.ndarray]] = {
-            n: [] for n in ("whole", "weight", "trace", "packed", "clock", "voxel", "work", "event")
+            n: [] for n in ("whole", "weight", "trace", "clock", "voxel", "work", "event")
         }
         self.ends = dict.fromkeys(self.parts, 0)
 
@@ -101,27 +98,20 @@ def affine(norm: BatchNorm) -> tuple[np.ndarray, np.ndarray]:
 
 
 def level_rows(
-    flat: Flat, model: EventResNet, frames: list[int], lane: int, keep: bool, order: str | None, pack: bool | None
+    flat: Flat, model: EventResNet, frames: list[int], lane: int, keep: bool, order: str | None
 ) -> list[dict[str, int]]:
     """The rows of the loop's table, their parts added to the flat arrays."""
     if model.config["squash"]:
         raise NotImplementedError("the live engine does not know squash=True: use gl.streaming.Session")
     downs, blocks = cast(list[DownConv], list(model.downs)), cast(list[InceptionBlock], list(model.blocks))
-    levels = list(zip(downs, blocks, frames, strict=True))
-    if pack is None:
-        pack = 4 * sum(_trace_sizes(down, block) for down, block, _ in levels) > PACK_ABOVE
     rows, scratch = [], []
-    for k, (down, block, count) in enumerate(levels):
-        row, needs = _level(flat, model, down, block, count, max(CAPACITY >> (k + pack), 64), lane, keep, order, pack)
+    for k, (down, block, count) in enumerate(zip(downs, blocks, frames, strict=True)):
+        row, needs = _level(flat, model, down, block, count, max(CAPACITY >> k, 64), lane, keep, order)
         rows.append(row)
-        scratch.append({name: size + LINE - size % LINE for name, size in needs.items()})
+        scratch.append(needs)
     # One level works at a time: all share these buffers.
-    start = flat.room("work", max(sum(sizes.values()) for sizes in scratch))
-    for row, sizes in zip(rows, scratch, strict=True):
-        at = start
-        for name, size in sizes.items():
-            row[name], at = at, at + size
-    return rows
+    shared = {name: flat.room("work", max(needs[name] for needs in scratch)) for name in scratch[0]}
+    return [row | shared for row in rows]
 
 
 def _level(
@@ -134,7 +124,6 @@ def _level(
     lane: int,
     keep: bool,
     order: str | None,
-    pack: bool,
 ) -> tuple[dict[str, int], dict[str, int]]:
     """The row of one level without its shared buffers, and the sizes of these."""
     near = down.conv.near
@@ -152,26 +141,16 @@ def _level(
         p = eights(p)
         down_weight = fill(down_weight, 9, v, q, p).transpose(0, 2, 1, 3).reshape(9, q, v * p)
         q = q if polarity else eights(q)
-        down_weight = fill(down_weight, 9, q, v * p)
-    elif polarity:
-        # Decays and polarities as one run of channels, every one with its rate; those that only fill up forget at once.
-        down_rate, down_weight = np.repeat(down_rate, q, 1), down_weight.reshape(9, 1, v * q, p)
-        down_rate = np.pad(down_rate, [(0, 0), (0, -(v * q) % 8)], constant_values=1e30)
-        v, q = 1, v * q
-    if not early:
-        q, p = eights(q), eights(p)
-        down_weight = fill(down_weight, 9, v, q, p)
-
-    down_kind = EIGHTS if early or polarity else _kind(q, pack)
-    same_kind = _kind(p, pack)
-    down_gain = np.ones(q, np.float32)
-    if down_kind == PACKED:
-        down_gain = _gain(down_weight.reshape(-1, q, p))
-        down_weight = down_weight / down_gain[:, None]
-    if early:
-        down_panels = np.concatenate([panels_of(tap, lane) for tap in down_weight])
+        down_panels = np.concatenate([panels_of(tap, lane) for tap in fill(down_weight, 9, q, v * p)])
     else:
-        down_panels = panels_of(down_weight.reshape(-1, p), lane)
+        if polarity:
+            # Decays and polarities are one run of channels, each with its own rate. Padding channels get rate 1e30, so
+            # they decay to zero.
+            down_rate, down_weight = np.repeat(down_rate, q, 1), down_weight.reshape(9, 1, v * q, p)
+            down_rate = np.pad(down_rate, [(0, 0), (0, -(v * q) % 8)], constant_values=1e30)
+            v, q = 1, v * q
+        q, p = eights(q), eights(p)
+        down_panels = panels_of(fill(down_weight, 9, v, q, p).reshape(-1, p), lane)
 
     # The in-place convolutions as one: (tap, decay) entries, those of one tap together.
     taps = [(conv, u, tap) for conv in (block.cross, block.point) for u, tap in enumerate(offsets(conv.near.kernel))]
@@ -179,15 +158,7 @@ def _level(
     weights = np.concatenate(
         [fill(array_of(conv.weight[u]), len(rate), p, p) for (conv, u, _), rate in zip(taps, rates, strict=True)]
     )
-    same_gain = _gain(weights) if same_kind == PACKED else np.ones(p, np.float32)
-    weights = (weights / same_gain[:, None]).reshape(-1, p)
     entries, wide, run_at = sum(map(len, rates)), _wide(p, lane), np.cumsum([0, *map(len, rates)])
-    if same_kind == PACKED:
-        places, strides, steps, same_size = _planes([tap for *_, tap in taps], list(map(len, rates)), columns, rows, p)
-    else:
-        # All traces of a pixel together: they are entered in one go.
-        places, strides, steps = run_at[:-1] * p, [columns] * len(taps), [entries * p] * len(taps)
-        same_size = columns * rows * entries * p
     first, first_bias = _dense(block.expand)
     second, second_bias = _dense(block.reduce)
     hidden, broad = len(second), _wide(len(second), lane)
@@ -199,90 +170,49 @@ def _level(
         "width": width, "height": height, "columns": columns, "rows": rows, "q": q, "p": p, "p_wide": wide, "v": v,
         "entries": entries, "runs": len(taps), "hidden": hidden, "hidden_wide": broad, "frames": frames,
         "bits": rule.bits, "capacity": capacity, "coarse_size": len(rule.coarse), "keep": 2 * capacity if keep else 0,
-        "early": int(early), "made_wide": _wide(v * p, lane), "down_kind": down_kind, "same_kind": same_kind,
-        "batch": max(min(1024 // p, ROWS), ROWS // 4) if pack else ROWS,
+        "early": int(early), "made_wide": _wide(v * p, lane), "down_kind": _kind(q), "same_kind": _kind(p),
     }  # fmt: skip
     values = {
         "whole": {
             "low_x": rule.low[0], "high_x": rule.high[0], "low_y": rule.low[1], "high_y": rule.high[1],
-            "run_x": [t[0] for *_, t in taps], "run_y": [t[1] for *_, t in taps],
-            "run_at": run_at, "run_place": places, "run_stride": strides, "run_step": steps,
+            "run_x": [t[0] for *_, t in taps], "run_y": [t[1] for *_, t in taps], "run_at": run_at,
         },
         "weight": {
             "share": rule.share, "coarse": rule.coarse, "fine": rule.fine, "limits": [rule.threshold, rule.reset],
             "down_rate": down_rate, "down_weight": down_panels,
             "down_bias": columns_of(fill(_bias(down.conv), p), lane),
             "down_scale": down_scale, "down_shift": down_shift, "same_rate": np.concatenate(rates),
-            "same_weight": panels_of(weights, lane), "same_bias": columns_of(fill(same_bias, p), lane),
+            "same_weight": panels_of(weights.reshape(-1, p), lane), "same_bias": columns_of(fill(same_bias, p), lane),
             "first": panels_of(fill(first, p, hidden), lane), "first_bias": columns_of(first_bias, lane),
             "second": panels_of(fill(second, hidden, p), lane), "same_scale": same_scale, "same_shift": same_shift,
-            "down_gain": down_gain, "same_gain": same_gain,
         },
     }  # fmt: skip
-    down_size = (width + width // 2) * (height + height // 2) * v * (p if early else q)
+    slots = (width + width // 2) * (height + height // 2)
     rooms = {
-        "trace": {"potential": columns * rows},
-        "packed": {},
+        "trace": {
+            "potential": columns * rows, "down_trace": slots * v * (p if early else q),
+            "same_trace": columns * rows * entries * p,
+        },
         "clock": {
             "charged": columns * rows, "down_time": width * height, "same_time": columns * rows,
-            "count": frames * columns * rows, "chance": 1,
+            "count": frames * columns * rows,
         },
         "voxel": {"total": frames * columns * rows * p},
         # Products read and write whole blocks of rows, past the last one.
         "work": {"raw": (capacity + ROWS) * p, "out": (capacity + ROWS) * p, "keep_out": size["keep"] * p},
         "event": {"fired": 3 * capacity, "cause": capacity, "keep_event": 3 * size["keep"]},
     }  # fmt: skip
-    at = {"down_power": 0, "same_power": 0}
-    for name, kind, length in (("down", down_kind, down_size), ("same", same_kind, same_size)):
-        if kind == PACKED:
-            # Sixty-four bytes are read where forty-eight are meant.
-            rooms["packed"] |= {f"{name}_trace": 3 * length + LINE, f"{name}_power": length // 16}
-        else:
-            rooms["trace"][f"{name}_trace"] = length
-    at |= {key: flat.add(name, part) for name, parts in values.items() for key, part in parts.items()}
+    at = {key: flat.add(name, part) for name, parts in values.items() for key, part in parts.items()}
     at |= {key: flat.room(name, length) for name, parts in rooms.items() for key, length in parts.items()}
     needs = {
-        "row": size["batch"] * max(9 * v * q, entries * p),
-        "sum": size["batch"] * wide, "middle": size["batch"] * broad,
-        "factor": max(v, entries) + 8, "made": _wide(v * p, lane), "scaled": max(q, p),
+        "row": ROWS * max(9 * v * q, entries * p), "sum": ROWS * wide, "middle": ROWS * broad,
+        "factor": max(v, entries) + 8, "made": _wide(v * p, lane),
     }  # fmt: skip
     return size | at, needs
 
 
-def _trace_sizes(down: DownConv, block: InceptionBlock) -> int:
-    """Elements of the traces of a level."""
-    (width, height), (columns, rows) = down.conv.near.source.sensor, down.conv.near.target.sensor
-    _, v, q, p = down.conv.weight.shape
-    entries = block.cross.rate.numel() + block.point.rate.numel()
-    return int(2.25 * width * height * v * q + columns * rows * entries * p)
-
-
-def _kind(channels: int, pack: bool) -> int:
-    return EIGHTS if channels % 16 else PACKED if pack else SIXTEENS
-
-
-def _gain(weight: np.ndarray) -> np.ndarray:
-    """Powers of two (Q) after which all channels of packed traces count alike; weight (entries, Q, P)."""
-    size = np.sqrt((weight.astype(np.float64) ** 2).mean((0, 2)))
-    size = np.maximum(size, max(size.max(), 1e-30) * 2.0**-30)
-    return np.exp2(np.round(np.log2(size))).astype(np.float32)
-
-
-def _planes(
-    taps: list[tuple[int, int]], counts: list[int], columns: int, rows: int, p: int
-) -> tuple[list[int], list[int], list[int], int]:
-    """Where the traces of each tap are: place, stride and step of each, and how many elements there are in all.
-
-    The traces of a tap (dx, dy) exist for the source pixels that it leads to from within the grid.
-    """
-    places, strides, steps, end = [], [], [], 0
-    for (dx, dy), count in zip(taps, counts, strict=True):
-        wide, high, step = max(columns - abs(dx), 0), max(rows - abs(dy), 0), count * p
-        places.append(end - (max(dy, 0) * wide + max(dx, 0)) * step)
-        strides.append(wide)
-        steps.append(step)
-        end += wide * high * step
-    return places, strides, steps, end
+def _kind(channels: int) -> int:
+    return EIGHTS if channels % 16 else SIXTEENS
 
 
 def _cheaper_early(settings: dict[str, Any], v: int, q: int, p: int) -> bool:

@@ -21,7 +21,8 @@ class Prediction(NamedTuple):
 
 
 class Stream:
-    """One live stream through one network. Packets of any size; how the stream is cut into them changes nothing.
+    """One live stream through one network. Packets of any size: how the stream is cut into them changes nothing, not a
+    bit in an `Engine`, and only rounding in a `Session`.
 
     `stream(packet)` is the newest prediction that the packet brought, or None; `push` gives all of them. A voxel head
     predicts at the end of each window of its `duration`, counted from the first event; windows without events are

@@ -13,16 +13,11 @@ from gridless.compiled import njit
 from gridless.streaming.panels import product, spread
 
 from gridless.streaming.table import (  # isort: skip
-    CHANCE, COLUMNS, DOWN_BIAS, DOWN_GAIN, DOWN_KIND, DOWN_POWER, DOWN_RATE, DOWN_SCALE, DOWN_SHIFT, DOWN_TIME,
-    DOWN_TRACE, DOWN_WEIGHT, ENTRIES, FACTOR, HEIGHT, MADE, MADE_WIDE, P, PACKED, Q, RAW, ROW, ROWS_OUT, RUNS, RUN_AT,
-    RUN_PLACE, RUN_STEP, RUN_STRIDE, RUN_X, RUN_Y, SAME_GAIN, SAME_KIND, SAME_POWER, SAME_RATE, SAME_TIME, SAME_TRACE,
-    SCALED, SIXTEENS, SUM, V, WIDTH,
+    COLUMNS, DOWN_BIAS, DOWN_KIND, DOWN_RATE, DOWN_SCALE, DOWN_SHIFT, DOWN_TIME, DOWN_TRACE, DOWN_WEIGHT, ENTRIES,
+    FACTOR, HEIGHT, MADE, MADE_WIDE, P, Q, RAW, ROW, ROWS_OUT, RUNS, RUN_AT, RUN_X, RUN_Y, SAME_KIND, SAME_RATE,
+    SAME_TIME, SAME_TRACE, SIXTEENS, SUM, V, WIDTH,
 )  # fmt: skip
-from gridless.streaming.vectors import add, decays, enter, enter_each, enter_packed, read, read_each, read_packed
-
-# The golden ratio in 64 bits. How packed traces round is the first byte of its multiples, event by event: as evenly
-# spread as can be, and the same whenever a stream is repeated.
-TURN = -7046029254386353131
+from gridless.streaming.simd import add, decays, enter, enter_each, read, read_each
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -32,7 +27,7 @@ def _slots(x, y, width):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def enter_down(table, weight, trace, packed, clock, work, x, y, t, features, at):
+def enter_down(table, weight, trace, clock, work, x, y, t, features, at):
     """An event of the source stream enters the traces of its pixel, one slot for each tap that it is of some target.
 
     Along an axis an even pixel is the middle tap of one target; an odd one is the first tap of the next target and the
@@ -42,41 +37,27 @@ def enter_down(table, weight, trace, packed, clock, work, x, y, t, features, at)
     time = table[DOWN_TIME] + y * width + x
     age = np.float32(t - clock[time])
     clock[time] = t
-    chance = np.int32(0)
-    if kind == PACKED:
-        chance = np.int32((clock[table[CHANCE]] * TURN) >> 56 & 255)
-        clock[table[CHANCE]] += 1
-        for c in range(q):
-            work[table[SCALED] + c] = features[at + c] * weight[table[DOWN_GAIN] + c]
-    place, scaled = _slots(x, y, width) * v * q, table[SCALED]
-    begin, power = table[DOWN_TRACE], table[DOWN_POWER]
+    place = table[DOWN_TRACE] + _slots(x, y, width) * v * q
     for j in range(1 + (y & 1)):
         for i in range(1 + (x & 1)):
             tap = 3 * (2 * j if y & 1 else 1) + (2 * i if x & 1 else 1)
             rate = table[DOWN_RATE] + tap * v
             for k in range(0, v, 8):
                 decays(work, factor + k, weight, rate + k, age)
-            if kind == PACKED:
-                for k in range(v):
-                    f = work[factor + k]
-                    for c in range(place, place + q, 16):
-                        x_at = scaled + c - place
-                        enter_packed(packed, begin + 3 * c, power + c // 16, work, x_at, f, chance)
-                    place += q
-            elif kind == SIXTEENS:
+            if kind == SIXTEENS:
                 for k in range(v):
                     f = work[factor + k]
                     for c in range(0, q, 16):
-                        enter(16, trace, begin + place + c, features, at + c, f)
+                        enter(16, trace, place + c, features, at + c, f)
                     place += q
             else:
                 for k in range(v):
                     f = work[factor + k]
                     for c in range(0, q, 8):
-                        enter(8, trace, begin + place + c, features, at + c, f)
+                        enter(8, trace, place + c, features, at + c, f)
                     place += q
     # All arrays are used to the end, or Numba would count references to those that are not.
-    return table.size + weight.size + trace.size + packed.size + clock.size + work.size + features.size
+    return table.size + weight.size + trace.size + clock.size + work.size + features.size
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -148,10 +129,10 @@ def read_early(table, weight, trace, clock, work, x, y, t, event):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def read_down(table, weight, trace, packed, clock, work, x, y, t, row, first):
+def read_down(table, weight, trace, clock, work, x, y, t, row, first):
     """The nine taps of target pixel (x, y), decayed to time t, to row `row`."""
     width, height, q, v, factor = table[WIDTH], table[HEIGHT], table[Q], table[V], table[FACTOR]
-    size, kind, begin, power = v * q, table[DOWN_KIND], table[DOWN_TRACE], table[DOWN_POWER]
+    size, kind = v * q, table[DOWN_KIND]
     at = table[ROW] + row * 9 * size
     for dy in range(3):
         sy = 2 * y + dy - 1
@@ -159,29 +140,24 @@ def read_down(table, weight, trace, packed, clock, work, x, y, t, row, first):
             sx = 2 * x + dx - 1
             if 0 <= sx < width and 0 <= sy < height:
                 slot = (dy >> 1) * (1 + (sx & 1)) + (dx >> 1)
-                place = (_slots(sx, sy, width) + slot) * size
+                place = table[DOWN_TRACE] + (_slots(sx, sy, width) + slot) * size
                 age = np.float32(t - clock[table[DOWN_TIME] + sy * width + sx])
                 if first:
                     rate = table[DOWN_RATE] + (dy * 3 + dx) * size
                     for k in range(0, size, 8):
-                        read_each(work, at + k, trace, begin + place + k, weight, rate + k, age)
+                        read_each(work, at + k, trace, place + k, weight, rate + k, age)
                 else:
                     rate = table[DOWN_RATE] + (dy * 3 + dx) * v
                     for k in range(0, v, 8):
                         decays(work, factor + k, weight, rate + k, age)
-                    if kind == PACKED:
+                    if kind == SIXTEENS:
                         for k in range(v):
                             f, of, to = work[factor + k], place + k * q, at + k * q
-                            for c in range(0, q, 16):
-                                read_packed(work, to + c, packed, begin + 3 * (of + c), power + (of + c) // 16, f)
-                    elif kind == SIXTEENS:
-                        for k in range(v):
-                            f, of, to = work[factor + k], begin + place + k * q, at + k * q
                             for c in range(0, q, 16):
                                 read(16, work, to + c, trace, of + c, f)
                     else:
                         for k in range(v):
-                            f, of, to = work[factor + k], begin + place + k * q, at + k * q
+                            f, of, to = work[factor + k], place + k * q, at + k * q
                             for c in range(0, q, 8):
                                 read(8, work, to + c, trace, of + c, f)
             else:
@@ -191,45 +167,24 @@ def read_down(table, weight, trace, packed, clock, work, x, y, t, row, first):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def pass_same(table, whole, weight, trace, packed, clock, work, x, y, t, event, row):
+def pass_same(table, whole, weight, trace, clock, work, x, y, t, event, row):
     """An event of the target stream enters the traces of its pixel, then reads its in-place taps to row `row`."""
     width, height, p, entries, kind = table[COLUMNS], table[ROWS_OUT], table[P], table[ENTRIES], table[SAME_KIND]
     factor, rate, times = table[FACTOR], table[SAME_RATE], table[SAME_TIME]
-    begin, power = table[SAME_TRACE], table[SAME_POWER]
     age = np.float32(t - clock[times + y * width + x])
     clock[times + y * width + x] = t
     for k in range(0, entries, 8):
         decays(work, factor + k, weight, rate + k, age)
     mine = table[RAW] + event * p
-    chance = np.int32(0)
-    if kind == PACKED:
-        chance = np.int32((clock[table[CHANCE]] * TURN) >> 56 & 255)
-        clock[table[CHANCE]] += 1
-        for c in range(p):
-            work[table[SCALED] + c] = work[mine + c] * weight[table[SAME_GAIN] + c]
-        mine = table[SCALED]
-    if kind == PACKED:
-        for run in range(table[RUNS]):
-            # Only traces that some pixel of the sensor reads exist.
-            tx, ty = x - whole[table[RUN_X] + run], y - whole[table[RUN_Y] + run]
-            if 0 <= tx < width and 0 <= ty < height:
-                line = y * whole[table[RUN_STRIDE] + run] + x
-                place = whole[table[RUN_PLACE] + run] + line * whole[table[RUN_STEP] + run]
-                for k in range(whole[table[RUN_AT] + run], whole[table[RUN_AT] + run + 1]):
-                    f = work[factor + k]
-                    for c in range(0, p, 16):
-                        to, exponent = begin + 3 * (place + c), power + (place + c) // 16
-                        enter_packed(packed, to, exponent, work, mine + c, f, chance)
-                    place += p
-    elif kind == SIXTEENS:
-        place = begin + (y * width + x) * entries * p
+    # All traces of a pixel lie together: they are entered in one go.
+    place = table[SAME_TRACE] + (y * width + x) * entries * p
+    if kind == SIXTEENS:
         for k in range(entries):
             f = work[factor + k]
             for c in range(0, p, 16):
                 enter(16, trace, place + c, work, mine + c, f)
             place += p
     else:
-        place = begin + (y * width + x) * entries * p
         for k in range(entries):
             f = work[factor + k]
             for c in range(0, p, 8):
@@ -248,21 +203,15 @@ def pass_same(table, whole, weight, trace, packed, clock, work, x, y, t, event, 
                 age = np.float32(t - clock[times + sy * width + sx])
                 for k in range(0, count, 8):
                     decays(work, factor + k, weight, rate + start + k, age)
-            line = sy * whole[table[RUN_STRIDE] + run] + sx
-            place = whole[table[RUN_PLACE] + run] + line * whole[table[RUN_STEP] + run]
-            if kind == PACKED:
+            place = table[SAME_TRACE] + ((sy * width + sx) * entries + start) * p
+            if kind == SIXTEENS:
                 for k in range(count):
                     f, of, to = work[factor + k], place + k * p, at + k * p
-                    for c in range(0, p, 16):
-                        read_packed(work, to + c, packed, begin + 3 * (of + c), power + (of + c) // 16, f)
-            elif kind == SIXTEENS:
-                for k in range(count):
-                    f, of, to = work[factor + k], begin + place + k * p, at + k * p
                     for c in range(0, p, 16):
                         read(16, work, to + c, trace, of + c, f)
             else:
                 for k in range(count):
-                    f, of, to = work[factor + k], begin + place + k * p, at + k * p
+                    f, of, to = work[factor + k], place + k * p, at + k * p
                     for c in range(0, p, 8):
                         read(8, work, to + c, trace, of + c, f)
         else:

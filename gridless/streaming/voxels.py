@@ -230,9 +230,12 @@ class FoldedHead:
         t, h, w, q = empty.shape
         cells = empty.reshape(t // 2, 2, h // 2, 2, w // 2, 2, q).permute(0, 2, 4, 1, 3, 5, 6).flatten(3)
         total = cells.double() @ weight.flatten(0, 1).double() + merge.conv.bias.detach().double()  # type: ignore
-        matrix = fill(array_of(weight * before[:, None]), 8, c, weight.shape[2])
-        row["matrix"] = flat.add("weight", panels_of(matrix.reshape(-1, matrix.shape[2]), lane))
-        row["empty"] = flat.add("weight", columns_of(array_of(total), lane))
+        # Columns as in the table: eights first, then whole vectors, which may be shorter than eight.
+        matrix = fill(array_of(weight * before[:, None]), 8, c, row["c"]).reshape(-1, row["c"])
+        row["matrix"] = flat.add("weight", panels_of(matrix, lane))
+        row["empty"] = flat.add(
+            "weight", columns_of(fill(array_of(total.flatten(0, 2)), t * h * w // 8, row["c"]), lane)
+        )
         row["scale"] = flat.add("weight", fill(array_of(scale), row["c"]))
         row["mean_scale"] = flat.add("weight", fill(array_of(mean_scale), row["c"]))
         return weight.flatten(0, 1), (total.relu() * scale + (shift + mean_shift)).float()

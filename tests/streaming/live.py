@@ -16,9 +16,15 @@ CONFIGURATIONS = ["n_mnist", "mnist_dvs", "cifar10_dvs", "n_caltech101", "asl_dv
 
 
 def network(name: str, **options) -> networks.EventResNet:
-    """A network as after training: no parameter or statistic at its starting value."""
+    """A network of the paper, as after training."""
     torch.manual_seed(7)
-    model = getattr(networks, name)(**options)
+    return trained(getattr(networks, name)(**options))
+
+
+def trained(model: networks.EventResNet, seed: int | None = None) -> networks.EventResNet:
+    """The network as after training: no parameter or statistic at its starting value."""
+    if seed is not None:
+        torch.manual_seed(seed)
     for layer in model.modules():
         if isinstance(layer, BatchNorm):
             layer.running_mean.normal_(0, 0.1)

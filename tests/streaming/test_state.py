@@ -10,14 +10,13 @@ from gridless.kernels import products
 from gridless.streaming import Engine, Session, stream
 
 
-@pytest.mark.parametrize("pack", [False, True])
-def test_a_saved_state_continues_bit_for_bit(pack):
+def test_a_saved_state_continues_bit_for_bit():
     model = network("n_mnist", head="stream", width=8)
     events = busy("plain", (34, 34), 900)
-    one = stream(model, pack=pack)
+    one = stream(model)
     one(events[:400])
     state = {k: v.clone() for k, v in one.state_dict().items()}
-    other = stream(network("n_mnist", head="stream", width=8), pack=pack)
+    other = stream(network("n_mnist", head="stream", width=8))
     other.load_state_dict(state)
     a, b = list(one.push(events[400:])), list(other.push(events[400:]))
     assert len(a) == len(b) > 0
@@ -28,13 +27,12 @@ def test_a_saved_state_continues_bit_for_bit(pack):
 
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])
-@pytest.mark.parametrize("pack", [False, True])
-def test_a_state_fits_cpus_of_any_vector_width(head, pack, monkeypatch):
+def test_a_state_fits_cpus_of_any_vector_width(head, monkeypatch):
     model = network("n_mnist", head=head, width=16, levels=2, pooled=1, duration=10**6)
     shapes = []
     for lane in (4, 8, 16):
         monkeypatch.setattr(products, "lanes", lambda dtype, lane=lane: lane)
-        state = stream(model, pack=pack).state_dict()
+        state = stream(model).state_dict()
         shapes.append({name: (value.shape, value.dtype) for name, value in state.items()})
     assert shapes[0] == shapes[1] == shapes[2]
 

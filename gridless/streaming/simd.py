@@ -10,10 +10,9 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-_F32, _I8, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(32)
+_F32, _I32 = ir.FloatType(), ir.IntType(32)
 
 # A decay beyond exp(-80) counts as nothing, as in the network's own scan.
 _CUTOFF = 80.0
@@ -26,9 +25,9 @@ def _all(value: float, kind: ir.Type = _F32, count: int = 8) -> ir.Constant:
     return ir.Constant(ir.VectorType(kind, count), [value] * count)
 
 
-def _place(context: Any, builder: Any, ty: Any, array: Any, at: Any, count: int = 8, kind: ir.Type = _F32) -> Any:
+def _place(context: Any, builder: Any, ty: Any, array: Any, at: Any, count: int = 8) -> Any:
     data = context.make_array(ty)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [at], inbounds=True), ir.VectorType(kind, count).as_pointer())
+    return builder.bitcast(builder.gep(data, [at], inbounds=True), ir.VectorType(_F32, count).as_pointer())
 
 
 def _everywhere(builder: Any, value: Any, count: int = 8) -> Any:
@@ -102,81 +101,6 @@ def read(typingctx: Any, count: Any, out: Any, to: Any, trace: Any, at: Any, fac
         return context.get_dummy_value()
 
     return types.none(count, out, types.int64, trace, types.int64, types.float32), emit
-
-
-# Sixteen numbers in 49 bytes: one exponent E (a byte, biased as in float32), and 24 bits each, m with
-# z = m 2^(E - 149), |m| <= 2^23. So none is wrong by more than 2^-22 of the largest. They are rounded up or down by
-# chance, in proportion to their distances, so that a pixel that takes the same event in a thousand times does not
-# drift. E is at least _LEAST, so that all powers of two below are normal numbers.
-_LEAST = 31
-
-
-def _known(builder: Any, name: str, result: ir.Type, argument: ir.Type) -> Any:
-    """A function that LLVM brings along."""
-    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, [argument]), name)
-
-
-def _power(builder: Any, exponent: Any) -> Any:
-    """2^(exponent - 127) as a float32."""
-    return builder.bitcast(builder.shl(exponent, _I32(23)), _F32)
-
-
-def _unpacked(context: Any, builder: Any, ty: Any, array: Any, at: Any, power: Any, factor: Any) -> Any:
-    """The sixteen numbers whose 48 bytes begin at `at`, times factor. Reads 64 bytes."""
-    data = builder.load(_place(context, builder, ty, array, at, 64, _I8), align=1)
-    # Each three bytes become the upper ones of a 32 bit number, 256 m.
-    order = [byte for k in range(16) for byte in (64, 3 * k, 3 * k + 1, 3 * k + 2)]
-    data = builder.shuffle_vector(data, _all(0, _I8, 64), ir.Constant(ir.VectorType(_I32, 64), order))
-    m = builder.sitofp(builder.bitcast(data, ir.VectorType(_I32, 16)), ir.VectorType(_F32, 16))
-    exponent = builder.zext(
-        builder.load(builder.gep(context.make_array(ty)(context, builder, array).data, [power])), _I32
-    )
-    scale = builder.fmul(factor, _power(builder, builder.sub(exponent, _I32(30))))
-    return builder.fmul(m, _everywhere(builder, scale, 16))
-
-
-@intrinsic
-def enter_packed(typingctx: Any, packed: Any, at: Any, power: Any, x: Any, x_at: Any, factor: Any, chance: Any) -> Any:
-    """As `enter`, of sixteen numbers that are kept in bytes: 48 from `at` on, and their exponent at `power`.
-
-    They are rounded up from 1 - chance / 256 on; chance is one of 0 to 255.
-    """
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        ty, array = signature.args[0], args[0]
-        words = ir.VectorType(_I32, 16)
-        z = _unpacked(context, builder, ty, array, args[1], args[2], args[5])
-        new = builder.fadd(z, builder.load(_place(context, builder, signature.args[3], args[3], args[4], 16), align=4))
-        size = builder.and_(builder.bitcast(new, words), _all(0x7FFFFFFF, _I32, 16))
-        largest = _known(builder, "llvm.vector.reduce.umax.v16i32", _I32, words)
-        exponent = builder.lshr(builder.call(largest, [size]), _I32(23))
-        exponent = builder.select(builder.icmp_unsigned("<", exponent, _I32(_LEAST)), _I32(_LEAST), exponent)
-        # 256 m with its fraction: the sixteen share their exponent, and float32 has 24 bits, so that 32 hold them.
-        scale = _everywhere(builder, _power(builder, builder.sub(_I32(284), exponent)), 16)
-        m = builder.fptosi(builder.fmul(new, scale), words)
-        most = _all(0x7FFFFF00, _I32, 16)
-        m = builder.add(builder.select(builder.icmp_signed(">", m, most), most, m), _everywhere(builder, args[6], 16))
-        order = [4 * k + byte for k in range(16) for byte in (1, 2, 3)]
-        data = builder.bitcast(m, ir.VectorType(_I8, 64))
-        data = builder.shuffle_vector(data, data, ir.Constant(ir.VectorType(_I32, 48), order))
-        builder.store(data, _place(context, builder, ty, array, args[1], 48, _I8), align=1)
-        place = builder.gep(context.make_array(ty)(context, builder, array).data, [args[2]])
-        builder.store(builder.trunc(exponent, _I8), place)
-        return context.get_dummy_value()
-
-    return types.none(packed, types.int64, types.int64, x, types.int64, types.float32, types.int32), emit
-
-
-@intrinsic
-def read_packed(typingctx: Any, out: Any, to: Any, packed: Any, at: Any, power: Any, factor: Any) -> Any:
-    """As `read`, of sixteen numbers that are kept in bytes."""
-
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        z = _unpacked(context, builder, signature.args[2], args[2], args[3], args[4], args[5])
-        builder.store(z, _place(context, builder, signature.args[0], args[0], args[1], 16), align=4)
-        return context.get_dummy_value()
-
-    return types.none(out, types.int64, packed, types.int64, types.int64, types.float32), emit
 
 
 @intrinsic
