@@ -95,20 +95,6 @@ class Engine(Stream):
         self._cursor[:] = 0
         self._recorded: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in self._sizes]
 
-    def _check(self, events: Events) -> None:
-        from gridless.streaming.loop import first_bad
-
-        pixel, time = events.pixel.numpy(), events.time.numpy()
-        row, reason = first_bad(pixel, time, *self.sensor, self.time)
-        if row >= 0:
-            before = self.time if row == 0 else time[row - 1]
-            what = (
-                f"at pixel {tuple(pixel[row].tolist())}, outside the sensor of {self.sensor[0]} x {self.sensor[1]}"
-                if reason == 1
-                else f"at {time[row]} us, before the one at {before} us"
-            )
-            raise ValueError(f"stream: event {row} of the packet is {what}: the packet was not taken")
-
     def _take(self, events: Events) -> list[Prediction]:
         self._recorded = [[] for _ in self._sizes]
         return super()._take(events)

@@ -247,19 +247,6 @@ def run(table, head, whole, weight, trace, clock, voxel, work, event, source, fe
 
 
 @njit(nogil=True, cache=True)
-def first_bad(pixel, time, width, height, before):
-    """The first event that cannot follow: its row, and 1 outside the sensor, 2 back in time; or (-1, 0)."""
-    for i in range(len(time)):
-        x, y = pixel[i, 0], pixel[i, 1]
-        if x < 0 or y < 0 or x >= width or y >= height:
-            return i, 1
-        if time[i] < before:
-            return i, 2
-        before = time[i]
-    return -1, 0
-
-
-@njit(nogil=True, cache=True)
 def fill(pixel, time, polarity, first, last, source):
     """Input events first to last as x, y, t, then their polarities."""
     count = last - first

@@ -67,9 +67,6 @@ class Stream:
         """Push the events begin to end, which lie in one window; the predictions of a stream head."""
         raise NotImplementedError
 
-    def _check(self, events: Events) -> None:
-        raise NotImplementedError
-
     def _restart(self, windows: int) -> None:
         raise NotImplementedError
 
@@ -104,10 +101,28 @@ class Stream:
             raise ValueError(f"stream: a packet is part of one recording, this one has {events.num_examples}")
         if events.polarity is None:
             raise ValueError("stream: the events of a packet need a polarity")
+        if events.padding:
+            raise ValueError(f"stream: a packet has no padding, this one has {events.padding} rows of it")
         if not len(events):
             return iter(())
-        self._check(events)
+        if events is packet:
+            self._check(events)  # what Events.of makes is checked
+        if int(events.time[0]) < self.time:
+            raise ValueError(
+                f"stream: event 0 of the packet is at {int(events.time[0])} us, before the last one at {self.time} us; "
+                "the packet was not taken"
+            )
         return iter(self._take(events))
+
+    def _check(self, events: Events) -> None:
+        """Refuse by index what `Events.check` refuses."""
+        # Imported here: compiled code takes a moment to load.
+        from gridless.structures.kernels import first_fault
+
+        kind, row = first_fault(events.pixel.numpy(), events.time.numpy(), events.splits.numpy(), *self.sensor)
+        if kind:
+            _, words = events.fault()  # type: ignore[misc]
+            raise ValueError(f"stream: event {row} of the packet {words}; the packet was not taken")
 
     def _take(self, events: Events) -> list[Prediction]:
         times = events.time.numpy()

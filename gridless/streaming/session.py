@@ -27,13 +27,6 @@ class Session(Stream):
         none = torch.zeros(0, dtype=torch.int64)
         return Events(none.view(0, 2).int(), none, none.bool(), torch.zeros(2, dtype=torch.int64), self.sensor)
 
-    def _check(self, events: Events) -> None:
-        events.check("stream")
-        if int(events.time[0]) < self.time:
-            raise ValueError(
-                f"stream: event 0 of the packet is at {int(events.time[0])} us, before the last one at {self.time} us"
-            )
-
     @torch.no_grad()
     def _advance(self, events: Events, begin: int, end: int) -> list[Prediction]:
         head, memory = self.model.head, self._layers

@@ -233,9 +233,8 @@ class FoldedHead:
         # Columns as in the table: eights first, then whole vectors, which may be shorter than eight.
         matrix = fill(array_of(weight * before[:, None]), 8, c, row["c"]).reshape(-1, row["c"])
         row["matrix"] = flat.add("weight", panels_of(matrix, lane))
-        row["empty"] = flat.add(
-            "weight", columns_of(fill(array_of(total.flatten(0, 2)), t * h * w // 8, row["c"]), lane)
-        )
+        sums = fill(array_of(total.flatten(0, 2)), t * h * w // 8, row["c"])
+        row["empty"] = flat.add("weight", columns_of(sums, lane))
         row["scale"] = flat.add("weight", fill(array_of(scale), row["c"]))
         row["mean_scale"] = flat.add("weight", fill(array_of(mean_scale), row["c"]))
         return weight.flatten(0, 1), (total.relu() * scale + (shift + mean_shift)).float()

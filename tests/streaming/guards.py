@@ -52,7 +52,7 @@ class Guards:
         return room[ZONE:-ZONE]
 
     def engine(self, *arguments: object, **options: object) -> Engine:
-        """An engine whose every array lies between guard zones. Its buffers begin as NaN, or as numbers out of range."""
+        """An engine whose every array lies between guard zones. Its buffers begin as NaN, or as large numbers."""
         self.places, self.zones = {}, []
         engine = Engine(*arguments, **options)  # type: ignore[arg-type]
         depth = len(engine._sizes)

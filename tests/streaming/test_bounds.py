@@ -67,10 +67,11 @@ def examine(monkeypatch, model, count, seed, cuts, order):
     assert all(torch.equal(a, b) for a, b in zip(whole[1], levels, strict=True))
 
 
-# Fewer where they are compiled for another CPU, slowly.
-@settings(
-    max_examples=12 if "NUMBA_CPU_NAME" in os.environ else 40, deadline=None, derandomize=True, phases=[Phase.generate]
-)
+# Fewer where kernels are compiled for another CPU: those are slow.
+EXAMPLES = 12 if "NUMBA_CPU_NAME" in os.environ else 30
+
+
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(sizes(), st.integers(1, 900), st.integers(0, 99), st.data(), st.sampled_from([None, "input", "output"]))
 def test_any_network_stays_inside_its_buffers_and_no_cut_changes_a_bit(options, count, seed, data, order):
     cuts = data.draw(st.sets(st.integers(1, count), max_size=6)) - {count}
@@ -96,7 +97,7 @@ def test_guards_notice_a_write_beside_a_buffer(monkeypatch):
 
 
 def test_vectors_of_another_cpu_stay_inside_their_buffers_too(tmp_path):
-    """The same tests compiled for the other kind of CPU: without wide vectors, or where this one has none, with them."""
+    """The same tests compiled for the other kind of CPU: without wide vectors, or with them where this one has none."""
     x86 = platform.machine() in ("x86_64", "AMD64")
     # Elsewhere than on x86 the name of the feature only chooses vectors of 64 bytes, which LLVM takes apart.
     other = ("x86-64", "") if x86 else ("generic", "+avx512f")

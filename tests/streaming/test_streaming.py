@@ -123,7 +123,7 @@ def test_a_voxel_head_of_any_depth_answers_at_any_moment(levels, pooled):
     assert_close(engine.predict(), batch(model, events)[2], 1e-5)
 
 
-@pytest.mark.parametrize("kind", ["outside", "back in time", "before the last"])
+@pytest.mark.parametrize("kind", ["outside", "back in time", "before the last", "padded"])
 @pytest.mark.parametrize("make", [Engine, Session])
 def test_a_bad_packet_is_refused_whole_and_leaves_the_stream_as_it_was(kind, make):
     model = network("n_mnist", head="stream", width=8)
@@ -137,12 +137,26 @@ def test_a_bad_packet_is_refused_whole_and_leaves_the_stream_as_it_was(kind, mak
         pixel[31, 0] = 34
     elif kind == "back in time":
         time[31] = time[30] - 1
-    else:
+    elif kind == "before the last":
         time -= time[0] - events.time[199] + 1
-    with pytest.raises(ValueError, match=r"event 31|event 0|row 31"):
-        engine(gl.Events(pixel, time, bad.polarity, bad.splits, bad.sensor).trusted())
+    padding = 3 * (kind == "padded")
+    splits = torch.tensor([0, len(time) - padding])
+    bad = gl.Events(pixel, time, bad.polarity, splits, bad.sensor, padding=padding).trusted()
+    with pytest.raises(ValueError, match=r"event 31|event 0|3 rows of it"):
+        engine(bad)
     after = engine.state_dict()
     assert all(torch.equal(before[k], after[k]) for k in before)
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
+@pytest.mark.parametrize("make", [Engine, Session])
+def test_negative_times_are_refused(make, head):
+    engine = make(network("n_mnist", head=head, width=4, levels=1, duration=10**6))
+    events = busy("plain", (34, 34), 20)
+    early = gl.Events(events.pixel, events.time - 10**6, events.polarity, events.splits, events.sensor)
+    with pytest.raises(ValueError, match="event 0 of the packet has the negative time"):
+        engine(early)
+    assert engine.events_seen == 0
 
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])
