@@ -19,6 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from gridless.structures import Events
+from gridless.structures.events import as_repairs
 
 
 @dataclass(frozen=True)
@@ -259,6 +260,35 @@ class FirstMicroseconds(EventTransform):
 
     def apply(self, events: Events, generator: Generator | None) -> Events:
         return events.select(events.time - first_times(events) < self.duration)
+
+
+@dataclass(frozen=True)
+class Crop(EventTransform):
+    """The part of the sensor of `width` x `height` pixels whose first one is (x, y); events outside it are left out."""
+
+    x: int
+    y: int
+    width: int
+    height: int
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        pixel = events.pixel - torch.tensor([self.x, self.y], dtype=torch.int32, device=events.device)
+        limit = torch.tensor([self.width, self.height], device=events.device)
+        inside = ((pixel >= 0) & (pixel < limit)).all(1)
+        return replaced(events, pixel=pixel, sensor=(self.width, self.height)).select(inside)
+
+
+@dataclass(frozen=True)
+class Repair(EventTransform):
+    """Repairs by name, as of `Events.of`: "unwrap", "drop", "hold", "sort", "shift"; what is still wrong is refused."""
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", as_repairs(self.names))
+
+    def apply(self, events: Events, generator: Generator | None) -> Events:
+        return Events.of(events, repair=self.names)
 
 
 @dataclass(frozen=True)

@@ -4,39 +4,60 @@ The byte stream is a sequence of frames, little-endian: the four bytes GLE1, a u
 number of events as a uint32, then 16 bytes per event: int64 time in microseconds, uint16 x, uint16 y, uint8 polarity
 (1 is ON), and three bytes of no meaning. Over UDP one datagram is one frame. Events are in order of time, within a
 frame and from frame to frame.
+
+Every source takes `sensor`, the size of the camera, and `fit`, what is done to its events before they are packets (see
+`Fit`); without it they are packets as they are.
 """
 
 from __future__ import annotations
 
-import queue
 import socket
 import struct
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from gridless.augment.events import Crop, PoolPixels
 from gridless.structures import Events
 
 MAGIC = b"GLE1"
 RECORD = np.dtype([("t", "<i8"), ("x", "<u2"), ("y", "<u2"), ("p", "u1"), ("pad", "V3")])
 HEADER = struct.Struct("<4sII")
 MOST = 1 << 20  # events per frame
+SIDE = 1 << 16  # pixels along a side of the largest sensor that frames can tell of
+
+# Microseconds by which a socket's times may jump.
+JUMP = 10_000_000
+
+# Frames that can have been lost at once; numbers that are further apart were counted by another sender.
+GAP = 1 << 20
 
 
 def encode(events: Events, number: int = 0) -> bytes:
     """One frame."""
-    if len(events) > MOST:
-        raise ValueError(f"a frame holds at most {MOST} events, not {len(events)}: send several")
+    end = len(events) - events.padding
+    if end > MOST:
+        raise ValueError(f"a frame holds at most {MOST} events, not {end}: send several")
+    if events.num_examples != 1:
+        raise ValueError(f"a frame is part of one recording, not of {events.num_examples}: encode them one by one")
     if events.polarity is None:
         raise ValueError("only events with a polarity can be sent")
-    record = np.zeros(len(events), RECORD)
-    record["t"], record["p"] = events.time.numpy(), events.polarity.numpy()
-    record["x"], record["y"] = events.pixel.numpy().T
-    return HEADER.pack(MAGIC, number & 0xFFFFFFFF, len(events)) + record.tobytes()
+    events.check("encode")
+    pixel = events.pixel[:end].numpy()
+    if end and pixel.max() >= SIDE:
+        row = int((pixel >= SIDE).any(1).argmax())
+        raise ValueError(
+            f"encode: event {row} is at pixel {tuple(pixel[row].tolist())}, but a frame has 16 bits for x and for y: "
+            "crop or pool the events first (gl.augment.Crop, gl.augment.PoolPixels)"
+        )
+    record = np.zeros(end, RECORD)
+    record["t"], record["p"] = events.time[:end].numpy(), events.polarity[:end].numpy()
+    record["x"], record["y"] = pixel.T
+    return HEADER.pack(MAGIC, number & 0xFFFFFFFF, end) + record.tobytes()
 
 
 def _header(data: bytes, where: str) -> tuple[int, int]:
@@ -52,62 +73,142 @@ def _events(data: bytes, sensor: tuple[int, int]) -> Events:
     return Events.of(np.frombuffer(data, RECORD)[["x", "y", "t", "p"]], sensor=sensor)
 
 
+def _as_it_is(events: Events) -> Events:
+    return events
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Events of a camera as events of a network with another sensor.
+
+    Camera pixel `crop` (x, y) becomes the network's pixel (0, 0), and `pool` x `pool` camera pixels become one. Events
+    that then lie outside the network's sensor are left out where `crop` or `drop` says so, and are refused otherwise.
+    """
+
+    sensor: tuple[int, int]
+    crop: tuple[int, int] | None = None
+    pool: int = 1
+    drop: bool = False
+
+    def __call__(self, events: Events) -> Events:
+        width, height = (self.pool * side for side in self.sensor)
+        part = Crop(*(self.crop or (0, 0)), width, height)(events)
+        if len(part) < len(events) and self.crop is None and not self.drop:
+            x, y = (int(v) for v in events.pixel.amax(0))
+            raise ValueError(
+                f"events reach to pixel ({x}, {y}), outside the {width} x {height} pixels that the network sees: "
+                "choose its part of the sensor with --crop X,Y, make N x N pixels one with --pool N, or leave out "
+                "what is outside with --repair drop"
+            )
+        return PoolPixels(self.pool)(part) if self.pool > 1 else part
+
+
 def recording(
-    path: str | Path, sensor: tuple[int, int], packet: int = 1000, realtime: bool = False
+    path: str | Path,
+    sensor: tuple[int, int] | None,
+    packet: int = 1000,
+    realtime: bool = False,
+    repair: str | Sequence[str] = (),
+    fit: Callable[[Events], Events] = _as_it_is,
 ) -> Iterator[Events]:
-    """A recorded file in packets of `packet` microseconds; with `realtime`, each when its time has come."""
+    """A recorded file in packets of `packet` microseconds; with `realtime`, each when its time has come.
+
+    `sensor`: None for what the file says. `repair`: as of `gl.read_events`.
+    """
     from gridless.data import read_events
 
-    events = read_events(path, sensor=sensor)
-    if not len(events):
-        return
+    events = fit(read_events(path, sensor, repair))
     times = events.time.numpy()
-    begin, first = time.monotonic(), int(times[0])
-    edges = np.searchsorted(times, np.arange(first + packet, int(times[-1]) + packet + 1, packet))
+    begin, first = time.monotonic(), int(times[0]) if len(times) else 0
     at = 0
-    for edge in edges.tolist():
-        if edge == at:
-            continue
+    while at < len(times):
+        # Packets without events are passed over.
+        edge = first + (int(times[at]) - first) // packet * packet + packet
+        end = len(times) if edge > int(times[-1]) else int(np.searchsorted(times, edge))
         if realtime:
             # A packet exists once its last event has happened.
-            time.sleep(max(0.0, (int(times[edge - 1]) - first) * 1e-6 - (time.monotonic() - begin)))
-        yield events[at:edge]
-        at = edge
+            time.sleep(max(0.0, (int(times[end - 1]) - first) * 1e-6 - (time.monotonic() - begin)))
+        yield events[at:end]
+        at = end
 
 
-def frames(stream: BinaryIO, sensor: tuple[int, int], name: str = "standard input") -> Iterator[Events]:
+def frames(
+    stream: BinaryIO,
+    sensor: tuple[int, int],
+    name: str = "standard input",
+    fit: Callable[[Events], Events] = _as_it_is,
+) -> Iterator[Events]:
     """Frames one behind the other, until the stream ends. One that is cut off is an error."""
     at = 0
     while header := stream.read(HEADER.size):
         if len(header) < HEADER.size:
             raise ValueError(f"{name}: ends inside a frame's header, at byte {at}")
-        _, count = _header(header, f"{name}, byte {at}")
+        number, count = _header(header, f"{name}, byte {at}")
         data = stream.read(count * RECORD.itemsize)
         if len(data) < count * RECORD.itemsize:
             raise ValueError(f"{name}: ends inside a frame of {count} events, at byte {at}")
+        try:
+            events = fit(_events(data, sensor))
+        except ValueError as error:
+            raise ValueError(f"{name}, byte {at}: frame {number}: {error}") from None
         at += len(header) + len(data)
-        yield _events(data, sensor)
+        yield events
+
+
+class NewStream:
+    """Comes between two packets of a source: those after it belong to another stream, whose clock began anew."""
+
+
+class _Frame(NamedTuple):
+    number: int
+    events: Events
+    first: int
+    last: int
+    heard: float
+
+    def jumps(self, before: int, heard: float, limit: int) -> bool:
+        """Whether its times are not within `limit` of a clock that showed `before` when a frame was last heard."""
+        passed = int((self.heard - heard) * 1e6)
+        return self.first < before - limit or self.last > before + passed + limit
 
 
 class Datagrams:
     """Frames from a UDP socket. Ends after `idle` seconds of silence, and never because of what was sent.
 
     What does not become a packet is counted: `lost`, frames that did not come in their turn; `late`, those that came
-    after a later one, or again; `bad`, datagrams that are no frame; `refused`, frames with an event outside the sensor
-    or before its predecessor. `reason` says what was wrong with the last of these.
+    after a later one, or again; `bad`, datagrams that are no frame; `refused`, frames with an event outside the sensor,
+    before its predecessor, or at a time that jumps. `reason` says what was wrong with the last of these.
+
+    Times jump where they go back, or further ahead than the time that has passed since the last frame, by more than
+    `jump` microseconds. Such a frame is refused by itself: the clock stays that of the frames before it. With
+    `restart`, two such frames in a row of which the second continues the first begin a new stream, as when the sender
+    was started again: `NewStream` is yielded, then the two. `restarts` counts these. (One alone is refused: a stray
+    datagram does not end a stream.)
     """
 
-    def __init__(self, host: str, port: int, sensor: tuple[int, int], idle: float | None = None) -> None:
-        self.sensor, self.idle, self.reason = sensor, idle, ""
-        self.lost = self.late = self.bad = self.refused = 0
-        self._expected: int | None = None
-        self._time = -(2**63)
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        sensor: tuple[int, int],
+        idle: float | None = None,
+        jump: int = JUMP,
+        restart: bool = False,
+        fit: Callable[[Events], Events] = _as_it_is,
+    ) -> None:
+        self.sensor, self.idle, self.jump, self.restart, self.fit = sensor, idle, jump, restart, fit
+        self.lost = self.late = self.bad = self.refused = self.restarts = 0
+        self.reason = ""
+        self._expected: int | None = None  # the number of the next frame
+        self._time: int | None = None  # of the last event that was taken
+        self._heard = 0.0  # when it was
+        self._held: _Frame | None = None  # a frame that jumps, until the next one tells what it was
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         self.socket.bind((host, port))
         self.port = self.socket.getsockname()[1]
 
-    def __iter__(self) -> Iterator[Events]:
+    def __iter__(self) -> Iterator[Events | NewStream]:
         self.socket.settimeout(self.idle)
         try:
             while True:
@@ -115,35 +216,82 @@ class Datagrams:
                     data = self.socket.recv(1 << 16)
                 except TimeoutError:
                     return
-                events = self._packet(data)
-                if events is not None:
-                    yield events
+                yield from self._packets(data)
         finally:
+            self._refuse_held()
             self.socket.close()
 
-    def _packet(self, data: bytes) -> Events | None:
-        """The events of a datagram, or None where there is nothing to take from it."""
+    def _packets(self, data: bytes) -> Iterator[Events | NewStream]:
+        """The packets that a datagram brings: none where there is nothing to take from it."""
         try:
             number = _number(data)
         except ValueError as error:
             self.bad, self.reason = self.bad + 1, str(error)
-            return None
-        ahead = 0 if self._expected is None else (number - self._expected) & 0xFFFFFFFF
-        # Numbers begin again after 2^32: the nearer way around tells what came early from what came late.
-        if ahead >= 1 << 31:
-            self.late += 1
-            return None
-        self.lost += ahead
-        self._expected = (number + 1) & 0xFFFFFFFF
+            return
         try:
             events = _events(data[HEADER.size :], self.sensor)
-            if len(events) and int(events.time[0]) < self._time:
-                raise ValueError(f"event 0 is at {int(events.time[0])} us, before the last one at {self._time} us")
+            fitted = self.fit(events)
         except ValueError as error:
-            self.refused, self.reason = self.refused + 1, f"udp: frame {number}: {error}"
-            return None
-        self._time = int(events.time[-1]) if len(events) else self._time
-        return events
+            self._refuse(number, str(error))
+            self._count(number)
+            return
+        if not len(events):
+            self._count(number)
+            return
+        frame = _Frame(number, fitted, int(events.time[0]), int(events.time[-1]), time.monotonic())
+        held = self._held
+        if self._time is not None and frame.jumps(self._time, self._heard, self.jump):
+            if held is not None and frame.first >= held.last and not frame.jumps(held.last, held.heard, self.jump):
+                self._held, self._expected, self.restarts = None, None, self.restarts + 1
+                yield NewStream()
+                yield from self._take(held)
+                yield from self._take(frame)
+                return
+            self._refuse_held()
+            if self.restart:
+                self._held = frame
+            else:
+                self._refuse(number, self._jumped(frame))
+            return
+        behind = self._behind(number)
+        if self._time is not None and frame.first < self._time and not behind:
+            self._refuse(number, f"event 0 is at {frame.first} us, before the last one at {self._time} us")
+            self._count(number)
+        elif self._time is not None and behind and frame.first <= self._time:
+            self.late += 1
+        else:
+            self._refuse_held()
+            yield from self._take(frame)
+
+    def _take(self, frame: _Frame) -> Iterator[Events]:
+        self._count(frame.number)
+        self._time, self._heard = frame.last, frame.heard
+        if len(frame.events):
+            yield frame.events
+
+    def _behind(self, number: int) -> bool:
+        # Numbers begin again after 2^32: the nearer way around tells what came early from what came late.
+        return self._expected is not None and (number - self._expected) & 0xFFFFFFFF >= 1 << 31
+
+    def _count(self, number: int) -> None:
+        """A frame that came in its turn, after those that are missing, or as the first of another count."""
+        ahead = 0 if self._expected is None else (number - self._expected) & 0xFFFFFFFF
+        self.lost += ahead if ahead < GAP else 0
+        self._expected = (number + 1) & 0xFFFFFFFF
+
+    def _refuse(self, number: int, reason: str) -> None:
+        self.refused, self.reason = self.refused + 1, f"udp: frame {number}: {reason}"
+
+    def _refuse_held(self) -> None:
+        if self._held is not None:
+            self._refuse(self._held.number, self._jumped(self._held))
+            self._held = None
+
+    def _jumped(self, frame: _Frame) -> str:
+        return (
+            f"its events are at {frame.first} to {frame.last} us, over {self.jump} us away from the last one at "
+            f"{self._time} us"
+        )
 
 
 def _number(data: bytes) -> int:
@@ -163,59 +311,23 @@ class Camera:
     `polarity_events` will do; `overflows` counts the times the computer was too slow for the camera's own queue.
     """
 
-    def __init__(self, sensor: tuple[int, int], device: Iterable[tuple[Any, Any]] | None = None) -> None:
+    def __init__(
+        self,
+        sensor: tuple[int, int],
+        device: Iterable[tuple[Any, Any]] | None = None,
+        fit: Callable[[Events], Events] = _as_it_is,
+    ) -> None:
         if device is None:
             try:
                 import neuromorphic_drivers  # pyright: ignore[reportMissingImports]
             except ImportError as error:
                 raise ImportError("cameras need neuromorphic-drivers: pip install 'gridless[camera]'") from error
             device = neuromorphic_drivers.open()
-        self.device, self.sensor, self.overflows = device, sensor, 0
+        self.device, self.sensor, self.fit, self.overflows = device, sensor, fit, 0
 
     def __iter__(self) -> Iterator[Events]:
         for _, packet in self.device:  # type: ignore[union-attr]
             lost = getattr(packet, "polarity_events_overflow_indices", None)
             self.overflows += 0 if lost is None else len(lost)
             if packet is not None and packet.polarity_events is not None and len(packet.polarity_events):
-                yield Events.of(packet.polarity_events, sensor=self.sensor)
-
-
-class Buffered:
-    """A source read by a thread of its own, with room for `room` packets.
-
-    When the reader is ahead of the consumer by that much it either waits (back-pressure, nothing is lost) or, with
-    `drop`, throws the packet away and counts it in `dropped_packets` and `dropped_events`.
-    """
-
-    def __init__(self, source: Iterable[Events], room: int = 64, drop: bool = False) -> None:
-        self.dropped_packets = self.dropped_events = 0
-        self._queue: queue.Queue[Any] = queue.Queue(room)
-        self._source, self._drop = source, drop
-        self._thread = threading.Thread(target=self._read, daemon=True, name="gridless-source")
-
-    def _read(self) -> None:
-        last: Any = None
-        try:
-            for packet in self._source:
-                if not self._drop:
-                    self._queue.put(packet)
-                    continue
-                try:
-                    self._queue.put_nowait(packet)
-                except queue.Full:
-                    self.dropped_packets += 1
-                    self.dropped_events += len(packet)
-        except BaseException as error:
-            last = error
-        self._queue.put(last)
-
-    def __iter__(self) -> Iterator[Events]:
-        self._thread.start()
-        while True:
-            item = self._queue.get()
-            if isinstance(item, Events):
-                yield item
-            elif item is None:
-                return
-            else:
-                raise item
+                yield self.fit(Events.of(packet.polarity_events, sensor=self.sensor))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,8 @@ import torch
 import gridless as gl
 from gridless.models import events as networks
 from gridless.streaming import stream
-from gridless.streaming.sources import HEADER, MAGIC, Buffered, Camera, Datagrams, encode, frames, recording
+from gridless.streaming.overload import Budget, Buffered, Overload, thinned
+from gridless.streaming.sources import HEADER, MAGIC, Camera, Datagrams, Fit, NewStream, encode, frames, recording
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +71,39 @@ def test_a_recording_comes_in_packets_of_its_own_time(events, tmp_path):
     assert all(int(p.time[-1] - p.time[0]) < 2000 for p in packets)
 
 
+def at(*times: int) -> gl.Events:
+    """Events at one pixel."""
+    pixel, polarity = torch.ones(len(times), 2, dtype=torch.int32), torch.ones(len(times), dtype=torch.bool)
+    return gl.Events(pixel, torch.tensor(times), polarity, torch.tensor([0, len(times)]), (34, 34))
+
+
+@pytest.mark.parametrize("gap", [24 * 3600 * 10**6, 10**12, 2**63 - 1])
+def test_a_recording_needs_memory_for_its_events_not_for_its_time(gap, tmp_path):
+    path = tmp_path / "two.npz"
+    gl.write_events(path, at(0, gap))
+    list(recording(path, (34, 34)))
+    tracemalloc.start()
+    packets = list(recording(path, (34, 34)))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [p.time.tolist() for p in packets] == [[0], [gap]]
+    assert most < 10**6
+
+
+def test_what_a_frame_cannot_hold_is_refused_by_name(events):
+    wide = gl.Events(torch.tensor([[1, 2], [70_000, 3]], dtype=torch.int32), torch.tensor([1, 2]),
+                     torch.tensor([True, False]), torch.tensor([0, 2]), (80_000, 10))  # fmt: skip
+    with pytest.raises(ValueError, match=r"event 1 is at pixel \(70000, 3\), but a frame has 16 bits"):
+        encode(wide)
+    with pytest.raises(ValueError, match="negative time -5"):
+        encode(at(-5, 3))
+    with pytest.raises(ValueError, match="one recording, not of 2"):
+        encode(gl.Events.of([events, events], sensor=(34, 34)))
+    padded = gl.Events(*(getattr(at(1, 2, 0), k) for k in ("pixel", "time", "polarity")), torch.tensor([0, 2]),
+                       (34, 34), padding=1)  # fmt: skip
+    assert same(next(frames(io.BytesIO(encode(padded)), (34, 34))), at(1, 2))
+
+
 def test_realtime_takes_as_long_as_the_recording(events, tmp_path):
     path = tmp_path / "glyph.npz"
     gl.write_events(path, events)
@@ -88,9 +123,9 @@ def test_datagrams_arrive_and_missing_ones_are_counted(events):
     assert source.lost == 2
 
 
-def heard(*datagrams: bytes) -> tuple[Datagrams, list[gl.Events]]:
+def heard(*datagrams: bytes, **options) -> tuple[Datagrams, list[gl.Events]]:
     """What a socket makes of these."""
-    source = Datagrams("127.0.0.1", 0, (34, 34), idle=0.5)
+    source = Datagrams("127.0.0.1", 0, (34, 34), idle=0.5, **options)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for data in datagrams:
             sender.sendto(data, ("127.0.0.1", source.port))
@@ -124,14 +159,83 @@ def test_frames_that_cannot_follow_do_not_end_a_socket(events, weights):
     back = encode(events[:50], 1)
     outside = encode(gl.Events(events.pixel[50:60] + 34, events.time[50:60], events.polarity[50:60],
                                torch.tensor([0, 10]), (90, 90)), 2)  # fmt: skip
-    mixed = encode(gl.Events(events.pixel[50:60], events.time[50:60].flip(0), events.polarity[50:60],
-                             torch.tensor([0, 10]), (34, 34)), 3)  # fmt: skip
+    whole = encode(events[50:60], 3)
+    mixed = whole[: HEADER.size] + whole[-16:] + whole[HEADER.size : -16]
     source, packets = heard(encode(events[:50], 0), back, outside, mixed, encode(events[50:], 4))
     assert same(joined(packets), events)
     assert (source.lost, source.late, source.bad, source.refused) == (0, 0, 0, 3)
     engine = stream(gl.load(weights))
     for packet in packets:
         engine(packet)
+
+
+FAR = 2**63 - 1
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("stray", [(FAR,), (50, FAR), (10**9,)])
+def test_one_datagram_from_the_far_future_is_refused_alone(stray, restart):
+    frames = [encode(at(k), k) for k in range(60, 64)]
+    source, packets = heard(frames[0], encode(at(*stray), 60), *frames[1:], restart=restart)
+    assert [p.time.tolist() for p in packets] == [[60], [61], [62], [63]]
+    assert (source.lost, source.late, source.bad, source.refused, source.restarts) == (0, 0, 0, 1, 0)
+    assert f"{stray[-1]} us, over 10000000 us away from the last one at 60 us" in source.reason
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (101, 102, 103)])
+def test_a_sender_that_starts_again_begins_a_new_stream_or_is_refused(numbers):
+    old = [encode(at(10**9 + k), 98 + k) for k in range(3)]
+    new = [encode(at(k), number) for k, number in enumerate(numbers)]
+    source, packets = heard(*old, *new, restart=True)
+    assert [type(p) is NewStream or p.time.item() for p in packets] == [*range(10**9, 10**9 + 3), True, 0, 1, 2]
+    assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 0, 1)
+    source, packets = heard(*old, *new)
+    assert len(packets) == 3
+    assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 3, 0)
+
+
+def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket_that_may_restart():
+    _, packets = heard(encode(at(FAR), 7), *(encode(at(k), k) for k in range(3)), restart=True)
+    assert [type(p) is NewStream or p.time.item() for p in packets] == [FAR, True, 0, 1, 2]
+
+
+def test_a_counter_that_begins_anew_while_time_goes_on_is_followed():
+    source, packets = heard(encode(at(5), 500), encode(at(6), 0), encode(at(7), 1), encode(at(8), 2**30))
+    assert [p.time.item() for p in packets] == [5, 6, 7, 8]
+    assert (source.lost, source.late, source.refused) == (0, 0, 0)
+
+
+def test_a_new_stream_parts_the_packets_around_it(events):
+    parts = [events[:10], events[10:20], NewStream(), events[:10], events[10:20]]
+    found = list(Buffered(iter(parts)))
+    cut = [type(p) for p in found].index(NewStream)
+    assert same(joined(found[:cut]), events[:20])
+    assert same(joined(found[cut + 1 :]), events[:20])
+
+
+def test_thinning_is_even_and_counted(events):
+    kept = thinned(events[:1000], 100)
+    assert torch.equal(kept.time, events.time[0:1000:10])
+    assert len(thinned(events[:10], 10)) == 10
+    source = Buffered(iter([events[:500], events[500:1000]]), Overload.thin)
+    source._budget.events = 100
+    got = sum(map(len, source))
+    assert source.thinned_events > 0
+    assert got + source.thinned_events == 1000
+
+
+def test_the_budget_of_thinning_follows_what_packets_cost():
+    budget = Budget(0.0025)
+    budget.spent(3, 0.0001)
+    assert budget.events > 10**9, "a small packet in good time tells nothing"
+    budget.spent(10_000, 0.010)
+    assert budget.events == 2500
+    budget.spent(100, 0.0001)
+    assert budget.events == 2500
+    budget.spent(2500, 0.00125)
+    assert budget.events == 5000
+    budget.spent(5000, 10.0)
+    assert budget.events == 1
 
 
 def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events):
@@ -145,8 +249,8 @@ def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events):
             got += len(packet)
         return got
 
-    assert consume(Buffered(iter(packets), room=4)) == 400
-    dropping = Buffered(iter(packets), room=4, drop=True)
+    assert consume(Buffered(iter(packets), room=40)) == 400
+    dropping = Buffered(iter(packets), Overload.drop, room=40)
     got = consume(dropping)
     assert dropping.dropped_events > 0
     assert got + dropping.dropped_events == 400
@@ -233,9 +337,9 @@ def test_the_command_listens_to_a_socket(events, weights):
     stop.set()
     assert "class" in json.loads(first)
     _, errors = child.communicate(timeout=100)
-    assert child.returncode == 0
+    assert child.returncode == 3, "some datagrams were no frames"
     assert b"lost 0, late 0, bad " in errors
-    assert b"refused 0\nnot taken: udp: a datagram of 8 bytes is no frame" in errors
+    assert b"refused 0, restarts 0\nnot taken: udp: a datagram of 8 bytes is no frame" in errors
 
 
 @pytest.mark.parametrize("source", ["file", "-"])
@@ -271,6 +375,8 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(events, weights,
         (["--weights", "modelnet40-small", "--input", "-"], "PointResNet is not an event network"),
         (["--weights", "{weights}", "--input", "-", "--packet", "0"], "--packet"),
         (["--weights", "{weights}", "--input", "-", "--packet", "-5"], "--packet"),
+        (["--weights", "{weights}", "--input", "-", "--crop", "5"], "--crop takes two whole numbers X,Y"),
+        (["--weights", "{weights}", "--input", "-", "--repair", "sort"], "--repair sort is for recordings"),
     ],
 )
 def test_what_the_command_cannot_do_is_one_line(weights, words, message):
@@ -278,3 +384,51 @@ def test_what_the_command_cannot_do_is_one_line(weights, words, message):
     assert done.returncode in (1, 2)
     assert message in done.stderr.decode()
     assert "Traceback" not in done.stderr.decode()
+
+
+def test_closed_standard_streams_are_named(weights):
+    words = [sys.executable, "-m", "gridless", "stream", "--weights", weights, "--input", "-"]
+    for close, message in (("<&-", b"standard input is closed"), (">&-", b"standard output is closed")):
+        done = subprocess.run(["sh", "-c", f'"$@" {close}', "sh", *words], capture_output=True, timeout=100)
+        assert done.returncode == 1
+        assert message in done.stderr
+
+
+def test_a_larger_camera_is_cropped_pooled_or_dropped(events, weights, tmp_path):
+    """The network's 34 x 34 pixels lie at (100, 60) of the camera, each of them 2 x 2."""
+    path = tmp_path / "large.npz"
+    pixel = 2 * events.pixel + torch.tensor([100, 60], dtype=torch.int32)
+    gl.write_events(path, gl.Events(pixel, events.time, events.polarity, events.splits, (346, 260)))
+    expected = stream(gl.load(weights))
+    expected(events)
+    live = stream(gl.load(weights))
+    for packet in recording(path, None, fit=Fit((34, 34), crop=(100, 60), pool=2)):
+        live(packet)
+    assert torch.equal(live.predict(), expected.predict())
+    remedy = r"outside the 34 x 34 pixels .* --crop X,Y, .* --pool N, .* --repair drop"
+    with pytest.raises(ValueError, match=remedy):
+        list(recording(path, None, fit=Fit((34, 34))))
+    assert sum(map(len, recording(path, None, fit=Fit((34, 34), drop=True)))) == 0
+    assert sum(map(len, recording(path, None, fit=Fit((34, 34), pool=8)))) == len(events)
+    done = run("stream", "--weights", weights, "--input", str(path), "--crop", "100,60", "--pool", "2", "--quiet")
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert last["class"] == f"digit {int(expected.predict().argmax())}"
+
+
+def test_lag_is_never_negative_and_statistics_tell_the_clocks_apart(events, monkeypatch):
+    """A sensor whose clock runs twice as fast as ours, and stands still, and runs slower."""
+    from gridless.streaming import command
+
+    now = 100.0
+    monkeypatch.setattr(command.time, "perf_counter", lambda: now)
+    meter = command.Meter(True, dict)
+    for sensor, step in ((0, 0.125), (250_000, 0.125), (500_000, 0.125), (500_000, 0.5), (625_000, 1.0)):
+        begin = now
+        now += step
+        meter.tick(at(sensor), begin, begin)
+        assert meter.lag >= step
+    assert "0.625 s of sensor time in 1.875 s" in meter.line()
+    meter.restart()
+    meter.tick(at(0), now, now)
+    assert meter.lag == pytest.approx(0.0)
