@@ -282,7 +282,7 @@ class Crop(EventTransform):
 class Repair(EventTransform):
     """Repairs by name, as of `Events.of`: "unwrap", "drop", "hold", "sort", "shift"; what is still wrong is refused."""
 
-    names: tuple[str, ...]
+    names: str | tuple[str, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", as_repairs(self.names))

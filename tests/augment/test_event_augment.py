@@ -45,6 +45,8 @@ ALL = [
     ev.ToOrigin(),
     ev.FirstEvents(100),
     ev.FirstMicroseconds(50_000),
+    ev.Crop(3, 2, 20, 10),
+    ev.Repair("sort"),
     ev.PoolPixels(2),
     ev.Recentre(),
     ev.StartAtZero(),
@@ -164,6 +166,27 @@ def test_translation_reaches_every_whole_offset_equally():
     counts = torch.bincount(pixel[:, 0].long())[7:]
     assert len(counts) == 7
     assert counts.min() > 400
+
+
+def test_a_crop_is_a_part_of_the_sensor_with_its_events():
+    pixel = torch.tensor([[9, 5], [10, 5], [10, 4], [29, 14], [30, 14], [29, 15]], dtype=torch.int32)
+    events = gl.Events(pixel, torch.arange(6), torch.ones(6, dtype=torch.bool), torch.tensor([0, 6]), (40, 30))
+    part = ev.Crop(10, 5, 20, 10)(events)
+    assert part.sensor == (20, 10)
+    assert part.pixel.tolist() == [[0, 0], [19, 9]]
+    assert part.time.tolist() == [1, 3]
+
+
+def test_repairs_are_those_of_the_reader():
+    events = gl.Events(
+        torch.tensor([[1, 1], [50, 1], [2, 2]], dtype=torch.int32), torch.tensor([7, 8, 3]),
+        torch.ones(3, dtype=torch.bool), torch.tensor([0, 3]), (40, 30),
+    )  # fmt: skip
+    assert ev.Repair(("drop", "sort"))(events).time.tolist() == [3, 7]
+    with pytest.raises(ValueError, match="outside the sensor"):
+        ev.Repair("sort")(events)
+    with pytest.raises(ValueError, match="unknown repair 'mend'"):
+        ev.Repair("mend")
 
 
 def test_pooling_and_recentring_follow_the_authors():
