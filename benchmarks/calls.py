@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def main() -> None:
         rows[f"{name}: first plan and step, s"] = {"plan_s": first_plan, "step_s": first_step}
         print(f"{name}: the first plan {first_plan:.2f} s, the first step {first_step:.2f} s", flush=True)
         row(f"{name}: plan of 128 clouds", loop.plan)
-        row(f"{name}: step, batch 128", lambda: loop.step(geometry))
+        row(f"{name}: step, batch 128", partial(loop.step, geometry))
         varied = Loop(loop.model, clouds, device, sizes=True)
         row(f"{name}: plan, other sizes each time", varied.plan)
         slow, times = 0, []
