@@ -89,9 +89,11 @@ def natural(*dtypes: np.dtype) -> np.dtype:
 
 def plain(column: np.ndarray) -> np.ndarray:
     """In memory of its own and in a type that every operation of torch knows."""
-    kind = {"f2": "f4", "f16": "f8", "u2": "i4", "u4": "i8", "u8": "f8" if (column > 2**63 - 1).any() else "i8"}
     name = column.dtype.str[1:]
-    return np.array(column, kind.get(name, name), order="C")
+    if name == "u8":
+        return np.array(column, "f8" if (column > 2**63 - 1).any() else "i8", order="C")
+    wider = {"f2": "f4", "f16": "f8", "u2": "i4", "u4": "i8"}
+    return np.array(column, wider.get(name, name), order="C")
 
 
 def numbers(source: Source, body: bytes, line: int, width: int | None = None, delimiter: str | None = None):

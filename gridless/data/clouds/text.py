@@ -91,7 +91,7 @@ def _by_name(source: Source, names: list[str], table: np.ndarray) -> Points:
             if not whole or not (np.abs(row) < 2**53).all():
                 raise source.error(f"the column {name!r} holds something that is no whole number")
             points.rows[name] = row.astype(np.int64)
-        elif name == "rgb":
+        elif name == "rgb" and row.ndim == 2:
             colour = whole and row.min(initial=0) >= 0 and row.max(initial=0) <= 255
             points.rows[name] = row.astype(np.uint8 if colour else np.float32)
         elif name == "normal":
