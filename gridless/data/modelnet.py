@@ -26,7 +26,9 @@ from gridless.augment.points import PointTransform
 from gridless.data import splits
 from gridless.data.cloud_cache import Clouds, cached
 from gridless.data.formats.base import FormatError
+from gridless.data.limits import Limits
 from gridless.data.meshes import sample_mesh
+from gridless.data.numpy_files import arrays_of
 from gridless.data.seeds import seed_of, seeded
 from gridless.structures import Cloud
 
@@ -212,11 +214,13 @@ def _read_pack(path: Path, part: str, points: int) -> Clouds:
     if part == "test":
         raise FileNotFoundError(f"ModelNet40: {path} holds training shapes only: test with one of the releases")
     try:
-        with np.load(path, allow_pickle=False) as pack:
-            packed, label = pack["packed"], pack["label"].astype(np.int64)
-            scale, names = np.float32(pack["scale"]), [name.decode() for name in pack["class_names"]]
+        pack = arrays_of(Limits(path))
+        packed, label = pack["packed"], pack["label"].astype(np.int64)
+        scale, names = np.float32(pack["scale"]), [name.decode() for name in pack["class_names"]]
         triples = packed.reshape(len(label), -1, 3).astype(np.uint16)  # two numbers of 12 bits in three bytes
-    except Exception as error:  # of a damaged archive, or of arrays of other types and shapes
+    except FormatError:
+        raise
+    except Exception as error:  # arrays of other types and shapes
         raise FormatError(path, f"not a whole pack of ModelNet40: {error}") from None
     if triples.shape[1] * 2 < points * 3 or names != list(CLASS_NAMES):
         raise FormatError(path, f"holds {triples.shape[1] * 2 // 3} points of each shape, not {points}: ask for fewer")

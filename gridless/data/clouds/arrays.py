@@ -6,22 +6,21 @@ y, z and others. An archive: `coords`, `xyz`, `points` or `pos` (S, D), or x, y,
 
 from __future__ import annotations
 
-import io
-import zipfile
-
 import numpy as np
 
 from gridless.data.clouds.base import Points, Source, named, natural, plain
-from gridless.data.errors import FormatError
-from gridless.data.formats.npy import NPY, _array
+from gridless.data.numpy_files import NPY, array_of, arrays_of
 
 COORDS = ("coords", "xyz", "points", "pos")
 
 
 def read(source: Source) -> Points:
     if source.data.startswith(NPY):
-        return _one(source, _array(source, source.data, 0))  # type: ignore[arg-type]
-    arrays = _members(source)
+        return _one(source, array_of(source.limits, source.data))
+    found = arrays_of(source.limits)
+    arrays = {name.lower(): array for name, array in found.items()}
+    if len(arrays) < len(found):
+        raise source.error("two arrays have the same name but for capitals")
     if not arrays:
         raise source.error("holds no points: the archive has no arrays")
     if len(arrays) == 1:
@@ -43,24 +42,6 @@ def read(source: Source) -> Points:
     if twice:
         raise source.error(f"two arrays are called {twice.pop()!r}")
     return points._replace(rows=points.rows | {name: plain(array) for name, array in arrays.items()})
-
-
-def _members(source: Source) -> dict[str, np.ndarray]:
-    """The arrays of an archive, by their names in lower case."""
-    arrays = {}
-    try:
-        with zipfile.ZipFile(io.BytesIO(source.data)) as archive:
-            for info in archive.infolist():
-                name, at = info.filename.removesuffix(".npy").lower(), info.header_offset
-                if name in arrays or info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise source.error(f"a second array {name[:40]!r}, or one packed as NumPy never does", at)
-                source.limits.unpacked(info.filename[:40], info.file_size, at)
-                arrays[name] = _array(source, archive.read(info), at)  # type: ignore[arg-type]
-    except FormatError:
-        raise
-    except Exception as error:  # zipfile and zlib raise many kinds
-        raise source.error(f"a broken archive: {str(error)[:200]}") from None
-    return arrays
 
 
 def _one(source: Source, array: np.ndarray) -> Points:

@@ -5,16 +5,14 @@ Fields and names as `Events.of` knows them. An `.npz` may say its `sensor`, (wid
 
 from __future__ import annotations
 
-import io
-import math
-import zipfile
+from collections.abc import Collection
 
 import numpy as np
 
 from gridless.data.formats.base import File, FormatError, Recording
+from gridless.data.numpy_files import NPY, ZIP, array_of, arrays_of
 from gridless.structures.events import ALIASES, _columns
 
-NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
 FIELDS = {alias for aliases in ALIASES.values() for alias in aliases}
 
 
@@ -24,8 +22,8 @@ def sniff(head: bytes) -> bool:
 
 def read(file: File) -> Recording:
     if file.bytes(0, 6) == NPY:
-        return recording_of(file, _array(file, file.data.data, 0))
-    arrays = _members(file)
+        return recording_of(file, array_of(file.limits, file.data.data))
+    arrays = arrays_of(file.limits, _chosen)
     size = arrays.pop("sensor", None)
     sensor = None
     if size is not None:
@@ -51,40 +49,7 @@ def recording_of(
     return Recording(pixel, time, polarity, sensor)
 
 
-def _array(file: File, data: bytes | memoryview, at: int) -> np.ndarray:
-    """One array, whose header may not promise more than the bytes hold."""
-    # A header is at most 10,000 bytes long, or NumPy refuses it.
-    stream = io.BytesIO(data[: 1 << 14])
-    try:
-        version = np.lib.format.read_magic(stream)
-        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = header(stream)
-    except Exception as error:
-        raise file.error(f"not a NumPy array: {str(error)[:200]}", at) from None
-    start, count = stream.tell(), math.prod(shape)
-    if dtype.hasobject:
-        raise file.error("holds Python objects, which are never unpickled: save plain numbers", at)
-    if any(n < 0 for n in shape) or dtype.itemsize == 0 or count * dtype.itemsize != len(data) - start:
-        raise file.error(f"the header promises {shape} of {dtype}, but {len(data) - start} bytes follow", at + start)
-    return np.frombuffer(data, dtype, count, start).reshape(shape, order="F" if fortran else "C")
-
-
-def _members(file: File) -> dict[str, np.ndarray]:
-    """The arrays of an archive: those with the names of fields, or else the only one; and the sensor."""
-    arrays = {}
-    try:
-        with zipfile.ZipFile(file.path) as archive:
-            members = {info.filename[:-4]: info for info in archive.infolist() if info.filename.endswith(".npy")}
-            others = [name for name in members if name != "sensor" and name.lower() not in FIELDS]
-            if len(members.keys() - {"sensor"}) != 1:
-                members = {name: info for name, info in members.items() if name not in others}
-            for name, info in members.items():
-                if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-                    raise file.error(f"{info.filename} is packed as NumPy never does", info.header_offset)
-                file.limits.unpacked(info.filename, info.file_size, info.header_offset)
-                arrays[name] = _array(file, archive.read(info), info.header_offset)
-    except FormatError:
-        raise
-    except Exception as error:
-        raise file.error(f"a broken archive: {str(error)[:200]}") from None
-    return arrays
+def _chosen(names: Collection[str]) -> list[str]:
+    """Arrays with the names of fields, or else the only one; and the sensor."""
+    fields = [name for name in names if name == "sensor" or name.lower() in FIELDS]
+    return list(names) if len(set(names) - {"sensor"}) == 1 else fields
