@@ -49,7 +49,7 @@ def arrays_of(
                     raise FormatError(limits.path, f"{info.filename} is packed as NumPy never does", at)
                 limits.unpacked(info.filename, info.file_size, at)
                 arrays[name] = array_of(limits, archive.read(info), at)
-    except FormatError:
+    except (FormatError, MemoryError):
         raise
     except Exception as error:
         raise FormatError(limits.path, f"a broken archive: {str(error)[:200]}") from None
