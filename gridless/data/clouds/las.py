@@ -192,7 +192,7 @@ def _check_chunk(source: Source, at: int, length: int, points: int, size: int, i
 
 
 def _foreign(source: Source, error: BaseException, at: int) -> BaseException:
-    """What the decoder raises, its panics among them, as our error; interrupts and lack of memory stay what they are."""
+    """What the decoder raises, its panics too, as our error; interrupts and lack of memory stay what they are."""
     if isinstance(error, MemoryError) or not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
         return error
     return source.error(f"the compressed points are damaged: {str(error)[:200]}", at)
