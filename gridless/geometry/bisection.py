@@ -27,7 +27,6 @@ from gridless.geometry.vectors import (
     prefetch,
     scan_ball,
     size_of,
-    squared_distance,
     store_id,
 )
 
@@ -121,15 +120,20 @@ def _scan_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, fi
 
 @njit(nogil=True, cache=True)
 def _count_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, limit, count):
+    """Count the sources of every target of a leaf; with a limit, no farther than to it."""
     size, ids = size_of(reach), t_at + len(axes) * t_stride
+    step = 1024 if limit > 0 else s_count
     for k in range(t_count):
         point = load_point(t_at + k * size, t_stride, axes, reach)
-        hits = count_ball(s_at, s_stride, s_count, point, reach)
+        hits, at = 0, 0
+        while at < s_count and (limit == 0 or hits < limit):
+            hits += count_ball(s_at + at * size, s_stride, min(step, s_count - at), point, reach)
+            at += step
         count[np.uint64(load_id(ids + 4 * k) - first)] = min(hits, limit) if limit > 0 else hits
 
 
 @njit(nogil=True, cache=True)
-def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, limit, found, begin, out):
+def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, found, begin, out):
     """Write the row of every target of a leaf where it begins in `out`."""
     if s_count + 32 > len(found):
         return MORE_FOUND
@@ -143,8 +147,6 @@ def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, fi
         point = load_point(t_at + k * size, t_stride, axes, reach)
         hits = scan_ball(s_at, s_stride, s_count, point, reach, row)
         to = base + 4 * begin[np.uint64(load_id(ids + 4 * k) - first)]
-        if limit > 0 and hits > limit:
-            hits = _nearest(s_at, s_stride, s_count, point, reach, hits, limit, row)
         if hits < 16:
             for n in range(hits):
                 store_id(to + 4 * n, load_id(row + 4 * n))
@@ -153,27 +155,6 @@ def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, fi
                 copy_vector(row + 4 * n, to + 4 * n)
             copy_vector(row + 4 * (hits - 16), to + 4 * (hits - 16))
     return 0
-
-
-@njit(nogil=True, cache=True)
-def _nearest(s_at, s_stride, s_count, point, reach, hits, limit, row):
-    """Of the ids at `row` keep the `limit` nearest, of equally near ones the first."""
-    distance = np.empty(hits, type(reach))
-    size, n = size_of(reach), 0
-    for k in range(s_count):
-        d2 = squared_distance(s_at + k * size, s_stride, point)
-        if d2 <= reach:
-            distance[n] = d2
-            n += 1
-    last = np.partition(distance, limit - 1)[limit - 1]
-    ties, n = limit - np.sum(distance < last), 0
-    for k in range(hits):
-        tie = distance[k] == last and ties > 0
-        if distance[k] < last or tie:
-            store_id(row + 4 * n, load_id(row + 4 * k))
-            n += 1
-            ties -= tie
-    return n
 
 
 @njit(nogil=True, cache=True)
@@ -210,9 +191,7 @@ def descend(
                     return used
             elif mode == COUNT:
                 _count_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, limit, count)
-            elif _fill_rows(
-                t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, limit, found, begin, out
-            ):
+            elif _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, found, begin, out):
                 return MORE_FOUND
             continue
         t_room, s_room = room(t_count, width) * size, room(s_count, width) * size
@@ -268,6 +247,9 @@ def search(
         if not (same or ready):
             write_list(y, ys[e], ys[e + 1], work, t_at, t_stride)
         rows = 0 if mode == SCAN else ys[e]
+        # A point that is no longer finite reaches no leaf, and so has no row.
+        if mode == SCAN:
+            count[:targets] = 0
         used = descend(
             base + t_at * size, t_stride * size, targets, base, s_stride * size, sources,
             base + free * size, base + len(work) * size, radius, reach, half, eps, axes, boxes, stack,

@@ -48,8 +48,13 @@ def sort_into_blocks(coords, x, row):
         a, b = stack[top, 0], stack[top, 1]
         if b - a <= BLOCK:
             continue
+        axis = _longest(points, a, b)
+        if axis < 0:
+            # All are equal: searches meet them in index order, which spares them most of the rest.
+            row[a:b].sort()
+            continue
         middle = a + ((b - a + BLOCK - 1) // BLOCK + 1) // 2 * BLOCK
-        _select(points, row, a, b, middle, _longest(points, a, b))
+        _select(points, row, a, b, middle, axis)
         stack[top, 0], stack[top, 1] = middle, b
         stack[top + 1, 0], stack[top + 1, 1] = a, middle
         top += 2
@@ -61,13 +66,13 @@ def sort_into_blocks(coords, x, row):
 
 @njit(nogil=True, cache=True)
 def _longest(points, a, b):
-    """The axis along which points a to b extend farthest, halved so that nothing overflows."""
-    axis, extent = 0, points.dtype.type(-1)
+    """The axis along which points a to b extend farthest, halved so that nothing overflows; -1 if all are equal."""
+    axis, extent = -1, points.dtype.type(-1)
     for d in range(points.shape[1]):
         low = high = points[a, d]
         for i in range(a + 1, b):
             low, high = min(low, points[i, d]), max(high, points[i, d])
-        if high / 2 - low / 2 > extent:
+        if high > low and high / 2 - low / 2 > extent:
             axis, extent = d, high / 2 - low / 2
     return axis
 

@@ -230,16 +230,6 @@ def store_id(typingctx, to, value):
     return types.none(types.int64, types.int32), codegen
 
 
-@njit(nogil=True, cache=True)
-def squared_distance(at, stride, point):
-    """The squared distance of one point of a list to `point`, rounded as `ball_mask` rounds it."""
-    total = point[0] - point[0]
-    for d in range(len(point)):
-        dx = _load_scalar(at + d * stride, point[0]) - point[d]
-        total += dx * dx
-    return total
-
-
 @intrinsic
 def _count_bits(typingctx, bits):
     return types.int64(types.uint64), lambda context, builder, signature, args: builder.ctpop(args[0])

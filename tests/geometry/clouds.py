@@ -30,3 +30,26 @@ def ugly(dim: int, dtype: torch.dtype = torch.float32, points: int = 90) -> Clou
             torch.tensor([[-1e6], [1e6]], dtype=dtype).expand(2, dim),
         ]
     )
+
+
+def repeated(points: int, dim: int, seed: int = 0) -> torch.Tensor:
+    """Scattered points, four in ten of which are the origin, as LiDAR drivers send rays that met nothing."""
+    x = scattered(points, dim, seed=seed)
+    x[torch.randperm(points, generator=torch.Generator().manual_seed(seed))[: 4 * points // 10]] = 0
+    return x
+
+
+def crowded(points: int = 1000) -> dict[str, torch.Tensor]:
+    """Large clouds in which very many distances are equal, or a few points are very far away."""
+    x = scattered(points, 3)
+    line = torch.zeros(points, 3)
+    line[:, 0] = x[:, 0]
+    return {
+        "repeated": repeated(points, 3),
+        "equal": torch.full((points, 3), 0.25),
+        "line": line,
+        "rounded": x + 2e6,
+        "underflow": x * 1e-30,
+        "outlier": torch.cat([x[1:], torch.tensor([[1e9, 0.5, 0.5]])]),
+        "extreme outlier": torch.cat([x[1:], torch.tensor([[0.5, -1e30, 0.5]])]),
+    }

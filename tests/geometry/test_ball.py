@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from clouds import crowded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial import cKDTree
@@ -143,6 +144,42 @@ def test_a_limit_keeps_the_nearest(backend: str, device: torch.device, dtype: to
     for i, (full, kept) in enumerate(zip(rows(gl.ball(x, x, 0.5)), rows(edges), strict=True)):
         order = sorted(full, key=lambda j: ((points[j] - points[i]).square().sum().item(), j))
         assert kept == sorted(order[:4])
+
+
+@pytest.mark.parametrize("name", crowded(1))
+def test_a_limit_cuts_crowded_clouds_as_the_reference_does(name: str) -> None:
+    x = Cloud.of(crowded()[name])
+    y = Cloud.of(x.coords[::50].clone())
+    for radius, limit in ((0.02, 5), (0.3, 16), (0.3, 10**30)):
+        if name in ("line", "outlier") or limit < 100:
+            assert same(gl.ball(x, y, radius, limit=limit), reference(x, y, radius, limit=limit))
+    assert same(gl.ball(x, x, 0.1, limit=9), reference(x, x, 0.1, limit=9))
+
+
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_points_that_become_not_finite_after_they_were_checked_are_refused(value: float) -> None:
+    x = torch.rand(300, 3)
+    points, other = Cloud.of(x), cloud([300], 3, torch.float32, 1)
+    gl.ball(points, points, 0.2)
+    x[17:290] = value
+    for source, target in ((points, points), (points, other), (other, points)):
+        with pytest.raises(ValueError, match="row 17 of example 0"):
+            gl.ball(source, target, 0.2)
+
+
+def test_the_kernel_gives_points_that_are_not_finite_no_edges() -> None:
+    from gridless.geometry.ball import cpu
+
+    dense = Cloud.of(torch.zeros(300, 3))
+    gl.ball(dense, dense, 0.2)
+    x = torch.rand(300, 3)
+    x[17:290] = torch.nan
+    points = Cloud.of(x)
+    splits, source = cpu.ball(points, points, 0.2, None)
+    counts = splits.diff()
+    assert (counts[17:290] == 0).all()
+    assert (counts[:17] > 0).all()
+    assert len(source) == splits[-1]
 
 
 def test_ties_go_to_the_smaller_index(backend: str, device: torch.device) -> None:

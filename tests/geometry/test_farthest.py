@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clouds import lattice, scattered, ugly
+from clouds import crowded, lattice, scattered, ugly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +32,8 @@ def test_every_backend_takes_the_points_of_the_reference(backend, device, dim, d
 @pytest.mark.parametrize("dim", [1, 3])
 def test_the_approximation_takes_the_points_of_the_reference(backend, device, dim, search, reject):
     cloud = ugly(dim)
-    near = gl.ball(cloud, cloud, 0.3) if search == "ball" else gl.nearest(cloud, cloud, 5)
+    with gl.use_backend("reference"):
+        near = gl.ball(cloud, cloud, 0.3) if search == "ball" else gl.nearest(cloud, cloud, 5)
     for size in (1, 20, 0.6, 1000):
         found = gl.farthest_sample(cloud.to(device), size, near=near.to(device), reject=reject).cpu()
         assert torch.equal(found.parent_index, reference(cloud, size, near=near, reject=reject))
@@ -54,6 +55,12 @@ def test_large_clouds_agree_with_the_reference(points):
     assert torch.equal(gl.farthest_sample(cloud, 60).parent_index, reference(cloud, 60))
 
 
+@pytest.mark.parametrize("name", crowded(1))
+def test_crowded_clouds_agree_with_the_reference(name):
+    cloud = gl.Cloud.of(crowded(3000)[name])
+    assert torch.equal(gl.farthest_sample(cloud, 0.7, start=5).parent_index, reference(cloud, 0.7, start=5))
+
+
 def test_the_queue_of_a_large_cloud_agrees_with_the_reference():
     cloud = gl.Cloud.of([scattered(6000, 3), lattice(5000, 3)])
     near = gl.nearest(cloud, cloud, 12)
@@ -71,7 +78,9 @@ def test_no_point_is_taken_twice_even_where_all_are_equal(backend, device):
 
 def test_start_is_a_row_of_every_example(backend, device):
     cloud = gl.Cloud.of([scattered(9, 3), scattered(0, 3), scattered(30, 3)])
-    for near in (None, gl.ball(cloud, cloud, 0.3)):
+    with gl.use_backend("reference"):
+        searched = gl.ball(cloud, cloud, 0.3)
+    for near in (None, searched):
         found = gl.farthest_sample(cloud.to(device), 4, start=5, near=None if near is None else near.to(device)).cpu()
         assert found.parent_index[[0, 4]].tolist() == [5, 14]
         assert torch.equal(found.parent_index, reference(cloud, 4, start=5, near=near))

@@ -143,6 +143,18 @@ def test_nearest(search: str, dim: int, dtype: torch.dtype):
 
 
 @runs_here
+def test_nearest_ends_where_points_became_not_finite(monkeypatch: pytest.MonkeyPatch):
+    from gridless.geometry.nearest import gpu as nearest_gpu
+
+    monkeypatch.setattr(nearest_gpu, "ON_CHIP", 0)
+    cloud = gl.Cloud.of(torch.rand(20, 3)).to(DEVICE)
+    nearest_gpu.search(cloud, cloud, 3)
+    cloud.coords[4:] = torch.nan
+    with pytest.raises(ValueError, match="not finite"):
+        nearest_gpu.search(cloud, cloud, 5)
+
+
+@runs_here
 def test_nearest_where_every_example_has_enough():
     source = cloud_of(3, torch.float32, (20, 9, 40))
     same_edges(lambda on: gl.nearest(on(source), on(source), 5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from clouds import lattice, scattered, ugly
+from clouds import crowded, lattice, repeated, scattered, ugly
 from scipy.spatial import cKDTree
 
 import gridless as gl
@@ -89,6 +89,48 @@ def test_one_large_cloud_is_searched_in_parts(monkeypatch):
     assert torch.equal(alone.source, reference(cloud, cloud, 8).source)
 
 
+@pytest.mark.parametrize("name", crowded(1))
+def test_very_many_equal_distances_go_to_the_smaller_indices(name):
+    cloud = gl.Cloud.of(crowded()[name])
+    few = gl.Cloud.of(cloud.coords[::100].clone())
+    for k in (1, 70):
+        for target in (cloud, few):
+            assert torch.equal(gl.nearest(cloud, target, k).source, reference(cloud, target, k).source)
+
+
+def test_repeated_points_are_not_compared_with_one_another():
+    """The work of a target is bounded, however many points are where it is."""
+    from gridless.geometry.nearest import cpu
+
+    for order in (slice(None), slice(None, None, -1)):
+        x = repeated(20_000, 3).numpy()
+        x = x[np.argsort(x[:, 0])][order].copy()
+        splits, out = np.arange(len(x) + 1) * 8, np.empty(8 * len(x), np.int32)
+        looked = cpu._rows(cpu._plant(x), len(x), x, True, 0, len(x), 8, np.float32(np.inf), 0, splits, out)
+        assert looked < 40 * len(x)
+        zero = np.flatnonzero((x == 0).all(1))
+        assert (out.reshape(-1, 8)[zero] == zero[:8]).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_points_that_become_not_finite_after_they_were_checked_are_refused(value):
+    x = scattered(300, 3).numpy()
+    cloud, other = gl.Cloud.of(x), gl.Cloud.of(scattered(300, 3))
+    gl.nearest(cloud, cloud, 4)
+    x[17:290] = value
+    for source, target in ((cloud, cloud), (cloud, other), (other, cloud)):
+        with pytest.raises(ValueError, match="row 17 of example 0"):
+            gl.nearest(source, target, 100)
+
+
+def test_the_kernel_ends_where_nothing_is_finite():
+    from gridless.geometry.nearest import cpu
+
+    cloud = gl.Cloud.of(torch.full((500, 3), torch.nan))
+    _, source = cpu.search(cloud, cloud, 70)
+    assert 0 <= source.min() <= source.max() < 500
+
+
 @pytest.mark.parametrize("k", [0, -1, 2.0, True, None])
 def test_k_must_be_a_whole_number(k):
     cloud = gl.Cloud.of(scattered(5, 3))
@@ -118,6 +160,11 @@ def test_clouds_that_do_not_belong_together_are_refused():
         gl.nearest(one, gl.Cloud(scattered(5, 3).to("meta"), torch.zeros(2, dtype=torch.int64, device="meta")), 1)
     with pytest.raises(TypeError, match=r"Cloud\.of"):
         gl.nearest(scattered(5, 3), one, 1)
+
+
+def test_k_may_be_any_whole_number():
+    cloud = gl.Cloud.of(scattered(5, 3))
+    assert gl.nearest(cloud, cloud, 10**30).counts.tolist() == [5] * 5
 
 
 def test_more_edges_than_can_be_numbered_are_refused_before_they_are_allocated(monkeypatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clouds import lattice, scattered, ugly
+from clouds import crowded, lattice, scattered, ugly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -103,6 +103,44 @@ def test_a_point_far_away_does_not_change_the_others(backend, device, dim):
     assert_same(found, reference(gl.Cloud.of(both), radius=0.2))
     assert torch.equal(found.parent_index[:-1], reference(gl.Cloud.of(near), radius=0.2).parent_index)
     torch.testing.assert_close(found.distance, reference(gl.Cloud.of(both), radius=0.2, distance=True).distance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", crowded(1))
+def test_crowded_clouds_keep_the_points_of_the_reference(name, dtype):
+    cloud = gl.Cloud.of(crowded(500)[name].to(dtype))
+    for radius in (0.005, 0.1):
+        assert_same(gl.rejection_sample(cloud, radius=radius), reference(cloud, radius=radius))
+
+
+@pytest.mark.parametrize("name", ["outlier", "extreme outlier"])
+def test_points_far_away_do_not_crowd_the_others_into_one_cell(name):
+    import numpy as np
+
+    from gridless.geometry.rejection import cpu
+
+    x = crowded(3000)[name].numpy()
+    cell, shape = np.empty((len(x), 3), np.int64), np.empty(3, np.int64)
+    cpu._cells(x, 0.05, cell, shape)
+    assert shape.tolist() == [0, 0, 0]
+    places = [cpu._place(*one, shape, 8191) for one in cell]
+    assert np.bincount(places).max() < 20
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_points_that_become_not_finite_after_they_were_checked_are_refused(value):
+    x = scattered(100, 3)
+    cloud = gl.Cloud.of(x)
+    near = gl.ball(cloud, cloud, 0.1)
+    x[17:] = value
+    for sample in (
+        lambda: gl.rejection_sample(cloud, near),
+        lambda: gl.rejection_sample(cloud, radius=0.1),
+        lambda: gl.farthest_sample(cloud, 30),
+        lambda: gl.farthest_sample(cloud, 30, near=near),
+    ):
+        with pytest.raises(ValueError, match="row 17 of example 0"):
+            sample()
 
 
 def test_huge_coordinates_are_no_trouble(backend, device):

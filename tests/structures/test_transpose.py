@@ -13,7 +13,7 @@ def make(backend_device: torch.device) -> gl.Edges:
     # Examples with no points, with fewer than are searched, and with all points equal.
     source = gl.Cloud.of([torch.rand(90, 3), torch.zeros(0, 3), torch.rand(3, 3), torch.full((12, 3), 0.25)])
     target = gl.Cloud.of([torch.rand(40, 3), torch.rand(2, 3), torch.zeros(0, 3), torch.full((9, 3), 0.25)])
-    return gl.nearest(source, target, 5).to(backend_device)
+    return gl.nearest(source.to(backend_device), target.to(backend_device), 5)
 
 
 def test_it_agrees_with_scipy(backend, device):

@@ -2,11 +2,13 @@
 
 Small examples are searched once, and their rows kept until they can be put in order. Large ones are cut into parts that
 threads share, and searched twice, to count and to fill, so that little more memory is needed than the edges take.
+Where a limit cuts rows, the nearest search fills them: it does not look at everything inside.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -32,6 +34,7 @@ from gridless.geometry.bisection import (
     write_list,
 )
 from gridless.geometry.checks import check_edge_count, squared_radius
+from gridless.geometry.nearest.cpu import fill
 from gridless.geometry.work import cut_examples
 from gridless.structures import Cloud
 
@@ -93,7 +96,7 @@ class _Task:
     y: np.ndarray
     ys: np.ndarray
     same: bool
-    limit: int
+    most: int  # sources of a target that are worth counting; 0 is all
     axes: tuple[int, ...]
     numbers: tuple[
         Any, Any, Any, Any
@@ -133,7 +136,7 @@ class _Task:
         while first < last:
             first, _, short = search(
                 self.x, self.xs, self.y, self.ys, first, last, self.same, False, *self.numbers, self.axes,
-                scratch.work, scratch.boxes, scratch.stack, mode, self.limit, scratch.found, begin, count,
+                scratch.work, scratch.boxes, scratch.stack, mode, self.most, scratch.found, begin, count,
                 _NONE, 0, out,
             )  # fmt: skip
             scratch.grow(short)
@@ -147,7 +150,7 @@ class _Task:
             part.place(self, scratch.work)
             done, _, short = search(
                 self.x, splits[0], self.y, splits[1], 0, 1, False, True, *self.numbers, self.axes,
-                scratch.work, scratch.boxes, scratch.stack, mode, self.limit, scratch.found, begin, count,
+                scratch.work, scratch.boxes, scratch.stack, mode, self.most, scratch.found, begin, count,
                 _NONE, 0, out,
             )  # fmt: skip
             scratch.grow(short)
@@ -160,11 +163,24 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
     splits = np.zeros(len(y) + 1, np.int64)
     if len(xs) < 2:
         return torch.from_numpy(splits), torch.from_numpy(np.empty(0, np.int32))
-    task = _Task(x, xs, y, ys, same, limit or 0, _AXES[x.shape[1]], _numbers(radius, source.coords.dtype))
+    limit = None if limit is None else min(limit, len(x))
+    # One more than the limit tells whether it cuts anything.
+    most = 0 if limit is None else limit + 1
+    task = _Task(x, xs, y, ys, same, most, _AXES[x.shape[1]], _numbers(radius, source.coords.dtype))
     small = limit is None and max(_largest(xs), 0 if same else _largest(ys)) <= _SMALL
     out = _scanned(task, splits) if small else None
     if out is None:
-        out = _counted(task, splits)
+        splits[:] = 0
+        walk = _walk(task, splits)
+        walk(COUNT, _NOTHING)
+        cut = limit if limit is not None and splits.max() > limit else None
+        np.cumsum(splits if cut is None else np.minimum(splits, cut), out=splits)
+        check_edge_count("ball", int(splits[-1]))
+        if cut is not None:
+            out = fill(source, target, cut, task.numbers[1], splits)
+        else:
+            out = np.empty(int(splits[-1]), np.int32)
+            walk(FILL, out)
     return torch.from_numpy(splits), torch.from_numpy(out)
 
 
@@ -200,9 +216,8 @@ def _scanned(task: _Task, splits: np.ndarray) -> np.ndarray | None:
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def _counted(task: _Task, splits: np.ndarray) -> np.ndarray:
-    """Search twice: the sizes of the rows, then the rows. The ends of the rows are written to `splits`."""
-    splits[:] = 0
+def _walk(task: _Task, splits: np.ndarray) -> Callable[[int, np.ndarray], object]:
+    """A search of everything in shares for threads: it counts rows to splits[1:], or fills them from splits[:-1] on."""
     walks: list[Any] = []
     for e in range(len(task.xs) - 1):
         if max(task.xs[e + 1] - task.xs[e], task.ys[e + 1] - task.ys[e]) > _PART:
@@ -219,12 +234,10 @@ def _counted(task: _Task, splits: np.ndarray) -> np.ndarray:
         else:
             task.walk_part(at, mode, splits[:-1], splits[1:], out)
 
-    in_threads(walk, [(at, COUNT, _NOTHING) for at in walks])
-    np.cumsum(splits, out=splits)
-    check_edge_count("ball", int(splits[-1]))
-    out = np.empty(int(splits[-1]), np.int32)
-    in_threads(walk, [(at, FILL, out) for at in walks])
-    return out
+    def walk_all(mode: int, out: np.ndarray) -> object:
+        return in_threads(walk, [(at, mode, out) for at in walks])
+
+    return walk_all
 
 
 @dataclass

@@ -99,6 +99,24 @@ def _in_boxes(coords, start, taken):
                     most[b] = lower(x, b, dim, point, closest)
                 group_most[g] = largest(most, g)
         at = _farthest(closest, most, group_most, row)
+        if closest[at] == 0:
+            # Nothing is left but copies of what was taken, which are taken in index order.
+            _take_rest(closest, row, n, taken, s + 1)
+            return
+
+
+@njit(nogil=True, cache=True)
+def _take_rest(closest, row, n, taken, first):
+    """Fill up with the rows that were not taken, in index order."""
+    left = np.empty(n, np.bool_)
+    for at in range(n):
+        left[row[at]] = closest[at] >= 0
+    i = 0
+    for s in range(first, len(taken)):
+        while not left[i]:
+            i += 1
+        taken[s] = i
+        i += 1
 
 
 @njit(nogil=True, cache=True)

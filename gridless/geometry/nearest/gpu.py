@@ -92,6 +92,11 @@ def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor) -
         before = torch.cat([left.new_zeros(1, dtype=torch.int64), left.cumsum(0)])
         rest = Cloud(rest.coords[left], before[rest.splits]).trusted()
         row = row[left]
+        if len(row) and math.isinf(radius):
+            # Every source was inside: these have come to be not finite since the clouds were read.
+            raise ValueError(
+                f"nearest: {len(row)} targets have points that are not finite near them: remove them first"
+            )
         radius = _larger(radius, 1.6, source.coords.dtype)
 
 

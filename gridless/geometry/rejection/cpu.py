@@ -13,10 +13,12 @@ from gridless.geometry.checks import squared_radius
 from gridless.geometry.work import STRANGER, cut_examples, refuse_stranger
 from gridless.structures import Cloud, Edges
 
-# The grid has at most 2^20 cells along each of its (at most three) axes: a cell is one 60-bit number.
-_AXIS = 1 << 20
 # Cells per point up to which a grid is stored whole; beyond, cells share the places of a hash table.
 _DENSE = 8
+# Large odd numbers, whose products scatter cells over the table.
+_MIX = -7046029254386353131, -4417276706812531889, 1609587929392839161
+# Cells of a hashed grid are numbered from the origin. Beyond this number all are one: float64 would misplace points.
+_FAR = float(1 << 40)
 
 
 @njit(nogil=True, cache=True)
@@ -48,28 +50,42 @@ def _over_edges(coords, splits, e0, e1, rows, source, closest, rejected, kept, c
 
 @njit(nogil=True, cache=True)
 def _cells(coords, radius, cell, shape):
-    """The grid cell of each row, from 1 on, along up to three axes: points within `radius` are in adjacent cells."""
-    for d in range(3):
-        if d >= coords.shape[1]:
-            cell[:, d] = 0
-            shape[d] = 1
-            continue
+    """The grid cell of each row along up to three axes: points within `radius` are in adjacent cells.
+
+    Cells are numbered from 1 on in a grid of `shape`; if that is too large to be stored, shape is zero.
+    """
+    axes = min(coords.shape[1], 3)
+    # A little wider than the radius, for rounding; halves, so that no difference overflows.
+    side = 0.5001 * radius
+    start, total = np.empty(3, np.float64), 1.0
+    shape[:] = 1
+    for d in range(axes):
         low = high = coords[0, d]
         for i in range(len(coords)):
             low, high = min(low, coords[i, d]), max(high, coords[i, d])
-        # A little wider than the radius, for rounding; halves, so that no difference overflows.
-        start, extent = 0.5 * np.float64(low), 0.5 * np.float64(high) - 0.5 * np.float64(low)
-        side = max(0.5001 * radius, extent / (_AXIS - 4))
+        start[d] = 0.5 * np.float64(low)
+        along = (0.5 * np.float64(high) - start[d]) / side + 3
+        total *= along
+        shape[d] = np.int64(min(along, _FAR))
+    cell[:, axes:] = 0
+    if total <= _DENSE * len(coords):
+        for d in range(axes):
+            for i in range(len(coords)):
+                cell[i, d] = np.int64((0.5 * np.float64(coords[i, d]) - start[d]) / side) + 1
+        return
+    shape[:] = 0
+    for d in range(axes):
         for i in range(len(coords)):
-            cell[i, d] = np.int64((0.5 * np.float64(coords[i, d]) - start) / side) + 1
-        shape[d] = np.int64(extent / side) + 3
+            number = np.floor(0.5 * np.float64(coords[i, d]) / side)
+            cell[i, d] = np.int64(min(max(number, -_FAR), _FAR))
 
 
 @njit(nogil=True, cache=True)
 def _place(x, y, z, shape, mask):
     """The place of a cell in the table: its number in the grid, or a hash of it where the grid is too large."""
-    number = (x * shape[1] + y) * shape[2] + z
-    return number if mask == 0 else (number * np.int64(-7046029254386353131) >> 20) & mask
+    if mask == 0:
+        return (x * shape[1] + y) * shape[2] + z
+    return (x * _MIX[0] + y * _MIX[1] + z * _MIX[2] >> 20) & mask
 
 
 @njit(nogil=True, cache=True)
@@ -113,7 +129,7 @@ def _one_in_grid(coords, radius, reach, closest, kept):
     _cells(coords, radius, cell, shape)
     mask = np.int64(0)
     size = shape[0] * shape[1] * shape[2]
-    if float(shape[0]) * shape[1] * shape[2] > _DENSE * n:
+    if size == 0:
         size = 16
         while size < 2 * n:
             size *= 2
