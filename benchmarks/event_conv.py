@@ -147,7 +147,7 @@ def forms(layer: EventConv, geometry: gl.Geometry, window: bool = True) -> dict[
 
 def check(model: torch.nn.Module, events: gl.Events) -> None:
     """On the beginning of two streams: all forms, on this device, against the reference in float64."""
-    few = gl.collate([events.recording(i).cpu()[:1800] for i in range(min(2, events.num_examples))])
+    few = gl.collate([events.examples[i].cpu()[:1800] for i in range(min(2, events.num_examples))])
     geometry = model.plan(few.to(events.device))
     with gl.use_backend("reference"):
         expected_geometry = model.plan(few)

@@ -112,7 +112,7 @@ def _run_live(trained: Trained, recordings: int = 12, packet: int = 1000) -> Liv
     error = total = busy = 0.0
     offset = 0
     for i in track(range(recordings), "live"):
-        events = held.events.recording(i)
+        events = held.events.examples[i]
         engine.reset()
         at = 0
         while at < len(events):
@@ -202,7 +202,7 @@ def _points(page: Page, shapes: Trained) -> None:
 
 def _events(page: Page, glyphs: Trained) -> None:
     page.heading("An event network")
-    events, label = glyphs.data.events.recording(8), glyphs.data.classes[int(glyphs.data.labels[8])]
+    events, label = glyphs.data.events.examples[8], glyphs.data.classes[int(glyphs.data.labels[8])]
     span = np.stack([events.time.numpy() / 1500, events.pixel[:, 0].numpy(), -events.pixel[:, 1].numpy()], 1)
     on = events.polarity.numpy()[:, None]
     colours = np.where(on, np.array([209, 56, 44]), np.array([49, 120, 198])).astype(np.uint8)

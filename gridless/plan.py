@@ -9,22 +9,28 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Sequence
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from gridless.structures import Cloud, Events, Geometry
+from gridless import geometry
+from gridless.geometry.taps import coarser
+from gridless.structures import Cloud, Edges, Events, Geometry
 
 
 class Name(str):
     """The name of a line of a plan, with what a layer may want to know of it before anything has run.
 
-    Of a cloud: `dim`. Of edges: `source` and `target`, the names of the clouds they join, `dim`, and `radius`, the
-    scale their vectors are divided by (None where a search has none). Of events: `sensor`. Of edges between events:
-    `source`, `target`, `kernel`, `stride` and `window`.
+    `kind` is "cloud", "edges", "events" or "event edges", and `plan` says which plan it is of. Of a cloud: `dim`. Of
+    edges: `source` and `target`, the names of the clouds they join, `dim`, and `radius`, the scale their vectors are
+    divided by (None where a search has none). Of events: `sensor`. Of edges between events: `source`, `target`,
+    `kernel`, `stride` and `window`.
     """
 
+    kind: str
+    plan: str
     dim: int
     source: Name
     target: Name
@@ -66,23 +72,38 @@ class Plan:
     >>> geometry = plan(torch.rand(1024, 3))
     >>> geometry[coarse].coords
 
-    `plan(x)` takes one example, an (S, D) tensor or array (or `Events`), or a whole ragged batch, a `Cloud`.
+    `plan(x)` takes one example, an (S, D) tensor or array (or `Events`), or a whole ragged batch, a `Cloud`. A plan
+    with several inputs has names for them, and is called with all of them:
+
+    >>> scan, queries = plan.points(dim=3, name="scan"), plan.points(dim=3, name="queries")
+    >>> geometry = plan({"scan": a, "queries": b})
+
     Equal lines are one line, so searches that several layers share are run once.
     """
 
     def __init__(self) -> None:
         self.steps: dict[str, Step] = {}
+        # Names belong to the plan that wrote them, and to its copies.
+        self._key = secrets.token_hex(4)
 
     # Lines.
 
-    def points(self, dim: int = 3) -> Name:
-        """The cloud the plan is called with."""
+    def points(self, dim: int = 3, name: str | None = None) -> Name:
+        """The cloud the plan is called with; `name` tells several apart."""
         if not 1 <= dim <= 8:
             raise ValueError(f"points: dim must be 1 to 8, not {dim}")
-        return self._cloud(Step("points", (), (("dim", int(dim)),)), dim)
+        return self._cloud(self._input("points", ("dim", int(dim)), name), dim)
 
     def ball(self, source: Name, target: Name, radius: float, limit: int | None = None) -> Name:
-        """All sources within `radius` of each target."""
+        """All sources within `radius` of each target.
+
+        Args:
+            source: the cloud that is searched.
+            target: the cloud whose points have neighbours.
+            radius: in the units of the coordinates; a source at this distance is a neighbour.
+            limit: the most neighbours to keep for each target; all of them when left out.
+        """
+        self._expect("ball", "cloud", source=source, target=target)
         if isinstance(radius, bool | str) or not hasattr(radius, "__float__"):
             raise TypeError(f"ball: radius must be a number, such as 0.1, in the units of the points, not {radius!r}")
         if not 0 < radius < math.inf:
@@ -92,12 +113,14 @@ class Plan:
 
     def nearest(self, source: Name, target: Name, k: int) -> Name:
         """The k sources nearest to each target."""
+        self._expect("nearest", "cloud", source=source, target=target)
         if k < 1:
             raise ValueError(f"nearest: k must be at least 1, not {k}")
         return self._edges(Step("nearest", (source, target), (("k", k),)), source, target, None)
 
     def rejection_sample(self, near: Name) -> Name:
         """Points of the cloud of `near`, in index order, of which no two are neighbours."""
+        self._expect("rejection_sample", "edges", near=near)
         if near.source != near.target:
             raise ValueError(f"rejection_sample: {near} must be a search of a cloud in itself, not {self.steps[near]}")
         return self._cloud(Step("rejection_sample", (near.target, near)), near.dim)
@@ -110,7 +133,18 @@ class Plan:
         near: Name | None = None,
         reject: bool = False,
     ) -> Name:
-        """Iterative farthest points; with `near`, the paper's approximation, after rejection sampling if `reject`."""
+        """Iterative farthest points.
+
+        Args:
+            cloud: the cloud that is sampled.
+            size: samples of each example: a number, a fraction up to 1.0, or one number for each example.
+            start: the row of every example to begin with.
+            near: a search of the cloud in itself, for the paper's approximation.
+            reject: rejection sampling over `near` first.
+        """
+        self._expect("farthest_sample", "cloud", cloud=cloud)
+        if near is not None:
+            self._expect("farthest_sample", "edges", near=near)
         if near is not None and not near.source == near.target == cloud:
             raise ValueError(f"farthest_sample: {near} must be a search of {cloud} in itself, not {self.steps[near]}")
         if reject and near is None:
@@ -124,21 +158,30 @@ class Plan:
 
     def transpose(self, edges: Name) -> Name:
         """The same edges from target to source, for up-sampling."""
+        self._expect("transpose", "edges", edges=edges)
         return self._edges(Step("transpose", (edges,)), edges.target, edges.source, edges.radius)
 
     # Lines on events.
 
-    def events(self, sensor: tuple[int, int]) -> Name:
-        """The events the plan is called with, of a sensor of (width, height)."""
+    def events(self, sensor: tuple[int, int], name: str | None = None) -> Name:
+        """The events the plan is called with, of a sensor of (width, height); `name` tells several inputs apart."""
         width, height = (int(v) for v in sensor)
-        return self._stream(Step("events", (), (("sensor", (width, height)),)), (width, height))
+        return self._stream(self._input("events", ("sensor", (width, height)), name), (width, height))
 
     def lif(
         self, events: Name, kernel: int = 3, stride: int = 2, *, decay_time: float, threshold: float, reset: float
     ) -> Name:
-        """The events that `events` fire on a grid `stride` times coarser."""
-        from gridless.geometry.taps import coarser
+        """The events that `events` fire on a grid `stride` times coarser.
 
+        Args:
+            events: what drives the potentials.
+            kernel: the side of the window of pixels, odd, that an event reaches.
+            stride: how much coarser the grid is.
+            decay_time: microseconds in which a potential decays to 1/e.
+            threshold: the potential above which an event is fired.
+            reset: the potential after that.
+        """
+        self._expect("lif", "events", events=events)
         settings = (("kernel", kernel), ("stride", stride), ("decay_time", float(decay_time)))
         settings += (("threshold", float(threshold)), ("reset", float(reset)))
         return self._stream(Step("lif", (events,), settings), coarser(events.sensor, stride))
@@ -146,31 +189,37 @@ class Plan:
     def causal(
         self, source: Name, target: Name, kernel: int | str = 3, stride: int = 1, window: float | None = None
     ) -> Name:
-        """The earlier events that each target sees through a kernel, at most `window` microseconds old.
+        """The earlier events that each target sees through a window of pixels.
 
-        Without a window nothing is written out, and no line is added: convolutions walk the two streams themselves.
+        Args:
+            source: the events that are seen.
+            target: the events that see them.
+            kernel: the side of the window of pixels, odd, or the name of one.
+            stride: how much coarser the target's grid is.
+            window: the greatest age in microseconds. Without it nothing is written out, and no line is added:
+                convolutions walk the two streams themselves.
         """
-        facts = {"source": source, "target": target, "kernel": kernel, "stride": stride, "window": window, "dim": 2}
+        self._expect("causal", "events", source=source, target=target)
+        facts: dict[str, Any] = {"kind": "event edges", "plan": self._key}
+        facts |= {"source": source, "target": target, "kernel": kernel, "stride": stride, "window": window, "dim": 2}
         text = f"N{source[1:]}{target[1:]}"
         if window is None:
             return Name(text, **facts)
         settings = (("kernel", kernel), ("stride", stride), ("window", float(window)))
-        return self._add(text, Step("causal", (source, target), settings), **facts)
+        return self._add(text, Step("causal", (source, target), settings), facts)
 
     def latest(self, source: Name, target: Name, kernel: int | str = 3, stride: int = 1) -> Name:
-        """For every target and tap the latest event that it sees there."""
-        facts = {"source": source, "target": target, "kernel": kernel, "stride": stride, "dim": 2}
+        """For every target and tap the latest event that it sees there; the arguments are those of `causal`."""
+        self._expect("latest", "events", source=source, target=target)
+        facts: dict[str, Any] = {"kind": "event edges", "source": source, "target": target, "kernel": kernel}
+        facts |= {"stride": stride, "dim": 2}
         step = Step("latest", (source, target), (("kernel", kernel), ("stride", stride)))
-        return self._add(f"L{source[1:]}{target[1:]}", step, **facts)
+        return self._add(f"L{source[1:]}{target[1:]}", step, facts)
 
     # Running.
 
     def __call__(self, x: Any) -> Geometry:
-        values: dict[str, Any] = {}
-        for name, step in self.steps.items():
-            inputs = [values[i] for i in step.inputs]
-            values[name] = _RUN[step.op](x, *inputs, **dict(step.settings))
-        return Geometry(values)
+        return self.step(x, None)[0]
 
     def step(self, x: Any, memory: dict[str, Any] | None = None) -> tuple[Geometry, dict[str, Any]]:
         """The geometry of the next packet of a stream: memory in (None before the first), memory out.
@@ -180,12 +229,27 @@ class Plan:
         memory, after = memory or {}, {}
         values: dict[str, Any] = {}
         for name, step in self.steps.items():
+            settings = dict(step.settings)
+            if not step.inputs:
+                values[name] = _INPUTS[step.op](self._given(x, settings.pop("name", None)), **settings)
+                continue
             inputs = [values[i] for i in step.inputs]
             if step.op in _REMEMBERS:
-                values[name], after[name] = _REMEMBERS[step.op](*inputs, memory.get(name), **dict(step.settings))
+                values[name], after[name] = _REMEMBERS[step.op](*inputs, memory.get(name), **settings)
             else:
-                values[name] = _RUN[step.op](x, *inputs, **dict(step.settings))
+                values[name] = _RUN[step.op](*inputs, **settings)
         return Geometry(values), after
+
+    def _given(self, x: Any, name: str | None) -> Any:
+        """What the plan was called with, or the input of that name."""
+        if name is None:
+            return x
+        names = [dict(step.settings)["name"] for step in self.steps.values() if not step.inputs]
+        if not isinstance(x, Mapping) or set(x) != set(names):
+            said = f"with {', '.join(map(repr, x))}" if isinstance(x, Mapping) else f"with {type(x).__name__}"
+            wanted = ", ".join(f'"{n}": ...' for n in names)
+            raise TypeError(f"this plan has named inputs: call it with plan({{{wanted}}}), not {said}")
+        return x[name]
 
     # Values.
 
@@ -206,31 +270,51 @@ class Plan:
         return hash(self.digest)
 
     def __reduce__(self) -> tuple:
-        return _rebuild, tuple((str(n), s.op, tuple(map(str, s.inputs)), s.settings) for n, s in self.steps.items())
+        lines = tuple((str(n), s.op, tuple(map(str, s.inputs)), s.settings) for n, s in self.steps.items())
+        return _rebuild, (self._key, *lines)
 
     # Names.
 
+    def _expect(self, what: str, kind: str, **names: Any) -> None:
+        """Refuse what is not a name of this plan, and of the right kind."""
+        for role, name in names.items():
+            if not isinstance(name, Name):
+                raise TypeError(f"{what}: {role} must be a name that this plan returned, not {name!r}")
+            if name.plan != self._key:
+                raise ValueError(f"{what}: {role} {name!r} is not a line of this plan, but of another one")
+            if name.kind != kind:
+                words = f"{what}: {role} must be the name of {_KINDS[kind]}, but {name} is that of {_KINDS[name.kind]}"
+                raise TypeError(words + (": they are joined by causal and latest" if name.kind == "events" else ""))
+
+    def _input(self, op: str, setting: tuple[str, Any], name: str | None) -> Step:
+        others = [dict(step.settings).get("name") for step in self.steps.values() if not step.inputs]
+        if others and (name is None or None in others):
+            raise ValueError(
+                f'{op}: this plan has an input already: give every one a name, plan.{op}(..., name="scan"), and call '
+                'plan({"scan": a, "queries": b})'
+            )
+        if name in others:
+            raise ValueError(f"{op}: this plan has an input {name!r} already")
+        return Step(op, (), (setting, *((("name", name),) if name is not None else ())))
+
     def _cloud(self, step: Step, dim: int) -> Name:
         count = sum(name.startswith("X") for name in self.steps)
-        return self._add(f"X{count}", step, dim=dim)
+        return self._add(f"X{count}", step, {"kind": "cloud", "dim": dim})
 
     def _stream(self, step: Step, sensor: tuple[int, int]) -> Name:
         count = sum(name.startswith("X") for name in self.steps)
-        return self._add(f"X{count}", step, dim=2, sensor=sensor)
+        return self._add(f"X{count}", step, {"kind": "events", "dim": 2, "sensor": sensor})
 
     def _edges(self, step: Step, source: Name, target: Name, radius: float | None) -> Name:
         if source.dim != target.dim:
             raise ValueError(f"{step.op}: {source} has {source.dim} dimensions, {target} has {target.dim}")
         between = "" if len(source) == len(target) == 2 else "_"
         text = f"N{source[1:]}{between}{target[1:]}"
-        return self._add(text, step, source=source, target=target, dim=source.dim, radius=radius)
+        facts = {"kind": "edges", "source": source, "target": target, "dim": source.dim, "radius": radius}
+        return self._add(text, step, facts)
 
-    def _add(self, text: str, step: Step, **facts: Any) -> Name:
-        for name in step.inputs:
-            if name not in self.steps:
-                raise ValueError(f"{step}: {name!r} is not a line of this plan")
-        if not step.inputs and self.steps and next(iter(self.steps.values())) != step:
-            raise ValueError(f"a plan has one input, and this one begins with {next(iter(self.steps.values()))}")
+    def _add(self, text: str, step: Step, facts: dict[str, Any]) -> Name:
+        facts["plan"] = self._key
         for name, known in self.steps.items():
             # By their words: 1 sample and a fraction of 1.0 are not the same, though the numbers are equal.
             if str(known) == str(step):
@@ -242,8 +326,17 @@ class Plan:
         return Name(free, **facts)
 
 
-def _rebuild(*lines: tuple) -> Plan:
+_KINDS = {
+    "cloud": "a cloud",
+    "edges": "edges between clouds",
+    "events": "events",
+    "event edges": "edges between events",
+}
+
+
+def _rebuild(key: str, *lines: tuple) -> Plan:
     plan = Plan()
+    plan._key = key
     plan.steps = {name: Step(op, inputs, settings) for name, op, inputs, settings in lines}
     return plan
 
@@ -275,39 +368,21 @@ def _events(x: Any, sensor: tuple[int, int]) -> Events:
     return x if isinstance(x, Events) else Events.of(x, sensor=sensor)
 
 
-def _lif_step(events: Any, state: Any, **settings: Any) -> Any:
-    from gridless.geometry import lif_step
-
-    return lif_step(events, state, **settings)
+def _farthest(cloud: Cloud, near: Edges | None = None, **settings: Any) -> Cloud:
+    return geometry.farthest_sample(cloud, near=near, **settings)
 
 
-def _runner(name: str) -> Callable[..., Any]:
-    def run(_: Any, *inputs: Any, **settings: Any) -> Any:
-        import gridless.geometry as geometry
-
-        return getattr(geometry, name)(*inputs, **settings)
-
-    return run
-
-
-def _farthest(_: Any, cloud: Any, near: Any = None, **settings: Any) -> Any:
-    from gridless.geometry import farthest_sample
-
-    return farthest_sample(cloud, near=near, **settings)
-
+_INPUTS: dict[str, Callable[..., Any]] = {"points": _points, "events": _events}
 
 _RUN: dict[str, Callable[..., Any]] = {
-    "points": _points,
-    "ball": _runner("ball"),
-    "nearest": _runner("nearest"),
-    "rejection_sample": _runner("rejection_sample"),
+    "ball": geometry.ball,
+    "nearest": geometry.nearest,
+    "rejection_sample": geometry.rejection_sample,
     "farthest_sample": _farthest,
-    "transpose": lambda _, edges: edges.transpose(),
-    "events": _events,
-    "lif": _runner("lif"),
-    "causal": _runner("causal"),
-    "latest": _runner("latest"),
+    "transpose": Edges.transpose,
+    "causal": geometry.causal,
+    "latest": geometry.latest,
 }
 
 # Steps that continue from where the last packet of a stream left them.
-_REMEMBERS: dict[str, Callable[..., Any]] = {"lif": _lif_step}
+_REMEMBERS: dict[str, Callable[..., Any]] = {"lif": geometry.lif_step}

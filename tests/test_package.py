@@ -1,4 +1,4 @@
-"""The package as a whole: what it exports, what it imports, what its command line says, how large its files are."""
+"""The package as a whole: what it exports, what it imports, what its command line says."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from gridless import __main__ as command_line
 
 PACKAGE = Path(gl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-
-# The compiled loop of the live engine and the places of its tables: one program, read from top to bottom.
-LONG = {"streaming/loop.py"}
 
 
 def _name(file: Path) -> str:
@@ -104,11 +101,6 @@ def test_the_package_has_no_import_circles():
     while free := {name for name, imported in left.items() if not imported & set(left)}:
         left = {name: imported for name, imported in left.items() if name not in free}
     assert {name: sorted(imported & set(left)) for name, imported in left.items()} == {}
-
-
-def test_files_are_short():
-    lengths = {str(file.relative_to(PACKAGE)): len(file.read_text().splitlines()) for file in MODULES}
-    assert {name: length for name, length in lengths.items() if length > 400 and name not in LONG} == {}
 
 
 def test_importing_the_package_imports_nothing_slow():

@@ -109,7 +109,6 @@ def test_names_know_their_clouds_and_survive_pickling():
 def test_equal_lines_are_one_line():
     plan = gl.Plan()
     cloud = plan.points()
-    assert plan.points() == cloud
     assert plan.ball(cloud, cloud, 0.5) == plan.ball(cloud, cloud, 0.5)
     assert len(plan.steps) == 2
     names = [plan.ball(cloud, cloud, 0.5 + i / 64) for i in range(40)]
@@ -214,7 +213,7 @@ def test_lines_that_make_no_sense_are_refused():
         plan.farthest_sample(cloud, 5, reject=True)
     with pytest.raises(ValueError, match="k must be"):
         plan.nearest(cloud, cloud, 0)
-    with pytest.raises(ValueError, match="one input"):
+    with pytest.raises(ValueError, match="has an input already: give every one a name"):
         plan.points(dim=2)
     with pytest.raises(ValueError, match="1 to 8"):
         gl.Plan().points(dim=9)
@@ -222,6 +221,64 @@ def test_lines_that_make_no_sense_are_refused():
     other.points()
     with pytest.raises(ValueError, match="not a line of this plan"):
         other.ball(cloud, coarse, 0.5)
+
+
+def test_a_name_belongs_to_its_plan_and_to_its_copies():
+    plan, other = gl.Plan(), gl.Plan()
+    cloud, same = plan.points(), other.points()
+    assert cloud == same
+    with pytest.raises(ValueError, match="ball: source 'X0' is not a line of this plan, but of another one"):
+        other.ball(cloud, same, 0.5)
+    with pytest.raises(ValueError, match="ball: target 'X0' is not a line of this plan"):
+        other.ball(same, cloud, 0.5)
+    with pytest.raises(TypeError, match="nearest: source must be a name that this plan returned, not 'X0'"):
+        plan.nearest("X0", cloud, 3)
+    again, name = copy.deepcopy((plan, cloud))
+    assert again.ball(name, cloud, 0.5) == pickle.loads(pickle.dumps(plan)).ball(cloud, cloud, 0.5) == "N00"
+
+
+def test_clouds_and_events_are_told_apart_where_a_line_is_written():
+    plan, stream = gl.Plan(), gl.Plan()
+    cloud, events = plan.points(), stream.events((8, 8))
+    near, seen = plan.ball(cloud, cloud, 0.5), stream.causal(events, events, 3, window=100)
+    with pytest.raises(TypeError, match=r"ball: source must be .* of a cloud, but X0 is that of events: .*causal"):
+        stream.ball(events, events, 0.5)
+    for wrong in (
+        lambda: stream.nearest(events, events, 3),
+        lambda: stream.farthest_sample(events, 3),
+        lambda: stream.rejection_sample(seen),
+        lambda: stream.transpose(seen),
+        lambda: plan.ball(near, cloud, 0.5),
+        lambda: plan.rejection_sample(cloud),
+        lambda: plan.farthest_sample(cloud, 3, near=cloud),
+        lambda: plan.lif(cloud, decay_time=1, threshold=1, reset=-1),
+        lambda: plan.causal(cloud, cloud),
+        lambda: plan.latest(cloud, cloud),
+    ):
+        with pytest.raises(TypeError, match="must be the name of"):
+            wrong()
+    assert (len(plan.steps), len(stream.steps)) == (2, 2)
+
+
+def test_several_inputs_have_names():
+    plan = gl.Plan()
+    scan, queries = plan.points(3, name="scan"), plan.points(3, name="queries")
+    near = plan.ball(scan, queries, 0.4)
+    assert (scan, queries, near) == ("X0", "X1", "N01")
+    a, b = torch.rand(40, 3), torch.rand(7, 3)
+    geometry = pickle.loads(pickle.dumps(plan))({"scan": a, "queries": b})
+    assert torch.equal(geometry[near].source, gl.ball(gl.Cloud.of(a), gl.Cloud.of(b), 0.4).source)
+    assert torch.equal(geometry[queries].coords, b)
+    swapped = plan({"queries": a, "scan": b})
+    assert len(swapped[scan]) == 7
+    for wrong in (a, {"scan": a}, {"scan": a, "query": b}, {"scan": a, "queries": b, "more": a}):
+        with pytest.raises(TypeError, match=r'plan\(\{"scan": ..., "queries": ...\}\)'):
+            plan(wrong)
+    with pytest.raises(ValueError, match="has an input 'scan' already"):
+        plan.points(3, name="scan")
+    with pytest.raises(ValueError, match="give every one a name"):
+        plan.points(3)
+    assert plan.digest != gl.Plan().digest
 
 
 @pytest.mark.parametrize("radius", ["a", None, True])

@@ -1,8 +1,8 @@
 """Augmentation and preparation of event recordings: frozen settings, events in, events out.
 
-Each takes one recording or a ragged batch, on any device, and draws anew for every recording. The numbers come from
-`generator` (on its device), or from torch's own, which a DataLoader seeds in each worker. Order matters:
-events are augmented at full resolution, then cut, pooled, recentred and started at time zero.
+Each takes one recording or a ragged batch, on any device, and draws anew for every recording; rows follow their events.
+The numbers come from `generator` (on its device), or from torch's own, which a DataLoader seeds in each worker. Order
+matters: events are augmented at full resolution, then cut, pooled, recentred and started at time zero.
 
     train = Chain((Flip(0), ReverseTime(), Rotate(math.pi / 8), StartAtZero()))
     events = train(events, generator=torch.Generator().manual_seed(0))
@@ -55,7 +55,7 @@ def moved(events: Events, pixel: Tensor) -> Events:
     limit = torch.tensor(events.sensor, device=events.device)
     inside = ((pixel >= 0) & (pixel < limit)).all(1)
     safe = torch.where(inside[:, None], pixel, torch.zeros_like(pixel))
-    return replaced(events, pixel=safe.int()).select(inside)
+    return replaced(events, pixel=safe.int())[inside]
 
 
 def centre(events: Events) -> Tensor:
@@ -149,11 +149,10 @@ class ReverseTime(EventTransform):
         flip = (draw(events, generator) < self.probability)[events.example]
         at = torch.arange(len(events), device=events.device)
         mirrored = (events.splits[:-1] + events.splits[1:] - 1)[events.example] - at
-        order = torch.where(flip, mirrored, at)
-        time = events.time[order]
-        last = events.time[(events.splits[1:] - 1).clamp(min=0)][events.example] if len(events) else time
-        polarity = None if events.polarity is None else events.polarity[order] ^ flip
-        return replaced(events, pixel=events.pixel[order], time=torch.where(flip, last - time, time), polarity=polarity)
+        last = events.time[(events.splits[1:] - 1).clamp(min=0)][events.example] if len(events) else events.time
+        events = events._part(torch.where(flip, mirrored, at), events.splits)
+        polarity = None if events.polarity is None else events.polarity ^ flip
+        return replaced(events, time=torch.where(flip, last - events.time, events.time), polarity=polarity)
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,7 @@ class Thin(EventTransform):
     def apply(self, events: Events, generator: Generator | None) -> Events:
         share = draw(events, generator, 0, self.most)[events.example]
         device = "cpu" if generator is None else generator.device
-        return events.select(torch.rand(len(events), generator=generator, device=device).to(events.device) >= share)
+        return events[torch.rand(len(events), generator=generator, device=device).to(events.device) >= share]
 
 
 @dataclass(frozen=True)
@@ -249,7 +248,7 @@ class FirstEvents(EventTransform):
         if len(events) <= self.count:
             return events
         at = torch.arange(len(events), device=events.device) - events.splits[:-1][events.example]
-        return events.select(at < self.count)
+        return events[at < self.count]
 
 
 @dataclass(frozen=True)
@@ -259,7 +258,7 @@ class FirstMicroseconds(EventTransform):
     duration: int
 
     def apply(self, events: Events, generator: Generator | None) -> Events:
-        return events.select(events.time - first_times(events) < self.duration)
+        return events[events.time - first_times(events) < self.duration]
 
 
 @dataclass(frozen=True)
@@ -275,7 +274,7 @@ class Crop(EventTransform):
         pixel = events.pixel - torch.tensor([self.x, self.y], dtype=torch.int32, device=events.device)
         limit = torch.tensor([self.width, self.height], device=events.device)
         inside = ((pixel >= 0) & (pixel < limit)).all(1)
-        return replaced(events, pixel=pixel, sensor=(self.width, self.height)).select(inside)
+        return replaced(events, pixel=pixel, sensor=(self.width, self.height))[inside]
 
 
 @dataclass(frozen=True)

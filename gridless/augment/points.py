@@ -1,8 +1,9 @@
 """Augmentation of point clouds: frozen settings, cloud in, cloud out.
 
-Each takes one example, an (S, D) tensor or a `Cloud`, or a ragged batch, a `Cloud`, on any device, and gives back the
-same kind; every example of a batch draws its own numbers. They come from `generator`, on its device, or from torch's
-own on the cloud's device, which a DataLoader seeds in each worker.
+Each takes one example or a ragged batch, a `Cloud`, on any device; every example of a batch draws its own numbers. Rows
+follow their points, and those that are directions turn with them. One example may also be an (S, D) tensor or array of
+coordinates, and then coordinates come back. Random numbers come from `generator`, on its device, or from torch's own on
+the cloud's device, which a DataLoader seeds in each worker; or from any `Draws`.
 
     for step in authors_recipe():
         cloud = step(cloud, torch.Generator().manual_seed(0))
@@ -10,48 +11,48 @@ own on the cloud's device, which a DataLoader seeds in each worker.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from gridless.structures import Cloud
+from gridless.augment.draws import Draws
+from gridless.structures import Cloud, Rows
 
 
 @dataclass(frozen=True)
 class PointTransform:
     """Points to points. Subclasses write `apply`, for a ragged batch."""
 
-    def __call__(self, points: Any, generator: Generator | None = None) -> Any:
-        cloud = Cloud.of(points)
+    def __call__(self, points: Any, generator: Generator | Draws | None = None) -> Any:
+        cloud = points if isinstance(points, Cloud) else self._cloud(points)
         if cloud.padding:
             raise ValueError(f"{type(self).__name__}: clouds are augmented before they are padded")
-        result = self.apply(cloud, generator)
+        result = self.apply(cloud, generator if isinstance(generator, Draws) else Draws(generator))
         return result if isinstance(points, Cloud) else result.coords
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+    def _cloud(self, points: Any) -> Cloud:
+        shape = tuple(getattr(points, "shape", ()))
+        if len(shape) != 2 or shape[1] > 3:
+            raise ValueError(
+                f"{type(self).__name__} takes a Cloud, or an (S, 1 to 3) array of coordinates, not "
+                f"{type(points).__name__} {shape or ''}: what else belongs to the points goes into rows, "
+                "gl.Cloud.of(x[:, :3], rgb=x[:, 3:])"
+            )
+        return Cloud.of(points)
+
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         raise NotImplementedError
 
 
 # What the transforms share.
 
 
-def _device(cloud: Cloud, generator: Generator | None) -> torch.device:
-    return cloud.device if generator is None else generator.device
-
-
-def _uniform(cloud: Cloud, generator: Generator | None, low: float, high: float, *shape: int) -> Tensor:
+def _uniform(cloud: Cloud, draws: Draws, low: float, high: float, *shape: int) -> Tensor:
     """Numbers for each example (B, ...)."""
-    size = (cloud.num_examples, *shape)
-    values = torch.rand(size, generator=generator, dtype=cloud.coords.dtype, device=_device(cloud, generator))
-    return (low + (high - low) * values).to(cloud.device)
-
-
-def _normal(rows: int, cloud: Cloud, generator: Generator | None, *shape: int) -> Tensor:
-    size = (rows, *shape)
-    values = torch.randn(size, generator=generator, dtype=cloud.coords.dtype, device=_device(cloud, generator))
-    return values.to(cloud.device)
+    return low + (high - low) * draws.uniform(cloud, *shape, dtype=cloud.coords.dtype)
 
 
 def _at(cloud: Cloud, values: Tensor) -> Tensor:
@@ -59,24 +60,46 @@ def _at(cloud: Cloud, values: Tensor) -> Tensor:
     return values[cloud.example] if cloud.num_examples > 1 else values.expand(len(cloud), *values.shape[1:])
 
 
-def _moved(cloud: Cloud, coords: Tensor) -> Cloud:
-    return Cloud(coords, cloud.splits)
+def _moved(cloud: Cloud, coords: Tensor, turn: Callable[[Tensor], Tensor] | None = None) -> Cloud:
+    """The same points elsewhere; `turn` is what becomes of their directions (S, ..., D)."""
+    rows = cloud.rows
+    if turn is not None and cloud.directions:
+        turned = {name: turn(rows[name].to(coords.dtype)).to(rows[name].dtype) for name in cloud.directions}
+        rows = Rows({**rows, **turned})
+    return Cloud.made(coords=coords.contiguous(), splits=cloud.splits, rows=rows, directions=cloud.directions)
 
 
 def _kept_first(cloud: Cloud, counts: Tensor) -> Cloud:
     """The first counts[b] points of each example b."""
     if cloud.num_examples == 1 and cloud.device.type == "cpu":
-        return Cloud.of(cloud.coords[: int(counts)])
+        return cloud[: int(counts)]
     place = torch.arange(len(cloud), device=cloud.device) - _at(cloud, cloud.splits[:-1])
-    splits = torch.cat([cloud.splits[:1], counts.cumsum(0)])
-    return Cloud(cloud.coords[place < _at(cloud, counts)], splits)
+    return cloud[place < _at(cloud, counts)]
 
 
 def _rotated(cloud: Cloud, matrix: Tensor) -> Cloud:
-    """matrix (B, 3, 3) applied to the points of each example."""
-    if cloud.num_examples == 1:
-        return _moved(cloud, cloud.coords @ matrix[0].T)
-    return _moved(cloud, torch.einsum("sij,sj->si", _at(cloud, matrix), cloud.coords))
+    """matrix (B, 3, 3), a rotation, applied to the points of each example."""
+
+    def turn(vectors: Tensor) -> Tensor:
+        if cloud.num_examples == 1:
+            return vectors @ matrix[0].T
+        return torch.einsum("sij,s...j->s...i", _at(cloud, matrix), vectors)
+
+    return _moved(cloud, turn(cloud.coords), turn)
+
+
+def _scaled(cloud: Cloud, factor: Tensor) -> Cloud:
+    """factor (B, D), or (B, 1) for all axes, times the points of each example."""
+    factor = _at(cloud, factor)
+
+    def turn(vectors: Tensor) -> Tensor:
+        # What is across a surface stays across it, and as long as it was: it is divided by what the surface is
+        # multiplied by.
+        divided = vectors / factor.view(len(cloud), *[1] * (vectors.ndim - 2), factor.shape[1])
+        length = vectors.norm(dim=-1, keepdim=True)
+        return divided * (length / divided.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny))
+
+    return _moved(cloud, cloud.coords * factor, turn if factor.shape[1] > 1 else None)
 
 
 def _need_3d(cloud: Cloud, what: PointTransform) -> None:
@@ -97,7 +120,7 @@ class First(PointTransform):
         if self.count < 1:
             raise ValueError(f"First: count must be at least 1, not {self.count}")
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         return _kept_first(cloud, cloud.sizes.clamp(max=self.count))
 
 
@@ -105,11 +128,10 @@ class First(PointTransform):
 class Shuffle(PointTransform):
     """The points of each example in random order."""
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
-        device = _device(cloud, generator)
-        place = torch.rand(len(cloud), generator=generator, dtype=torch.float64, device=device).to(cloud.device)
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
+        place = draws.uniform(cloud, each="row", dtype=torch.float64)
         order = torch.argsort(place + cloud.example if cloud.num_examples > 1 else place)
-        return _moved(cloud, cloud.coords[order])
+        return cloud._part(order, cloud.splits)
 
 
 @dataclass(frozen=True)
@@ -122,24 +144,23 @@ class Drop(PointTransform):
         if not 0 <= self.most < 1:
             raise ValueError(f"Drop: most must be at least 0 and less than 1, not {self.most}")
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
-        share = 1 - _uniform(cloud, generator, 0, self.most).double()
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
+        share = 1 - _uniform(cloud, draws, 0, self.most).double()
         counts = (cloud.sizes * share).floor().long()
         return _kept_first(cloud, torch.minimum(counts.clamp(min=1), cloud.sizes))
 
 
 @dataclass(frozen=True)
 class DropToFirst(PointTransform):
-    """Put each point, with a probability from U(0, most), where the first point is: PointNet++'s dropout."""
+    """Each point, with a probability from U(0, most), becomes another of the first point: PointNet++'s dropout."""
 
     most: float = 0.875
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
-        share = _at(cloud, _uniform(cloud, generator, 0, self.most))
-        device = _device(cloud, generator)
-        chance = torch.rand(len(cloud), generator=generator, dtype=share.dtype, device=device).to(cloud.device)
-        first = _at(cloud, cloud.splits[:-1])
-        return _moved(cloud, torch.where((chance <= share)[:, None], cloud.coords[first], cloud.coords))
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
+        share = _at(cloud, _uniform(cloud, draws, 0, self.most))
+        chance = draws.uniform(cloud, each="row", dtype=share.dtype)
+        at = torch.arange(len(cloud), device=cloud.device)
+        return cloud._part(torch.where(chance <= share, _at(cloud, cloud.splits[:-1]), at), cloud.splits)
 
 
 # Where they are.
@@ -151,15 +172,15 @@ class RollAxes(PointTransform):
 
     shift: int = 1
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
-        return _moved(cloud, cloud.coords.roll(self.shift, 1))
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
+        return _moved(cloud, cloud.coords.roll(self.shift, 1), lambda vectors: vectors.roll(self.shift, -1))
 
 
 @dataclass(frozen=True)
 class Normalise(PointTransform):
     """Move the mean of each example to the origin and scale it into the unit sphere."""
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         from gridless.ops.segment_pool import segment_max, segment_mean
 
         centred = cloud.coords - _at(cloud, segment_mean(cloud.coords, cloud.splits))
@@ -175,8 +196,8 @@ class Jitter(PointTransform):
     clip: float = 0.05
     ball: bool = False
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
-        by = self.sigma * _normal(len(cloud), cloud, generator, cloud.dim)
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
+        by = self.sigma * draws.normal(cloud, cloud.dim, each="row", dtype=cloud.coords.dtype)
         if self.ball:
             by = by * (self.clip / by.norm(dim=1, keepdim=True).clamp(min=self.clip))
         else:
@@ -191,10 +212,10 @@ class Tilt(PointTransform):
     sigma: float = 0.06
     limit: float = 0.18
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         _need_3d(cloud, self)
-        axis = torch.nn.functional.normalize(_normal(cloud.num_examples, cloud, generator, 3), dim=1)
-        angle = (self.sigma * _normal(cloud.num_examples, cloud, generator)).clamp(-self.limit, self.limit)
+        axis = torch.nn.functional.normalize(draws.normal(cloud, 3, dtype=cloud.coords.dtype), dim=1)
+        angle = (self.sigma * draws.normal(cloud, dtype=cloud.coords.dtype)).clamp(-self.limit, self.limit)
         return _rotated(cloud, _about(axis, angle))
 
 
@@ -205,9 +226,9 @@ class Wobble(PointTransform):
     sigma: float = 0.06
     limit: float = 0.18
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         _need_3d(cloud, self)
-        angles = (self.sigma * _normal(cloud.num_examples, cloud, generator, 3)).clamp(-self.limit, self.limit)
+        angles = (self.sigma * draws.normal(cloud, 3, dtype=cloud.coords.dtype)).clamp(-self.limit, self.limit)
         x, y, z = (_about(a.expand(len(angles), 3), angles[:, d]) for d, a in enumerate(torch.eye(3).to(angles)))
         return _rotated(cloud, z @ y @ x)
 
@@ -222,9 +243,9 @@ class RotateAboutUp(PointTransform):
         if self.up not in (0, 1, 2):
             raise ValueError(f"RotateAboutUp: up must be 0, 1 or 2 (x, y or z), not {self.up}")
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         _need_3d(cloud, self)
-        angle = _uniform(cloud, generator, 0, 2 * torch.pi)
+        angle = _uniform(cloud, draws, 0, 2 * torch.pi)
         axis = torch.eye(3)[self.up].to(angle)
         return _rotated(cloud, _about(axis.expand(len(angle), 3), angle))
 
@@ -241,9 +262,9 @@ class Scale(PointTransform):
         if not 0 < self.low <= self.high:
             raise ValueError(f"Scale: needs 0 < low <= high, not {self.low} and {self.high}")
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
-        factor = _uniform(cloud, generator, self.low, self.high, cloud.dim if self.each_axis else 1)
-        return _moved(cloud, cloud.coords * _at(cloud, factor))
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
+        factor = _uniform(cloud, draws, self.low, self.high, cloud.dim if self.each_axis else 1)
+        return _scaled(cloud, factor)
 
 
 @dataclass(frozen=True)
@@ -252,8 +273,8 @@ class Shift(PointTransform):
 
     limit: float = 0.1
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
-        return _moved(cloud, cloud.coords + _at(cloud, _uniform(cloud, generator, -self.limit, self.limit, cloud.dim)))
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
+        return _moved(cloud, cloud.coords + _at(cloud, _uniform(cloud, draws, -self.limit, self.limit, cloud.dim)))
 
 
 @dataclass(frozen=True)
@@ -263,10 +284,10 @@ class Mirror(PointTransform):
     axis: int
     probability: float = 0.5
 
-    def apply(self, cloud: Cloud, generator: Generator | None) -> Cloud:
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         sign = torch.ones(cloud.num_examples, cloud.dim, dtype=cloud.coords.dtype, device=cloud.device)
-        sign[:, self.axis] = torch.where(_uniform(cloud, generator, 0, 1) < self.probability, -1.0, 1.0).to(sign)
-        return _moved(cloud, cloud.coords * _at(cloud, sign))
+        sign[:, self.axis] = torch.where(_uniform(cloud, draws, 0, 1) < self.probability, -1.0, 1.0).to(sign)
+        return _scaled(cloud, sign)
 
 
 def _about(axis: Tensor, angle: Tensor) -> Tensor:

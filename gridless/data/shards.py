@@ -25,13 +25,12 @@ from torch import Tensor
 from gridless.data.files import whole_file
 from gridless.data.formats.base import FormatError
 from gridless.structures import Cloud, Edges, Events, Geometry, Structure
-from gridless.structures.base import kinds as _kinds
 
-MAGIC = b"gridless shard 2"
+MAGIC = b"gridless shard 3"
 _BEGIN = len(MAGIC) + 16 + 8
 _STRUCTURES: dict[str, type[Structure]] = {c.__name__: c for c in (Cloud, Edges, Events)}
 _ALIGN = 64
-_DTYPES = ("|b1", "|u1", "|i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8")
+_DTYPES = ["|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"]
 _AGAIN = "remove it, and it will be made again"
 
 Flat = dict[str, Any]
@@ -43,8 +42,11 @@ def flatten(value: Any, prefix: str = "") -> tuple[Any, Flat]:
         parts = {name: flatten(v, f"{prefix}{name}/") for name, v in value.items()}
         return {"geometry": {n: shape for n, (shape, _) in parts.items()}}, _join(flat for _, flat in parts.values())
     if isinstance(value, Structure) and type(value).__name__ in _STRUCTURES:
-        leaves = {f"{prefix}{name}": getattr(value, name) for name, *_ in _kinds(type(value))}
-        return {"structure": type(value).__name__}, leaves
+        leaves = value.leaves()
+        return (
+            {"structure": type(value).__name__, "leaves": list(leaves)},
+            {f"{prefix}{name}": leaf for name, leaf in leaves.items()},
+        )
     if isinstance(value, tuple | list):
         parts_ = [flatten(v, f"{prefix}{i}/") for i, v in enumerate(value)]
         return {"tuple": [shape for shape, _ in parts_]}, _join(flat for _, flat in parts_)
@@ -68,8 +70,8 @@ def restore(shape: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
     if "tuple" in shape:
         return tuple(restore(s, leaves, f"{prefix}{i}/") for i, s in enumerate(shape["tuple"]))
     cls = _STRUCTURES[shape["structure"]]
-    fields = {name: leaves[f"{prefix}{name}"] for name, *_ in _kinds(cls)}
-    return cls(**{n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()})
+    fields = {name: leaves[f"{prefix}{name}"] for name in shape["leaves"]}
+    return cls.of_leaves({n: tuple(v) if isinstance(v, list) else v for n, v in fields.items()})
 
 
 def write(path: Path, key: str, examples: Sequence[Any], origin: Sequence[Any]) -> None:
@@ -113,7 +115,7 @@ def _ragged(path: Path, name: str, column: list[Tensor]) -> dict[str, np.ndarray
     # Scalars are rows of one number.
     rows = torch.cat([t.detach().cpu().reshape(1) if t.ndim == 0 else t.detach().cpu() for t in column])
     starts = np.cumsum([0] + [1 if t.ndim == 0 else len(t) for t in column], dtype=np.int64)
-    return {name: np.ascontiguousarray(rows.numpy()), f"{name}@": starts if first.ndim else np.empty(0, np.int64)}
+    return {name: np.ascontiguousarray(rows.numpy()), f"@{name}": starts if first.ndim else np.empty(0, np.int64)}
 
 
 class Shard:
@@ -147,7 +149,7 @@ class Shard:
             self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         with _refusing(path, "its header makes no sense"):
             arrays = {name: self._array(*how) for name, how in header["arrays"].items()}
-            self.columns = {name: (a, arrays[f"{name}@"]) for name, a in arrays.items() if not name.endswith("@")}
+            self.columns = {name: (a, arrays[f"@{name}"]) for name, a in arrays.items() if not name.startswith("@")}
 
     def _array(self, dtype: str, shape: list[int], at: int) -> np.ndarray:
         # Only plain numbers, and only inside the file: NumPy would follow anything else.

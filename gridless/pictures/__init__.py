@@ -67,7 +67,7 @@ def show(thing: Any, sample: Cloud | None = None, edges: Edges | None = None) ->
     if not isinstance(thing, Events):
         thing = Cloud.of(thing)
     if thing.num_examples > 1:
-        raise ValueError(f"show draws one example, these are {thing.num_examples}: pick one, e.g. cloud[0]")
+        raise ValueError(f"show draws one example, these are {thing.num_examples}: pick one, e.g. x.examples[0]")
     if isinstance(thing, Events) and (sample is not None or edges is not None):
         raise ValueError("samples and neighbourhoods are drawn on clouds, not on events")
     return Picture(thing, sample, edges)

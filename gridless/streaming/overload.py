@@ -138,7 +138,7 @@ def thinned(events: Events, keep: int) -> Events:
     rows = torch.arange(keep) * len(events) // keep
     mask = torch.zeros(len(events), dtype=torch.bool)
     mask[rows] = True
-    return events.select(mask)
+    return events[mask]
 
 
 def joined(packets: list[Events]) -> Events:

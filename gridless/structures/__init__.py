@@ -11,6 +11,7 @@ from gridless.structures.cloud import Cloud
 from gridless.structures.edges import MAX_EDGES, Edges
 from gridless.structures.events import Events
 from gridless.structures.geometry import Geometry
+from gridless.structures.rows import Rows
 
 __all__ = [
     "MAX_EDGES",
@@ -19,6 +20,7 @@ __all__ = [
     "Events",
     "Geometry",
     "Ragged",
+    "Rows",
     "Structure",
     "bucket_size",
     "collate",

@@ -1,20 +1,32 @@
-"""What all structures are made of: fields that say what they hold, so that moving, collating and padding are written
-once, for all of them."""
+"""What all structures are made of: fields that say what they hold, so that moving, cutting, collating and padding are
+written once, for all of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from gridless.structures.rows import NO_ROWS, Rows, shape_of
 
-def per_row(**kwargs: Any) -> Any:
-    """A tensor with one row per point, event or edge."""
-    return field(metadata={"kind": "rows"}, **kwargs)
+# The kinds of fields.
+
+
+def per_row(of: str | None = None, **kwargs: Any) -> Any:
+    """A tensor with one row per point, event or edge; or, with `of`, for each of as many as the field `of` says."""
+    return field(metadata={"kind": "rows", "of": of}, **kwargs)
+
+
+def named_rows() -> Any:
+    """What else belongs to each point or event: `Rows`, none by default."""
+    return field(default=NO_ROWS, metadata={"kind": "named rows"})
 
 
 def splits_of(of: str, **kwargs: Any) -> Any:
@@ -24,7 +36,7 @@ def splits_of(of: str, **kwargs: Any) -> Any:
 
 def index(into: str, holes: bool = True, **kwargs: Any) -> Any:
     """Positions in something that has as many rows as the field `into` says; with holes, -1 is none."""
-    return field(metadata={"kind": "index" if holes else "full index", "into": into}, **kwargs)
+    return field(metadata={"kind": "index" if holes else "full index", "of": into}, **kwargs)
 
 
 def size(**kwargs: Any) -> Any:
@@ -40,9 +52,7 @@ def same(**kwargs: Any) -> Any:
 @cache
 def kinds(cls: type) -> tuple[tuple[str, str, str | None], ...]:
     """(field name, kind, what it refers to) for each field of a structure."""
-    return tuple(
-        (f.name, f.metadata["kind"], f.metadata.get("of") or f.metadata.get("into")) for f in dataclasses.fields(cls)
-    )
+    return tuple((f.name, f.metadata["kind"], f.metadata.get("of")) for f in dataclasses.fields(cls))
 
 
 @cache
@@ -63,8 +73,14 @@ class Structure:
     def __len__(self) -> int:
         return getattr(self, self._length).shape[0]
 
-    def _map(self, function: Any) -> Self:
-        changes = {n: function(v) for n, *_ in kinds(type(self)) if isinstance(v := getattr(self, n), Tensor)}
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        changes = {}
+        for name, *_ in kinds(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                changes[name] = function(value)
+            elif isinstance(value, Rows):
+                changes[name] = value.map(function)
         return self._changed(**changes)
 
     def _changed(self, **changes: Any) -> Self:
@@ -79,6 +95,21 @@ class Structure:
         new.__dict__.update(_defaults(cls))
         new.__dict__.update(values)
         return new
+
+    def leaves(self) -> dict[str, Any]:
+        """Every tensor and setting by name, those of rows as `rows.rgb`: what `of_leaves` needs to make it again."""
+        found = {}
+        for name, *_ in kinds(type(self)):
+            value = getattr(self, name)
+            found |= {f"{name}.{n}": v for n, v in value.items()} if isinstance(value, Rows) else {name: value}
+        return found
+
+    @classmethod
+    def of_leaves(cls, leaves: Mapping[str, Any]) -> Self:
+        """A structure from its `leaves`; they are checked."""
+        fields: dict[str, Any] = {name: value for name, value in leaves.items() if "." not in name}
+        rows = {name.removeprefix("rows."): value for name, value in leaves.items() if name.startswith("rows.")}
+        return cls(**fields, **({"rows": rows} if rows else {}))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """The same structure on another device."""
@@ -123,21 +154,34 @@ class Structure:
         for name, *_ in kinds(type(self)):
             value = getattr(self, name)
             if isinstance(value, Tensor):
-                parts.append(f"{name}={tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}")
+                parts.append(f"{name}={shape_of(value)}")
             elif value:
                 parts.append(f"{name}={value}")
         return f"{type(self).__name__}({', '.join(parts)}, {self.device})"
 
 
 class Ragged(Structure):
-    """A batch of examples with different numbers of rows."""
+    """A batch of examples with different numbers of rows.
+
+    Its length, slices, masks and positions are of rows: `cloud[a:b]`, `cloud[mask]`, `cloud[order]`. Whole examples are
+    `cloud.examples[i]`. A part has the rows of what it kept, and forgets what that was sampled from or fired by.
+    """
 
     splits: Tensor
     padding: int
 
+    # What a row is called, and an example.
+    _row: ClassVar[str]
+    _example: ClassVar[str]
+
     @property
     def num_examples(self) -> int:
         return self.splits.shape[0] - 1
+
+    @property
+    def examples(self) -> Examples[Self]:
+        """The examples of the batch, each alone: a sequence."""
+        return Examples(self)
 
     @property
     def sizes(self) -> Tensor:
@@ -154,9 +198,104 @@ class Ragged(Structure):
 
         return self.cached("example", make)
 
+    def __iter__(self) -> Iterator[Any]:
+        raise TypeError(
+            f"{type(self).__name__} is not walked through by itself: take its examples, `for one in x.examples`, or "
+            f"one of its tensors, such as x.{self._length}"
+        )
+
+    def __getitem__(self, at: slice | Tensor | np.ndarray | Sequence[int]) -> Self:
+        """The rows of a slice, under a mask (S) bool, or at positions (N), in the examples they are in."""
+        name, end = type(self).__name__, len(self) - self.padding
+        if isinstance(at, slice):
+            a, b, step = at.indices(end)
+            if step == 1:
+                b = max(a, b)
+                return self._part(slice(a, b), self.splits.clamp(a, b) - a)
+            at = torch.arange(a, b, step) if (b - a) * step > 0 else torch.arange(0)
+        if isinstance(at, str):
+            raise TypeError(f"expected a Geometry, not {name}: call model(model.plan(x)), not model(x)")
+        if isinstance(at, int | np.integer) or at is None or isinstance(at, tuple):
+            raise TypeError(
+                f"{name} is cut by slices, masks and positions of {self._row}s, x[a:b]; {self._example} i of a batch "
+                f"is x.examples[i], and one {self._row} is in its tensors, x.{self._length}[i]"
+            )
+        rows = torch.as_tensor(at, device=self.device)
+        if rows.ndim != 1 or (rows.dtype not in (torch.bool, torch.int64, torch.int32) and len(rows)):
+            raise TypeError(f"{name}: a mask or positions must be 1-D, bool or whole numbers, not {shape_of(rows)}")
+        if rows.dtype == torch.bool:
+            if len(rows) != len(self):
+                raise IndexError(f"{name}: a mask of {len(rows)} entries does not fit {len(self)} {self._row}s")
+            return self._masked(
+                rows if not self.padding else rows & (torch.arange(len(self), device=self.device) < end)
+            )
+        rows = rows.long()
+        if len(rows):
+            low, high = (int(v) for v in rows.aminmax())
+            if low < -end or high >= end:
+                raise IndexError(f"{name}: positions run from {low} to {high}, but there are {end} {self._row}s")
+        rows = torch.where(rows < 0, rows + end, rows)
+        splits = torch.tensor([0, len(rows)], device=self.device)
+        if self.num_examples != 1:
+            example = self.example[rows]
+            if bool((example.diff() < 0).any()):
+                raise ValueError(f"{name}: positions must keep the examples of a batch apart, and in their order")
+            splits = torch.searchsorted(example, torch.arange(self.num_examples + 1, device=self.device))
+        part = self._part(rows, splits)
+        # Events at any positions may no longer be in order: they are looked at again.
+        part.__dict__.pop("_kept", None)
+        return part
+
+    def _masked(self, keep: Tensor) -> Self:
+        """The rows where `keep` is True, which padding is not."""
+        before = torch.cat([self.splits.new_zeros(1), keep.cumsum(0)])
+        return self._part(keep, before[self.splits])
+
+    def _part(self, at: slice | Tensor, splits: Tensor) -> Self:
+        """Some of the rows, with splits that are known to be right."""
+        changes: dict[str, Any] = {"splits": splits, "padding": 0}
+        for name, kind, refers in kinds(type(self)):
+            value = getattr(self, name)
+            if kind == "rows":
+                changes[name] = None if value is None or refers else value[at]
+            elif kind == "named rows":
+                changes[name] = value.taken(at)
+            elif kind in ("index", "full index"):
+                changes[name] = None
+            elif kind == "size":
+                changes[name] = 0
+        return self._changed(**changes)
+
     def check_splits(self, what: str) -> None:
         """Refuse splits that do not describe the rows. Reads values: a synchronisation on the GPU."""
         check_splits(self.splits, len(self) - self.padding, what)
+
+
+R = TypeVar("R", bound=Ragged)
+
+
+class Examples(Sequence, Generic[R]):
+    """The examples of a batch: `len`, `examples[i]`, `for example in examples`; a slice is a list."""
+
+    def __init__(self, batch: R) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return self._batch.num_examples
+
+    def __getitem__(self, i: Any) -> Any:
+        if isinstance(i, slice):
+            return [self[k] for k in range(len(self))[i]]
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"{self._batch._example} {i} of {len(self)}")
+        return self._alone(*self._batch.splits[i % len(self) :][:2].tolist())
+
+    def __iter__(self) -> Iterator[R]:
+        # One read for all: on a GPU each is a synchronisation.
+        return itertools.starmap(self._alone, itertools.pairwise(self._batch.splits.tolist()))
+
+    def _alone(self, a: int, b: int) -> R:
+        return self._batch._part(slice(a, b), torch.tensor([0, b - a], device=self._batch.device))
 
 
 def check_splits(splits: Tensor, end: int, what: str) -> None:

@@ -21,6 +21,7 @@ from torch.nn.functional import pad as pad_tensor
 from gridless.structures.base import Structure, kinds
 from gridless.structures.edges import MAX_EDGES, Edges
 from gridless.structures.geometry import Geometry
+from gridless.structures.rows import Rows
 
 Buckets = str | Sequence[int]
 
@@ -28,9 +29,10 @@ Buckets = str | Sequence[int]
 def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) -> Any:
     """One ragged batch from a list of examples: the `collate_fn` of a DataLoader.
 
-    Structures and geometries become block-diagonal; tuples and dicts are collated part by part; numbers, arrays and
-    tensors are stacked. With `bucket` ("power_of_two", or a list of allowed sizes) every structure is padded to the
-    next bucket, so that compiled and captured graphs meet few shapes; the padding belongs to no example and no edge.
+    Structures and geometries become block-diagonal, with their rows; tuples and dicts are collated part by part;
+    numbers, arrays and tensors belong to an example, and are stacked. With `bucket` ("power_of_two", or a list of
+    allowed sizes) every structure is padded to the next bucket, so that compiled and captured graphs meet few shapes;
+    the padding belongs to no example and no edge.
     """
     if not examples:
         raise ValueError("collate: an empty list of examples")
@@ -45,6 +47,11 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     if isinstance(first, Mapping):
         return {k: collate([e[k] for e in examples], bucket) for k in first}
+    if isinstance(first, Tensor | np.ndarray) and len(shapes := {tuple(e.shape) for e in examples}) > 1:
+        raise ValueError(
+            f"collate: tensors of the shapes {sorted(shapes)} cannot be stacked. What belongs to each point or event "
+            "travels with it: gl.Cloud.of(xyz, rgb=rgb), and then geometry['X0'].rows['rgb']"
+        )
     return torch.utils.data.default_collate(list(examples))
 
 
@@ -73,6 +80,8 @@ def _merge(parts: Sequence[Structure]) -> Structure:
             values[name] = column[0]
         elif kind == "size":
             values[name] = sum(column)
+        elif kind == "named rows":
+            values[name] = Rows.joined(column, "collate")
         elif any(v is None for v in column):
             if any(v is not None for v in column):
                 raise ValueError(f"collate: some {cls.__name__}s have {name} and some have none")
@@ -140,6 +149,8 @@ def pad(value: Any, bucket: Buckets) -> Any:
         if kind == "size":
             used = any(into == name and getattr(value, user) is not None for user, _, into in kinds(type(value)))
             changes[name] = bucket_size(field, bucket) if used else field
+        elif isinstance(field, Rows):
+            changes[name] = field.map(lambda rows: _grow(rows, bucket_size(len(rows), bucket)))
         elif isinstance(field, Tensor) and kind in ("rows", "index", "full index"):
             changes[name] = _grow(field, bucket_size(len(field), bucket))
         elif isinstance(value, Edges) and kind == "splits":

@@ -40,10 +40,13 @@ class Edges(Structure):
             raise TypeError("Edges: source must be a 1-D int32 or int64 tensor of row numbers")
         if len(source) > MAX_EDGES or self.num_source > MAX_EDGES:
             raise ValueError(f"Edges: {len(source)} edges are more than {MAX_EDGES}: search smaller batches")
-        object.__setattr__(self, "source", source.to(torch.int32).contiguous())
         object.__setattr__(self, "splits", as_splits(self.splits, source.device, "Edges"))
         if source.device.type == "cpu":
             self.check("Edges")
+        elif source.dtype == torch.int64:
+            # What 32 bits do not hold stays out of range, and is found when it is looked at.
+            source = source.clamp(-1, MAX_EDGES)
+        object.__setattr__(self, "source", source.to(torch.int32).contiguous())
 
     @property
     def num_target(self) -> int:
@@ -105,7 +108,7 @@ class Edges(Structure):
         order = torch.argsort(target * num_source + source, stable=True)
         counts = torch.bincount(target, minlength=num_target)
         splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        edges = cls(splits, source[order].int(), num_source)
+        edges = cls(splits, source[order], num_source)
         edges.check("edge_index")
         return edges
 
@@ -139,7 +142,7 @@ class Edges(Structure):
         splits, source = matrix.crow_indices().long(), matrix.col_indices()
         row = torch.repeat_interleave(splits.diff())
         order = torch.argsort(row * matrix.shape[1] + source, stable=True)
-        return cls(splits, source[order].int(), matrix.shape[1])
+        return cls(splits, source[order], matrix.shape[1])
 
 
 def transpose(edges: Edges) -> Edges:

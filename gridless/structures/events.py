@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -12,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.structures.base import Ragged, as_splits, index, per_row, same, size, splits_of
+from gridless.structures.base import Ragged, as_splits, index, named_rows, per_row, same, size, splits_of
+from gridless.structures.rows import NO_ROWS, Rows
 
 # What other libraries call the four fields.
 ALIASES = {
@@ -33,6 +35,9 @@ class Events(Ragged):
     pixel (S, 2) int32 as (x, y), time (S) int64 microseconds, polarity (S) bool (True is ON), splits (B + 1),
     sensor (width, height). Events that were fired by other events (LIF) know which: `cause` (S), rows of a stream of
     `num_parent` events; their polarity is None.
+
+    `rows` are what else belongs to each event: a weight, a label. They follow the events wherever these are cut, put in
+    order, batched, padded or moved, and events that are fired have those of their causes.
     """
 
     pixel: Tensor = per_row()
@@ -43,8 +48,11 @@ class Events(Ragged):
     cause: Tensor | None = index("num_parent", default=None)
     num_parent: int = size(default=0)
     padding: int = same(default=0)
+    rows: Rows = named_rows()
 
     _length: ClassVar[str] = "pixel"
+    _row: ClassVar[str] = "event"
+    _example: ClassVar[str] = "recording"
 
     def __post_init__(self) -> None:
         pixel = self.pixel
@@ -64,68 +72,64 @@ class Events(Ragged):
             object.__setattr__(self, name, value.contiguous())
         object.__setattr__(self, "pixel", pixel.contiguous())
         object.__setattr__(self, "sensor", _as_sensor(self.sensor))
+        if self.rows is not NO_ROWS:
+            object.__setattr__(self, "rows", Rows.of(self.rows, pixel, "Events"))
         object.__setattr__(self, "splits", as_splits(self.splits, pixel.device, "Events"))
         if pixel.device.type == "cpu":
             self.check_splits("Events")
 
     @classmethod
-    def of(cls, x: Any, sensor: tuple[int, int] | None = None, repair: str | Sequence[str] = ()) -> Events:
+    def of(
+        cls, x: Any, /, sensor: tuple[int, int] | None = None, repair: str | Sequence[str] = (), **rows: Any
+    ) -> Events:
         """One recording from an array of events, or a batch from a list of them, checked.
 
-        An array is a NumPy structured array (or a mapping of equally long arrays) with the fields x, y, t and p, in
-        any order and of any integer type; `ts`, `timestamp` and `time` are read as t, `on`, `pol` and `polarity` as p.
-        Times are whole microseconds, polarity is 0/1, -1/+1 or bool, `sensor` is (width, height).
-
-        Times that step back, negative times and events outside the sensor are refused (`check`), unless `repair`, one
-        name or several, says what to do; repairs are made in this order, each recording on its own:
+        Times that step back, negative times and events outside the sensor are refused (`check`), unless `repair` says
+        what to do; repairs are made in this order, each recording on its own:
 
         - `"unwrap"`: a 32-bit counter that started again from zero goes on counting (a step back of over 2**31);
         - `"drop"`: events outside the sensor are left out;
         - `"hold"`: a time that steps back becomes the latest time so far; the order stays the order of arrival;
         - `"sort"`: events are put in order of time; equal times keep their order;
         - `"shift"`: the earliest event happens at time zero.
+
+        Args:
+            x: a NumPy structured array (or a mapping of equally long arrays) with the fields x, y, t and p, in any
+                order and of any integer type; `ts`, `timestamp` and `time` are read as t, `on`, `pol` and `polarity` as
+                p. Times are whole microseconds, polarity is 0/1, -1/+1 or bool. Or `Events`, which get further rows.
+            sensor: (width, height).
+            repair: the name of one repair, or several.
+            rows: what belongs to each event, by name: tensors or arrays (S, ...) of any type, found again in `rows`;
+                with a list of recordings, a list of them.
         """
         names = as_repairs(repair)
         device = torch.device("cpu")
         if isinstance(x, Events):
             if sensor is not None and _as_sensor(sensor) != x.sensor:
                 raise ValueError(f"Events.of: these events have the sensor {x.sensor}, not {tuple(sensor)}")
+            if rows:
+                x = dataclasses.replace(x, rows={**x.rows, **rows})
             if not names:
                 x.check("Events.of")
                 return x
-            sensor, device = x.sensor, x.device
-            x = [x.recording(i) for i in range(x.num_examples)]
+            sensor, device, rows = x.sensor, x.device, {}
+            x = list(x.examples)
         if sensor is None:
             raise ValueError("Events.of: an array does not say how large the camera is: pass sensor=(width, height)")
-        recordings = x if isinstance(x, (list, tuple)) else [x]
-        return from_columns([_columns(r, "Events.of") for r in recordings], sensor, names).to(device)
-
-    def __getitem__(self, at: slice) -> Events:
-        """A run of events of one recording, as one recording."""
-        if not isinstance(at, slice) or at.step not in (None, 1):
-            raise TypeError("Events are cut with a slice: events[a:b]; a recording of a batch is events.recording(i)")
-        if self.num_examples != 1:
-            raise ValueError(f"only one recording can be cut, these are {self.num_examples}: events.recording(i)[a:b]")
-        a, b, _ = at.indices(len(self) - self.padding)
-        return self._cut(a, max(a, b))
-
-    def recording(self, i: int) -> Events:
-        """Recording i of a batch, alone."""
-        if not -self.num_examples <= i < self.num_examples:
-            raise IndexError(f"recording {i} of events with {self.num_examples} recordings")
-        a, b = self.splits[i % self.num_examples :][:2].tolist()
-        return self._cut(a, b)
-
-    def _cut(self, a: int, b: int) -> Events:
-        polarity = None if self.polarity is None else self.polarity[a:b]
-        splits = torch.tensor([0, b - a], device=self.device)
-        return Events(self.pixel[a:b], self.time[a:b], polarity, splits, self.sensor)
-
-    def select(self, keep: Tensor) -> Events:
-        """The events where `keep` (S) bool is True, in the same recordings. What caused them is forgotten."""
-        counts = torch.cat([keep.new_zeros(1, dtype=torch.int64), keep.cumsum(0)])
-        polarity = None if self.polarity is None else self.polarity[keep]
-        return Events(self.pixel[keep], self.time[keep], polarity, counts[self.splits], self.sensor)
+        several = isinstance(x, (list, tuple))
+        for name, values in rows.items() if several else ():
+            if not isinstance(values, (list, tuple)) or len(values) != len(x):
+                raise ValueError(f"Events.of: {name} must be a list of {len(x)} arrays, one for each recording")
+        recordings = x if several else [x]
+        columns = [_columns(r, "Events.of") for r in recordings]
+        more = []
+        for i, (recording, (_, time, _)) in enumerate(zip(recordings, columns, strict=True)):
+            given = {n: v[i] if several else v for n, v in rows.items()}
+            own = recording.rows.map(Tensor.cpu) if isinstance(recording, Events) else {}
+            more.append(Rows.of({**own, **given}, torch.from_numpy(time), "Events.of"))
+        events = unchecked(columns, sensor, names, more)
+        events.check("Events.of")
+        return events.to(device)
 
     def numpy(self) -> np.ndarray:
         """A structured array with the fields t, x, y, p, of all recordings one after the other."""
@@ -139,14 +143,18 @@ class Events(Ragged):
     def check(self, what: str = "events") -> None:
         """Refuse times that step back, negative times and events outside the sensor, naming recording and row.
 
-        On the CPU: events on a GPU are copied.
+        Reads values, once, on the CPU: events on a GPU are copied.
         """
+        self.cached("checked", lambda: self._check(what))
+
+    def _check(self, what: str) -> bool:
         self.check_splits(what)
         fault = self.fault()
         if fault is not None:
             row, words = fault
             recording = int(self.example[row])
             raise ValueError(f"{what}: row {row - int(self.splits[recording])} of recording {recording} {words}")
+        return True
 
     def fault(self) -> tuple[int, str] | None:
         """The first row that `check` refuses, and why; None when all is well."""
@@ -189,24 +197,34 @@ def _as_sensor(sensor: Any) -> tuple[int, int]:
 Columns = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
 
 
-def from_columns(columns: Sequence[Columns], sensor: tuple[int, int], repair: Sequence[str] = ()) -> Events:
-    """Checked events from (pixel (S, 2) int32, time (S) int64, polarity (S) bool) of each recording."""
-    events = unchecked(columns, sensor, repair)
-    events.check("Events.of")
-    return events
+def unchecked(
+    columns: Sequence[Columns], sensor: tuple[int, int], repair: Sequence[str] = (), rows: Sequence[Rows] = ()
+) -> Events:
+    """Events from the columns of each recording, of which only the types have been looked at.
 
-
-def unchecked(columns: Sequence[Columns], sensor: tuple[int, int], repair: Sequence[str] = ()) -> Events:
+    Args:
+        columns: pixel (S, 2) int32, time (S) int64 and polarity (S) bool, or None, of each recording.
+        sensor: (width, height).
+        repair: names of repairs.
+        rows: what else belongs to the events of each recording; none for any when left out.
+    """
     sensor = _as_sensor(sensor)
+    rows = rows or [NO_ROWS] * len(columns)
     if repair:
-        columns = [_repaired(c, sensor, repair) for c in columns]
+        repaired = [_repaired(c, sensor, repair) for c in columns]
+        columns = [c for c, _ in repaired]
+        rows = [r if at is None else r.taken(torch.from_numpy(at)) for r, (_, at) in zip(rows, repaired, strict=True)]
     if len(columns) == 1:
         pixel, time, polarity = columns[0]
     else:
         pixel = np.concatenate([c[0] for c in columns] or [np.empty((0, 2), np.int32)])
         time = np.concatenate([c[1] for c in columns] or [np.empty(0, np.int64)])
         polarities = [c[2] for c in columns if c[2] is not None]
-        polarity = np.concatenate(polarities or [np.empty(0, bool)]) if len(polarities) == len(columns) else None
+        if polarities and len(polarities) < len(columns):
+            raise ValueError(
+                f"Events.of: {len(polarities)} of {len(columns)} recordings have a polarity: give it to all, or to none"
+            )
+        polarity = np.concatenate(polarities or [np.empty(0, bool)]) if polarities or not columns else None
     splits = torch.tensor([0] + [len(c[1]) for c in columns]).cumsum(0)
     return Events(
         torch.from_numpy(pixel),
@@ -214,6 +232,7 @@ def unchecked(columns: Sequence[Columns], sensor: tuple[int, int], repair: Seque
         None if polarity is None else torch.from_numpy(polarity),
         splits,
         sensor,
+        rows=Rows.joined(rows, "Events.of") if rows else NO_ROWS,
     )
 
 
@@ -225,22 +244,28 @@ def as_repairs(repair: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _repaired(columns: Columns, sensor: tuple[int, int], repair: Sequence[str]) -> Columns:
+def _repaired(columns: Columns, sensor: tuple[int, int], repair: Sequence[str]) -> tuple[Columns, np.ndarray | None]:
+    """The columns, and which of the events they are, in which order; None for all, as they were."""
     pixel, time, polarity = columns
+    at = None
     if "unwrap" in repair and len(time):
         wraps = np.cumsum(np.diff(time, prepend=time[:1]) < -WRAP // 2)
         time = time + wraps * WRAP
     if "drop" in repair:
         keep = ((pixel >= 0) & (pixel < np.array(sensor))).all(1)
-        pixel, time, polarity = pixel[keep], time[keep], None if polarity is None else polarity[keep]
+        if not keep.all():
+            at = np.flatnonzero(keep)
+            time = time[at]
     if "hold" in repair:
         time = np.maximum.accumulate(time) if len(time) else time
     if "sort" in repair and (np.diff(time) < 0).any():
         order = np.argsort(time, kind="stable")
-        pixel, time, polarity = pixel[order], time[order], None if polarity is None else polarity[order]
+        at, time = order if at is None else at[order], time[order]
     if "shift" in repair and len(time):
         time = time - time.min()
-    return pixel, time, polarity
+    if at is not None:
+        pixel, polarity = pixel[at], None if polarity is None else polarity[at]
+    return (pixel, time, polarity), at
 
 
 def _columns(array: Any, what: str) -> Columns:

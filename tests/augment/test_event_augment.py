@@ -102,13 +102,13 @@ def test_a_batch_of_equal_draws_is_the_recordings_one_by_one(transform, monkeypa
     parts = [recording(60, 0), recording(7, 1, start=50), recording(200, 2)]
     batch = transform(gl.collate(parts))
     for i, part in enumerate(parts):
-        assert np.array_equal(batch.recording(i).numpy(), transform(part).numpy())
+        assert np.array_equal(batch.examples[i].numpy(), transform(part).numpy())
 
 
 def test_recordings_of_a_batch_draw_their_own_numbers():
     part = recording()
     batch = ev.Rotate(1.0)(gl.collate([part, part]), seed())
-    assert not np.array_equal(batch.recording(0).numpy(), batch.recording(1).numpy())
+    assert not np.array_equal(batch.examples[0].numpy(), batch.examples[1].numpy())
 
 
 def test_rotation_by_a_right_angle_turns_about_half_the_sensor(monkeypatch):
@@ -202,9 +202,9 @@ def test_cutting_keeps_the_first_events():
     batch = gl.collate([recording(50), recording(5, 1), recording(30, 2)])
     cut = ev.FirstEvents(20)(batch)
     assert cut.sizes.tolist() == [20, 5, 20]
-    assert np.array_equal(cut.recording(2).numpy(), recording(30, 2)[:20].numpy())
+    assert np.array_equal(cut.examples[2].numpy(), recording(30, 2)[:20].numpy())
     timed = ev.FirstMicroseconds(100_000)(batch)
-    assert (timed.recording(0).time - batch.time[0]).max() < 100_000
+    assert (timed.examples[0].time - batch.time[0]).max() < 100_000
     assert len(timed) < len(batch)
 
 
@@ -288,4 +288,4 @@ def test_a_recording_moves_to_the_origin():
 
 
 def parts(events: gl.Events) -> list[gl.Events]:
-    return [events.recording(i) for i in range(events.num_examples)]
+    return list(events.examples)

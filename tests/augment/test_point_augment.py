@@ -57,7 +57,7 @@ def test_turns_and_shifts_keep_distances_within_each_example(step):
     before = cloud()
     after = step(before, generator())
     for i in range(before.num_examples):
-        a, b = before[i].coords, after[i].coords
+        a, b = before.examples[i].coords, after.examples[i].coords
         torch.testing.assert_close(torch.cdist(b, b), torch.cdist(a, a), rtol=1e-4, atol=2e-3)
     assert not torch.equal(before.coords, after.coords)
 
@@ -65,7 +65,7 @@ def test_turns_and_shifts_keep_distances_within_each_example(step):
 def test_every_example_draws_its_own_numbers():
     one = torch.rand(10, 3)
     after = P.Scale()(gl.Cloud.of([one, one, one]), generator())
-    factors = [float(after[i].coords[0, 0] / one[0, 0]) for i in range(3)]
+    factors = [float(after.examples[i].coords[0, 0] / one[0, 0]) for i in range(3)]
     assert len({round(f, 4) for f in factors}) == 3
     assert all(0.8 <= f <= 1.25 for f in factors)
 
@@ -74,7 +74,7 @@ def test_shuffle_permutes_within_each_example():
     before = cloud()
     after = P.Shuffle()(before, generator())
     for i in range(before.num_examples):
-        rows = [sorted(map(tuple, c[i].coords.tolist())) for c in (before, after)]
+        rows = [sorted(map(tuple, c.examples[i].coords.tolist())) for c in (before, after)]
         assert rows[0] == rows[1]
     assert not torch.equal(before.coords, after.coords)
 
@@ -120,8 +120,8 @@ def test_tilts_are_small_and_turns_about_up_keep_the_height():
 
 def test_normalise_fits_the_unit_sphere():
     after = P.Normalise()(cloud())
-    assert float(after[3].coords.mean(0).abs().max()) < 1e-6
-    assert float(after[3].coords.norm(dim=1).max()) == pytest.approx(1)
+    assert float(after.examples[3].coords.mean(0).abs().max()) < 1e-6
+    assert float(after.examples[3].coords.norm(dim=1).max()) == pytest.approx(1)
     assert after.coords.isfinite().all()
 
 

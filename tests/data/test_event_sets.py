@@ -265,7 +265,7 @@ def test_a_batch_is_the_recordings_side_by_side(nmnist: Path, tmp_path: Path):
     for data in (NMNIST(nmnist / "archive", partial=True), NMNIST(tmp_path)):
         batch = data.batch([3, 0, 3])
         for i, row in enumerate([3, 0, 3]):
-            assert np.array_equal(batch.recording(i).numpy(), data[row][0].numpy())
+            assert np.array_equal(batch.examples[i].numpy(), data[row][0].numpy())
 
 
 def test_real_packs_are_whole(shared_data: Path):

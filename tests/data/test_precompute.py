@@ -49,6 +49,29 @@ def assert_same(a, b) -> None:
             assert leaf == others[name], name
 
 
+class Scans:
+    """Clouds with a colour, a normal and a label for each point."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, i: int) -> tuple[gl.Cloud, int]:
+        x = torch.rand(20 + i, 3, generator=torch.Generator().manual_seed(i))
+        colour = (x * 255).byte().to(torch.uint16)
+        return gl.Cloud.of(x, rgb=colour, normal=x.double(), label=torch.arange(20 + i), directions="normal"), i
+
+
+def test_rows_are_kept(tmp_path):
+    data = gl.Precomputed(Scans(), tmp_path, plan(), shard=2)
+    for i in range(5):
+        geometry, label = data[i]
+        assert label == i
+        assert_same(geometry, plan()(Scans()[i][0]))
+        assert torch.equal(geometry["X1"].rows["label"], geometry["X1"].parent_index)
+        assert geometry["X0"].rows["rgb"].dtype == torch.uint16
+        assert geometry["X1"].directions == ("normal",)
+
+
 def test_what_is_read_is_what_the_plan_made(tmp_path):
     data = gl.Precomputed(shapes(gl.augment.First(30)), tmp_path, plan(), shard=4)
     assert len(data) == 10
@@ -119,8 +142,9 @@ def test_the_plan_may_be_part_of_the_transform(tmp_path):
 
 
 def test_plan_augmentation_data_seed_and_version_are_the_key(tmp_path):
-    other_plan = plan()
-    other_plan.ball(other_plan.points(dim=3), other_plan.points(dim=3), 0.1)
+    other_plan = gl.Plan()
+    cloud = other_plan.points(dim=3)
+    other_plan.ball(cloud, cloud, 0.1)
     data = [
         gl.Precomputed(shapes(), tmp_path, plan()),
         gl.Precomputed(shapes(), tmp_path, other_plan),

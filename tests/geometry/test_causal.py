@@ -87,7 +87,7 @@ def test_arrival_decides_between_equal_times(device):
 
 def test_collated_examples_are_one_batch(device):
     events = stream((30, 0, 50)).to(device)
-    parts = [events.recording(i) for i in range(3)]
+    parts = [events.examples[i] for i in range(3)]
     fired = [lif(p, **SETTINGS) for p in parts]
     edges = gl.collate([causal(p, f, 3, 2, 60).cpu() for p, f in zip(parts, fired)])
     table = gl.collate([latest(p, f, 3, 2).cpu() for p, f in zip(parts, fired)])
@@ -109,7 +109,7 @@ def test_runs_hold_every_event_of_a_pixel_in_order(device):
 
 def test_padding_sees_nothing(device):
     events = stream((20, 13))
-    padded = gl.collate([events.recording(0), events.recording(1)], bucket="power_of_two").to(device)
+    padded = gl.collate([events.examples[0], events.examples[1]], bucket="power_of_two").to(device)
     assert padded.padding
     edges = causal(padded, padded, "cross5", 1, 50)
     with gl.use_backend("reference"):

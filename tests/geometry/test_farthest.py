@@ -134,7 +134,7 @@ def test_how_a_batch_is_cut_does_not_matter(sizes, seed, approximate):
 
     whole = sample(gl.Cloud.of(parts))
     for i, part in enumerate(parts):
-        assert torch.equal(whole[i].coords, sample(gl.Cloud.of(part)).coords)
+        assert torch.equal(whole.examples[i].coords, sample(gl.Cloud.of(part)).coords)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

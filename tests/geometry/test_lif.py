@@ -90,13 +90,13 @@ def test_how_a_stream_is_cut_does_not_matter(device, sizes):
 
 def test_a_batch_fires_what_its_recordings_fire_alone(device):
     events = stream((40, 0, 90, 3))
-    alone = [lif(events.recording(i).to(device), **SETTINGS).cpu() for i in range(4)]
+    alone = [lif(events.examples[i].to(device), **SETTINGS).cpu() for i in range(4)]
     assert same(lif(events.to(device), **SETTINGS), gl.collate(alone))
 
 
 def test_padding_fires_nothing(device):
     events = stream((40, 25))
-    padded = gl.collate([events.recording(0), events.recording(1)], bucket="power_of_two")
+    padded = gl.collate([events.examples[0], events.examples[1]], bucket="power_of_two")
     assert padded.padding
     fired = lif(padded.to(device), **SETTINGS)
     assert torch.equal(fired.cause.cpu(), reference(events).cause)

@@ -86,7 +86,7 @@ def test_how_a_batch_is_cut_does_not_matter(sizes, radius, seed):
     whole = gl.rejection_sample(gl.Cloud.of(parts), radius=radius)
     for i, part in enumerate(parts):
         alone = gl.rejection_sample(gl.Cloud.of(part), radius=radius)
-        assert torch.equal(whole[i].coords, alone.coords)
+        assert torch.equal(whole.examples[i].coords, alone.coords)
 
 
 def test_radii_far_from_the_extent_are_no_trouble(backend, device):

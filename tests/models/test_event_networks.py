@@ -213,9 +213,9 @@ def test_a_voxel_head_that_waits_for_the_end_cannot_run_live():
 
 
 def test_frames_share_the_recording_equally():
-    model = small(levels=3)
+    stream = gl.Plan().events((9, 7))
     events = of([(0, 0)] * 5, [100, 149, 150, 199, 399], (9, 7))
-    mean = gl.nn.events.VoxelMean(model.plan.events((9, 7)), model.plan.events((9, 7)), 4)
+    mean = gl.nn.events.VoxelMean(stream, stream, 4)
     grid = mean(torch.arange(5.0)[:, None] + 1, gl.Geometry({"X0": events}))
     # The recording lasts 300 microseconds, to the end of the last one: frames of 75.
     assert grid.shape == (1, 4, 7, 9, 1)

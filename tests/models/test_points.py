@@ -88,7 +88,7 @@ def test_every_parameter_gets_a_gradient(name, cloud):
 def test_a_cloud_is_classified_alike_alone_and_in_a_batch(name, cloud):
     model = small(name).eval()
     together = model(model.plan(cloud))
-    alone = torch.cat([model(model.plan(cloud[i])) for i in range(cloud.num_examples)])
+    alone = torch.cat([model(model.plan(one)) for one in cloud.examples])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)
 
 

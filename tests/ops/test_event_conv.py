@@ -279,7 +279,7 @@ def test_memory_has_nothing_where_no_target_looks(device):
 
 def test_padding_gives_the_bias_and_takes_no_gradient(device):
     events = stream((5, 4))
-    padded = gl.collate([events.recording(0), events.recording(1)], bucket="power_of_two").to(device)
+    padded = gl.collate([events.examples[0], events.examples[1]], bucket="power_of_two").to(device)
     values = parameters(padded, "cross5", device=device)
     found = run(padded, padded, "cross5", 1, values)
     edges = run(padded, padded, "cross5", 1, values, causal(padded, padded, "cross5", 1))

@@ -50,12 +50,12 @@ def test_polarity_may_be_minus_and_plus_one():
 def test_a_list_is_a_batch():
     batch = gl.Events.of([array([1, 2]), array([]), array([0])], sensor=SENSOR)
     assert batch.splits.tolist() == [0, 2, 2, 3]
-    assert [len(batch.recording(i)) for i in range(3)] == [2, 0, 1]
-    assert batch.recording(-1).time.tolist() == [0]
+    assert [len(batch.examples[i]) for i in range(3)] == [2, 0, 1]
+    assert batch.examples[-1].time.tolist() == [0]
     assert gl.Events.of([], sensor=SENSOR).num_examples == 0
-    again = gl.Events.of([batch.recording(i) for i in range(3)], sensor=SENSOR)
+    again = gl.Events.of(list(batch.examples), sensor=SENSOR)
     assert torch.equal(again.time, batch.time)
-    assert torch.equal(gl.collate([batch.recording(i) for i in range(3)]).splits, batch.splits)
+    assert torch.equal(gl.collate(list(batch.examples)).splits, batch.splits)
 
 
 def test_the_source_is_not_shared():
@@ -73,15 +73,13 @@ def test_slices_are_recordings():
     assert events[-2:].splits.tolist() == [0, 2]
     with pytest.raises(TypeError, match="slice"):
         events[3]
-    with pytest.raises(ValueError, match="only one recording"):
-        gl.Events.of([array([1]), array([1])], sensor=SENSOR)[0:1]
     with pytest.raises(IndexError, match="recording 1"):
-        events.recording(1)
+        events.examples[1]
 
 
 def test_selection_keeps_recordings_apart():
     batch = gl.Events.of([array([1, 2, 3]), array([4]), array([5, 6])], sensor=SENSOR)
-    kept = batch.select(torch.tensor([True, False, True, False, False, True]))
+    kept = batch[torch.tensor([True, False, True, False, False, True])]
     assert kept.time.tolist() == [1, 3, 6]
     assert kept.splits.tolist() == [0, 2, 2, 3]
 
@@ -170,7 +168,7 @@ def test_repairs_are_made_on_request(repair, source, expected):
     assert list(zip(events.time.tolist(), events.pixel[:, 0].tolist())) == expected
     batch = gl.Events.of([source, source], sensor=SENSOR, repair=repair)
     for i in range(2):
-        assert torch.equal(batch.recording(i).time, events.time)
+        assert torch.equal(batch.examples[i].time, events.time)
 
 
 def test_events_themselves_are_checked_and_repaired():
@@ -218,4 +216,4 @@ def test_events_without_polarity_stay_without():
     events = gl.Events(torch.zeros(2, 2, dtype=torch.int32), torch.arange(2), None, torch.tensor([0, 2]), SENSOR)
     assert gl.Events.of([events, events], sensor=SENSOR).polarity is None
     assert events[1:].polarity is None
-    assert events.select(torch.tensor([True, False])).polarity is None
+    assert events[torch.tensor([True, False])].polarity is None

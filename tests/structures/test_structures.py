@@ -55,11 +55,20 @@ def test_a_cloud_is_made_of_one_array_or_of_several():
     assert several.splits.tolist() == [0, 4, 4, 6]
     assert several.sizes.tolist() == [4, 0, 2]
     assert several.example.tolist() == [0, 0, 0, 0, 2, 2]
-    assert several[-1].coords.tolist() == torch.ones(2, 3).tolist()
-    assert len(several[1]) == 0
+    assert several.examples[-1].coords.tolist() == torch.ones(2, 3).tolist()
+    assert len(several.examples[1]) == 0
     assert gl.Cloud.of(several) is several
     with pytest.raises(IndexError, match="example 3"):
-        several[3]
+        several.examples[3]
+
+
+def test_sources_that_32_bits_do_not_hold_are_refused():
+    """2**32 + 3 would become 3."""
+    for wrong in (2**32 + 3, -(2**32) + 3, 2**31):
+        with pytest.raises(ValueError, match=f"sources run from .*{wrong}"):
+            gl.Edges(torch.tensor([0, 2]), torch.tensor([1, wrong]), 5)
+    with pytest.raises(ValueError, match="sources run from"):
+        gl.Edges.from_edge_index(torch.tensor([[2**32 + 3], [0]]), 5, 1)
 
 
 @pytest.mark.parametrize("splits", [[0, 3, 2, 5], [1, 5], [0, 4], [0, 6], [0, 2, 7, 5]])

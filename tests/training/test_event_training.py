@@ -56,7 +56,7 @@ def test_recordings_are_cut_in_the_order_asked_for(glyphs):
     index = torch.tensor([7, 0, 7, 39])
     events = glyphs.cut(index)
     for at, i in enumerate(index.tolist()):
-        mine, whole = events.recording(at), glyphs.events.recording(i)
+        mine, whole = events.examples[at], glyphs.events.examples[i]
         assert torch.equal(mine.pixel, whole.pixel)
         assert torch.equal(mine.time, whole.time)
         assert torch.equal(mine.polarity, whole.polarity)
@@ -174,7 +174,7 @@ def test_a_batch_in_which_recordings_fire_nothing_still_trains(head, silent, gly
     # One event of the silent ones remains, which fires nothing.
     at = torch.arange(len(some.events)) - some.splits[:-1][some.events.example]
     quiet = torch.isin(some.events.example, torch.tensor(silent))
-    data = Recordings.of(some.events.select(~quiet | (at < 1)), some.labels, some.classes)
+    data = Recordings.of(some.events[~quiet | (at < 1)], some.labels, some.classes)
     settings = recipe(head, model={**MODEL, "head": head, "threshold": 1.2})
     model = settings.make_model().train()
     step = make_step(settings, model, settings.make_optimiser(model), None, capture=False)
@@ -238,7 +238,7 @@ def test_evaluate_reports_the_accuracy_that_training_ended_with(trained, capsys)
 
 
 def test_predict_names_the_class_of_a_recording_in_a_file(trained, glyphs, tmp_path, capsys):
-    one = glyphs.events.recording(3)
+    one = glyphs.events.examples[3]
     np.save(tmp_path / "three.npy", one.numpy())
     assert main(["predict", str(tmp_path / "three.npy"), "--weights", str(trained), "--json", "--device", "cpu"]) == 0
     line = json.loads(capsys.readouterr().out)
@@ -250,7 +250,7 @@ def test_predict_names_the_class_of_a_recording_in_a_file(trained, glyphs, tmp_p
 
 def test_a_recording_of_a_larger_camera_is_refused(glyphs):
     with pytest.raises(ValueError, match=r"a\.dat: recorded with 16 x 16 pixels, but the network is for 8 x 8"):
-        fitted(glyphs.events.recording(0), (8, 8), "a.dat")
+        fitted(glyphs.events.examples[0], (8, 8), "a.dat")
 
 
 def test_training_on_a_real_data_set_needs_its_folder(capsys):

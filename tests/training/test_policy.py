@@ -16,7 +16,7 @@ def apply(index=EVERY, epoch=0, **settings):
 
 
 def examples(cloud):
-    return [cloud[i].coords for i in range(cloud.num_examples)]
+    return [one.coords for one in cloud.examples]
 
 
 def test_the_default_changes_nothing():
@@ -37,7 +37,7 @@ def test_dropping_keeps_the_first_points_and_a_uniform_number_of_them():
     assert sizes.min() == 8
     assert sizes.max() == 63
     assert abs(sizes.mean() - (8 + 64) / 2 + 0.5) < 1
-    assert torch.equal(cloud[7].coords, POINTS[0, : len(cloud[7])])
+    assert torch.equal(cloud.examples[7].coords, POINTS[0, : len(cloud.examples[7])])
 
 
 def test_jitter_is_normal_and_its_length_clipped():
@@ -85,5 +85,5 @@ def test_an_example_is_augmented_alike_in_any_batch_and_anew_in_every_epoch():
     settings = {"shuffle": True, "drop": 0.5, "jitter": 0.01, "tilt": 0.1, "scale": (0.8, 1.25), "shift": 0.1}
     whole = apply(**settings)
     part = apply(torch.tensor([3, 11]), **settings)
-    torch.testing.assert_close(part[1].coords, whole[11].coords)
+    torch.testing.assert_close(part.examples[1].coords, whole.examples[11].coords)
     assert len(apply(epoch=1, **settings)) != len(whole)

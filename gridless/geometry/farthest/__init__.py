@@ -39,7 +39,7 @@ def farthest_sample(cloud: Cloud, size: Size, start: int = 0, near: Edges | None
         near: Edges of the cloud in itself, for the approximation.
         reject: rejection sampling first; needs `near`.
     Returns:
-        Cloud of the samples in the order in which they were taken, with `parent_index`.
+        Cloud of the samples in the order in which they were taken, with their rows and `parent_index`.
     """
     check_cloud("farthest_sample", cloud)
     sizes = sample_sizes(cloud, size, "farthest_sample")
@@ -51,7 +51,7 @@ def farthest_sample(cloud: Cloud, size: Size, start: int = 0, near: Edges | None
         raise ValueError("farthest_sample: with reject=True sampling begins in index order: leave start at 0")
     _check_start(cloud, start)
     taken = backends.implementation(__name__, cloud.device).sample(cloud, sizes, start, near, reject)
-    return _sampled(cloud, sizes, taken)
+    return cloud.sampled(taken, _splits(sizes))
 
 
 def random_sample(cloud: Cloud, size: Size, generator: torch.Generator | None = None) -> Cloud:
@@ -67,7 +67,7 @@ def random_sample(cloud: Cloud, size: Size, generator: torch.Generator | None = 
     splits = _splits(sizes)
     at = torch.arange(int(splits[-1]), device=cloud.device)
     example = torch.searchsorted(splits[1:].contiguous(), at, right=True)
-    return _sampled(cloud, sizes, order[cloud.splits[example] + at - splits[example]])
+    return cloud.sampled(order[cloud.splits[example] + at - splits[example]], splits)
 
 
 def sample_sizes(cloud: Cloud, size: Size, what: str) -> Tensor:
@@ -109,12 +109,3 @@ def _check_start(cloud: Cloud, start: int) -> None:
 
 def _splits(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-
-
-def _sampled(cloud: Cloud, sizes: Tensor, taken: Tensor) -> Cloud:
-    return Cloud.made(
-        coords=torch.index_select(cloud.coords, 0, taken),
-        splits=_splits(sizes),
-        parent_index=taken,
-        num_parent=len(cloud),
-    ).trusted()

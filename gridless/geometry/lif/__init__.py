@@ -50,7 +50,7 @@ def lif(
         V <- V decay(t - T) + 1/n,   T <- t,   and if V > threshold (strictly):   V <- reset, and an event is fired
 
     from V = 0. Polarity plays no part. The events that are fired are in order of arrival: of their causes, then row by
-    row. Each knows its `cause`, the row of the input event that fired it, and has that event's time.
+    row. Each knows its `cause`, the row of the input event that fired it, and has that event's time and rows.
 
     Every backend, and every way of cutting a stream into packets, fires the same events, because each operation is
     specified to the bit. V, 1/n, threshold and reset are float32, and product and sum are rounded one after the other.
@@ -89,8 +89,10 @@ def lif_step(
     cause, at, potential, time = backend.fire(events, rule, state.potential, state.time)
     pixel = torch.stack([at % width, at // width], 1).int()
     splits = torch.searchsorted(cause, events.splits)
-    fired = Events(pixel, events.time[cause], None, splits, rule.grid, cause, len(events)).trusted()
-    return fired, LIFState(potential, time)
+    fired = Events(
+        pixel, events.time[cause], None, splits, rule.grid, cause, len(events), rows=events.rows.taken(cause)
+    )
+    return fired.trusted(), LIFState(potential, time)
 
 
 @dataclass(frozen=True)
@@ -164,4 +166,4 @@ def check_events(what: str, events: Events) -> None:
     if not isinstance(events, Events):
         raise TypeError(f"{what}: expected Events, not {type(events).__name__}")
     if events.device.type == "cpu":
-        events.cached("checked", lambda: events.check(what) or True)
+        events.check(what)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from gridless import backends
 from gridless.geometry.checks import check_cloud, check_near, check_radius
 from gridless.structures import Cloud, Edges
@@ -29,7 +27,8 @@ def rejection_sample(
         radius: instead of `near`.
         distance: also return how far every point of `cloud` is from the closest sample that has it as a neighbour.
     Returns:
-        Cloud of the samples in index order, with `parent_index`, and `distance` (S) on request (0 for padding).
+        Cloud of the samples in index order, with their rows and `parent_index`, and `distance` (S) on request (0 for
+        padding).
     """
     check_cloud("rejection_sample", cloud)
     if (near is None) == (radius is None):
@@ -39,10 +38,4 @@ def rejection_sample(
     if radius is not None:
         radius = check_radius("rejection_sample", radius, cloud.coords.dtype)
     kept, splits, to_sample = backends.implementation(__name__, cloud.device).sample(cloud, near, radius, distance)
-    return Cloud.made(
-        coords=torch.index_select(cloud.coords, 0, kept),
-        splits=splits,
-        parent_index=kept,
-        num_parent=len(cloud),
-        distance=to_sample,
-    ).trusted()
+    return cloud.sampled(kept, splits, to_sample)

@@ -1,0 +1,32 @@
+"""Where the random numbers of augmentation come from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from gridless.structures import Ragged
+
+
+class Draws:
+    """Numbers for each example of a batch, or for each of its points or events, on the device of the batch.
+
+    They are drawn from `generator`, on its device, or from torch's own on the device of the batch, which a DataLoader
+    seeds in each worker. A subclass may draw them otherwise, so that they do not depend on the batch.
+    """
+
+    def __init__(self, generator: Generator | None = None) -> None:
+        self.generator = generator
+
+    def uniform(self, batch: Ragged, *shape: int, each: str = "example", dtype: torch.dtype = torch.float32) -> Tensor:
+        """From 0 to 1: (B, *shape) for each example, or (S, *shape) for `each="row"`."""
+        return self._drawn(torch.rand, batch, shape, each, dtype)
+
+    def normal(self, batch: Ragged, *shape: int, each: str = "example", dtype: torch.dtype = torch.float32) -> Tensor:
+        """Of mean 0 and variance 1, in the same shapes."""
+        return self._drawn(torch.randn, batch, shape, each, dtype)
+
+    def _drawn(self, function, batch: Ragged, shape: tuple[int, ...], each: str, dtype: torch.dtype) -> Tensor:  # type: ignore[no-untyped-def]
+        size = (batch.num_examples if each == "example" else len(batch), *shape)
+        device = batch.device if self.generator is None else self.generator.device
+        return function(size, generator=self.generator, dtype=dtype, device=device).to(batch.device)

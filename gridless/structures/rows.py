@@ -1,0 +1,97 @@
+"""Rows: what belongs to each point or event beside its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Rows(Mapping[str, Tensor]):
+    """What belongs to each point or event beside its place, by name: `cloud.rows["rgb"]` (S, 3). Read-only."""
+
+    def __init__(self, values: Mapping[str, Tensor] | None = None) -> None:
+        self._values = dict(values or {})
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], like: Tensor, what: str) -> Rows:
+        """Checked: one row for each row of `like`, on its device."""
+        made = {}
+        for name, value in values.items():
+            try:
+                value = torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
+                value = torch.as_tensor(value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise TypeError(f"{what}: {name} must be a tensor or an array of numbers: {error}") from None
+            if not value.ndim or len(value) != len(like):
+                raise ValueError(
+                    f"{what}: {name} must have one row for each of {len(like)}, not the shape {tuple(value.shape)}"
+                )
+            if value.device != like.device:
+                raise ValueError(f"{what}: {name} is on {value.device}, the rest on {like.device}: move both")
+            made[name] = value
+        return cls(made) if made else NO_ROWS
+
+    @staticmethod
+    def joined(parts: Sequence[Rows], what: str) -> Rows:
+        """The rows of all parts, one after the other."""
+        first = parts[0]
+        if not any(parts):
+            return NO_ROWS
+        for part in parts:
+            if set(part) != set(first):
+                raise ValueError(f"{what}: some have the rows {_listed(first)}, and some {_listed(part)}")
+            for name, value in part.items():
+                if value.dtype != first[name].dtype or value.shape[1:] != first[name].shape[1:]:
+                    raise ValueError(
+                        f"{what}: the rows {name!r} are {shape_of(first[name])} in one example and {shape_of(value)} "
+                        "in another: make them alike"
+                    )
+        return Rows({name: torch.cat([part[name] for part in parts]) for name in first})
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Rows:
+        return Rows({name: function(value) for name, value in self._values.items()}) if self._values else self
+
+    def taken(self, at: Any) -> Rows:
+        """The rows at the positions, in the slice or under the mask `at`."""
+        return self.map(lambda value: value[at])
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise KeyError(f"no rows {name!r}, only {_listed(self)}: give them with .of(..., {name}=...)") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return "{" + ", ".join(f"{name}: {shape_of(value)}" for name, value in self._values.items()) + "}"
+
+    def __reduce__(self) -> tuple:
+        return _rows_again, (self._values,)
+
+    # Rows are not compared: the truth of a tensor is not one number.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
+
+NO_ROWS = Rows()
+
+
+def _rows_again(values: dict[str, Tensor]) -> Rows:
+    return Rows(values) if values else NO_ROWS
+
+
+def _listed(rows: Rows) -> str:
+    return ", ".join(rows) or "none"
+
+
+def shape_of(value: Tensor) -> str:
+    return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
