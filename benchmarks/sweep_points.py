@@ -3,8 +3,8 @@
     python benchmarks/sweep_points.py --data DIR --jobs 4 --out sweep.json [--epochs N] [NAME ...]
 
 Trains on the learning part of the training clouds and prints the accuracy on the validation part; nothing is chosen on
-test clouds. `VARIANTS` are the recipes, each a base and its changes. On a GPU, processes share it through MPS where
-that daemon can be started; without it they take turns.
+test clouds. `VARIANTS` are the recipes, each a base and its changes; NAME@2 is one with the seed 2. On a GPU, processes
+share it through MPS where that daemon can be started; without it they take turns.
 """
 
 from __future__ import annotations
@@ -45,6 +45,22 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "plus-smooth3": ("modelnet40-plus", {"smoothing": 0.3}),
     "ensemble": ("modelnet40-plus", {"model": {"model": "point_ensemble", "members": 3, "classes": 40}}),
     "plus-bf16": ("modelnet40-plus", {"precision": "bf16"}),
+    "plus-path": ("modelnet40-plus", {"model__drop_path": 0.15}),
+    "plus-inverted": ("modelnet40-plus", {"model__expansion": 4}),
+    "plus-inverted-path": ("modelnet40-plus", {"model__expansion": 4, "model__drop_path": 0.15}),
+    "plus-inverted-narrow": (
+        "modelnet40-plus",
+        {"model__expansion": 4, "model__drop_path": 0.15, "model__ratio": 0.25, "model__depth": 2},
+    ),
+    "plus-hard": (
+        "modelnet40-plus",
+        {"model__expansion": 4, "model__drop_path": 0.15, "augment__drop": 0.5, "weight_decay": 0.1, "epochs": 250},
+    ),
+    "plus-fine-path": ("modelnet40-plus", {"model__spacing": 0.06, "model__drop_path": 0.15, "epochs": 250}),
+    "plus-long": ("modelnet40-plus", {"epochs": 300}),
+    "small-long": ("modelnet40-small", {"epochs": 500, "average": 0.999}),
+    "large-long": ("modelnet40-large", {"epochs": 500, "average": 0.999}),
+    "large-smooth": ("modelnet40-large", {"average": 0.999, "smoothing": 0.1, "augment__mirror": True}),
 }
 
 
@@ -55,8 +71,9 @@ def one(name: str, data: str, epochs: int | None, device: str, limit: int | None
     from gridless.training import accuracy, fit, load_recipe
     from gridless.training.sources import load_clouds
 
-    base, changes = VARIANTS[name]
-    recipe = load_recipe(base).changed(**changes, **({"epochs": epochs} if epochs else {}))
+    variant, _, seed = name.partition("@")
+    base, changes = VARIANTS[variant]
+    recipe = load_recipe(base).changed(**{**changes, **({"epochs": epochs} if epochs else {}), "seed": int(seed or 0)})
     if device == "cpu":
         torch.set_num_threads(1)
     learn = load_clouds("modelnet40", data, "fit", recipe.points).to(device)
@@ -86,7 +103,7 @@ def main() -> None:
     arguments = parser.parse_args()
     names = arguments.names or list(VARIANTS)
     for name in names:
-        if name not in VARIANTS:
+        if name.partition("@")[0] not in VARIANTS:
             sys.exit(f"no variant {name!r}: there are {', '.join(VARIANTS)}")
     if arguments.one:
         one(names[0], arguments.data, arguments.epochs, arguments.device, arguments.limit)

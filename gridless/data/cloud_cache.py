@@ -15,7 +15,10 @@ from gridless.data.files import sweep, whole_file
 
 
 class Clouds(NamedTuple):
-    """coords (N, points, 3) float32, label (N) int64, and the name of each shape, '' where a release has none."""
+    """coords (N, points, 3) float32, label (N) int64, and the name of each shape, '' where a release has none.
+
+    Where points have parts, these are a fourth column.
+    """
 
     coords: np.ndarray
     label: np.ndarray
@@ -62,7 +65,12 @@ def _load(about: Path, array: Path, state: list) -> Clouds | None:
         # Private pages: tensors made of it may be written to, the file never is.
         coords = np.load(array, mmap_mode="c", allow_pickle=False)
         label, names = np.array(entry["label"], np.int64), entry["names"]
-        whole = coords.dtype == np.float32 and coords.shape[2:] == (3,) and len(coords) == len(label) == len(names)
+        whole = (
+            coords.dtype == np.float32
+            and coords.ndim == 3
+            and coords.shape[2] in (3, 4)
+            and len(coords) == len(label) == len(names)
+        )
         return Clouds(coords, label, names) if whole else None
     except Exception:  # whatever a damaged file leads to, it is made again
         return None

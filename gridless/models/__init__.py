@@ -14,6 +14,7 @@ CLASSES: dict[str, str] = {
     "PointResNet": "gridless.models.points",
     "PointResNetPlus": "gridless.models.points",
     "PointUNet": "gridless.models.points",
+    "PointUNetPlus": "gridless.models.points",
 }
 SIZES: dict[str, str] = {
     "point_resnet_large": "gridless.models.points",
@@ -21,6 +22,7 @@ SIZES: dict[str, str] = {
     "point_resnet_plus": "gridless.models.points",
     "point_ensemble": "gridless.models.points",
     "point_unet": "gridless.models.points",
+    "point_unet_plus": "gridless.models.points",
     "event_resnet": "gridless.models.events",
     "n_mnist": "gridless.models.events",
     "mnist_dvs": "gridless.models.events",
@@ -36,6 +38,7 @@ __all__ = [
     "PointResNet",
     "PointResNetPlus",
     "PointUNet",
+    "PointUNetPlus",
     "asl_dvs",
     "build",
     "cifar10_dvs",
@@ -49,6 +52,7 @@ __all__ = [
     "point_resnet_plus",
     "point_resnet_small",
     "point_unet",
+    "point_unet_plus",
 ]
 
 if TYPE_CHECKING:
@@ -64,11 +68,13 @@ if TYPE_CHECKING:
     from gridless.models.points import PointResNet as PointResNet
     from gridless.models.points import PointResNetPlus as PointResNetPlus
     from gridless.models.points import PointUNet as PointUNet
+    from gridless.models.points import PointUNetPlus as PointUNetPlus
     from gridless.models.points import point_ensemble as point_ensemble
     from gridless.models.points import point_resnet_large as point_resnet_large
     from gridless.models.points import point_resnet_plus as point_resnet_plus
     from gridless.models.points import point_resnet_small as point_resnet_small
     from gridless.models.points import point_unet as point_unet
+    from gridless.models.points import point_unet_plus as point_unet_plus
 
 
 def build(config: dict[str, Any]) -> nn.Module:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from gridless.nn.blocks import Dense, DownBlock, ResBlock, UpBlock, WideBlock, with_coords
+from gridless.nn.blocks import Dense, DownBlock, InvertedBlock, ResBlock, UpBlock, WideBlock, with_coords
 from gridless.nn.conv import FeaturelessConv, PointConv
 from gridless.nn.norm import BatchNorm
 from gridless.nn.pool import MaxPool, MeanPool
@@ -100,8 +102,9 @@ class PointResNetPlus(nn.Module):
 
     Finer sampling; absolute coordinates beside the convolution of the bare cloud; norm before ReLU throughout; wider
     bottlenecks (`WideBlock`), `depth` in-place blocks per level; a normalised lift before the pooling, which is max and
-    mean; dropout only in the head. Level l keeps points `spacing` * 2^l apart and convolves within `reach` times that
-    (down-sampling within reach / sqrt 2; the paper's reach is 2). Logits (B, classes).
+    mean; dropout only in the head. With `expansion` an `InvertedBlock` follows each in-place block; `drop_path` leaves
+    the branches of these out at random. Level l keeps points `spacing` * 2^l apart and convolves within `reach` times
+    that (down-sampling within reach / sqrt 2; the paper's reach is 2). Logits (B, classes).
     """
 
     def __init__(
@@ -118,6 +121,8 @@ class PointResNetPlus(nn.Module):
         pooled: bool = False,
         lift: int = 1024,
         dropout: float = 0.5,
+        drop_path: float = 0.0,
+        expansion: int = 0,
         dim: int = 3,
     ) -> None:
         arguments = _arguments(locals())
@@ -134,7 +139,10 @@ class PointResNetPlus(nn.Module):
             down = plan.ball(cloud, coarse, spacing * reach / ROOT2)
             near = plan.ball(coarse, coarse, spacing * reach)
             self.blocks.append(WideBlock(down, width, 2 * width, ratio, coords, pooled))
-            self.blocks.extend(WideBlock(near, 2 * width, 2 * width, ratio, coords) for _ in range(depth))
+            for _ in range(depth):
+                self.blocks.append(WideBlock(near, 2 * width, 2 * width, ratio, coords, drop_path=drop_path))
+                if expansion:
+                    self.blocks.append(InvertedBlock(coarse, 2 * width, expansion, drop_path))
             cloud, width, spacing = coarse, 2 * width, 2 * spacing
         self.last, self.coords = cloud, coords
         self.lift = Dense(width + (dim if coords else 0), lift, bias=False)
@@ -254,3 +262,110 @@ class PointUNet(nn.Module):
 def point_unet(classes: int, **changes: Any) -> PointUNet:
     """The segmentation network at the size of the paper's large encoder."""
     return PointUNet(classes, **changes)
+
+
+class PointUNetPlus(nn.Module):
+    """Parts of shapes: the encoder of `PointResNetPlus`, and a decoder along the transposed down-sampling edges.
+
+    The decoder adds what the encoder had at each level, with one in-place block per level; the head also sees the
+    cloud as a whole (max and mean over its coarsest points) and, where there are several, its category. `parts` says
+    how many parts each category has; they are numbered through. `model(geometry, category)`, category (B) int64: logits
+    (S, sum of parts), one row per point, -inf for the parts of other categories. With one category it may be left out.
+
+    `loss` takes the right parts from the cloud's rows `part`. The other arguments are those of `PointResNetPlus`.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[int] = (50,),
+        width: int = 48,
+        levels: int = 4,
+        spacing: float = 0.04,
+        reach: float = 2.5,
+        stem_radius: float = 0.08,
+        depth: int = 1,
+        ratio: float = 0.5,
+        hidden: int = 256,
+        dropout: float = 0.5,
+        drop_path: float = 0.0,
+        expansion: int = 0,
+        dim: int = 3,
+    ) -> None:
+        arguments = _arguments(locals())
+        super().__init__()
+        self.config = {"model": "PointUNetPlus", **arguments, "parts": list(parts)}
+        plan = self.plan = Plan()
+        cloud = self.cloud = plan.points(dim)
+        near = plan.ball(cloud, cloud, stem_radius)
+        self.stem = FeaturelessConv(near, width)
+        self.where = Dense(dim, width, bias=False)
+        self.stem_norm = BatchNorm(width, cloud, momentum=0.1, relu="after")
+        self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
+        for _ in range(levels):
+            coarse = plan.rejection_sample(plan.ball(cloud, cloud, spacing))
+            down = plan.ball(cloud, coarse, spacing * reach / ROOT2)
+            self.decoder.insert(
+                0,
+                nn.ModuleList([UpBlock(plan.transpose(down), 2 * width, width), WideBlock(near, width, width, ratio)]),
+            )
+            near = plan.ball(coarse, coarse, spacing * reach)
+            blocks = nn.ModuleList([WideBlock(down, width, 2 * width, ratio)])
+            for _ in range(depth):
+                blocks.append(WideBlock(near, 2 * width, 2 * width, ratio, drop_path=drop_path))
+                if expansion:
+                    blocks.append(InvertedBlock(coarse, 2 * width, expansion, drop_path))
+            self.encoder.append(blocks)
+            cloud, width, spacing = coarse, 2 * width, 2 * spacing
+        self.last = cloud
+        self.max_pool, self.mean_pool = MaxPool(cloud), MeanPool(cloud)
+        self.whole = Dense(2 * width + len(parts), hidden, bias=False)
+        self.local = Dense((width >> levels) + dim, hidden, bias=False)
+        self.head = nn.ModuleList(
+            [BatchNorm(hidden, self.cloud, momentum=0.1, relu="after"), nn.Dropout(dropout), Dense(hidden, sum(parts))]
+        )
+        category = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(list(parts)))
+        self.register_buffer("allowed", torch.arange(len(parts))[:, None] == category, persistent=False)
+
+    def forward(self, geometry: Geometry, category: Tensor | None = None) -> Tensor:
+        allowed: Tensor = self.allowed  # type: ignore[assignment]
+        examples = geometry[self.cloud].num_examples
+        if category is None:
+            if len(allowed) > 1:
+                raise ValueError(f"PointUNetPlus: say which of {len(allowed)} categories each cloud is: category (B)")
+            category = torch.zeros(examples, dtype=torch.int64, device=allowed.device)
+        x = self.stem_norm(self.stem(geometry) + self.where(geometry[self.cloud].coords), geometry)
+        skips = []
+        for blocks in self.encoder:
+            skips.append(x)
+            for block in blocks:  # type: ignore[attr-defined]
+                x = block(x, geometry)
+        kind = functional.one_hot(category, len(allowed)).to(x.dtype)
+        whole = self.whole(torch.cat([self.max_pool(x, geometry), self.mean_pool(x, geometry), kind], 1))
+        for (up, in_place), skip in zip(self.decoder, reversed(skips), strict=True):  # type: ignore[misc]
+            x = in_place(up(x, skip, geometry), geometry)
+        # Padding belongs to no example; the norm after it leaves such rows out.
+        example = geometry[self.cloud].example.clamp(max=examples - 1)
+        x = self.local(with_coords(x, geometry, self.cloud)) + functional.embedding(example, whole)
+        norm, dropout, classify = self.head
+        logits = classify(dropout(norm(x, geometry)))
+        return logits.float().masked_fill(~allowed[category[example]], -torch.inf)
+
+    def loss(self, geometry: Geometry, category: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+        """The cross entropy over all points, smoothed among the parts of each category; and how many clouds' worth of
+        points are right: the share of points, times the number of clouds."""
+        cloud = geometry[self.cloud]
+        logits = self(geometry, category)
+        real = cloud.example < cloud.num_examples
+        part = torch.where(real, cloud.rows["part"], 0)
+        log = logits.log_softmax(1)
+        known = log.isfinite()
+        smooth = torch.where(known, log, 0.0).sum(1) / known.sum(1)
+        each = (1 - smoothing) * log.gather(1, part[:, None])[:, 0].clamp(min=-100.0) + smoothing * smooth
+        points = real.sum()
+        right = ((logits.argmax(1) == part) & real).sum()
+        return -torch.where(real, each, 0.0).sum() / points, right / points * cloud.num_examples
+
+
+def point_unet_plus(parts: Sequence[int] = (50,), **changes: Any) -> PointUNetPlus:
+    """The modern segmentation network at the size that is trained on ShapeNetPart."""
+    return PointUNetPlus(parts, **changes)

@@ -1,7 +1,7 @@
 """Layers over the ops. A layer is given names of a plan's lines, and finds the results in the geometry."""
 
 from gridless.nn.basis import Basis, GaussianBumps, KernelPoints, Monomials
-from gridless.nn.blocks import Bottleneck, Dense, DownBlock, ResBlock, UpBlock, WideBlock
+from gridless.nn.blocks import Bottleneck, Dense, DownBlock, DropPath, InvertedBlock, ResBlock, UpBlock, WideBlock
 from gridless.nn.conv import FeaturelessConv, PointConv
 from gridless.nn.events import DownConv, EventConv, InceptionBlock, LeakyMean, PolarityConv, VoxelMean, VoxelMerge
 from gridless.nn.norm import BatchNorm
@@ -14,10 +14,12 @@ __all__ = [
     "Dense",
     "DownBlock",
     "DownConv",
+    "DropPath",
     "EventConv",
     "FeaturelessConv",
     "GaussianBumps",
     "InceptionBlock",
+    "InvertedBlock",
     "KernelPoints",
     "LeakyMean",
     "MaxPool",

@@ -98,7 +98,8 @@ class WideBlock(nn.Module):
     relu(shortcut + norm(dense(relu(norm(conv(relu(norm(dense(F, x))))))))), (S, Q) to (S', P). With `coords` the first
     map also sees where the points are. The shortcut is the identity in place, and the last norm then begins at zero, so
     that a deep network starts as a shallow one; down-sampling, it is a linear map of the sampled points, or with
-    `pooled` of the maximum over the neighbours of each.
+    `pooled` of the maximum over the neighbours of each. In training the branch of a cloud is left out in place with
+    probability `drop_path`.
     """
 
     def __init__(
@@ -109,8 +110,10 @@ class WideBlock(nn.Module):
         ratio: float = 0.5,
         coords: bool = True,
         pooled: bool = False,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
+        self.drop_path = DropPath(edges.target, drop_path)
         inner = max(8, round(out_channels * ratio / 8) * 8)
         self.edges, self.source, self.target, self.coords, self.pooled = (
             edges,
@@ -140,12 +143,52 @@ class WideBlock(nn.Module):
         y = self.norm2(self.conv(y, geometry), geometry)
         y = self.norm3(self.expand(y), geometry)
         if self.norm is None:
-            return (features + y).relu()
+            return (features + self.drop_path(y, geometry)).relu()
         if self.pooled:
             short = edge_max(features, geometry[self.edges])
         else:
             short = sampled(features, geometry, self.target)
         return (self.norm(self.shortcut(short), geometry) + y).relu()
+
+
+class InvertedBlock(nn.Module):
+    """Point by point, wide in the middle: relu(F + norm(dense(relu(norm(dense(F)))))), (S, C) to (S, C), C `expansion`
+    times as many inside. The last norm begins at zero."""
+
+    def __init__(self, cloud: Name, channels: int, expansion: int = 4, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.expand = Dense(channels, expansion * channels, bias=False)
+        self.norm1 = BatchNorm(expansion * channels, cloud, momentum=0.1, relu="after")
+        self.reduce = Dense(expansion * channels, channels, bias=False)
+        self.norm2 = BatchNorm(channels, cloud, momentum=0.1)
+        assert self.norm2.weight is not None
+        nn.init.zeros_(self.norm2.weight)
+        self.drop_path = DropPath(cloud, drop_path)
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        y = self.norm1(self.expand(features), geometry)
+        y = self.norm2(self.reduce(y), geometry)
+        return (features + self.drop_path(y, geometry)).relu()
+
+
+class DropPath(nn.Module):
+    """In training, 0 for whole clouds, with a probability, and the rest so much larger: a residual branch left out."""
+
+    def __init__(self, cloud: Name, probability: float) -> None:
+        super().__init__()
+        if not 0 <= probability < 1:
+            raise ValueError(f"DropPath: the probability must be at least 0 and below 1, not {probability}")
+        self.cloud, self.probability = cloud, probability
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        if not self.training or not self.probability:
+            return features
+        cloud, keep = geometry[self.cloud], 1 - self.probability
+        kept = (torch.rand(cloud.num_examples, device=features.device) < keep).to(features.dtype) / keep
+        return features * kept[cloud.example.clamp(max=cloud.num_examples - 1)][:, None]
+
+    def extra_repr(self) -> str:
+        return f"{self.cloud}, {self.probability}"
 
 
 def sampled(features: Tensor, geometry: Geometry, cloud: str) -> Tensor:

@@ -108,7 +108,12 @@ def test_segmentation_takes_features_only_where_it_was_built_for_them(cloud):
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [*((name, {}) for name in CLASSIFIERS), ("point_resnet_plus", {"pooled": True})]
+    ("name", "more"),
+    [
+        *((name, {}) for name in CLASSIFIERS),
+        ("point_resnet_plus", {"pooled": True}),
+        ("point_resnet_plus", {"expansion": 2}),
+    ],
 )
 def test_padding_a_batch_changes_neither_logits_nor_gradients_nor_statistics(name, more, cloud):
     results = []
@@ -140,3 +145,63 @@ def test_the_small_network_samples_before_its_first_features(cloud):
     model = small("point_resnet_small")
     assert model.stem.edges.target == "X1"
     assert model(model.plan(cloud)).shape == (4, 5)
+
+
+def test_drop_path_leaves_the_branches_of_whole_clouds_out(cloud):
+    model = small("point_resnet_plus", drop_path=0.5, expansion=2, levels=1)
+    path = model.blocks[1].drop_path
+    geometry = model.plan(cloud)
+    points = geometry[path.cloud]
+    values = torch.rand(len(points), 3) + 1
+    seen = set()
+    for seed in range(40):
+        torch.manual_seed(seed)
+        made = path.train()(values, geometry)
+        for i in range(points.num_examples):
+            part = slice(*points.splits[i : i + 2].tolist())
+            dropped = not made[part].any()
+            assert dropped or torch.equal(made[part], values[part] * 2)
+            seen.add((i, dropped))
+    assert len(seen) == 2 * points.num_examples
+    assert torch.equal(path.eval()(values, geometry), values)
+    with pytest.raises(ValueError, match="below 1, not 1"):
+        small("point_resnet_plus", drop_path=1)
+
+
+def test_parts_of_other_categories_are_never_predicted(cloud):
+    torch.manual_seed(0)
+    size = {"width": 8, "levels": 2, "spacing": 0.2, "stem_radius": 0.25, "hidden": 16}
+    model = models.point_unet_plus([2, 3], **size).eval()
+    assert models.build(json.loads(json.dumps(model.config))).config == model.config
+    geometry = model.plan(cloud)
+    category = torch.tensor([0, 1, 1, 0])
+    logits = model(geometry, category)
+    assert logits.shape == (len(cloud), 5)
+    mine = torch.tensor([[True, True, False, False, False], [False, False, True, True, True]])
+    assert torch.equal(logits.isfinite(), mine[category[cloud.example]])
+    alone = torch.cat([model(model.plan(one), category[i : i + 1]) for i, one in enumerate(cloud.examples)])
+    torch.testing.assert_close(logits, alone, atol=1e-5, rtol=1e-4)
+    with pytest.raises(ValueError, match="which of 2 categories"):
+        model(geometry)
+    assert models.point_unet_plus([4], **size)(geometry).shape == (len(cloud), 4)
+
+
+def test_the_loss_of_parts_is_smoothed_among_those_of_the_category(cloud):
+    torch.manual_seed(0)
+    size = {"width": 8, "levels": 2, "spacing": 0.2, "stem_radius": 0.25, "hidden": 16}
+    model = models.point_unet_plus([2, 3], **size).double().eval()
+    category = torch.tensor([0, 1, 1, 0])
+    first = torch.tensor([0, 2])[category[cloud.example]]
+    part = first + torch.randint(0, 2, (len(cloud),))
+    geometry = model.plan(gl.Cloud.of(gl.Cloud(cloud.coords.double(), cloud.splits), part=part))
+    loss, right = model.loss(geometry, category, smoothing=0.2)
+    each, correct = [], 0
+    for row, target, k in zip(model(geometry, category), part, category[cloud.example], strict=True):
+        mine = slice(0, 2) if k == 0 else slice(2, 5)
+        target = int(target) - mine.start
+        each.append(torch.nn.functional.cross_entropy(row[mine], torch.tensor(target), label_smoothing=0.2))
+        correct += int(row[mine].argmax()) == target
+    torch.testing.assert_close(loss, torch.stack(each).mean())
+    assert right.item() == pytest.approx(4 * correct / len(cloud))
+    loss.backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
