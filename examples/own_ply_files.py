@@ -32,7 +32,7 @@ class Folder(Dataset):
 
     def __getitem__(self, i: int) -> tuple[gl.Geometry, int]:
         file, label = self.files[i]
-        example = gl.read_cloud(file, torch.float32)
+        example = gl.read_cloud(file, torch.float32, rows=())  # places only, without colours and the like
         for step in self.transform:
             example = step(example)
         return example, label

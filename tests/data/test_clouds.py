@@ -12,7 +12,6 @@ from cloud_files import POINTS, SEEDS, gltf, las, laz_in_chunks, npy, npz, obj, 
 
 import gridless as gl
 from gridless.data import FormatError, read_cloud, sample_mesh
-from gridless.data.clouds import _read
 
 FILES = {
     "ascii.ply": ply(POINTS, "ascii"),
@@ -130,7 +129,7 @@ def test_unknown_missing_and_mesh_files_say_what_to_do(tmp_path):
 
 def rows_of(tmp_path: Path, name: str, data: bytes) -> dict[str, np.ndarray]:
     (tmp_path / name).write_bytes(data)
-    return _read(tmp_path / name, None).rows
+    return {name: row.numpy() for name, row in read_cloud(tmp_path / name).rows.items()}
 
 
 @pytest.mark.parametrize("name", ["ascii.ply", "little.ply", "big.ply", "list.ply", "list_ascii.ply"])
@@ -228,6 +227,28 @@ def test_reads_kitti_with_labels_beside_or_in_their_folder(tmp_path):
     (tmp_path / "0.label").write_bytes(labels.tobytes()[:-4])
     with pytest.raises(FormatError, match=r"0\.label.*199 labels"):
         read_cloud(tmp_path / "0.bin")
+
+
+def test_rows_can_be_chosen_and_normals_turn(tmp_path):
+    (tmp_path / "a.ply").write_bytes(FILES["little.ply"])
+    cloud = read_cloud(tmp_path / "a.ply", rows=["normal", "rgb"])
+    assert list(cloud.rows) == ["normal", "rgb"]
+    turned = gl.augment.RotateAboutUp(up=0)(cloud)
+    assert not torch.equal(turned.rows["normal"], cloud.rows["normal"])
+    assert torch.equal(turned.rows["rgb"], cloud.rows["rgb"])
+    assert list(read_cloud(tmp_path / "a.ply", rows="quality").rows) == ["quality"]
+    assert not read_cloud(tmp_path / "a.ply", rows=()).rows
+    with pytest.raises(FormatError, match=r"a\.ply: has no 'label' for its points, only quality, rgb, normal"):
+        read_cloud(tmp_path / "a.ply", rows=["label"])
+
+
+@pytest.mark.parametrize("kind", ["u1", "<u2", ">u4", "<u8", ">i2", "f2", ">f8", "?"])
+def test_rows_of_every_type_come_in_one_that_torch_can_index(kind, tmp_path):
+    values = np.array([0, 1, 1], kind)
+    (tmp_path / "a.npz").write_bytes(npz(xyz=POINTS[:3], a=values, directions=values))
+    cloud = read_cloud(tmp_path / "a.npz")
+    assert cloud.rows["a"][torch.tensor([2, 0])].tolist() == [1, 0]
+    assert cloud.rows["directions"].tolist() == [0, 1, 1]
 
 
 def test_reads_nuscenes(tmp_path):

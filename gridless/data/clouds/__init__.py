@@ -1,6 +1,7 @@
 """Readers of users' own clouds: one file per format, chosen by the suffix.
 
     cloud = gl.read_cloud("scan.ply")
+    cloud.coords, cloud.rows["rgb"], cloud.rows["normal"]
 
 A reader returns `Points`: the coordinates and, by name, what else the file knows of each point. What a reader cannot
 understand it refuses with `FormatError`, which names the file and the line or the byte; it raises nothing else.
@@ -8,15 +9,16 @@ understand it refuses with `FormatError`, which names the file and the line or t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from gridless.data.clouds.base import Points, Source
+from gridless.data.clouds.base import Points, Source, plain
 from gridless.data.errors import FormatError
-from gridless.structures import Cloud
+from gridless.structures import Cloud, Rows
 
 # suffix -> module
 READERS = {
@@ -26,8 +28,13 @@ READERS = {
 MESHES = (".off", ".obj", ".stl", ".glb", ".gltf")
 
 
-def read_cloud(path: str | Path, dtype: torch.dtype | None = None, max_bytes: int | None = None) -> Cloud:
-    """The points of a file, as one example.
+def read_cloud(
+    path: str | Path,
+    dtype: torch.dtype | None = None,
+    rows: str | Sequence[str] | None = None,
+    max_bytes: int | None = None,
+) -> Cloud:
+    """The points of a file, as one example, with what the file says of each point as its rows.
 
     PLY (ASCII and binary), PCD (ASCII, binary, compressed), LAS and LAZ (LAZ needs `lazrs`), NPY and NPZ, KITTI's
     `.bin`, nuScenes' `.pcd.bin`, XYZ, TXT, CSV and PTS (a point per line, numbers apart by blanks, commas or
@@ -36,6 +43,10 @@ def read_cloud(path: str | Path, dtype: torch.dtype | None = None, max_bytes: in
 
     Coordinates are float32, or float64 where the file declares numbers that float32 cannot hold and for LAS; `dtype`
     overrides. Points that are not finite are kept: what uses them will say so.
+
+    Rows have the names of their columns in lower case, `rgb` (S, 3) and `normal` (S, 3), which is a direction, among
+    them; what stands behind the coordinates without a name is `features`. `rows` are the names of those wanted, by
+    default all; one that the file does not have is refused.
 
     A compressed file may unpack to `max_bytes`, by default the larger of 256 MiB and 100 times its length. A file that
     ends too early, is not what its name says, or cannot be understood raises `FormatError`.
@@ -46,9 +57,20 @@ def read_cloud(path: str | Path, dtype: torch.dtype | None = None, max_bytes: in
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     points = _read(path, max_bytes)
+    rows = [rows] if isinstance(rows, str) else rows
+    missing = [name for name in rows or () if name not in points.rows]
+    if missing:
+        raise FormatError(
+            path, f"has no {missing[0]!r} for its points, only {', '.join(points.rows)[:200] or 'places'}"
+        )
+    kept = {name: torch.from_numpy(plain(points.rows[name])) for name in (points.rows if rows is None else rows)}
     wanted = points.dtype if dtype is None else np.dtype("f4" if dtype == torch.float32 else "f8")
     with np.errstate(over="ignore"):
-        return Cloud.of(np.array(points.coords, wanted, order="C"))
+        coords = torch.from_numpy(np.array(points.coords, wanted, order="C"))
+    normal = kept.get("normal")
+    turns = normal is not None and normal.shape == coords.shape and normal.is_floating_point()
+    ends = torch.tensor([0, len(coords)])
+    return Cloud(coords, ends, rows=Rows(kept), directions=("normal",) if turns else ())
 
 
 def _read(path: Path, max_bytes: int | None) -> Points:

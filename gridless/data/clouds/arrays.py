@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gridless.data.clouds.base import Points, Source, named, natural, plain
+from gridless.data.clouds.base import Points, Source, named, natural
 from gridless.data.numpy_files import NPY, array_of, arrays_of
 
 COORDS = ("coords", "xyz", "points", "pos")
@@ -41,7 +41,7 @@ def read(source: Source) -> Points:
     twice = points.rows.keys() & arrays.keys()
     if twice:
         raise source.error(f"two arrays are called {twice.pop()!r}")
-    return points._replace(rows=points.rows | {name: plain(array) for name, array in arrays.items()})
+    return points._replace(rows=points.rows | arrays)
 
 
 def _one(source: Source, array: np.ndarray) -> Points:
@@ -53,5 +53,5 @@ def _one(source: Source, array: np.ndarray) -> Points:
         return named(source, columns)
     if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "fiu":
         raise source.error(f"points are rows of two or more numbers, not {array.shape} of {array.dtype}")
-    rows = {"features": plain(array[:, 3:])} if array.shape[1] > 3 else {}
+    rows = {"features": array[:, 3:]} if array.shape[1] > 3 else {}
     return Points(array[:, :3], rows, natural(array.dtype))

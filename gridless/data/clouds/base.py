@@ -79,7 +79,7 @@ def named(source: Source, columns: Iterable[tuple[str, np.ndarray]], dtype: np.d
     for row, names in TOGETHER:
         if row not in found and all(n in found and found[n].ndim == 1 for n in names):
             found[row] = np.stack([found.pop(n) for n in names], 1)
-    return Points(np.stack(parts, 1), {name: plain(column) for name, column in found.items()}, dtype)
+    return Points(np.stack(parts, 1), found, dtype)
 
 
 def natural(*dtypes: np.dtype) -> np.dtype:

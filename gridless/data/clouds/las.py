@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gridless.data.clouds.base import Points, Source, plain
+from gridless.data.clouds.base import Points, Source
 
 # By point format: bytes of a point, and where time, colour and near infrared are.
 SIZES = (20, 28, 26, 34, 57, 63, 30, 36, 38, 59, 67)
@@ -91,7 +91,7 @@ def read(source: Source) -> Points:
         at += bytes_
     with np.errstate(over="ignore"):
         coords = field("<i4", 0, (3,)) * scale + offset
-    return Points(coords, {name: plain(row) for name, row in rows.items()}, np.dtype(np.float64))
+    return Points(coords, rows, np.dtype(np.float64))
 
 
 def _records(source: Source, at: int, end: int, count: int) -> dict[tuple[str, int], bytes]:
