@@ -8,6 +8,8 @@ import torch
 import gridless as gl
 from gridless.nn.norm import BatchNorm
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
 
 def geometry(sizes, bucket=None):
     cloud = gl.collate([gl.Cloud.of(torch.rand(n, 3)) for n in sizes], bucket)
@@ -29,20 +31,21 @@ def assert_same_state(ours, theirs):
         torch.testing.assert_close(ours.state_dict()[name], value)
 
 
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=needs_cuda)])
 @pytest.mark.parametrize("bucket", [None, "power_of_two"])
-def test_equals_torch_on_the_real_rows(bucket):
-    ours, theirs = twin()
+def test_equals_torch_on_the_real_rows(bucket, place):
+    ours, theirs = (norm.to(place) for norm in twin())
     sizes = (5, 0, 13, 3)
     total = sum(sizes)
-    batch = geometry(sizes, bucket)
+    batch = geometry(sizes, bucket).to(place)
     for step in range(3):
-        x = torch.randn(len(batch["X0"]), 6, generator=torch.Generator().manual_seed(step)) * 3 + 7
+        x = torch.randn(len(batch["X0"]), 6, generator=torch.Generator().manual_seed(step)).to(place) * 3 + 7
         x[total:] = torch.nan  # whatever padding holds, it is not read
         a, b = x.clone().requires_grad_(), x[:total].clone().requires_grad_()
         ya, yb = ours(a, batch), theirs(b)
         torch.testing.assert_close(ya[:total], yb)
         assert (ya[total:] == 0).all()
-        grad = torch.randn(yb.shape, generator=torch.Generator().manual_seed(9))
+        grad = torch.randn(yb.shape, generator=torch.Generator().manual_seed(9)).to(place)
         (ya[:total] * grad).sum().backward()
         (yb * grad).sum().backward()
         torch.testing.assert_close(a.grad[:total], b.grad, rtol=1e-4, atol=1e-6)
@@ -51,7 +54,9 @@ def test_equals_torch_on_the_real_rows(bucket):
         torch.testing.assert_close(ours.bias.grad, theirs.bias.grad, rtol=1e-4, atol=1e-5)
         assert_same_state(ours, theirs)
     ours.eval(), theirs.eval()
-    torch.testing.assert_close(ours(x, batch)[:total], theirs(x[:total]))
+    y = ours(x, batch)
+    torch.testing.assert_close(y[:total], theirs(x[:total]))
+    assert (y[total:] == 0).all()
     assert_same_state(ours, theirs)
 
 

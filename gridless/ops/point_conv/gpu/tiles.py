@@ -73,7 +73,7 @@ def wide_backward_tiles(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int
 ) -> tuple[Tile, Tile] | None:
     """Tiles of the gradients of features and weight, each a launch of its own; None as in `wide_tile`."""
-    if dtype == torch.float64 or terms > GROUP or max(channels, width) > 96:
+    if dtype == torch.float64 or terms > GROUP or max(channels, width) > 128:
         return None
     if rows * terms * width * dtype.itemsize <= CHUNK:
         return None
