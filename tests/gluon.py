@@ -54,7 +54,7 @@ class _Language(ModuleType):
     def inline_asm_elementwise(self, *given: Any, **named: Any) -> None:
         """The only one asks for what will be loaded later."""
 
-    def thread_barrier(self) -> None:
+    def barrier(self) -> None:
         """Statements of a program are interpreted one after the other."""
 
     def allocate_shared_memory(self, dtype: Any, shape: list[int], layout: Any) -> _Shared:
@@ -66,14 +66,9 @@ def _mma(a: Any, b: Any, c: Any, input_precision: str = "tf32", is_async: bool =
 
 
 def _at_once() -> None:
-    """What copies, fences and barriers wait for is there already."""
+    """What fences and barriers wait for is there already."""
 
 
-COPIES = SimpleNamespace(
-    async_copy_global_to_shared=lambda to, pointers: to.store(tl.load(pointers)),
-    commit_group=_at_once,
-    wait_group=lambda left: None,
-)
 HOPPER = SimpleNamespace(
     fence_async_shared=_at_once,
     warpgroup_mma=_mma,
@@ -95,7 +90,7 @@ def interpreted(name: str) -> ModuleType:
         "triton.experimental": SimpleNamespace(gluon=gluon),
         "triton.experimental.gluon": gluon,
         "triton.experimental.gluon.language": language,
-        "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(mma_v2=_mma, async_copy=COPIES),
+        "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(mma_v2=_mma),
         "triton.experimental.gluon.language.nvidia.hopper": HOPPER,
     }
     found = importlib.util.find_spec(name)

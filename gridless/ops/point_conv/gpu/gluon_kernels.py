@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     warpgroup_mma,
@@ -28,6 +28,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from gridless.ops.point_conv.gpu.triton_kernels import _falloff, _invert, _load_point, _value, _vector
+
+# Renamed after Triton 3.6.
+_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.constexpr_function
@@ -154,7 +157,7 @@ def _keep(
     THETA, M: gl.constexpr, NEXT: gl.constexpr, P: gl.constexpr, C: gl.constexpr, DOWN: gl.constexpr,
     ALONG: gl.constexpr,
 ):  # fmt: skip
-    """Starts copies of M matrices (P, C), NEXT apart, to shared memory, channels in the order k. Neighbours in a column
+    """Copies of M matrices (P, C), NEXT apart, in shared memory, channels in the order k. Neighbours in a column
     are DOWN numbers apart, in a row ALONG."""
     COPIES: gl.constexpr = _copies(P, C)
     KEPT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
@@ -164,17 +167,15 @@ def _keep(
     theta = ()
     for m in gl.static_range(M):
         theta = theta + (gl.allocate_shared_memory(gl.float32, [P, C], KEPT),)
-        async_copy.async_copy_global_to_shared(theta[m], at + m * NEXT)
-    async_copy.commit_group()
+        theta[m].store(gl.load(at + m * NEXT))
     return theta
 
 
 @gluon.jit
 def _arrive():
     """Waits until all copies are there, for `wgmma` too."""
-    async_copy.wait_group(0)
     fence_async_shared()
-    gl.thread_barrier()
+    _barrier()
 
 
 @gluon.jit
