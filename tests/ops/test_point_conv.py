@@ -43,7 +43,7 @@ def apply(tensors, edges, basis, falloff="linear", normalise=True, order=None):
 
 
 def along(out):
-    """A fixed direction. Its sums over the rows, the bias's gradient, do not cancel: they would show float32's rounding."""
+    """A fixed direction. Its sums over the rows, the bias's gradient, do not cancel, which would show mere rounding."""
     return torch.linspace(-0.5, 1, out.numel(), dtype=torch.float64).reshape(out.shape).to(out)
 
 

@@ -13,7 +13,7 @@ import torch
 import gridless as gl
 from gridless.nn import GaussianBumps, Monomials
 from gridless.structures import Edges
-from tests.ops.test_point_conv import RADIUS, SETTINGS, apply, doubled, problem, with_gradients
+from tests.ops.test_point_conv import RADIUS, SETTINGS, along, apply, doubled, problem, with_gradients
 
 pytest.importorskip("triton")
 
@@ -137,7 +137,7 @@ def check_what_is_not_finite(gluon, monkeypatch):
 def check_only_what_is_asked_for(gluon):
     tensors, edges, basis = given(32, 32, Monomials(3, 1))
     whole = with_gradients(tensors, edges, basis)
-    direction = torch.linspace(-1, 1, whole[0].numel(), dtype=torch.float64).reshape(whole[0].shape).to(whole[0])
+    direction = along(whole[0])
     for i in (0, 1):
         alone = [t.detach().clone().requires_grad_(j == i) for j, t in enumerate(tensors)]
         (gradient,) = torch.autograd.grad(apply(alone, edges, basis), alone[i], direction)
