@@ -23,12 +23,13 @@ from gridless.structures import Cloud, Edges, Events, Geometry
 class Name(str):
     """The name of a line of a plan, with what a layer may want to know of it before anything has run.
 
-    `kind` is "cloud", "edges", "events" or "event edges", and `plan` says which plan it is of. Of a cloud: `dim`. Of
-    edges: `source` and `target`, the names of the clouds they join, `dim`, and `radius`, the scale their vectors are
-    divided by (None where a search has none). Of events: `sensor`. Of edges between events: `source`, `target`,
-    `kernel`, `stride` and `window`.
+    `kind` is "cloud", "edges", "events" or "event edges", and `plan` says which plan it is of; `plain` is
+    the bare text. Of a cloud: `dim`. Of edges: `source` and `target`, the names of the clouds they join, `dim`, and
+    `radius`, the scale their vectors are divided by (None where a search has none). Of events: `sensor`. Of edges
+    between events: `source`, `target`, `kernel`, `stride` and `window`.
     """
 
+    plain: str
     kind: str
     plan: str
     dim: int
@@ -42,11 +43,11 @@ class Name(str):
 
     def __new__(cls, text: str, **facts: Any) -> Name:
         name = super().__new__(cls, text)
-        name.__dict__.update(facts)
+        name.__dict__.update(facts, plain=str(text))
         return name
 
-    def __getnewargs_ex__(self) -> tuple[tuple, dict]:
-        return (str(self),), self.__dict__
+    def __getnewargs__(self) -> tuple[str]:
+        return (self.plain,)
 
 
 @dataclass(frozen=True)

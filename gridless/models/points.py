@@ -205,8 +205,8 @@ def point_ensemble(classes: int = 40, members: int = 3, **member: Any) -> PointE
 class PointUNet(nn.Module):
     """Segmentation: the paper's encoder, a decoder along the transposed down-sampling edges with skips.
 
-    `model(geometry)`, or with `in_channels` `model(geometry, features)`, features (S, in_channels) such as normals or
-    colours; logits (S, classes), one row per point.
+    `model(geometry)`, or with `in_channels` `model(features, geometry)`, features (S, in_channels) such as normals or
+    colours, which a cloud carries as rows; logits (S, classes), one row per point.
     """
 
     def __init__(
@@ -242,7 +242,9 @@ class PointUNet(nn.Module):
             cloud, width = coarse, 2 * width
         self.head = Dense(width >> levels, classes)
 
-    def forward(self, geometry: Geometry, features: Tensor | None = None) -> Tensor:
+    def forward(self, features: Tensor | Geometry | None, geometry: Geometry | None = None) -> Tensor:
+        if geometry is None:
+            features, geometry = None, features  # type: ignore[assignment]
         if (features is None) != (self.feature_stem is None):
             wanted = "no features" if self.feature_stem is None else f"features (S, {self.config['in_channels']})"
             raise ValueError(f"PointUNet: this network was built for {wanted}")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from gridless.nn.basis import Basis, Monomials
 from gridless.ops.point_conv import featureless_conv, point_conv
 from gridless.plan import Name
-from gridless.structures import Geometry
+from gridless.structures import Geometry, expect_geometry
 
 
 class _Conv(nn.Module):
@@ -27,6 +27,7 @@ class _Conv(nn.Module):
         self.falloff, self.normalise = falloff, normalise
 
     def _geometry(self, geometry: Geometry) -> tuple:
+        expect_geometry(geometry)
         edges = self.edges
         clouds = geometry[edges.source], geometry[edges.target]
         return (

@@ -20,7 +20,7 @@ from gridless.nn.norm import BatchNorm
 from gridless.ops.event_conv import event_conv, event_conv_step, event_gather, event_gather_step
 from gridless.ops.voxel_mean import voxel_mean
 from gridless.plan import Name
-from gridless.structures import Events, Geometry
+from gridless.structures import Events, Geometry, expect_geometry
 
 Memory = dict[nn.Module, Any]
 
@@ -73,6 +73,7 @@ class EventConv(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        expect_geometry(geometry)
         near = self.near
         streams = geometry[near.source], geometry[near.target], near.kernel, near.stride, self.decay_time
         values = features.to(self.weight.dtype), self.weight, self.rate, self.bias
@@ -103,6 +104,7 @@ class PolarityConv(EventConv):
         nn.init.uniform_(self.weight, -bound, bound)
 
     def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:  # type: ignore[override]
+        expect_geometry(geometry)
         return super().forward(polarity_features(geometry[self.near.source], self.weight.dtype), geometry, memory)
 
 

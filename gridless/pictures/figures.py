@@ -21,14 +21,17 @@ def _figure(width: float, height: float) -> Any:
     return Figure((width, height), layout="constrained")
 
 
-def cloud(points: Cloud, sample: Cloud | None = None, edges: Edges | None = None) -> Any:
-    """Points in 3-D (or 2-D); sampled points in red; with edges, the neighbourhood of the first few samples."""
+def cloud(
+    points: Cloud, sample: Cloud | None = None, edges: Edges | None = None, colours: np.ndarray | None = None
+) -> Any:
+    """Points in 3-D (or 2-D), in colours (N, 3) uint8; sampled points in red; with edges, some neighbourhoods."""
     coords = points.coords.cpu().numpy()
     figure = _figure(6, 6)
     flat = coords.shape[1] < 3
     axes = figure.add_subplot() if flat else figure.add_subplot(projection="3d")
     columns = [coords[:, k] if k < coords.shape[1] else np.zeros(len(coords)) for k in range(2 if flat else 3)]
-    axes.scatter(*columns, s=3, c=BLUE, alpha=0.5 if sample is not None else 0.9, linewidths=0)
+    paint = BLUE if colours is None else colours / 255
+    axes.scatter(*columns, s=3, c=paint, alpha=0.5 if sample is not None else 0.9, linewidths=0)
     if edges is not None:
         source = edges.source.cpu().numpy()
         splits = edges.splits.cpu().numpy()
@@ -65,14 +68,16 @@ def sampling(points: np.ndarray, samples: dict[str, np.ndarray], radius: float) 
     return figure
 
 
-def events(recording: Events, limit: int = 20_000) -> Any:
-    """Events in space and time: ON red, OFF blue, time to the right."""
+def events(recording: Events, limit: int = 20_000, colours: np.ndarray | None = None) -> Any:
+    """Events in space and time: ON red, OFF blue, or in colours (N, 3) uint8; time to the right."""
     keep = np.unique(np.linspace(0, len(recording) - 1, min(limit, len(recording))).astype(int))
     pixel, time = recording.pixel.cpu().numpy()[keep], recording.time.cpu().numpy()[keep] / 1000
     figure = _figure(7, 5)
     axes = figure.add_subplot(projection="3d")
     colour: Any = GREY
-    if recording.polarity is not None:
+    if colours is not None:
+        colour = colours[keep] / 255
+    elif recording.polarity is not None:
         colour = np.where(recording.polarity.cpu().numpy()[keep], RED, BLUE)
     axes.scatter(time, pixel[:, 0], -pixel[:, 1], s=2, c=colour, linewidths=0)
     axes.set(xlabel="time (ms)", ylabel="x", zlabel="y")

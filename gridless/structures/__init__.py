@@ -10,7 +10,7 @@ from gridless.structures.batch import bucket_size, collate, pad
 from gridless.structures.cloud import Cloud
 from gridless.structures.edges import MAX_EDGES, Edges
 from gridless.structures.events import Events
-from gridless.structures.geometry import Geometry
+from gridless.structures.geometry import Geometry, expect_geometry
 from gridless.structures.rows import Rows
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "Structure",
     "bucket_size",
     "collate",
+    "expect_geometry",
     "pad",
 ]

@@ -214,7 +214,7 @@ class Ragged(Structure):
                 return self._part(slice(a, b), self.splits.clamp(a, b) - a)
             at = torch.arange(a, b, step) if (b - a) * step > 0 else torch.arange(0)
         if isinstance(at, str):
-            raise TypeError(f"expected a Geometry, not {name}: call model(model.plan(x)), not model(x)")
+            raise TypeError(f"expected a Geometry, not {name}: call model(model.plan(x))")
         if isinstance(at, int | np.integer) or at is None or isinstance(at, tuple):
             raise TypeError(
                 f"{name} is cut by slices, masks and positions of {self._row}s, x[a:b]; {self._example} i of a batch "

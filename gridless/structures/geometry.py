@@ -6,19 +6,30 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gridless.structures.base import Structure
+
+
+def expect_geometry(geometry: Any) -> None:
+    """Refuse a tensor in place of a geometry, which is what a network meets that is called with points."""
+    if isinstance(geometry, Tensor):
+        raise TypeError(
+            "expected a Geometry, not a tensor: call model(model.plan(x)), or, with features, "
+            "model(features, model.plan(x))"
+        )
 
 
 class Geometry(Mapping[str, Structure]):
     """What a plan computed, by name: `geometry["X1"]` is a cloud, `geometry["N01"]` its edges."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
+        self._values = {getattr(name, "plain", name): value for name, value in values.items()}
 
     def __getitem__(self, name: str) -> Any:
         try:
-            return self._values[name]
+            # Plain, where a name is of a plan: torch.compile takes only plain strings for constants.
+            return self._values[getattr(name, "plain", name)]
         except KeyError:
             raise KeyError(
                 f"this geometry has no {name!r}, only {', '.join(self._values)}: was it made by another plan?"

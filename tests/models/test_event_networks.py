@@ -37,6 +37,14 @@ def test_sizes_are_those_of_the_paper(size, parameters):
     assert sum(p.numel() for p in size().parameters()) == parameters
 
 
+def test_a_network_called_with_events_says_what_it_expects():
+    model = small()
+    events = of([(0, 0)] * 3, [1, 2, 3], (9, 7))
+    for x in (events, events.pixel):
+        with pytest.raises(TypeError, match=r"expected a Geometry, not .*: call model\(model\.plan\(x\)\)"):
+            model(x)
+
+
 def test_streams_and_voxels_shrink_as_in_the_paper():
     model = n_caltech101()
     assert [s.sensor for s in model.streams] == [(59, 44), (30, 22), (15, 11), (8, 6), (4, 3)]

@@ -100,11 +100,19 @@ def test_segmentation_gives_logits_for_every_point(cloud):
 def test_segmentation_takes_features_only_where_it_was_built_for_them(cloud):
     plain, fed = small("point_unet"), small("point_unet", in_channels=3)
     geometry = fed.plan(cloud)
-    assert fed(geometry, torch.randn(len(cloud), 3)).shape == (len(cloud), 5)
+    assert fed(torch.randn(len(cloud), 3), geometry).shape == (len(cloud), 5)
     with pytest.raises(ValueError, match=r"built for features \(S, 3\)"):
         fed(geometry)
     with pytest.raises(ValueError, match="built for no features"):
-        plain(geometry, torch.randn(len(cloud), 3))
+        plain(torch.randn(len(cloud), 3), geometry)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_called_with_points_says_what_it_expects(name, cloud):
+    model = small(name)
+    for x in (cloud, cloud.coords):
+        with pytest.raises(TypeError, match=r"expected a Geometry, not .*: call model\(model\.plan\(x\)\)"):
+            model(x)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,24 @@ def test_flat_clouds_and_empty_recordings_can_be_drawn(tmp_path):
     assert show(nothing).save(tmp_path / "nothing.png").exists()
 
 
+def test_rows_give_the_colours(points, recording, tmp_path):
+    x = points.coords
+    cloud = gl.Cloud.of(points, rgb=(x * 255).byte(), label=(x[:, 0] > 0.5).long(), height=x[:, 2], wide=x[:, :2])
+    assert np.array_equal(show(cloud).colours, (x * 255).byte().numpy())
+    assert len(np.unique(show(cloud, colour="label").colours, axis=0)) == 2
+    lowest, highest = show(cloud, colour="height").colours[[int(x[:, 2].argmin()), int(x[:, 2].argmax())]]
+    assert lowest.tolist() == [49, 120, 198]
+    assert highest.tolist() == [209, 56, 44]
+    events = gl.Events.of(recording, weight=recording.time.float())
+    for picture in (show(cloud), show(cloud, colour="height"), show(events, colour="weight")):
+        assert picture.save(tmp_path / "a.png").stat().st_size > 2000
+        assert picture.save(tmp_path / "a.html").stat().st_size > 2000
+    with pytest.raises(ValueError, match="'wide' of shape"):
+        show(cloud, colour="wide")
+    with pytest.raises(KeyError, match="no rows 'class'"):
+        show(cloud, colour="class")
+
+
 def test_what_cannot_be_drawn_says_why(points, recording, tmp_path):
     with pytest.raises(ValueError, match=r"must end in \.png"):
         show(points).save(tmp_path / "cloud.docx")
