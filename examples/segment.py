@@ -9,7 +9,6 @@ python examples/segment.py --quick    seconds, to see that it runs
 import argparse
 
 import torch
-from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
@@ -19,7 +18,7 @@ PARTS = ("foot", "middle", "top")
 
 
 class Parts(Dataset):
-    """(geometry, label (S) of every point)."""
+    """Geometry whose points know which part they are of: `geometry["X0"].rows["part"]`."""
 
     def __init__(self, size: int, seed: int, plan: gl.Plan) -> None:
         self.shapes = gl.data.Shapes(size, points=256, seed=seed, classes=["lamp", "table", "bottle"])
@@ -28,17 +27,12 @@ class Parts(Dataset):
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def __getitem__(self, i: int) -> tuple[gl.Geometry, gl.Cloud]:
+    def __getitem__(self, i: int) -> gl.Geometry:
         coords, _ = self.shapes[i]
         height = coords[:, 2]
         share = (height - height.min()) / (height.max() - height.min())
-        label = (share > 0.25).long() + (share > 0.75).long()
-        # Labels travel as a ragged structure of one column, so that `collate` concatenates them like the points.
-        return self.plan(coords), gl.Cloud.of(label[:, None].float())
-
-
-def labels_of(parts: gl.Cloud) -> Tensor:
-    return parts.coords[:, 0].long()
+        part = (share > 0.25).long() + (share > 0.75).long()
+        return self.plan(gl.Cloud.of(coords, part=part))
 
 
 @torch.no_grad()
@@ -46,8 +40,8 @@ def accuracy(model: torch.nn.Module, batches: DataLoader) -> tuple[float, list[f
     """Share of points that are right, and intersection over union of each part."""
     model.eval()
     counts = torch.zeros(len(PARTS), len(PARTS))
-    for geometry, parts in batches:
-        pair = labels_of(parts) * len(PARTS) + model(geometry).argmax(1)
+    for geometry in batches:
+        pair = geometry["X0"].rows["part"] * len(PARTS) + model(geometry).argmax(1)
         counts += torch.bincount(pair, minlength=len(PARTS) ** 2).view_as(counts)
     both = counts.diag()
     return float(both.sum() / counts.sum()), (both / (counts.sum(0) + counts.sum(1) - both)).tolist()
@@ -68,8 +62,8 @@ def main(argv: list[str] | None = None) -> float:
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
     for epoch in range(4 if quick else 6):
         model.train()
-        for geometry, parts in train:
-            loss = functional.cross_entropy(model(geometry), labels_of(parts))
+        for geometry in train:
+            loss = functional.cross_entropy(model(geometry), geometry["X0"].rows["part"])
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

@@ -33,7 +33,7 @@ def test_clouds_are_classified_far_better_than_by_chance():
 def test_points_are_segmented_better_than_by_the_most_common_part():
     segment = example("segment")
     parts = segment.Parts(16, 1, gl.models.point_unet(3).plan)  # the shapes that its quick setting is tested on
-    labels = torch.cat([segment.labels_of(parts[i][1]) for i in range(len(parts))])
+    labels = torch.cat([parts[i]["X0"].rows["part"] for i in range(len(parts))])
     most_common = float(labels.bincount().max() / len(labels))
     assert segment.main(["--quick"]) > most_common + 0.1
 

@@ -82,8 +82,9 @@ def show(thing: Any, sample: Cloud | None = None, edges: Edges | None = None, co
         thing: a cloud or a recording.
         sample: a sample of the cloud, drawn in red.
         edges: neighbourhoods of the cloud, of which a few are drawn.
-        colour: the name of the rows that give the colours: (S, 3) colours, a whole number for each point, each of which
-            gets a colour of its own, or a number, from blue to red. Rows called `rgb` are drawn unless others are named.
+        colour: the name of the rows that give the colours: (S, 3) colours; or a whole number for each point, each of
+            which has a colour of its own; or a number, from blue to red. Rows called `rgb` are drawn unless others are
+            named.
     """
     if not isinstance(thing, Events):
         thing = Cloud.of(thing)
