@@ -40,6 +40,22 @@ def test_every_format_returns_what_was_written(event_format, tmp_path: Path):
     assert back.time.dtype == torch.int64
 
 
+def test_rows_are_written_and_read_or_refused(tmp_path: Path):
+    array = {"t": np.array([5, 3, 9]), "x": np.array([1, 2, 3]), "y": np.zeros(3, int), "p": np.ones(3, int)}
+    events = gl.Events.of(array, (8, 8), "sort", weight=[5.0, 3.0, 9.0], colour=torch.zeros(3, 3, dtype=torch.uint8))
+    gl.write_events(tmp_path / "a.npz", events)
+    back = gl.read_events(tmp_path / "a.npz", repair="shift")
+    assert back.rows["weight"].tolist() == [3.0, 5.0, 9.0]
+    assert back.rows["colour"].shape == (3, 3)
+    for suffix in (".npy", ".csv", ".es", ".dat", ".bin"):
+        with pytest.raises(ValueError, match=r"only \.npz holds rows, and these events have weight, colour"):
+            gl.write_events(tmp_path / f"a{suffix}", events)
+        assert not (tmp_path / f"a{suffix}").exists()
+    np.savez(tmp_path / "b.npz", **array, **{"rows.weight": np.zeros(2)})
+    with pytest.raises(gl.data.FormatError, match=r"b\.npz.*weight must have one row for each of 3"):
+        gl.read_events(tmp_path / "b.npz")
+
+
 def test_content_counts_more_than_the_suffix(event_format, tmp_path: Path):
     suffix, events, data = event_format
     if suffix == ".bin":

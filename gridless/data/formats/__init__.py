@@ -11,11 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+import torch
+
 from gridless.data.formats.base import File, FormatError
 from gridless.data.formats.write import write_events
 from gridless.data.isolation import read_isolated
 from gridless.data.limits import Limits
-from gridless.structures.events import Events, as_repairs, unchecked
+from gridless.structures import Events, Rows
+from gridless.structures.events import as_repairs, unchecked
 
 __all__ = ["FormatError", "read_events", "write_events"]
 
@@ -68,7 +71,11 @@ def read_events(
     recording = reader_of(file).read(file)
     size = sensor or recording.sensor or recording.guess_sensor()
     try:
-        events = unchecked([(recording.pixel, recording.time, recording.polarity)], size, repairs)
+        rows = Rows.of(recording.rows, torch.from_numpy(recording.time), "rows")
+    except (TypeError, ValueError) as error:
+        raise file.error(str(error)) from None
+    try:
+        events = unchecked([(recording.pixel, recording.time, recording.polarity)], size, repairs, [rows])
     except OverflowError as error:
         raise file.error(str(error)) from None
     fault = events.fault()

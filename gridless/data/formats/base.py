@@ -77,7 +77,7 @@ class Recording:
     """What a reader found: the columns of the events, in file order, and the sensor if the file says.
 
     `cameras` are the sensors to choose from when it does not: the first that holds every event. `locate(row)` is the
-    byte where an event is stored, where that can be told.
+    byte where an event is stored, where that can be told. `rows` are what else the file has for each event.
     """
 
     pixel: np.ndarray  # (S, 2) int32
@@ -86,6 +86,7 @@ class Recording:
     sensor: tuple[int, int] | None = None
     cameras: tuple[tuple[int, int], ...] = ()
     locate: Callable[[int], int] | None = field(default=None, repr=False)
+    rows: dict[str, np.ndarray] = field(default_factory=dict)
 
     def guess_sensor(self) -> tuple[int, int]:
         """The smallest known camera that holds all events, or else the smallest rectangle."""

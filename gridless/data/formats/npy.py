@@ -1,11 +1,12 @@
 """NumPy files: `.npy` with a structured array, `.npz` with arrays x, y, t, p or one structured array. Never unpickled.
 
-Fields and names as `Events.of` knows them. An `.npz` may say its `sensor`, (width, height).
+Fields and names as `Events.of` knows them. An `.npz` may say its `sensor`, (width, height), and hold rows, `rows.NAME`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from gridless.data.formats.base import File, FormatError, Recording
 from gridless.data.numpy_files import NPY, ZIP, array_of, arrays_of
 from gridless.structures.events import ALIASES, _columns
 
+ROWS = "rows."
 FIELDS = {alias for aliases in ALIASES.values() for alias in aliases}
 
 
@@ -24,6 +26,7 @@ def read(file: File) -> Recording:
     if file.bytes(0, 6) == NPY:
         return recording_of(file, array_of(file.limits, file.data.data))
     arrays = arrays_of(file.limits, _chosen)
+    rows = {name.removeprefix(ROWS): arrays.pop(name) for name in list(arrays) if name.startswith(ROWS)}
     size = arrays.pop("sensor", None)
     sensor = None
     if size is not None:
@@ -31,8 +34,8 @@ def read(file: File) -> Recording:
             raise file.error(f"its sensor is {size.tolist()}, not (width, height)")
         sensor = int(size[0]), int(size[1])
     if len(arrays) == 1 and (only := next(iter(arrays.values()))).dtype.names:
-        return recording_of(file, only, sensor)
-    return recording_of(file, arrays, sensor)
+        return replace(recording_of(file, only, sensor), rows=rows)
+    return replace(recording_of(file, arrays, sensor), rows=rows)
 
 
 def recording_of(
@@ -50,6 +53,7 @@ def recording_of(
 
 
 def _chosen(names: Collection[str]) -> list[str]:
-    """Arrays with the names of fields, or else the only one; and the sensor."""
-    fields = [name for name in names if name == "sensor" or name.lower() in FIELDS]
-    return list(names) if len(set(names) - {"sensor"}) == 1 else fields
+    """Arrays with the names of fields, or else the only one; and the sensor, and rows."""
+    beside = {name for name in names if name == "sensor" or name.startswith(ROWS)}
+    fields = [name for name in names if name in beside or name.lower() in FIELDS]
+    return list(names) if len(set(names) - beside) == 1 else fields

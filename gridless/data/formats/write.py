@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +17,9 @@ MAX_PAUSES = 256 << 20
 def write_events(path: str | Path, events: Events) -> None:
     """One recording as a file; the suffix says which form.
 
-    `.npz` (x, y, t, p, sensor), `.npy` (a structured array), `.csv` (t,x,y,p with a line of names and the geometry),
-    `.es` (Event Stream 2.0), `.dat` (Prophesee, 32-bit times), `.bin` (N-MNIST's, 23-bit times, pixels below 256).
-    Padding is no event and is not written. What a form cannot hold is refused. Whatever goes wrong, an existing file
+    `.npz` (x, y, t, p, sensor, and rows), `.npy` (a structured array), `.csv` (t,x,y,p with a line of names and the
+    geometry), `.es` (Event Stream 2.0), `.dat` (Prophesee, 32-bit times), `.bin` (N-MNIST's, 23-bit times, pixels below
+    256). Padding is no event and is not written. What a form cannot hold is refused. Whatever goes wrong, an existing file
     stays as it was.
     """
     path = Path(path)
@@ -26,6 +27,8 @@ def write_events(path: str | Path, events: Events) -> None:
         raise ValueError(f"{path}: events are written as {', '.join(WRITERS)}, not {path.suffix or 'without suffix'}")
     if events.num_examples != 1 or events.polarity is None:
         raise ValueError(f"{path}: one recording with polarity can be written, these are {events.num_examples}")
+    if events.rows and path.suffix.lower() != ".npz":
+        raise ValueError(f"{path}: only .npz holds rows, and these events have {', '.join(events.rows)}")
     events.check(str(path))
     WRITERS[path.suffix.lower()](path, events)
 
@@ -45,9 +48,11 @@ def _refuse_over(path: Path, what: str, value: int, limit: int) -> None:
 def _npz(path: Path, events: Events) -> None:
     x, y, t, p = _fields(events)
     # Through a file object: given a name, NumPy would add its own suffix.
+    rows: dict[str, Any] = {f"rows.{n}": v[: len(t)].cpu().numpy() for n, v in events.rows.items()}
     with whole_file(path) as out:
         small = np.uint16 if max(events.sensor) <= 1 << 16 else np.int32
-        np.savez(out, x=x.astype(small), y=y.astype(small), t=t, p=p, sensor=np.array(events.sensor, np.int32))
+        sensor = np.array(events.sensor, np.int32)
+        np.savez(out, x=x.astype(small), y=y.astype(small), t=t, p=p, sensor=sensor, **rows)
 
 
 def _npy(path: Path, events: Events) -> None:
