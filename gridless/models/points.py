@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gridless.nn.blocks import Dense, DownBlock, InvertedBlock, ResBlock, UpBlock, WideBlock, with_coords
 from gridless.nn.conv import FeaturelessConv, PointConv
 from gridless.nn.norm import BatchNorm
-from gridless.nn.pool import MaxPool, MeanPool
+from gridless.nn.pool import MaxPool, MeanPool, Spread
 from gridless.plan import Plan
 from gridless.structures import Geometry
 
@@ -320,7 +319,7 @@ class PointUNetPlus(nn.Module):
             cloud, width, spacing = coarse, 2 * width, 2 * spacing
         self.last = cloud
         self.max_pool, self.mean_pool = MaxPool(cloud), MeanPool(cloud)
-        self.whole = Dense(2 * width + len(parts), hidden, bias=False)
+        self.whole, self.spread = Dense(2 * width + len(parts), hidden, bias=False), Spread(self.cloud)
         self.local = Dense((width >> levels) + dim, hidden, bias=False)
         self.head = nn.ModuleList(
             [BatchNorm(hidden, self.cloud, momentum=0.1, relu="after"), nn.Dropout(dropout), Dense(hidden, sum(parts))]
@@ -341,15 +340,15 @@ class PointUNetPlus(nn.Module):
             skips.append(x)
             for block in blocks:  # type: ignore[attr-defined]
                 x = block(x, geometry)
-        kind = functional.one_hot(category, len(allowed)).to(x.dtype)
+        kind = (category[:, None] == torch.arange(len(allowed), device=category.device)).to(x.dtype)
         whole = self.whole(torch.cat([self.max_pool(x, geometry), self.mean_pool(x, geometry), kind], 1))
         for (up, in_place), skip in zip(self.decoder, reversed(skips), strict=True):  # type: ignore[misc]
             x = in_place(up(x, skip, geometry), geometry)
-        # Padding belongs to no example; the norm after it leaves such rows out.
-        example = geometry[self.cloud].example.clamp(max=examples - 1)
-        x = self.local(with_coords(x, geometry, self.cloud)) + functional.embedding(example, whole)
+        x = self.local(with_coords(x, geometry, self.cloud)) + self.spread(whole, geometry)
         norm, dropout, classify = self.head
         logits = classify(dropout(norm(x, geometry)))
+        # Padding belongs to no example: whose parts it may have does not matter.
+        example = geometry[self.cloud].example.clamp(max=examples - 1)
         return logits.float().masked_fill(~allowed[category[example]], -torch.inf)
 
     def loss(self, geometry: Geometry, category: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:

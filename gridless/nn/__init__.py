@@ -5,7 +5,7 @@ from gridless.nn.blocks import Bottleneck, Dense, DownBlock, DropPath, InvertedB
 from gridless.nn.conv import FeaturelessConv, PointConv
 from gridless.nn.events import DownConv, EventConv, InceptionBlock, LeakyMean, PolarityConv, VoxelMean, VoxelMerge
 from gridless.nn.norm import BatchNorm
-from gridless.nn.pool import MaxPool, MeanPool
+from gridless.nn.pool import MaxPool, MeanPool, Spread
 
 __all__ = [
     "Basis",
@@ -28,6 +28,7 @@ __all__ = [
     "PointConv",
     "PolarityConv",
     "ResBlock",
+    "Spread",
     "UpBlock",
     "VoxelMean",
     "VoxelMerge",

@@ -1,10 +1,10 @@
-"""Layers that leave the cloud: one row per example."""
+"""Layers that leave the cloud, one row per example, and one that returns to it."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from gridless.ops.segment_pool import segment_max, segment_mean
+from gridless.ops.segment_pool import segment_max, segment_mean, segment_spread
 from gridless.structures import Geometry
 
 
@@ -29,3 +29,11 @@ class MeanPool(_Pool):
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         return segment_mean(features, geometry[self.cloud].splits)
+
+
+class Spread(_Pool):
+    """F'[s] = F[b] for every point s of example b of `cloud`: (B, C) to (S, C); 0 for padding."""
+
+    def forward(self, values: Tensor, geometry: Geometry) -> Tensor:
+        cloud = geometry[self.cloud]
+        return segment_spread(values * cloud.sizes[:, None].to(values.dtype), cloud.splits, len(cloud))

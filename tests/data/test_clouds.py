@@ -515,3 +515,21 @@ def test_a_gltf_that_repeats_a_mesh_too_often_is_refused(tmp_path):
     )
     with pytest.raises(FormatError, match="max_bytes"):
         sample_mesh(tmp_path / "a.gltf", max_bytes=1_000_000)
+
+
+def test_a_written_ply_is_read_back_with_its_rows(tmp_path):
+    from gridless.data.clouds import ply as format
+
+    rgb, part = torch.randint(0, 256, (9, 3), dtype=torch.uint8), torch.arange(9)
+    for coords in (torch.rand(9, 3), torch.rand(9, 3, dtype=torch.float64)):
+        cloud = gl.Cloud.of(coords, rgb=rgb, part=part, inside=part > 4, pair=torch.rand(9, 2))
+        format.write(tmp_path / "x.ply", cloud)
+        again = gl.read_cloud(tmp_path / "x.ply")
+        assert torch.equal(again.coords, coords)
+        assert torch.equal(again.rows["rgb"], rgb)
+        assert again.rows["part"].tolist() == part.tolist()
+        assert again.rows["inside"].tolist() == [int(i > 4) for i in range(9)]
+        assert torch.equal(again.rows["pair_1"], cloud.rows["pair"][:, 1])
+    with pytest.raises(ValueError, match="part has numbers that 32 bits cannot hold"):
+        format.write(tmp_path / "y.ply", gl.Cloud.of(torch.rand(1, 3), part=torch.tensor([2**40])))
+    assert not (tmp_path / "y.ply").exists()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless.nn.pool import MaxPool, MeanPool
+from gridless.nn.pool import MaxPool, MeanPool, Spread
 
 
 @pytest.mark.parametrize("layer", [MaxPool, MeanPool])
@@ -24,3 +24,16 @@ def test_a_padded_batch_pools_as_its_examples_do(layer):
 
 def test_a_layer_shows_its_cloud():
     assert repr(MaxPool("X3")) == "MaxPool(X3)"
+
+
+def test_spread_rows_are_those_of_the_example_and_so_are_their_gradients():
+    plan = gl.Plan()
+    spread = Spread(plan.points(dim=3))
+    batch = gl.collate([plan(torch.rand(n, 3)) for n in (5, 1, 9)], bucket="power_of_two")
+    values = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    made = spread(values, batch)
+    example = torch.repeat_interleave(torch.arange(3), torch.tensor([5, 1, 9]))
+    torch.testing.assert_close(made, torch.cat([values[example], values.new_zeros(1, 6)]))
+    weight = torch.randn(16, 6, dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((made * weight).sum(), values)
+    torch.testing.assert_close(gradient, torch.zeros_like(values).index_add(0, example, weight[:15]))

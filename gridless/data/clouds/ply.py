@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from gridless.compiled import njit
 from gridless.data.clouds.base import Points, Source, named, numbers, typed
+from gridless.data.files import write_whole
+from gridless.structures import Cloud
 
 ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
 TYPES = {
@@ -48,6 +51,33 @@ class Part(NamedTuple):
     element: Element
     data: bytes
     line: int
+
+
+def write(path: str | Path, cloud: Cloud) -> None:
+    """A binary PLY of one cloud: x, y, z, and its rows: `rgb` as red, green, blue, others by name, vectors numbered."""
+    columns = list(zip("xyz", cloud.coords.cpu().numpy().T, strict=False))
+    for name, values in cloud.rows.items():
+        array = values.cpu().numpy().reshape(len(cloud), -1)
+        parts = ["red", "green", "blue"] if name == "rgb" else [name]
+        parts = parts if len(parts) == array.shape[1] else [f"{name}_{i}" for i in range(array.shape[1])]
+        columns += zip(parts, array.T, strict=True)
+    small = [(name, _storable(name, column)) for name, column in columns]
+    table = np.empty(len(cloud), [(name, c.dtype.newbyteorder("<")) for name, c in small])
+    for name, column in small:
+        table[name] = column
+    words = {kind: word for word, kind in TYPES.items()}
+    lines = [f"property {words[c.dtype.str[1:]]} {name}" for name, c in small]
+    header = ["ply", "format binary_little_endian 1.0", f"element vertex {len(cloud)}", *lines, "end_header"]
+    write_whole(path, "".join(f"{line}\n" for line in header).encode("ascii") + table.tobytes())
+
+
+def _storable(name: str, column: np.ndarray) -> np.ndarray:
+    """PLY has neither bits, nor numbers of half precision, nor whole ones of 64 bits."""
+    kind = {"?": "u1", "e": "f4"}.get(column.dtype.char, "i4" if column.dtype.str[1:] in ("i8", "u8") else column.dtype)
+    made = column.astype(kind)
+    if made.dtype.kind == "i" and not np.array_equal(made, column):
+        raise ValueError(f"PLY: {name} has numbers that 32 bits cannot hold")
+    return made
 
 
 def read(source: Source) -> Points:

@@ -31,6 +31,14 @@ def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
     return _mean(features, splits)
 
 
+def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
+    """The transpose of the mean: values (B, C) to (rows, C), each row its example's values over its size; 0 beyond."""
+    _check(values, splits, "segment_spread")
+    if len(values) != len(splits) - 1:
+        raise ValueError(f"segment_spread: {len(values)} rows of values for {len(splits) - 1} examples")
+    return _spread(values, splits, rows)
+
+
 def _check(features: Tensor, splits: Tensor, what: str) -> None:
     if features.ndim != 2:
         raise ValueError(f"{what}: features must be (rows, channels), not {tuple(features.shape)}")
