@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format docs bench wheel soak clean
+.PHONY: demo test fuzz lint format docs bench wheel soak clean
 
 .venv/.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -20,6 +20,11 @@ INTERPRETED := tests/geometry/test_lif.py tests/geometry/test_causal.py tests/op
 test: .venv/.done
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k gpu $(INTERPRETED)
+
+SECONDS ?= 600
+
+fuzz: .venv/.done
+	$(BIN)/python tests/fuzz.py --seconds $(SECONDS)
 
 lint: .venv/.done
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright
@@ -42,4 +47,4 @@ wheel: .venv/.done
 	rm -rf dist && $(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv dist site demo
+	rm -rf .venv dist site demo fuzz-findings

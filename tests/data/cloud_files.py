@@ -6,11 +6,10 @@ import base64
 import io
 import json
 import struct
-from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
+from fuzz import Seed
 
 import gridless as gl
 
@@ -191,15 +190,6 @@ def gltf(binary: bool) -> bytes:
     head += b" " * (-len(head) % 4)
     parts = struct.pack("<II", len(head), 0x4E4F534A) + head + struct.pack("<II", len(data), 0x004E4942) + data
     return b"glTF" + struct.pack("<II", 2, 12 + len(parts)) + parts
-
-
-class Seed(NamedTuple):
-    """A valid file for a fuzzer to damage, and the function that reads it."""
-
-    name: str
-    make: Callable[[], bytes]
-    suffix: str
-    read: Callable
 
 
 FEW = POINTS[:40]

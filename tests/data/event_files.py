@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import struct
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fuzz import Seed
 
 import gridless as gl
 
@@ -183,3 +186,16 @@ def encoded(name: str, folder: Path) -> tuple[str, gl.Events, bytes]:
 def _arrays(events: gl.Events) -> dict[str, np.ndarray]:
     array = events.numpy()
     return {name: array[name] for name in "xytp"}
+
+
+def _seed(name: str) -> Seed:
+    def make() -> bytes:
+        with tempfile.TemporaryDirectory() as folder:
+            return encoded(name, Path(folder))[2]
+
+    # The HDF5 library hangs on some damaged strings, so the sensor is not read from one.
+    read = partial(gl.read_events, sensor=SENSOR) if name == "hdf5" else gl.read_events
+    return Seed(f"events {name}", make, ENCODERS[name][0], read)
+
+
+SEEDS = [_seed(name) for name in ENCODERS]

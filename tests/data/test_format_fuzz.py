@@ -1,68 +1,53 @@
-"""Damaged event files: the documented error, or events that are in order; never anything else."""
+"""Damaged files: the documented error, or events and points that are in order; never anything else."""
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
+import fuzz
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import gridless as gl
 from gridless.data import FormatError
 
-SETTINGS = settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+
+def test_damaged_files_raise_only_the_documented_error():
+    """Thirty of each format, in a process with limited memory; `make fuzz` runs on."""
+    found = list(fuzz.findings([], run=0, end=30 * len(fuzz.whole_files([]))))
+    assert not found, "\n".join(f"{f.name}, case {f.number}: {f.what}" for f in found)
+
+
+def test_the_fuzzer_damages_every_file(tmp_path: Path):
+    files = fuzz.whole_files([])
+    assert len({seed.name for seed, _ in files}) == len(files)
+    for number, (seed, whole) in enumerate(files):
+        cases = {fuzz.case(files, run, number)[1] for run in range(20)} - {whole}
+        assert len(cases) > 10, seed.name
+        assert fuzz.case(files, 0, number) == (seed, fuzz.case(files, 0, number)[1])
+
+
+def _elsewhere(path: Path) -> gl.Events:
+    raise FormatError("another file", "broken")
+
+
+def _wrong(path: Path) -> gl.Events:
+    return {}["key"]
+
+
+def _backwards(path: Path) -> gl.Events:
+    events = gl.Events.of({"x": [0, 0], "y": [0, 0], "t": [0, 5], "p": [0, 1]}, sensor=(1, 1))
+    return gl.Events(events.pixel, events.time.flip(0), events.polarity, events.splits, events.sensor)
+
+
+@pytest.mark.parametrize(
+    ("read", "error"), [(_elsewhere, AssertionError), (_wrong, KeyError), (_backwards, ValueError)]
 )
-MEMORY = 1 << 30
-SUFFIXES = [".raw", ".aedat", ".aedat4", ".dat", ".es", ".mat", ".h5", ".csv", ".npy", ".npz", ".bin"]
+def test_the_fuzzer_knows_what_is_wrong(tmp_path: Path, read, error):
+    with pytest.raises(error):
+        fuzz.check(fuzz.Seed("bad", bytes, ".bad", read), tmp_path / "file.bad")
 
 
-def damaged(data: bytes, cut: float, flips: list[tuple[float, int]], junk: bytes) -> bytes:
-    out = bytearray(data[: int(len(data) * cut)])
-    for place, value in flips:
-        if out:
-            # Squared, so that headers are hit more often than events.
-            out[int(place * place * (len(out) - 1))] = value
-    return bytes(out) + junk
-
-
-def events_or_none(path: Path) -> gl.Events | None:
-    """The checked events of a file, or None where it raises the documented error, by which the file is named."""
-    try:
-        events = gl.read_events(path)
-    except FormatError as error:
-        if error.path != path or str(path) not in str(error):
-            raise AssertionError(f"the error does not name {path}") from error
-        return None
-    events.check()
-    return events
-
-
-@SETTINGS
-@given(
-    cut=st.one_of(st.just(1.0), st.floats(0, 1)),
-    flips=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=6),
-    junk=st.binary(max_size=8),
-)
-def test_a_damaged_file_raises_only_the_documented_error(event_format, tmp_path: Path, cut, flips, junk):
-    suffix, _, data = event_format
-    path = tmp_path / f"damaged{suffix}"
-    path.write_bytes(damaged(data, cut, flips, junk))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    events = events_or_none(path)
-    assert events is None or len(events) <= 12 * len(data)
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MEMORY
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@SETTINGS
-@given(data=st.binary(max_size=200))
-def test_noise_raises_only_the_documented_error(suffix, tmp_path: Path, data):
-    path = tmp_path / f"noise{suffix}"
-    path.write_bytes(data)
-    events_or_none(path)
+def test_the_fuzzer_notices_a_death_and_goes_on():
+    found = list(fuzz.findings(["dies"], run=0, end=2))
+    assert [(f.name, f.number) for f in found] == [("dies", 0), ("dies", 1)]
+    assert all("SIGABRT" in f.what for f in found)

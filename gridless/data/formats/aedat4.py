@@ -160,7 +160,7 @@ def _unpacker(file: File, compression: int) -> Callable[[int, int], bytes]:
             for piece in pieces(library, file.bytes(start, end)):
                 file.limits.unpacked("a packet", len(piece), start)
                 out += piece
-        except FormatError:
+        except (FormatError, MemoryError):
             raise
         except Exception as error:  # each library has kinds of its own
             raise file.error(f"a packet cannot be unpacked: {error}", start) from None

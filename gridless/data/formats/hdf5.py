@@ -9,7 +9,8 @@ The sensor is the attribute `sensor` or `geometry` ("640x480"), or `width` and `
 (height, width), of the file or of the group. Attributes are read only where the caller gives no sensor.
 
 Only what the file itself holds is read: links that are not hard, virtual datasets and external storage are refused. The
-HDF5 library can crash or hang on a damaged file: `read_events(path, isolated=True)` is for files that are not trusted.
+HDF5 library hangs on some damaged strings, and may do worse: `read_events(path, isolated=True)` is for files that are
+not trusted.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def read(file: File) -> Recording:
         with h5py.File(file.path, "r", locking=False) as root:
             arrays, node = _events(file, root)
             sensor = None if file.sensor else _sensor(file, node, root)
-    except FormatError:
+    except (FormatError, MemoryError):
         raise
     except Exception as error:  # h5py raises many kinds
         raise file.error(f"not an HDF5 file that can be read: {str(error)[:400] or type(error).__name__}") from None
@@ -134,16 +135,17 @@ def _load(file: File, node: Any) -> np.ndarray:
 def _sensor(file: File, *nodes: Any) -> tuple[int, int] | None:
     for node in nodes:
         attributes, size = node.attrs, None
-        for name in ("sensor", "geometry"):
-            value = attributes.get(name)
-            if isinstance(value, bytes):
-                value = value.decode("latin-1")
-            said = re.match(r"(\d{1,5})x(\d{1,5})$", value) if isinstance(value, str) else None
-            size = said.groups() if said else value if isinstance(value, np.ndarray) else size
-        if "width" in attributes and "height" in attributes:
-            size = attributes["width"], attributes["height"]
         if "sensor_resolution" in attributes:
             size = attributes["sensor_resolution"][::-1]
+        elif "width" in attributes and "height" in attributes:
+            size = attributes["width"], attributes["height"]
+        else:
+            # Last, because the library hangs on the heap of a damaged string.
+            for name in ("geometry", "sensor"):
+                value = attributes.get(name) if size is None else None
+                text = value.decode("latin-1") if isinstance(value, bytes) else value
+                said = re.fullmatch(r"(\d{1,5})x(\d{1,5})", text) if isinstance(text, str) else None
+                size = said.groups() if said else value if isinstance(value, np.ndarray) else size
         if size is not None:
             width, height = (int(v) for v in size)
             if not (0 < width < 2**31 and 0 < height < 2**31):
