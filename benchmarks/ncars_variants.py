@@ -4,7 +4,7 @@
 
 Each run trains by the recipe with its variant's changes on four folds of the drives and is judged on the fifth, after
 the last epoch: nothing is chosen on the way. Several processes share the GPU, through MPS where that daemon can be
-started; each reads the recordings once and then takes runs from a common list, variant after variant. No run is begun
+started; each loads the recordings once and then takes runs from a common list, variant after variant. No run is begun
 after --minutes, so that what is finished can be reported. Finished runs are kept in OUT/runs.jsonl and not made again.
 Prints a table, the best variant first; writes OUT/variants.json.
 """
@@ -25,6 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+import numpy as np  # noqa: E402
 from common import mps  # noqa: E402
 
 # What is done to recordings in training. Those of N-Cars are cut out at the origin; `Zoom` and `Translate`, about the
@@ -86,17 +87,35 @@ def recipe_of(name: str, epochs: int, seed: int, fold: int) -> Any:
     return base.changed(**changes, **fixed)
 
 
+# What workers are given of the recordings, unpacked once.
+PACKED = ("x", "y", "t", "p", "offsets", "label")
+
+
+def unpack(options: argparse.Namespace) -> None:
+    from gridless.data import NCars
+
+    data = NCars(options.data)
+    if data.pack is None:
+        sys.exit(f"{options.data}: packs of recordings are needed, ncars_train_*.npz.xz")
+    arrays = {name: getattr(data.pack, name) for name in PACKED}
+    np.savez(options.out / "unpacked.npz", folds=data.fold_of_each(), **arrays)
+
+
 def work(number: int, jobs: Any, done: Any, options: argparse.Namespace) -> None:
     """Take runs until there are none, or until the time is up."""
     import torch
 
     from gridless.data import NCars
+    from gridless.data.packs import Pack
     from gridless.training.recordings import Recordings
     from gridless.training.run import run
 
     torch.set_num_threads(1)
-    data = NCars(options.data)
-    folds, whole = torch.from_numpy(data.fold_of_each()), Recordings.read(data)
+    with np.load(options.out / "unpacked.npz") as arrays:
+        folds = torch.from_numpy(arrays["folds"])
+        pack = Pack(*(arrays[name] for name in PACKED), NCars.sensor)
+    events = pack.events(np.arange(len(pack)))
+    whole = Recordings.of(events, torch.from_numpy(pack.label), NCars.class_names)
     if options.limit:
         rows = torch.linspace(0, len(whole) - 1, min(options.limit, len(whole))).long()
         folds, whole = folds[rows], whole.take(rows)
@@ -160,6 +179,7 @@ def main() -> None:
     known = {(e["name"], e["seed"], e["fold"]) for e in entries}
     if options.device != "cpu" and options.jobs > 1:
         print("MPS:", mps(), flush=True)
+    unpack(options)
     context = multiprocessing.get_context("spawn")
     jobs, done = context.Queue(), context.Queue()
     waiting = [
