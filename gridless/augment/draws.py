@@ -18,6 +18,10 @@ class Draws:
     def __init__(self, generator: Generator | None = None) -> None:
         self.generator = generator
 
+    @staticmethod
+    def of(generator: Generator | Draws | None) -> Draws:
+        return generator if isinstance(generator, Draws) else Draws(generator)
+
     def uniform(self, batch: Ragged, *shape: int, each: str = "example", dtype: torch.dtype = torch.float32) -> Tensor:
         """From 0 to 1: (B, *shape) for each example, or (S, *shape) for `each="row"`."""
         return self._drawn(torch.rand, batch, shape, each, dtype)

@@ -1,8 +1,9 @@
 """Augmentation and preparation of event recordings: frozen settings, events in, events out.
 
 Each takes one recording or a ragged batch, on any device, and draws anew for every recording; rows follow their events.
-The numbers come from `generator` (on its device), or from torch's own, which a DataLoader seeds in each worker. Order
-matters: events are augmented at full resolution, then cut, pooled, recentred and started at time zero.
+The numbers come from `generator`, on its device, or from torch's own on the device of the events, which a DataLoader
+seeds in each worker; or from any `Draws`. Order matters: events are augmented at full resolution, then cut, pooled,
+recentred and started at time zero.
 
     train = Chain((Flip(0), ReverseTime(), Rotate(math.pi / 8), StartAtZero()))
     events = train(events, generator=torch.Generator().manual_seed(0))
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from gridless.augment.draws import Draws
 from gridless.structures import Events
 from gridless.structures.events import as_repairs
 
@@ -26,22 +28,20 @@ from gridless.structures.events import as_repairs
 class EventTransform:
     """Events to events. Subclasses write `apply`; `draw` makes the random numbers of each recording."""
 
-    def __call__(self, events: Events, generator: Generator | None = None) -> Events:
+    def __call__(self, events: Events, generator: Generator | Draws | None = None) -> Events:
         if not isinstance(events, Events):
             raise TypeError(f"{type(self).__name__} takes Events, not {type(events).__name__}: use gl.Events.of(...)")
         if events.padding:
             raise ValueError(f"{type(self).__name__}: events are augmented before they are padded")
-        return self.apply(events, generator)
+        return self.apply(events, Draws.of(generator))
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
+    def apply(self, events: Events, draws: Draws) -> Events:
         raise NotImplementedError
 
 
-def draw(events: Events, generator: Generator | None, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """A uniform number for each recording (B) float64, drawn where the generator is: by default on the CPU."""
-    device = "cpu" if generator is None else generator.device
-    values = torch.rand(events.num_examples, dtype=torch.float64, generator=generator, device=device)
-    return (low + (high - low) * values).to(events.device)
+def draw(events: Events, draws: Draws, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """A uniform number for each recording (B) float64."""
+    return low + (high - low) * draws.uniform(events, dtype=torch.float64)
 
 
 def replaced(events: Events, **changes: Any) -> Events:
@@ -71,10 +71,10 @@ class Chain(EventTransform):
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(self.steps))
 
-    def apply(self, events: Events, generator: Generator | None) -> Any:
+    def apply(self, events: Events, draws: Draws) -> Any:
         value: Any = events
         for step in self.steps:
-            value = step(value, generator) if isinstance(step, EventTransform) else step(value)
+            value = step(value, draws) if isinstance(step, EventTransform) else step(value)
         return value
 
 
@@ -84,8 +84,8 @@ class Rotate(EventTransform):
 
     limit: float
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
-        angle = draw(events, generator, -self.limit, self.limit)[events.example]
+    def apply(self, events: Events, draws: Draws) -> Events:
+        angle = draw(events, draws, -self.limit, self.limit)[events.example]
         x, y = (events.pixel - centre(events)).unbind(1)
         cos, sin = angle.cos(), angle.sin()
         return moved(events, torch.stack([cos * x - sin * y, sin * x + cos * y], 1) + centre(events))
@@ -102,8 +102,8 @@ class Zoom(EventTransform):
         if not 0 < self.low <= self.high:
             raise ValueError(f"Zoom: needs 0 < low <= high, not {self.low} and {self.high}")
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
-        factor = draw(events, generator, math.log(self.low), math.log(self.high)).exp()[events.example]
+    def apply(self, events: Events, draws: Draws) -> Events:
+        factor = draw(events, draws, math.log(self.low), math.log(self.high)).exp()[events.example]
         return moved(events, (events.pixel - centre(events)) * factor[:, None] + centre(events))
 
 
@@ -114,9 +114,9 @@ class Translate(EventTransform):
     x: int
     y: int
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
+    def apply(self, events: Events, draws: Draws) -> Events:
         reach = torch.tensor([self.x, self.y], device=events.device) + 0.5
-        by = torch.stack([draw(events, generator, -1, 1) for _ in range(2)], 1) * reach
+        by = torch.stack([draw(events, draws, -1, 1) for _ in range(2)], 1) * reach
         by = by.round().clamp(1 - reach.ceil(), reach.ceil() - 1)
         return moved(events, events.pixel + by[events.example])
 
@@ -132,8 +132,8 @@ class Flip(EventTransform):
         if self.axis not in (0, 1):
             raise ValueError(f"Flip: axis must be 0 (left and right) or 1 (top and bottom), not {self.axis}")
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
-        flip = (draw(events, generator) < self.probability)[events.example]
+    def apply(self, events: Events, draws: Draws) -> Events:
+        flip = (draw(events, draws) < self.probability)[events.example]
         pixel = events.pixel.clone()
         pixel[:, self.axis] = torch.where(flip, events.sensor[self.axis] - 1 - pixel[:, self.axis], pixel[:, self.axis])
         return replaced(events, pixel=pixel)
@@ -145,8 +145,8 @@ class ReverseTime(EventTransform):
 
     probability: float = 0.5
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
-        flip = (draw(events, generator) < self.probability)[events.example]
+    def apply(self, events: Events, draws: Draws) -> Events:
+        flip = (draw(events, draws) < self.probability)[events.example]
         at = torch.arange(len(events), device=events.device)
         mirrored = (events.splits[:-1] + events.splits[1:] - 1)[events.example] - at
         last = events.time[(events.splits[1:] - 1).clamp(min=0)][events.example] if len(events) else events.time
@@ -166,8 +166,8 @@ class StretchTime(EventTransform):
         if not 0 < self.low <= self.high:
             raise ValueError(f"StretchTime: needs 0 < low <= high, not {self.low} and {self.high}")
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
-        factor = draw(events, generator, math.log(self.low), math.log(self.high)).exp()[events.example]
+    def apply(self, events: Events, draws: Draws) -> Events:
+        factor = draw(events, draws, math.log(self.low), math.log(self.high)).exp()[events.example]
         first = first_times(events)
         return replaced(events, time=first + ((events.time - first) * factor).round().long())
 
@@ -182,10 +182,9 @@ class Thin(EventTransform):
         if not 0 <= self.most < 1:
             raise ValueError(f"Thin: the share must be at least 0 and below 1, not {self.most}")
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
-        share = draw(events, generator, 0, self.most)[events.example]
-        device = "cpu" if generator is None else generator.device
-        return events[torch.rand(len(events), generator=generator, device=device).to(events.device) >= share]
+    def apply(self, events: Events, draws: Draws) -> Events:
+        share = draw(events, draws, 0, self.most)[events.example]
+        return events[draws.uniform(events, each="row") >= share]
 
 
 @dataclass(frozen=True)
@@ -194,8 +193,8 @@ class SwapPolarity(EventTransform):
 
     probability: float = 0.5
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
-        swap = (draw(events, generator) < self.probability)[events.example]
+    def apply(self, events: Events, draws: Draws) -> Events:
+        swap = (draw(events, draws) < self.probability)[events.example]
         return events if events.polarity is None else replaced(events, polarity=events.polarity ^ swap)
 
 
@@ -210,9 +209,9 @@ class Stretch(EventTransform):
         if not 0 < self.low <= self.high:
             raise ValueError(f"Stretch: needs 0 < low <= high, not {self.low} and {self.high}")
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
+    def apply(self, events: Events, draws: Draws) -> Events:
         low, high = math.log(self.low), math.log(self.high)
-        factor = torch.stack([draw(events, generator, low, high).exp() for _ in range(2)], 1)[events.example]
+        factor = torch.stack([draw(events, draws, low, high).exp() for _ in range(2)], 1)[events.example]
         return moved(events, ((events.pixel + 0.5) * factor).floor())
 
 
@@ -222,9 +221,8 @@ class Jitter(EventTransform):
 
     pixels: float
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
-        device = "cpu" if generator is None else generator.device
-        by = torch.randn(len(events), 2, generator=generator, device=device).to(events.device) * self.pixels
+    def apply(self, events: Events, draws: Draws) -> Events:
+        by = draws.normal(events, 2, each="row") * self.pixels
         return moved(events, events.pixel + by)
 
 
@@ -232,7 +230,7 @@ class Jitter(EventTransform):
 class ToOrigin(EventTransform):
     """Move each recording so that its smallest x and its smallest y are 0."""
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
+    def apply(self, events: Events, draws: Draws) -> Events:
         least = torch.full((events.num_examples, 2), 2**30, dtype=torch.int32, device=events.device)
         least.scatter_reduce_(0, events.example[:, None].expand(-1, 2), events.pixel, "amin")
         return replaced(events, pixel=events.pixel - least[events.example])
@@ -244,7 +242,7 @@ class FirstEvents(EventTransform):
 
     count: int
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
+    def apply(self, events: Events, draws: Draws) -> Events:
         if len(events) <= self.count:
             return events
         at = torch.arange(len(events), device=events.device) - events.splits[:-1][events.example]
@@ -257,7 +255,7 @@ class FirstMicroseconds(EventTransform):
 
     duration: int
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
+    def apply(self, events: Events, draws: Draws) -> Events:
         return events[events.time - first_times(events) < self.duration]
 
 
@@ -270,7 +268,7 @@ class Crop(EventTransform):
     width: int
     height: int
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
+    def apply(self, events: Events, draws: Draws) -> Events:
         pixel = events.pixel - torch.tensor([self.x, self.y], dtype=torch.int32, device=events.device)
         limit = torch.tensor([self.width, self.height], device=events.device)
         inside = ((pixel >= 0) & (pixel < limit)).all(1)
@@ -286,7 +284,7 @@ class Repair(EventTransform):
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", as_repairs(self.names))
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
+    def apply(self, events: Events, draws: Draws) -> Events:
         return Events.of(events, repair=self.names)
 
 
@@ -300,7 +298,7 @@ class PoolPixels(EventTransform):
         if self.size < 1:
             raise ValueError(f"PoolPixels: size must be 1 or more, not {self.size}")
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
+    def apply(self, events: Events, draws: Draws) -> Events:
         width, height = (-(-side // self.size) for side in events.sensor)
         return replaced(events, pixel=events.pixel // self.size, sensor=(width, height))
 
@@ -312,7 +310,7 @@ class Recentre(EventTransform):
     The smallest pixel plays no part: recordings that fill only the corner at the origin come to the middle.
     """
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
+    def apply(self, events: Events, draws: Draws) -> Events:
         if not len(events):
             return events
         largest = torch.zeros(events.num_examples, 2, dtype=torch.int32, device=events.device)
@@ -325,7 +323,7 @@ class Recentre(EventTransform):
 class StartAtZero(EventTransform):
     """The first event of each recording happens at time zero."""
 
-    def apply(self, events: Events, generator: Generator | None) -> Events:
+    def apply(self, events: Events, draws: Draws) -> Events:
         return replaced(events, time=events.time - first_times(events))
 
 

@@ -30,7 +30,7 @@ class PointTransform:
         cloud = points if isinstance(points, Cloud) else self._cloud(points)
         if cloud.padding:
             raise ValueError(f"{type(self).__name__}: clouds are augmented before they are padded")
-        result = self.apply(cloud, generator if isinstance(generator, Draws) else Draws(generator))
+        result = self.apply(cloud, Draws.of(generator))
         return result if isinstance(points, Cloud) else result.coords
 
     def _cloud(self, points: Any) -> Cloud:
@@ -130,7 +130,7 @@ class Shuffle(PointTransform):
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         place = draws.uniform(cloud, each="row", dtype=torch.float64)
-        order = torch.argsort(place + cloud.example if cloud.num_examples > 1 else place)
+        order = torch.argsort(place + cloud.example if cloud.num_examples > 1 else place, stable=True)
         return cloud._part(order, cloud.splits)
 
 

@@ -12,6 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gridless.augment.draws import Draws
+from gridless.structures import Ragged
+
 
 def keys(seed: int, epoch: int, index: Tensor) -> Tensor:
     """One well-mixed int32 key per example, on the CPU: index (B) to (B)."""
@@ -35,6 +38,36 @@ def bits(key: Tensor, stream: int, count: int) -> Tensor:
     """Random int32: keys (B) to (B, count)."""
     at = torch.arange(count, device=key.device, dtype=torch.int32) + _wrap(0x3504F333 * (stream + 1))
     return _mix32(_mix32(at)[None] + key[:, None])
+
+
+class Keyed(Draws):
+    """What `gridless.augment` draws for examples with these keys (B) int32: each example the same in any batch.
+
+    One object is for one pass over a batch: every draw is a stream of its own.
+    """
+
+    def __init__(self, key: Tensor) -> None:
+        self.key, self.stream = key, 0
+
+    def uniform(self, batch: Ragged, *shape: int, each: str = "example", dtype: torch.dtype = torch.float32) -> Tensor:
+        drawn = self._bits(batch, shape, each)
+        if dtype == torch.float64:
+            return (drawn.double() + (2**31 + 0.5)) * 2**-32
+        return (drawn & 0xFFFFFF).to(dtype) * 2**-24 + 2**-25
+
+    def normal(self, batch: Ragged, *shape: int, each: str = "example", dtype: torch.dtype = torch.float32) -> Tensor:
+        first, second = (self.uniform(batch, *shape, each=each, dtype=dtype) for _ in range(2))
+        return (-2 * first.log()).sqrt() * (2 * math.pi * second).cos()
+
+    def _bits(self, batch: Ragged, shape: tuple[int, ...], each: str) -> Tensor:
+        if len(self.key) != batch.num_examples:
+            raise ValueError(f"Keyed: there are {len(self.key)} keys, but {batch.num_examples} examples")
+        key, count, self.stream = self.key.to(batch.device), math.prod(shape), self.stream + 1
+        at = torch.arange(count, device=batch.device, dtype=torch.int32) + _wrap(0x3504F333 * self.stream)
+        if each == "row":
+            place = torch.arange(len(batch), device=batch.device) - batch.splits[:-1][batch.example]
+            key, at = key[batch.example], at + (place * count).int()[:, None]
+        return _mix32(_mix32(at) + key[:, None]).view(len(key), *shape)
 
 
 def permutation(seed: int, epoch: int, size: int) -> Tensor:

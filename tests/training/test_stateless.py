@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+import gridless as gl
+from gridless import augment
 from gridless.training import stateless
 
 
@@ -50,3 +53,46 @@ def test_every_epoch_has_an_order_of_its_own():
 def test_negative_indices_and_large_seeds_are_fine():
     key = stateless.keys(2**70 + 1, 10**6, torch.tensor([-1, -2]))
     assert key[0] != key[1]
+
+
+POINT_STEPS = [augment.Shuffle(), augment.Drop(0.5), augment.Jitter(0.01), augment.Tilt(), augment.RotateAboutUp()]
+POINT_STEPS += [augment.Scale(each_axis=True), augment.Mirror(0), augment.Shift(), augment.DropToFirst(0.5)]
+EVENT_STEPS = [augment.Rotate(0.3), augment.Zoom(0.9, 1.1), augment.Flip(0), augment.ReverseTime(), augment.Thin(0.5)]
+EVENT_STEPS += [augment.StretchTime(0.8, 1.2), augment.Translate(2, 2)]
+
+
+def augmented(batch, index, epoch: int = 0):
+    draws = stateless.Keyed(stateless.keys(7, epoch, torch.tensor(index)))
+    for step in POINT_STEPS if isinstance(batch, gl.Cloud) else EVENT_STEPS:
+        batch = step(batch, draws)
+    return batch
+
+
+def test_keyed_draws_augment_an_example_alike_in_any_batch_and_anew_in_every_epoch():
+    clouds = [gl.Cloud.of(torch.rand(n, 3), place=torch.arange(n)) for n in (40, 25, 60)]
+    glyphs = gl.data.MovingGlyphs(3)
+    for parts in (clouds, [glyphs[i][0] for i in range(3)]):
+        whole = augmented(gl.collate(parts), [4, 1, 9])
+        for i, one in zip([4, 1, 9], range(3), strict=True):
+            alone, among = augmented(parts[one], [i]), whole.examples[one]
+            for name, leaf in alone.leaves().items():
+                if isinstance(leaf, torch.Tensor):
+                    torch.testing.assert_close(leaf, among.leaves()[name], msg=lambda m, name=name: f"{name}: {m}")
+        other = augmented(gl.collate(parts), [4, 1, 9], epoch=1)
+        assert len(other) != len(whole) or not torch.equal(*(getattr(x, x._length) for x in (other, whole)))
+
+
+def test_keyed_draws_are_uniform_and_normal_for_points_too():
+    batch = gl.Cloud.of([torch.rand(n, 3) for n in (3000, 0, 5000)])
+    draws = stateless.Keyed(stateless.keys(0, 0, torch.arange(3)))
+    u, n = draws.uniform(batch, 3, each="row"), draws.normal(batch, 3, each="row")
+    fine = draws.uniform(batch, each="row", dtype=torch.float64)
+    assert u.shape == n.shape == (8000, 3)
+    assert abs(u.mean() - 0.5) < 0.01
+    assert abs(n.std() - 1) < 0.02
+    assert len(fine.unique()) == 8000
+    assert 0 < fine.min() < fine.max() < 1
+    columns = torch.cat([u.T, n.T, fine[None].float()])
+    assert torch.corrcoef(columns).fill_diagonal_(0).abs().max() < 0.05
+    with pytest.raises(ValueError, match="1 keys, but 3 examples"):
+        stateless.Keyed(torch.zeros(1, dtype=torch.int32)).uniform(batch)

@@ -19,8 +19,8 @@ def write_events(path: str | Path, events: Events) -> None:
 
     `.npz` (x, y, t, p, sensor, and rows), `.npy` (a structured array), `.csv` (t,x,y,p with a line of names and the
     geometry), `.es` (Event Stream 2.0), `.dat` (Prophesee, 32-bit times), `.bin` (N-MNIST's, 23-bit times, pixels below
-    256). Padding is no event and is not written. What a form cannot hold is refused. Whatever goes wrong, an existing file
-    stays as it was.
+    256). Padding is no event and is not written. What a form cannot hold is refused. Whatever goes wrong, an existing
+    file stays as it was.
     """
     path = Path(path)
     if path.suffix.lower() not in WRITERS:
