@@ -142,17 +142,24 @@ def work(number: int, jobs: Any, done: Any, options: argparse.Namespace) -> None
 
 
 def table(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each variant: mean over its runs, their spread, and the mean of each fold."""
+    """A row for each variant: mean over its folds, the spread of its runs, and the mean of each fold.
+
+    Folds differ more than variants do, so only variants with the same folds compare: `shared` is the mean over the
+    folds that every variant has, and decides the order.
+    """
     rows = []
+    every = [{e["fold"] for e in entries if e["name"] == name} for name in {e["name"] for e in entries}]
+    common = set.intersection(*every) if every else set()
     for name in dict.fromkeys(e["name"] for e in entries):
         mine = [e for e in entries if e["name"] == name]
         each = [e["accuracy"] for e in mine]
         folds = {f: statistics.mean(e["accuracy"] for e in mine if e["fold"] == f) for f in {e["fold"] for e in mine}}
-        row = {"name": name, "mean": statistics.mean(folds.values()), "runs": len(each)}
+        shared = statistics.mean(folds[f] for f in common) if common else float("nan")
+        row = {"name": name, "shared": shared, "mean": statistics.mean(folds.values()), "runs": len(each)}
         row["spread"] = statistics.stdev(each) if len(each) > 1 else 0.0
         row |= {f"fold {f}": folds[f] for f in sorted(folds)}
         rows.append(row | {"train": statistics.mean(e["train_accuracy"] for e in mine)})
-    return sorted(rows, key=lambda row: -row["mean"])
+    return sorted(rows, key=lambda row: -row["shared"])
 
 
 def main() -> None:
