@@ -129,10 +129,14 @@ class Structure:
 
     def cached(self, name: str, make: Any) -> Any:
         """A value derived once and kept beside the structure; never copied, compared or pickled."""
-        kept = self.__dict__.setdefault("_kept", {})
-        if name not in kept:
-            kept[name] = make()
-        return kept[name]
+        kept = self.__dict__.get("_kept", {})
+        if name in kept:
+            return kept[name]
+        value = make()
+        # A graph that torch traces reads what is kept, and keeps nothing.
+        if not torch.compiler.is_compiling():
+            self.__dict__.setdefault("_kept", {})[name] = value
+        return value
 
     def trusted(self) -> Self:
         """The same structure, marked as checked: for values that our own searches and samplers made."""
