@@ -75,7 +75,9 @@ class Rows(Mapping[str, Tensor]):
         return "{" + ", ".join(f"{name}: {shape_of(value)}" for name, value in self._values.items()) + "}"
 
     def __reduce__(self) -> tuple:
-        return _rows_again, (self._values,)
+        # A tensor is pickled with all of its storage: the rows of a slice are copied.
+        whole = {n: v.clone() if v.untyped_storage().nbytes() > v.nbytes else v for n, v in self._values.items()}
+        return _rows_again, (whole,)
 
     # Rows are not compared: the truth of a tensor is not one number.
     __eq__ = object.__eq__

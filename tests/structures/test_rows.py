@@ -114,6 +114,8 @@ def test_moving_and_pickling(device):
     assert cloud.rows["twice"].device.type == device.type
     follows(pickle.loads(pickle.dumps(cloud)))
     assert len(pickle.dumps(gl.Cloud.of(points(9)))) < len(pickle.dumps(cloud)) - 9 * 3 * 4
+    many = marked(10_000).rows
+    assert len(pickle.dumps(many.taken(slice(5, 8)))) < 3000
 
 
 def test_slices_masks_and_positions_are_of_points():

@@ -81,6 +81,13 @@ def causal(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1, 
     a `window` (microseconds, inclusive) all history counts.
 
     A backend's `causal(link, window)` returns splits (S' U + 1) int64 and source (E) int32.
+
+    Args:
+        source: the events that are seen.
+        target: the events that see them: the source itself, or what `lif` made from it.
+        kernel: the side of the window of pixels, odd, or the name of one.
+        stride: how much coarser the target's grid is.
+        window: the greatest age of an edge, in microseconds.
     """
     joined = link(source, target, kernel, stride)
     if window is not None and not window >= 0:
@@ -92,7 +99,7 @@ def causal(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1, 
 
 
 def latest(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1) -> Latest:
-    """For every target and tap the latest event that `causal` without a window would find, or -1."""
+    """For every target and tap the latest event that `causal`, with these arguments, would find, or -1."""
     joined = link(source, target, kernel, stride, "latest")
     row = implementation(__name__, source.device).latest(joined)
     return Latest(row, len(source)).trusted()

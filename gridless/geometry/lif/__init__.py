@@ -59,6 +59,14 @@ def lif(
 
     Refused on the CPU: what `Events.check` refuses. On the GPU, where looking would cost a synchronisation, events
     outside the sensor do nothing.
+
+    Args:
+        events: the input events.
+        kernel: the side of the window of pixels, odd, that an event reaches.
+        stride: how much coarser the grid of the output is.
+        decay_time: microseconds in which a potential decays to 1/e.
+        threshold: the potential above which an event is fired.
+        reset: the potential after that.
     """
     return lif_step(events, None, kernel, stride, decay_time, threshold, reset)[0]
 
@@ -74,7 +82,7 @@ def lif_step(
 ) -> tuple[Events, LIFState]:
     """`lif` of the next packet of each stream: state in (None before the first), events and state out.
 
-    Causes are rows of the packet. The state given is left as it was.
+    Causes are rows of the packet. The state given is left as it was. The other arguments are those of `lif`.
     """
     rule = Rule.of(events.sensor, kernel, stride, decay_time, threshold, reset)
     check_events("lif", events)
