@@ -254,6 +254,17 @@ def test_hdf5_that_leads_to_other_files_is_refused_unopened(tmp_path: Path, way)
         gl.read_events(path)
 
 
+@pytest.mark.parametrize(("t", "offset"), [(2**63 + 5, 7), (5, 2**63 - 3), (5, -(2**62))])
+def test_hdf5_times_that_64_bits_do_not_hold_are_refused(tmp_path: Path, t, offset):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        for name in "xyp":
+            file[f"events/{name}"] = np.array([0])
+        file["events/t"], file["t_offset"] = np.array([t], np.uint64), np.int64(offset)
+    with pytest.raises(FormatError, match="time"):
+        gl.read_events(tmp_path / "a.h5")
+
+
 def test_hdf5_attributes_are_left_alone_where_the_caller_gives_the_sensor(tmp_path: Path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -348,6 +359,7 @@ def test_a_description_nested_deeply_is_read_once(tmp_path: Path):
         ("a.aedat", b"#!AER-DAT2.0\n" + bytes(9), 21, "truncated"),
         ("a.dat", b"% Version 2\n\x0c\x08" + bytes(4) + b"\x00\x00\x00\x50", 14, "polarity 5"),
         ("a.dat", b"% Version 2\n\x0e\x08", 12, "type 14"),
+        ("a.dat", b"% Version 3\n\x0c\x08", 0, "version 3"),
         ("a.npy", b"\x93NUMPY\x01\x00\x05\x00oops\n", 0, "NumPy"),
         ("a.raw", b"\x7fELF and so on\x00", 0, "does not begin as a .raw file"),
         ("a.xyz", b"\x7fELF and so on\x00", 0, "no known format"),

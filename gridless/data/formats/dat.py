@@ -25,6 +25,8 @@ def read(file: File) -> Recording:
     lines, start = file.lines(b"%", last=b"% end")
     header = {k.lower(): v for k, _, v in (line.partition(" ") for line in lines)}
     version = _number(file, header, "version", 1)
+    if version not in LAYOUTS:
+        raise file.error(f"version {version}: versions 1 and 2 can be read", 0)
     sensor = None
     if "width" in header and "height" in header:
         sensor = (_number(file, header, "width", 0), _number(file, header, "height", 0))
@@ -37,7 +39,7 @@ def read(file: File) -> Recording:
         raise file.error(f"holds events of type {kind} and {size} bytes, not contrast events (0 or 12) of 8", start)
     start += 2
     words = file.records(start, "V8", "event").view("<u4").reshape(-1, 2)
-    return read_pairs(file, start, words, 1, LAYOUTS[min(max(version, 1), 2)], sensor, CAMERAS)
+    return read_pairs(file, start, words, 1, LAYOUTS[version], sensor, CAMERAS)
 
 
 def _number(file: File, header: dict[str, str], name: str, default: int) -> int:

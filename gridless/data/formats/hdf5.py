@@ -108,6 +108,9 @@ def _group(file: File, root: Any, group: Any, names: dict[str, str]) -> dict[str
         offset = _load(file, node)
         if offset.size != 1 or offset.dtype.kind not in "iu":
             raise file.error(f"t_offset is {offset.shape} {offset.dtype}, not one whole number")
+        latest = int(arrays["t"].max(initial=0)) + int(offset.item())
+        if latest >= 2**63:
+            raise file.error(f"has a time of {latest}, with its t_offset: more than 64 bits hold")
         arrays["t"] = arrays["t"].astype(np.int64) + int(offset.item())
     return arrays
 
