@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test fuzz lint format docs bench wheel soak clean
+.PHONY: demo test test-gpu fuzz lint format docs bench wheel soak clean
 
 .venv/.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -25,6 +25,12 @@ SECONDS ?= 600
 
 fuzz: .venv/.done
 	$(BIN)/python tests/fuzz.py --seconds $(SECONDS)
+
+# Everything that has GPU cases, with the Python that is there: GPU machines often come with theirs, and without network.
+test-gpu:
+	$(PYTHON) -m pytest -n auto --dist loadfile tests/test_plan.py tests/kernels tests/structures tests/geometry tests/ops \
+		tests/nn tests/models tests/data/test_precompute.py tests/training/test_steps.py \
+		"tests/test_docs.py::test_the_python_of_a_page_runs[docs/tutorials/fast.md]"
 
 lint: .venv/.done
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/pyright

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -132,9 +133,11 @@ class Edges(Structure):
         """A torch.sparse_csr tensor (num_target, num_source), of ones unless values (E) are given."""
         end = len(self) - self.padding
         values = torch.ones(end, device=self.device) if values is None else values
-        return torch.sparse_csr_tensor(
-            self.splits, self.source[:end].long(), values, (self.num_target, self.num_source), check_invariants=False
-        )
+        shape = (self.num_target, self.num_source)
+        with warnings.catch_warnings():
+            # PyTorch says of every such tensor that they are in beta.
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+            return torch.sparse_csr_tensor(self.splits, self.source[:end].long(), values, shape, check_invariants=False)
 
     @classmethod
     def from_torch_csr(cls, matrix: Tensor) -> Edges:
