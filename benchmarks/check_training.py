@@ -15,13 +15,15 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
+from direct import Run
 
 import gridless as gl
 from gridless.training import load_recipe
-from gridless.training.loop import Run, begin_step
-from gridless.training.sources import load_clouds
+from gridless.training.examples import load_clouds
+from gridless.training.step import begin_step
 
 
 def same_gradients(points: torch.Tensor, device: str) -> None:
@@ -52,7 +54,7 @@ def same_capture(clouds, device: str) -> None:
     recipe = load_recipe("modelnet40-large").changed(batch_size=64, model__dropout=0.0, epsilon=1e-3)
     weights = []
     for capture in (False, True):
-        run = Run(recipe.changed(capture=capture), clouds.points[:1000], clouds.labels[:1000])
+        run = Run(recipe.changed(capture=capture), clouds.take(torch.arange(1000)))
         for epoch in range(2):
             run.epoch(epoch)
         weights.append(torch.cat([p.detach().flatten() for p in run.model.parameters()]))
@@ -65,7 +67,7 @@ def same_capture(clouds, device: str) -> None:
 def times(clouds, device: str, batch: int, capture: bool, name: str = "modelnet40-large", **changes) -> None:
     sync = torch.cuda.synchronize if device == "cuda" else lambda: None
     recipe = load_recipe(name).changed(batch_size=batch, capture=capture, **changes)
-    run = Run(recipe, clouds.points, clouds.labels)
+    run = Run(recipe, clouds)
     run.epoch(0)
     sync()
     began = time.perf_counter()

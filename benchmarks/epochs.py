@@ -24,12 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
+from direct import Run
 from peers_points import DGCNN, PYG, PointNet2
 
-from gridless.training import load_recipe
-from gridless.training.loop import Run, begin_step
-from gridless.training.policy import Policy
-from gridless.training.sources import Clouds, load_clouds
+from gridless.training import Clouds, Policy, load_recipe
+from gridless.training.examples import load_clouds
+from gridless.training.step import begin_step
 
 CUDA = torch.cuda.is_available()
 
@@ -54,7 +54,7 @@ def peak() -> float:
 def ours(clouds: Clouds, name: str, batch: int, drop: bool, offline: bool, epochs: int, **changes: Any) -> dict:
     recipe = load_recipe(name).changed(batch_size=batch, augment__drop=0.875 if drop else 0.0, **changes)
     reset()
-    run = Run(recipe, clouds.points, clouds.labels)
+    run = Run(recipe, clouds)
     # Ten steps and an epoch first: kernels are compiled, sizes learned, graphs captured.
     first = 1 - (-10 // len(run.loader))
     for epoch in range(first + (not offline)):
@@ -85,7 +85,7 @@ def ours(clouds: Clouds, name: str, batch: int, drop: bool, offline: bool, epoch
         "batch": batch,
         "points": "dropped" if drop else "full",
         "geometry": "offline" if offline else "online",
-        "captured": run.capture,
+        "captured": run.step.capture,
         "seconds_per_epoch": seconds,
         "peak_mib": peak(),
         "mib_per_cloud": (peak() - clouds.points.numel() * 4 / 2**20) / batch,

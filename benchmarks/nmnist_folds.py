@@ -33,8 +33,8 @@ def one(fold: int, arguments: argparse.Namespace) -> None:
     from gridless.data.splits import folds
     from gridless.training import load_recipe
     from gridless.training.commands import _assignment, pick_device
+    from gridless.training.examples import load_data
     from gridless.training.run import run
-    from gridless.training.sources import load_data
     from gridless.weights import load
 
     device = pick_device(arguments.device)

@@ -24,8 +24,8 @@ sys.path.insert(0, str(ROOT))
 
 from gridless.nn.conv import FeaturelessConv, PointConv  # noqa: E402
 from gridless.nn.events import VoxelMerge  # noqa: E402
+from gridless.training.examples import load_data  # noqa: E402
 from gridless.training.recipe import Recipe  # noqa: E402
-from gridless.training.sources import load_data  # noqa: E402
 from gridless.weights import SHIPPED, load, save  # noqa: E402
 
 

@@ -67,9 +67,10 @@ VARIANTS: dict[str, tuple[str, dict]] = {
 def one(name: str, data: str, epochs: int | None, device: str, limit: int | None) -> None:
     """Train one variant; every report is a line of JSON."""
     import torch
+    from direct import fit
 
-    from gridless.training import accuracy, fit, load_recipe
-    from gridless.training.sources import load_clouds
+    from gridless.training import accuracy, load_recipe
+    from gridless.training.examples import load_clouds, views_of_cloud
 
     variant, _, seed = name.partition("@")
     base, changes = VARIANTS[variant]
@@ -85,8 +86,10 @@ def one(name: str, data: str, epochs: int | None, device: str, limit: int | None
     def say(entry: dict) -> None:
         print(json.dumps({"name": name, **entry}), flush=True)
 
-    model, _ = fit(recipe, learn.points, learn.labels, (valid.points, valid.labels), say)
-    votes = accuracy(model, valid.points, valid.labels, votes=10)
+    if device != "cpu":
+        torch.set_float32_matmul_precision("high")
+    model, _ = fit(recipe, learn, valid, say)
+    votes = accuracy(model, valid, views=views_of_cloud(10))
     say({"final": True, "valid_10_votes": votes, "parameters": sum(p.numel() for p in model.parameters())})
 
 

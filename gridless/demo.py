@@ -89,9 +89,9 @@ def demo(
 
 
 def _train(name: str, out: Path, quick: bool) -> Trained:
+    from gridless.training.examples import load_data
     from gridless.training.recipe import load_recipe
     from gridless.training.run import run
-    from gridless.training.sources import load_data
 
     recipe = load_recipe(name)
     if quick:

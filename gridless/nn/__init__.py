@@ -4,7 +4,7 @@ from gridless.nn.basis import Basis, GaussianBumps, KernelPoints, Monomials
 from gridless.nn.blocks import Bottleneck, Dense, DownBlock, DropPath, InvertedBlock, ResBlock, UpBlock, WideBlock
 from gridless.nn.conv import FeaturelessConv, PointConv
 from gridless.nn.events import DownConv, EventConv, InceptionBlock, LeakyMean, PolarityConv, VoxelMean, VoxelMerge
-from gridless.nn.norm import BatchNorm
+from gridless.nn.norm import BatchNorm, synchronise
 from gridless.nn.pool import MaxPool, MeanPool, Spread
 
 __all__ = [
@@ -33,4 +33,5 @@ __all__ = [
     "VoxelMean",
     "VoxelMerge",
     "WideBlock",
+    "synchronise",
 ]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gridless.ops.batch_norm import batch_norm, track
+from gridless.ops.batch_norm import batch_norm, reference, track
 from gridless.structures import Cloud, Events, Geometry
 
 
@@ -21,7 +21,11 @@ class BatchNorm(nn.Module):
     0.99 of their value (momentum 0.01 in torch's convention), eps 1e-3. Nothing waits for the device.
 
     `relu` is "before" for norm(relu(x)) and "after" for relu(norm(x)).
+
+    Where `synchronised` is set (see `synchronise`), statistics are those of the rows of all processes together.
     """
+
+    synchronised = False
 
     weight: Tensor | None
     bias: Tensor | None
@@ -59,11 +63,14 @@ class BatchNorm(nn.Module):
         padded = cloud if cloud is not None and cloud.padding else None
         flat = features.reshape(-1, self.channels)
         # torch's own refuses a single row, and knows nothing of padding.
-        if self.training and (padded is not None or flat.shape[0] < 2):
+        if self.training and (padded is not None or flat.shape[0] < 2 or self._of_all()):
             y = self._over_real_rows(flat, padded)
         else:
             y = self._over_all_rows(flat, padded)
         return y.reshape(features.shape)
+
+    def _of_all(self) -> bool:
+        return self.synchronised and torch.distributed.is_initialized()
 
     def _over_real_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
         """With the statistics of the rows that the splits count: how many they are stays on the device."""
@@ -71,9 +78,16 @@ class BatchNorm(nn.Module):
             count = torch.full((), x.shape[0], dtype=torch.int64, device=x.device)
         else:
             count = padded.splits[-1]
-        y, mean, var = batch_norm(
-            x, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after"
-        )
+        arguments = x, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after"
+        if self._of_all():
+            from torch.distributed.nn.functional import all_reduce
+
+            count = count.clone()
+            torch.distributed.all_reduce(count)
+            y, mean, _, var = reference.forward(*arguments, total=count, add=all_reduce)
+            mean, var = mean.detach(), var.detach()
+        else:
+            y, mean, var = batch_norm(*arguments)
         track(mean, var, count, self.running_mean, self.running_var, self.num_batches_tracked, self.momentum)
         return y
 
@@ -95,3 +109,10 @@ class BatchNorm(nn.Module):
         cloud = "" if self.cloud is None else f", cloud={self.cloud}"
         relu = "" if self.relu is None else f", relu={self.relu!r}"
         return f"{self.channels}{cloud}, momentum={self.momentum}, eps={self.eps}{relu}"
+
+
+def synchronise(model: nn.Module) -> None:
+    """Let every `BatchNorm` of a network take the statistics of all processes, so that they compute what one would."""
+    for module in model.modules():
+        if isinstance(module, BatchNorm):
+            module.synchronised = True

@@ -147,6 +147,22 @@ class Structure:
     def is_checked(self) -> bool:
         return "checked" in self.__dict__.get("_kept", ())
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor, those included that were derived from others and are kept beside them."""
+        waiting: list[Any] = [self]
+        seen: set[int] = set()
+        while waiting:
+            value = waiting.pop()
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, Structure):
+                waiting += [*value.__dict__.values()]
+            elif isinstance(value, dict | list | tuple):
+                waiting += [*(value.values() if isinstance(value, dict) else value)]
+
     def __getstate__(self) -> dict:
         return {k: v for k, v in self.__dict__.items() if k != "_kept"}
 

@@ -1,4 +1,8 @@
-"""Training: recipes, data that lives on the device, the step, and Lightning around it."""
+"""Training. An example meets these rooms in this order:
+
+recipe (what decides a run), examples (clouds or recordings, as tensors), loader (batches with their geometry, made here
+or by workers), step (forward, loss, backward, optimiser; perhaps captured), module and run (Lightning), evaluate.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,16 @@ from typing import TYPE_CHECKING, Any
 # name -> module
 _LAZY = {
     "Average": "gridless.training.step",
-    "Batch": "gridless.training.batches",
+    "Batch": "gridless.training.batch",
+    "Clouds": "gridless.training.examples",
+    "Loader": "gridless.training.loader",
     "Policy": "gridless.training.policy",
     "Recipe": "gridless.training.recipe",
-    "Recordings": "gridless.training.recordings",
-    "ResidentClouds": "gridless.training.resident",
-    "ResidentRecordings": "gridless.training.recordings",
+    "Recordings": "gridless.training.examples",
     "TrainStep": "gridless.training.step",
     "accuracy": "gridless.training.evaluate",
     "accuracy_by_points": "gridless.training.evaluate",
-    "fit": "gridless.training.loop",
-    "load_data": "gridless.training.sources",
+    "load_data": "gridless.training.examples",
     "load_recipe": "gridless.training.recipe",
     "probabilities": "gridless.training.evaluate",
 }
@@ -26,18 +29,17 @@ _LAZY = {
 __all__ = [*_LAZY]
 
 if TYPE_CHECKING:
-    from gridless.training.batches import Batch as Batch
+    from gridless.training.batch import Batch as Batch
     from gridless.training.evaluate import accuracy as accuracy
     from gridless.training.evaluate import accuracy_by_points as accuracy_by_points
     from gridless.training.evaluate import probabilities as probabilities
-    from gridless.training.loop import fit as fit
+    from gridless.training.examples import Clouds as Clouds
+    from gridless.training.examples import Recordings as Recordings
+    from gridless.training.examples import load_data as load_data
+    from gridless.training.loader import Loader as Loader
     from gridless.training.policy import Policy as Policy
     from gridless.training.recipe import Recipe as Recipe
     from gridless.training.recipe import load_recipe as load_recipe
-    from gridless.training.recordings import Recordings as Recordings
-    from gridless.training.recordings import ResidentRecordings as ResidentRecordings
-    from gridless.training.resident import ResidentClouds as ResidentClouds
-    from gridless.training.sources import load_data as load_data
     from gridless.training.step import Average as Average
     from gridless.training.step import TrainStep as TrainStep
 

@@ -56,8 +56,8 @@ def train(
     The result is printed as one JSON object, alone on standard output; progress goes to standard error.
     Ctrl-C leaves a checkpoint, from which --resume goes on as if nothing had happened.
     """
+    from gridless.training.examples import load_data
     from gridless.training.run import run
-    from gridless.training.sources import load_data
 
     chosen = _recipe(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats)
     if chosen.geometry == "offline":
@@ -88,7 +88,7 @@ def precompute(
 
     Give both the same data and settings. Files that exist are kept: what was interrupted goes on where it ended.
     """
-    from gridless.training.ahead import precomputed, processes
+    from gridless.training.workers import precomputed, processes
 
     chosen = _recipe(recipe, changes, seed=seed, repeats=repeats)
     _check_writable(cache, "--cache")
@@ -119,8 +119,8 @@ def evaluate(
     Where they were trained on examples of that split, the first line says so (in JSON, `seen_in_training`).
     """
     from gridless.training.evaluate import report, seen
-    from gridless.training.recipe import RECORDINGS, Recipe
-    from gridless.training.sources import load_data
+    from gridless.training.examples import RECORDINGS, load_data
+    from gridless.training.recipe import Recipe
     from gridless.weights import load
 
     model: Any = load(weights, pick_device(device))
@@ -169,8 +169,7 @@ def predict(
 ) -> None:
     """Class and probabilities of your own files."""
     from gridless.progress import track
-    from gridless.training.predict import classify
-    from gridless.training.predict_events import classify_events, is_event_network
+    from gridless.training.predict import classify, classify_events, is_event_network
     from gridless.weights import load
 
     model: Any = load(weights, pick_device(device))
@@ -223,7 +222,7 @@ def _check_writable(folder: Path, option: str) -> None:
 
 def _examples(recipe: Any, data: Path | None, all_data: bool, limit: int | None) -> Any:
     """The training examples of a recipe."""
-    from gridless.training.sources import load_data
+    from gridless.training.examples import load_data
 
     learn = load_data(recipe, data, "train" if all_data else "fit")
     if limit is None:

@@ -1,73 +1,72 @@
-"""Accuracy and predictions of a network that classifies clouds."""
+"""Accuracy and predictions of a network that classifies."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from gridless.progress import bar
-from gridless.training.policy import Policy
-from gridless.training.resident import ResidentClouds
+from gridless.training.loader import Examples, Loader
 from gridless.training.step import autocast
 
-# What the further views of a cloud are, where several are averaged: another order of points, another size.
-VIEW = Policy(shuffle=True, scale=(0.9, 1.1))
+if TYPE_CHECKING:
+    from gridless.training.examples import Clouds
 
 
 @torch.no_grad()
 def probabilities(
     model: nn.Module,
-    points: Tensor,
+    data: Examples,
+    views: Sequence[Any] = (None,),
     batch_size: int = 256,
-    votes: int = 1,
-    precision: str = "32",
-    policy: Policy | None = None,
     seed: int = 0,
+    precision: str = "32",
     progress: bool = False,
 ) -> Tensor:
-    """Class probabilities (N, classes) of clouds (N, P, D), on their device, the mean over `votes` views of each.
+    """Class probabilities (N, classes) of clouds or recordings, on their device, the mean over views of each.
 
-    The first view is the cloud as it is (or after `policy`), the others are `VIEW`s of it; all are fixed by the seed.
-    `progress` shows a bar.
+    Args:
+        model: the network; it is left in the mode it was in.
+        data: `Clouds` or `Recordings`.
+        views: what is done to an example for each view; None leaves it as it is.
+        batch_size: examples at a time.
+        seed: of the views.
+        precision: `32` or `bf16`.
+        progress: show a bar.
     """
     was_training = model.training
     model.eval()
-    total: Any = None
-    labels = torch.zeros(len(points), dtype=torch.int64, device=points.device)
-    with bar("evaluate", votes * len(points), progress) as advance:
-        for vote in range(votes):
-            view = (policy or Policy()) if vote == 0 else VIEW
-            clouds = ResidentClouds(points, labels, model.plan, batch_size, view, seed, shuffle=False)  # type: ignore[arg-type]
-            clouds.epoch = vote
+    total: Any = 0
+    with bar("evaluate", len(views) * len(data.labels), progress) as advance:
+        for number, view in enumerate(views):
+            loader = Loader(data, model.plan, batch_size, view, seed, shuffle=False)  # type: ignore[arg-type]
+            loader.epoch = number
             parts = []
-            for batch in clouds:
-                with autocast(points.device, precision):
+            for batch in loader:
+                with autocast(data.labels.device, precision):
                     parts.append(model(batch.geometry).float().softmax(1))
                 advance(len(batch.labels))
-            total = torch.cat(parts) if total is None else total + torch.cat(parts)
+            total = total + torch.cat(parts)
     model.train(was_training)
-    return total / votes
+    return total / len(views)
 
 
-def accuracy(model: nn.Module, points: Tensor, labels: Tensor, **settings: Any) -> float:
-    """The part of the clouds whose most probable class is their label; settings as of `probabilities`."""
-    return (probabilities(model, points, **settings).argmax(1) == labels).double().mean().item()
+def accuracy(model: nn.Module, data: Examples, **settings: Any) -> float:
+    """The part of the examples whose most probable class is their label; settings as of `probabilities`."""
+    return (probabilities(model, data, **settings).argmax(1) == data.labels).double().mean().item()
 
 
 def accuracy_by_points(
-    model: nn.Module,
-    points: Tensor,
-    labels: Tensor,
-    counts: tuple[int, ...] = (32, 64, 128, 256, 512, 1024),
-    **settings: Any,
+    model: nn.Module, data: Clouds, counts: tuple[int, ...] = (32, 64, 128, 256, 512, 1024), **settings: Any
 ) -> dict[int, float]:
     """Accuracy when each cloud is only its first so many points, without retraining."""
-    return {n: accuracy(model, points[:, :n], labels, **settings) for n in counts if n <= points.shape[1]}
+    return {n: accuracy(model, data.first(n), **settings) for n in counts if n <= data.points.shape[1]}
 
 
-def report(probability: Tensor, labels: Tensor, classes: list[str]) -> dict[str, Any]:
+def report(probability: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str, Any]:
     """Accuracy, its mean over classes, and each class's own."""
     correct = (probability.argmax(1) == labels).double().cpu()
     labels = labels.cpu()

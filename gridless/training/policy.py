@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gridless.structures import Cloud
 from gridless.training import stateless
+from gridless.training.batch import send
 
 # Streams of random numbers, one per purpose.
 ORDER, DROP, JITTER, AXIS, TILT, AZIMUTH, SCALE, SHIFT, MIRROR = range(9)
@@ -120,10 +121,3 @@ def _cut(x: Tensor, splits: Tensor, device: torch.device) -> Tensor:
     counts = send(splits.diff(), device)
     rows = torch.arange(total, device=device) + torch.repeat_interleave(offset, counts, output_size=total)
     return x.reshape(-1, 3)[rows]
-
-
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device without waiting for it."""
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)

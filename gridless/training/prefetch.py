@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from gridless.training.batches import tensors_of
-
 
 class Prefetch:
     """make(owner, *job) for one job (epoch, ...) after another, up to epoch `last` and `depth` ahead of `take`.
@@ -52,7 +50,7 @@ class Prefetch:
             raise error
         current = torch.cuda.current_stream(self.device)
         current.wait_event(done)
-        for tensor in tensors_of(item):
+        for tensor in item.tensors():
             tensor.record_stream(current)
         return item
 

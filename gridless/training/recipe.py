@@ -12,6 +12,7 @@ import torch
 import yaml
 from torch import nn
 
+from gridless.training.examples import CLOUDS, RECORDINGS, transform_of
 from gridless.training.policy import Policy
 from gridless.training.schedule import Cosine, Plateau
 
@@ -19,9 +20,7 @@ from gridless.training.schedule import Cosine, Plateau
 FOLDERS = (Path(__file__).parents[2] / "recipes", Path(__file__).parents[1] / "recipes")
 
 
-CLOUDS = ("modelnet40", "shapes")
 GEOMETRY = ("online", "workers", "offline")
-RECORDINGS = ("nmnist", "mnist_dvs", "cifar10_dvs", "ncaltech101", "asl_dvs", "ncars", "glyphs")
 DATA = CLOUDS + RECORDINGS
 
 
@@ -110,8 +109,6 @@ class Recipe:
         if self.data in RECORDINGS and self.capture:
             raise ValueError("recipe: capture: recordings have no common size, so that no graph can be captured")
         for entry in self.transforms or ():
-            from gridless.training.recordings import transform_of
-
             transform_of(entry)
         if self.frozen and self.start is None:
             raise ValueError("recipe: frozen parts would keep random weights: say which to begin with, start: NAME")

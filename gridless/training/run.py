@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,10 @@ import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from gridless.training.interrupt import Interrupt
-from gridless.training.lightning import Classifier, ResidentData
-from gridless.training.progress import EpochBar
+from gridless.training.callbacks import EpochBar, Interrupt
+from gridless.training.examples import Clouds, Recordings
+from gridless.training.module import Classifier
 from gridless.training.recipe import Recipe
-from gridless.training.recordings import Recordings
-from gridless.training.sources import Clouds
 from gridless.weights import save
 
 
@@ -58,10 +57,9 @@ def run(
         raise FileExistsError(f"{out} holds a run already: go on with it (--resume), or choose another folder (--out)")
     out.mkdir(parents=True, exist_ok=True)
     (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False))
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    module = Classifier(recipe, _examples(data))
+    about = {"recipe": recipe.to_dict(), "examples": _examples(data)}
+    module = Classifier(recipe, data, valid, workers, cache, about)
     every: dict[str, Any] = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
     keep = ModelCheckpoint(out / "checkpoints", filename="last", save_top_k=1, enable_version_counter=False, **every)
     interrupt = Interrupt(last, alone=devices * nodes == 1)
@@ -81,25 +79,36 @@ def run(
         use_distributed_sampler=False,
     )
     began = time.perf_counter()
-    with interrupt.caught(), warnings.catch_warnings():
+    with interrupt.caught(), warnings.catch_warnings(), _tf32(device):
         # Lightning's own advice, on loaders with workers, hooks in two places and the like: it does not apply here.
         warnings.filterwarnings("ignore", module="lightning.*")
-        trainer.fit(module, ResidentData(recipe, data, valid, workers, cache), ckpt_path=last if resume else None)
-    if not trainer.is_global_zero:
-        return None
-    end = module.history[-1]
-    place = None if valid is None else valid.to(module.device)
-    if place is not None and "valid_accuracy" not in end:
-        end["valid_accuracy"] = _accuracy(place, module.best, recipe, 1)
-    results: dict[str, Any] = {name: value for name, value in end.items() if name != "epoch"}
-    results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
-    if place is not None and recipe.votes > 1:
-        results["valid_accuracy_by_votes"] = _accuracy(place, module.best, recipe, recipe.votes)
+        trainer.fit(module, ckpt_path=last if resume else None)
+        if not trainer.is_global_zero:
+            return None
+        end = module.history[-1]
+        place = None if valid is None else valid.to(module.device)
+        if place is not None and "valid_accuracy" not in end:
+            end["valid_accuracy"] = _accuracy(place, module.best, recipe, 1)
+        results: dict[str, Any] = {name: value for name, value in end.items() if name != "epoch"}
+        results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
+        if place is not None and recipe.votes > 1:
+            results["valid_accuracy_by_votes"] = _accuracy(place, module.best, recipe, recipe.votes)
     split = "train" if valid is None else "fit"
     save(module.best, out / "weights", classes=data.classes, split=split, recipe=recipe.to_dict(), results=results)
     results["history"] = module.history
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     return results
+
+
+@contextmanager
+def _tf32(device: torch.device) -> Iterator[None]:
+    """Dense products of float32 as TF32 on a GPU; afterwards torch's setting is as it was."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _accuracy(data: Clouds | Recordings, model: torch.nn.Module, recipe: Recipe, votes: int) -> float:

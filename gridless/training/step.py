@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gridless.training import static
-from gridless.training.batches import Batch, Sizes
+from gridless.training import stateless
+from gridless.training.batch import Batch
+from gridless.training.captured import CapturedStep
+from gridless.training.schedule import set_rate
 
-# Real batches that run before the first capture: they settle autotuning, optimiser state and capacities.
-WARM_UP = 6
+if TYPE_CHECKING:
+    from gridless.training.recipe import Recipe
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:
@@ -77,7 +78,7 @@ class TrainStep:
             self.own_loss = torch.compile(self.own_loss, dynamic=True)
         self.capture = capture
         self.alone: AbstractContextManager = nullcontext()
-        self._graphs: dict[int, _Captured] = {}
+        self._graphs: dict[int, CapturedStep] = {}
 
     def __call__(self, batch: Batch) -> None:
         if not self.capture:
@@ -85,8 +86,8 @@ class TrainStep:
             return
         examples = len(batch.labels)
         if examples not in self._graphs:
-            self._graphs[examples] = _Captured(self, examples)
-        self._graphs[examples](batch)
+            self._graphs[examples] = CapturedStep(examples, self._graphs)
+        self._graphs[examples](batch, self.run, self.optimiser, self.alone)
 
     def run(self, batch: Batch) -> None:
         """The step itself, launch by launch."""
@@ -128,57 +129,19 @@ class TrainStep:
         return (loss / count, correct / count) if count else (float("nan"), float("nan"))
 
 
-class _Captured:
-    """The step for batches of one number of examples, as a graph."""
+def make_step(
+    recipe: Recipe, model: nn.Module, optimiser: torch.optim.Optimizer, average: Average | None, **more: Any
+) -> TrainStep:
+    """The step that a recipe says; captured, unless it says otherwise, where there is a GPU."""
+    device = next(model.parameters()).device
+    capture = device.type == "cuda" if recipe.capture is None else recipe.capture
+    settings = {"average": average, "compiled": recipe.compiled, "capture": capture, **more}
+    return TrainStep(model, optimiser, recipe.smoothing, recipe.precision, recipe.clip, **settings)
 
-    def __init__(self, step: TrainStep, examples: int) -> None:
-        self.step, self.examples = step, examples
-        self.low: Sizes = {}
-        self.high: Sizes = {}
-        self.room: Sizes = {}
-        self.slot: static.Slot | None = None
-        self.graph: Any = None
-        self.warm = 0
 
-    def __call__(self, batch: Batch) -> None:
-        needed = batch.sizes
-        if self.slot is not None and static.holds(self.room, needed):
-            self.slot.load(batch)
-            self.graph.replay()
-            return
-        self._learn(needed)
-        if self.warm < WARM_UP:
-            # Unpadded, while the sizes of batches are being learned.
-            self.warm += 1
-            self.step.run(batch)
-            return
-        plan: Any = self.step.model.plan
-        room = static.capacity(self.high, self.low)
-        slot = static.Slot(static.padded(batch, plan, room), plan)
-        graph = self._record(slot)
-        self.room, self.slot, self.graph = room, slot, graph
-
-    def _learn(self, needed: Sizes) -> None:
-        known = next((other for other in self.step._graphs.values() if other.slot is not None), None)
-        if not self.high and known is not None and self.examples < known.examples:
-            # The last batch of an epoch comes once in each: its sizes are spread as those of the others are.
-            self.warm, part = WARM_UP, math.sqrt(self.examples / known.examples)
-            self.low = {name: size - int(part * (known.high[name] - known.low[name])) for name, size in needed.items()}
-        self.low = {name: min(size, self.low.get(name, size)) for name, size in needed.items()}
-        self.high = {name: max(size, self.high.get(name, 0)) for name, size in needed.items()}
-
-    def _record(self, slot: static.Slot) -> Any:
-        """One padded step outside the graph (it counts), then the capture (which runs nothing)."""
-        step = self.step
-        with step.alone:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                step.run(slot.batch)
-            torch.cuda.current_stream().wait_stream(side)
-            torch.cuda.synchronize()
-            step.optimiser.zero_grad(set_to_none=True)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                step.run(slot.batch)
-        return graph
+def begin_step(
+    recipe: Recipe, schedule: Any, optimiser: torch.optim.Optimizer, epoch: int, number: int, steps: int
+) -> None:
+    """The learning rate and the random numbers (of dropout) of a step, by its position alone."""
+    set_rate(optimiser, schedule(epoch + number / steps))
+    torch.manual_seed(int(stateless.keys(recipe.seed, epoch, torch.tensor([-2 - number]))[0]))

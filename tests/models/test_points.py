@@ -9,8 +9,8 @@ import torch
 
 import gridless as gl
 from gridless import models
-from gridless.training.batches import Batch
-from gridless.training.static import capacity, padded
+from gridless.training.batch import Batch, Group
+from gridless.training.captured import Slot, capacity
 
 
 @pytest.fixture
@@ -127,9 +127,10 @@ def test_padding_a_batch_changes_neither_logits_nor_gradients_nor_statistics(nam
     results = []
     for pad in (False, True):
         model = small(name, dropout=0.0, **more).double()
-        batch = Batch(model.plan(gl.Cloud(cloud.coords.double(), cloud.splits)), torch.arange(4))
+        geometry = model.plan(gl.Cloud(cloud.coords.double(), cloud.splits))
+        batch = Batch(Group(model.plan, geometry, torch.arange(4)))
         if pad:
-            batch = padded(batch, model.plan, capacity(batch.sizes))
+            batch = Slot(batch, capacity(batch.sizes)).batch
         logits = model(batch.geometry)
         torch.nn.functional.cross_entropy(logits, batch.labels).backward()
         results.append(

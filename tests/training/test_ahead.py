@@ -10,10 +10,10 @@ from killing import KillAfter, Killed
 from safetensors.torch import load_file
 
 from gridless.__main__ import main
-from gridless.training.ahead import Ahead, precomputed
+from gridless.training.examples import load_data
 from gridless.training.recipe import load_recipe
 from gridless.training.run import run
-from gridless.training.sources import load_data
+from gridless.training.workers import WorkerLoader, precomputed
 
 SMALL = [
     "--set", "data_options.size=28", "--set", "data_options.held_out=14", "--set", "points=64",
@@ -56,7 +56,7 @@ def test_a_run_from_files_that_was_killed_goes_on_to_the_bit(recipe, clouds, tmp
 def test_offline_augmentations_recur_after_the_repeats(recipe, clouds, tmp_path):
     plan = recipe.make_model().plan
     recipe = recipe.changed(repeats=2)
-    loader = Ahead(clouds.loader(recipe, plan), "cpu", cache=precomputed(recipe, clouds, plan, tmp_path))
+    loader = WorkerLoader(clouds.loader(recipe, plan), "cpu", cache=precomputed(recipe, clouds, plan, tmp_path))
     sums = []
     for epoch in range(3):
         loader.epoch, loader.start = epoch, 0
@@ -69,7 +69,7 @@ def test_processes_divide_the_batches_of_a_cache(recipe, clouds, tmp_path):
     plan = recipe.make_model().plan
     cache = precomputed(recipe, clouds, plan, tmp_path)
     places = [{"rank": rank, "world": 3} for rank in range(3)]
-    parts = [list(Ahead(clouds.loader(recipe, plan, **place), "cpu", cache=cache)) for place in places]
+    parts = [list(WorkerLoader(clouds.loader(recipe, plan, **place), "cpu", cache=cache)) for place in places]
     whole = list(clouds.loader(recipe, plan))
     for number, batch in enumerate(whole):
         mine = [part[number] for part in parts]
@@ -84,7 +84,7 @@ def test_recordings_may_be_made_ahead_too(tmp_path):
     online = list(data.loader(recipe, plan))
     cache = precomputed(recipe, data, plan, tmp_path)
     for settings in ({"workers": 1}, {"cache": cache}):
-        loader = Ahead(data.loader(recipe, plan), "cpu", **settings)
+        loader = WorkerLoader(data.loader(recipe, plan), "cpu", **settings)
         for batch, expected in zip(loader, online, strict=True):
             assert torch.equal(batch.labels, expected.labels)
             for name, value in expected.geometry.items():

@@ -15,12 +15,11 @@ import gridless as gl
 from gridless.__main__ import main
 from gridless.structures import Events
 from gridless.training import Recipe, load_recipe
-from gridless.training.batches import tensors_of
-from gridless.training.loop import make_step
-from gridless.training.predict_events import fitted
-from gridless.training.recordings import Recordings, ResidentRecordings, chain, load_recordings
+from gridless.training.examples import Recordings, chain, load_data, load_recordings
+from gridless.training.loader import Loader
+from gridless.training.predict import fitted
 from gridless.training.run import run
-from gridless.training.sources import load_data
+from gridless.training.step import make_step
 
 MODEL = {
     "model": "EventResNet", "classes": 10, "sensor": [16, 16], "width": 4, "levels": 2, "pooled": 0, "threshold": 0.8,
@@ -86,7 +85,7 @@ def test_a_loader_begun_in_mid_epoch_yields_what_the_whole_epoch_has_there(glyph
     again = glyphs.loader(settings, plan)
     again.load_state_dict({"epoch": 1, "start": 1})
     for a, b in zip(batches[4:], again, strict=True):
-        for x, y in zip(tensors_of(a), tensors_of(b), strict=True):
+        for x, y in zip(a.group.tensors(), b.group.tensors(), strict=True):
             assert torch.equal(x, y)
     # Another epoch has another order and other augmentation.
     assert len(batches[0].geometry["X0"]) != len(batches[3].geometry["X0"])
@@ -296,7 +295,7 @@ def test_the_paper_s_batch_sizes_epochs_and_rules():
 
 def test_loaders_refuse_what_cannot_be_divided(glyphs):
     with pytest.raises(ValueError, match="cannot be divided among 3 processes"):
-        ResidentRecordings(glyphs, recipe().make_model().plan, 2, lambda e, g: e, world=3)
+        Loader(glyphs, recipe().make_model().plan, 2, world=3)
 
 
 # Beginning with other weights.

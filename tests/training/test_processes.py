@@ -13,8 +13,8 @@ from conftest import shapes
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 
-from gridless.training import ResidentClouds
-from gridless.training.synchronise import synchronise
+from gridless.nn import synchronise
+from gridless.training import Clouds, Loader
 
 SCRIPT = """
 import json, sys
@@ -52,8 +52,8 @@ def gradients(recipe, rank: int = 0, world: int = 1) -> dict[str, torch.Tensor]:
     model, clouds = recipe.make_model().double(), shapes(40)
     if world > 1:
         synchronise(model)
-    data = clouds.points.double(), clouds.labels
-    batch = next(iter(ResidentClouds(*data, model.plan, 15, recipe.augment, rank=rank, world=world)))
+    data = Clouds(clouds.points.double(), clouds.labels)
+    batch = next(iter(Loader(data, model.plan, 15, recipe.augment, rank=rank, world=world)))
     (cross_entropy(model(batch.geometry), batch.labels) * batch.share).backward()
     return {name: parameter.grad for name, parameter in model.named_parameters()}
 

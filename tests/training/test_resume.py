@@ -17,8 +17,8 @@ from killing import KillAfter, Killed, weights
 
 import gridless as gl
 from gridless.__main__ import main
+from gridless.training import Clouds
 from gridless.training.run import run
-from gridless.training.sources import Clouds
 
 
 # In the middle of an epoch, at its end, and in the middle of a later one.

@@ -12,26 +12,27 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import shapes
+from direct import Run, fit
 
 import gridless as gl
 from gridless import models
 from gridless.training import (
     Average,
+    Clouds,
+    Loader,
     Policy,
     Recipe,
-    ResidentClouds,
     TrainStep,
     accuracy,
     accuracy_by_points,
-    fit,
     prefetch,
     probabilities,
 )
-from gridless.training.batches import tensors_of
+from gridless.training.batch import Group, ends_of
+from gridless.training.captured import Slot, capacity
 from gridless.training.evaluate import report
-from gridless.training.loop import Run
+from gridless.training.examples import views_of_cloud
 from gridless.training.schedule import Cosine, Plateau
-from gridless.training.static import Slot, capacity, padded
 
 
 def test_a_small_network_learns_shapes(recipe, clouds):
@@ -45,17 +46,16 @@ def test_a_small_network_learns_shapes(recipe, clouds):
         "lift": 32,
     }
     recipe = recipe.changed(model=plus, epochs=20, learning_rate=0.003, schedule="cosine", average=None)
-    model, history = fit(recipe, clouds.points, clouds.labels, (shapes(30, seed=1).points, shapes(30, seed=1).labels))
+    model, history = fit(recipe, clouds, shapes(30, seed=1))
     assert history[-1]["loss"] < 0.5 * history[0]["loss"]
     assert history[-1]["valid"] > 0.9
-    unseen = shapes(30, seed=2)
-    assert accuracy(model, unseen.points, unseen.labels, votes=3) > 0.9
+    assert accuracy(model, shapes(30, seed=2), views=views_of_cloud(3)) > 0.9
 
 
 def test_two_runs_of_a_recipe_end_with_the_same_weights(recipe, clouds):
     recipe = recipe.changed(epochs=1)
-    first, second = (fit(recipe, clouds.points, clouds.labels)[0].state_dict() for _ in range(2))
-    other = fit(recipe.changed(seed=1), clouds.points, clouds.labels)[0].state_dict()
+    first, second = (fit(recipe, clouds)[0].state_dict() for _ in range(2))
+    other = fit(recipe.changed(seed=1), clouds)[0].state_dict()
     assert all(torch.equal(a, b) for a, b in zip(first.values(), second.values()))
     assert not torch.equal(first["stem.weight"], other["stem.weight"])
 
@@ -66,7 +66,7 @@ def test_the_direct_loop_and_lightning_train_the_same_network(recipe, clouds, tm
     from gridless.training.run import run
 
     recipe = recipe.changed(epochs=2, schedule="cosine")
-    model, history = fit(recipe, clouds.points, clouds.labels)
+    model, history = fit(recipe, clouds)
     results = run(recipe, clouds, None, tmp_path, progress=False)
     assert results["train_loss"] == pytest.approx(history[-1]["loss"], rel=1e-6)
     for name, tensor in load_file(tmp_path / "weights.safetensors").items():
@@ -74,8 +74,8 @@ def test_the_direct_loop_and_lightning_train_the_same_network(recipe, clouds, tm
 
 
 def test_bfloat16_trains_and_keeps_float32_weights(recipe, clouds):
-    model, history = fit(recipe.changed(precision="bf16", epochs=2), clouds.points, clouds.labels)
-    exact, plain = fit(recipe.changed(epochs=2), clouds.points, clouds.labels)
+    model, history = fit(recipe.changed(precision="bf16", epochs=2), clouds)
+    exact, plain = fit(recipe.changed(epochs=2), clouds)
     assert all(p.dtype == torch.float32 for p in model.parameters())
     assert history[-1]["loss"] == pytest.approx(plain[-1]["loss"], rel=0.3)
     assert not torch.equal(model.stem.weight, exact.stem.weight)
@@ -86,7 +86,7 @@ def test_l2_is_the_gradient_of_the_sum_of_squares(recipe, clouds):
     weights = []
     for written in (False, True):
         chosen = recipe.changed(l2=0.0 if written else 0.01, model__dropout=0.0, average=None)
-        run = Run(chosen, clouds.points, clouds.labels)
+        run = Run(chosen, clouds)
         batch = next(iter(run.loader))
         if written:
             run.model.train()
@@ -120,10 +120,10 @@ def test_capture_on_the_cpu_is_refused(recipe):
 def test_batches_of_different_sizes_share_one_slot(recipe, clouds):
     """What a captured graph relies on: capacities hold, addresses stay, results are those of the plain batch."""
     model = recipe.changed(model__dropout=0.0).make_model().double()
-    loader = ResidentClouds(clouds.points.double(), clouds.labels, model.plan, 14, Policy(shuffle=True, drop=0.3))
-    batches = list(loader)
-    room = capacity({n: max(b.sizes[n] for b in batches) for n in batches[0].geometry})
-    slot = Slot(padded(batches[0], model.plan, room), model.plan)
+    data = Clouds(clouds.points.double(), clouds.labels)
+    batches = list(Loader(data, model.plan, 14, Policy(shuffle=True, drop=0.3)))
+    room = capacity({n: max(b.sizes[n] for b in batches) for n in batches[0].sizes})
+    slot = Slot(batches[0], room)
     address = slot.batch.geometry["N00"].source.data_ptr()
     for batch in batches:
         slot.load(batch)
@@ -137,10 +137,15 @@ def test_batches_of_different_sizes_share_one_slot(recipe, clouds):
         torch.testing.assert_close(*results)
 
 
+def numbered(clouds: Clouds) -> Clouds:
+    """The same clouds, each with its number as its label."""
+    return Clouds(clouds.points, torch.arange(len(clouds)))
+
+
 def test_an_epoch_is_every_cloud_once_in_an_order_of_its_own(clouds):
     plan = gl.Plan()
     plan.points(3)
-    loader = ResidentClouds(clouds.points, torch.arange(42), plan, 10)
+    loader = Loader(numbered(clouds), plan, 10)
     assert len(loader) == 5
     first, second = (torch.cat([b.labels for b in loader]) for _ in range(2))
     assert loader.state_dict() == {"epoch": 2, "start": 0}
@@ -151,7 +156,7 @@ def test_an_epoch_is_every_cloud_once_in_an_order_of_its_own(clouds):
 def test_a_loader_goes_on_where_its_state_says(clouds):
     plan = gl.Plan()
     plan.points(3)
-    loader = ResidentClouds(clouds.points, torch.arange(42), plan, 10, Policy(shuffle=True, drop=0.5))
+    loader = Loader(numbered(clouds), plan, 10, Policy(shuffle=True, drop=0.5))
     whole = list(loader)
     loader.load_state_dict({"epoch": 0, "start": 3})
     rest = list(loader)
@@ -161,16 +166,49 @@ def test_a_loader_goes_on_where_its_state_says(clouds):
         assert torch.equal(a.geometry["X0"].coords, b.geometry["X0"].coords)
 
 
+def tensors_of(batch) -> list[torch.Tensor]:
+    """The labels, and every tensor of its structures, those of the transposed edges included."""
+    found = [batch.labels]
+    for value in batch.geometry.values():
+        if isinstance(value, gl.Cloud):
+            found += [t for t in (value.coords, value.splits, value.parent_index) if t is not None]
+        else:
+            ways = [value] if value.symmetric else [value, value.transpose()]
+            found += [tensor for edges in ways for tensor in (edges.splits, edges.source)]
+    return found
+
+
+def padded(plan, geometry, room) -> list[torch.Tensor]:
+    """The tensors of a geometry, each grown to the room it has."""
+
+    def grown(tensor: torch.Tensor, length: int, value: int = 0) -> torch.Tensor:
+        return torch.cat([tensor, tensor.new_full((length - len(tensor), *tensor.shape[1:]), value)])
+
+    found = []
+    for name, value in geometry.items():
+        if isinstance(value, gl.Cloud):
+            found += [grown(value.coords, room[name]), value.splits]
+            found += [] if value.parent_index is None else [grown(value.parent_index, room[name])]
+            continue
+        ways = [(value, ends_of(plan, name)[1])]
+        if not value.symmetric:
+            ways.append((value.transpose(), ends_of(plan, name)[0]))
+        for edges, target in ways:
+            found += [grown(edges.splits, room[target] + 1, len(edges)), grown(edges.source, room[name])]
+    return found
+
+
 @pytest.mark.parametrize("name", ["point_resnet_plus", "point_unet"])
 def test_batches_cut_from_a_group_are_those_made_one_by_one(clouds, name):
     plan = getattr(models, name)(3, width=8, levels=2).plan
-    settings = {"batch_size": 10, "policy": Policy(shuffle=True, drop=0.5)}
-    alone = list(ResidentClouds(clouds.points, clouds.labels, plan, group=1, **settings))
-    group = list(ResidentClouds(clouds.points, clouds.labels, plan, group=3, **settings))
+    settings = {"batch_size": 10, "augment": Policy(shuffle=True, drop=0.5)}
+    alone = list(Loader(clouds, plan, group=1, **settings))
+    group = list(Loader(clouds, plan, group=3, **settings))
     assert len(alone) == len(group) == 5
     for a, b in zip(alone, group):
         for one, other in zip(tensors_of(a), tensors_of(b), strict=True):
             assert torch.equal(one, other)
+        assert a.sizes == b.sizes
         for key, value in a.geometry.items():
             for size in ("num_source", "num_parent", "num_target"):
                 assert getattr(value, size, 0) == getattr(b.geometry[key], size, 0)
@@ -182,27 +220,25 @@ def test_a_slot_holds_whatever_batch_was_loaded_last(clouds, backend, device, gr
     """One launch cuts a batch out of its group and pads it: what cutting and padding one by one would give."""
     with gl.use_backend(None):
         plan = models.point_unet(3, width=8, levels=2).plan
-        points = clouds.points[:20].to(device, dtype)
-        loader = ResidentClouds(
-            points, clouds.labels[:20].to(device), plan, 5, Policy(shuffle=True, drop=0.5), group=group
-        )
+        data = Clouds(clouds.points[:20].to(device, dtype), clouds.labels[:20].to(device))
+        loader = Loader(data, plan, 5, Policy(shuffle=True, drop=0.5), group=group)
         batches = list(loader)
-        room = capacity({n: max(b.sizes[n] for b in batches) for n in plan.steps})
-    wanted = [list(tensors_of(padded(batch, plan, room))) for batch in batches]
-    slot = Slot(padded(batches[0], plan, room), plan)
+        room = capacity({n: max(b.sizes[n] for b in batches) for n in batches[0].sizes})
+    wanted = [[batch.labels, *padded(plan, batch.geometry, room)] for batch in batches]
+    slot = Slot(batches[0], room)
     for batch, expected in reversed([*zip(batches, wanted, strict=True)]):
         slot.load(batch)
         for one, other in zip(tensors_of(slot.batch), expected, strict=True):
             assert one.dtype == other.dtype
             assert torch.equal(one, other)
-    assert torch.equal(torch.cat([batch.labels for batch in batches]), loader.labels[loader.order(0).to(device)])
+    assert torch.equal(torch.cat([batch.labels for batch in batches]), data.labels[loader.order(0).to(device)])
 
 
 @pytest.fixture
 def threads(monkeypatch):
     """The thread that prepares batches, without the streams of a GPU."""
     monkeypatch.setattr(prefetch, "_side_stream", lambda device: SimpleNamespace(record_event=lambda: None))
-    monkeypatch.setattr(prefetch, "tensors_of", lambda item: ())
+    monkeypatch.setattr(Group, "tensors", lambda group: ())
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(wait_event=lambda event: None))
@@ -216,7 +252,7 @@ def labels_of(batches) -> list[int]:
 def ahead(clouds, threads):
     plan = gl.Plan()
     plan.points(3)
-    return ResidentClouds(clouds.points, torch.arange(42), plan, 5, group=2, epochs=3)
+    return Loader(numbered(clouds), plan, 5, group=2, epochs=3)
 
 
 def test_a_thread_goes_on_with_the_next_epoch(ahead):
@@ -249,7 +285,7 @@ def test_mistakes_in_the_thread_are_raised_where_batches_are_taken(ahead, monkey
 def test_the_thread_ends_with_its_loader(clouds, threads):
     plan = gl.Plan()
     plan.points(3)
-    loader = ResidentClouds(clouds.points, torch.arange(42), plan, 5, epochs=3)
+    loader = Loader(numbered(clouds), plan, 5, epochs=3)
     list(loader._ahead(0, range(len(loader))))
     thread = loader._next[1].thread
     assert thread.is_alive()
@@ -269,11 +305,10 @@ def test_epochs_follow_each_other_without_a_pause(clouds):
     plan = gl.Plan()
     plan.points(3)
 
-    def loader(**more) -> ResidentClouds:
-        labels = torch.arange(42, device="cuda")
-        return ResidentClouds(clouds.points.cuda(), labels, plan, 5, Policy(shuffle=True), group=2, **more)
+    def loader(**more) -> Loader:
+        return Loader(numbered(clouds).to("cuda"), plan, 5, Policy(shuffle=True), group=2, **more)
 
-    def epochs(loader: ResidentClouds, at: list[tuple[int, int]]) -> list[torch.Tensor]:
+    def epochs(loader: Loader, at: list[tuple[int, int]]) -> list[torch.Tensor]:
         found = []
         for loader.epoch, loader.start in at:
             found += [
@@ -301,7 +336,7 @@ def test_captured_steps_are_those_launched_one_by_one(recipe, clouds):
     recipe = recipe.changed(epochs=6, model__dropout=0.0, batch_size=6, augment__drop=0.3)
     losses = []
     for capture in (False, True):
-        run = Run(recipe.changed(capture=capture), clouds.points.cuda(), clouds.labels.cuda())
+        run = Run(recipe.changed(capture=capture), clouds.to("cuda"))
         losses.append([])
         for epoch in range(recipe.epochs):
             run.epoch(epoch)
@@ -313,8 +348,8 @@ def test_captured_steps_are_those_launched_one_by_one(recipe, clouds):
 def test_processes_divide_each_batch(clouds):
     plan = gl.Plan()
     plan.points(3)
-    parts = [list(ResidentClouds(clouds.points, torch.arange(42), plan, 10, rank=r, world=3)) for r in range(3)]
-    whole = list(ResidentClouds(clouds.points, torch.arange(42), plan, 10))
+    parts = [list(Loader(numbered(clouds), plan, 10, rank=r, world=3)) for r in range(3)]
+    whole = list(Loader(numbered(clouds), plan, 10))
     for *three, one in zip(*parts, whole):
         assert torch.equal(torch.cat([b.labels for b in three]), one.labels)
         assert sum(b.share for b in three) == pytest.approx(3)
@@ -339,18 +374,18 @@ def test_the_cosine_rises_then_falls_to_its_floor():
 
 def test_probabilities_sum_to_one_and_votes_are_repeatable(recipe, clouds):
     model = recipe.make_model()
-    once, again = (probabilities(model, clouds.points, votes=2, batch_size=16) for _ in range(2))
+    once, again = (probabilities(model, clouds, views_of_cloud(2), batch_size=16) for _ in range(2))
     assert torch.equal(once, again)
     torch.testing.assert_close(once.sum(1), torch.ones(42))
-    assert not torch.equal(once, probabilities(model, clouds.points, votes=1, batch_size=16))
+    assert not torch.equal(once, probabilities(model, clouds, batch_size=16))
     assert model.training
 
 
 def test_accuracy_by_points_uses_the_first_points(recipe, clouds):
     model = recipe.make_model()
-    curve = accuracy_by_points(model, clouds.points, clouds.labels, counts=(16, 48, 64))
+    curve = accuracy_by_points(model, clouds, counts=(16, 48, 64))
     assert list(curve) == [16, 48]
-    assert curve[16] == accuracy(model, clouds.points[:, :16], clouds.labels)
+    assert curve[16] == accuracy(model, clouds.first(16))
 
 
 def test_a_report_counts_each_class():
@@ -379,7 +414,7 @@ def test_mistakes_in_a_recipe_are_named(change, words):
 def test_the_members_of_an_ensemble_learn_apart(clouds, recipe):
     member = {"width": 8, "levels": 1, "spacing": 0.4, "stem_radius": 0.4, "lift": 16}
     recipe = recipe.changed(model={"model": "point_ensemble", "classes": 3, "members": 2, **member}, epochs=1)
-    run = Run(recipe.changed(average=None), clouds.points, clouds.labels)
+    run = Run(recipe.changed(average=None), clouds)
     before = [m.stem.weight.clone() for m in run.model.members]
     run.epoch(0)
     after = [m.stem.weight for m in run.model.members]

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 
 def forward(
-    x: Tensor, count: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, before: bool, after: bool
+    x: Tensor,
+    count: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    before: bool,
+    after: bool,
+    total: Tensor | None = None,
+    add: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`total` rows of all processes, and `add`, which adds what each has, make the statistics those of all of them."""
     real, z = _input(x, count, before)
-    rows = count.clamp(min=1)
-    mean = z.sum(0) / rows
-    squares = torch.where(real, z - mean, 0.0).square().sum(0)
+    total = count if total is None else total
+    rows = total.clamp(min=1)
+    mean = add(z.sum(0)) / rows
+    squares = add(torch.where(real, z - mean, 0.0).square().sum(0))
     scale = (squares / rows + eps).rsqrt()
     y = torch.where(real, _output(z, mean, scale, weight, bias), 0.0)
-    return (y.relu() if after else y).to(x.dtype), mean, scale, squares / (count - 1).clamp(min=1)
+    return (y.relu() if after else y).to(x.dtype), mean, scale, squares / (total - 1).clamp(min=1)
 
 
 def backward(

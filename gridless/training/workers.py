@@ -1,14 +1,14 @@
-"""Geometry made ahead of the step: batch by batch in worker processes, or once and for all, in files.
+"""Batches made ahead of the step: in worker processes, or once and for all, in files.
 
-Either way the batches are those of the loader they are made from, in its order: only who makes them differs. From
-files, epoch e sees the augmentation of epoch e modulo the repeats.
+Either way they are those of the loader they are made from, in its order: only who makes them differs. From files, epoch
+e sees the augmentation of epoch e modulo the repeats.
 """
 
 from __future__ import annotations
 
 import hashlib
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from torch.utils.data import DataLoader, Dataset
 from gridless.backends import num_threads
 from gridless.data.precompute import Precomputed
 from gridless.structures import collate
-from gridless.training.batches import Batch, tensors_of, transposed
+from gridless.training.batch import Batch, Group, transposed
+from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
-from gridless.training.resident import Resident
 
 
-class Ahead(Resident):
+class WorkerLoader(Loader):
     """The batches of a loader on the CPU, made by `workers` processes (0: here) and moved to `device`.
 
     With `cache`, the geometry of its examples is read from there instead of computed.
@@ -32,30 +32,29 @@ class Ahead(Resident):
 
     def __init__(
         self,
-        loader: Resident,
+        loader: Loader,
         device: torch.device | str,
         workers: int = 0,
         cache: Precomputed | None = None,
     ) -> None:
-        order = (loader.labels, loader.plan, loader.batch_size, loader.seed, loader.shuffle, loader.rank, loader.world)
-        super().__init__(*order)
-        self.device = torch.device(device)
-        self._queue: list[tuple[int, Tensor, float]] = []
+        self.__setstate__(loader.__getstate__())
+        self._jobs: list[tuple[int, Tensor, float]] = []
         self._batches = DataLoader(
             _Batches(loader, cache),
             batch_size=None,
-            sampler=self._queue,
+            sampler=self._jobs,
             num_workers=workers,
             collate_fn=_unchanged,
             worker_init_fn=_leave_interrupts,
-            pin_memory=self.device.type == "cuda",
+            pin_memory=torch.device(device).type == "cuda",
             persistent_workers=workers > 0,
             # Its own: the loader draws a seed for its workers, and torch's generator must stay as it is.
             generator=torch.Generator(),
         )
+        self.device = torch.device(device)
 
     def _made(self, epoch: int, start: int) -> Iterator[Batch]:
-        self._queue[:] = [(epoch, *job) for job in self.jobs(epoch, start)]
+        self._jobs[:] = [(epoch, *job) for job in self.jobs(epoch, start)]
         for made in self._batches:
             batch = made.to(self.device, non_blocking=True)
             # What is known of a structure does not travel between processes.
@@ -68,7 +67,7 @@ class Ahead(Resident):
 class _Batches(Dataset):
     """Batches by (epoch, examples, share)."""
 
-    def __init__(self, loader: Resident, cache: Precomputed | None) -> None:
+    def __init__(self, loader: Loader, cache: Precomputed | None) -> None:
         self.loader, self.cache = loader, cache
 
     def __getitem__(self, job: tuple[int, Tensor, float]) -> Batch:
@@ -77,24 +76,24 @@ class _Batches(Dataset):
             return self.loader.prepare(epoch, [(index, share)])[0]
         self.cache.set_epoch(epoch)
         geometry, labels = collate([self.cache[i] for i in index.tolist()])
-        return Batch(geometry, labels, share)
+        return Batch(Group(self.loader.plan, geometry, labels, [share]))
 
 
 class _Drawn(Dataset):
     """The augmented examples of a loader with their labels, one by one."""
 
-    def __init__(self, loader: Resident, contents: Iterable[Tensor]) -> None:
-        self.loader, self.epoch, self.transform = loader, 0, loader.policy
+    def __init__(self, loader: Loader, contents: list[Tensor]) -> None:
+        self.loader, self.epoch, self.transform = loader, 0, loader.augment
         digest = hashlib.sha256()
         for tensor in contents:
             digest.update(tensor.contiguous().numpy().data)
         self.fingerprint = digest.hexdigest()[:16]
 
     def __len__(self) -> int:
-        return len(self.loader.labels)
+        return len(self.loader.data.labels)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        return self.loader.draw(self.epoch, torch.tensor([i])), int(self.loader.labels[i])
+        return self.loader.draw(self.epoch, torch.tensor([i])), int(self.loader.data.labels[i])
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -103,7 +102,7 @@ class _Drawn(Dataset):
 def precomputed(recipe: Recipe, data: Any, plan: Any, folder: Path, workers: int = 0) -> Precomputed:
     """The geometry of a recipe's training examples (on the CPU), as the first `repeats` epochs draw them, in files."""
     loader = data.loader(recipe, plan)
-    drawn = _Drawn(loader, [loader.labels, *tensors_of(loader.contents)])
+    drawn = _Drawn(loader, loader.data.tensors())
     # The key covers every example and label, so that none need be drawn to compare them.
     return Precomputed(drawn, folder, plan, recipe.repeats, recipe.seed, num_workers=workers, check=False)
 

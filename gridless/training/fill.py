@@ -13,14 +13,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gridless.training.batches import Cut, Group
-from gridless.training.policy import send
+from gridless.training.batch import Group
 
 BLOCK = 2048
 
 
-class Filling:
-    """Where the parts of a batch go: tensors, on one device, in the order of `Group.cuts`."""
+class Fill:
+    """Where the fields of a batch go: tensors, on one device, in the order of `Group.fields`."""
 
     def __init__(self, into: Sequence[Tensor]) -> None:
         device = into[0].device
@@ -30,24 +29,9 @@ class Filling:
         self.blocks = torch.from_numpy(np.stack([which, np.concatenate(starts)], 1)).to(device)
 
     def __call__(self, group: Group, k: int) -> None:
-        if len(group.cuts) != len(self.whole):
-            raise ValueError(f"a batch of {len(group.cuts)} tensors does not fill a slot of {len(self.whole)}")
-        parts = group.__dict__.get("_parts")
-        if parts is None:
-            parts = group.__dict__["_parts"] = send(_parts(group.cuts, len(group)), self.whole.device)
+        parts = group.addresses
         with torch.cuda.device_of(parts):
             _fill[(len(self.blocks),)](parts, self.whole, self.blocks, k * len(self.whole), BLOCK)
-
-
-def _parts(cuts: Sequence[Cut], batches: int) -> Tensor:
-    """(batches, tensors, 4): the address of the first element, how many there are, what is taken off, what pads."""
-    table = np.zeros((batches, len(cuts), 4), np.int64)
-    for i, (tensor, first, count, shift, fill) in enumerate(cuts):
-        width = tensor[:1].numel() if len(tensor) else 0
-        table[:, i, 0] = tensor.data_ptr() + first * width * tensor.element_size()
-        table[:, i, 1] = count * width
-        table[:, i, 2], table[:, i, 3] = shift, fill
-    return torch.from_numpy(table)
 
 
 @triton.jit(do_not_specialize=["offset"])

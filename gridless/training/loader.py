@@ -1,4 +1,4 @@
-"""Training data that lives where the training runs: batches are cut, augmented and given their geometry there.
+"""Batches of a training set that lives where the training runs: drawn, augmented and given their geometry there.
 
 ModelNet40's 9,843 clouds of 1,024 points are 121 MB; on a GPU nothing but indices crosses the bus, and a second stream
 prepares the next batches while the network works on this one.
@@ -7,58 +7,73 @@ prepares the next batches while the network works on this one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain, product
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from gridless.plan import Plan
-from gridless.structures import Cloud
 from gridless.training import stateless
-from gridless.training.batches import Batch, Group, transposed
-from gridless.training.policy import Policy, send
+from gridless.training.batch import Batch, Group, send, transposed
 from gridless.training.prefetch import Prefetch
-
-# Points whose geometry is made at once on a GPU: 4,096 clouds of 1,024.
-GROUP = 1 << 22
 
 # The examples of a batch (on the CPU) and its share.
 Job = tuple[Tensor, float]
 
 
-class Resident:
-    """Examples with labels (N), all on one device, as an iterable of `Batch`es.
+class Examples(Protocol):
+    """What a loader draws from: `Clouds` or `Recordings`."""
 
-    Subclasses write `draw` and `prepare`, and set `contents`, what is drawn from, and `policy`, what is done to it.
-    Every random choice is a function of the seed, the epoch and the examples. `epoch` and `start` say what the next
-    iteration yields, so that a run can begin again anywhere. With several processes each global batch of `batch_size`
-    examples is divided among them. On a GPU up to `prefetch` groups are prepared ahead, and, up to epoch `epochs`, the
-    first of the next epoch while one ends.
+    # Groups that are prepared ahead on a GPU.
+    ahead: ClassVar[int]
+
+    @property
+    def labels(self) -> Tensor:
+        """(N) int64"""
+        ...
+
+    def draw(self, augment: Any, seed: int, epoch: int, index: Tensor) -> Any:
+        """The examples `index` (B, on the CPU) as they are in an epoch: what the plan is called with.
+
+        Every random choice is a function of the seed, the epoch and the examples.
+        """
+        ...
+
+    def at_once(self, batch_size: int) -> int:
+        """Batches whose geometry is made at once."""
+        ...
+
+
+class Loader:
+    """Examples, all on one device, as an iterable of `Batch`es, `augment`ed where it is given.
+
+    `epoch` and `start` say what the next iteration yields, so that a run can begin again anywhere. With several
+    processes (`rank` of `world`) each global batch of `batch_size` examples is divided among them. On a GPU up to
+    `prefetch` groups are prepared ahead, and, up to epoch `epochs`, the first of the next epoch while one ends.
     """
-
-    # Batches that are prepared at once.
-    group = 1
-    contents: Any
-    policy: Any
 
     def __init__(
         self,
-        labels: Tensor,
+        data: Examples,
         plan: Plan,
         batch_size: int,
+        augment: Any = None,
         seed: int = 0,
         shuffle: bool = True,
         rank: int = 0,
         world: int = 1,
-        prefetch: int = 2,
+        group: int | None = None,
+        prefetch: int | None = None,
         epochs: int = 0,
     ) -> None:
         if batch_size < world:
             raise ValueError(f"a batch of {batch_size} cannot be divided among {world} processes")
-        self.labels, self.plan, self.batch_size, self.seed, self.shuffle = labels, plan, batch_size, seed, shuffle
-        self.rank, self.world, self.prefetch, self.epochs = rank, world, prefetch, epochs
+        self.data, self.plan, self.batch_size, self.augment, self.seed = data, plan, batch_size, augment, seed
+        self.shuffle, self.rank, self.world, self.epochs = shuffle, rank, world, epochs
+        self.group = group or data.at_once(batch_size)
+        self.prefetch = data.ahead if prefetch is None else prefetch
         self.epoch = self.start = 0
         # Held while a batch is prepared; whoever must have the device to itself (graph capture) takes it.
         self.busy = threading.Lock()
@@ -72,16 +87,8 @@ class Resident:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, busy=threading.Lock(), _next=None)
 
-    def draw(self, epoch: int, index: Tensor) -> Any:
-        """The examples `index` (on the CPU) as they are in an epoch, augmented: what the plan is called with."""
-        raise NotImplementedError
-
-    def prepare(self, epoch: int, jobs: list[Job]) -> Sequence[Batch]:
-        """Batches of an epoch."""
-        raise NotImplementedError
-
     def __len__(self) -> int:
-        return -(-len(self.labels) // self.batch_size)
+        return -(-len(self.data.labels) // self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of `epoch` from `start` on; then the epoch after it is next."""
@@ -92,7 +99,7 @@ class Resident:
 
     def _made(self, epoch: int, start: int) -> Iterator[Batch]:
         firsts = range(start, len(self), self.group)
-        if self.labels.device.type != "cuda" or not self.prefetch:
+        if self.data.labels.device.type != "cuda" or not self.prefetch:
             for first in firsts:
                 yield from self._group(epoch, first)
         elif firsts:
@@ -109,7 +116,7 @@ class Resident:
         else:
             later = product(range(epoch + 1, self.epochs), range(0, len(self), self.group))
             jobs = chain(((epoch, i) for i in firsts), later)
-            settings = self.prefetch, self.labels.device, self.busy
+            settings = self.prefetch, self.data.labels.device, self.busy
             running = Prefetch(self, type(self)._group, jobs, max(epoch, self.epochs - 1), *settings)
         goes_on = False
         try:
@@ -122,9 +129,23 @@ class Resident:
             if not goes_on:
                 running.close()
 
-    def _group(self, epoch: int, first: int) -> Sequence[Batch]:
+    def _group(self, epoch: int, first: int) -> Group:
         """The batches from `first` on that are prepared at once."""
         return self.prepare(epoch, self.jobs(epoch, first, first + self.group))
+
+    def prepare(self, epoch: int, jobs: list[Job]) -> Group:
+        """Batches of an epoch, with what a backward pass will want of them."""
+        index = torch.cat([index for index, _ in jobs])
+        geometry = transposed(self.plan(self.draw(epoch, index)))
+        labels = self.data.labels[send(index, self.data.labels.device)]
+        group = Group(self.plan, geometry, labels, [share for _, share in jobs], [len(index) for index, _ in jobs])
+        # Here, where nobody waits for what is read back.
+        _ = group.where
+        return group
+
+    def draw(self, epoch: int, index: Tensor) -> Any:
+        """The examples `index` as they are in an epoch."""
+        return self.data.draw(self.augment, self.seed, epoch, index)
 
     def state_dict(self) -> dict[str, int]:
         """Where the next iteration begins."""
@@ -136,8 +157,8 @@ class Resident:
     def order(self, epoch: int) -> Tensor:
         """The order of the examples in an epoch (N)."""
         if not self.shuffle:
-            return torch.arange(len(self.labels))
-        return stateless.permutation(self.seed, epoch, len(self.labels))
+            return torch.arange(len(self.data.labels))
+        return stateless.permutation(self.seed, epoch, len(self.data.labels))
 
     def jobs(self, epoch: int, first: int = 0, last: int | None = None) -> list[Job]:
         """The examples and shares of batches first to last of an epoch."""
@@ -147,42 +168,3 @@ class Resident:
             mine = whole.tensor_split(self.world)[self.rank] if self.world > 1 else whole
             found.append((mine, len(mine) * self.world / len(whole)))
         return found
-
-
-class ResidentClouds(Resident):
-    """Clouds (N, P, 3) and labels (N): every random choice is a function of (seed, epoch, example)."""
-
-    def __init__(
-        self,
-        points: Tensor,
-        labels: Tensor,
-        plan: Plan,
-        batch_size: int,
-        policy: Policy | None = None,
-        seed: int = 0,
-        group: int | None = None,
-        **settings: Any,
-    ) -> None:
-        if points.ndim != 3 or len(points) != len(labels):
-            raise ValueError(
-                f"points must be (N, P, D) and labels (N), not {tuple(points.shape)} and {tuple(labels.shape)}"
-            )
-        super().__init__(labels, plan, batch_size, seed, **{"prefetch": 1, **settings})
-        self.points = self.contents = points.contiguous()
-        self.policy = policy or Policy()
-        # On a GPU small batches would each wait for the launches of their searches.
-        several = max(1, GROUP // max(points.shape[1] * batch_size, 1))
-        self.group = group or (several if points.device.type == "cuda" else 1)
-
-    def draw(self, epoch: int, index: Tensor) -> Cloud:
-        return self.policy(self.points, index, self.seed, epoch)
-
-    def prepare(self, epoch: int, jobs: list[Job]) -> Sequence[Batch]:
-        """Batches of an epoch, with what a backward pass will want of them."""
-        whole = torch.cat([index for index, _ in jobs])
-        geometry = transposed(self.plan(self.draw(epoch, whole)))
-        labels = self.labels[send(whole, self.labels.device)]
-        group = Group(geometry, labels, self.plan, [len(index) for index, _ in jobs], [share for _, share in jobs])
-        # Here, where nobody waits for what is read back.
-        _ = group.where
-        return group

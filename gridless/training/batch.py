@@ -1,0 +1,218 @@
+"""Batches with their geometry, which is found for several batches at once: their searches then run once.
+
+Examples do not see each other, so that a cut is what the plan would have found for those examples alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gridless.plan import Plan
+from gridless.structures import Cloud, Edges, Geometry
+
+# Rows of every cloud and edges of every neighbourhood, by name; and how many examples, by this one.
+Sizes = dict[str, int]
+EXAMPLES = ""
+
+
+class Batch:
+    """One batch of a group: its geometry, labels (B) int64, and `share`, this process's part of the loss (alone: 1)."""
+
+    def __init__(self, group: Group, number: int = 0) -> None:
+        self.group, self.number = group, number
+        a, b = group.bounds[number : number + 2].tolist()
+        self.labels, self.share = group.labels[a:b], group.shares[number]
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """Cut out of that of the group when it is first asked for."""
+        return self.group.geometry if len(self.group) == 1 else self.group.cut(self.number)
+
+    @property
+    def sizes(self) -> Sizes:
+        return {name: int(at[self.number + 1] - at[self.number]) for name, at in self.group.where.items()}
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        if self.labels.device == torch.device(device):
+            return self
+        return self._alone(lambda part: part.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Batch:
+        return self._alone(lambda part: part.pin_memory())
+
+    def _alone(self, function: Any) -> Batch:
+        return Batch(Group(self.group.plan, function(self.geometry), function(self.labels), [self.share]))
+
+
+class Group(Sequence):
+    """Batches whose geometry was found at once: the first examples[0] examples, the next examples[1], and so on.
+
+    Without `examples` it is one batch.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        geometry: Geometry,
+        labels: Tensor,
+        shares: Sequence[float] = (1.0,),
+        examples: Sequence[int] | None = None,
+    ) -> None:
+        self.plan, self.geometry, self.labels, self.shares = plan, geometry, labels, list(shares)
+        self.bounds = np.cumsum([0, *([len(labels)] if examples is None else examples)])
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    def __getitem__(self, k: Any) -> Any:
+        if isinstance(k, slice):
+            return [self[i] for i in range(len(self))[k]]
+        return Batch(self, range(len(self))[k])
+
+    @cached_property
+    def where(self) -> dict[str, np.ndarray]:
+        """Where each batch begins, in examples, in rows of every cloud and in edges of every neighbourhood.
+
+        One read-back for all. The transposed edges of an example are as many, and begin where these do.
+        """
+        if len(self) == 1:
+            return {EXAMPLES: self.bounds} | {name: np.array([0, len(v)]) for name, v in self.geometry.items()}
+        bounds = torch.from_numpy(self.bounds).to(self.labels.device, non_blocking=True)
+        rows = {name: v.splits[bounds] for name, v in self.geometry.items() if isinstance(v, Cloud)}
+        for name, value in self.geometry.items():
+            if isinstance(value, Edges):
+                rows[name] = value.splits[rows[ends_of(self.plan, name)[1]]]
+        found = torch.stack(list(rows.values())).cpu().numpy()
+        return {EXAMPLES: self.bounds, **dict(zip(rows, found, strict=True))}
+
+    @cached_property
+    def fields(self) -> list[Field]:
+        return fields(self.plan, self.geometry, self.labels)
+
+    @cached_property
+    def table(self) -> np.ndarray:
+        """(batches, fields, 4) int64: where a batch's rows begin, how many they are, what is taken off, what pads."""
+        table = np.zeros((len(self), len(self.fields), 4), np.int64)
+        for i, field in enumerate(self.fields):
+            rows, into = self.where[field.of], self.where[field.into or EXAMPLES]
+            table[:, i, 0], table[:, i, 1] = rows[:-1], np.diff(rows) + field.splits
+            if field.into is not None:
+                table[:, i, 2] = into[:-1]
+                table[:, i, 3] = np.diff(into) if field.splits else 0
+        return table
+
+    @cached_property
+    def addresses(self) -> Tensor:
+        """The table on the device, with an address for the first row and elements for rows."""
+        table = self.table.copy()
+        for i, field in enumerate(self.fields):
+            width = field.tensor[:1].numel()
+            table[:, i, 0] = field.tensor.data_ptr() + table[:, i, 0] * width * field.tensor.element_size()
+            table[:, i, 1] *= width
+        return send(torch.from_numpy(table), self.labels.device)
+
+    def parts(self, k: int) -> Iterator[tuple[Tensor, int]]:
+        """Of every field the part that belongs to batch k, and what pads it."""
+        for (first, count, shift, fill), field in zip(self.table[k].tolist(), self.fields, strict=True):
+            rows = field.tensor[first : first + count]
+            # A copy either way, so that it begins at an aligned address: kernels are compiled apart for others.
+            yield (rows.clone() if field.into is None else rows - shift), fill
+
+    def cut(self, k: int) -> Geometry:
+        """The geometry of batch k."""
+        return with_fields(self.plan, self.geometry, [part for part, _ in self.parts(k)], self[k].sizes)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor, those included that were derived from others and are used again by the network."""
+        yield self.labels
+        for value in self.geometry.values():
+            yield from value.tensors()
+
+
+class Field(NamedTuple):
+    """A tensor of a batch: it has a row for each of `of`; its values, where they count or point, do so in `into`.
+
+    `splits` have one entry more, and padding repeats the last one.
+    """
+
+    tensor: Tensor
+    of: str
+    into: str | None = None
+    splits: bool = False
+
+
+def fields(plan: Plan, geometry: Geometry, labels: Tensor) -> list[Field]:
+    """The labels, then the tensors of every structure and of the transposed edges."""
+    found = [Field(labels, EXAMPLES)]
+    for name, value in geometry.items():
+        if isinstance(value, Cloud):
+            found += [Field(value.coords, name), Field(value.splits, EXAMPLES, name, splits=True)]
+            if value.parent_index is not None:
+                found.append(Field(value.parent_index, name, plan.steps[name].inputs[0]))
+        elif isinstance(value, Edges):
+            source, target = ends_of(plan, name)
+            found += [Field(value.splits, target, name, splits=True), Field(value.source, name, source)]
+            if not value.symmetric:
+                back = value.transpose()
+                found += [Field(back.splits, source, name, splits=True), Field(back.source, name, target)]
+        else:
+            raise TypeError(f"{name}: a {type(value).__name__} cannot be cut, or given a fixed size")
+    return found
+
+
+def with_fields(
+    plan: Plan, geometry: Geometry, tensors: Iterable[Tensor], sizes: Mapping[str, int], padding: Mapping[str, int] = {}
+) -> Geometry:
+    """The same structures with other tensors, in the order of `fields`, of so many rows and so much padding."""
+    parts = iter(tensors)
+    next(parts)
+    values: dict[str, Any] = {}
+    for name, value in geometry.items():
+        more = padding.get(name, 0)
+        if isinstance(value, Cloud):
+            changes: dict[str, Any] = {"coords": next(parts), "splits": next(parts), "distance": None}
+            if value.parent_index is not None:
+                changes |= {"parent_index": next(parts), "num_parent": sizes[plan.steps[name].inputs[0]]}
+            values[name] = value._changed(padding=more, **changes)
+        elif isinstance(value, Edges):
+            source, target = ends_of(plan, name)
+            edges = values[name] = value._changed(
+                splits=next(parts), source=next(parts), num_source=sizes[source], padding=more
+            )
+            if not value.symmetric:
+                back = value.transpose()._changed(
+                    splits=next(parts), source=next(parts), num_source=sizes[target], padding=more
+                )
+                edges.cached("transpose", lambda back=back: back)
+                back.cached("transpose", lambda edges=edges: edges)
+    return Geometry(values)
+
+
+def ends_of(plan: Plan, name: str) -> tuple[str, str]:
+    """The clouds that the edges `name` of a plan lead from and to."""
+    step = plan.steps[name]
+    if step.op == "transpose":
+        source, target = ends_of(plan, step.inputs[0])
+        return target, source
+    return step.inputs[0], step.inputs[1]
+
+
+def transposed(geometry: Geometry) -> Geometry:
+    """The same geometry, with the transposes that a backward pass will want beside the edges."""
+    for value in geometry.values():
+        if isinstance(value, Edges):
+            value.transpose()
+    return geometry
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device without waiting for it."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,283 @@
+"""The training sets that recipes name: every example of a split at once, as tensors on one device.
+
+ModelNet40 is 121 MB; N-Cars has 60 million events in 15,422 recordings, 1 GB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gridless.augment import events as augment
+from gridless.augment.events import Chain, EventTransform, StartAtZero
+from gridless.backends import in_threads
+from gridless.plan import Plan
+from gridless.structures import Cloud, Events, collate
+from gridless.training import stateless
+from gridless.training.batch import send
+from gridless.training.evaluate import probabilities
+from gridless.training.loader import Loader
+from gridless.training.policy import Policy
+
+if TYPE_CHECKING:
+    from gridless.training.recipe import Recipe
+
+# Points whose geometry is made at once on a GPU: 4,096 clouds of 1,024.
+GROUP = 1 << 22
+
+# Recordings that are read from files at a time, by one thread.
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Clouds:
+    """points (N, P, 3) float32, labels (N) int64, and the names of the classes."""
+
+    points: Tensor
+    labels: Tensor
+    classes: Sequence[str] = ()
+
+    ahead: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if self.points.ndim != 3 or len(self.points) != len(self.labels):
+            shapes = f"{tuple(self.points.shape)} and {tuple(self.labels.shape)}"
+            raise ValueError(f"points must be (N, P, D) and labels (N), not {shapes}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor) -> Clouds:
+        return Clouds(self.points[index], self.labels[index], self.classes)
+
+    def first(self, points: int) -> Clouds:
+        """Each cloud's first so many points."""
+        return Clouds(self.points[:, :points].contiguous(), self.labels, self.classes)
+
+    def to(self, device: torch.device | str) -> Clouds:
+        return Clouds(self.points.to(device), self.labels.to(device), self.classes)
+
+    def tensors(self) -> list[Tensor]:
+        return [self.labels, self.points]
+
+    def draw(self, augment: Policy | None, seed: int, epoch: int, index: Tensor) -> Cloud:
+        """The clouds `index` (B, on the CPU), augmented, as one ragged batch: see `gridless.training.loader`."""
+        return (augment or Policy())(self.points, index, seed, epoch)
+
+    def at_once(self, batch_size: int) -> int:
+        # On a GPU small batches would each wait for the launches of their searches.
+        several = max(1, GROUP // max(self.points.shape[1] * batch_size, 1))
+        return several if self.points.device.type == "cuda" else 1
+
+    def loader(self, recipe: Recipe, plan: Plan, train: bool = True, **more: Any) -> Loader:
+        """The batches of training, or those of an evaluation: in order and not augmented."""
+        data = self.first(recipe.points)
+        if not train:
+            return Loader(data, plan, max(256, recipe.batch_size), shuffle=False, **more)
+        return Loader(data, plan, recipe.batch_size, recipe.augment, recipe.seed, **more)
+
+    def probabilities(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        batch_size: int | None = None,
+        votes: int | None = None,
+        progress: bool = False,
+    ) -> Tensor:
+        """Class probabilities (N, classes), the mean over `votes` views of each cloud: see `views_of_cloud`."""
+        views, data = views_of_cloud(votes or recipe.votes), self.first(recipe.points)
+        return probabilities(model, data, views, batch_size or 256, 0, recipe.precision, progress)
+
+
+def views_of_cloud(votes: int) -> list[Policy | None]:
+    """The cloud as it is, and then with another order of points and another size."""
+    return [None, *[Policy(shuffle=True, scale=(0.9, 1.1))] * (votes - 1)]
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """All recordings as one ragged `Events`, labels (N) int64, and the names of the classes.
+
+    `splits`, where each recording begins, is also kept on the CPU, so that cutting never waits for a device.
+    """
+
+    events: Events
+    labels: Tensor
+    classes: list[str]
+    splits: Tensor
+
+    ahead: ClassVar[int] = 2
+
+    @classmethod
+    def of(cls, events: Events, labels: Tensor, classes: Any) -> Recordings:
+        """From events that are checked here, once."""
+        if events.num_examples != len(labels):
+            raise ValueError(f"there are {events.num_examples} recordings but {len(labels)} labels")
+        if not events.is_checked:
+            events.check("recordings")
+        return cls(events.trusted(), labels, list(classes), events.splits.cpu())
+
+    @classmethod
+    def read(cls, data: Any) -> Recordings:
+        """Every recording of a data set with `batch(rows)`, `labels` and `class_names`; its transform is not used."""
+        rows = np.arange(len(data))
+        # Packs are in memory already.
+        pieces = 1 if data.pack is not None else max(1, -(-len(data) // CHUNK))
+        parts = in_threads(data.batch, [(part,) for part in np.array_split(rows, pieces)])
+        return cls.of(parts[0] if len(parts) == 1 else collate(parts), data.labels, data.class_names)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, index: Tensor) -> Recordings:
+        return Recordings.of(self.cut(index), self.labels[index.to(self.labels.device)], self.classes)
+
+    def to(self, device: torch.device | str) -> Recordings:
+        return Recordings(self.events.to(device), self.labels.to(device), self.classes, self.splits)
+
+    def tensors(self) -> list[Tensor]:
+        events = self.events
+        parts = (self.labels, events.pixel, events.time, events.polarity, events.splits)
+        return [part for part in parts if part is not None]
+
+    def cut(self, index: Tensor) -> Events:
+        """The recordings `index` (B, on the CPU), in that order, as one ragged batch on the device."""
+        device = self.events.device
+        begin, counts = self.splits[index], self.splits[index + 1] - self.splits[index]
+        splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        total = int(splits[-1])
+        offset = torch.repeat_interleave(send(begin - splits[:-1], device), send(counts, device), output_size=total)
+        at = torch.arange(total, device=device) + offset
+        events = self.events
+        polarity = None if events.polarity is None else events.polarity[at]
+        return events._changed(
+            pixel=events.pixel[at], time=events.time[at], polarity=polarity, splits=send(splits, device)
+        )
+
+    def draw(self, augment: Callable[..., Events], seed: int, epoch: int, index: Tensor) -> Events:
+        """The recordings `index`, augmented: what is drawn is decided by the first of them, with seed and epoch."""
+        events = self.cut(index)
+        if len(index):
+            key = int(stateless.keys(seed, epoch, index[:1])[0]) & 0xFFFFFFFF
+            events = augment(events, torch.Generator(self.labels.device).manual_seed(key))
+        return events.trusted()
+
+    def at_once(self, batch_size: int) -> int:
+        return 1
+
+    def loader(self, recipe: Recipe, plan: Plan, train: bool = True, **more: Any) -> Loader:
+        """The batches of training, or those of an evaluation: in order and not augmented."""
+        size = recipe.batch_size if train else 2 * recipe.batch_size
+        return Loader(self, plan, size, chain(recipe, train), recipe.seed, shuffle=train, **more)
+
+    def probabilities(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        batch_size: int | None = None,
+        votes: int | None = None,
+        progress: bool = False,
+    ) -> Tensor:
+        """Class probabilities (N, classes), the mean over `votes` views: the recording, then augmented ones."""
+        views = [chain(recipe, train=vote > 0) for vote in range(votes or recipe.votes)]
+        size = batch_size or 2 * recipe.batch_size
+        return probabilities(model, self, views, size, recipe.seed, recipe.precision, progress)
+
+
+# name -> (class in gridless.data, what the paper does to its recordings; N-Cars and glyphs: what we do)
+SETS: dict[str, tuple[str, Callable[[bool], Chain]]] = {
+    "nmnist": ("NMNIST", augment.n_mnist),
+    "mnist_dvs": ("MNISTDVS", augment.mnist_dvs),
+    "cifar10_dvs": ("CIFAR10DVS", augment.cifar10_dvs),
+    "ncaltech101": ("NCaltech101", augment.n_caltech101),
+    "asl_dvs": ("ASLDVS", augment.asl_dvs),
+    "ncars": ("NCars", augment.n_cars),
+    "glyphs": ("MovingGlyphs", lambda train: Chain((StartAtZero(),))),
+}
+CLOUDS = ("modelnet40", "shapes")
+RECORDINGS = tuple(SETS)
+# Data sets that are made, not read.
+GENERATED = ("glyphs", "shapes")
+
+
+def chain(recipe: Recipe, train: bool) -> Chain:
+    """What is done to a recording: augmentation (the recipe's, or else the data set's), then its preparation."""
+    whole = SETS[recipe.data][1]
+    if not train:
+        return whole(False)
+    if recipe.transforms is None:
+        return whole(True)
+    return Chain((*map(transform_of, recipe.transforms), *whole(False).steps))
+
+
+def transform_of(entry: Any) -> EventTransform:
+    """An event transform from a recipe: `ReverseTime`, or `{Zoom: [0.85, 1.2]}` with its arguments in order."""
+    name, arguments = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, [])
+    known = {k: v for k, v in vars(augment).items() if isinstance(v, type) and issubclass(v, EventTransform)}
+    known = {k: v for k, v in known.items() if k not in ("EventTransform", "Chain")}
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"recipe: transforms: no event transform {name!r}: there are {', '.join(sorted(known))}")
+    try:
+        return known[name](*(arguments if isinstance(arguments, list) else [arguments]))
+    except TypeError as error:
+        raise ValueError(f"recipe: transforms: {name}: {error}") from None
+
+
+def load_data(recipe: Recipe, root: str | Path | None, split: str) -> Clouds | Recordings:
+    """A split of the data set that a recipe names: clouds or recordings."""
+    if root is None and recipe.data not in GENERATED:
+        raise ValueError(f"the folder of {recipe.data} is needed: give it with --data")
+    if recipe.data in SETS:
+        return load_recordings(recipe.data, root, split, recipe.data_options)
+    return load_clouds(recipe.data, root, split, recipe.points, recipe.data_options)
+
+
+def load_clouds(
+    name: str, root: str | Path | None, split: str, points: int = 1024, options: dict[str, Any] | None = None
+) -> Clouds:
+    """The clouds of a split, each its first `points` points.
+
+    `split` is `train` (all of the official training clouds), `test`, or `fit` and `validation`, the parts into which a
+    shipped list divides `train`.
+    """
+    import gridless.data as data
+
+    if name == "shapes":
+        options = dict(options or {})
+        size, seed = _generated(split, options)
+        found: Any = data.Shapes(size, points, seed, **options)
+    elif name == "modelnet40":
+        found = data.ModelNet40(root, split, points=points)  # type: ignore[arg-type]
+    else:
+        raise ValueError(f"unknown data set {name!r}: there are modelnet40 and shapes")
+    return Clouds(found.coords, found.labels, list(found.class_names))
+
+
+def load_recordings(
+    name: str, root: str | Path | None, split: str, options: dict[str, Any] | None = None
+) -> Recordings:
+    """The recordings of a split (`train`, `test`, `fit` or `validation`) of a data set that recipes name."""
+    import gridless.data as data
+
+    options = dict(options or {})
+    if name == "glyphs":
+        size, seed = _generated(split, options)
+        glyphs = data.MovingGlyphs(size, seed=seed, **options)
+        events = Events(glyphs.pixel, glyphs.time, glyphs.polarity, glyphs.splits, glyphs.sensor)
+        return Recordings.of(events, glyphs.labels, glyphs.class_names)
+    return Recordings.read(getattr(data, SETS[name][0])(root, split, **options))
+
+
+def _generated(split: str, options: dict[str, Any]) -> tuple[int, int]:
+    """How many examples a split of a generated data set has, and its seed; takes `size` and `held_out` out."""
+    from gridless.data.splits import check
+
+    size, held_out = options.pop("size", 1000), options.pop("held_out", 200)
+    seed = {"train": 0, "fit": 0, "validation": 1, "test": 2}[check(split)]
+    return (held_out if seed else size), seed

@@ -1,0 +1,199 @@
+"""A network, its recipe and its data, as Lightning wants them: checkpoints, exact resume, logs, several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor
+
+from gridless.data.precompute import Precomputed
+from gridless.nn import synchronise
+from gridless.structures import Geometry
+from gridless.training.batch import Batch
+from gridless.training.examples import RECORDINGS, Clouds, Recordings
+from gridless.training.loader import Loader
+from gridless.training.recipe import Recipe
+from gridless.training.step import Average, TrainStep, autocast, begin_step, make_step
+from gridless.training.workers import WorkerLoader, precomputed, processes
+
+
+class Classifier(lightning.LightningModule):
+    """A network that is trained by a recipe on clouds or recordings, and judged on others.
+
+    The data is moved to the device once, and batched, augmented and given geometry there. Where the recipe's geometry
+    is not `online`, that of training is made on the CPU, by `workers` processes, from the files in `cache` if it is
+    `offline`. `about` is kept in checkpoints: what the run was begun with.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: Clouds | Recordings,
+        valid: Clouds | Recordings | None = None,
+        workers: int | None = None,
+        cache: Path = Path("cache"),
+        about: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        # The optimiser is stepped by `TrainStep`, which may be one captured graph.
+        self.automatic_optimization = False
+        self.recipe, self.data, self.valid, self.about = recipe, data, valid, about or {}
+        self.workers, self.cache = processes(workers), cache
+        self.model = recipe.make_model()
+        self.plan: Any = self.model.plan
+        self.average = Average(self.model, recipe.average) if recipe.average else None
+        self.averaged = None if self.average is None else self.average.model
+        self.schedule = recipe.make_schedule()
+        self.files: Precomputed | None = None
+        self.history: list[dict[str, float]] = []
+        self.step: TrainStep
+        self._restored: dict[str, Any] | None = None
+        self._valid: list[Any] = [0, 0]
+
+    @property
+    def best(self) -> torch.nn.Module:
+        """The network to evaluate and ship."""
+        return self.model if self.averaged is None else self.averaged
+
+    def forward(self, geometry: Geometry) -> Tensor:
+        return self.best(geometry)
+
+    # Lightning calls these before the first step, in this order.
+
+    def prepare_data(self) -> None:
+        # Once on each machine; its other processes wait, and then find the files.
+        if self.recipe.geometry == "offline":
+            self._files()
+
+    def _files(self) -> Precomputed:
+        if self.files is None:
+            self.files = precomputed(self.recipe, self.data, self.plan, self.cache, self.workers)
+        return self.files
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit" and self.trainer.world_size > 1:
+            synchronise(self.model)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        self.optimiser = self.recipe.make_optimiser(self.model)
+        return _StepCounter(self.optimiser)
+
+    def on_fit_start(self) -> None:
+        capture = self.recipe.capture
+        if self.trainer.world_size > 1:
+            if capture:
+                raise ValueError("capture: graphs are captured for one process only: leave it off with several devices")
+            capture = False
+        elif self.recipe.data in RECORDINGS:
+            capture = False
+        chosen = self.recipe if capture is None else self.recipe.changed(capture=capture)
+        self.step = make_step(chosen, self.model, self.optimiser, self.average, backward=self.manual_backward)
+
+    def train_dataloader(self) -> Loader:
+        place: dict[str, Any] = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
+        if self.recipe.geometry == "online":
+            data = self.data.to(self.device)
+            loader = data.loader(self.recipe, self.plan, epochs=self.recipe.epochs, **place)
+        else:
+            files = self._files() if self.recipe.geometry == "offline" else None
+            loader = WorkerLoader(self.data.loader(self.recipe, self.plan, **place), self.device, self.workers, files)
+        # Of a checkpoint at the end of an epoch Lightning restores the number of epochs, but not the loader's state.
+        progress: Any = self.trainer.fit_loop.epoch_progress.current
+        loader.epoch = progress.processed
+        self.step.alone = loader.busy
+        return loader
+
+    def val_dataloader(self) -> Any:
+        # Each process evaluates all of it: quick, and every process then logs the same.
+        return [] if self.valid is None else self.valid.to(self.device).loader(self.recipe, self.plan, train=False)
+
+    # Training.
+
+    def on_train_start(self) -> None:
+        if self._restored is not None:
+            self.step.totals.copy_(self._restored["totals"][self.global_rank])
+            self.schedule.load_state_dict(self._restored["schedule"])
+            self._restored = None
+
+    def training_step(self, batch: Batch, number: int) -> None:
+        steps = int(self.trainer.num_training_batches)
+        begin_step(self.recipe, self.schedule, self.optimiser, self.current_epoch, number, steps)
+        whole: Any = self.optimizers()
+        whole.step(lambda: self.step(batch))
+        if number + 1 == steps:
+            # Here and not when the epoch has ended, so that a checkpoint after the last step already knows of it.
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        loss, correct, count = self._totals().sum(0).tolist()
+        self.step.totals.zero_()
+        self.schedule.epoch_ended(correct / count)
+        values = {"train_loss": loss / count, "train_accuracy": correct / count}
+        values["learning_rate"] = float(self.optimiser.param_groups[0]["lr"])
+        self.history.append({"epoch": self.current_epoch + 1, **values})
+
+    def _totals(self) -> Tensor:
+        """Loss, correct ones and examples of this epoch until now, of every process (world, 3)."""
+        totals: Any = self.step.totals.clone()
+        return self.all_gather(totals) if self.trainer.world_size > 1 else totals[None]  # type: ignore[return-value]
+
+    def on_train_epoch_end(self) -> None:
+        last = {name: value for name, value in self.history[-1].items() if name not in ("epoch", "valid_accuracy")}
+        self.log_dict(last, rank_zero_only=True)
+
+    # Validation.
+
+    def on_validation_epoch_start(self) -> None:
+        self._valid = [torch.zeros((), dtype=torch.int64, device=self.device), 0]
+
+    def validation_step(self, batch: Batch, number: int) -> None:
+        with autocast(self.device, self.recipe.precision):
+            logits = self.best.eval()(batch.geometry)
+        self._valid[0] += (logits.argmax(1) == batch.labels).sum()
+        self._valid[1] += len(batch.labels)
+
+    def on_validation_epoch_end(self) -> None:
+        accuracy = float(self._valid[0]) / max(self._valid[1], 1)
+        self.log("valid_accuracy", accuracy, rank_zero_only=True)
+        if self.history:
+            self.history[-1]["valid_accuracy"] = accuracy
+
+    # Checkpoints.
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["gridless"] = {
+            **self.about,
+            "totals": self._totals().cpu(),
+            "schedule": self.schedule.state_dict(),
+            "history": [dict(entry) for entry in self.history],
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._restored = checkpoint["gridless"]
+        # Here and not when training starts, which it does not where the last step was made.
+        self.history = checkpoint["gridless"]["history"]
+
+
+class _StepCounter(torch.optim.Optimizer):
+    """An optimiser as Lightning sees it, which counts its steps: a step is a whole training step, the closure.
+
+    That one steps the optimiser, perhaps inside a graph.
+    """
+
+    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
+        self.optimiser = optimiser
+        super().__init__(optimiser.param_groups, {})
+
+    def step(self, closure: Callable[[], Any]) -> None:  # type: ignore[override]
+        with torch.enable_grad():
+            closure()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimiser.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimiser.load_state_dict(state_dict)
