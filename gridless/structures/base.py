@@ -160,8 +160,8 @@ class Structure:
                 yield value
             elif isinstance(value, Structure):
                 waiting += [*value.__dict__.values()]
-            elif isinstance(value, dict | list | tuple):
-                waiting += [*(value.values() if isinstance(value, dict) else value)]
+            elif isinstance(value, Mapping | list | tuple):
+                waiting += [*(value.values() if isinstance(value, Mapping) else value)]
 
     def __getstate__(self) -> dict:
         return {k: v for k, v in self.__dict__.items() if k != "_kept"}

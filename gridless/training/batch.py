@@ -109,12 +109,12 @@ class Group(Sequence):
 
     @cached_property
     def addresses(self) -> Tensor:
-        """The table on the device, with an address for the first row and elements for rows."""
+        """The table on the device, with an address for the first row and units for rows."""
         table = self.table.copy()
         for i, field in enumerate(self.fields):
-            width = field.tensor[:1].numel()
-            table[:, i, 0] = field.tensor.data_ptr() + table[:, i, 0] * width * field.tensor.element_size()
-            table[:, i, 1] *= width
+            width = field.tensor[:1].numel() * field.tensor.element_size()
+            table[:, i, 0] = field.tensor.data_ptr() + table[:, i, 0] * width
+            table[:, i, 1] *= width // unit(field.tensor)
         return send(torch.from_numpy(table), self.labels.device)
 
     def parts(self, k: int) -> Iterator[tuple[Tensor, int]]:
@@ -153,6 +153,7 @@ def fields(plan: Plan, geometry: Geometry, labels: Tensor) -> list[Field]:
     for name, value in geometry.items():
         if isinstance(value, Cloud):
             found += [Field(value.coords, name), Field(value.splits, EXAMPLES, name, splits=True)]
+            found += [Field(rows, name) for rows in value.rows.values()]
             if value.parent_index is not None:
                 found.append(Field(value.parent_index, name, plan.steps[name].inputs[0]))
         elif isinstance(value, Edges):
@@ -177,6 +178,7 @@ def with_fields(
         more = padding.get(name, 0)
         if isinstance(value, Cloud):
             changes: dict[str, Any] = {"coords": next(parts), "splits": next(parts), "distance": None}
+            changes["rows"] = value.rows.map(lambda _: next(parts))
             if value.parent_index is not None:
                 changes |= {"parent_index": next(parts), "num_parent": sizes[plan.steps[name].inputs[0]]}
             values[name] = value._changed(padding=more, **changes)
@@ -192,6 +194,11 @@ def with_fields(
                 edges.cached("transpose", lambda back=back: back)
                 back.cached("transpose", lambda edges=edges: edges)
     return Geometry(values)
+
+
+def unit(tensor: Tensor) -> int:
+    """The bytes that are copied at once: numbers of 4 or 8, which may be shifted; of all others single bytes."""
+    return tensor.element_size() if tensor.element_size() in (4, 8) else 1
 
 
 def ends_of(plan: Plan, name: str) -> tuple[str, str]:

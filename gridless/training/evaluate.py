@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gridless.progress import bar
-from gridless.training.loader import Examples, Loader
+from gridless.training.loader import Loader, TrainingSet
 from gridless.training.step import autocast
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @torch.no_grad()
 def probabilities(
     model: nn.Module,
-    data: Examples,
+    data: TrainingSet,
     views: Sequence[Any] = (None,),
     batch_size: int = 256,
     seed: int = 0,
@@ -54,7 +54,7 @@ def probabilities(
     return total / len(views)
 
 
-def accuracy(model: nn.Module, data: Examples, **settings: Any) -> float:
+def accuracy(model: nn.Module, data: TrainingSet, **settings: Any) -> float:
     """The part of the examples whose most probable class is their label; settings as of `probabilities`."""
     return (probabilities(model, data, **settings).argmax(1) == data.labels).double().mean().item()
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gridless.training.batch import Group
+from gridless.training.batch import Group, unit
 
 BLOCK = 2048
 
@@ -23,8 +23,10 @@ class Fill:
 
     def __init__(self, into: Sequence[Tensor]) -> None:
         device = into[0].device
-        self.whole = torch.tensor([[t.data_ptr(), t.numel(), t.element_size()] for t in into], device=device)
-        starts = [np.arange(0, t.numel(), BLOCK) for t in into]
+        units = [unit(t) for t in into]
+        sizes = [t.numel() * t.element_size() // u for t, u in zip(into, units)]
+        self.whole = torch.tensor([[t.data_ptr(), *how] for t, *how in zip(into, sizes, units)], device=device)
+        starts = [np.arange(0, size, BLOCK) for size in sizes]
         which = np.repeat(np.arange(len(into)), [len(s) for s in starts])
         self.blocks = torch.from_numpy(np.stack([which, np.concatenate(starts)], 1)).to(device)
 
@@ -43,11 +45,16 @@ def _fill(parts, whole, blocks, offset, BLOCK: tl.constexpr):
     shift = tl.load(part + 2)
     fill = tl.load(part + 3)
     size = tl.load(whole + 3 * tensor + 1)
+    unit = tl.load(whole + 3 * tensor + 2)
     # Floating point is copied as it is, with a shift of 0.
-    if tl.load(whole + 3 * tensor + 2) == 8:
+    if unit == 8:
         wide = tl.load(part).to(tl.pointer_type(tl.int64)) + at
         wide_into = tl.load(whole + 3 * tensor).to(tl.pointer_type(tl.int64)) + at
         tl.store(wide_into, tl.where(at < count, tl.load(wide, at < count, other=0) - shift, fill), at < size)
+    elif unit == 1:
+        byte = tl.load(part).to(tl.pointer_type(tl.int8)) + at
+        byte_into = tl.load(whole + 3 * tensor).to(tl.pointer_type(tl.int8)) + at
+        tl.store(byte_into, tl.load(byte, at < count, other=0), at < size)
     else:
         short = tl.load(part).to(tl.pointer_type(tl.int32)) + at
         short_into = tl.load(whole + 3 * tensor).to(tl.pointer_type(tl.int32)) + at

@@ -23,7 +23,7 @@ from gridless.training.prefetch import Prefetch
 Job = tuple[Tensor, float]
 
 
-class Examples(Protocol):
+class TrainingSet(Protocol):
     """What a loader draws from: `Clouds` or `Recordings`."""
 
     # Groups that are prepared ahead on a GPU.
@@ -56,7 +56,7 @@ class Loader:
 
     def __init__(
         self,
-        data: Examples,
+        data: TrainingSet,
         plan: Plan,
         batch_size: int,
         augment: Any = None,

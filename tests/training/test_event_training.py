@@ -121,7 +121,7 @@ def test_transforms_of_a_recipe_come_before_the_preparation():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"transforms": ["Tilt"]}, "no event transform 'Tilt': there are FirstEvents, "),
+        ({"transforms": ["Tilt"]}, "no event transform 'Tilt': there are Crop, FirstEvents, "),
         ({"transforms": [{"Zoom": 2}]}, "transforms: Zoom: "),
         ({"augment": {"jitter": 0.1}}, "augment is for clouds"),
         ({"capture": True}, "no graph can be captured"),

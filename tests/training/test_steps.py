@@ -234,6 +234,41 @@ def test_a_slot_holds_whatever_batch_was_loaded_last(clouds, backend, device, gr
     assert torch.equal(torch.cat([batch.labels for batch in batches]), data.labels[loader.order(0).to(device)])
 
 
+@pytest.mark.parametrize("group", [1, 2])
+def test_rows_are_cut_and_padded_with_their_points(backend, device, group):
+    """Of any dtype and shape, in the batches of a group and in a slot."""
+    with gl.use_backend(None):
+        generator = torch.Generator().manual_seed(0)
+        sizes = (7, 30, 11, 19)
+        clouds = [
+            gl.Cloud.of(
+                torch.rand(n, 3, generator=generator),
+                rgb=torch.randint(256, (n, 3), generator=generator, dtype=torch.uint8),
+                normal=torch.rand(n, 3, generator=generator, dtype=torch.float64),
+                label=torch.arange(n) % 5,
+                half=torch.rand(n, 2, 2, generator=generator).half(),
+                seen=torch.rand(n, generator=generator) < 0.5,
+            )
+            for n in sizes
+        ]
+        plan = models.point_resnet_small(3, width=8).plan
+        geometry = plan(gl.collate(clouds).to(device))
+        whole = Group(plan, geometry, torch.arange(4, device=device), [1.0] * group, [4 // group] * group)
+        room = capacity({n: max(b.sizes[n] for b in whole) for n in whole[0].sizes})
+        wanted = [plan(gl.collate(clouds[k * (4 // group) : (k + 1) * (4 // group)]).to(device)) for k in range(group)]
+    slot = Slot(whole[0], room)
+    for batch, expected in reversed([*zip(whole, wanted, strict=True)]):
+        slot.load(batch)
+        for name in ("X0", "X1"):
+            rows, end = expected[name].rows, len(expected[name])
+            assert set(rows) == {"rgb", "normal", "label", "half", "seen"}
+            for key, value in rows.items():
+                assert torch.equal(batch.geometry[name].rows[key], value)
+                padded = slot.batch.geometry[name].rows[key]
+                assert torch.equal(padded[:end], value)
+                assert not padded[end:].any()
+
+
 @pytest.fixture
 def threads(monkeypatch):
     """The thread that prepares batches, without the streams of a GPU."""
