@@ -107,7 +107,7 @@ def work(number: int, jobs: Any, done: Any, options: argparse.Namespace) -> None
 
     from gridless.data import NCars
     from gridless.data.packs import Pack
-    from gridless.training.recordings import Recordings
+    from gridless.training.examples import Recordings
     from gridless.training.run import run
 
     torch.set_num_threads(1)
