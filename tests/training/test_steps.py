@@ -368,7 +368,8 @@ def test_epochs_follow_each_other_without_a_pause(clouds):
 
 @needs_cuda
 def test_captured_steps_are_those_launched_one_by_one(recipe, clouds):
-    recipe = recipe.changed(epochs=6, model__dropout=0.0, batch_size=6, augment__drop=0.3)
+    # Rounding, which differs, grows from step to step: 6e-5 of the loss after four epochs, 4 % after six.
+    recipe = recipe.changed(epochs=4, model__dropout=0.0, batch_size=6, augment__drop=0.3)
     losses = []
     for capture in (False, True):
         run = Run(recipe.changed(capture=capture), clouds.to("cuda"))
@@ -377,7 +378,7 @@ def test_captured_steps_are_those_launched_one_by_one(recipe, clouds):
             run.epoch(epoch)
             losses[-1].append(run.step.read()[0])
     assert run.step._graphs[6].graph is not None
-    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 
 def test_processes_divide_each_batch(clouds):

@@ -142,13 +142,14 @@ def _backward_conv(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Ten
     if grad is not None:
         features, weight, inverse, splits, source, *back, source_coords, target_coords = ctx.saved_tensors
         coords = (source_coords, target_coords)
+        # First: torch's sum takes memory of its own, twice that of the features for 128 channels.
+        if need[2]:
+            d_bias = grad.sum(0)
         if need[0] or need[1]:
             f, w = _conv_backward(
                 grad, features, weight, inverse, *back, *coords, *ctx.numbers, need[0], need[1], ctx.backend
             )
             d_features, d_weight = f if need[0] else None, w if need[1] else None
-        if need[2]:
-            d_bias = grad.sum(0)
         if need[7] or need[8]:
             s, t = _conv_coords_backward(
                 grad, features, weight, inverse, splits, source, *back, *coords, *ctx.numbers, need[7], need[8],
