@@ -45,6 +45,15 @@ HARD: list[Any] = [
 ]  # fmt: skip
 DENSE = {"model__width": 12, "model__decay_time": 32000.0, "model__threshold": 0.7, "model__reset": -2.0}
 
+# What a longer and freer run learns with; and recordings whose number of events says little.
+FIT = {"model__dropout": 0.1, "batch_size": 64, "learning_rate": 0.003, "average": 0.995}
+EVEN: list[Any] = [
+    {"Flip": 0}, {"Stretch": [0.8, 1.25]}, "ToOrigin", {"Translate": [4, 4]}, {"StretchTime": [0.8, 1.25]},
+    {"ThinTo": 300},
+]  # fmt: skip
+# 3 x 3 convolutions of the voxel grids of all levels, over narrow streams.
+GRID = {"model__pooled": 0, "model__blocks": 1, "model__width": 12}
+
 # name -> changes of the recipe n-cars
 VARIANTS: dict[str, dict[str, Any]] = {
     "shipped": {},
@@ -67,12 +76,23 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dense-smooth": {"transforms": SWAP, **DENSE, "smoothing": 0.15},
     "dense-decay": {"transforms": SWAP, **DENSE, "weight_decay": 0.1},
     "dense-ones": {"transforms": SWAP, **DENSE, "model__rates": "ones"},
+    "fit": {**FIT},
+    "even": {"transforms": EVEN, **FIT},
+    "even-swap": {"transforms": [*EVEN, "SwapPolarity"], **FIT},
+    "grid": {**FIT, **GRID},
+    "grid-even": {"transforms": EVEN, **FIT, **GRID},
+    "grid-even-swap": {"transforms": [*EVEN, "SwapPolarity"], **FIT, **GRID},
+    "grid-even-squash": {"transforms": EVEN, **FIT, **GRID, "model__squash": True},
+    "grid-even-slow": {"transforms": EVEN, **FIT, **GRID, "model__decay_time": 32000.0},
+    "grid-even-dense": {"transforms": EVEN, **FIT, **DENSE, **GRID},
+    "grid-even-dense-squash": {"transforms": EVEN, **FIT, **DENSE, **GRID, "model__squash": True},
+    "grid2-even-dense": {"transforms": EVEN, **FIT, **DENSE, **GRID, "model__blocks": 2},
     "dense-stream": {
         "transforms": SWAP, **DENSE,
         "model": {"model": "n_cars", "head": "stream", "dropout": 0.3, **{k[7:]: v for k, v in DENSE.items()}},
     },
 }  # fmt: skip
-FIRST = ("shipped", "swap", "dense-squash", "dense", "squash", "hard", "kept", "slow")
+FIRST = ("grid-even-slow", "grid-even-dense", "grid-even", "even", "fit", "grid-even-squash", "grid-even-swap")
 
 
 def recipe_of(name: str, epochs: int, seed: int, fold: int) -> Any:

@@ -188,6 +188,25 @@ class Thin(EventTransform):
 
 
 @dataclass(frozen=True)
+class ThinTo(EventTransform):
+    """Leave events out at random: about so many stay that their logarithm is uniform between `least` and all of them.
+
+    How many events a recording has then tells less of what it shows. One with fewer than `least` stays as it is.
+    """
+
+    least: int
+
+    def __post_init__(self) -> None:
+        if self.least < 1:
+            raise ValueError(f"ThinTo: at least 1 event must stay, not {self.least}")
+
+    def apply(self, events: Events, draws: Draws) -> Events:
+        floor = (self.least / events.sizes.clamp(min=1)).clamp(max=1.0).double()
+        share = floor ** draw(events, draws)
+        return events[draws.uniform(events, each="row") < share[events.example]]
+
+
+@dataclass(frozen=True)
 class SwapPolarity(EventTransform):
     """ON becomes OFF and OFF becomes ON, with a probability: dark edges on bright ground for bright on dark."""
 

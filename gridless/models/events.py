@@ -15,6 +15,7 @@ from gridless.nn.events import (
     InceptionBlock,
     LeakyMean,
     Memory,
+    VoxelBlock,
     VoxelMean,
     VoxelMerge,
 )
@@ -40,7 +41,8 @@ class EventResNet(nn.Module):
 
     `form` is how convolutions are computed: "scan" sees all history; "edges" writes the neighbourhoods out, cut after 4
     decay times as in the paper. Both have the same parameters. `squash` takes log(1 + relu) for relu after the
-    convolutions, so that dense recordings differ less from sparse ones; the live engine does not know it yet.
+    convolutions, so that dense recordings differ less from sparse ones; `blocks` are 3 x 3 convolutions of each voxel
+    grid of the voxel head. The live engine knows neither yet.
 
     `model(model.plan(events))`; packet by packet, `geometry, lif = model.plan.step(packet, lif)` and
     `model(geometry, memory)` with a dict that the layers keep their memory in.
@@ -62,6 +64,7 @@ class EventResNet(nn.Module):
         rates: str = "spread",
         dropout: float = 0.5,
         squash: bool = False,
+        blocks: int = 0,
     ) -> None:
         super().__init__()
         for name, value, known in (("form", form, ("scan", "edges")), ("head", head, ("voxel", "stream"))):
@@ -91,7 +94,7 @@ class EventResNet(nn.Module):
         widths = [width * 2**i for i in range(levels)]
         if head == "voxel":
             self.head: VoxelHead | StreamHead = VoxelHead(
-                self.streams, widths, pooled, clock, classes, duration, dropout
+                self.streams, widths, pooled, clock, classes, duration, dropout, blocks
             )
         else:
             self.head = StreamHead(self.streams, widths, pooled, classes, 4 * decay_time, dropout)
@@ -137,7 +140,7 @@ class EventResNet(nn.Module):
 
 _ARGUMENTS = (
     "classes", "sensor", "width", "levels", "pooled", "decay_time", "threshold", "reset",
-    "head", "duration", "form", "rates", "dropout", "squash",
+    "head", "duration", "form", "rates", "dropout", "squash", "blocks",
 )  # fmt: skip
 
 
@@ -155,7 +158,8 @@ class VoxelHead(nn.Module):
     """Voxel grids of the last levels, merged from fine to coarse, then classified: logits (B, classes).
 
     The grid of level `pooled` has 2^(levels - 1 - pooled) frames, that of the last level one. Dense to twice the
-    channels, max over the pixels, norm, dropout, Dense 256, ReLU, norm, dropout, Dense.
+    channels, max over the pixels, norm, dropout, Dense 256, ReLU, norm, dropout, Dense. After each grid come `blocks`
+    convolutions in place (`VoxelBlock`).
     """
 
     def __init__(
@@ -167,6 +171,7 @@ class VoxelHead(nn.Module):
         classes: int,
         duration: int | None,
         dropout: float,
+        blocks: int = 0,
     ) -> None:
         super().__init__()
         levels = len(streams)
@@ -175,6 +180,9 @@ class VoxelHead(nn.Module):
         self.mean, self.norm = means[0], BatchNorm(widths[pooled])
         sizes = zip(means[1:], widths[pooled:], widths[pooled + 1 :], strict=False)
         self.merges = nn.ModuleList(VoxelMerge(mean, q, p) for mean, q, p in sizes)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(VoxelBlock(width) for _ in range(blocks))) for width in widths[pooled:]
+        )
         self.lift = Dense(widths[-1], 2 * widths[-1])
         self.classify = nn.Sequential(
             BatchNorm(2 * widths[-1]),
@@ -197,9 +205,9 @@ class VoxelHead(nn.Module):
 
     def merged(self, grids: list[Tensor]) -> Tensor:
         """logits (B, classes) of the means (B, T, H, W, C) of the pooled levels."""
-        grid = self.norm(grids[0])
-        for merge, mean in zip(self.merges, grids[1:], strict=True):
-            grid = merge(grid, mean)
+        grid = self.blocks[0](self.norm(grids[0]))
+        for merge, mean, block in zip(self.merges, grids[1:], self.blocks[1:], strict=True):
+            grid = block(merge(grid, mean))
         return self.classify(self.lift(grid[:, 0]).amax((1, 2)))
 
     def loss(

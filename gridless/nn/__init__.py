@@ -3,7 +3,16 @@
 from gridless.nn.basis import Basis, GaussianBumps, KernelPoints, Monomials
 from gridless.nn.blocks import Bottleneck, Dense, DownBlock, DropPath, InvertedBlock, ResBlock, UpBlock, WideBlock
 from gridless.nn.conv import FeaturelessConv, PointConv
-from gridless.nn.events import DownConv, EventConv, InceptionBlock, LeakyMean, PolarityConv, VoxelMean, VoxelMerge
+from gridless.nn.events import (
+    DownConv,
+    EventConv,
+    InceptionBlock,
+    LeakyMean,
+    PolarityConv,
+    VoxelBlock,
+    VoxelMean,
+    VoxelMerge,
+)
 from gridless.nn.norm import BatchNorm, synchronise
 from gridless.nn.pool import MaxPool, MeanPool, Spread
 
@@ -30,6 +39,7 @@ __all__ = [
     "ResBlock",
     "Spread",
     "UpBlock",
+    "VoxelBlock",
     "VoxelMean",
     "VoxelMerge",
     "WideBlock",

@@ -293,6 +293,20 @@ def together(events: Events) -> Events:
     return events.cached("together", make)
 
 
+class VoxelBlock(nn.Module):
+    """grid + norm(relu(conv(grid))), a convolution of 3 x 3 pixels in every frame: (B, T, H, W, C) to the same."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        nn.init.xavier_uniform_(self.conv.weight)
+        self.norm = BatchNorm(channels)
+
+    def forward(self, grid: Tensor) -> Tensor:
+        y = self.conv(grid.flatten(0, 1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+        return grid + self.norm(y.relu().reshape(grid.shape))
+
+
 class VoxelMerge(nn.Module):
     """norm(relu(conv3d(grid))) + norm(mean of the stream's events): a coarser voxel grid from a finer one and a stream.
 

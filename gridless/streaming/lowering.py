@@ -102,7 +102,7 @@ def level_rows(
 ) -> list[dict[str, int]]:
     """The rows of the loop's table, their parts added to the flat arrays."""
     if model.config["squash"]:
-        raise NotImplementedError("the live engine does not know squash=True: use gl.streaming.Session")
+        raise NotImplementedError("the live engine does not know squash: use gl.streaming.Session")
     downs, blocks = cast(list[DownConv], list(model.downs)), cast(list[InceptionBlock], list(model.blocks))
     rows, scratch = [], []
     for k, (down, block, count) in enumerate(zip(downs, blocks, frames, strict=True)):

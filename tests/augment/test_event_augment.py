@@ -39,6 +39,7 @@ ALL = [
     ev.ReverseTime(),
     ev.StretchTime(0.5, 2.0),
     ev.Thin(0.5),
+    ev.ThinTo(20),
     ev.SwapPolarity(),
     ev.Stretch(0.8, 1.25),
     ev.Jitter(0.7),
@@ -92,7 +93,7 @@ class TestAll:
             setattr(transform, name, 1)
 
 
-@pytest.mark.parametrize("transform", [t for t in ALL if not isinstance(t, ev.Thin | ev.Jitter | ev.Chain)])
+@pytest.mark.parametrize("transform", [t for t in ALL if not isinstance(t, ev.Thin | ev.ThinTo | ev.Jitter | ev.Chain)])
 def test_a_batch_of_equal_draws_is_the_recordings_one_by_one(transform, monkeypatch):
     monkeypatch.setattr(
         ev,
@@ -289,3 +290,13 @@ def test_a_recording_moves_to_the_origin():
 
 def parts(events: gl.Events) -> list[gl.Events]:
     return list(events.examples)
+
+
+def test_thinned_recordings_have_any_number_of_events_down_to_the_least():
+    events = gl.collate([recording(4000, seed=i) for i in range(60)] + [recording(10)])
+    sizes = ev.ThinTo(40)(events, seed()).sizes
+    assert sizes[-1] == 10
+    logs = sizes[:-1].double().log()
+    assert math.log(25) < logs.min() < math.log(90)
+    assert math.log(2500) < logs.max() <= math.log(4000)
+    assert logs.mean().item() == pytest.approx(math.log(400), abs=0.5)

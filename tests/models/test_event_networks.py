@@ -137,9 +137,9 @@ def test_padding_changes_nothing(head, form):
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 @pytest.mark.parametrize("sizes", [(1,), (7, 50), (500,)])
-@pytest.mark.parametrize("squash", [False, True])
-def test_packets_give_what_the_whole_recording_gives(head, sizes, squash):
-    model = small(head=head, duration=2500, squash=squash).double().eval()
+@pytest.mark.parametrize("more", [{}, {"squash": True, "blocks": 2}])
+def test_packets_give_what_the_whole_recording_gives(head, sizes, more):
+    model = small(head=head, duration=2500, **more).double().eval()
     events = stream((120,), (9, 7), span=2000, start=2**45)
     with torch.no_grad():
         whole = model(model.plan(events))
@@ -159,7 +159,7 @@ def test_squashed_features_grow_as_a_logarithm_and_the_live_engine_refuses_them(
         model.downs[0].norm = torch.nn.Identity()  # type: ignore[assignment]
         model.downs[0].norm.forward = lambda x, geometry: x  # type: ignore[method-assign]
         torch.testing.assert_close(model.downs[0].eval()(None, geometry), wanted)
-    with pytest.raises(NotImplementedError, match=r"squash=True: use gl\.streaming\.Session"):
+    with pytest.raises(NotImplementedError, match=r"does not know squash: use gl\.streaming\.Session"):
         gl.stream(small(head="stream", squash=True).eval())
 
 
@@ -271,3 +271,17 @@ def test_the_stream_network_for_cars_is_cheap():
 def test_a_wrong_sensor_is_refused():
     with pytest.raises(ValueError, match="sensor"):
         small().plan(stream((5,), (8, 8)))
+
+
+def test_blocks_of_the_voxel_head_see_the_pixels_around():
+    torch.manual_seed(0)
+    block = gl.nn.VoxelBlock(3).double().eval()
+    block.conv.weight.data.abs_()
+    grid = torch.zeros(1, 2, 5, 6, 3, dtype=torch.float64)
+    grid[0, 1, 2, 3] = 1
+    changed = (block(grid) - block(torch.zeros_like(grid)) != 0).any(4)[0]
+    seen = changed.nonzero()
+    assert seen.amin(0).tolist() == [1, 1, 2]
+    assert seen.amax(0).tolist() == [1, 3, 4]
+    with pytest.raises(TypeError, match=r"VoxelBlock\) is not known to the engine"):
+        gl.stream(small(head="voxel", duration=100, blocks=1).eval())
