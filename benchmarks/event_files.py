@@ -3,7 +3,7 @@
     python benchmarks/event_files.py [--events 5000000] [--peers FOLDER] [--out benchmarks/results/event_files.json]
 
 Times are of `gl.read_events`: from the file (in the page cache) to checked tensors, best of nine, one thread; of the
-process's CPU, so that other work on the machine matters less (of the wall clock for HDF5, read by a second process).
+process's CPU, so that other work on the machine matters less.
 Other decoders are timed beside it where they can be imported, from `--peers` (a site-packages folder) if given.
 """
 
@@ -161,12 +161,12 @@ def write_all(folder: Path, events: gl.Events) -> dict[str, tuple[Path, np.ndarr
     return files
 
 
-def best(read: Callable[[], object], clock: Callable[[], float], repeats: int = 9) -> float:
+def best(read: Callable[[], object], repeats: int = 9) -> float:
     times = []
     for _ in range(repeats):
-        start = clock()
+        start = time.process_time()
         read()
-        times.append(clock() - start)
+        times.append(time.process_time() - start)
     return min(times)
 
 
@@ -209,13 +209,12 @@ def main() -> None:
     others, rows = peers(), {}
     with tempfile.TemporaryDirectory() as folder:
         for name, (path, expected) in write_all(Path(folder), recording(options.events)).items():
-            clock = time.perf_counter if name == "HDF5" else time.process_time
             events = gl.read_events(path)
             assert np.array_equal(events.numpy(), expected), name
-            rows[name] = {"gridless": len(expected) / best(lambda p=path: gl.read_events(p), clock) / 1e6}
+            rows[name] = {"gridless": len(expected) / best(lambda p=path: gl.read_events(p)) / 1e6}
             for peer, read in others.get(name, {}).items():
                 try:
-                    rows[name][peer] = len(expected) / best(lambda r=read, p=path: r(p), clock) / 1e6
+                    rows[name][peer] = len(expected) / best(lambda r=read, p=path: r(p)) / 1e6
                 except Exception as error:
                     print(f"{name}: {peer} cannot read it: {error}")
             print(

@@ -149,6 +149,13 @@ def hdf5(events: gl.Events) -> bytes:
     return out.getvalue()
 
 
+def npz_with_rows(events: gl.Events) -> bytes:
+    out, array = io.BytesIO(), events.numpy()
+    rows = {"rows.weight": np.ones(len(array), np.float32), "rows.colour": np.zeros((len(array), 3), np.uint8)}
+    np.savez_compressed(out, **{name: array[name] for name in "xytp"}, sensor=SENSOR, **rows)
+    return out.getvalue()
+
+
 def written(suffix: str) -> Callable[[gl.Events, Path], bytes]:
     def encode(events: gl.Events, folder: Path) -> bytes:
         path = folder / f"written{suffix}"
@@ -169,6 +176,7 @@ ENCODERS = {
     "aedat4-zstd": (".aedat4", lambda events: aedat4(events, 3)),
     "mat": (".mat", mat),
     "hdf5": (".h5", hdf5),
+    "npz-rows": (".npz", npz_with_rows),
     **{suffix[1:]: (suffix, written(suffix)) for suffix in (".npz", ".npy", ".csv", ".es", ".dat", ".bin")},
 }
 

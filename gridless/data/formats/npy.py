@@ -26,7 +26,8 @@ def read(file: File) -> Recording:
     if file.bytes(0, 6) == NPY:
         return recording_of(file, array_of(file.limits, file.data.data))
     arrays = arrays_of(file.limits, _chosen)
-    rows = {name.removeprefix(ROWS): arrays.pop(name) for name in list(arrays) if name.startswith(ROWS)}
+    # Copies, because tensors must be of memory that can be written.
+    rows = {name.removeprefix(ROWS): arrays.pop(name).copy() for name in list(arrays) if name.startswith(ROWS)}
     size = arrays.pop("sensor", None)
     sensor = None
     if size is not None:

@@ -117,7 +117,7 @@ def _numbers(file: File, start: int, width: int, decimal: int, delimiter: str) -
     body = file.data[start:]
     if body[-1] != 10:
         body = np.append(body, np.uint8(10))
-    # A number has a digit and something behind it, so empty lines need no room.
+    # A number has a digit and something behind it: room for all whole rows, and for one with a fault.
     values = np.empty((min(int(np.count_nonzero(body == 10)), len(body) // (2 * width) + 1), width), np.int64)
     rows, fault, position = (int(v) for v in _parse(body, width, decimal, ord(delimiter), values))
     if fault:
@@ -146,19 +146,20 @@ def _parse(data, width, decimal, delimiter, values):  # type: ignore[no-untyped-
     one = np.uint64(1)
     while i < size:
         c = np.int64(data[i])
-        if c == 10:
-            if column == width:
-                row += 1
-            elif column != 0:
-                return row, 2, i
-            column = 0
-            i += one
-            continue
-        if c == delimiter and c != 32:
-            return row, 4, i
-        if c == 32 or c == 9 or c == 13:
-            i += one
-            continue
+        if c < 48 or c > 57:
+            if c == 10:
+                if column == width:
+                    row += 1
+                elif column != 0:
+                    return row, 2, i
+                column = 0
+                i += one
+                continue
+            if c == delimiter and c != 32:
+                return row, 4, i
+            if c == 32 or c == 9 or c == 13:
+                i += one
+                continue
         if column == width:
             return row, 2, i
         start = i
@@ -182,20 +183,19 @@ def _parse(data, width, decimal, delimiter, values):  # type: ignore[no-untyped-
             if value < 0:
                 return row, 3, start
         c = np.int64(data[i])
-        if digits == 0 or not (c == 10 or c == delimiter or c == 32 or c == 13 or c == 9):
-            return row, 1, i
-        if row == len(values):
-            return row, 2, start
-        values[row, column] = -value if negative else value
-        column += 1
-        if delimiter != 32:
-            while c == 32 or c == 13 or (c == 9 and delimiter != 9):
+        if c != delimiter and c != 10:
+            blank = False
+            while (c == 32 or c == 13 or c == 9) and c != delimiter:
+                blank = True
                 i += one
                 c = np.int64(data[i])
-            if c != 10 and c != delimiter:
+            if c != delimiter and c != 10 and not (blank and delimiter == 32):
                 return row, 1, i
-        # The separator, unless it also ends the line.
-        i += np.uint64(c != 10)
+        if digits == 0:
+            return row, 1, i
+        values[row, column] = -value if negative else value
+        column += 1
+        i += np.uint64(c == delimiter)
     return row, 0, i
 
 
