@@ -13,11 +13,14 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gridless import geometry
 from gridless.geometry.taps import coarser
 from gridless.structures import Cloud, Edges, Events, Geometry
+
+if TYPE_CHECKING:
+    from gridless.geometry.chain import Chain
 
 
 class Name(str):
@@ -86,6 +89,8 @@ class Plan:
         self.steps: dict[str, Step] = {}
         # Names belong to the plan that wrote them, and to its copies.
         self._key = secrets.token_hex(4)
+        self._chain: Chain | None = None
+        self._chained = 0
 
     # Lines.
 
@@ -229,17 +234,31 @@ class Plan:
         """
         memory, after = memory or {}, {}
         values: dict[str, Any] = {}
+        chain = self._lines_at_once()
         for name, step in self.steps.items():
+            if name in values:
+                continue
             settings = dict(step.settings)
             if not step.inputs:
                 values[name] = _INPUTS[step.op](self._given(x, settings.pop("name", None)), **settings)
+                if chain is not None and name == chain.first:
+                    values |= chain.run(values[name])
                 continue
             inputs = [values[i] for i in step.inputs]
             if step.op in _REMEMBERS:
                 values[name], after[name] = _REMEMBERS[step.op](*inputs, memory.get(name), **settings)
             else:
                 values[name] = _RUN[step.op](*inputs, **settings)
-        return Geometry(values), after
+        return Geometry({name: values[name] for name in self.steps}), after
+
+    def _lines_at_once(self) -> Chain | None:
+        """The lines that a small cloud on the CPU runs in one call; found once, when all are written."""
+        if self._chained != len(self.steps):
+            from gridless.geometry.chain import Chain
+
+            lines = {name: (step.op, step.inputs, dict(step.settings)) for name, step in self.steps.items()}
+            self._chain, self._chained = Chain.of(lines), len(self.steps)
+        return self._chain
 
     def _given(self, x: Any, name: str | None) -> Any:
         """What the plan was called with, or the input of that name."""

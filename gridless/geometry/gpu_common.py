@@ -54,7 +54,7 @@ def sizes(cloud: Cloud, what: str) -> tuple[int, int]:
     """The number of points of the smallest and of the largest example."""
     known = getattr(cloud.splits, "_gridless_sizes", None)
     # Sizes belong to the splits; that the points are finite must be known of this cloud.
-    if known is not None and cloud.__dict__.get("_kept", {}).get("checked"):
+    if known is not None and cloud.is_checked:
         return known
     return facts(cloud, what)[:2]
 

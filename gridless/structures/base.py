@@ -55,11 +55,6 @@ def kinds(cls: type) -> tuple[tuple[str, str, str | None], ...]:
     return tuple((f.name, f.metadata["kind"], f.metadata.get("of")) for f in dataclasses.fields(cls))
 
 
-@cache
-def _defaults(cls: type) -> dict[str, Any]:
-    return {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
-
-
 class Structure:
     """What all structures share. Subclasses are frozen dataclasses whose fields declare their kind."""
 
@@ -92,7 +87,7 @@ class Structure:
     def made(cls, **values: Any) -> Self:
         """A structure from values that our own code made: nothing is checked or converted."""
         new = object.__new__(cls)
-        new.__dict__.update(_defaults(cls))
+        # What is not given is found in the class, where dataclasses keep defaults.
         new.__dict__.update(values)
         return new
 
@@ -140,12 +135,12 @@ class Structure:
 
     def trusted(self) -> Self:
         """The same structure, marked as checked: for values that our own searches and samplers made."""
-        self.__dict__.setdefault("_kept", {})["checked"] = True
+        self.__dict__["_checked"] = True
         return self
 
     @property
     def is_checked(self) -> bool:
-        return "checked" in self.__dict__.get("_kept", ())
+        return "_checked" in self.__dict__
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor, those included that were derived from others and are kept beside them."""
@@ -164,7 +159,12 @@ class Structure:
                 waiting += [*(value.values() if isinstance(value, Mapping) else value)]
 
     def __getstate__(self) -> dict:
-        return {k: v for k, v in self.__dict__.items() if k != "_kept"}
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_kept", "_checked")}
+        # A tensor is pickled with all of its storage: one that has only a part of it, as what plans make, is copied.
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.untyped_storage().nbytes() > value.nbytes:
+                state[name] = value.clone()
+        return state
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
@@ -263,7 +263,7 @@ class Ragged(Structure):
             splits = torch.searchsorted(example, torch.arange(self.num_examples + 1, device=self.device))
         part = self._part(rows, splits)
         # Events at any positions may no longer be in order: they are looked at again.
-        part.__dict__.pop("_kept", None)
+        part.__dict__.pop("_checked", None)
         return part
 
     def _masked(self, keep: Tensor) -> Self:

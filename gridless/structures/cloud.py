@@ -43,14 +43,8 @@ class Cloud(Ragged):
     _example: ClassVar[str] = "example"
 
     def __post_init__(self) -> None:
-        coords = self.coords
-        if not isinstance(coords, Tensor):
-            raise TypeError(f"Cloud: coords must be a tensor, not {type(coords).__name__}: use Cloud.of(...)")
-        if coords.ndim != 2 or not 1 <= coords.shape[1] <= 8:
-            raise ValueError(f"Cloud: coords must be (points, 1 to 8 dimensions), not {tuple(coords.shape)}")
-        if coords.dtype not in (torch.float32, torch.float64):
-            raise TypeError(f"Cloud: coords must be float32 or float64, not {coords.dtype}: convert with .float()")
-        object.__setattr__(self, "coords", coords.detach().contiguous() if not coords.requires_grad else coords)
+        coords = _checked(self.coords)
+        object.__setattr__(self, "coords", coords)
         object.__setattr__(self, "splits", as_splits(self.splits, coords.device, "Cloud"))
         for name, length in (("parent_index", len(coords)), ("distance", self.num_parent)):
             value = getattr(self, name)
@@ -86,9 +80,15 @@ class Cloud(Ragged):
         if isinstance(x, (list, tuple)):
             return cls._of_several(x, directions, rows)
         coords = _as_coords(x)
+        # From an array: several times as fast as torch.tensor.
+        splits = torch.from_numpy(np.array((0, coords.shape[0])))
+        if coords.device.type != "cpu":
+            splits = splits.to(coords.device)
+        if not rows and not directions:
+            return cls.made(coords=_checked(coords), splits=splits)
         return cls(
             coords,
-            torch.tensor([0, len(coords)], device=coords.device),
+            splits,
             rows=rows or NO_ROWS,  # type: ignore[arg-type]
             directions=_names(directions),
         )
@@ -129,13 +129,15 @@ class Cloud(Ragged):
 
         Reads values, once: a synchronisation on the GPU.
         """
-        self.cached("checked", lambda: self._check(what))
+        if not self.is_checked:
+            self._check(what)
+            self.trusted()
 
-    def _check(self, what: str) -> bool:
+    def _check(self, what: str) -> None:
         self.check_splits(what)
         # A sum is finite only if all its terms are; where it is not, huge coordinates may have overflowed.
         if self.coords.sum().isfinite():
-            return True
+            return
         bad = (~self.coords.isfinite()).any(1).nonzero()
         if len(bad):
             row = int(bad[0])
@@ -145,7 +147,6 @@ class Cloud(Ragged):
                 f"{what}: {len(bad)} points are not finite, the first at row {inside} of example {example} "
                 f"({self.coords[row].tolist()}): remove them first, e.g. x[x.isfinite().all(1)]"
             )
-        return True
 
 
 def _as_coords(x: Any) -> Tensor:
@@ -155,6 +156,16 @@ def _as_coords(x: Any) -> Tensor:
     if coords.ndim != 2:
         raise ValueError(f"a cloud is an (S, D) array of coordinates, not {tuple(coords.shape)}")
     return coords
+
+
+def _checked(coords: Any) -> Tensor:
+    if not isinstance(coords, Tensor):
+        raise TypeError(f"Cloud: coords must be a tensor, not {type(coords).__name__}: use Cloud.of(...)")
+    if coords.ndim != 2 or not 1 <= coords.shape[1] <= 8:
+        raise ValueError(f"Cloud: coords must be (points, 1 to 8 dimensions), not {tuple(coords.shape)}")
+    if coords.dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"Cloud: coords must be float32 or float64, not {coords.dtype}: convert with .float()")
+    return coords.detach().contiguous() if not coords.requires_grad else coords
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

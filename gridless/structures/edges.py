@@ -70,15 +70,16 @@ class Edges(Structure):
 
     def check(self, what: str = "edges") -> None:
         """Refuse splits or sources out of range. Reads values, once: a synchronisation on the GPU."""
-        self.cached("checked", lambda: self._check(what))
+        if not self.is_checked:
+            self._check(what)
+            self.trusted()
 
-    def _check(self, what: str) -> bool:
+    def _check(self, what: str) -> None:
         check_splits(self.splits, len(self) - self.padding, what)
         if len(self):
             low, high = (int(v) for v in self.source.aminmax())
             if low < 0 or high >= self.num_source:
                 raise ValueError(f"{what}: sources run from {low} to {high}, but num_source is {self.num_source}")
-        return True
 
     def transpose(self) -> Edges:
         """The same edges seen from the sources, those of each source by ascending target; cached both ways."""

@@ -145,16 +145,17 @@ class Events(Ragged):
 
         Reads values, once, on the CPU: events on a GPU are copied.
         """
-        self.cached("checked", lambda: self._check(what))
+        if not self.is_checked:
+            self._check(what)
+            self.trusted()
 
-    def _check(self, what: str) -> bool:
+    def _check(self, what: str) -> None:
         self.check_splits(what)
         fault = self.fault()
         if fault is not None:
             row, words = fault
             recording = int(self.example[row])
             raise ValueError(f"{what}: row {row - int(self.splits[recording])} of recording {recording} {words}")
-        return True
 
     def fault(self) -> tuple[int, str] | None:
         """The first row that `check` refuses, and why; None when all is well."""

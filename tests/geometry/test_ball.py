@@ -71,7 +71,7 @@ def test_large_examples_are_found_as_small_ones_are(radius: float, monkeypatch: 
 
     source, target = cloud([900, 5, 400], 3, torch.float32, 0), cloud([300, 400, 0], 3, torch.float32, 1)
     whole = gl.ball(source, target, radius), gl.ball(source, source, radius)
-    monkeypatch.setattr(cpu, "_SMALL", 64)
+    monkeypatch.setattr(cpu, "SMALL", 64)
     counted = gl.ball(source, target, radius), gl.ball(source, source, radius)
     assert same(whole[0], counted[0])
     assert same(whole[1], counted[1])
@@ -92,7 +92,7 @@ def test_threads_do_not_change_edges(monkeypatch: pytest.MonkeyPatch) -> None:
         one = gl.ball(source, source, 0.2)
         torch.set_num_threads(4)
         assert same(gl.ball(source, source, 0.2), one)
-        monkeypatch.setattr(cpu, "_SMALL", 64)
+        monkeypatch.setattr(cpu, "SMALL", 64)
         monkeypatch.setattr(cpu, "_PART", 64)
         assert same(gl.ball(source, source, 0.2), one)
     finally:

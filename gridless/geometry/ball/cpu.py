@@ -39,13 +39,13 @@ from gridless.geometry.work import cut_examples
 from gridless.structures import Cloud
 
 # Points of an example whose rows may wait to be put in order.
-_SMALL = 1 << 13
+SMALL = 1 << 13
 # Edges that may wait so: a batch with more is counted first.
 _WAITING = 1 << 27
 # Points of a large example that one thread searches at once.
 _PART = 1 << 15
 
-_AXES = [tuple(range(dim)) for dim in range(9)]
+AXES = [tuple(range(dim)) for dim in range(9)]
 _NOTHING = np.empty(0, np.int32)
 _NONE = np.empty(0, np.int64)
 
@@ -68,6 +68,11 @@ class Scratch:
     def resize_stack(self, nodes: int) -> None:
         self.boxes, self.stack = np.empty((nodes, 16), self.dtype), np.empty((nodes, 8), np.int64)
 
+    def widen(self, targets: int) -> None:
+        """Make room for the rows of an example of so many targets."""
+        if self.rows.shape[1] < targets:
+            self.rows = np.empty((2, targets), np.int64)
+
     def grow(self, what: int) -> None:
         if what == MORE_WORK:
             self.work = np.empty(2 * len(self.work), self.dtype)
@@ -79,7 +84,8 @@ class Scratch:
 _kept = threading.local()
 
 
-def _scratch(dtype: np.dtype) -> Scratch:
+def scratch(dtype: np.dtype) -> Scratch:
+    """The memory of this thread."""
     kept = _kept.__dict__.setdefault(dtype.char, None)
     # What an unusual search needed is not kept.
     if kept is None or kept.work.nbytes + kept.found.nbytes > 1 << 24:
@@ -104,23 +110,21 @@ class _Task:
 
     def scan(self, first: int, last: int, splits: np.ndarray) -> np.ndarray | None:
         """The edges of some examples, with the ends of their rows; None if they are too many to wait."""
-        scratch = _scratch(self.x.dtype)
+        rooms = scratch(self.x.dtype)
         targets, sources = self.ys[last] - self.ys[first], self.xs[last] - self.xs[first]
         out = np.empty(int(targets * min(sources // (last - first), 24)) + 1024, np.int32)
-        widest = _largest(self.ys[first : last + 1])
-        if scratch.rows.shape[1] < widest:
-            scratch.rows = np.empty((2, widest), np.int64)
+        rooms.widen(_largest(self.ys[first : last + 1]))
         total = 0
         while True:
             first, total, short = search(
                 self.x, self.xs, self.y, self.ys, first, last, self.same, False, *self.numbers, self.axes,
-                scratch.work, scratch.boxes, scratch.stack, SCAN, 0, scratch.found, scratch.rows[0], scratch.rows[1],
+                rooms.work, rooms.boxes, rooms.stack, SCAN, 0, rooms.found, rooms.rows[0], rooms.rows[1],
                 splits, total, out,
             )  # fmt: skip
             if not short:
                 break
             if short != MORE_OUT:
-                scratch.grow(short)
+                rooms.grow(short)
             elif 2 * len(out) > _WAITING:
                 return None
             else:
@@ -132,28 +136,28 @@ class _Task:
 
     def walk(self, first: int, last: int, mode: int, begin: np.ndarray, count: np.ndarray, out: np.ndarray) -> None:
         """Count the rows of some examples, or write them."""
-        scratch = _scratch(self.x.dtype)
+        rooms = scratch(self.x.dtype)
         while first < last:
             first, _, short = search(
                 self.x, self.xs, self.y, self.ys, first, last, self.same, False, *self.numbers, self.axes,
-                scratch.work, scratch.boxes, scratch.stack, mode, self.most, scratch.found, begin, count,
+                rooms.work, rooms.boxes, rooms.stack, mode, self.most, rooms.found, begin, count,
                 _NONE, 0, out,
             )  # fmt: skip
-            scratch.grow(short)
+            rooms.grow(short)
 
     def walk_part(self, part: _Part, mode: int, begin: np.ndarray, count: np.ndarray, out: np.ndarray) -> None:
         """Count the rows of a part of an example, or write them."""
-        scratch = _scratch(self.x.dtype)
+        rooms = scratch(self.x.dtype)
         splits = np.array([0, len(part.source)]), np.array([0, part.targets])
         done = 0
         while not done:
-            part.place(self, scratch.work)
+            part.place(self, rooms.work)
             done, _, short = search(
                 self.x, splits[0], self.y, splits[1], 0, 1, False, True, *self.numbers, self.axes,
-                scratch.work, scratch.boxes, scratch.stack, mode, self.most, scratch.found, begin, count,
+                rooms.work, rooms.boxes, rooms.stack, mode, self.most, rooms.found, begin, count,
                 _NONE, 0, out,
             )  # fmt: skip
-            scratch.grow(short)
+            rooms.grow(short)
 
 
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor]:
@@ -166,8 +170,8 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
     limit = None if limit is None else min(limit, len(x))
     # One more than the limit tells whether it cuts anything.
     most = 0 if limit is None else limit + 1
-    task = _Task(x, xs, y, ys, same, most, _AXES[x.shape[1]], _numbers(radius, source.coords.dtype))
-    small = limit is None and max(_largest(xs), 0 if same else _largest(ys)) <= _SMALL
+    task = _Task(x, xs, y, ys, same, most, AXES[x.shape[1]], numbers(radius, source.coords.dtype))
+    small = limit is None and max(_largest(xs), 0 if same else _largest(ys)) <= SMALL
     out = _scanned(task, splits) if small else None
     if out is None:
         splits[:] = 0
@@ -189,7 +193,7 @@ def _array(coords: Tensor) -> np.ndarray:
 
 
 @lru_cache
-def _numbers(radius: float, dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
+def numbers(radius: float, dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
     number = np.float32 if dtype == torch.float32 else np.float64
     eps = 16 * torch.finfo(dtype).eps
     return number(radius), number(squared_radius(radius, dtype)), number(0.5), number(eps)

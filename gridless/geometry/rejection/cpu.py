@@ -22,7 +22,7 @@ _FAR = float(1 << 40)
 
 
 @njit(nogil=True, cache=True)
-def _over_edges(coords, splits, e0, e1, rows, source, closest, rejected, kept, counts):
+def over_edges(coords, splits, e0, e1, rows, source, closest, rejected, kept, counts):
     """Examples e0 to e1; the samples of an example are written to `kept` from its first row on."""
     measure = len(closest) > 0
     for e in range(e0, e1):
@@ -193,7 +193,7 @@ def sample(
         rejected = np.zeros(len(coords), np.bool_)
         edges = near.splits.numpy(), near.source.numpy()
         jobs = [(coords, splits, a, b, *edges, closest, rejected, kept, counts) for a, b in cuts]
-        refuse_stranger(backends.in_threads(_over_edges, jobs))
+        refuse_stranger(backends.in_threads(over_edges, jobs))
     else:
         reach = coords.dtype.type(squared_radius(radius or 0, cloud.coords.dtype))
         backends.in_threads(_in_grid, [(coords, splits, a, b, radius, reach, closest, kept, counts) for a, b in cuts])
