@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cache
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -68,15 +68,36 @@ class Structure:
     def __len__(self) -> int:
         return getattr(self, self._length).shape[0]
 
-    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
-        changes = {}
-        for name, *_ in kinds(type(self)):
+    def parts(self) -> Iterator[tuple[str, Tensor]]:
+        """(kind, tensor) of every field that has one, and of all rows, one by one."""
+        for name, kind, _ in kinds(type(self)):
             value = getattr(self, name)
             if isinstance(value, Tensor):
-                changes[name] = function(value)
+                yield kind, value
             elif isinstance(value, Rows):
-                changes[name] = value.map(function)
-        return self._changed(**changes)
+                yield from (("rows", rows) for rows in value.values())
+
+    def with_parts(self, tensors: Iterable[Tensor], into: int | None = None, padding: int | None = None) -> Self:
+        """The same structure of other tensors, which are known to be right, in the order of `parts`.
+
+        Args:
+            tensors: one for each of `parts`.
+            into: how many rows indices point into; as many as before when left out.
+            padding: how many rows are padding; as many as before when left out.
+        """
+        left, changes = iter(tensors), {}
+        for name, kind, _ in kinds(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                changes[name] = next(left)
+            elif isinstance(value, Rows):
+                changes[name] = value.map(lambda _: next(left))
+            elif kind == "size" and into is not None:
+                changes[name] = into
+        return self._changed(**changes, **({} if padding is None else {"padding": padding}))
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        return self.with_parts(function(tensor) for _, tensor in self.parts())
 
     def _changed(self, **changes: Any) -> Self:
         """The same structure with some fields replaced by values that are known to be right."""

@@ -1,5 +1,7 @@
 """One algebra of batches for all structures, on the kinds of their fields: merge (`collate`) and pad.
 
+`Structure.parts` lists tensors by kind, and `with_parts` takes others in their place: training cuts and pads with them.
+
 Padding is of the batch: few shapes for compiled and captured graphs, the same results. Padding rows come after the last
 example and belong to none; padding targets have no edge; padding edges belong to no target. Whatever walks splits never
 meets them.
@@ -142,23 +144,18 @@ def bucket_size(length: int, bucket: Buckets) -> int:
 
 def pad(value: Any, bucket: Buckets) -> Any:
     """The structure with every tensor grown to its bucket; example counts stay as they are."""
-    changes: dict[str, Any] = {}
-    # The splits of edges have a row per target, and so grow; those of clouds and events have one per example.
-    for name, kind, _ in kinds(type(value)):
-        field = getattr(value, name)
-        if kind == "size":
-            used = any(into == name and getattr(value, user) is not None for user, _, into in kinds(type(value)))
-            changes[name] = bucket_size(field, bucket) if used else field
-        elif isinstance(field, Rows):
-            changes[name] = field.map(lambda rows: _grow(rows, bucket_size(len(rows), bucket)))
-        elif isinstance(field, Tensor) and kind in ("rows", "index", "full index"):
-            changes[name] = _grow(field, bucket_size(len(field), bucket))
-        elif isinstance(value, Edges) and kind == "splits":
-            rows = bucket_size(len(field) - 1, bucket) + 1
-            changes[name] = torch.cat([field, field[-1:].expand(rows - len(field))])
+    grown = []
+    for kind, tensor in value.parts():
+        if kind != "splits":
+            rows = bucket_size(len(tensor), bucket)
+            grown.append(pad_tensor(tensor, [0, 0] * (tensor.ndim - 1) + [0, rows - len(tensor)]))
+        elif isinstance(value, Edges):
+            # A row per target, and so they grow; those of clouds and events have one per example.
+            rows = bucket_size(len(tensor) - 1, bucket) + 1
+            grown.append(torch.cat([tensor, tensor[-1:].expand(rows - len(tensor))]))
+        else:
+            grown.append(tensor)
+    sizes = [of for name, kind, of in kinds(type(value)) if kind.endswith("index") and getattr(value, name) is not None]
+    into = bucket_size(getattr(value, sizes[0] or ""), bucket) if sizes else None
     more = bucket_size(len(value), bucket) - len(value)
-    return value._changed(padding=value.padding + more, **changes)
-
-
-def _grow(tensor: Tensor, rows: int) -> Tensor:
-    return pad_tensor(tensor, [0, 0] * (tensor.ndim - 1) + [0, rows - len(tensor)])
+    return value.with_parts(grown, into, value.padding + more)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gridless.plan import Plan
-from gridless.structures import Cloud, Edges, Geometry
+from gridless.structures import Cloud, Edges, Geometry, Structure
 
 # Rows of every cloud and edges of every neighbourhood, by name; and how many examples, by this one.
 Sizes = dict[str, int]
@@ -150,20 +150,12 @@ class Field(NamedTuple):
 def fields(plan: Plan, geometry: Geometry, labels: Tensor) -> list[Field]:
     """The labels, then the tensors of every structure and of the transposed edges."""
     found = [Field(labels, EXAMPLES)]
-    for name, value in geometry.items():
-        if isinstance(value, Cloud):
-            found += [Field(value.coords, name), Field(value.splits, EXAMPLES, name, splits=True)]
-            found += [Field(rows, name) for rows in value.rows.values()]
-            if value.parent_index is not None:
-                found.append(Field(value.parent_index, name, plan.steps[name].inputs[0]))
-        elif isinstance(value, Edges):
-            source, target = ends_of(plan, name)
-            found += [Field(value.splits, target, name, splits=True), Field(value.source, name, source)]
-            if not value.symmetric:
-                back = value.transpose()
-                found += [Field(back.splits, source, name, splits=True), Field(back.source, name, target)]
-        else:
-            raise TypeError(f"{name}: a {type(value).__name__} cannot be cut, or given a fixed size")
+    for name, value, groups, into in _structures(plan, geometry):
+        for kind, tensor in value.parts():
+            if kind == "splits":
+                found.append(Field(tensor, groups, name, splits=True))
+            else:
+                found.append(Field(tensor, name, into if kind.endswith("index") else None))
     return found
 
 
@@ -171,29 +163,31 @@ def with_fields(
     plan: Plan, geometry: Geometry, tensors: Iterable[Tensor], sizes: Mapping[str, int], padding: Mapping[str, int] = {}
 ) -> Geometry:
     """The same structures with other tensors, in the order of `fields`, of so many rows and so much padding."""
-    parts = iter(tensors)
-    next(parts)
+    left = iter(tensors)
+    next(left)
     values: dict[str, Any] = {}
+    for name, value, _, into in _structures(plan, geometry):
+        part = value.with_parts(left, None if into is None else sizes[into], padding.get(name, 0))
+        first = values.setdefault(name, part)
+        if first is not part:
+            first.cached("transpose", lambda part=part: part)
+            part.cached("transpose", lambda first=first: first)
+    return Geometry(values)
+
+
+def _structures(plan: Plan, geometry: Geometry) -> Iterator[tuple[str, Structure, str, str | None]]:
+    """(name, structure, what its splits are of, what it points into), the transposed edges after the edges."""
     for name, value in geometry.items():
-        more = padding.get(name, 0)
         if isinstance(value, Cloud):
-            changes: dict[str, Any] = {"coords": next(parts), "splits": next(parts), "distance": None}
-            changes["rows"] = value.rows.map(lambda _: next(parts))
-            if value.parent_index is not None:
-                changes |= {"parent_index": next(parts), "num_parent": sizes[plan.steps[name].inputs[0]]}
-            values[name] = value._changed(padding=more, **changes)
+            bare = value if value.distance is None else value._changed(distance=None)
+            yield name, bare, EXAMPLES, next(iter(plan.steps[name].inputs), None)
         elif isinstance(value, Edges):
             source, target = ends_of(plan, name)
-            edges = values[name] = value._changed(
-                splits=next(parts), source=next(parts), num_source=sizes[source], padding=more
-            )
+            yield name, value, target, source
             if not value.symmetric:
-                back = value.transpose()._changed(
-                    splits=next(parts), source=next(parts), num_source=sizes[target], padding=more
-                )
-                edges.cached("transpose", lambda back=back: back)
-                back.cached("transpose", lambda edges=edges: edges)
-    return Geometry(values)
+                yield name, value.transpose(), source, target
+        else:
+            raise TypeError(f"{name}: a {type(value).__name__} cannot be cut, or given a fixed size")
 
 
 def unit(tensor: Tensor) -> int:
