@@ -1,6 +1,11 @@
-"""Draw the pictures of the README and the documentation, with the package itself: python docs/images/make.py"""
+"""Draw the pictures of the README and the documentation, with the package itself: python docs/images/make.py
+
+With `parts DIR RUN/weights`, only the picture of predicted parts: of validation shapes of ShapeNetPart, by weights that
+were trained without them.
+"""
 
 import io
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +54,33 @@ def events() -> None:
     save(gl.show(recording).figure(), "events.png")
 
 
+def parts(data: str, weights: str) -> None:
+    """Shapes of eight categories, every point in the colour of the part that a network finds."""
+    import matplotlib.pyplot as plt
+
+    from gridless.training.predict import COLOURS
+
+    model, shapes = gl.load(weights), gl.data.ShapeNetPart(data, "validation")
+    figure, axes = plt.subplots(2, 4, figsize=(12, 5.6), subplot_kw={"projection": "3d"})
+    names = ("airplane", "car", "chair", "guitar", "lamp", "motorbike", "mug", "table")
+    for ax, name in zip(axes.flat, names, strict=True):
+        kind = shapes.class_names.index(name)
+        cloud, _ = shapes[int((shapes.categories == kind).nonzero()[2])]
+        with torch.no_grad():
+            part = model(model.plan(cloud), torch.tensor([kind])).argmax(1) - sum(model.config["parts"][:kind])
+        x, y, z = cloud.coords.T
+        ax.scatter(x, z, y, s=2, c=np.array(COLOURS)[part] / 255)
+        ax.set_aspect("equal")
+        ax.set_axis_off()
+        ax.set_title(name)
+    figure.tight_layout()
+    save(figure, "parts.png")
+
+
 if __name__ == "__main__":
-    sampling()
-    neighbourhoods()
-    events()
+    if sys.argv[1:2] == ["parts"]:
+        parts(*sys.argv[2:])
+    else:
+        sampling()
+        neighbourhoods()
+        events()

@@ -118,7 +118,7 @@ def evaluate(
 
     Where they were trained on examples of that split, the first line says so (in JSON, `seen_in_training`).
     """
-    from gridless.training.evaluate import report, seen
+    from gridless.training.evaluate import judged, report, seen
     from gridless.training.examples import RECORDINGS, load_data
     from gridless.training.recipe import Recipe
     from gridless.weights import load
@@ -130,9 +130,17 @@ def evaluate(
     results, known = {}, seen(model.about, split)
     examples = load_data(recipe.changed(points=max(points)) if points else recipe, data, split)
     examples = examples.to(pick_device(device))
+    parts = "part" in getattr(examples, "rows", {})
+    if parts and (votes or 1) > 1:
+        raise ValueError(f"--votes is for classes, and of {recipe.data} the parts of points are judged")
     for count in points or [recipe.points]:
-        p = examples.probabilities(model, recipe.changed(points=count), batch_size, votes, progress=True)
-        results[count] = report(p, examples.labels, examples.classes) | {"seen_in_training": known}
+        chosen = recipe.changed(points=count)
+        if parts:
+            result = judged(model, examples, chosen, batch_size, progress=True)
+        else:
+            p = examples.probabilities(model, chosen, batch_size, votes, progress=True)
+            result = report(p, examples.labels, examples.classes)
+        results[count] = result | {"seen_in_training": known}
     if as_json:
         print(json.dumps(results if points else next(iter(results.values()))))
         return
@@ -140,6 +148,12 @@ def evaluate(
         many = "these" if known == "all" else "most of these"
         print(f"{weights} was trained on {many} examples: on unseen ones expect less")
     for count, result in results.items():
+        if parts:
+            print(
+                f"{result['instance_iou']:.2%} instance mIoU, {result['category_iou']:.2%} category mIoU; "
+                f"{result['accuracy']:.2%} of the points of {result['examples']} shapes, {count} points each at most"
+            )
+            continue
         what = "recordings" if recipe.data in RECORDINGS else f"clouds of {count} points"
         print(
             f"{result['accuracy']:.2%} of {result['examples']} {what}, "
@@ -164,12 +178,14 @@ def predict(
         list[str] | None, typer.Option(help="Of recordings: unwrap, drop, hold, sort or shift; may be repeated.")
     ] = None,
     top: Annotated[int, typer.Option(help="Classes to name per file.")] = 3,
+    category: Annotated[str | None, typer.Option(help="Of networks that find parts: what the clouds show.")] = None,
+    out: Annotated[Path, typer.Option(help="Where clouds with their parts go, as PLY.")] = Path("parts"),
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, with all probabilities.")] = False,
 ) -> None:
-    """Class and probabilities of your own files."""
+    """Class and probabilities of your own files; of networks that find parts, each cloud with them, as OUT/NAME.ply."""
     from gridless.progress import track
-    from gridless.training.predict import classify, classify_events, is_event_network
+    from gridless.training.predict import classify, classify_events, is_event_network, write_parts
     from gridless.weights import load
 
     model: Any = load(weights, pick_device(device))
@@ -177,6 +193,14 @@ def predict(
     for file in files:
         _check_kind(file, live)
     names = list(model.about.get("classes") or [])
+    if "parts" in model.config:
+        for file in track(files, "predict", shown=len(files) > 1):
+            written, counts = write_parts(model, file, out, category, points, up, keep_scale)
+            if as_json:
+                print(json.dumps({"file": str(file), "written": str(written), "parts": counts}))
+            else:
+                print(f"{file}: {', '.join(f'{name} {n}' for name, n in counts.items())} points, in {written}")
+        return
     names += [str(i) for i in range(len(names), model.config["classes"])]
     for file in track(files, "predict", shown=len(files) > 1):
         if live:

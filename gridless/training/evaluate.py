@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from gridless.progress import bar
 from gridless.training.loader import Loader, TrainingSet
+from gridless.training.scores import figures, scores
 from gridless.training.step import autocast
 
 if TYPE_CHECKING:
     from gridless.training.examples import Clouds
+    from gridless.training.recipe import Recipe
 
 
 @torch.no_grad()
@@ -52,6 +54,23 @@ def probabilities(
             total = total + torch.cat(parts)
     model.train(was_training)
     return total / len(views)
+
+
+@torch.no_grad()
+def judged(
+    model: nn.Module, data: Any, recipe: Recipe, batch_size: int | None = None, progress: bool = False
+) -> dict[str, Any]:
+    """Accuracy on clouds or recordings as they are; where points have parts, mIoU, too (`gridless.training.scores`)."""
+    was_training = model.training
+    model.eval()
+    found = []
+    with bar("evaluate", len(data), progress) as advance:
+        for batch in data.loader(recipe, model.plan, train=False, batch_size=batch_size):
+            with autocast(batch.labels.device, recipe.precision):
+                found.append(scores(model, batch))
+            advance(len(batch.labels))
+    model.train(was_training)
+    return figures(torch.cat(found), data.labels, data.classes)
 
 
 def accuracy(model: nn.Module, data: TrainingSet, **settings: Any) -> float:

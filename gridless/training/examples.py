@@ -5,8 +5,8 @@ ModelNet40 is 121 MB; N-Cars has 60 million events in 15,422 recordings, 1 GB.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,17 +31,26 @@ if TYPE_CHECKING:
 # Points whose geometry is made at once on a GPU: 4,096 clouds of 1,024.
 GROUP = 1 << 22
 
+# Points of the clouds that are evaluated at once: 256 clouds of 1,024.
+EVALUATED = 1 << 18
+
 # Recordings that are read from files at a time, by one thread.
 CHUNK = 64
 
 
 @dataclass(frozen=True)
 class Clouds:
-    """points (N, P, 3) float32, labels (N) int64, and the names of the classes."""
+    """points (N, P, 3) float32, labels (N) int64, and the names of the classes.
+
+    Where clouds are of several sizes, the first sizes[i] (N, on the CPU) points of each count. `rows` (N, P, ...) are
+    those of points, by name: with `part`, what is learned is the part of every point, and the label is the category.
+    """
 
     points: Tensor
     labels: Tensor
     classes: Sequence[str] = ()
+    sizes: Tensor | None = None
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
 
     ahead: ClassVar[int] = 1
 
@@ -54,33 +63,42 @@ class Clouds:
         return len(self.labels)
 
     def take(self, index: Tensor) -> Clouds:
-        return Clouds(self.points[index], self.labels[index], self.classes)
+        sizes = None if self.sizes is None else self.sizes[index.cpu()]
+        return self._with(lambda t: t[index], self.labels[index], sizes)
 
     def first(self, points: int) -> Clouds:
         """Each cloud's first so many points."""
-        return Clouds(self.points[:, :points].contiguous(), self.labels, self.classes)
+        sizes = None if self.sizes is None else self.sizes.clamp(max=points)
+        return self._with(lambda t: t[:, :points].contiguous(), self.labels, sizes)
 
     def to(self, device: torch.device | str) -> Clouds:
-        return Clouds(self.points.to(device), self.labels.to(device), self.classes)
+        return self._with(lambda t: t.to(device), self.labels.to(device), self.sizes)
+
+    def _with(self, function: Callable[[Tensor], Tensor], labels: Tensor, sizes: Tensor | None) -> Clouds:
+        rows = {name: function(values) for name, values in self.rows.items()}
+        return Clouds(function(self.points), labels, self.classes, sizes, rows)
 
     def tensors(self) -> list[Tensor]:
-        return [self.labels, self.points]
+        return [self.labels, self.points, *([] if self.sizes is None else [self.sizes]), *self.rows.values()]
 
     def draw(self, augment: Policy | None, seed: int, epoch: int, index: Tensor) -> Cloud:
         """The clouds `index` (B, on the CPU), augmented, as one ragged batch: see `gridless.training.loader`."""
-        return (augment or Policy())(self.points, index, seed, epoch)
+        return (augment or Policy())(self.points, index, seed, epoch, self.sizes, self.rows)
 
     def at_once(self, batch_size: int) -> int:
         # On a GPU small batches would each wait for the launches of their searches.
         several = max(1, GROUP // max(self.points.shape[1] * batch_size, 1))
         return several if self.points.device.type == "cuda" else 1
 
-    def loader(self, recipe: Recipe, plan: Plan, train: bool = True, **more: Any) -> Loader:
+    def loader(
+        self, recipe: Recipe, plan: Plan, train: bool = True, batch_size: int | None = None, **more: Any
+    ) -> Loader:
         """The batches of training, or those of an evaluation: in order and not augmented."""
         data = self.first(recipe.points)
         if not train:
-            return Loader(data, plan, max(256, recipe.batch_size), shuffle=False, **more)
-        return Loader(data, plan, recipe.batch_size, recipe.augment, recipe.seed, **more)
+            size = batch_size or max(EVALUATED // data.points.shape[1], recipe.batch_size)
+            return Loader(data, plan, size, shuffle=False, **more)
+        return Loader(data, plan, batch_size or recipe.batch_size, recipe.augment, recipe.seed, **more)
 
     def probabilities(
         self,
@@ -171,9 +189,11 @@ class Recordings:
     def at_once(self, batch_size: int) -> int:
         return 1
 
-    def loader(self, recipe: Recipe, plan: Plan, train: bool = True, **more: Any) -> Loader:
+    def loader(
+        self, recipe: Recipe, plan: Plan, train: bool = True, batch_size: int | None = None, **more: Any
+    ) -> Loader:
         """The batches of training, or those of an evaluation: in order and not augmented."""
-        size = recipe.batch_size if train else 2 * recipe.batch_size
+        size = batch_size or (recipe.batch_size if train else 2 * recipe.batch_size)
         return Loader(self, plan, size, chain(recipe, train), recipe.seed, shuffle=train, **more)
 
     def probabilities(
@@ -200,7 +220,7 @@ SETS: dict[str, tuple[str, Callable[[bool], Chain]]] = {
     "ncars": ("NCars", augment.n_cars),
     "glyphs": ("MovingGlyphs", lambda train: Chain((StartAtZero(),))),
 }
-CLOUDS = ("modelnet40", "shapes")
+CLOUDS = ("modelnet40", "shapenetpart", "shapes")
 RECORDINGS = tuple(SETS)
 # Data sets that are made, not read.
 GENERATED = ("glyphs", "shapes")
@@ -254,8 +274,11 @@ def load_clouds(
         found: Any = data.Shapes(size, points, seed, **options)
     elif name == "modelnet40":
         found = data.ModelNet40(root, split, points=points)  # type: ignore[arg-type]
+    elif name == "shapenetpart":
+        found = data.ShapeNetPart(root, split, points=points)  # type: ignore[arg-type]
+        return Clouds(found.coords, found.categories, found.class_names, found.sizes, {"part": found.parts})
     else:
-        raise ValueError(f"unknown data set {name!r}: there are modelnet40 and shapes")
+        raise ValueError(f"unknown data set {name!r}: there are {', '.join(CLOUDS)}")
     return Clouds(found.coords, found.labels, list(found.class_names))
 
 

@@ -17,6 +17,7 @@ from gridless.training.batch import Batch
 from gridless.training.examples import RECORDINGS, Clouds, Recordings
 from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
+from gridless.training.scores import figures, scores
 from gridless.training.step import Average, TrainStep, autocast, begin_step, make_step
 from gridless.training.workers import WorkerLoader, precomputed, processes
 
@@ -52,7 +53,7 @@ class Classifier(lightning.LightningModule):
         self.history: list[dict[str, float]] = []
         self.step: TrainStep
         self._restored: dict[str, Any] | None = None
-        self._valid: list[Any] = [0, 0]
+        self._valid: list[tuple[Tensor, Tensor]] = []
 
     @property
     def best(self) -> torch.nn.Module:
@@ -142,25 +143,26 @@ class Classifier(lightning.LightningModule):
         return self.all_gather(totals) if self.trainer.world_size > 1 else totals[None]  # type: ignore[return-value]
 
     def on_train_epoch_end(self) -> None:
-        last = {name: value for name, value in self.history[-1].items() if name not in ("epoch", "valid_accuracy")}
+        last = {k: v for k, v in self.history[-1].items() if k != "epoch" and not k.startswith("valid_")}
         self.log_dict(last, rank_zero_only=True)
 
     # Validation.
 
     def on_validation_epoch_start(self) -> None:
-        self._valid = [torch.zeros((), dtype=torch.int64, device=self.device), 0]
+        self._valid = []
 
     def validation_step(self, batch: Batch, number: int) -> None:
         with autocast(self.device, self.recipe.precision):
-            logits = self.best.eval()(batch.geometry)
-        self._valid[0] += (logits.argmax(1) == batch.labels).sum()
-        self._valid[1] += len(batch.labels)
+            self._valid.append((scores(self.best.eval(), batch), batch.labels))
 
     def on_validation_epoch_end(self) -> None:
-        accuracy = float(self._valid[0]) / max(self._valid[1], 1)
-        self.log("valid_accuracy", accuracy, rank_zero_only=True)
+        assert self.valid is not None
+        found, labels = (torch.cat(parts) for parts in zip(*self._valid, strict=True))
+        made = figures(found, labels, self.valid.classes)
+        values = {f"valid_{name}": value for name, value in made.items() if isinstance(value, float)}
+        self.log_dict(values, rank_zero_only=True)
         if self.history:
-            self.history[-1]["valid_accuracy"] = accuracy
+            self.history[-1] |= values
 
     # Checkpoints.
 

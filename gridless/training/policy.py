@@ -6,12 +6,13 @@ The same transformations as `gridless.augment`, drawn without a state (`gridless
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gridless.structures import Cloud
+from gridless.structures import Cloud, Rows
 from gridless.training import stateless
 from gridless.training.batch import send
 
@@ -49,17 +50,36 @@ class Policy:
     shift: float = 0.0
     """Add a vector with coordinates in [-shift, shift]."""
 
-    def __call__(self, points: Tensor, index: Tensor, seed: int, epoch: int) -> Cloud:
-        """The examples `index` (B, on the CPU) of points (N, P, 3), augmented, as one ragged batch."""
+    def __call__(
+        self,
+        points: Tensor,
+        index: Tensor,
+        seed: int,
+        epoch: int,
+        sizes: Tensor | None = None,
+        rows: Mapping[str, Tensor] | None = None,
+    ) -> Cloud:
+        """The examples `index` (B, on the CPU) of points (N, P, 3), augmented, as one ragged batch.
+
+        Of example i the first sizes[i] (N, on the CPU) points count, or all; rows (N, P, ...) follow their points.
+        """
         device, size = points.device, points.shape[1]
         key = stateless.keys(seed, epoch, index)
-        counts = self._counts(key, size)
+        there_are = torch.full((len(index),), size) if sizes is None else sizes[index]
+        counts = self._counts(key, there_are)
         splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         there, there_key = send(index, device), send(key, device)
         x = points[there]  # (B, P, 3)
+        beside = {name: values[there] for name, values in (rows or {}).items()}
         if self.shuffle:
-            order = stateless.bits(there_key, ORDER, size).argsort(dim=1, stable=True)
+            order = stateless.bits(there_key, ORDER, size)
+            if sizes is not None:
+                # What does not count stays behind.
+                missing = torch.arange(size, device=device) >= send(there_are, device)[:, None]
+                order = order.long().masked_fill(missing, 2**31)
+            order = order.argsort(dim=1, stable=True)
             x = x.gather(1, order[..., None].expand_as(x))
+            beside = {name: _ordered(values, order) for name, values in beside.items()}
         if self.jitter:
             noise = stateless.normal(there_key, JITTER, 3 * size).view(-1, size, 3) * self.jitter
             if self.jitter_clip < math.inf:
@@ -69,14 +89,17 @@ class Policy:
             x = x @ send(matrix.to(x.dtype), device)
         if self.shift:
             x = x + send((2 * stateless.uniform(key, SHIFT, 3) - 1) * self.shift, device)[:, None]
-        x = x.reshape(-1, 3) if not self.drop else _cut(x, splits, device)
-        return Cloud(x, send(splits, device))
+        if not self.drop and sizes is None:
+            return Cloud(x.flatten(0, 1), send(splits, device), rows=Rows(_flat(beside)))
+        at = _kept(len(x), size, splits, device)
+        cut = {name: values[at] for name, values in _flat(beside).items()}
+        return Cloud(x.flatten(0, 1)[at], send(splits, device), rows=Rows(cut))
 
-    def _counts(self, key: Tensor, size: int) -> Tensor:
+    def _counts(self, key: Tensor, sizes: Tensor) -> Tensor:
         if not self.drop:
-            return torch.full((len(key),), size)
-        kept = (size * (1 - self.drop * stateless.uniform(key, DROP, 1).double())).floor().long()
-        return kept[:, 0].clamp(min=1)
+            return sizes
+        kept = (sizes * (1 - self.drop * stateless.uniform(key, DROP, 1).double()[:, 0])).floor().long()
+        return kept.clamp(min=1)
 
     def _matrix(self, key: Tensor) -> Tensor | None:
         """The linear part, for row vectors: (B, 3, 3)."""
@@ -113,11 +136,19 @@ def _rotation(axis: Tensor, angle: Tensor) -> Tensor:
     return torch.eye(3) + sin * cross + (1 - cos) * (cross @ cross)
 
 
-def _cut(x: Tensor, splits: Tensor, device: torch.device) -> Tensor:
-    """The first so many points of each example (B, P, 3), concatenated; the counts are known to the host."""
-    total, size = int(splits[-1]), x.shape[1]
+def _flat(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: values.flatten(0, 1) for name, values in rows.items()}
+
+
+def _ordered(values: Tensor, order: Tensor) -> Tensor:
+    """values (B, P, ...) in the order (B, P) of each example."""
+    return values.gather(1, order.reshape(*order.shape, *[1] * (values.ndim - 2)).expand_as(values))
+
+
+def _kept(examples: int, size: int, splits: Tensor, device: torch.device) -> Tensor:
+    """Of points (B, P), flat, the first so many of each example; the counts are known to the host."""
+    total = int(splits[-1])
     # Row s of the result is point s - splits[b] of example b, that is row s + b * size - splits[b] of the flat input.
-    offset = send(torch.arange(len(x)) * size - splits[:-1], device)
+    offset = send(torch.arange(examples) * size - splits[:-1], device)
     counts = send(splits.diff(), device)
-    rows = torch.arange(total, device=device) + torch.repeat_interleave(offset, counts, output_size=total)
-    return x.reshape(-1, 3)[rows]
+    return torch.arange(total, device=device) + torch.repeat_interleave(offset, counts, output_size=total)

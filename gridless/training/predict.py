@@ -44,6 +44,57 @@ def classify(
     return probabilities(model, one, views_of_cloud(votes or recipe.get("votes", 1)))[0].cpu()
 
 
+# Colours of parts, in turn.
+COLOURS = (
+    (31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189), (140, 86, 75),
+)  # fmt: skip
+
+
+def write_parts(
+    model: Any,
+    file: str | Path,
+    out: Path,
+    category: str | None = None,
+    points: int | None = None,
+    up: str = "y",
+    keep_scale: bool = False,
+) -> tuple[Path, dict[str, int]]:
+    """The cloud in a file with the part of every point as a row and as its colour, in OUT/NAME.ply; and what was found.
+
+    The network labels as many points as in training, prepared as those were; every other has the part of the closest.
+    """
+    from gridless.data import read_cloud, sample_mesh
+    from gridless.data.clouds import MESHES, ply
+    from gridless.geometry import nearest
+
+    names, parts = list(model.about.get("classes") or []), model.config["parts"]
+    names += [str(i) for i in range(len(names), len(parts))]
+    if category is None and len(parts) == 1:
+        category = names[0]
+    if category not in names:
+        asked = "say what it shows" if category is None else f"no category {category!r}"
+        raise ValueError(f"{file}: {asked}: --category is one of {', '.join(names)}")
+    kind = names.index(category)
+    wanted = points or int(model.about.get("recipe", {}).get("points", 2048))
+    mesh = Path(file).suffix.lower() in MESHES
+    cloud = sample_mesh(file, wanted, normalise=False) if mesh else read_cloud(file)
+    every = prepare(cloud.coords, str(file), len(cloud), up, keep_scale)
+    chosen = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))[:wanted]
+    device = next(model.parameters()).device
+    some = Cloud.of(every[chosen].to(device))
+    geometry = model.plan(some)
+    check_scale(geometry, str(file))
+    with torch.no_grad():
+        found = model.eval()(geometry, torch.tensor([kind], device=device)).argmax(1)
+    part = found[nearest(some, Cloud.of(every.to(device)), 1).source.long()].cpu() - sum(parts[:kind])
+    rgb = torch.tensor(COLOURS, dtype=torch.uint8)[part % len(COLOURS)]
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{Path(file).stem}.ply"
+    ply.write(path, Cloud.of(cloud.coords, part=part, rgb=rgb))
+    counts = torch.bincount(part, minlength=parts[kind]).tolist()
+    return path, {f"{category} {i}": n for i, n in enumerate(counts)}
+
+
 def prepare(coords: Tensor, what: str, points: int, up: str = "y", keep_scale: bool = False) -> Tensor:
     """Coordinates (S, 3) of a file to those the network expects: at most `points`, centred and scaled."""
     if up not in UP:

@@ -104,6 +104,8 @@ class Recipe:
         for name in ("points", "repeats", "epochs", "batch_size", "votes", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"recipe: {name} must be at least 1, not {getattr(self, name)}")
+        if self.data == "shapenetpart" and self.votes > 1:
+            raise ValueError("recipe: votes are for classes, and of shapenetpart the parts of points are learned")
         if self.data in RECORDINGS and self.augment != Policy():
             raise ValueError("recipe: augment is for clouds; what is done to recordings is said by transforms")
         if self.data in RECORDINGS and self.capture:

@@ -21,6 +21,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from gridless.training.callbacks import EpochBar, Interrupt
+from gridless.training.evaluate import judged
 from gridless.training.examples import Clouds, Recordings
 from gridless.training.module import Classifier
 from gridless.training.recipe import Recipe
@@ -88,7 +89,8 @@ def run(
         end = module.history[-1]
         place = None if valid is None else valid.to(module.device)
         if place is not None and "valid_accuracy" not in end:
-            end["valid_accuracy"] = _accuracy(place, module.best, recipe, 1)
+            found = judged(module.best, place, recipe)
+            end |= {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
         results: dict[str, Any] = {name: value for name, value in end.items() if name != "epoch"}
         results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
         if place is not None and recipe.votes > 1:

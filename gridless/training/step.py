@@ -98,7 +98,7 @@ class TrainStep:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip, foreach=True)
         self.optimiser.step()
         with torch.no_grad():
-            correct = (logits.argmax(1) == batch.labels).sum()
+            correct = (logits.argmax(1) == batch.labels).sum() if logits.ndim else logits
             count = torch.full_like(loss, len(batch.labels))
             self.totals += torch.stack([loss * count, correct, count])
             if self.average is not None:
@@ -107,7 +107,7 @@ class TrainStep:
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """The loss, the network's own where it has one, and what accuracy is counted on (B, classes).
 
-        An ensemble's logits are (members, B, classes).
+        An ensemble's logits are (members, B, classes). A network that labels points counts itself: a number.
         """
         labels = batch.labels
         for part in self.frozen:

@@ -1,4 +1,4 @@
-"""How good a labelling of points is, as the field counts it on ShapeNetPart."""
+"""How good a network is on a batch, and over many: classes, or parts of points as the field counts them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from gridless.training.batch import Batch
+
+
+@torch.no_grad()
+def scores(model: nn.Module, batch: Batch) -> Tensor:
+    """Of each example (B, 1) whether its class is right, or, where points have parts, (B, 2): the share of points whose
+    part is right, and the mean over parts of intersection over union."""
+    cloud: Any = next(iter(batch.geometry.values()))
+    if "part" not in cloud.rows:
+        return (model(batch.geometry).argmax(1) == batch.labels).double()[:, None]
+    real = cloud.example < cloud.num_examples
+    best = model(batch.geometry, batch.labels).argmax(1)[real]
+    part, example = cloud.rows["part"][real], cloud.example[real]
+    right = torch.bincount(example[best == part], minlength=cloud.num_examples) / cloud.sizes
+    parts: Any = model.config["parts"]  # type: ignore[union-attr]
+    return torch.stack([right.double(), shape_ious(best, part, example, batch.labels, parts)], 1)
+
+
+def figures(found: Tensor, labels: Tensor, names: Sequence[str]) -> dict[str, Any]:
+    """Means over examples: accuracy, and where points have parts the instance and the category mIoU."""
+    accuracy = {"accuracy": found[:, 0].mean().item()}
+    return accuracy if found.shape[1] == 1 else accuracy | mean_ious(found[:, 1], labels, names)
 
 
 def shape_ious(predicted: Tensor, part: Tensor, example: Tensor, category: Tensor, parts: Sequence[int]) -> Tensor:

@@ -1,0 +1,180 @@
+"""Labelled points: the figures of merit, and a network that learns parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gridless as gl
+from gridless.__main__ import main
+from gridless.training.batch import Batch, Group, transposed
+from gridless.training.captured import Slot, capacity
+from gridless.training.evaluate import judged
+from gridless.training.examples import Clouds
+from gridless.training.policy import Policy
+from gridless.training.recipe import Recipe
+from gridless.training.run import run
+from gridless.training.scores import mean_ious, shape_ious
+
+PARTS = [2, 3, 1]
+
+
+def by_hand(predicted: list[int], part: list[int], first: int, count: int) -> float:
+    """The mean over a category's parts of |both| / |either|, 1 where neither is there, by sets of points."""
+    found = []
+    for k in range(first, first + count):
+        a = {i for i, p in enumerate(predicted) if p == k}
+        b = {i for i, p in enumerate(part) if p == k}
+        found.append(1.0 if not a | b else len(a & b) / len(a | b))
+    return sum(found) / count
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_intersection_over_union_is_that_of_sets(seed):
+    random = np.random.default_rng(seed)
+    first = np.cumsum([0, *PARTS])
+    category = random.integers(0, 3, 12)
+    sizes = random.integers(1, 9, 12)
+    # Predictions of parts of other categories count for no part of this one, but leave it smaller.
+    predicted = [random.integers(0, 6, n) for n in sizes]
+    part = [first[k] + random.integers(0, PARTS[k], n) for k, n in zip(category, sizes, strict=True)]
+    example = torch.from_numpy(np.repeat(np.arange(12), sizes))
+    flat = [torch.from_numpy(np.concatenate(rows)) for rows in (predicted, part)]
+    ious = shape_ious(*flat, example, torch.from_numpy(category), PARTS)
+    wanted = [
+        by_hand(a.tolist(), b.tolist(), int(first[k]), PARTS[k])
+        for a, b, k in zip(predicted, part, category, strict=True)
+    ]
+    assert ious.tolist() == pytest.approx(wanted, abs=1e-12)
+    means = mean_ious(ious, torch.from_numpy(category), ["one", "two", "three"])
+    assert means["instance_iou"] == pytest.approx(np.mean(wanted))
+    each = [np.mean([w for w, c in zip(wanted, category, strict=True) if c == k]) for k in np.unique(category)]
+    assert means["category_iou"] == pytest.approx(np.mean(each))
+    assert means["examples"] == 12
+
+
+def test_parts_that_are_nowhere_count_as_right():
+    ious = shape_ious(
+        *torch.tensor([[2, 2, 2], [2, 2, 3]]), torch.zeros(3, dtype=torch.int64), torch.tensor([1]), PARTS
+    )
+    # Part 2: two of three; part 3: none of one; part 4: nowhere.
+    assert ious.tolist() == pytest.approx([(2 / 3 + 0 + 1) / 3])
+
+
+# Learning parts.
+
+SMALL = {"width": 8, "levels": 2, "spacing": 0.3, "stem_radius": 0.3, "hidden": 16, "dropout": 0.0}
+
+
+def labelled(count: int, seed: int = 0, points: int = 60) -> Clouds:
+    """Balls of two categories whose parts are halves: left and right, or below, in the middle and above."""
+    random = torch.Generator().manual_seed(seed)
+    coords = torch.randn(count, points, 3, generator=random)
+    coords /= coords.norm(dim=2, keepdim=True)
+    category = torch.arange(count) % 2
+    sideways, upwards = (coords[..., 0] > 0).long(), 2 + (coords[..., 1] > -0.4).long() + (coords[..., 1] > 0.4).long()
+    part = torch.where(category[:, None] == 0, sideways, upwards)
+    sizes = torch.randint(points // 2, points + 1, (count,), generator=random)
+    part[torch.arange(points) >= sizes[:, None]] = -1
+    return Clouds(coords, category, ["left", "high"], sizes, {"part": part})
+
+
+def recipe(**changes) -> Recipe:
+    values = {"model": {"model": "point_unet_plus", "parts": [2, 3], **SMALL}, "data": "shapenetpart", "points": 60}
+    values |= {"augment": {"shuffle": True, "jitter": 0.01}, "epochs": 8, "batch_size": 8, "learning_rate": 0.01}
+    values |= {"optimiser": "adamw", "schedule": "cosine", "norm_momentum": 0.1, "validate_every": 8}
+    return Recipe.from_dict(values | changes)
+
+
+@pytest.mark.parametrize("policy", [Policy(), Policy(shuffle=True), Policy(shuffle=True, drop=0.5, scale=(0.5, 2.0))])
+def test_parts_follow_their_points_and_what_does_not_count_stays_out(policy):
+    data = labelled(6)
+    cloud = data.draw(policy, 3, 1, torch.tensor([4, 1, 5]))
+    part = cloud.rows["part"]
+    assert bool((part >= 0).all())
+    assert bool((cloud.sizes <= data.sizes[[4, 1, 5]]).all())
+    assert policy.drop > 0 or torch.equal(cloud.sizes, data.sizes[[4, 1, 5]])
+    for i, one in zip([4, 1, 5], cloud.examples, strict=True):
+        back = one.coords / one.coords.norm(dim=1, keepdim=True)
+        row = (back[:, None] - data.points[i]).norm(dim=2).argmin(1)
+        assert len(row.unique()) == len(row)
+        assert torch.equal(one.rows["part"], data.rows["part"][i, row])
+
+
+def test_a_cut_and_padded_batch_has_the_loss_of_its_clouds():
+    torch.manual_seed(0)
+    model = recipe().make_model().double()
+    data = labelled(8)
+    data = Clouds(data.points.double(), data.labels, data.classes, data.sizes, data.rows)
+    plan = model.plan
+    geometry = transposed(plan(data.draw(None, 0, 0, torch.arange(8))))
+    group = Group(plan, geometry, data.labels, [1.0, 1.0], [3, 5])
+    alone = plan(data.draw(None, 0, 0, torch.arange(3, 8)))
+    wanted = model.loss(alone, data.labels[3:], 0.1)
+    cut: Batch = group[1]
+    slot = Slot(cut, capacity(cut.sizes))
+    for batch in (cut, slot.batch):
+        found = model.loss(batch.geometry, batch.labels, 0.1)
+        torch.testing.assert_close(found[0], wanted[0])
+        assert found[1].item() == pytest.approx(wanted[1].item())
+
+
+def test_a_network_learns_parts_and_is_judged_by_mean_iou(tmp_path):
+    results = run(recipe(), labelled(48), labelled(16, seed=1), tmp_path, progress=False)
+    assert results is not None
+    assert results["valid_instance_iou"] > 0.6
+    assert results["train_accuracy"] > 0.8
+    again = judged(gl.load(tmp_path / "weights"), labelled(16, seed=1), recipe())
+    assert again["instance_iou"] == pytest.approx(results["valid_instance_iou"])
+    assert again["category_iou"] == pytest.approx(results["valid_category_iou"])
+    assert again["accuracy"] == pytest.approx(results["valid_accuracy"])
+    assert set(again["by_category"]) == {"left", "high"}
+    with pytest.raises(ValueError, match="votes are for classes"):
+        recipe(votes=2)
+
+
+def release(root: Path) -> None:
+    """Mugs in the layout of the official folder."""
+    lists = {"train": "abcd", "val": "ef", "test": "gh"}
+    (root / "train_test_split").mkdir(parents=True)
+    (root / "03797390").mkdir()
+    for part, names in lists.items():
+        listing = [f"shape_data/03797390/{name}" for name in names]
+        (root / "train_test_split" / f"shuffled_{part}_file_list.json").write_text(json.dumps(listing))
+        for name in names:
+            coords = np.random.default_rng(ord(name)).normal(size=(80, 3))
+            rows = np.concatenate([coords, np.zeros((80, 3)), 36 + (coords[:, :1] > 0)], 1)
+            np.savetxt(root / "03797390" / f"{name}.txt", rows, "%.6f")
+
+
+def test_the_recipe_trains_evaluates_and_writes_parts_as_ply(tmp_path, capsys):
+    root, out = tmp_path / "set", tmp_path / "run"
+    release(root)
+    words = [word for name, value in SMALL.items() for word in ("--set", f"model.{name}={value}")]
+    words += ["--set", "points=64", "--set", "batch_size=2", "--epochs", "1", "--device", "cpu"]
+    assert main(["train", "shapenetpart", "--data", str(root), "--out", str(out), *words]) == 0
+    assert 0 <= json.loads(capsys.readouterr().out)["valid_instance_iou"] <= 1
+    weights = str(out / "weights.safetensors")
+    assert main(["evaluate", weights, "--data", str(root), "--split", "test", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert "instance mIoU" in text
+    assert "of the points of 2 shapes" in text
+    assert main(["evaluate", weights, "--data", str(root), "--split", "test", "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["by_category"].keys() == {"mug"}
+    coords = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
+    np.save(tmp_path / "cup.npy", coords)
+    ask = ["predict", str(tmp_path / "cup.npy"), "--weights", weights, "--out", str(tmp_path / "parts")]
+    assert main([*ask, "--category", "mug", "--json"]) == 0
+    line = json.loads(capsys.readouterr().out)
+    cloud = gl.read_cloud(tmp_path / "parts" / "cup.ply")
+    assert np.array_equal(cloud.coords.numpy(), coords)
+    assert cloud.rows["rgb"].shape == (500, 3)
+    assert line["parts"] == {f"mug {i}": int((cloud.rows["part"] == i).sum()) for i in range(2)}
+    for i in range(2):
+        assert len(cloud.rows["rgb"][cloud.rows["part"] == i].unique(dim=0)) <= 1
+    assert main(ask) != 0
+    assert "say what it shows: --category is one of airplane, bag," in capsys.readouterr().err
