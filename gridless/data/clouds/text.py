@@ -15,6 +15,8 @@ from gridless.data.clouds.base import NUMBER, Points, Source, named, numbers
 
 PTS = {4: "x y z intensity", 6: "x y z r g b", 7: "x y z intensity r g b"}
 WHOLE = ("label", "classification", "instance")
+# Lines that are empty or comments.
+PASSED = re.compile(rb"(?:[ \t\r]*+(?:(?:#|//)[^\n]*+)?(?:\n|\Z))*+")
 TEXT = np.dtype(np.float32)
 
 
@@ -67,14 +69,10 @@ def _line(source: Source, at: int) -> tuple[str, int]:
 
 def _skip(source: Source, at: int, line: int) -> tuple[int, int, str]:
     """Byte and number of the next line that is neither empty nor a comment, and the last comment before it."""
-    comment = ""
-    while at < len(source.data):
-        text, end = _line(source, at)
-        if text and not text.startswith(("#", "//")):
-            break
-        comment = text.lstrip("#/ \t") or comment
-        at, line = end, line + 1
-    return at, line, comment
+    passed = PASSED.match(source.data, at)
+    assert passed is not None
+    comment = passed[0].rstrip().rpartition(b"\n")[2].decode("latin-1")
+    return passed.end(), line + passed[0].count(b"\n"), comment.lstrip("#/ \t")
 
 
 def _names(header: str, delimiter: str | None) -> list[str]:

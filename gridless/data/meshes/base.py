@@ -9,6 +9,9 @@ import numpy as np
 
 from gridless.data.clouds.base import Source
 
+# Bytes that a triangle takes while points are drawn.
+TRIANGLE = 200
+
 
 class Mesh(NamedTuple):
     """vertices (V, 3) float64; the corners of all polygons (C) int64, one behind the other; how many each has (F)."""
@@ -26,7 +29,7 @@ def triangles(source: Source, mesh: Mesh) -> np.ndarray:
         face = int(np.searchsorted(np.cumsum(lengths), bad, "right"))
         raise source.error(f"face {face} has the corner {corners[bad]}, but there are {len(vertices)} vertices")
     fans = np.maximum(lengths - 2, 0)
-    source.limits.unpacked("the triangles", int(fans.sum()) * 9 * 8)
+    source.limits.unpacked("the triangles", int(fans.sum()) * TRIANGLE)
     first = np.repeat(np.cumsum(lengths) - lengths, fans)
     step = np.arange(len(first)) - np.repeat(np.cumsum(fans) - fans, fans)
     return vertices[corners[np.stack([first, first + step + 1, first + step + 2], 1)]]
@@ -51,9 +54,14 @@ def polygons(source: Source, body: bytes, line: int, before: int = 0) -> tuple[n
     for n, row in enumerate(body.split(b"\n"), line):
         words = row.split(b"#")[0].split()[before:]
         if words:
-            length = source.count(words[0].decode("latin-1"), "the number of corners", n)
+            if not words[0].isdigit() or len(words[0]) > 18:
+                raise source.error("the number of corners is no count", line=n)
+            length = int(words[0])
             if len(words) <= length:
                 raise source.error(f"truncated? {length} corners are promised, {len(words) - 1} are there", line=n)
-            corners += [source.count(word.decode("latin-1"), "a corner", n) for word in words[1 : length + 1]]
+            found = words[1 : length + 1]
+            if not all(map(bytes.isdigit, found)) or max(map(len, found), default=0) > 18:
+                raise source.error("a corner is no number of a vertex", line=n)
+            corners += map(int, found)
             lengths.append(length)
     return np.array(corners, np.int64), np.array(lengths, np.int64)

@@ -66,7 +66,8 @@ class _Scene:
         nodes = self.document.get("nodes", [])
         scenes = self.document.get("scenes")
         roots = scenes[_whole(self.document.get("scene", 0))]["nodes"] if scenes else range(len(nodes))
-        waiting, seen = [(node, np.eye(4)) for node in roots], set()
+        origin = np.eye(4)
+        waiting, seen = [(node, origin) for node in roots], set()
         while waiting:
             number, above = waiting.pop()
             if _whole(number) in seen:

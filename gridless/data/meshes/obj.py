@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from gridless.data.clouds.base import NUMBER, Source
 from gridless.data.meshes.base import Mesh
-
-CORNER = re.compile(rb"(-?\d{1,18})(/-?\d*){0,2}")
 
 
 def read(source: Source) -> Mesh:
@@ -23,10 +19,12 @@ def read(source: Source) -> Mesh:
                 raise source.error("a vertex is three numbers", line=line)
             vertices.append([float(word) for word in words[1:4]])
         elif words[:1] == [b"f"]:
-            found = [CORNER.fullmatch(word) for word in words[1:]]
-            if len(found) < 3 or not all(found):
+            # A corner may be followed by the numbers of its texture and normal: 1/2/3.
+            found = [word.partition(b"/")[0] for word in words[1:]]
+            whole = all(word.removeprefix(b"-").isdigit() for word in found)
+            if len(found) < 3 or not whole or max(map(len, found)) > 18:
                 raise source.error("a face is three corners or more, numbers of vertices", line=line)
-            numbers = [int(match[1]) for match in found if match]
+            numbers = list(map(int, found))
             corners += [n - 1 if n >= 0 else len(vertices) + n for n in numbers]
             lengths.append(len(numbers))
     return Mesh(np.array(vertices).reshape(-1, 3), np.array(corners, np.int64), np.array(lengths, np.int64))

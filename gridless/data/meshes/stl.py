@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 
 from gridless.data.clouds.base import Source, numbers
@@ -29,8 +27,9 @@ def _ascii(source: Source) -> np.ndarray:
     if b"endsolid" not in data:
         raise source.error("truncated, or not an STL file: neither a count of triangles nor solid ... endsolid")
     # Only what follows `vertex` counts; the other lines stay, as empty ones, so that errors name the right line.
-    rows = [re.match(rb"\s*vertex\s(.*)", row, re.DOTALL) for row in data.split(b"\n")]
-    vertices = numbers(source, b"\n".join(row[1] if row else b"" for row in rows), 1, 3)
+    rows = [row.split(None, 1) if b"vertex" in row else () for row in data.split(b"\n")]
+    body = b"\n".join([row[1] if len(row) == 2 and row[0] == b"vertex" else b"" for row in rows])
+    vertices = numbers(source, body, 1, 3)
     if len(vertices) % 3 or data.count(b"endfacet") * 3 != len(vertices):
         raise source.error(f"{len(vertices)} vertices are not three for each facet")
     return vertices
