@@ -20,8 +20,12 @@ class Overload(StrEnum):
     thin = "thin"
 
 
+# Events that may wait. Those that will be worked on make the lag; those that will be thinned only need memory.
+ROOM = {Overload.wait: 1 << 13, Overload.drop: 1 << 13, Overload.thin: 1 << 20}
+
+
 class Buffered:
-    """A source read by a thread of its own, with room for `room` events. All packets that wait come as one.
+    """A source read by a thread of its own, with room for `room` events (`ROOM`). All packets that wait come as one.
 
     So a consumer that has fallen behind pays for events, not for packets: the cost of a call, and above all that of
     taking the interpreter back from a busy reader, is paid once for all of them.
@@ -37,14 +41,14 @@ class Buffered:
         self,
         source: Iterable[Events | NewStream],
         overload: Overload = Overload.wait,
-        room: int = 1 << 18,
+        room: int | None = None,
         lag: float = 0.005,
     ) -> None:
         self.overload = overload
         self.dropped_packets = self.dropped_events = self.thinned_events = 0
         # When the first of the packets that are now one was received (`time.perf_counter`).
         self.received = 0.0
-        self._source, self._room, self._budget = source, room, Budget(lag / 2)
+        self._source, self._room, self._budget = source, room or ROOM[overload], Budget(lag / 2)
         self._waiting: deque[tuple[float, Events | NewStream]] = deque()
         self._events = 0
         self._error: BaseException | None = None
@@ -122,13 +126,14 @@ class Budget:
     """How many events can be worked on in `target` seconds, as the packets so far tell."""
 
     def __init__(self, target: float) -> None:
-        self.target, self.events = target, 1 << 62
+        self.target, self.events = target, 1024
 
     def spent(self, events: int, seconds: float) -> None:
         # Only a packet that took too long, or that was as large as allowed, tells: small ones cost more per event.
         if seconds > self.target or events >= self.events:
             fit = int(events * self.target / max(seconds, 1e-9))
-            self.events = max(1, min(fit, 2 * events))
+            # By a factor of two at most: one slow packet may be another process's doing.
+            self.events = max(1, self.events // 2, min(fit, 2 * self.events))
 
 
 def thinned(events: Events, keep: int) -> Events:

@@ -15,6 +15,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -27,11 +28,15 @@ from gridless.structures import Events
 MAGIC = b"GLE1"
 RECORD = np.dtype([("t", "<i8"), ("x", "<u2"), ("y", "<u2"), ("p", "u1"), ("pad", "V3")])
 HEADER = struct.Struct("<4sII")
+TIME = struct.Struct("<q")
 MOST = 1 << 20  # events per frame
 SIDE = 1 << 16  # pixels along a side of the largest sensor that frames can tell of
 
 # Microseconds by which a socket's times may jump.
 JUMP = 10_000_000
+
+# Datagrams that are read from a socket before any of them is worked on, at most.
+BURST = 64
 
 # Frames that can have been lost at once; numbers that are further apart were counted by another sender.
 GAP = 1 << 20
@@ -166,10 +171,10 @@ class _Frame(NamedTuple):
     last: int
     heard: float
 
-    def jumps(self, before: int, heard: float, limit: int) -> bool:
-        """Whether its times are not within `limit` of a clock that showed `before` when a frame was last heard."""
-        passed = int((self.heard - heard) * 1e6)
-        return self.first < before - limit or self.last > before + passed + limit
+
+def _jumps(first: int, last: int, before: int, passed: float, limit: int) -> bool:
+    """Whether the times of a frame are over `limit` away from a clock that showed `before`, `passed` seconds ago."""
+    return first < before - limit or last > before + int(1e6 * passed) + limit
 
 
 class Datagrams:
@@ -209,17 +214,54 @@ class Datagrams:
         self.port = self.socket.getsockname()[1]
 
     def __iter__(self) -> Iterator[Events | NewStream]:
-        self.socket.settimeout(self.idle)
         try:
             while True:
+                self.socket.settimeout(self.idle)
                 try:
-                    data = self.socket.recv(1 << 16)
+                    burst = [self.socket.recv(1 << 16)]
                 except TimeoutError:
                     return
-                yield from self._packets(data)
+                self.socket.settimeout(0)
+                with suppress(BlockingIOError):
+                    while len(burst) < BURST:
+                        burst.append(self.socket.recv(1 << 16))
+                events = self._together(burst)
+                if events is not None:
+                    yield from [events] if len(events) else []
+                    continue
+                for data in burst:
+                    yield from self._packets(data)
         finally:
             self._refuse_held()
             self.socket.close()
+
+    def _together(self, burst: list[bytes]) -> Events | None:
+        """All frames of a burst as one packet, where each simply follows the one before it; None where one does not.
+
+        Most of what a frame costs is the same for one event and for thousands.
+        """
+        expected, before, now, lost = self._expected, self._time, time.monotonic(), 0
+        heard = now if before is None else self._heard
+        if self._held is not None:
+            return None
+        for data in burst:
+            if len(data) <= HEADER.size or (len(data) - HEADER.size) % RECORD.itemsize:
+                return None
+            magic, number, count = HEADER.unpack_from(data)
+            ahead = 0 if expected is None else (number - expected) & 0xFFFFFFFF
+            if magic != MAGIC or len(data) != HEADER.size + count * RECORD.itemsize or ahead >= GAP:
+                return None
+            first, last = _ends(data)
+            before = first if before is None else before
+            if first < before or _jumps(first, last, before, now - heard, self.jump):
+                return None
+            expected, before, lost = (number + 1) & 0xFFFFFFFF, last, lost + ahead
+        try:
+            events = self.fit(_events(b"".join(data[HEADER.size :] for data in burst), self.sensor))
+        except ValueError:
+            return None
+        self._expected, self._time, self._heard, self.lost = expected, before, now, self.lost + lost
+        return events
 
     def _packets(self, data: bytes) -> Iterator[Events | NewStream]:
         """The packets that a datagram brings: none where there is nothing to take from it."""
@@ -238,10 +280,10 @@ class Datagrams:
         if not len(events):
             self._count(number)
             return
-        frame = _Frame(number, fitted, int(events.time[0]), int(events.time[-1]), time.monotonic())
-        held = self._held
-        if self._time is not None and frame.jumps(self._time, self._heard, self.jump):
-            if held is not None and frame.first >= held.last and not frame.jumps(held.last, held.heard, self.jump):
+        (first, last), now, held = _ends(data), time.monotonic(), self._held
+        frame = _Frame(number, fitted, first, last, now)
+        if self._time is not None and _jumps(first, last, self._time, now - self._heard, self.jump):
+            if held and first >= held.last and not _jumps(first, last, held.last, now - held.heard, self.jump):
                 self._held, self._expected, self.restarts = None, None, self.restarts + 1
                 yield NewStream()
                 yield from self._take(held)
@@ -254,10 +296,10 @@ class Datagrams:
                 self._refuse(number, self._jumped(frame))
             return
         behind = self._behind(number)
-        if self._time is not None and frame.first < self._time and not behind:
-            self._refuse(number, f"event 0 is at {frame.first} us, before the last one at {self._time} us")
+        if self._time is not None and first < self._time and not behind:
+            self._refuse(number, f"event 0 is at {first} us, before the last one at {self._time} us")
             self._count(number)
-        elif self._time is not None and behind and frame.first <= self._time:
+        elif self._time is not None and behind and first <= self._time:
             self.late += 1
         else:
             self._refuse_held()
@@ -292,6 +334,11 @@ class Datagrams:
             f"its events are at {frame.first} to {frame.last} us, over {self.jump} us away from the last one at "
             f"{self._time} us"
         )
+
+
+def _ends(data: bytes) -> tuple[int, int]:
+    """The times of the first and of the last event of a frame."""
+    return TIME.unpack_from(data, HEADER.size)[0], TIME.unpack_from(data, len(data) - RECORD.itemsize)[0]
 
 
 def _number(data: bytes) -> int:
