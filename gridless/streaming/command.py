@@ -235,5 +235,5 @@ class Meter:
 
     def close(self, reason: str) -> None:
         """The last line, and why something was not taken."""
-        if not self.quiet:
+        if not self.quiet and (self.events or any(self.counts().values())):
             print("\r" + self.line() + (f"\nnot taken: {reason}" if reason else ""), file=sys.stderr, flush=True)
