@@ -104,14 +104,13 @@ def _shifted(parts: tuple[Tensor, ...] | list[Tensor], sizes: Sequence[int], hol
     """One tensor of all parts, each raised by the sizes of those before it, except where a hole points at nothing."""
     merged = torch.cat(parts)
     nothing = merged < 0 if holes else None
-    lengths = torch.tensor([p.numel() for p in parts])
-    before = torch.tensor([*accumulate(sizes[:-1], initial=0)], dtype=merged.dtype)
+    lengths, before = np.array([p.numel() for p in parts]), np.array([*accumulate(sizes[:-1], initial=0)])
     if merged.device.type == "cpu":
         from gridless.structures.kernels import raise_pieces
 
-        raise_pieces(merged.view(-1).numpy(), lengths.numpy(), before.numpy())
+        raise_pieces(merged.view(-1).numpy(), lengths, before)
     else:
-        there = before.to(merged.device), lengths.to(merged.device)
+        there = (torch.from_numpy(a).to(merged.device) for a in (before, lengths))
         merged += torch.repeat_interleave(*there, output_size=merged.numel()).view_as(merged)
     return merged if nothing is None else merged.masked_fill_(nothing, -1)
 
