@@ -47,6 +47,14 @@ class Seed(NamedTuple):
     read: Callable
 
 
+def die_of_damage(path: Path) -> None:
+    if path.stem == "damaged":
+        os.abort()
+
+
+DIES = Seed("dies", lambda: b"whole", ".bad", die_of_damage)  # for the test of the fuzzer
+
+
 class Finding(NamedTuple):
     name: str
     number: int
@@ -56,12 +64,11 @@ class Finding(NamedTuple):
 def whole_files(names: list[str]) -> list[tuple[Seed, bytes]]:
     """Of events, clouds and meshes, or only of those whose names contain one of `names`."""
     sys.path[:0] = [str(TESTS / "data"), str(TESTS.parent)]
-    import bad_readers
     import cloud_files
     import event_files
 
     files = []
-    for seed in bad_readers.SEEDS if names == ["dies"] else event_files.SEEDS + cloud_files.SEEDS:
+    for seed in [DIES] if names == [DIES.name] else event_files.SEEDS + cloud_files.SEEDS:
         if not names or any(name in seed.name for name in names):
             # Those of packages that are not installed are left out.
             with suppress(ImportError, pytest.skip.Exception):

@@ -26,12 +26,7 @@ SECONDS, PACE = 60.0, 1e6
 MEMORY, COPIES = 1 << 30, 4
 # Threads would take memory that the file does not ask for.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-_START = """
-import pickle, sys
-sys.path[:] = pickle.load(sys.stdin.buffer)
-from gridless.data import isolation
-isolation.main()
-"""
+_CHILD = Path(__file__).with_name("isolated_process.py")
 
 
 def read_isolated(reader: Callable[..., T], path: str | Path, max_bytes: int | None = None, **options: Any) -> T:
@@ -46,7 +41,7 @@ def read_isolated(reader: Callable[..., T], path: str | Path, max_bytes: int | N
     seconds, memory = SECONDS + path.stat().st_size / PACE, MEMORY + COPIES * limits.max_bytes
     job = (reader, path, {"max_bytes": max_bytes, **options}, seconds, memory)
     request = pickle.dumps(sys.path) + pickle.dumps(job)
-    command, environment = [sys.executable, "-c", _START], {**os.environ, **_ONE_THREAD}
+    command, environment = [sys.executable, "-P", str(_CHILD)], {**os.environ, **_ONE_THREAD}
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=nothing, env=environment) as process:
         try:
@@ -72,33 +67,3 @@ def _cause(code: int) -> str:
         return f"exit status {code}" if code > 0 else signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
-
-
-def main() -> None:
-    """What the process does: one job from its input, one answer to its output."""
-    with os.fdopen(os.dup(1), "wb") as output:
-        os.dup2(2, 1)  # what libraries print is no answer
-        reader, path, options, seconds, memory = pickle.load(sys.stdin.buffer)
-        _limit(seconds, memory)
-        try:
-            answer = "result", reader(path, **options)
-        except MemoryError:
-            answer = "memory", None
-        except Exception as error:
-            answer = "error", error
-        pickle.dump(answer, output)
-
-
-def _limit(seconds: float, memory: int) -> None:
-    try:
-        import resource
-
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-    except (ImportError, OSError):  # not Linux
-        return
-    for kind, most in (
-        (resource.RLIMIT_AS, memory + pages * resource.getpagesize()),
-        (resource.RLIMIT_CPU, int(seconds) + 1),  # should the process that waits be killed
-    ):
-        hard = resource.getrlimit(kind)[1]
-        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

@@ -1,10 +1,8 @@
-"""Readers that misbehave, for the tests of isolation and of the fuzzer."""
+"""Readers that misbehave, for the tests of isolation."""
 
 import os
 import time
 from pathlib import Path
-
-from fuzz import Seed
 
 
 def die(path: Path, max_bytes: int | None) -> None:
@@ -28,11 +26,3 @@ def chatter(path: Path, max_bytes: int | None) -> tuple[Path, int | None]:
 def hang(path: Path, max_bytes: int | None) -> None:
     path.with_suffix(".pid").write_text(str(os.getpid()))
     time.sleep(1000)
-
-
-def die_of_damage(path: Path) -> None:
-    if path.stem == "damaged":
-        os.abort()
-
-
-SEEDS = [Seed("dies", lambda: b"whole", ".bad", die_of_damage)]

@@ -385,6 +385,15 @@ def test_events_outside_the_sensor_are_refused_with_their_byte_or_dropped(tmp_pa
     assert gl.read_events(path, sensor=(34, 34), repair="drop").time.tolist() == [5, 256]
 
 
+@pytest.mark.parametrize("x", [2**31 - 1, 2**31, 2**40, -1])
+def test_pixels_that_no_camera_has_are_refused(tmp_path: Path, x):
+    with pytest.raises(FormatError, match=rf"{x}"):
+        gl.read_events(_write(tmp_path / "a.csv", f"t,x,y,p\n1,2,3,1\n2,{x},3,1\n".encode()))
+    np.savez(tmp_path / "a.npz", x=np.array([x]), y=[1], t=[1], p=[1])
+    with pytest.raises(FormatError, match=rf"{x}"):
+        gl.read_events(tmp_path / "a.npz")
+
+
 @pytest.mark.parametrize("kind", ["evt2", "es", "aedat3", "bin"])
 def test_times_that_step_back_are_refused_with_their_byte(tmp_path: Path, kind):
     if kind == "evt2":

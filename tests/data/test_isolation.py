@@ -12,6 +12,7 @@ import bad_readers
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import gridless as gl
 from gridless.data import FormatError, isolation
@@ -73,7 +74,8 @@ def test_an_exception_while_waiting_leaves_no_process(path: Path):
         os.kill(int(path.with_suffix(".pid").read_text()), 0)
 
 
-def test_events_are_read_in_isolation_as_they_are_without(tmp_path: Path):
+def test_events_are_read_in_isolation_as_they_are_without(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(isolation, "SECONDS", 250.0)
     time = np.arange(50)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for name, value in {"x": time % 7, "y": time % 5, "t": time[::-1], "p": time % 2}.items():
@@ -82,6 +84,12 @@ def test_events_are_read_in_isolation_as_they_are_without(tmp_path: Path):
     alone = gl.read_events(tmp_path / "a.h5", isolated=True, **options)
     assert np.array_equal(alone.numpy(), gl.read_events(tmp_path / "a.h5", **options).numpy())
     assert alone.sensor == (34, 34)
-    (tmp_path / "a.h5").write_bytes((tmp_path / "a.h5").read_bytes()[:1000])
-    with pytest.raises(FormatError, match=r"a\.h5.*truncated"):
-        gl.read_events(tmp_path / "a.h5", isolated=True)
+
+
+def test_clouds_are_read_in_isolation_as_they_are_without(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(isolation, "SECONDS", 250.0)
+    (tmp_path / "a.csv").write_text("x,y,z,label\n1,2,3,4\n5,6,7,8\n")
+    alone = gl.read_cloud(tmp_path / "a.csv", isolated=True, dtype=torch.float64, rows="label")
+    assert alone.coords.tolist() == [[1, 2, 3], [5, 6, 7]]
+    assert alone.coords.dtype == torch.float64
+    assert alone.rows["label"].tolist() == [4, 8]

@@ -18,6 +18,7 @@ import torch
 
 from gridless.data.clouds.base import Points, Source, plain
 from gridless.data.errors import FormatError
+from gridless.data.isolation import read_isolated
 from gridless.structures import Cloud, Rows
 
 # suffix -> module
@@ -33,6 +34,7 @@ def read_cloud(
     dtype: torch.dtype | None = None,
     rows: str | Sequence[str] | None = None,
     max_bytes: int | None = None,
+    isolated: bool = False,
 ) -> Cloud:
     """The points of a file, as one example, with what the file says of each point as its rows.
 
@@ -49,13 +51,17 @@ def read_cloud(
     default all; one that the file does not have is refused.
 
     A compressed file may unpack to `max_bytes`, by default the larger of 256 MiB and 100 times its length. A file that
-    ends too early, is not what its name says, or cannot be understood raises `FormatError`.
+    ends too early, is not what its name says, or cannot be understood raises `FormatError`. With `isolated` the file is
+    read in a process of its own, whose crash, hang or hunger for memory is a `FormatError`, too: see the page on
+    untrusted files.
     """
     path = Path(path)
     if dtype not in (None, torch.float32, torch.float64):
         raise ValueError(f"read_cloud: coordinates are torch.float32 or torch.float64, not {dtype}")
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
+    if isolated:
+        return read_isolated(read_cloud, path, max_bytes, dtype=dtype, rows=rows)
     points = _read(path, max_bytes)
     rows = [rows] if isinstance(rows, str) else rows
     missing = [name for name in rows or () if name not in points.rows]

@@ -92,7 +92,8 @@ class Recording:
         """The smallest known camera that holds all events, or else the smallest rectangle."""
         if not len(self.time):
             return self.cameras[0] if self.cameras else (1, 1)
-        width, height = (int(v) + 1 for v in (self.pixel[:, 0].max(), self.pixel[:, 1].max()))
+        # A sensor has fewer than 2**31 columns and rows; an event beyond them is outside.
+        width, height = (min(int(v) + 1, 2**31 - 1) for v in (self.pixel[:, 0].max(), self.pixel[:, 1].max()))
         fits = [c for c in self.cameras if width <= c[0] and height <= c[1]]
         return fits[0] if fits else (max(width, 1), max(height, 1))
 
