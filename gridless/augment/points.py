@@ -36,11 +36,10 @@ class PointTransform:
     def _cloud(self, points: Any) -> Cloud:
         shape = tuple(getattr(points, "shape", ()))
         if len(shape) != 2 or shape[1] > 3:
-            raise ValueError(
-                f"{type(self).__name__} takes a Cloud, or an (S, 1 to 3) array of coordinates, not "
-                f"{type(points).__name__} {shape or ''}: what else belongs to the points goes into rows, "
-                "gl.Cloud.of(x[:, :3], rgb=x[:, 3:])"
-            )
+            words = f"{type(self).__name__} takes a Cloud, or an (S, 1 to 3) array of coordinates, not "
+            if not shape:
+                raise TypeError(f"{words}{type(points).__name__}: a batch is gl.Cloud.of([...])")
+            raise ValueError(f"{words}{shape}: what else belongs to points is gl.Cloud.of(x[:, :3], rgb=x[:, 3:])")
         return Cloud.of(points)
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:

@@ -23,7 +23,7 @@ class Rows(Mapping[str, Tensor]):
         for name, value in values.items():
             try:
                 value = torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
-                value = torch.as_tensor(value)
+                value = torch.as_tensor(value).contiguous()
             except (TypeError, ValueError, RuntimeError) as error:
                 raise TypeError(f"{what}: {name} must be a tensor or an array of numbers: {error}") from None
             if not value.ndim or len(value) != len(like):

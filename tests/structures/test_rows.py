@@ -50,6 +50,7 @@ def test_rows_have_any_type_and_any_shape():
     assert cloud.rows["label"].tolist() == [1, 2, 3, 4, 5]
     assert cloud.rows["id"].dtype == torch.uint16
     assert cloud.rows["none"].shape == (5, 0)
+    assert gl.Cloud.of(x[:, :2], z=x[:, 2]).rows["z"].is_contiguous()
     assert list(cloud.rows) == ["rgb", "label", "id", "none"]
     assert "rgb: (5, 3) uint8" in repr(cloud)
 
@@ -303,6 +304,8 @@ def test_an_array_of_more_than_coordinates_is_not_augmented():
     x = torch.rand(10, 6)
     with pytest.raises(ValueError, match=r"Normalise takes a Cloud, or an \(S, 1 to 3\) array.*rgb=x\[:, 3:\]"):
         gl.augment.Normalise()(x)
+    with pytest.raises(TypeError, match=r"Normalise takes a Cloud.* not list: a batch is gl\.Cloud\.of"):
+        gl.augment.Normalise()([x, x])
     assert gl.augment.Normalise()(x[:, :3]).shape == (10, 3)
     assert gl.augment.Normalise()(gl.Cloud.of(x)).dim == 6
 
