@@ -535,3 +535,10 @@ def test_a_written_ply_is_read_back_with_its_rows(tmp_path):
     with pytest.raises(ValueError, match="part has numbers that 32 bits cannot hold"):
         format.write(tmp_path / "y.ply", gl.Cloud.of(torch.rand(1, 3), part=torch.tensor([2**40])))
     assert not (tmp_path / "y.ply").exists()
+
+
+def test_a_mesh_without_vertices_is_refused(tmp_path: Path):
+    for name, words in {"a.off": "OFF\n0 1 0\n0\n", "b.off": "OFF\n0 0 0\n", "a.obj": "o nothing\n"}.items():
+        (tmp_path / name).write_text(words)
+        with pytest.raises(FormatError, match=name):
+            sample_mesh(tmp_path / name)

@@ -24,6 +24,7 @@ class Mesh(NamedTuple):
 def triangles(source: Source, mesh: Mesh) -> np.ndarray:
     """The corners (T, 3, 3) of the triangles into which the polygons fall, as fans about their first corners."""
     vertices, corners, lengths = mesh
+    vertices = vertices.reshape(len(vertices), 3)  # of none, the number of columns is not known
     if len(corners) and (corners.min() < 0 or corners.max() >= len(vertices)):
         bad = int(np.argmax((corners < 0) | (corners >= len(vertices))))
         face = int(np.searchsorted(np.cumsum(lengths), bad, "right"))
