@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.geometry.checks import squared_radius
+from gridless.kernels.launch import EXACT
 from gridless.structures import Cloud
 
 
@@ -37,9 +38,9 @@ def facts(cloud: Cloud, what: str) -> Facts:
         programs = min(triton.cdiv(rows, 1024), 512)
         partial = torch.empty((8, programs), dtype=torch.float64, device=device)
         result = torch.empty(9, dtype=torch.float64, device=device)
-        _partial_facts[(programs,)](cloud.coords, partial, rows, D=cloud.dim, ROWS=1024, num_warps=4)
+        _partial_facts[(programs,)](cloud.coords, partial, rows, D=cloud.dim, ROWS=1024, num_warps=4, **EXACT)
         end = rows - cloud.padding
-        _facts[(1,)](partial, cloud.splits, result, programs, cloud.num_examples, end, BLOCK=1024, num_warps=4)
+        _facts[(1,)](partial, cloud.splits, result, programs, cloud.num_examples, end, BLOCK=1024, num_warps=4, **EXACT)
         bad, smallest, largest, *box = result.tolist()
         if bad:
             cloud.check(what)
@@ -85,10 +86,10 @@ def sort_rows(splits: Tensor, values: Tensor, longest: int) -> Tensor:
         return (torch.sort(row << 32 | values).values & 0xFFFFFFFF).int()
     ordered = torch.empty_like(values)
     rows = len(splits) - 1
-    _sort_short[(triton.cdiv(rows, 8),)](splits, values, ordered, rows, SHORT=_SHORT, ROWS=8, num_warps=1)
+    _sort_short[(triton.cdiv(rows, 8),)](splits, values, ordered, rows, SHORT=_SHORT, ROWS=8, num_warps=1, **EXACT)
     if longest > _SHORT:
         grid = (triton.cdiv(rows, 64), 8)
-        _sort_long[grid](splits, values, ordered, rows, SHORT=_SHORT, ROWS=64, BLOCK=128, num_warps=1)
+        _sort_long[grid](splits, values, ordered, rows, SHORT=_SHORT, ROWS=64, BLOCK=128, num_warps=1, **EXACT)
     return ordered
 
 

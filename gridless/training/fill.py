@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gridless.kernels.launch import EXACT
 from gridless.training.batch import Group, unit
 
 BLOCK = 2048
@@ -33,7 +34,7 @@ class Fill:
     def __call__(self, group: Group, k: int) -> None:
         parts = group.addresses
         with torch.cuda.device_of(parts):
-            _fill[(len(self.blocks),)](parts, self.whole, self.blocks, k * len(self.whole), BLOCK)
+            _fill[(len(self.blocks),)](parts, self.whole, self.blocks, k * len(self.whole), BLOCK, **EXACT)
 
 
 @triton.jit(do_not_specialize=["offset"])

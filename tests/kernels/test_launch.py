@@ -18,7 +18,7 @@ class Kernel:
         self.at_once: list[tuple] = []
 
     def __getitem__(self, grid):
-        def launch(*arguments, num_warps, maxnreg):
+        def launch(*arguments, num_warps, maxnreg, enable_fp_fusion):
             self.through_triton.append((grid, arguments, num_warps))
             return Compiled(self, arguments, num_warps)
 

@@ -16,6 +16,7 @@ from gridless.geometry import gpu_common as common
 from gridless.geometry.ball import grid_gpu
 from gridless.geometry.checks import check_edge_count
 from gridless.geometry.gpu_common import count_bits, from_bits, load_point, lowest_bit, squared_to
+from gridless.kernels.launch import EXACT
 from gridless.structures import Cloud
 
 # The largest example whose pairs are all tested.
@@ -79,7 +80,7 @@ def _test_pairs(
         ROWS=rows,
         DOUBLE=coords.dtype == torch.float64,
         num_warps=1,
-        enable_fp_fusion=False,
+        **EXACT,
     )
     return counts, bits
 
@@ -88,7 +89,9 @@ def _fill(source: Cloud, target: Cloud, splits: Tensor, bits: Tensor, total: int
     found = torch.empty(total, dtype=torch.int32, device=splits.device)
     if total:
         grid = (source.num_examples, triton.cdiv(most_target, _FILL_ROWS))
-        _expand[grid](source.splits, target.splits, splits, bits, found, len(target), ROWS=_FILL_ROWS, num_warps=1)
+        _expand[grid](
+            source.splits, target.splits, splits, bits, found, len(target), ROWS=_FILL_ROWS, num_warps=1, **EXACT
+        )
     return found
 
 
@@ -104,12 +107,10 @@ def keep_nearest(source: Cloud, target: Cloud, splits: Tensor, found: Tensor, li
     chosen = torch.empty(kept, dtype=torch.int32, device=device)
     block = 128
     grid = (triton.cdiv(total, block),)
-    _measure[grid](
-        source.coords, target.coords, found, row, distance, total, D=source.dim, BLOCK=block, enable_fp_fusion=False
-    )
-    _rank[grid](splits, row, distance, keep, total, limit, BLOCK=block)
+    _measure[grid](source.coords, target.coords, found, row, distance, total, D=source.dim, BLOCK=block, **EXACT)
+    _rank[grid](splits, row, distance, keep, total, limit, BLOCK=block, **EXACT)
     at = torch.cumsum(keep, 0)
-    _choose[grid](found, keep, at, chosen, total, BLOCK=block)
+    _choose[grid](found, keep, at, chosen, total, BLOCK=block, **EXACT)
     return chosen
 
 

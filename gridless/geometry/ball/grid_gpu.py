@@ -22,6 +22,7 @@ from torch import Tensor
 from gridless.geometry import gpu_common as common
 from gridless.geometry.checks import check_edge_count
 from gridless.geometry.gpu_common import example_of, from_bits, load_point, squared_to
+from gridless.kernels.launch import EXACT
 from gridless.structures import Cloud
 
 _BLOCK = 128
@@ -81,7 +82,7 @@ def make_grid(source: Cloud, radius: float) -> Grid:
     table = torch.zeros((2, -(-across * up * source.num_examples // 4) * 4), dtype=torch.int32, device=device)
     end = points - source.padding
     _arrange[(triton.cdiv(points, _BLOCK),)](
-        source.coords, key, order, coords, table[0], table[1], points, end, levels, D=source.dim, BLOCK=_BLOCK
+        source.coords, key, order, coords, table[0], table[1], points, end, levels, D=source.dim, BLOCK=_BLOCK, **EXACT
     )
     return grid._replace(key=key, coords=coords, index=order, start=table[0], end=table[1])
 
@@ -126,7 +127,7 @@ def _sort(cloud: Cloud, grid: Grid) -> tuple[Tensor, Tensor]:
         grid.levels,
         D=cloud.dim,
         BLOCK=_BLOCK,
-        enable_fp_fusion=False,
+        **EXACT,
     )
     key, order = torch.sort(key)
     return key, order.int()
@@ -169,7 +170,7 @@ def _run(
         DOUBLE=source.coords.dtype == torch.float64,
         FILL=found is not None,
         num_warps=1,
-        enable_fp_fusion=False,
+        **EXACT,
     )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gridless.geometry.causal import Link
 from gridless.geometry.causal import by_pixel as runs_of
+from gridless.kernels.launch import EXACT
 from gridless.structures import MAX_EDGES, Events
 
 _ROWS = 128
@@ -26,7 +27,9 @@ def by_pixel(events: Events) -> tuple[Tensor, Tensor]:
     key = torch.empty(len(events), dtype=torch.int32 if cells < 2**31 - 1 else torch.int64, device=events.device)
     if len(events):
         grid = (triton.cdiv(len(events), 1024),)
-        _keys[grid](events.pixel, events.example, key, len(events), events.num_examples, width, height, cells, 1024)
+        _keys[grid](
+            events.pixel, events.example, key, len(events), events.num_examples, width, height, cells, 1024, **EXACT
+        )
     sorted_key, order = torch.sort(key, stable=True)
     ends = torch.arange(cells + 1, dtype=key.dtype, device=key.device)
     return order.int(), torch.searchsorted(sorted_key, ends)
@@ -42,7 +45,7 @@ def causal(link: Link, window: int) -> tuple[Tensor, Tensor]:
     source = torch.empty(total, dtype=torch.int32, device=count.device)
     if total:
         order = runs_of(link.source).order
-        _fill[(triton.cdiv(len(count), _ROWS),)](order, first, count, splits, source, len(count), _ROWS)
+        _fill[(triton.cdiv(len(count), _ROWS),)](order, first, count, splits, source, len(count), _ROWS, **EXACT)
     return splits, source
 
 
@@ -72,7 +75,7 @@ def _find(link: Link, window: int) -> tuple[Tensor, Tensor]:
         table = tap_table(link.offsets, source.device)
         _search[(triton.cdiv(rows, _ROWS),)](
             order, splits, source.time, target.pixel, target.example, target.time, link.until, table, first, count,
-            rows, target.num_examples, *source.sensor, *target.sensor, link.stride, window, taps, _ROWS,
+            rows, target.num_examples, *source.sensor, *target.sensor, link.stride, window, taps, _ROWS, **EXACT,
         )  # fmt: skip
     return first, count
 

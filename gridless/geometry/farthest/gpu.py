@@ -15,6 +15,7 @@ from torch import Tensor
 from gridless.geometry import gpu_common as common
 from gridless.geometry.gpu_common import load_point, squared_to
 from gridless.geometry.rejection.gpu import collect, decide, refuse_strangers, rejecting_rows, squared_to_sample
+from gridless.kernels.launch import EXACT
 from gridless.structures import Cloud, Edges
 
 # Numbers of a cloud that fit into the registers of one program: points times (dimensions + 1), in float32.
@@ -42,7 +43,7 @@ def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: 
             D=cloud.dim,
             BLOCK=block,
             num_warps=min(max(block // 256, 1), 16),
-            enable_fp_fusion=False,
+            **EXACT,
         )
         return taken
     if near is None and (share := _share(cloud, largest)):
@@ -65,7 +66,7 @@ def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: 
         BLOCK=block,
         NEAR=near is not None,
         num_warps=min(max(block // 256, 1), 16),
-        enable_fp_fusion=False,
+        **EXACT,
     )
     return taken
 
@@ -92,7 +93,7 @@ def _take_together(cloud: Cloud, splits: Tensor, taken: Tensor, start: int, larg
         D=cloud.dim,
         BLOCK=share,
         num_warps=8 if share == 2048 else 16,
-        enable_fp_fusion=False,
+        **EXACT,
         launch_cooperative_grid=True,
     )
 

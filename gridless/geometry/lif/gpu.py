@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.geometry.lif import Rule
+from gridless.kernels.launch import EXACT
 from gridless.structures import Events
 
 _BLOCK = 1024
@@ -39,19 +40,20 @@ def fire(events: Events, rule: Rule, potential: Tensor, time: Tensor) -> tuple[T
     sizes = (rows, events.num_examples, *rule.sensor, width, height)
     ranges = (low_x, low_y, high_x, high_y)
     grid = (triton.cdiv(visits, _BLOCK),)
-    _visit[grid](events.pixel, events.example, *ranges, key, *sizes, cells, slots, _BLOCK)
+    _visit[grid](events.pixel, events.example, *ranges, key, *sizes, cells, slots, _BLOCK, **EXACT)
     sorted_key, order = torch.sort(key, stable=True)
     splits = torch.searchsorted(sorted_key, torch.arange(cells + 1, dtype=key.dtype, device=device))
     step = torch.empty(visits, 2, dtype=torch.float32, device=device)
     tables = (share, coarse, fine, len(rule.coarse) - 1, len(rule.fine) - 1, rule.bits)
     _steps[grid](
-        events.pixel, events.time, sorted_key, order, time, *ranges, *tables, step, visits, cells, slots, _BLOCK
-    )
+        events.pixel, events.time, sorted_key, order, time, *ranges, *tables, step, visits, cells, slots, _BLOCK,
+        **EXACT,
+    )  # fmt: skip
     fired = torch.zeros(visits, dtype=torch.int8, device=device)
     limits = (float(rule.threshold), float(rule.reset))
     _integrate[(triton.cdiv(cells, _LANES),)](
         splits, step, order, events.time, potential, time, fired, *limits, cells, slots, _LANES,
-        num_warps=1, enable_fp_fusion=False,
+        num_warps=1, **EXACT,
     )  # fmt: skip
     marked = fired.nonzero().view(-1)
     cause, slot = marked // slots, marked % slots

@@ -18,6 +18,7 @@ from gridless.geometry import gpu_common as common
 from gridless.geometry.ball import gpu as ball_gpu
 from gridless.geometry.ball import grid_gpu
 from gridless.geometry.gpu_common import load_point, squared_to
+from gridless.kernels.launch import EXACT
 from gridless.structures import Cloud
 
 # The largest example whose distances are kept on chip.
@@ -70,7 +71,7 @@ def _select_all(
         BLOCK=block,
         DOUBLE=double,
         num_warps=4,
-        enable_fp_fusion=False,
+        **EXACT,
     )
 
 
@@ -87,7 +88,9 @@ def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor) -
         counts = kept_splits.diff()
         done = counts == splits[row + 1] - splits[row]
         block = 128
-        _place[(triton.cdiv(len(row), block),)](kept_splits, near, done, row, splits, found, len(row), BLOCK=block)
+        _place[(triton.cdiv(len(row), block),)](
+            kept_splits, near, done, row, splits, found, len(row), BLOCK=block, **EXACT
+        )
         left = ~done
         before = torch.cat([left.new_zeros(1, dtype=torch.int64), left.cumsum(0)])
         rest = Cloud(rest.coords[left], before[rest.splits]).trusted()

@@ -16,6 +16,7 @@ from gridless.geometry import gpu_common as common
 from gridless.geometry.ball.gpu import ball
 from gridless.geometry.gpu_common import load_point, squared_to
 from gridless.geometry.work import STRANGER, refuse_stranger
+from gridless.kernels.launch import EXACT
 from gridless.structures import Cloud, Edges
 
 _BLOCK = 128
@@ -59,7 +60,9 @@ def decide(cloud: Cloud, rows: Edges) -> Tensor:
     # Kept or not, a ticket counter, and the state of every point.
     memory = torch.zeros(2 * points + 1, dtype=torch.int32, device=device)
     if end:
-        _decide[(triton.cdiv(end, 32),)](rows.splits, rows.source, memory, points, end, ROWS=32, WINDOW=8, num_warps=1)
+        _decide[(triton.cdiv(end, 32),)](
+            rows.splits, rows.source, memory, points, end, ROWS=32, WINDOW=8, num_warps=1, **EXACT
+        )
     return memory[:points]
 
 
@@ -69,11 +72,11 @@ def collect(cloud: Cloud, kept: Tensor) -> tuple[Tensor, Tensor]:
     at = torch.cumsum(kept, 0)
     splits = torch.empty(examples + 1, dtype=torch.int64, device=device)
     result = torch.empty(3, dtype=torch.int64, device=device)
-    _sample_splits[(1,)](cloud.splits, at, splits, result, examples, BLOCK=1024, num_warps=4)
+    _sample_splits[(1,)](cloud.splits, at, splits, result, examples, BLOCK=1024, num_warps=4, **EXACT)
     total, smallest, largest = result.tolist()
     index = torch.empty(total, dtype=torch.int64, device=device)
     if total:
-        _collect[(triton.cdiv(len(kept), 1024),)](kept, at, index, len(kept), BLOCK=1024)
+        _collect[(triton.cdiv(len(kept), 1024),)](kept, at, index, len(kept), BLOCK=1024, **EXACT)
     common.remember_sizes(splits, smallest, largest)
     return index, splits
 
@@ -92,7 +95,7 @@ def squared_to_sample(cloud: Cloud, rows: Edges, kept: Tensor) -> Tensor:
             end,
             D=cloud.dim,
             BLOCK=_BLOCK,
-            enable_fp_fusion=False,
+            **EXACT,
         )
     return result
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.gpu import tap_table
-from gridless.kernels.launch import Launcher, cdiv, power_of_two
+from gridless.kernels.launch import EXACT, Launcher, cdiv, power_of_two
 from gridless.ops.event_conv.edges_gpu import along_edges, back_along_edges, decay, per_microsecond
 from gridless.structures import Events
 
@@ -202,7 +202,9 @@ def _clear_strays(gathered: Tensor, target: Events) -> None:
     runs = by_pixel(target)
     size = gathered.shape[1]
     if gathered.numel():
-        _clear[(_STRAYS,)](gathered, runs.order, runs.splits, _cells(target), len(gathered), size, _STRAYS, 1024)
+        _clear[(_STRAYS,)](
+            gathered, runs.order, runs.splits, _cells(target), len(gathered), size, _STRAYS, 1024, **EXACT
+        )
 
 
 @triton.jit(do_not_specialize=["cells", "rows"])

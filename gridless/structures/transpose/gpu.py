@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gridless.kernels.launch import EXACT
+
 _ROWS = 32
 
 
@@ -17,7 +19,7 @@ def transpose(splits: Tensor, source: Tensor, num_source: int, padding: int) -> 
     back = torch.zeros_like(source)
     if end:
         target = torch.empty(end, dtype=torch.int32, device=source.device)
-        _targets[(triton.cdiv(rows, _ROWS),)](splits, target, rows, ROWS=_ROWS, BLOCK=128, num_warps=1)
+        _targets[(triton.cdiv(rows, _ROWS),)](splits, target, rows, ROWS=_ROWS, BLOCK=128, num_warps=1, **EXACT)
         torch.index_select(target, 0, order, out=back[:end])
     return starts, back
 

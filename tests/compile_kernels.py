@@ -1,0 +1,404 @@
+"""Compiles every GPU kernel of the package, in the variants that networks use, for several generations of devices.
+
+    python tests/compile_kernels.py                      all kernels, for compute capabilities 8.0, 8.9, 9.0 and 10.0
+    PYTHONPATH=other/triton python tests/compile_kernels.py --targets 90 --only geometry
+
+It needs no GPU: operations are called on the CPU with the GPU backend, their launches are noted in place of being run,
+and each is compiled by the Triton that is installed. It fails where a kernel does not compile or warns, and where there
+is a kernel that nothing here launches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import multiprocessing
+import os
+import pkgutil
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+import gridless as gl
+from gridless.geometry.causal import latest
+from gridless.kernels.launch import EXACT
+from gridless.nn import GaussianBumps, Monomials
+from gridless.ops.batch_norm import batch_norm, track
+from gridless.ops.edge_max import edge_max
+from gridless.ops.event_conv import event_conv_step
+from gridless.ops.segment_pool import segment_max, segment_mean
+from gridless.ops.voxel_mean import voxel_mean
+from gridless.structures import pad
+
+TARGETS = (80, 89, 90, 100)
+# Gluon kernels are written for one generation.
+GLUON = 90
+
+
+class Launch(NamedTuple):
+    kernel: Any
+    arguments: tuple
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel.module.removeprefix('gridless.')}.{self.kernel.__name__}"
+
+
+class Result(NamedTuple):
+    name: str
+    target: int
+    seconds: float
+    error: str | None
+
+
+class _Device:
+    """What Triton asks a driver for before it launches: a device of each capability, by that number."""
+
+    capability = GLUON
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+# What the host reads back from a kernel before it launches the next.
+
+
+def _facts(partial: Tensor, splits: Tensor, result: Tensor, *_: Any) -> None:
+    sizes = splits.diff()
+    result[:] = torch.tensor([0, int(sizes.min()), int(sizes.max()), 0, 0, 0, 1, 1, 1])
+
+
+def _counts(*given: Any) -> Callable[..., None]:
+    index, value = given
+
+    def fill(*arguments: Any) -> None:
+        arguments[index][1:] = value
+
+    return fill
+
+
+def _kept(splits: Tensor, source: Tensor, memory: Tensor, points: int, *_: Any) -> None:
+    memory[:points] = 1
+
+
+def _samples(cloud_splits: Tensor, at: Tensor, splits: Tensor, result: Tensor, *_: Any) -> None:
+    splits[:] = cloud_splits
+    result[:] = torch.tensor([int(splits[-1]), int(splits.diff().min()), int(splits.diff().max())])
+
+
+READ_BACK: dict[str, Callable[..., None]] = {
+    "geometry.gpu_common._facts": _facts,
+    "geometry.ball.gpu._test": _counts(4, 20),
+    "geometry.ball.grid_gpu._search": _counts(9, 70),
+    "geometry.causal.gpu._search": _counts(9, 1),
+    "geometry.rejection.gpu._decide": _kept,
+    "geometry.rejection.gpu._sample_splits": _samples,
+}
+
+
+@contextmanager
+def noted() -> Iterator[dict[tuple, Launch]]:
+    """Launches inside the block are noted, one of each kind, and read-backs find plausible numbers."""
+    launches: dict[tuple, Launch] = {}
+
+    def note(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        launch = Launch(self, tuple(map(_small, arguments)), {k: _small(v) for k, v in options.items()})
+        binder = self.device_caches[GLUON][-1]
+        _, specialization, rest = binder(*arguments, **options)
+        launches.setdefault((launch.name, str(specialization), str(rest)), launch)
+        if launch.name in READ_BACK:
+            READ_BACK[launch.name](*arguments)
+
+    def product(*factors: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
+        a, b = factors[-2:]
+        return a.new_zeros(a.shape[0], b.shape[1], dtype=out_dtype) if out is None else out
+
+    from gridless import backends
+    from gridless.ops.point_conv.gpu import gluon
+
+    driver.set_active(_Device())  # type: ignore[arg-type]
+    with ExitStack() as patches:
+        for owner, name, value in (
+            (JITFunction, "run", note),
+            (backends, "interpreting", lambda: True),  # CPU tensors are taken
+            (torch.version, "cuda", "12.8"),
+            (torch, "mm", product),
+            (torch, "addmm", product),
+            (torch, "empty", torch.zeros),
+            (torch, "empty_like", torch.zeros_like),
+            (Tensor, "new_empty", Tensor.new_zeros),
+            (gluon, "_runs_on", lambda device: True),
+            (gluon, "_leave_cache", lambda *given: None),
+        ):
+            patches.enter_context(mock.patch.object(owner, name, value))
+        patches.enter_context(gl.use_backend("gpu"))
+        yield launches
+
+
+def _small(value: Any) -> Any:
+    """A tensor of the same type that begins as far from a multiple of 16 bytes."""
+    if not isinstance(value, Tensor):
+        return value
+    shift = value.data_ptr() % 16 // value.element_size()
+    return torch.zeros(shift + 1, dtype=value.dtype)[shift:]
+
+
+# What networks launch.
+
+
+def _edges(rows: int, degree: int = 4) -> gl.Edges:
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(0, rows, (rows, degree), generator=generator).sort(1).values
+    return gl.Edges(torch.arange(rows + 1) * degree, source.flatten().int(), rows).trusted()
+
+
+def _conv(
+    dtype: torch.dtype, rows: int, q: int, p: int, basis: Any = None, normalise: bool = True, bias: bool = True,
+    order: str | None = "gather_first", coords: bool = False,
+) -> None:  # fmt: skip
+    basis = basis or Monomials(3, 2)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    x = torch.rand(rows, basis.dim, dtype=wide, requires_grad=coords)
+    weight = torch.zeros(basis.size, q, p, dtype=dtype, requires_grad=True)
+    features = torch.zeros(rows, q, dtype=dtype, requires_grad=True)
+    more = torch.zeros(p, dtype=dtype, requires_grad=True) if bias else None
+    gl.point_conv(
+        features, weight, more, _edges(rows), x, x, 0.5, basis, normalise=normalise, order=order
+    ).sum().backward()
+
+
+def _precision(name: str) -> Any:
+    from gridless.ops.point_conv import gpu
+
+    return mock.patch.object(gpu, "_precision", return_value=name)
+
+
+def convolutions() -> None:
+    from gridless.ops.point_conv.gpu import gluon
+
+    # Few rows, many, and more than fit the cache, for each of which kernels are cut differently.
+    with _precision("tf32"), mock.patch.object(gluon, "GLUON", False):
+        for dtype in (torch.float32, torch.bfloat16):
+            for rows in (48, 1000, 40_000):
+                for width in (16, 32, 64, 128):
+                    _conv(dtype, rows, width, width)
+        _conv(torch.float16, 1000, 64, 64)
+        for q, p in ((32, 64), (64, 32), (64, 128)):
+            _conv(torch.float32, 1000, q, p, Monomials(3, 1))
+        _conv(torch.float32, 1000, 32, 32, normalise=False, bias=False)
+        _conv(torch.float32, 1000, 32, 32, GaussianBumps(((0.1, 0.2, 0.3), (0.0, 0.0, 0.0)), 0.6))
+        _conv(torch.float32, 1000, 16, 32, Monomials(2, 2), coords=True)
+        for width in (32, 64):
+            with _precision("tf32x3"):
+                _conv(torch.float32, 1000, width, width)
+    for normalise in (True, False):
+        _conv(torch.float64, 48, 32, 32, normalise=normalise, coords=True)
+    _conv(torch.float32, 1000, 64, 16, order="transform_first")
+    _conv(torch.bfloat16, 1000, 64, 16, order="transform_first")
+    for dtype in (torch.float32, torch.float64):
+        x = torch.rand(500, 3, dtype=dtype, requires_grad=True)
+        weight = torch.zeros(10, 32, dtype=dtype, requires_grad=True)
+        gl.featureless_conv(weight, None, _edges(500), x, x, 0.5, Monomials(3, 2)).sum().backward()
+
+
+def gluon_kernels() -> None:
+    """The point convolution of float32 in TF32, for one generation; whatever the rows, and normalised or not."""
+    from gridless.ops.point_conv.gpu import tiles
+
+    few, busy = (mock.patch.object(tiles, name, lambda *g, v=v: v) for name, v in (("few_rows", False), ("busy", 1)))
+    with _precision("tf32"), few, busy:
+        for q, p, order in ((32, 32, 2), (32, 64, 1), (64, 64, 1), (64, 16, 1)):
+            _conv(torch.float32, 1000, q, p, Monomials(3, order))
+        _conv(torch.float32, 1000, 32, 32, normalise=False, bias=False)
+
+
+def rows_and_cells() -> None:
+    """Normalisation, pooling, voxels, and the maximum over edges."""
+    rows = 1000
+    count, splits, cell = torch.tensor(rows), torch.tensor([0, 300, rows]), torch.arange(rows) % 64
+    kinds = (torch.float32, 32), (torch.float32, 128), (torch.bfloat16, 64), (torch.float16, 64), (torch.float64, 32)
+    for dtype, width in kinds:
+        x = torch.zeros(rows, width, dtype=dtype, requires_grad=True)
+        wide = torch.promote_types(dtype, torch.float32)
+        weight, bias = (torch.ones(width, dtype=wide, requires_grad=True) for _ in range(2))
+        y, mean, var = batch_norm(x, count, weight, bias, before=width == 32, after=width == 64)
+        y.sum().backward()
+        track(mean, var, count, torch.zeros(width), torch.ones(width), torch.tensor(0), 0.1)
+        for out in (
+            segment_max(x, splits),
+            segment_mean(x, splits),
+            voxel_mean(x, cell, 64),
+            edge_max(x, _edges(rows)),
+        ):
+            out.sum().backward()
+
+
+def _events(count: int, sensor: tuple[int, int] = (32, 24)) -> gl.Events:
+    at = torch.arange(count)
+    pixel = torch.stack([at % sensor[0], at % sensor[1]], 1).int()
+    return gl.Events(pixel, at * 10, at % 2 == 0, torch.tensor([0, count // 2, count]), sensor)
+
+
+def events() -> None:
+    source = _events(600)
+    with gl.use_backend("cpu"):
+        coarse = gl.lif(source, stride=2, threshold=0.1, decay_time=1000.0, reset=-0.1)
+    gl.lif(source, stride=2, threshold=0.1, decay_time=1000.0, reset=-0.1)
+    latest(source, source, 3)
+    edges = gl.causal(source, source, 3, window=500.0)
+    layers = ((2, 16, source, 1), (32, 32, source, 1), (32, 64, coarse, 2))
+    for dtype, some in ((torch.float32, layers), (torch.float64, layers[:1])):
+        for q, p, target, stride in some:
+            features = torch.zeros(len(source), q, dtype=dtype, requires_grad=True)
+            weight = torch.zeros(9, 4, q, p, dtype=dtype, requires_grad=True)
+            rate = torch.ones(9, 4, dtype=dtype, requires_grad=True)
+            values = features, weight, rate, None, source, target, 3, stride, 1000.0
+            for along in (None, edges) if target is source else (None,):
+                gl.event_conv(*values, along, "gather_first").sum().backward()
+            event_conv_step(*values)
+    padded = pad(source, [1024])
+    gl.event_conv(torch.zeros(1024, 8), torch.zeros(9, 4, 8, 8), torch.ones(9, 4), None, padded, padded)
+
+
+def geometry() -> None:
+    from gridless.geometry.farthest import gpu as farthest
+    from gridless.training import fill
+
+    for dtype, dim, points in ((torch.float32, 3, 1024), (torch.float32, 3, 10_000), (torch.float64, 2, 1024)):
+        cloud = gl.Cloud.of([torch.rand(points, dim, dtype=dtype) for _ in range(2)])
+        near = gl.ball(cloud, cloud, 0.1)
+        gl.ball(cloud, cloud, 0.1, limit=8).transpose()
+        gl.nearest(cloud, cloud, 16)
+        gl.rejection_sample(cloud, near, distance=True)
+        gl.farthest_sample(cloud, 0.25)
+        gl.farthest_sample(cloud, 0.25, near=near, reject=True)
+    cloud = gl.Cloud.of(torch.rand(20_000, 3))
+    for share in farthest._SHARES:
+        with mock.patch.object(farthest, "_share", lambda *given, share=share: share):
+            gl.farthest_sample(cloud, 0.25)
+    table = torch.zeros(8, 4, dtype=torch.int64)
+    fill._fill[(1,)](table, table, table, 0, fill.BLOCK, **EXACT)  # type: ignore[arg-type]
+
+
+CASES = {
+    "convolutions": convolutions,
+    "gluon": gluon_kernels,
+    "rows": rows_and_cells,
+    "events": events,
+    "geometry": geometry,
+}
+
+
+def launched(cases: list[str]) -> list[Launch]:
+    """What the cases launch, each kind once."""
+    with noted() as launches:
+        for case in cases:
+            CASES[case]()
+    return list(launches.values())
+
+
+def forgotten(launches: list[Launch]) -> list[str]:
+    """Kernels of the package that are none of these, and no helper of another kernel."""
+    kernels: dict[str, Any] = {}
+    for module in pkgutil.walk_packages(gl.__path__, "gridless."):
+        file = importlib.util.find_spec(module.name).origin  # type: ignore[union-attr]
+        if ".jit" in Path(file or os.devnull).read_text():
+            for value in vars(importlib.import_module(module.name)).values():
+                if isinstance(value, JITFunction):
+                    kernels[f"{value.module.removeprefix('gridless.')}.{value.__name__}"] = value
+    helpers = set()
+    for kernel in kernels.values():
+        for node in ast.walk(kernel.parse()):
+            if isinstance(node, ast.Name) and (found := kernel.__globals__.get(node.id)) is not kernel:
+                helpers.add(id(found))
+    names = {launch.name for launch in launches}
+    return sorted(name for name, kernel in kernels.items() if name not in names and id(kernel) not in helpers)
+
+
+def compile_launch(job: tuple[Launch, int]) -> Result:
+    launch, target = job
+    driver.set_active(_Device())  # type: ignore[arg-type]
+    driver.active.capability = target  # type: ignore[attr-defined]
+    start, error = time.perf_counter(), None
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            launch.kernel.run(*launch.arguments, grid=(1,), warmup=True, **launch.options)
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {problem}"
+    if error is None and "enable_fp_fusion" not in launch.options:
+        error = "leaves fused multiply-adds to the version of Triton: say enable_fp_fusion"
+    if error is None and said:
+        error = f"warns: {said[0].message}"
+    return Result(launch.name, target, time.perf_counter() - start, error)
+
+
+def compiled(launches: list[Launch], targets: list[int], processes: int) -> Iterator[Result]:
+    """Each launch for each target that its language serves, in so many processes."""
+    global _jobs
+    _jobs = [(one, t) for one in launches for t in targets if t == GLUON or not _is_gluon(one.kernel)]
+    if processes == 1:
+        yield from map(compile_launch, _jobs)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield from pool.imap_unordered(_compile_job, range(len(_jobs)))
+
+
+_jobs: list[tuple[Launch, int]] = []
+
+
+def _compile_job(i: int) -> Result:
+    return compile_launch(_jobs[i])
+
+
+def _is_gluon(kernel: Any) -> bool:
+    return getattr(kernel, "is_gluon", lambda: False)()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--targets", type=int, nargs="+", default=list(TARGETS), help="compute capabilities, as 90")
+    parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    launches = launched(given.only)
+    missing = forgotten(launches) if given.only == list(CASES) else []
+    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder):
+        results = list(compiled(launches, given.targets, given.processes))
+    print(f"Triton {triton.__version__}, {', '.join(f'sm_{t}' for t in given.targets)}: {len(results)} compilations\n")
+    print(f"{'kernel':<56} {'variants':>8} {'compiled':>8} {'failed':>6} {'seconds':>8}")
+    for name in sorted({launch.name for launch in launches}):
+        mine = [r for r in results if r.name == name]
+        variants, failed = sum(one.name == name for one in launches), sum(r.error is not None for r in mine)
+        print(f"{name:<56} {variants:>8} {len(mine):>8} {failed:>6} {sum(r.seconds for r in mine):>8.1f}")
+    for name, error in sorted({(f"{r.name} for sm_{r.target}", r.error) for r in results if r.error is not None}):
+        print(f"\n{name}: {error}")
+    for name in missing:
+        print(f"\n{name}: nothing here launches this kernel")
+    return int(bool(missing) or any(r.error is not None for r in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
