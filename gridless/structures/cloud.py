@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gridless.structures.base import Ragged, as_splits, index, named_rows, per_row, same, size, splits_of
-from gridless.structures.rows import NO_ROWS, Rows
+from gridless.structures.rows import NO_ROWS, Rows, tensor_of
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -152,7 +152,7 @@ class Cloud(Ragged):
 def _as_coords(x: Any) -> Tensor:
     if isinstance(x, Cloud):
         raise TypeError("Cloud.of: a list of Clouds becomes a batch with gl.collate([...])")
-    coords = torch.as_tensor(x) if not isinstance(x, np.ndarray) else torch.from_numpy(np.ascontiguousarray(x))
+    coords = tensor_of(x)
     if coords.ndim != 2:
         raise ValueError(f"a cloud is an (S, D) array of coordinates, not {tuple(coords.shape)}")
     return coords

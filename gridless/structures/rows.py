@@ -22,8 +22,7 @@ class Rows(Mapping[str, Tensor]):
         made = {}
         for name, value in values.items():
             try:
-                value = torch.from_numpy(np.ascontiguousarray(value)) if isinstance(value, np.ndarray) else value
-                value = torch.as_tensor(value).contiguous()
+                value = tensor_of(value).contiguous()
             except (TypeError, ValueError, RuntimeError) as error:
                 raise TypeError(f"{what}: {name} must be a tensor or an array of numbers: {error}") from None
             if not value.ndim or len(value) != len(like):
@@ -85,6 +84,13 @@ class Rows(Mapping[str, Tensor]):
 
 
 NO_ROWS = Rows()
+
+
+def tensor_of(x: Any) -> Tensor:
+    """A tensor that shares the memory of an array, unless that may not be written to or lies otherwise."""
+    if isinstance(x, np.ndarray):
+        return torch.from_numpy(x if x.flags.carray else np.array(x, order="C"))
+    return torch.as_tensor(x)
 
 
 def _rows_again(values: dict[str, Tensor]) -> Rows:

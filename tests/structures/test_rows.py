@@ -55,6 +55,15 @@ def test_rows_have_any_type_and_any_shape():
     assert "rgb: (5, 3) uint8" in repr(cloud)
 
 
+@pytest.mark.filterwarnings("error")
+def test_memory_that_may_not_be_written_to_is_copied():
+    fixed = np.ones((5, 3), np.float32)
+    fixed.flags.writeable = False
+    cloud = gl.Cloud.of(fixed, rgb=fixed)
+    cloud.coords[0] = cloud.rows["rgb"][0] = 7
+    assert fixed.max() == 1
+
+
 def test_a_batch_has_lists_of_rows():
     parts = [points(n, n) for n in (4, 0, 7)]
     cloud = gl.Cloud.of(parts, label=[torch.full((len(p),), i) for i, p in enumerate(parts)])
