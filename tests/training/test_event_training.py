@@ -125,7 +125,7 @@ def test_transforms_of_a_recipe_come_before_the_preparation():
         ({"transforms": [{"Zoom": 2}]}, "transforms: Zoom: "),
         ({"augment": {"jitter": 0.1}}, "augment is for clouds"),
         ({"capture": True}, "no graph can be captured"),
-        ({"data": "mnist"}, "data must be one of modelnet40, shapes, nmnist"),
+        ({"data": "mnist"}, "data must be one of modelnet40, shapenetpart, shapes, nmnist"),
     ],
 )
 def test_what_a_recipe_cannot_mean_is_refused(changes, words):
@@ -269,6 +269,7 @@ def test_training_on_a_real_data_set_needs_its_folder(capsys):
         ("n-cars-stream", "ncars", None),
         ("glyphs", "glyphs", None),
         ("shapes", "shapes", None),
+        ("shapenetpart", "shapenetpart", None),
     ],
 )
 def test_recipes_are_whole_and_build_their_networks(name, data, parameters):
