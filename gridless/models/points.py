@@ -14,7 +14,7 @@ from gridless.nn.conv import FeaturelessConv, PointConv
 from gridless.nn.norm import BatchNorm
 from gridless.nn.pool import MaxPool, MeanPool, Spread
 from gridless.plan import Plan
-from gridless.structures import Geometry
+from gridless.structures import Geometry, expect_geometry
 
 ROOT2 = 2**0.5
 
@@ -29,8 +29,17 @@ class PointResNet(nn.Module):
 
     A convolution of the bare coordinates, then per level a down-sampling and an in-place residual block; radius and
     channels double from level to level. Then Dense, max over each cloud, two more Dense layers: logits (B, classes).
-    With `down_stem` the first convolution already down-samples, in place of the first level's blocks (the paper's small
-    network). `model(model.plan(cloud))`.
+    `model(model.plan(cloud))`.
+
+    Args:
+        classes: how many classes.
+        width: channels of the first level.
+        levels: how often the cloud is thinned.
+        radius: of the first level's ball, in the units of the points.
+        dropout: probability, in every block and in the head.
+        down_stem: the first convolution already down-samples, in place of the first level's blocks: the paper's small
+            network.
+        dim: dimensions of the points.
     """
 
     def __init__(
@@ -86,24 +95,50 @@ class PointResNet(nn.Module):
         return self.head(self.pool(self.lift(features), geometry))
 
 
-def point_resnet_large(classes: int = 40, **changes: Any) -> PointResNet:
-    """The paper's large network: 769,992 parameters for 40 classes, 7 searches and 3 samplings."""
-    return PointResNet(classes, **changes)
+def point_resnet_large(
+    classes: int = 40, width: int = 32, levels: int = 3, radius: float = 0.1125, dropout: float = 0.5, dim: int = 3
+) -> PointResNet:
+    """The paper's large network: 769,992 parameters for 40 classes, 7 searches and 3 samplings.
+
+    The arguments are those of `PointResNet`.
+    """
+    return PointResNet(classes, width, levels, radius, dropout, dim=dim)
 
 
-def point_resnet_small(classes: int = 40, **changes: Any) -> PointResNet:
-    """The paper's small network: 266,968 parameters for 40 classes; its first convolution down-samples."""
-    return PointResNet(classes, down_stem=True, **changes)
+def point_resnet_small(
+    classes: int = 40, width: int = 32, levels: int = 3, radius: float = 0.1125, dropout: float = 0.5, dim: int = 3
+) -> PointResNet:
+    """The paper's small network: 266,968 parameters for 40 classes; its first convolution down-samples.
+
+    The arguments are those of `PointResNet`.
+    """
+    return PointResNet(classes, width, levels, radius, dropout, down_stem=True, dim=dim)
 
 
 class PointResNetPlus(nn.Module):
     """The same convolution in a network built as one would today, for accuracy.
 
     Finer sampling; absolute coordinates beside the convolution of the bare cloud; norm before ReLU throughout; wider
-    bottlenecks (`WideBlock`), `depth` in-place blocks per level; a normalised lift before the pooling, which is max and
-    mean; dropout only in the head. With `expansion` an `InvertedBlock` follows each in-place block; `drop_path` leaves
-    the branches of these out at random. Level l keeps points `spacing` * 2^l apart and convolves within `reach` times
-    that (down-sampling within reach / sqrt 2; the paper's reach is 2). Logits (B, classes).
+    bottlenecks (`WideBlock`); a normalised lift before the pooling, which is max and mean; dropout only in the head.
+    Level l keeps points `spacing` * 2^l apart and convolves within `reach` times that (down-sampling within
+    reach / sqrt 2). Logits (B, classes).
+
+    Args:
+        classes: how many classes.
+        width: channels of the first level; they double from level to level.
+        levels: how often the cloud is thinned.
+        spacing: how far apart the points of the first thinned level are.
+        reach: radius of a convolution over the spacing of its points; the paper's is 2.
+        stem_radius: of the first convolution's ball.
+        depth: in-place blocks of each level.
+        ratio: channels inside a block over its output channels.
+        coords: whether blocks and lift also see absolute coordinates.
+        pooled: whether down-sampling blocks also take the maximum over their edges.
+        lift: channels before the pooling.
+        dropout: probability, in the head.
+        drop_path: probability that the branch of a block is left out.
+        expansion: with it an `InvertedBlock` of so many times the channels follows each in-place block.
+        dim: dimensions of the points.
     """
 
     def __init__(
@@ -206,6 +241,15 @@ class PointUNet(nn.Module):
 
     `model(geometry)`, or with `in_channels` `model(features, geometry)`, features (S, in_channels) such as normals or
     colours, which a cloud carries as rows; logits (S, classes), one row per point.
+
+    Args:
+        classes: how many classes a point may have.
+        width: channels of the first level; they double from level to level.
+        levels: how often the cloud is thinned.
+        radius: of the first level's ball, in the units of the points.
+        dropout: probability, in every block.
+        in_channels: features of each point; none for 0.
+        dim: dimensions of the points.
     """
 
     def __init__(
@@ -328,6 +372,7 @@ class PointUNetPlus(nn.Module):
         self.register_buffer("allowed", torch.arange(len(parts))[:, None] == category, persistent=False)
 
     def forward(self, geometry: Geometry, category: Tensor | None = None) -> Tensor:
+        expect_geometry(geometry)
         allowed: Tensor = self.allowed  # type: ignore[assignment]
         examples = geometry[self.cloud].num_examples
         if category is None:

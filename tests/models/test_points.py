@@ -107,9 +107,9 @@ def test_segmentation_takes_features_only_where_it_was_built_for_them(cloud):
         plain(torch.randn(len(cloud), 3), geometry)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, "point_unet_plus"])
 def test_a_network_called_with_points_says_what_it_expects(name, cloud):
-    model = small(name)
+    model = small(name) if name in NAMES else models.point_unet_plus([3], width=8, levels=1)
     for x in (cloud, cloud.coords):
         with pytest.raises(TypeError, match=r"expected a Geometry, not .*: call model\(model\.plan\(x\)\)"):
             model(x)
