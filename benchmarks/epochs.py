@@ -103,7 +103,7 @@ def peer(clouds: Clouds, kind: type, batch: int, steps: int) -> dict:
 
     def step(number: int) -> None:
         index = order[torch.arange(number * batch, (number + 1) * batch) % len(order)]
-        geometry = kind.geometry(policy(clouds.points, index, 0, 0))
+        geometry = kind.geometry(clouds.draw(policy, 0, 0, index))
         loss = torch.nn.functional.cross_entropy(model(geometry), clouds.labels[index.to(device)])
         optimiser.zero_grad(set_to_none=True)
         loss.backward()

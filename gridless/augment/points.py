@@ -65,7 +65,10 @@ def _moved(cloud: Cloud, coords: Tensor, turn: Callable[[Tensor], Tensor] | None
     if turn is not None and cloud.directions:
         turned = {name: turn(rows[name].to(coords.dtype)).to(rows[name].dtype) for name in cloud.directions}
         rows = Rows({**rows, **turned})
-    return Cloud.made(coords=coords.contiguous(), splits=cloud.splits, rows=rows, directions=cloud.directions)
+    moved = Cloud.made(coords=coords.contiguous(), splits=cloud.splits, rows=rows, directions=cloud.directions)
+    if cloud.num_examples > 1:
+        moved.cached("example", lambda: cloud.example)
+    return moved
 
 
 def _kept_first(cloud: Cloud, counts: Tensor) -> Cloud:
@@ -77,12 +80,14 @@ def _kept_first(cloud: Cloud, counts: Tensor) -> Cloud:
 
 
 def _rotated(cloud: Cloud, matrix: Tensor) -> Cloud:
-    """matrix (B, 3, 3), a rotation, applied to the points of each example."""
+    """matrix (B, 3, 3), a rotation, applied to the points of each example: to the bit the same in any batch."""
+    each = _at(cloud, matrix)
 
     def turn(vectors: Tensor) -> Tensor:
-        if cloud.num_examples == 1:
-            return vectors @ matrix[0].T
-        return torch.einsum("sij,s...j->s...i", _at(cloud, matrix), vectors)
+        x, y, z = (
+            each[..., d].view(len(cloud), *[1] * (vectors.ndim - 2), 3) * vectors[..., d, None] for d in range(3)
+        )
+        return x + y + z
 
     return _moved(cloud, turn(cloud.coords), turn)
 
@@ -290,12 +295,13 @@ class Mirror(PointTransform):
 
 
 def _about(axis: Tensor, angle: Tensor) -> Tensor:
-    """Rotations (B, 3, 3) about unit axes (B, 3): I + sin K + (1 - cos) K^2, with K the cross product by the axis."""
+    """Rotations (B, 3, 3) about unit axes a (B, 3): cos I + sin K + (1 - cos) a a^T, with K the cross product by a."""
     x, y, z = axis.unbind(1)
     zero = torch.zeros_like(x)
     cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)
     sin, cos = angle.sin()[:, None, None], angle.cos()[:, None, None]
-    return torch.eye(3, dtype=axis.dtype, device=axis.device) + sin * cross + (1 - cos) * (cross @ cross)
+    eye = torch.eye(3, dtype=axis.dtype, device=axis.device)
+    return cos * eye + sin * cross + (1 - cos) * (axis[:, :, None] * axis[:, None, :])
 
 
 # Recipes.

@@ -15,7 +15,7 @@ _LAZY = {
     "Batch": "gridless.training.batch",
     "Clouds": "gridless.training.examples",
     "Loader": "gridless.training.loader",
-    "Policy": "gridless.training.policy",
+    "Policy": "gridless.augment.policy",
     "Recipe": "gridless.training.recipe",
     "Recordings": "gridless.training.examples",
     "TrainStep": "gridless.training.step",
@@ -29,6 +29,7 @@ _LAZY = {
 __all__ = [*_LAZY]
 
 if TYPE_CHECKING:
+    from gridless.augment.policy import Policy as Policy
     from gridless.training.batch import Batch as Batch
     from gridless.training.evaluate import accuracy as accuracy
     from gridless.training.evaluate import accuracy_by_points as accuracy_by_points
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from gridless.training.examples import Recordings as Recordings
     from gridless.training.examples import load_data as load_data
     from gridless.training.loader import Loader as Loader
-    from gridless.training.policy import Policy as Policy
     from gridless.training.recipe import Recipe as Recipe
     from gridless.training.recipe import load_recipe as load_recipe
     from gridless.training.step import Average as Average

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from gridless.augment import events as augment
 from gridless.augment.events import Chain, EventTransform, StartAtZero
+from gridless.augment.policy import Policy
+from gridless.augment.stateless import Keyed, keys
 from gridless.backends import in_threads
 from gridless.plan import Plan
-from gridless.structures import Cloud, Events, collate
-from gridless.training import stateless
+from gridless.structures import Cloud, Events, Rows, collate
 from gridless.training.batch import send
 from gridless.training.evaluate import probabilities
 from gridless.training.loader import Loader
-from gridless.training.policy import Policy
 
 if TYPE_CHECKING:
     from gridless.training.recipe import Recipe
@@ -83,7 +83,12 @@ class Clouds:
 
     def draw(self, augment: Policy | None, seed: int, epoch: int, index: Tensor) -> Cloud:
         """The clouds `index` (B, on the CPU), augmented, as one ragged batch: see `gridless.training.loader`."""
-        return (augment or Policy())(self.points, index, seed, epoch, self.sizes, self.rows)
+        size, device = self.points.shape[1], self.points.device
+        counts = torch.full((len(index),), size) if self.sizes is None else self.sizes[index]
+        at, splits = _ragged(index * size, counts, device)
+        rows = Rows({name: values.flatten(0, 1)[at] for name, values in self.rows.items()})
+        cloud = Cloud.made(coords=self.points.flatten(0, 1)[at], splits=splits, rows=rows)
+        return cloud if augment is None else augment(cloud, Keyed(keys(seed, epoch, index)))
 
     def at_once(self, batch_size: int) -> int:
         # On a GPU small batches would each wait for the launches of their searches.
@@ -166,25 +171,18 @@ class Recordings:
 
     def cut(self, index: Tensor) -> Events:
         """The recordings `index` (B, on the CPU), in that order, as one ragged batch on the device."""
-        device = self.events.device
-        begin, counts = self.splits[index], self.splits[index + 1] - self.splits[index]
-        splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-        total = int(splits[-1])
-        offset = torch.repeat_interleave(send(begin - splits[:-1], device), send(counts, device), output_size=total)
-        at = torch.arange(total, device=device) + offset
+        begin = self.splits[index]
+        at, splits = _ragged(begin, self.splits[index + 1] - begin, self.events.device)
         events = self.events
         polarity = None if events.polarity is None else events.polarity[at]
         return events._changed(
-            pixel=events.pixel[at], time=events.time[at], polarity=polarity, splits=send(splits, device)
+            pixel=events.pixel[at], time=events.time[at], polarity=polarity, splits=splits
         )
 
     def draw(self, augment: Callable[..., Events], seed: int, epoch: int, index: Tensor) -> Events:
-        """The recordings `index`, augmented: what is drawn is decided by the first of them, with seed and epoch."""
+        """The recordings `index` (B, on the CPU), augmented, as one ragged batch: see `gridless.training.loader`."""
         events = self.cut(index)
-        if len(index):
-            key = int(stateless.keys(seed, epoch, index[:1])[0]) & 0xFFFFFFFF
-            events = augment(events, torch.Generator(self.labels.device).manual_seed(key))
-        return events.trusted()
+        return (augment(events, Keyed(keys(seed, epoch, index))) if len(index) else events).trusted()
 
     def at_once(self, batch_size: int) -> int:
         return 1
@@ -208,6 +206,17 @@ class Recordings:
         views = [chain(recipe, train=vote > 0) for vote in range(votes or recipe.votes)]
         size = batch_size or 2 * recipe.batch_size
         return probabilities(model, self, views, size, recipe.seed, recipe.precision, progress)
+
+
+def _ragged(begin: Tensor, counts: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows begin[b] to begin[b] + counts[b] of every example b, one after the other, and their splits.
+
+    begin and counts (B) are on the CPU, so that nothing waits for the device.
+    """
+    splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    total = int(splits[-1])
+    offset = torch.repeat_interleave(send(begin - splits[:-1], device), send(counts, device), output_size=total)
+    return torch.arange(total, device=device) + offset, send(splits, device)
 
 
 # name -> (class in gridless.data, what the paper does to its recordings; N-Cars and glyphs: what we do)

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from gridless.augment.stateless import permutation
 from gridless.plan import Plan
-from gridless.training import stateless
 from gridless.training.batch import Batch, Group, send, transposed
 from gridless.training.prefetch import Prefetch
 
@@ -158,7 +158,7 @@ class Loader:
         """The order of the examples in an epoch (N)."""
         if not self.shuffle:
             return torch.arange(len(self.data.labels))
-        return stateless.permutation(self.seed, epoch, len(self.data.labels))
+        return permutation(self.seed, epoch, len(self.data.labels))
 
     def jobs(self, epoch: int, first: int = 0, last: int | None = None) -> list[Job]:
         """The examples and shares of batches first to last of an epoch."""

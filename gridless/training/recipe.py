@@ -12,8 +12,8 @@ import torch
 import yaml
 from torch import nn
 
+from gridless.augment.policy import Policy
 from gridless.training.examples import CLOUDS, RECORDINGS, transform_of
-from gridless.training.policy import Policy
 from gridless.training.schedule import Cosine, Plateau
 
 # Beside the package in a checkout, inside it once installed.

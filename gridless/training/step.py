@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gridless.training import stateless
+from gridless.augment.stateless import keys
 from gridless.training.batch import Batch
 from gridless.training.captured import CapturedStep
 from gridless.training.schedule import set_rate
@@ -144,4 +144,4 @@ def begin_step(
 ) -> None:
     """The learning rate and the random numbers (of dropout) of a step, by its position alone."""
     set_rate(optimiser, schedule(epoch + number / steps))
-    torch.manual_seed(int(stateless.keys(recipe.seed, epoch, torch.tensor([-2 - number]))[0]))
+    torch.manual_seed(int(keys(recipe.seed, epoch, torch.tensor([-2 - number]))[0]))

@@ -23,23 +23,6 @@ def keys(seed: int, epoch: int, index: Tensor) -> Tensor:
     return torch.from_numpy((mixed >> np.uint64(32)).astype(np.uint32).view(np.int32).copy())
 
 
-def uniform(key: Tensor, stream: int, count: int) -> Tensor:
-    """Numbers in (0, 1), odd multiples of 2^-25: keys (B) int32 to (B, count) float32, on the keys' device."""
-    return (bits(key, stream, count) & 0xFFFFFF).float() * 2**-24 + 2**-25
-
-
-def normal(key: Tensor, stream: int, count: int) -> Tensor:
-    """Standard normal numbers by Box and Muller: keys (B) int32 to (B, count) float32."""
-    pair = uniform(key, stream, 2 * count)
-    return (-2 * pair[:, :count].log()).sqrt() * (2 * math.pi * pair[:, count:]).cos()
-
-
-def bits(key: Tensor, stream: int, count: int) -> Tensor:
-    """Random int32: keys (B) to (B, count)."""
-    at = torch.arange(count, device=key.device, dtype=torch.int32) + _wrap(0x3504F333 * (stream + 1))
-    return _mix32(_mix32(at)[None] + key[:, None])
-
-
 class Keyed(Draws):
     """What `gridless.augment` draws for examples with these keys (B) int32: each example the same in any batch.
 

@@ -7,12 +7,20 @@ import torch
 
 import gridless as gl
 from gridless import augment
-from gridless.training import stateless
+from gridless.augment import stateless
+
+
+def batch(examples: int) -> gl.Cloud:
+    return gl.Cloud.of([torch.zeros(1, 3)] * examples)
+
+
+def keyed(index: torch.Tensor, seed: int = 0, epoch: int = 0) -> stateless.Keyed:
+    return stateless.Keyed(stateless.keys(seed, epoch, index))
 
 
 def test_numbers_are_uniform_and_normal():
-    key = stateless.keys(0, 0, torch.arange(4000))
-    u, n = stateless.uniform(key, 0, 50), stateless.normal(key, 1, 50)
+    draws, cloud = keyed(torch.arange(4000)), batch(4000)
+    u, n = draws.uniform(cloud, 50), draws.normal(cloud, 50)
     assert 0 < u.min() < 1e-3
     assert 1 - 1e-3 < u.max() < 1
     assert abs(u.mean() - 0.5) < 0.003
@@ -23,23 +31,23 @@ def test_numbers_are_uniform_and_normal():
 
 
 def test_examples_epochs_streams_and_positions_differ_and_do_not_correlate():
-    key = stateless.keys(0, 0, torch.arange(3000))
-    other = stateless.keys(0, 1, torch.arange(3000))
-    seed = stateless.keys(1, 0, torch.arange(3000))
+    cloud, every = batch(3000), torch.arange(3000)
+    first = keyed(every)
+    u = first.uniform(cloud, 2)
     columns = [
-        stateless.uniform(key, 0, 2).T,
-        stateless.uniform(key, 1, 1).T,
-        stateless.uniform(other, 0, 1).T,
-        stateless.uniform(seed, 0, 1).T,
-        stateless.uniform(key, 0, 1).roll(1, 0).T,
+        u.T,
+        first.uniform(cloud, 1).T,
+        keyed(every, epoch=1).uniform(cloud, 1).T,
+        keyed(every, seed=1).uniform(cloud, 1).T,
+        u[:, :1].roll(1, 0).T,
     ]
     matrix = torch.corrcoef(torch.cat(columns)).fill_diagonal_(0)
     assert matrix.abs().max() < 0.08
 
 
 def test_an_example_draws_the_same_in_any_batch():
-    alone = stateless.bits(stateless.keys(3, 5, torch.tensor([17])), 2, 10)
-    among = stateless.bits(stateless.keys(3, 5, torch.tensor([4, 17, 9])), 2, 10)
+    alone = keyed(torch.tensor([17]), 3, 5).uniform(batch(1), 10)
+    among = keyed(torch.tensor([4, 17, 9]), 3, 5).uniform(batch(3), 10)
     assert torch.equal(alone[0], among[1])
 
 
@@ -77,7 +85,7 @@ def test_keyed_draws_augment_an_example_alike_in_any_batch_and_anew_in_every_epo
             alone, among = augmented(parts[one], [i]), whole.examples[one]
             for name, leaf in alone.leaves().items():
                 if isinstance(leaf, torch.Tensor):
-                    torch.testing.assert_close(leaf, among.leaves()[name], msg=lambda m, name=name: f"{name}: {m}")
+                    assert torch.equal(leaf, among.leaves()[name]), name
         other = augmented(gl.collate(parts), [4, 1, 9], epoch=1)
         assert len(other) != len(whole) or not torch.equal(*(getattr(x, x._length) for x in (other, whole)))
 

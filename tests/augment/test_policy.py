@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gridless.training import Policy
+from gridless.training import Clouds, Policy
 
 POINTS = torch.nn.functional.normalize(torch.randn(30, 64, 3, generator=torch.Generator().manual_seed(0)), dim=2)
 EVERY = torch.arange(30)
 
 
 def apply(index=EVERY, epoch=0, **settings):
-    return Policy(**settings)(POINTS, index, 0, epoch)
+    return Clouds(POINTS, EVERY).draw(Policy(**settings), 0, epoch, index)
 
 
 def examples(cloud):
@@ -32,7 +32,8 @@ def test_shuffling_reorders_each_cloud_by_itself():
 
 
 def test_dropping_keeps_the_first_points_and_a_uniform_number_of_them():
-    cloud = Policy(drop=0.875)(POINTS[:1].expand(3000, -1, -1), torch.arange(3000), 0, 0)
+    many = Clouds(POINTS[:1].expand(3000, -1, -1), torch.zeros(3000))
+    cloud = many.draw(Policy(drop=0.875), 0, 0, torch.arange(3000))
     sizes = cloud.sizes.double()
     assert sizes.min() == 8
     assert sizes.max() == 63
@@ -82,8 +83,23 @@ def test_a_shift_is_one_vector_per_cloud():
 
 
 def test_an_example_is_augmented_alike_in_any_batch_and_anew_in_every_epoch():
+    """To the bit: what is made one by one, for files, is what a batch has."""
+    settings = {"shuffle": True, "drop": 0.5, "jitter": 0.01, "jitter_clip": 0.02, "tilt": 0.1, "azimuth": True}
+    settings |= {"scale": (0.8, 1.25), "stretch": True, "mirror": True, "shift": 0.1}
+    whole = examples(apply(**settings))
+    part = examples(apply(torch.tensor([3, 11]), **settings))
+    assert torch.equal(part[1], whole[11])
+    for i in range(30):
+        assert torch.equal(examples(apply(torch.tensor([i]), **settings))[0], whole[i])
+    assert sum(map(len, examples(apply(epoch=1, **settings)))) != sum(map(len, whole))
+
+
+def test_no_example_at_all_stays_none():
     settings = {"shuffle": True, "drop": 0.5, "jitter": 0.01, "tilt": 0.1, "scale": (0.8, 1.25), "shift": 0.1}
-    whole = apply(**settings)
-    part = apply(torch.tensor([3, 11]), **settings)
-    torch.testing.assert_close(part.examples[1].coords, whole.examples[11].coords)
-    assert len(apply(epoch=1, **settings)) != len(whole)
+    cloud = apply(torch.tensor([], dtype=torch.int64), **settings)
+    assert (len(cloud), cloud.num_examples) == (0, 0)
+
+
+def test_a_policy_refuses_what_its_steps_refuse():
+    with pytest.raises(ValueError, match="Drop: most must be at least 0 and less than 1, not 1"):
+        Policy(drop=1.0)

@@ -1,0 +1,75 @@
+"""What a recipe does to its training clouds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gridless.augment.draws import Draws
+from gridless.augment.points import (
+    Drop,
+    Jitter,
+    Mirror,
+    PointTransform,
+    RotateAboutUp,
+    Scale,
+    Shift,
+    Shuffle,
+    Tilt,
+)
+from gridless.structures import Cloud
+
+
+@dataclass(frozen=True)
+class Policy(PointTransform):
+    """What is done to each training cloud, in this order, by the transforms of `gridless.augment`.
+
+    The defaults change nothing. Coordinates are (x, y, z) with y up.
+    """
+
+    shuffle: bool = False
+    """Put the points in a random order, on which rejection sampling depends."""
+    drop: float = 0.0
+    """Keep the first floor(P (1 - p)) points, p uniform in [0, drop): points are really removed."""
+    jitter: float = 0.0
+    """Standard deviation of noise added to each coordinate."""
+    jitter_clip: float = math.inf
+    """Longest noise vector; longer ones are shortened to it."""
+    tilt: float = 0.0
+    """Standard deviation of a rotation about a random axis, in radians."""
+    tilt_clip: float = math.inf
+    """Largest such rotation."""
+    azimuth: bool = False
+    """Rotate about the y axis by any angle."""
+    scale: tuple[float, float] = (1.0, 1.0)
+    """Multiply by a factor from this range."""
+    stretch: bool = False
+    """Draw the factor for each axis by itself."""
+    mirror: bool = False
+    """Reflect x, and z, each in half of the cases."""
+    shift: float = 0.0
+    """Add a vector with coordinates in [-shift, shift]."""
+
+    def __post_init__(self) -> None:
+        # What a step refuses is refused here.
+        _ = self.steps
+
+    @property
+    def steps(self) -> list[PointTransform]:
+        found = [
+            (self.shuffle, Shuffle()),
+            (self.drop, Drop(self.drop)),
+            (self.jitter, Jitter(self.jitter, self.jitter_clip, ball=self.jitter_clip < math.inf)),
+            (self.tilt, Tilt(self.tilt, self.tilt_clip)),
+            (self.azimuth, RotateAboutUp(1)),
+            (self.scale != (1.0, 1.0), Scale(*self.scale, each_axis=self.stretch)),
+            (self.mirror, Mirror(0)),
+            (self.mirror, Mirror(2)),
+            (self.shift, Shift(self.shift)),
+        ]
+        return [step for wanted, step in found if wanted]
+
+    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
+        for step in self.steps:
+            cloud = step.apply(cloud, draws)
+        return cloud
