@@ -175,9 +175,7 @@ class Recordings:
         at, splits = _ragged(begin, self.splits[index + 1] - begin, self.events.device)
         events = self.events
         polarity = None if events.polarity is None else events.polarity[at]
-        return events._changed(
-            pixel=events.pixel[at], time=events.time[at], polarity=polarity, splits=splits
-        )
+        return events._changed(pixel=events.pixel[at], time=events.time[at], polarity=polarity, splits=splits)
 
     def draw(self, augment: Callable[..., Events], seed: int, epoch: int, index: Tensor) -> Events:
         """The recordings `index` (B, on the CPU), augmented, as one ragged batch: see `gridless.training.loader`."""

@@ -104,3 +104,14 @@ def test_keyed_draws_are_uniform_and_normal_for_points_too():
     assert torch.corrcoef(columns).fill_diagonal_(0).abs().max() < 0.05
     with pytest.raises(ValueError, match="1 keys, but 3 examples"):
         stateless.Keyed(torch.zeros(1, dtype=torch.int32)).uniform(batch)
+
+
+@pytest.mark.parametrize("each", ["example", "row"])
+def test_the_compiled_loop_mixes_as_every_device_does(each):
+    ragged = gl.Cloud.of([torch.zeros(n, 3) for n in (5, 0, 31, 7)])
+    key = stateless.keys(3, 1, torch.tensor([-5, 0, 2**40, 7]))
+    draws = stateless.Keyed(key)
+    for stream in (1, 2, 3):
+        found = draws._bits(ragged, (2, 3), each)
+        begin = stateless._wrap(0x3504F333 * stream)
+        assert torch.equal(found.view(-1, 6), stateless._bits(key, ragged, 6, begin, each))

@@ -11,11 +11,11 @@ import torch
 
 import gridless as gl
 from gridless.__main__ import main
+from gridless.augment.policy import Policy
 from gridless.training.batch import Batch, Group, transposed
 from gridless.training.captured import Slot, capacity
 from gridless.training.evaluate import judged
 from gridless.training.examples import Clouds
-from gridless.training.policy import Policy
 from gridless.training.recipe import Recipe
 from gridless.training.run import run
 from gridless.training.scores import mean_ious, shape_ious
