@@ -39,13 +39,27 @@ class EventResNet(nn.Module):
     or the first `duration` microseconds of it. "stream" predicts after every event of the last stream, from leaky means
     of the streams from level `pooled` on, in constant memory; `model(geometry)` is the prediction after the last one.
 
-    `form` is how convolutions are computed: "scan" sees all history; "edges" writes the neighbourhoods out, cut after 4
-    decay times as in the paper. Both have the same parameters. `squash` takes log(1 + relu) for relu after the
-    convolutions, so that dense recordings differ less from sparse ones; `blocks` are 3 x 3 convolutions of each voxel
-    grid of the voxel head. The live engine knows neither yet.
-
     `model(model.plan(events))`; packet by packet, `geometry, lif = model.plan.step(packet, lif)` and
     `model(geometry, memory)` with a dict that the layers keep their memory in.
+
+    Args:
+        classes: how many classes.
+        sensor: (width, height) of the camera.
+        width: channels of the first level.
+        levels: how often the stream fires a coarser one.
+        pooled: the first level that the head sees, counted from 0.
+        decay_time: of the first level, in microseconds.
+        threshold: the potential above which an event is fired.
+        reset: the potential after that.
+        head: "voxel" or "stream".
+        duration: microseconds that the voxels span; the whole recording when left out.
+        form: how convolutions are computed: "scan" sees all history; "edges" writes the neighbourhoods out, cut after 4
+            decay times as in the paper. Both have the same parameters.
+        rates: how decay rates begin: "spread" over time scales, or at 1 ("ones"), as the authors'.
+        dropout: probability, in down-sampling blocks and in the head.
+        squash: log(1 + relu) for relu after the convolutions, so that dense recordings differ less from sparse ones.
+            The live engine does not know it yet.
+        blocks: 3 x 3 convolutions of each voxel grid of the voxel head. The live engine does not know them yet.
     """
 
     def __init__(

@@ -133,7 +133,7 @@ class PointResNetPlus(nn.Module):
         depth: in-place blocks of each level.
         ratio: channels inside a block over its output channels.
         coords: whether blocks and lift also see absolute coordinates.
-        pooled: whether down-sampling blocks also take the maximum over their edges.
+        pooled: whether down-sampling shortcuts take the maximum over the neighbours, instead of the sampled point.
         lift: channels before the pooling.
         dropout: probability, in the head.
         drop_path: probability that the branch of a block is left out.
