@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gridless import _threads as _threads
 from gridless.backends import use_backend
 from gridless.geometry import ball, causal, farthest_sample, lif, nearest, random_sample, rejection_sample
+from gridless.kernels import openmp as _openmp
 from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Events, Geometry, collate
 

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
 
 
 @njit(nogil=True, cache=True)

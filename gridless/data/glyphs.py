@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.backends import in_threads, num_threads
+from gridless.kernels.threads import in_threads, num_threads
 from gridless.structures import Events
 
 _GLYPH_SIDE = 48

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gridless.backends import in_threads
 from gridless.data.formats.base import FormatError
+from gridless.kernels.threads import in_threads
 from gridless.structures import Events
 
 FIELDS = ("x", "y", "dt", "dt_big", "p", "offsets", "label", "sensor")

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from gridless.augment.points import PointTransform
-from gridless.backends import in_threads
 from gridless.data import splits
 from gridless.data.cloud_cache import Clouds, cached
 from gridless.data.formats.base import FormatError
 from gridless.data.seeds import seed_of, seeded
+from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud
 
 HOME = "https://shapenet.cs.stanford.edu/media/shapenetcore_partanno_segmentation_benchmark_v0_normal.zip"

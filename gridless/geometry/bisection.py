@@ -1,9 +1,9 @@
 """Bisection, the search structure of the CPU: halve the targets, and carry along the sources that can reach them.
 
-A node is a list of targets and a list of sources (see `vectors`), both in index order. It is halved across the widest
-side of the targets' bounding box; each half takes the sources within the radius of its own box. Filtering keeps the
-order, so at a leaf every target scans a short list of sources and finds its neighbours already ascending: nothing is
-sorted, there is no grid to size, and clusters, outliers and equal points cost no more than others.
+A node is a list of targets and a list of sources (see `simd_lists`), both in index order. It is halved across the
+widest side of the targets' bounding box; each half takes the sources within the radius of its own box. Filtering keeps
+the order, so at a leaf every target scans a short list of sources and finds its neighbours already ascending: nothing
+is sorted, there is no grid to size, and clusters, outliers and equal points cost no more than others.
 
 Kernels get all their memory from the caller and say when it is too small; they return then, and are called again.
 """
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gridless.compiled import njit
-from gridless.geometry.vectors import (
+from gridless.kernels.compile import njit
+from gridless.kernels.simd_lists import (
     address,
     copy_vector,
     count_ball,

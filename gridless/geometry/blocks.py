@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gridless.compiled import njit
-from gridless.geometry.block_vectors import BLOCK
+from gridless.kernels.compile import njit
+from gridless.kernels.simd_blocks import BLOCK
 
 
 @njit(nogil=True, cache=True, inline="always")

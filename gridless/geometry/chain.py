@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from gridless import backends
-from gridless.compiled import njit
 from gridless.geometry.ball.cpu import AXES, SMALL, numbers, scratch
 from gridless.geometry.bisection import MORE_OUT, SCAN, search
 from gridless.geometry.checks import check_finite, check_radius
 from gridless.geometry.rejection.cpu import over_edges
+from gridless.kernels.compile import njit
 from gridless.structures import Cloud, Edges
 from gridless.structures.base import Structure
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from gridless import backends
+from gridless.kernels.threads import num_threads
 
 # What a kernel returns when it meets an edge that leaves its example.
 STRANGER = 1
@@ -19,7 +19,7 @@ _SHARE = 512
 def cut_examples(splits: np.ndarray, share: int = _SHARE) -> list[tuple[int, int]]:
     """Ranges of examples, a few for each thread, with about equally many rows."""
     examples, rows = len(splits) - 1, int(splits[-1])
-    threads = backends.num_threads()
+    threads = num_threads()
     parts = 1 if threads == 1 else max(min(4 * threads, rows // share, examples), 1)
     if parts == 1:
         return [(0, examples)]

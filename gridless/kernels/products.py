@@ -20,7 +20,7 @@ from numba import types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
 
 _I32 = ir.IntType(32)
 _I64 = ir.IntType(64)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
 from gridless.kernels.products import BLOCK, add_product
 
 HALF = BLOCK // 2

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
 from gridless.streaming.panels import product, spread
 
 from gridless.streaming.table import (  # isort: skip

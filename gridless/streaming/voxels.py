@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, pad
 
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
 from gridless.models.events import VoxelHead
 from gridless.nn.events import VoxelMerge
 from gridless.streaming.lowering import Flat, affine, array_of, columns_of, fill, panels_of

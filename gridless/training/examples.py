@@ -18,7 +18,7 @@ from gridless.augment import events as augment
 from gridless.augment.events import Chain, EventTransform, StartAtZero
 from gridless.augment.policy import Policy
 from gridless.augment.stateless import Keyed, keys
-from gridless.backends import in_threads
+from gridless.kernels.threads import in_threads
 from gridless.plan import Plan
 from gridless.structures import Cloud, Events, Rows, collate
 from gridless.training.batch import send

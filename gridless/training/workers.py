@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from gridless.backends import num_threads
 from gridless.data.precompute import Precomputed
+from gridless.kernels.threads import num_threads
 from gridless.structures import collate
 from gridless.training.batch import Batch, Group, transposed
 from gridless.training.loader import Loader

@@ -443,7 +443,7 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
 
 
 def test_threads_keep_the_order_of_jobs_and_pass_errors_on():
-    from gridless.backends import in_threads
+    from gridless.kernels.threads import in_threads
 
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -459,7 +459,7 @@ def test_threads_keep_the_order_of_jobs_and_pass_errors_on():
 def test_a_forked_child_has_threads_of_its_own():
     code = """
     import os, torch
-    from gridless.backends import in_threads
+    from gridless.kernels.threads import in_threads
     torch.set_num_threads(2)
     in_threads(abs, [(1,), (-2,)])
     child = os.fork()
@@ -475,7 +475,7 @@ def test_a_slow_compilation_is_announced_once_and_a_quick_one_not():
     code = """
     import time
     from numba.core import event
-    from gridless.compiled import announce_compilation
+    from gridless.kernels.compile import announce_compilation
     announce_compilation()
     announce_compilation()
     with event.trigger_event("numba:compile"):

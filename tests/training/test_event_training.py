@@ -203,13 +203,13 @@ def test_a_run_killed_in_mid_epoch_and_resumed_ends_with_the_same_weights(glyphs
 
 
 def test_idle_openmp_threads_sleep_unless_the_user_says_otherwise(monkeypatch):
-    from gridless import _threads
+    from gridless.kernels import openmp
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    importlib.reload(_threads)
+    importlib.reload(openmp)
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    importlib.reload(_threads)
+    importlib.reload(openmp)
     assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
 
 

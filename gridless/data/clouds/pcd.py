@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gridless.compiled import njit
 from gridless.data.clouds.base import Points, Source, named, numbers, typed
+from gridless.kernels.compile import njit
 
 WORDS = ("VERSION", "FIELDS", "SIZE", "TYPE", "COUNT", "WIDTH", "HEIGHT", "VIEWPOINT", "POINTS", "DATA")
 TYPES = {

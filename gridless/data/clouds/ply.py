@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gridless.compiled import njit
 from gridless.data.clouds.base import Points, Source, named, numbers, typed
 from gridless.data.files import write_whole
+from gridless.kernels.compile import njit
 from gridless.structures import Cloud
 
 ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}

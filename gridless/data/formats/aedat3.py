@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gridless.compiled import njit
 from gridless.data.formats.base import File, Recording, shrink
+from gridless.kernels.compile import njit
 
 MAGIC = b"#!AER-DAT3."
 SENSORS = {"dvs128": (128, 128), "davis128": (128, 128), "davis208": (208, 192), "davis240": (240, 180)}

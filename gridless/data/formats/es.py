@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gridless.compiled import njit
 from gridless.data.formats.base import File, Recording, shrink
+from gridless.kernels.compile import njit
 
 MAGIC = b"Event Stream"
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gridless.compiled import njit
 from gridless.data.formats.base import File, Recording, shrink
+from gridless.kernels.compile import njit
 
 GENERATIONS = {"gen31": (640, 480), "gen3": (640, 480), "gen41": (1280, 720), "gen4": (1280, 720)}
 GENERATIONS |= {"imx636": (1280, 720), "imx646": (1280, 720), "genx320": (320, 320)}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gridless.compiled import njit
 from gridless.data.formats.base import File, Recording, shrink
+from gridless.kernels.compile import njit
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import re
 
 import numpy as np
 
-from gridless.compiled import njit
 from gridless.data.formats.base import File, Recording, columns
+from gridless.kernels.compile import njit
 from gridless.structures.events import ALIASES, as_polarity
 
 ORDERS = ("txyp", "xypt")

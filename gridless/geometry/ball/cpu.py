@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.backends import in_threads
 from gridless.geometry.bisection import (
     COUNT,
     FILL,
@@ -36,6 +35,7 @@ from gridless.geometry.bisection import (
 from gridless.geometry.checks import check_edge_count, squared_radius
 from gridless.geometry.nearest.cpu import fill
 from gridless.geometry.work import cut_examples
+from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud
 
 # Points of an example whose rows may wait to be put in order.
@@ -273,7 +273,7 @@ class _Part:
 
 @dataclass
 class _List:
-    """Points plane by plane, with their ids (see `gridless.geometry.vectors`)."""
+    """Points plane by plane, with their ids (see `gridless.kernels.simd_lists`)."""
 
     points: np.ndarray
     stride: int

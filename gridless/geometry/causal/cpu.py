@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.backends import in_threads, num_threads
-from gridless.compiled import njit
 from gridless.geometry.causal import Link
 from gridless.geometry.causal import by_pixel as runs_of
+from gridless.kernels.compile import njit
+from gridless.kernels.threads import in_threads, num_threads
 from gridless.structures import MAX_EDGES, Events
 
 

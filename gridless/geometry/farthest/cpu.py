@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless import backends
-from gridless.compiled import njit
-from gridless.geometry.block_vectors import BLOCK, equal, first_bit, largest, lower, touched
 from gridless.geometry.blocks import aligned, bound_blocks, bound_boxes, sort_into_blocks, squared
 from gridless.geometry.work import STRANGER, cut_examples, refuse_stranger
+from gridless.kernels.compile import njit
+from gridless.kernels.simd_blocks import BLOCK, equal, first_bit, largest, lower, touched
+from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud, Edges
 
 # Examples of at most so many points are scanned whole for each sample; larger ones are put into a tree of boxes.
@@ -248,9 +248,9 @@ def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: 
     taken = np.empty(ends[-1], np.int64)
     cuts = cut_examples(splits)
     if near is None:
-        backends.in_threads(_exact, [(coords, splits, a, b, ends, start, taken) for a, b in cuts])
+        in_threads(_exact, [(coords, splits, a, b, ends, start, taken) for a, b in cuts])
     else:
         edges = near.splits.numpy(), near.source.numpy()
         jobs = [(coords, splits, a, b, ends, start, *edges, reject, taken) for a, b in cuts]
-        refuse_stranger(backends.in_threads(_over_edges, jobs))
+        refuse_stranger(in_threads(_over_edges, jobs))
     return torch.from_numpy(taken)

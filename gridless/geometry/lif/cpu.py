@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.backends import in_threads
-from gridless.compiled import njit
 from gridless.geometry.lif import Rule
+from gridless.kernels.compile import njit
+from gridless.kernels.threads import in_threads
 from gridless.structures import Events
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless import backends
-from gridless.compiled import njit
-from gridless.geometry.block_vectors import BLOCK, distances, enough, first_bit, insert, reached, within
 from gridless.geometry.blocks import aligned, bound_blocks, bound_boxes, sort_into_blocks
 from gridless.geometry.work import cut_examples
+from gridless.kernels.compile import njit
+from gridless.kernels.simd_blocks import BLOCK, distances, enough, first_bit, insert, reached, within
+from gridless.kernels.threads import in_threads, num_threads
 from gridless.structures import Cloud
 
 # Targets of one example that are worth a thread of their own.
@@ -248,13 +248,13 @@ def fill(source: Cloud, target: Cloud, k: int, reach: float, splits: np.ndarray)
     # Zeros: should the points have changed since they were counted, every entry is still a row.
     out = np.zeros(splits[-1], np.int32)
     at_home, reach = source is target, x.dtype.type(reach)
-    if len(ss) == 2 and backends.num_threads() > 1 and ts[-1] > _SHARE and ss[-1] > 0:
+    if len(ss) == 2 and num_threads() > 1 and ts[-1] > _SHARE and ss[-1] > 0:
         tree, n = _plant(x[: ss[-1]]), int(ss[-1])
-        parts = min(4 * backends.num_threads(), int(ts[-1]) // _SHARE)
+        parts = min(4 * num_threads(), int(ts[-1]) // _SHARE)
         cuts = np.linspace(0, ts[-1], parts + 1).astype(np.int64).tolist()
         jobs = [(tree, n, y, at_home, a, b, min(k, n), reach, 0, splits, out) for a, b in pairwise(cuts)]
-        backends.in_threads(_rows, jobs)
+        in_threads(_rows, jobs)
     else:
         jobs = [(x, ss, y, ts, at_home, a, b, k, reach, splits, out) for a, b in cut_examples(ts)]
-        backends.in_threads(_examples, jobs)
+        in_threads(_examples, jobs)
     return out

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless import backends
-from gridless.compiled import njit
 from gridless.geometry.blocks import squared
 from gridless.geometry.checks import squared_radius
 from gridless.geometry.work import STRANGER, cut_examples, refuse_stranger
+from gridless.kernels.compile import njit
+from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud, Edges
 
 # Cells per point up to which a grid is stored whole; beyond, cells share the places of a hash table.
@@ -193,10 +193,10 @@ def sample(
         rejected = np.zeros(len(coords), np.bool_)
         edges = near.splits.numpy(), near.source.numpy()
         jobs = [(coords, splits, a, b, *edges, closest, rejected, kept, counts) for a, b in cuts]
-        refuse_stranger(backends.in_threads(over_edges, jobs))
+        refuse_stranger(in_threads(over_edges, jobs))
     else:
         reach = coords.dtype.type(squared_radius(radius or 0, cloud.coords.dtype))
-        backends.in_threads(_in_grid, [(coords, splits, a, b, radius, reach, closest, kept, counts) for a, b in cuts])
+        in_threads(_in_grid, [(coords, splits, a, b, radius, reach, closest, kept, counts) for a, b in cuts])
     ends = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=ends[1:])
     index = np.empty(ends[-1], np.int64)

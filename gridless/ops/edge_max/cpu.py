@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.backends import in_threads, num_threads
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
+from gridless.kernels.threads import in_threads, num_threads
 
 
 def forward(features: Tensor, splits: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:

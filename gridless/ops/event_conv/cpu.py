@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.backends import in_threads
-from gridless.compiled import njit
 from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.cpu import share_cells, source_cell
+from gridless.kernels.compile import njit
+from gridless.kernels.threads import in_threads
 from gridless.structures import Edges, Structure
 
 if TYPE_CHECKING:

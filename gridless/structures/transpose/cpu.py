@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless import backends
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
+from gridless.kernels.threads import in_threads, num_threads
 
 # Edges that are worth a thread of their own.
 _SHARE = 1 << 17
@@ -46,16 +46,16 @@ def transpose(splits: Tensor, source: Tensor, num_source: int, padding: int) -> 
 
 
 def _transposed(splits: np.ndarray, source: np.ndarray, num_source: int, end: int) -> tuple[Tensor, Tensor]:
-    parts = max(min(backends.num_threads(), end // _SHARE), 1)
+    parts = max(min(num_threads(), end // _SHARE), 1)
     # Parts of about equally many edges: cuts between targets.
     cuts = np.searchsorted(splits, np.linspace(0, end, parts + 1).astype(np.int64)[1:-1])
     cuts = np.concatenate([[0], cuts, [len(splits) - 1]])
     place = np.zeros((parts, num_source), np.int32)
     ranges = list(zip(cuts[:-1].tolist(), cuts[1:].tolist(), strict=True))
-    backends.in_threads(_count, [(source, splits[a], splits[b], place[p]) for p, (a, b) in enumerate(ranges)])
+    in_threads(_count, [(source, splits[a], splits[b], place[p]) for p, (a, b) in enumerate(ranges)])
     back = np.empty(num_source + 1, np.int64)
     _starts(place, back)
     out = np.empty_like(source)
     out[end:] = 0
-    backends.in_threads(_place, [(splits, source, a, b, place[p], out) for p, (a, b) in enumerate(ranges)])
+    in_threads(_place, [(splits, source, a, b, place[p], out) for p, (a, b) in enumerate(ranges)])
     return torch.from_numpy(back), torch.from_numpy(out)

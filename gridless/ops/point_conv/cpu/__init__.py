@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.backends import in_threads
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
 from gridless.kernels.products import BLOCK, lanes, matmul, matmul_transposed, pack
+from gridless.kernels.threads import in_threads
 from gridless.ops.point_conv.cpu.coords import conv_coords_backward, edge_sums_backward
 from gridless.ops.point_conv.cpu.gathers import gather_tile
 from gridless.ops.point_conv.cpu.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight

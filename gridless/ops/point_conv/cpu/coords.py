@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from torch import Tensor
 
-from gridless.backends import in_threads
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
 from gridless.kernels.products import BLOCK, lanes, matmul, pack
+from gridless.kernels.threads import in_threads
 from gridless.ops.point_conv.cpu.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight
 from gridless.ops.point_conv.cpu.values import falloffs, longest, recipe, run_of_rows, vectors
 from gridless.ops.point_conv.edge_function import MONOMIALS, EdgeFunction

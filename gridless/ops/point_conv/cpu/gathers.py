@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
 from gridless.kernels.products import gather
 from gridless.ops.point_conv.cpu.values import basis_values, falloffs, normalise_rows, run_of_rows, vectors
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.backends import num_threads
 from gridless.kernels.products import BLOCK, padded
+from gridless.kernels.threads import num_threads
 from gridless.ops.point_conv.edge_function import compute_dtype
 
 _TILE_BYTES = 1 << 17

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
 from gridless.ops.point_conv.edge_function import MONOMIALS, EdgeFunction
 
 # Edges whose values are made together, unless one row alone has more.

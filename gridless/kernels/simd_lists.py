@@ -19,7 +19,7 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
 
 _BIT = ir.IntType(1)
 _I32 = ir.IntType(32)

@@ -1,0 +1,96 @@
+"""`njit` for the CPU kernels: Numba's, with a disk cache that knows all files a kernel may be made of.
+
+Numba keeps a compiled function until the function's own file changes. What the function calls in other files, and the
+constants it takes from them, is compiled into it all the same; when only those change, Numba would run the old code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+
+
+def njit(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`numba.njit`; with `cache=True` a function is compiled anew when a file changes that its own one imports."""
+
+    announce_compilation()
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = numba.njit(**options)(function)
+        # Absent without a cache, under NUMBA_DISABLE_JIT, and perhaps in Numbas to come: theirs is as it is then.
+        file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+        if hasattr(file, "_source_stamp"):
+            file._source_stamp = (file._source_stamp, digest(function.__module__))
+        return dispatcher
+
+    return decorate
+
+
+@cache
+def digest(module: str) -> str:
+    """Of the files of a module and of all it imports from its package, directly or not, as they are now."""
+    package, pending, found = module.partition(".")[0], [module], {}
+    while pending:
+        name = pending.pop()
+        # The package itself imports nearly everything, and holds nothing that a kernel is made of.
+        if name not in found and (name != package or name == module):
+            found[name], imported = _file(name)
+            pending += imported
+    return hashlib.sha256("".join(found[name] for name in sorted(found)).encode()).hexdigest()
+
+
+@cache
+def _file(module: str) -> tuple[str, list[str]]:
+    """A digest of a module's file, and what the file imports from its package; nothing for what is no module."""
+    package, _, rest = module.partition(".")
+    top = getattr(sys.modules.get(package), "__file__", None)
+    if top is None:
+        return "", []
+    path = Path(top).parent.joinpath(*rest.split(".")) if rest else Path(top)
+    files = [path] if not rest else [path.with_suffix(".py"), path / "__init__.py"]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        return "", []
+    text, imported = file.read_text(), []
+    names = rf"^[ \t]*(?:from[ \t]+({package}[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|.*)|import[ \t]+({package}[\w.]*))"
+    for source, members, whole in re.findall(names, text, re.MULTILINE):
+        imported += [source or whole, *(f"{source}.{name}" for name in re.findall(r"\w+", members))]
+    return hashlib.sha256(text.encode()).hexdigest(), imported
+
+
+@cache
+def announce_compilation() -> None:
+    """Say once, on stderr, that kernels are being compiled, if one takes over a second."""
+    from numba.core import event
+
+    class Listener(event.Listener):
+        timer: threading.Timer | None = None
+        said = False
+        depth = 0
+
+        def say(self) -> None:
+            if not Listener.said:
+                Listener.said = True
+                print("gridless: compiling CPU kernels, once; the result is kept on disk", file=sys.stderr, flush=True)
+
+        def on_start(self, event: Any) -> None:
+            self.depth += 1
+            if self.depth == 1 and not Listener.said:
+                self.timer = threading.Timer(1.0, self.say)
+                self.timer.daemon = True
+                self.timer.start()
+
+        def on_end(self, event: Any) -> None:
+            self.depth -= 1
+            if self.depth == 0 and self.timer is not None:
+                self.timer.cancel()
+
+    event.register("numba:compile", Listener())

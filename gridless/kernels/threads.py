@@ -1,0 +1,37 @@
+"""Threads of the CPU kernels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import torch
+
+
+def num_threads() -> int:
+    """Threads a CPU kernel may use: torch's own setting, so DataLoader workers get one."""
+    return torch.get_num_threads()
+
+
+def in_threads(function: Callable[..., Any], jobs: Sequence[tuple]) -> list:
+    """Call `function(*job)` for every job, on as many threads as torch uses; results in order.
+
+    The functions are Numba kernels that release the GIL. Plain threads rather than Numba's parallel loops:
+    those abort when two Python threads enter them at once, and do not survive a fork.
+    """
+    if len(jobs) <= 1 or num_threads() == 1:
+        return [function(*job) for job in jobs]
+    return list(_pool(num_threads()).map(lambda job: function(*job), jobs))
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, thread_name_prefix="gridless")
+
+
+# A forked child inherits the pool's object but none of its threads.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)
