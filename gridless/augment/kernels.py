@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gridless.compiled import njit
+from gridless.kernels.compile import njit
 
 
 @njit(nogil=True, cache=True)
