@@ -12,9 +12,11 @@ from contextvars import ContextVar
 from functools import cache, wraps
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
+
+Module = TypeVar("Module")
 
 BACKENDS = ("reference", "cpu", "gpu")
 
@@ -57,8 +59,17 @@ def backend_for(device: torch.device) -> str:
 backend_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def implementation(package: str, device: torch.device) -> Any:
-    """The module of `package` (its `__name__`) that serves `device`, imported on first use."""
+@overload
+def implementation(package: str, device: torch.device) -> Any: ...
+@overload
+def implementation(package: Module, device: torch.device) -> Module: ...
+def implementation(package: Any, device: torch.device) -> Any:
+    """The module of `package` (its `__name__`) that serves `device`, imported on first use.
+
+    Given the reference of the package instead, the result is typed as the reference is, which specifies the others.
+    """
+    if isinstance(package, ModuleType):
+        package = package.__name__.rpartition(".")[0]
     return module_of(package, backend_for(device), device)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gridless.backends import implementation
+from gridless.geometry.ball import reference
 from gridless.geometry.checks import check_clouds, check_radius
 from gridless.structures import Cloud, Edges
 
@@ -30,7 +31,7 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None = None) 
     radius = check_radius("ball", radius, source.coords.dtype)
     if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise ValueError(f"ball: limit must be a whole number of neighbours, 1 or more, not {limit!r}")
-    splits, index = implementation(__name__, source.device).ball(source, target, radius, limit)
+    splits, index = implementation(reference, source.device).ball(source, target, radius, limit)
     return Edges.made(
         splits=splits,
         source=index,

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gridless import backends
 from gridless.geometry.checks import check_cloud, check_near
+from gridless.geometry.farthest import reference
 from gridless.structures import Cloud, Edges
 
 Size = int | float | Sequence[int] | Tensor
@@ -50,7 +51,7 @@ def farthest_sample(cloud: Cloud, size: Size, start: int = 0, near: Edges | None
     if reject and start != 0:
         raise ValueError("farthest_sample: with reject=True sampling begins in index order: leave start at 0")
     _check_start(cloud, start)
-    taken = backends.implementation(__name__, cloud.device).sample(cloud, sizes, start, near, reject)
+    taken = backends.implementation(reference, cloud.device).sample(cloud, sizes, start, near, reject)
     return cloud.sampled(taken, _splits(sizes))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gridless import backends
 from gridless.geometry.checks import check_cloud, check_near, check_radius
+from gridless.geometry.rejection import reference
 from gridless.structures import Cloud, Edges
 
 
@@ -37,5 +38,5 @@ def rejection_sample(
         check_near("rejection_sample", cloud, near)
     if radius is not None:
         radius = check_radius("rejection_sample", radius, cloud.coords.dtype)
-    kept, splits, to_sample = backends.implementation(__name__, cloud.device).sample(cloud, near, radius, distance)
+    kept, splits, to_sample = backends.implementation(reference, cloud.device).sample(cloud, near, radius, distance)
     return cloud.sampled(kept, splits, to_sample)
