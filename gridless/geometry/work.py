@@ -10,7 +10,7 @@ import numpy as np
 from gridless.kernels.threads import num_threads
 
 # What a kernel returns when it meets an edge that leaves its example.
-STRANGER = 1
+CROSSING = 1
 
 # Rows that are worth a thread of their own.
 _SHARE = 512
@@ -28,9 +28,9 @@ def cut_examples(splits: np.ndarray, share: int = _SHARE) -> list[tuple[int, int
     return list(pairwise(ends))
 
 
-def refuse_stranger(results: Iterable[int]) -> None:
+def refuse_crossing(results: Iterable[int]) -> None:
     """Turn what kernels returned into an error."""
-    if any(result == STRANGER for result in results):
+    if any(result == CROSSING for result in results):
         raise ValueError(
             "near joins points of different examples: it must be a search of this cloud in itself, "
             "e.g. ball(cloud, cloud, radius)"

@@ -154,6 +154,10 @@ class Structure:
             self.__dict__.setdefault("_kept", {})[name] = value
         return value
 
+    def keeps(self, name: str) -> bool:
+        """Whether a value of this name was derived and is kept (see `cached`)."""
+        return name in self.__dict__.get("_kept", ())
+
     def trusted(self) -> Self:
         """The same structure, marked as checked: for values that our own searches and samplers made."""
         self.__dict__["_checked"] = True

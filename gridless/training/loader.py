@@ -47,11 +47,22 @@ class TrainingSet(Protocol):
 
 
 class Loader:
-    """Examples, all on one device, as an iterable of `Batch`es, `augment`ed where it is given.
+    """Examples, all on one device, as an iterable of `Batch`es.
 
-    `epoch` and `start` say what the next iteration yields, so that a run can begin again anywhere. With several
-    processes (`rank` of `world`) each global batch of `batch_size` examples is divided among them. On a GPU up to
-    `prefetch` groups are prepared ahead, and, up to epoch `epochs`, the first of the next epoch while one ends.
+    `epoch` and `start` say what the next iteration yields, so that a run can begin again anywhere.
+
+    Args:
+        data: `Clouds` or `Recordings`.
+        plan: the network's; it is run on every batch.
+        batch_size: examples of a batch, over all processes.
+        augment: what is done to the examples; None leaves them as they are.
+        seed: of order and augmentation.
+        shuffle: take the examples in another order in every epoch.
+        rank: which process this is; each batch is divided among them.
+        world: how many processes there are.
+        group: batches whose geometry is made at once; None: as the data says.
+        prefetch: groups that are prepared ahead on a GPU; None: as the data says.
+        epochs: up to this epoch the first group of the next one is prepared while one ends.
     """
 
     def __init__(

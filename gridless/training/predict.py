@@ -28,7 +28,13 @@ def classify(
 ) -> Tensor:
     """Probabilities (classes) of the cloud in a file, prepared as the training clouds were: y up, unit sphere.
 
-    From a mesh `points` are drawn.
+    Args:
+        model: a network from `gl.load`.
+        file: a cloud, or a mesh, from which points are drawn.
+        points: how many points are used; None: as many as in training.
+        up: the axis that points up in the file: x, y or z.
+        keep_scale: do not centre and scale to the unit sphere.
+        votes: views whose probabilities are averaged; None: as the weights were saved with.
     """
     from gridless.data import read_cloud, sample_mesh
     from gridless.data.clouds import MESHES

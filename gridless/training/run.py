@@ -43,12 +43,28 @@ def run(
     cache: Path = Path("cache"),
     callbacks: list[Callback] | None = None,
 ) -> dict[str, Any] | None:
-    """Train by the recipe and write OUT/weights.*; returns what is worth knowing (None in processes but the first).
-
-    `history` in it has, for each epoch, train_loss, train_accuracy, learning_rate, and valid_accuracy where validated.
-    `workers` (processes; None: as many as there are threads) and `cache` (a folder) are for geometry not made online.
+    """Train by a recipe, write `out`/weights.* and `out`/results.json, and return the results.
 
     Ctrl-C ends the run after the step at hand, with a checkpoint from which `resume` goes on, by a KeyboardInterrupt.
+
+    Args:
+        recipe: everything that decides the run.
+        data: the training examples, on the CPU.
+        valid: held-out examples that are evaluated as training goes on, or None.
+        out: the folder of logs, checkpoints, weights and results; one that holds a run is refused.
+        device: cpu, cuda or cuda:N.
+        devices: processes on this machine, each with a device.
+        nodes: machines.
+        resume: go on from the last checkpoint in `out`; that of another recipe or of other examples is refused.
+        checkpoint_steps: steps between checkpoints; None: every ten epochs.
+        progress: show epochs on standard error.
+        workers: processes that make geometry where it is not made online; None: as many as there are threads.
+        cache: the folder of geometry that is made offline.
+        callbacks: further callbacks of Lightning's.
+
+    Returns:
+        The figures of the weights that were written; `history` has those of each epoch: train_loss, train_accuracy,
+        learning_rate, and what was validated. None in processes but the first.
     """
     device = torch.device(device)
     last = out / "checkpoints" / "last.ckpt"

@@ -51,6 +51,17 @@ class TrainStep:
     Nothing waits for the device. With `capture`, batches of one size are padded to common capacities and, after a few,
     the whole step is one captured graph; a batch that does not fit makes the capacities grow and the graph anew.
     `alone` is entered while a graph is captured: the lock of whoever else uses the device.
+
+    Args:
+        model: the network; where it has a `loss`, that is used.
+        optimiser: of the network's parameters.
+        smoothing: of labels.
+        precision: `32`, or `bf16` by autocast.
+        clip: the longest gradient; longer ones are shortened to it.
+        average: kept up to date after every step.
+        compiled: compile the network with torch.compile.
+        capture: capture the step as a graph; needs a CUDA device.
+        backward: called with the loss, in place of its own `backward`.
     """
 
     def __init__(

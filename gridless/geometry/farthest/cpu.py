@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gridless.geometry.blocks import aligned, bound_blocks, bound_boxes, sort_into_blocks, squared
-from gridless.geometry.work import STRANGER, cut_examples, refuse_stranger
+from gridless.geometry.work import CROSSING, cut_examples, refuse_crossing
 from gridless.kernels.compile import njit
 from gridless.kernels.simd_blocks import BLOCK, equal, first_bit, largest, lower, touched
 from gridless.kernels.threads import in_threads
@@ -176,7 +176,7 @@ def _take(coords, i, first, last, rows, source, closest, met):
     for at in range(rows[i], rows[i + 1]):
         j = source[at]
         if j < first or j >= last:
-            return STRANGER
+            return CROSSING
         met[j - first] = True
         d2 = squared(coords, i, j)
         if d2 < closest[j - first]:
@@ -205,7 +205,7 @@ def _continue(coords, first, last, rows, source, closest, taken):
         for at in range(rows[i], rows[i + 1]):
             j = source[at]
             if j < first or j >= last:
-                return STRANGER
+                return CROSSING
             d2 = squared(coords, i, j)
             if d2 < closest[j - first]:
                 _lower(closest, most, group_most, j - first, d2)
@@ -227,7 +227,7 @@ def _over_edges(coords, splits, e0, e1, ends, start, rows, source, reject, taken
             taken[at] = first + start
             at += 1
             if _take(coords, first + start, first, last, rows, source, closest, met):
-                return STRANGER
+                return CROSSING
         for i in range(n):
             if at == end:
                 break
@@ -235,9 +235,9 @@ def _over_edges(coords, splits, e0, e1, ends, start, rows, source, reject, taken
                 taken[at] = first + i
                 at += 1
                 if _take(coords, first + i, first, last, rows, source, closest, met):
-                    return STRANGER
+                    return CROSSING
         if at < end and _continue(coords, first, last, rows, source, closest, taken[at:end]):
-            return STRANGER
+            return CROSSING
     return 0
 
 
@@ -252,5 +252,5 @@ def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: 
     else:
         edges = near.splits.numpy(), near.source.numpy()
         jobs = [(coords, splits, a, b, ends, start, *edges, reject, taken) for a, b in cuts]
-        refuse_stranger(in_threads(_over_edges, jobs))
+        refuse_crossing(in_threads(_over_edges, jobs))
     return torch.from_numpy(taken)

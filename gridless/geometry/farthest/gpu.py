@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gridless.geometry import gpu_common as common
 from gridless.geometry.gpu_common import load_point, squared_to
-from gridless.geometry.rejection.gpu import collect, decide, refuse_strangers, rejecting_rows, squared_to_sample
+from gridless.geometry.rejection.gpu import check_within_examples, collect, decide, rejecting_rows, squared_to_sample
 from gridless.kernels.launch import EXACT
 from gridless.structures import Cloud, Edges
 
@@ -101,7 +101,7 @@ def _take_together(cloud: Cloud, splits: Tensor, taken: Tensor, start: int, larg
 def _begin(cloud: Cloud, near: Edges | None, reject: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Squared distances before the queue begins, and what rejection sampling has kept."""
     if near is not None:
-        refuse_strangers(cloud, near)
+        check_within_examples(cloud, near)
     if near is not None and reject:
         rows = rejecting_rows(cloud, near, None)
         kept = decide(cloud, rows)

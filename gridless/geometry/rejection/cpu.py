@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gridless.geometry.blocks import squared
 from gridless.geometry.checks import squared_radius
-from gridless.geometry.work import STRANGER, cut_examples, refuse_stranger
+from gridless.geometry.work import CROSSING, cut_examples, refuse_crossing
 from gridless.kernels.compile import njit
 from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud, Edges
@@ -36,7 +36,7 @@ def over_edges(coords, splits, e0, e1, rows, source, closest, rejected, kept, co
             for at in range(rows[i], rows[i + 1]):
                 j = source[at]
                 if j < first or j >= last:
-                    return STRANGER
+                    return CROSSING
                 rejected[j] = True
                 if measure:
                     d2 = squared(coords, i, j)
@@ -193,7 +193,7 @@ def sample(
         rejected = np.zeros(len(coords), np.bool_)
         edges = near.splits.numpy(), near.source.numpy()
         jobs = [(coords, splits, a, b, *edges, closest, rejected, kept, counts) for a, b in cuts]
-        refuse_stranger(in_threads(over_edges, jobs))
+        refuse_crossing(in_threads(over_edges, jobs))
     else:
         reach = coords.dtype.type(squared_radius(radius or 0, cloud.coords.dtype))
         in_threads(_in_grid, [(coords, splits, a, b, radius, reach, closest, kept, counts) for a, b in cuts])

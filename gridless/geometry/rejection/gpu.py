@@ -15,7 +15,7 @@ from torch import Tensor
 from gridless.geometry import gpu_common as common
 from gridless.geometry.ball.gpu import ball
 from gridless.geometry.gpu_common import load_point, squared_to
-from gridless.geometry.work import STRANGER, refuse_stranger
+from gridless.geometry.work import CROSSING, refuse_crossing
 from gridless.kernels.launch import EXACT
 from gridless.structures import Cloud, Edges
 
@@ -38,11 +38,11 @@ def rejecting_rows(cloud: Cloud, near: Edges | None, radius: float | None) -> Ed
         return Edges(splits, source, len(cloud), symmetric=True)
     if near.symmetric:
         return near
-    refuse_strangers(cloud, near)
+    check_within_examples(cloud, near)
     return near.transpose()
 
 
-def refuse_strangers(cloud: Cloud, near: Edges) -> None:
+def check_within_examples(cloud: Cloud, near: Edges) -> None:
     """Refuse edges between examples; edges are looked at once in their life, those of a ball search never."""
 
     def look() -> bool:
@@ -51,7 +51,7 @@ def refuse_strangers(cloud: Cloud, near: Edges) -> None:
         return bool((example[near.target[:end].long()] == example[near.source[:end].long()]).all())
 
     if not near.symmetric and cloud.num_examples > 1 and not near.cached("within examples", look):
-        refuse_stranger([STRANGER])
+        refuse_crossing([CROSSING])
 
 
 def decide(cloud: Cloud, rows: Edges) -> Tensor:

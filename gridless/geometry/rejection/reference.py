@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gridless.geometry.ball.reference import squared_distance
 from gridless.geometry.checks import squared_radius
-from gridless.geometry.work import STRANGER, refuse_stranger
+from gridless.geometry.work import CROSSING, refuse_crossing
 from gridless.structures import Cloud, Edges
 
 
@@ -32,7 +32,7 @@ def neighbours(near: Edges, i: int, first: int, last: int) -> Tensor:
     """Row i of `near`, which must stay within its example."""
     j = near.source[near.splits[i] : near.splits[i + 1]].long()
     if len(j) and not (first <= int(j.min()) and int(j.max()) < last):
-        refuse_stranger([STRANGER])
+        refuse_crossing([CROSSING])
     return j
 
 

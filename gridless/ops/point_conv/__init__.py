@@ -270,7 +270,7 @@ def _transposed(edges: Edges, *sources: Tensor) -> tuple[Tensor | None, Tensor |
     """Splits and targets of the transposed edges, where some gradient will walk them."""
     if not torch.is_grad_enabled() or not any(t.requires_grad for t in sources):
         return None, None
-    if torch.compiler.is_compiling() and not edges.symmetric and "transpose" not in edges.__dict__.get("_kept", {}):
+    if torch.compiler.is_compiling() and not edges.symmetric and not edges.keeps("transpose"):
         return registered.transpose(edges.splits, edges.source, edges.num_source, edges.padding)
     back = edges.transpose()
     return back.splits, back.source
