@@ -18,7 +18,9 @@ from torch.nn import Parameter
 Save = Callable[[Any, tuple, Any], None]
 
 
-def operator(name: str, fake: Callable, save: Save | None = None, backward: Callable | None = None) -> Callable:
+def operator(
+    name: str, fake: Callable, save: Save | None = None, backward: Callable | None = None
+) -> Callable[[Callable], Callable[..., Any]]:
     """Decorates the forward function of tensors and plain numbers, whose first argument is a tensor.
 
     `name` is that of the registered operator, `fake` makes empty outputs while a graph is traced. `save(ctx, inputs,
@@ -26,7 +28,7 @@ def operator(name: str, fake: Callable, save: Save | None = None, backward: Call
     derivative is refused.
     """
 
-    def decorate(forward: Callable) -> Callable:
+    def decorate(forward: Callable) -> Callable[..., Any]:
         registered = torch.library.custom_op(f"gridless::{name}", forward, mutates_args=())
         registered.register_fake(fake)
         keep, differentiate = save or _keep_nothing, backward or _refuse_second

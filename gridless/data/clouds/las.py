@@ -4,6 +4,9 @@ Everything that the decoder of LAZ believes (counts, the table of chunks, the si
 the file first: it ends the process when memory is short.
 """
 
+# lazrs says nothing of its types.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import io

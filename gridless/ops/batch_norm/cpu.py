@@ -20,7 +20,8 @@ def forward(
         return torch.zeros_like(x), mean, torch.full_like(mean, eps**-0.5), unbiased
     z = x[:real].relu() if before else x[:real]
     # Running statistics that forget everything are the statistics of this batch.
-    y, _, scale = torch.native_batch_norm(z, *_wide(wide, weight, bias), mean, unbiased, True, 1.0, eps)
+    w, b = _wide(wide, weight, bias)
+    y, _, scale = torch.native_batch_norm(z, w, b, mean, unbiased, True, 1.0, eps)
     y = y.relu_() if after else y
     padding = (0, 0, 0, rows - real)
     return torch.nn.functional.pad(y, padding) if real < rows else y, mean, scale, unbiased if real > 1 else mean * 0
