@@ -48,7 +48,9 @@ def arrays_of(
                 if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                     raise FormatError(limits.path, f"{info.filename} is packed as NumPy never does", at)
                 limits.unpacked(info.filename, info.file_size, at)
-                arrays[name] = array_of(limits, archive.read(info), at)
+                # With a size: archive.read(info) unpacks all that is there, and only then finds that it is too much.
+                with archive.open(info) as member:
+                    arrays[name] = array_of(limits, member.read(info.file_size), at)
     except (FormatError, MemoryError):
         raise
     except Exception as error:

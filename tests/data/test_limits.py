@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import struct
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from gridless.data import FormatError
+from gridless.data import FormatError, read_cloud
 from gridless.data.limits import Limits
 
 
@@ -54,3 +58,20 @@ def test_the_parts_of_a_file_share_one_limit(path: Path):
         limits.unpacked("c", 1, 3)
     with pytest.raises(FormatError, match="negative"):
         limits.unpacked("d", -1)
+
+
+def test_an_archive_whose_directory_understates_a_member_is_not_unpacked_beyond_it(tmp_path: Path):
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, points=np.zeros((1_000_000, 3)))
+    data = bytearray(buffer.getvalue())
+    # The directory's field for the unpacked size.
+    struct.pack_into("<I", data, data.rfind(b"PK\x01\x02") + 24, 200)
+    path = tmp_path / "small.npz"
+    path.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError, match="broken archive"):
+            read_cloud(path)
+        assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    finally:
+        tracemalloc.stop()
