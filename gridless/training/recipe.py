@@ -230,7 +230,7 @@ def load_recipe(name: str | Path) -> Recipe:
         path = known[str(name)]
     if not path.is_file():
         raise FileNotFoundError(f"no recipe at {path}")
-    values = read_yaml(path.read_text(), str(path))
+    values = read_yaml(path.read_bytes(), str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be a mapping of names to values")
     return Recipe.from_dict(values)
@@ -245,8 +245,8 @@ class _Plain(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def read_yaml(text: str, what: str) -> Any:
+def read_yaml(text: str | bytes, what: str) -> Any:
     try:
         return yaml.load(text, _Plain)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{what} is not YAML that can be used here: {error}") from None

@@ -220,7 +220,9 @@ BOMB = "model: {model: point_resnet_large}\ndata_options:\n  a0: &a0 [x, x]\n" +
 )
 
 
-@pytest.mark.parametrize("text", [BOMB, "&a [*a]", "[" * 5000, "model: !!python/object:os.system {}", "a: b: c", "[]"])
+@pytest.mark.parametrize(
+    "text", [BOMB, "&a [*a]", "[" * 5000, "model: !!python/object:os.system {}", "a: b: c", "[]", "a: 2024-99-99"]
+)
 def test_a_recipe_that_means_harm_is_refused_by_name(tmp_path, text):
     (tmp_path / "bad.yaml").write_text(text)
     with pytest.raises(ValueError, match=r"bad.yaml (is not YAML|must be a mapping)"):
