@@ -53,6 +53,9 @@ def operator(
                 return registered(*inputs)
             if torch._C._are_functorch_transforms_active():
                 raise NotImplementedError(f"{name} takes no part in torch.func's transforms: {_REMEDY}")
+            # A tracer (make_fx) would record the empty output, and not what fills it.
+            if torch._C._len_torch_dispatch_stack() and not any(map(_is_dual, inputs)):
+                return registered(*inputs)
             if not torch.is_grad_enabled() and forward_ad._current_level < 0:
                 return forward(*inputs)
             return Eager.apply(*inputs)
@@ -77,6 +80,11 @@ def without_autocast(function: Callable) -> Callable:
 
 
 _REMEDY = "run under gl.use_backend('reference'), which torch differentiates"
+
+
+def _is_dual(x: Any) -> bool:
+    """Whether forward mode is differentiating along x, which a registered operator would do with zeros."""
+    return forward_ad._current_level >= 0 and isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
 def _keep_nothing(ctx: Any, inputs: tuple, output: Any) -> None:

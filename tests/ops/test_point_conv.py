@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 
 import gridless as gl
@@ -326,6 +327,16 @@ def test_forward_mode_and_transforms_are_refused_and_the_reference_has_them(fast
         grads = with_gradients(tensors, edges, basis)[1:]
     backwards = sum((g * d).sum() for g, d in zip(grads, directions))
     torch.testing.assert_close((slope * along(out)).sum(), backwards)
+
+
+def test_a_traced_graph_calls_the_operator(fast):
+    tensors, edges, basis = problem(fast)
+    edges.transpose()
+    graph = make_fx(lambda *t: apply(t, edges, basis))(*tensors)
+    others = [t + 0.01 for t in tensors]
+    assert torch.equal(graph(*others), apply(others, edges, basis))
+    with pytest.raises(NotImplementedError, match="reference"):
+        torch.func.linearize(lambda *t: apply(t, edges, basis), *tensors)
 
 
 # Bad input.
