@@ -13,9 +13,17 @@ Kernel = int | str
 Offsets = tuple[tuple[int, int], ...]
 
 
-@cache
 def offsets(kernel: Kernel) -> Offsets:
     """The (dx, dy) of every tap, row by row."""
+    return _offsets(kernel)
+
+
+# torch.compile calls it, and does not trace it.
+offsets._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@cache
+def _offsets(kernel: Kernel) -> Offsets:
     cross = isinstance(kernel, str)
     reach = reach_of(kernel)
     span = range(-reach, reach + 1)

@@ -18,6 +18,7 @@ from gridless.geometry.taps import offsets
 from gridless.nn.blocks import Dense
 from gridless.nn.norm import BatchNorm
 from gridless.ops.event_conv import event_conv, event_conv_step, event_gather, event_gather_step
+from gridless.ops.event_conv.autograd import at_one_pixel
 from gridless.ops.voxel_mean import voxel_mean
 from gridless.plan import Name
 from gridless.structures import Events, Geometry, expect_geometry
@@ -267,12 +268,13 @@ class LeakyMean(nn.Module):
         self.log_rate = nn.Parameter(torch.zeros(1, 1))
 
     def forward(self, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
-        events = together(geometry[self.stream])
+        events = geometry[self.stream]
         counted = torch.cat([features.to(self.log_rate.dtype), features.new_ones(len(features), 1)], 1)  # (S, C + 1)
-        values = counted, self.log_rate.exp(), events, events, 1, 1, self.decay_time
         if memory is None:
-            total = event_gather(*values)
+            total = event_gather(counted, self.log_rate.exp(), events, self.decay_time)
         else:
+            one = at_one_pixel(events)
+            values = counted, self.log_rate.exp(), one, one, 1, 1, self.decay_time
             total, memory[self] = event_gather_step(*values, memory.get(self))
         total = total[:, 0, 0]
         # Every event counts itself, with 1; only padding rows have none.
@@ -280,17 +282,6 @@ class LeakyMean(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.stream}, decay_time={self.decay_time:g}"
-
-
-def together(events: Events) -> Events:
-    """The same events, all at one pixel."""
-
-    def make() -> Events:
-        pixel = torch.zeros_like(events.pixel)
-        one = Events(pixel, events.time, None, events.splits, (1, 1), padding=events.padding)
-        return one.trusted()
-
-    return events.cached("together", make)
 
 
 class VoxelBlock(nn.Module):

@@ -31,8 +31,26 @@ def operator(
     def decorate(forward: Callable) -> Callable[..., Any]:
         registered = torch.library.custom_op(f"gridless::{name}", forward, mutates_args=())
         registered.register_fake(fake)
-        keep, differentiate = save or _keep_nothing, backward or _refuse_second
-        registered.register_autograd(differentiate, setup_context=keep)
+        registered.register_autograd(backward or _refuse_second, setup_context=save or _keep_nothing)
+        run = eager(name, save, backward)(forward)
+
+        @wraps(forward)
+        def call(*inputs: Any) -> Any:
+            if torch.compiler.is_compiling() or type(inputs[0]) not in (Tensor, Parameter):
+                return registered(*inputs)
+            return run(*inputs)
+
+        call.registered = registered  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def eager(name: str, save: Save | None = None, backward: Callable | None = None) -> Callable:
+    """Decorates a forward function as `operator` does, for eager code alone: its inputs may be anything."""
+
+    def decorate(forward: Callable) -> Callable:
+        keep = save or _keep_nothing
 
         class Eager(torch.autograd.Function):
             @staticmethod
@@ -45,12 +63,10 @@ def operator(
             def jvp(ctx: Any, *tangents: Any) -> Any:
                 raise NotImplementedError(f"{name} has no forward-mode derivative: {_REMEDY}")
 
-        Eager.backward = staticmethod(differentiate)  # type: ignore[method-assign]
+        Eager.backward = staticmethod(backward or _refuse_second)  # type: ignore[method-assign]
 
         @wraps(forward)
         def call(*inputs: Any) -> Any:
-            if torch.compiler.is_compiling() or type(inputs[0]) not in (Tensor, Parameter):
-                return registered(*inputs)
             if torch._C._are_functorch_transforms_active():
                 raise NotImplementedError(f"{name} takes no part in torch.func's transforms: {_REMEDY}")
             # A tracer (make_fx) would record the empty output, and not what fills it.
@@ -60,7 +76,6 @@ def operator(
                 return forward(*inputs)
             return Eager.apply(*inputs)
 
-        call.registered = registered  # type: ignore[attr-defined]
         return call
 
     return decorate

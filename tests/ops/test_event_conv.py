@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from streams import cut, of, stream, ugly
+from torch.autograd import forward_ad
 
 import gridless as gl
 from gridless.geometry import causal, lif
@@ -136,14 +137,12 @@ def test_either_order_gives_the_same(device, kernel, stride, form):
 
 def test_the_cheaper_order_is_taken(monkeypatch):
     """Few channels to many: gather first; many to few, on as many events: transform first."""
-    taken = []
-    for name in ("_Convolve", "_Transform"):
-        real = getattr(autograd, name).apply
-        monkeypatch.setattr(getattr(autograd, name), "apply", lambda *a, r=real, n=name: taken.append(n) or r(*a))
+    taken, real = [], autograd.convolve
+    monkeypatch.setattr(autograd, "convolve", lambda *given: taken.append(given[-1]) or real(*given))
     events = crowd()
     for q, p in ((2, 8), (8, 2)):
         event_conv(torch.rand(len(events), q), torch.rand(1, 1, q, p), torch.ones(1, 1), None, events, events, 1)
-    assert taken == ["_Convolve", "_Transform"]
+    assert taken == [False, True]
     with pytest.raises(ValueError, match=r"order must be one of .*transform_first"):
         event_conv(
             torch.rand(len(events), 2), torch.rand(1, 1, 2, 2), torch.ones(1, 1), None, events, events, 1, order="x"
@@ -187,12 +186,29 @@ def test_gradients_are_derivatives(device, form):
     )
 
 
+@pytest.mark.parametrize("order", ["gather_first", "transform_first"])
+def test_derivatives_that_there_are_not_are_refused_by_name(backend, device, order):
+    if backend == "reference":
+        pytest.skip("torch differentiates the reference in any way")
+    source = stream((9,), (4, 3)).to(device)
+    values = parameters(source, 3, device=device, temporal=2)
+
+    def conv(features):
+        return event_conv(features, *values[1:], source, source, 3, 1, DECAY, order=order)
+
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="event_conv has no forward-mode derivative"):
+        conv(forward_ad.make_dual(values[0].detach(), torch.ones_like(values[0])))
+    with pytest.raises(NotImplementedError, match=r"event_conv takes no part in torch.func"):
+        torch.func.jvp(conv, (values[0].detach(),), (torch.ones_like(values[0]),))
+    (first,) = torch.autograd.grad(conv(values[0]).square().sum(), values[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        first.sum().backward()
+
+
 def test_the_gather_alone_has_gradients_too(device):
     source = stream((4, 0, 7), (4, 3)).to(device)
     features, _, rate, _ = parameters(source, 1, device=device)
-    assert torch.autograd.gradcheck(
-        lambda f, r: event_gather(f, r, source, source, 1, 1, DECAY), (features, rate), fast_mode=True
-    )
+    assert torch.autograd.gradcheck(lambda f, r: event_gather(f, r, source, DECAY), (features, rate), fast_mode=True)
 
 
 def test_tiles_do_not_change_the_result(device, monkeypatch):

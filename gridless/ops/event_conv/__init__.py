@@ -73,8 +73,8 @@ def event_conv(
     not fit together, by name.
     """
     joined = _checked(features, weight, rate, bias, source, target, kernel, stride, decay_time)
-    if edges is not None:
-        edges = _fitted(edges, joined)
+    if edges is not None and not torch.compiler.is_compiling():
+        edges = fitted(edges, joined)
     if order is None:
         # By scan, every event is met once per tap.
         met = len(source) + len(target) if edges is None else len(edges) // max(len(joined.offsets), 1)
@@ -110,22 +110,24 @@ def event_conv_step(
         return out if bias is None else out + bias, memory
 
 
-def event_gather(
-    features: Tensor, rate: Tensor, source: Events, target: Events, kernel: Kernel = 3, stride: int = 1,
-    decay_time: float = 1000.0,
-) -> Tensor:  # fmt: skip
-    """A (S', U, V, Q) itself, by scan: the convolution before its weight. Gradients go to features and rate."""
-    from gridless.ops.event_conv.autograd import gather
+def event_gather(features: Tensor, rate: Tensor, events: Events, decay_time: float = 1000.0) -> Tensor:
+    """A (S, 1, V, Q) itself, by scan, of one tap that sees the events of its recording wherever they are.
 
-    joined = _checked(features, _weightless(features, rate), rate, None, source, target, kernel, stride, decay_time)
-    return gather(features, rate, joined, float(decay_time))
+    Gradients go to features (S, Q) and rate (1, V).
+    """
+    from gridless.ops.event_conv.autograd import convolve
+
+    joined = _checked(features, _weightless(features, rate), rate, None, events, events, 1, 1, decay_time)
+    return convolve(features, None, rate, None, joined, float(decay_time), anywhere=True).unflatten(
+        1, (*rate.shape, features.shape[1])
+    )
 
 
 def event_gather_step(
     features: Tensor, rate: Tensor, source: Events, target: Events, kernel: Kernel = 3, stride: int = 1,
     decay_time: float = 1000.0, memory: EventMemory | None = None,
 ) -> tuple[Tensor, EventMemory]:  # fmt: skip
-    """`event_gather` on the next packet of each stream: memory in (None before the first), memory out."""
+    """A (S', U, V, Q) of the next packet of each stream: memory in (None before the first), memory out."""
     weight = _weightless(features, rate)
     joined = _checked(features, weight, rate, None, source, target, kernel, stride, decay_time)
     if memory is None:
@@ -190,7 +192,7 @@ def _checked(
     return joined
 
 
-def _fitted(edges: Edges, joined: Link) -> Edges:
+def fitted(edges: Edges, joined: Link) -> Edges:
     """The edges with a row for every (target, tap), padding rows too."""
     rows = len(joined.target) * len(joined.offsets)
     padded = joined.target.padding or edges.padding

@@ -12,19 +12,18 @@ matrix, `scatter(grad, features, rate, walk, wanted, total)`, which returns the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import wraps
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from gridless.backends import backend_for, implementation
+from gridless.backends import backend_for, implementation, module_of
 from gridless.geometry.causal import Link
-from gridless.structures import Edges
+from gridless.ops.operator import eager, operator, without_autocast
+from gridless.structures import Edges, Events
 
 # A tile may always have so many elements, and otherwise as many as the larger of features and result; and always so
 # many temporal taps of a tap, because each tile walks the streams again.
@@ -44,19 +43,49 @@ class Walk:
 
 def convolve(
     features: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     rate: Tensor,
     bias: Tensor | None,
     link: Link,
     decay_time: float,
-    edges: Edges | None,
-    transform_first: bool,
+    edges: Edges | None = None,
+    transform_first: bool = False,
+    anywhere: bool = False,
 ) -> Tensor:
-    """bias + sum over u and v of A_uv weight_uv: (S', P)."""
-    if backend_for(features.device) != "reference":
-        function = _Transform if transform_first else _Convolve
-        return function.apply(features, weight, rate, bias, Walk(link, decay_time, edges))
+    """bias + sum over u and v of A_uv weight_uv: (S', P); without a weight, A itself, (S', U V Q).
+
+    Anywhere: as if all events of the one stream were at one pixel.
+    """
+    name = backend_for(features.device)
+    if torch.compiler.is_compiling() and name != "reference":
+        rest: Any = (*_parts(link, edges, anywhere), decay_time, transform_first, name)
+        return _traced(features, weight, rate, bias, *rest)
+    if anywhere:
+        one = at_one_pixel(link.source)
+        link = link._replace(source=one, target=one)
+    if name == "reference":
+        return _by_reference(features, weight, rate, bias, link, decay_time, edges, transform_first)
+    backend = module_of("gridless.ops.event_conv", name, features.device)
+    return _eager(features, weight, rate, bias, Walk(link, decay_time, edges), transform_first, backend)
+
+
+def at_one_pixel(events: Events) -> Events:
+    """The same events on a sensor of one pixel."""
+
+    def make() -> Events:
+        fields = {"time": events.time, "splits": events.splits, "padding": events.padding}
+        return Events.made(pixel=torch.zeros_like(events.pixel), polarity=None, sensor=(1, 1), **fields).trusted()
+
+    return events.cached("at one pixel", make)
+
+
+def _by_reference(
+    features: Tensor, weight: Tensor | None, rate: Tensor, bias: Tensor | None, link: Link, decay_time: float,
+    edges: Edges | None, transform_first: bool,
+) -> Tensor:  # fmt: skip
     backend = implementation("gridless.ops.event_conv", features.device)
+    if weight is None:
+        return backend.gather(features, rate, link, decay_time, edges).flatten(1)
     if transform_first:
         moved = torch.einsum("sq,uvqp->suvp", features, weight).flatten(1)
         walked = backend.gather(moved, rate, link, decay_time, edges).unflatten(3, weight.shape[:2] + weight.shape[3:])
@@ -64,13 +93,6 @@ def convolve(
     else:
         out = backend.gather(features, rate, link, decay_time, edges).flatten(1) @ weight.flatten(0, 2)
     return out if bias is None else out + bias
-
-
-def gather(features: Tensor, rate: Tensor, link: Link, decay_time: float) -> Tensor:
-    """A (S', U, V, Q)."""
-    if backend_for(features.device) == "reference":
-        return implementation("gridless.ops.event_conv", features.device).gather(features, rate, link, decay_time)
-    return _Gather.apply(features, rate, Walk(link, decay_time))
 
 
 class _Tile(NamedTuple):
@@ -81,9 +103,9 @@ class _Tile(NamedTuple):
     rows: slice | None
 
 
-def _tiles(walk: Walk, rate: Tensor, channels: int, room: int) -> list[_Tile]:
-    """Tiles whose part of A has at most `room` (S', Q) matrices: whole taps, or parts of one."""
-    taps, temporal = rate.shape
+def _tiles(walk: Walk, rate: Tensor, weight: Tensor) -> list[_Tile]:
+    """Tiles whose part of A has room: whole taps, or parts of one."""
+    (taps, temporal), channels, room = rate.shape, weight.shape[2], _room(walk, weight)
     if 0 < taps * temporal <= room:
         return [_Tile(walk, rate, None)]
     tiles = []
@@ -110,9 +132,10 @@ def _halves(size: int, most: int) -> list[tuple[int, int]]:
     return [(a, min(a + step, size)) for a in range(0, size, step)]
 
 
-def _room(features: Tensor, walk: Walk, temporal: int, out_channels: int) -> int:
-    targets, channels = len(walk.link.target), features.shape[1]
-    allowed = max(SMALL_TILE, features.numel(), targets * out_channels)
+def _room(walk: Walk, weight: Tensor) -> int:
+    """The (S', Q) matrices of A that a tile may have."""
+    (_, temporal, channels, width), sources, targets = weight.shape, len(walk.link.source), len(walk.link.target)
+    allowed = max(SMALL_TILE, sources * channels, targets * width)
     return max(allowed // max(targets * channels, 1), min(temporal, TOGETHER))
 
 
@@ -120,100 +143,79 @@ def _dense(x: Tensor) -> Tensor:
     return x if x.is_contiguous() else x.contiguous()
 
 
-def _without_autocast(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The products have the type of the walks."""
-
-    @wraps(function)
-    def run(ctx: Any, first: Tensor, *others: Any) -> Any:
-        if not torch.is_autocast_enabled(first.device.type):
-            return function(ctx, first, *others)
-        with torch.autocast(first.device.type, enabled=False):
-            return function(ctx, first, *others)
-
-    return run
-
-
-class _Convolve(torch.autograd.Function):
-    @staticmethod
-    @_without_autocast
-    def forward(ctx: Any, features: Tensor, weight: Tensor, rate: Tensor, bias: Tensor | None, walk: Walk) -> Tensor:
-        taps, temporal, channels, out_channels = ctx.shape = weight.shape
-        features, rate = _dense(features), _dense(rate)
-        matrix = weight.reshape(taps * temporal * channels, out_channels)
-        ctx.save_for_backward(features, matrix, rate)
-        ctx.backend = backend = implementation("gridless.ops.event_conv", features.device)
-        ctx.tiles = tiles = _tiles(walk, rate, channels, _room(features, walk, temporal, out_channels))
-        out = None
-        for part, tile, rows in tiles:
-            gathered = backend.gather(features, tile, part)
-            kernel = matrix if rows is None else matrix[rows]
-            out = torch.mm(gathered, kernel) if out is None else out.addmm_(gathered, kernel)
-            del gathered
-        if out is None:
-            out = features.new_zeros(len(walk.link.target), out_channels)
+@without_autocast
+def _forward(
+    features: Tensor, weight: Tensor | None, rate: Tensor, bias: Tensor | None, walk: Walk, transform_first: bool,
+    backend: Any,
+) -> Tensor:  # fmt: skip
+    features, rate = _dense(features), _dense(rate)
+    if weight is None:
+        return backend.gather(features, rate, walk)
+    if transform_first:
+        # The P channels of features weight_uv are walked, one v of one tap at a time.
+        out = features.new_zeros(len(walk.link.target), weight.shape[3])
+        for u, v, part, one in _each(walk, rate):
+            out += backend.gather(features @ weight[u, v], one, part)
         return out if bias is None else out.add_(bias)
+    matrix, out = weight.flatten(0, 2), None
+    for part, tile, rows in _tiles(walk, rate, weight):
+        gathered = backend.gather(features, tile, part)
+        kernel = matrix if rows is None else matrix[rows]
+        out = torch.mm(gathered, kernel) if out is None else out.addmm_(gathered, kernel)
+        del gathered
+    if out is None:
+        out = features.new_zeros(len(walk.link.target), weight.shape[3])
+    return out if bias is None else out.add_(bias)
 
-    @staticmethod
-    @once_differentiable
-    @_without_autocast
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        features, matrix, rate = ctx.saved_tensors
-        wants_features, wants_weight, wants_rate, wants_bias, _ = ctx.needs_input_grad
-        grad, backend, tiles = _dense(grad), ctx.backend, ctx.tiles
-        d_features, d_rates = None, []
-        d_matrix = torch.empty_like(matrix) if wants_weight and len(tiles) != 1 else matrix
-        for part, tile, rows in tiles:
-            if wants_weight:
-                gathered = backend.gather(features, tile, part)
-                if rows is None:
-                    d_matrix = torch.mm(gathered.t(), grad)
-                else:
-                    torch.mm(gathered.t(), grad, out=d_matrix[rows])
-                del gathered
-            if wants_features or wants_rate:
-                inner = torch.mm(grad, (matrix if rows is None else matrix[rows]).t())
-                d_features, turned = backend.scatter(inner, features, tile, part, wants_features, d_features)
-                d_rates.append(turned)
-                del inner
-        if wants_features and d_features is None:
-            d_features = torch.zeros_like(features)
-        d_rate = d_rates[0] if len(d_rates) == 1 else _joined(d_rates, rate)
-        d_bias = grad.sum(0) if wants_bias else None
-        d_weight = d_matrix.view(ctx.shape) if wants_weight else None
-        return d_features, d_weight, d_rate if wants_rate else None, d_bias, None
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+@eager("event_conv_backward")
+@without_autocast
+def _backward(
+    grad: Tensor, features: Tensor, weight: Tensor | None, rate: Tensor, walk: Walk, transform_first: bool,
+    backend: Any, wanted: tuple[bool, ...],
+) -> Gradients:  # fmt: skip
+    """Gradients of features, weight, rate and bias: those that are wanted."""
+    grad, features, rate = _dense(grad), _dense(features), _dense(rate)
+    d_bias = grad.sum(0) if wanted[3] else None
+    if weight is None:
+        d_features, d_rate = backend.scatter(grad, features, rate, walk, wanted[0], None)
+        return d_features, None, d_rate if wanted[2] else None, d_bias
+    if transform_first:
+        d_features, d_weight, d_rate = torch.zeros_like(features), torch.zeros_like(weight), torch.zeros_like(rate)
+        for u, v, part, one in _each(walk, rate):
+            d_moved, d_rate[u, v] = backend.scatter(grad, features @ weight[u, v], one, part, True, None)
+            d_features.addmm_(d_moved, weight[u, v].t())
+            d_weight[u, v] = features.t() @ d_moved
+        return d_features, d_weight, d_rate, d_bias
+    wants_features, wants_weight, wants_rate, _ = wanted
+    matrix, tiles = weight.flatten(0, 2), _tiles(walk, rate, weight)
+    d_features, d_rates = None, []
+    d_matrix = torch.empty_like(matrix) if wants_weight and len(tiles) != 1 else matrix
+    for part, tile, rows in tiles:
+        if wants_weight:
+            gathered = backend.gather(features, tile, part)
+            if rows is None:
+                d_matrix = torch.mm(gathered.t(), grad)
+            else:
+                torch.mm(gathered.t(), grad, out=d_matrix[rows])
+            del gathered
+        if wants_features or wants_rate:
+            inner = torch.mm(grad, (matrix if rows is None else matrix[rows]).t())
+            d_features, turned = backend.scatter(inner, features, tile, part, wants_features, d_features)
+            d_rates.append(turned)
+            del inner
+    if wants_features and d_features is None:
+        d_features = torch.zeros_like(features)
+    d_rate = d_rates[0] if len(d_rates) == 1 else _joined(d_rates, rate)
+    d_weight = d_matrix.view(weight.shape) if wants_weight else None
+    return d_features, d_weight, d_rate if wants_rate else None, d_bias
 
 
 def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
     return torch.cat([part.view(-1) for part in parts]).view(like.shape) if parts else torch.zeros_like(like)
-
-
-class _Transform(torch.autograd.Function):
-    """The same in the other order: the P channels of features weight_uv are walked, one v of one tap at a time."""
-
-    @staticmethod
-    @_without_autocast
-    def forward(ctx: Any, features: Tensor, weight: Tensor, rate: Tensor, bias: Tensor | None, walk: Walk) -> Tensor:
-        features, rate = _dense(features), _dense(rate)
-        ctx.save_for_backward(features, weight, rate)
-        ctx.walk, ctx.backend = walk, implementation("gridless.ops.event_conv", features.device)
-        out = features.new_zeros(len(walk.link.target), weight.shape[3])
-        for u, v, part, one in _each(walk, rate):
-            out += ctx.backend.gather(features @ weight[u, v], one, part)
-        return out if bias is None else out.add_(bias)
-
-    @staticmethod
-    @once_differentiable
-    @_without_autocast
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        features, weight, rate = ctx.saved_tensors
-        wanted, grad = ctx.needs_input_grad, _dense(grad)
-        d_features, d_weight, d_rate = torch.zeros_like(features), torch.zeros_like(weight), torch.zeros_like(rate)
-        for u, v, part, one in _each(ctx.walk, rate):
-            d_moved, d_rate[u, v] = ctx.backend.scatter(grad, features @ weight[u, v], one, part, True, None)
-            d_features.addmm_(d_moved, weight[u, v].t())
-            d_weight[u, v] = features.t() @ d_moved
-        found = d_features, d_weight, d_rate, grad.sum(0) if wanted[3] else None, None
-        return tuple(g if want else None for g, want in zip(found, wanted, strict=True))
 
 
 def _each(walk: Walk, rate: Tensor) -> Iterator[tuple[int, int, Walk, Tensor]]:
@@ -223,18 +225,134 @@ def _each(walk: Walk, rate: Tensor) -> Iterator[tuple[int, int, Walk, Tensor]]:
         yield u, v, part, rate[u : u + 1, v : v + 1].contiguous()
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
-        backend = implementation("gridless.ops.event_conv", features.device)
-        features, rate = _dense(features), _dense(rate)
-        ctx.save_for_backward(features, rate)
-        ctx.walk, ctx.backend = walk, backend
-        return backend.gather(features, rate, walk).view(len(walk.link.target), *rate.shape, features.shape[1])
+# In eager code.
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
-        features, rate = ctx.saved_tensors
-        inner = _dense(grad).view(len(grad), rate.numel() * features.shape[1])
-        return *ctx.backend.scatter(inner, features, rate, ctx.walk, ctx.needs_input_grad[0], None), None
+
+def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3])
+    ctx.rest = inputs[4:]
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return *_backward(grad, *ctx.saved_tensors, *ctx.rest, ctx.needs_input_grad[:4]), None, None, None
+
+
+_eager = eager("event_conv", _save, _differentiate)(_forward)
+
+
+# Under torch.compile: operators of tensors and plain numbers, which make the walk anew.
+
+
+def _parts(link: Link, edges: Edges | None, anywhere: bool) -> tuple:
+    """A walk as tensors and numbers."""
+    source, target = link.source, link.target
+    numbers = [*source.sensor, source.padding, *target.sensor, target.padding, link.stride, int(target is source)]
+    numbers.append(int(anywhere))
+    along = (None, None)
+    if edges is not None:
+        along, numbers = (edges.splits, edges.source), [*numbers, edges.num_source, edges.padding]
+    streams = source.pixel, source.time, source.splits, target.pixel, target.time, target.splits, link.until
+    return *streams, *along, numbers, [x for offset in link.offsets for x in offset]
+
+
+def _walk(
+    pixel: Tensor, time: Tensor, splits: Tensor, target_pixel: Tensor, target_time: Tensor, target_splits: Tensor,
+    until: Tensor, edge_splits: Tensor | None, edge_source: Tensor | None, numbers: list[int], offsets: list[int],
+    decay_time: float,
+) -> Walk:  # fmt: skip
+    width, height, padding, target_width, target_height, target_padding, stride, same, anywhere, *rest = numbers
+    facts: dict[str, Any] = {"polarity": None, "sensor": (width, height), "padding": padding}
+    source = target = Events.made(pixel=pixel, time=time, splits=splits, **facts)
+    if anywhere:
+        source = target = at_one_pixel(source)
+    elif not same:
+        facts |= {"sensor": (target_width, target_height), "padding": target_padding}
+        facts |= {"cause": until, "num_parent": len(source)}
+        target = Events.made(pixel=target_pixel, time=target_time, splits=target_splits, **facts)
+    link = Link(source, target, until, tuple(zip(offsets[::2], offsets[1::2], strict=True)), stride)
+    if edge_splits is None:
+        return Walk(link, decay_time)
+    from gridless.ops.event_conv import fitted
+
+    edges = Edges.made(splits=edge_splits, source=edge_source, num_source=rest[0], padding=rest[1])
+    return Walk(link, decay_time, fitted(edges, link))
+
+
+def _fake_backward(grad, features, weight, rate, *rest):  # type: ignore[no-untyped-def]
+    wants, found = rest[-2], (features, weight, rate)
+    made = [x.new_empty(x.shape) if want else grad.new_empty(0) for x, want in zip(found, wants, strict=False)]
+    return *made, grad.new_empty(grad.shape[1] if wants[3] else 0)
+
+
+@operator("event_conv_backward", _fake_backward)
+def _traced_backward(
+    grad: Tensor,
+    features: Tensor,
+    weight: Tensor | None,
+    rate: Tensor,
+    pixel: Tensor,
+    time: Tensor,
+    splits: Tensor,
+    target_pixel: Tensor,
+    target_time: Tensor,
+    target_splits: Tensor,
+    until: Tensor,
+    edge_splits: Tensor | None,
+    edge_source: Tensor | None,
+    numbers: list[int],
+    offsets: list[int],
+    decay_time: float,
+    transform_first: bool,
+    wanted: list[bool],
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    streams = pixel, time, splits, target_pixel, target_time, target_splits, until, edge_splits, edge_source
+    walk = _walk(*streams, numbers, offsets, decay_time)
+    module = module_of("gridless.ops.event_conv", backend, grad.device)
+    found = _backward(grad, features, weight, rate, walk, transform_first, module, tuple(wanted))
+    # Operators return tensors: an empty one stands for a gradient that nobody wants.
+    return tuple(x if want and x is not None else grad.new_empty(0) for x, want in zip(found, wanted, strict=True))  # type: ignore[return-value]
+
+
+def _fake(features, weight, rate, bias, pixel, time, splits, target_pixel, *rest):  # type: ignore[no-untyped-def]
+    width = rate.numel() * features.shape[1] if weight is None else weight.shape[3]
+    return features.new_empty(target_pixel.shape[0], width)
+
+
+def _save_traced(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:3], *inputs[4:13])
+    ctx.rest, ctx.backend = inputs[13:17], inputs[17]
+
+
+def _differentiate_traced(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    wanted = list(ctx.needs_input_grad[:4])
+    given: Any = (*ctx.saved_tensors, *ctx.rest, wanted, ctx.backend)
+    found = _traced_backward(grad, *given)
+    return *(x if want else None for x, want in zip(found, wanted, strict=True)), *(None,) * 14
+
+
+@operator("event_conv", _fake, _save_traced, _differentiate_traced)
+def _traced(
+    features: Tensor,
+    weight: Tensor | None,
+    rate: Tensor,
+    bias: Tensor | None,
+    pixel: Tensor,
+    time: Tensor,
+    splits: Tensor,
+    target_pixel: Tensor,
+    target_time: Tensor,
+    target_splits: Tensor,
+    until: Tensor,
+    edge_splits: Tensor | None,
+    edge_source: Tensor | None,
+    numbers: list[int],
+    offsets: list[int],
+    decay_time: float,
+    transform_first: bool,
+    backend: str,
+) -> Tensor:
+    streams = pixel, time, splits, target_pixel, target_time, target_splits, until, edge_splits, edge_source
+    walk = _walk(*streams, numbers, offsets, decay_time)
+    module = module_of("gridless.ops.event_conv", backend, features.device)
+    return _forward(features, weight, rate, bias, walk, transform_first, module)
