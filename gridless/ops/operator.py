@@ -36,14 +36,21 @@ def operator(
 
         @wraps(forward)
         def call(*inputs: Any) -> Any:
-            if torch.compiler.is_compiling() or type(inputs[0]) not in (Tensor, Parameter):
-                return registered(*inputs)
-            return run(*inputs)
+            return registered(*inputs) if traced(*inputs) else run(*inputs)
 
         call.registered = registered  # type: ignore[attr-defined]
         return call
 
     return decorate
+
+
+def traced(*inputs: Any) -> bool:
+    """Whether a graph of these inputs is being traced, the first of which is a tensor."""
+    if torch.compiler.is_compiling() or type(inputs[0]) not in (Tensor, Parameter):
+        return True
+    # A tracer (make_fx) would record the empty output, and not what fills it.
+    tracer = torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active()
+    return bool(tracer) and not any(map(_is_dual, inputs))
 
 
 def eager(name: str, save: Save | None = None, backward: Callable | None = None) -> Callable:
@@ -69,9 +76,6 @@ def eager(name: str, save: Save | None = None, backward: Callable | None = None)
         def call(*inputs: Any) -> Any:
             if torch._C._are_functorch_transforms_active():
                 raise NotImplementedError(f"{name} takes no part in torch.func's transforms: {_REMEDY}")
-            # A tracer (make_fx) would record the empty output, and not what fills it.
-            if torch._C._len_torch_dispatch_stack() and not any(map(_is_dual, inputs)):
-                return registered(*inputs)
             if not torch.is_grad_enabled() and forward_ad._current_level < 0:
                 return forward(*inputs)
             return Eager.apply(*inputs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import gridless as gl
 from gridless.nn import EventConv, LeakyMean, PolarityConv
@@ -45,6 +46,7 @@ def test_a_network_compiles_whole(window):
 
     out, grads = loss(torch.compile(model, fullgraph=True, backend="aot_eager"))
     expected, wanted = loss(model)
+    assert torch.equal(make_fx(lambda: model(geometry))()(), expected)
     assert torch.equal(out, expected)
     assert out.abs().max() > 0
     for found, right in zip(grads, wanted, strict=True):

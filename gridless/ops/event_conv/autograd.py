@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gridless.backends import backend_for, implementation, module_of
 from gridless.geometry.causal import Link
-from gridless.ops.operator import eager, operator, without_autocast
+from gridless.ops.operator import eager, operator, traced, without_autocast
 from gridless.structures import Edges, Events
 
 # A tile may always have so many elements, and otherwise as many as the larger of features and result; and always so
@@ -57,7 +57,7 @@ def convolve(
     Anywhere: as if all events of the one stream were at one pixel.
     """
     name = backend_for(features.device)
-    if torch.compiler.is_compiling() and name != "reference":
+    if name != "reference" and traced(features, weight, rate, bias):
         rest: Any = (*_parts(link, edges, anywhere), decay_time, transform_first, name)
         return _traced(features, weight, rate, bias, *rest)
     if anywhere:
