@@ -88,7 +88,7 @@ class Clouds:
         at, splits = _ragged(index * size, counts, device)
         rows = Rows({name: values.flatten(0, 1)[at] for name, values in self.rows.items()})
         cloud = Cloud.made(coords=self.points.flatten(0, 1)[at], splits=splits, rows=rows)
-        return cloud if augment is None else augment(cloud, Keyed(keys(seed, epoch, index)))
+        return cloud if augment is None else augment(cloud, Keyed(send(keys(seed, epoch, index), device)))
 
     def at_once(self, batch_size: int) -> int:
         # On a GPU small batches would each wait for the launches of their searches.
@@ -180,7 +180,8 @@ class Recordings:
     def draw(self, augment: Callable[..., Events], seed: int, epoch: int, index: Tensor) -> Events:
         """The recordings `index` (B, on the CPU), augmented, as one ragged batch: see `gridless.training.loader`."""
         events = self.cut(index)
-        return (augment(events, Keyed(keys(seed, epoch, index))) if len(index) else events).trusted()
+        draws = Keyed(send(keys(seed, epoch, index), events.device))
+        return (augment(events, draws) if len(index) else events).trusted()
 
     def at_once(self, batch_size: int) -> int:
         return 1

@@ -51,7 +51,8 @@ class Prefetch:
         current = torch.cuda.current_stream(self.device)
         current.wait_event(done)
         for tensor in item.tensors():
-            tensor.record_stream(current)
+            if tensor.is_cuda:
+                tensor.record_stream(current)
         return item
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A small data set and recipe that train in seconds."""
+"""Fixtures of a small run, and the way to the direct loop."""
 
 from __future__ import annotations
 
@@ -6,22 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from gridless.training import Clouds, Recipe
 
-# The direct loop is there.
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[2] / "benchmarks")]
 
-
-def shapes(count: int, points: int = 48, seed: int = 0) -> Clouds:
-    """Spheres, discs, rods: three classes that differ in their second moments."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, points, 3, generator=generator)
-    labels = torch.arange(count) % 3
-    x = x / x.norm(dim=2, keepdim=True)
-    squeeze = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.1, 1.0], [0.1, 1.0, 0.1]])
-    return Clouds(x * squeeze[labels][:, None], labels, ["sphere", "disc", "rod"])
+from small_run import shapes, small
 
 
 @pytest.fixture
@@ -32,18 +22,3 @@ def clouds() -> Clouds:
 @pytest.fixture
 def recipe() -> Recipe:
     return small()
-
-
-def small() -> Recipe:
-    return Recipe.from_dict(
-        {
-            "model": {"model": "PointResNet", "classes": 3, "width": 8, "levels": 2, "radius": 0.4, "dropout": 0.2},
-            "points": 48,
-            "augment": {"shuffle": True, "drop": 0.3, "jitter": 0.01, "jitter_clip": 0.02, "scale": [0.9, 1.1]},
-            "epochs": 3,
-            "batch_size": 10,
-            "l2": 4e-5,
-            "average": 0.9,
-            "validate_every": 1,
-        }
-    )

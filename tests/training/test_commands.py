@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from conftest import shapes
 from safetensors.torch import save_file
+from small_run import shapes
 
 import gridless as gl
 from gridless import models

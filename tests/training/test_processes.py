@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import torch
-from conftest import shapes
 from safetensors.torch import load_file, save_file
+from small_run import shapes
 from torch.nn.functional import cross_entropy
 
 from gridless.nn import synchronise
@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 sys.path.insert(0, {tests!r})
-from conftest import shapes
+from small_run import shapes
 from gridless.training import Recipe
 from gridless.training.run import run
 

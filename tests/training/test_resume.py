@@ -12,8 +12,8 @@ import sys
 import lightning
 import pytest
 import torch
-from conftest import shapes, small
 from killing import KillAfter, Killed, weights
+from small_run import shapes, small
 
 import gridless as gl
 from gridless.__main__ import main

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import shapes
 from direct import Run, fit
+from small_run import shapes
 
 import gridless as gl
 from gridless import models
