@@ -156,6 +156,7 @@ def work(names: list[str], run: int, start: int, end: int) -> None:
             path = Path(folder) / f"whole{seed.suffix}"
             path.write_bytes(data)
             seed.read(path)
+            print(start - 1, file=out, flush=True)  # compiling takes minutes on a slow machine, and is no hang
         limit_memory()
         for number in range(start, end):
             print(number, file=out, flush=True)
