@@ -29,8 +29,8 @@ def operator(
     """
 
     def decorate(forward: Callable) -> Callable[..., Any]:
-        registered = torch.library.custom_op(f"gridless::{name}", forward, mutates_args=())
-        registered.register_fake(fake)
+        registered = torch.library.custom_op(f"gridless::{name}", _without_tangents(name, forward), mutates_args=())
+        registered.register_fake(_without_tangents(name, fake))
         registered.register_autograd(backward or _refuse_second, setup_context=save or _keep_nothing)
         run = eager(name, save, backward)(forward)
 
@@ -104,6 +104,18 @@ _REMEDY = "run under gl.use_backend('reference'), which torch differentiates"
 def _is_dual(x: Any) -> bool:
     """Whether forward mode is differentiating along x, which a registered operator would do with zeros."""
     return forward_ad._current_level >= 0 and isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
+
+
+def _without_tangents(name: str, function: Callable) -> Callable:
+    """A registered operator would give zeros for forward-mode derivatives: it is refused where any are taken."""
+
+    @wraps(function)
+    def run(*inputs: Any) -> Any:
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            raise NotImplementedError(f"{name} has no forward-mode derivative and no torch.func transform: {_REMEDY}")
+        return function(*inputs)
+
+    return run
 
 
 def _keep_nothing(ctx: Any, inputs: tuple, output: Any) -> None:

@@ -165,3 +165,15 @@ def test_refuses_what_it_cannot_pool(pool):
         pool(features, splits.float())
     with pytest.raises(ValueError, match="one device"):
         pool(features.to("meta"), splits)
+
+
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_forward_mode_of_a_compiled_graph_is_refused(compiler):
+    splits = torch.tensor([0, 3, 5])
+    features, direction = torch.randn(2, 5, 4)
+    for pool in (segment_pool.segment_max, segment_pool.segment_mean):
+        slope = torch.compile(
+            lambda x, d, f=pool: torch.func.jvp(lambda z: f(z, splits), (x,), (d,))[1], backend=compiler
+        )
+        with pytest.raises(Exception, match="reference"):
+            slope(features, direction)
