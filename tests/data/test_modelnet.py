@@ -198,4 +198,4 @@ def test_reads_the_pack_of_real_clouds(shared_data):
     with pytest.raises(FileNotFoundError, match="training shapes only"):
         ModelNet40(shared_data, "test")
     clouds = gl.collate([data[i][0] for i in (0, 5000)])
-    assert torch.equal(clouds[1].coords, data.coords[5000])
+    assert torch.equal(clouds.examples[1].coords, data.coords[5000])
