@@ -64,8 +64,8 @@ class Cloud(Ragged):
         >>> cloud = gl.Cloud.of(xyz, rgb=rgb, label=label)
         >>> cloud = gl.Cloud.of([xyz1, xyz2], normal=[normal1, normal2], directions="normal")
 
-        Memory is shared where it can be: what is written to an array later, is written to the cloud. Searches look at the
-        points at every call, but while one runs nobody may write to them.
+        Memory is shared where it can be: what is written to an array later is written to the cloud. Searches look at
+        the points at every call, but while one runs nobody may write to them.
 
         Args:
             x: coordinates, or a `Cloud` that gets further rows.
