@@ -34,6 +34,8 @@ SIDE = 1 << 16  # pixels along a side of the largest sensor that frames can tell
 
 # Microseconds by which a socket's times may jump.
 JUMP = 10_000_000
+# Late frames in a row, each the next of the one before it, after which their sender has begun again.
+AGAIN = 16
 
 # Datagrams that are read from a socket before any of them is worked on, at most.
 BURST = 64
@@ -188,7 +190,8 @@ class Datagrams:
     `jump` microseconds. Such a frame is refused by itself: the clock stays that of the frames before it. With
     `restart`, two such frames in a row of which the second continues the first begin a new stream, as when the sender
     was started again: `NewStream` is yielded, then the two. `restarts` counts these. (One alone is refused: a stray
-    datagram does not end a stream.)
+    datagram does not end a stream.) A sender that was started again and whose clock is less than `jump` behind is known
+    by its late frames: after AGAIN of them, each the next of the one before, they are refused, or begin a new stream.
     """
 
     def __init__(
@@ -208,6 +211,8 @@ class Datagrams:
         self._time: int | None = None  # of the last event that was taken
         self._heard = 0.0  # when it was
         self._held: _Frame | None = None  # a frame that jumps, until the next one tells what it was
+        self._last_late: _Frame | None = None
+        self._in_a_row = 0  # late frames that follow each other
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
         self.socket.bind((host, port))
@@ -300,10 +305,25 @@ class Datagrams:
             self._refuse(number, f"event 0 is at {first} us, before the last one at {self._time} us")
             self._count(number)
         elif self._time is not None and behind and first <= self._time:
-            self.late += 1
+            yield from self._late(frame)
         else:
             self._refuse_held()
             yield from self._take(frame)
+
+    def _late(self, frame: _Frame) -> Iterator[Events | NewStream]:
+        """A frame behind its time is late; after many that follow each other it is one of a sender that began again."""
+        before = self._last_late
+        follows = before is not None and frame.number == (before.number + 1) & 0xFFFFFFFF and frame.first >= before.last
+        self._in_a_row, self._last_late = (self._in_a_row + 1 if follows else 1), frame
+        if self._in_a_row <= AGAIN:
+            self.late += 1
+        elif self.restart:
+            self._in_a_row, self._last_late = 0, None
+            self._expected, self.restarts = None, self.restarts + 1
+            yield NewStream()
+            yield from self._take(frame)
+        else:
+            self._refuse(frame.number, f"its sender began again, {AGAIN} late frames before it")
 
     def _take(self, frame: _Frame) -> Iterator[Events]:
         self._count(frame.number)

@@ -20,7 +20,18 @@ import gridless as gl
 from gridless.models import events as networks
 from gridless.streaming import stream
 from gridless.streaming.overload import Budget, Buffered, Overload, thinned
-from gridless.streaming.sources import HEADER, MAGIC, Camera, Datagrams, Fit, NewStream, encode, frames, recording
+from gridless.streaming.sources import (
+    AGAIN,
+    HEADER,
+    MAGIC,
+    Camera,
+    Datagrams,
+    Fit,
+    NewStream,
+    encode,
+    frames,
+    recording,
+)
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +205,26 @@ def test_a_sender_that_starts_again_begins_a_new_stream_or_is_refused(numbers):
     source, packets = heard(*old, *new)
     assert len(packets) == 3
     assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 3, 0)
+
+
+def test_a_sender_that_starts_again_within_the_bound_is_known_by_its_late_frames():
+    old = [encode(at(5 * 10**6 + k), 98 + k) for k in range(3)]
+    new = [encode(at(k), k) for k in range(AGAIN + 4)]
+    source, packets = heard(*old, *new, restart=True)
+    times = [type(p) is NewStream or p.time.item() for p in packets]
+    assert times == [*range(5 * 10**6, 5 * 10**6 + 3), True, *range(AGAIN, AGAIN + 4)]
+    assert (source.lost, source.late, source.refused, source.restarts) == (0, AGAIN, 0, 1)
+    source, packets = heard(*old, *new)
+    assert len(packets) == 3
+    assert (source.late, source.refused, source.restarts) == (AGAIN, 4, 0)
+    assert "began again" in source.reason
+
+
+def test_late_frames_that_do_not_follow_each_other_stay_late():
+    frames = [encode(at(5 * 10**6 + k), 98 + k) for k in range(3)]
+    source, packets = heard(*frames, *[encode(at(k), 2 * k) for k in range(AGAIN + 4)], restart=True)
+    assert len(packets) == 3
+    assert (source.late, source.refused, source.restarts) == (AGAIN + 4, 0, 0)
 
 
 def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket_that_may_restart():
