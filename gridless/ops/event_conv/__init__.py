@@ -30,6 +30,7 @@ from torch import Tensor
 from gridless.backends import backend_for, implementation
 from gridless.geometry.causal import Link, link
 from gridless.geometry.taps import Kernel
+from gridless.ops.event_conv.autograd import convolve, fitted
 from gridless.ops.point_conv import ORDERS, cheaper_order
 from gridless.structures import Edges, Events
 
@@ -81,8 +82,6 @@ def event_conv(
         order = cheaper_order(met, len(source), len(target), *weight.shape[2:])
     elif order not in ORDERS:
         raise ValueError(f"event_conv: order must be one of {ORDERS} or None, not {order!r}")
-    from gridless.ops.event_conv.autograd import convolve
-
     return convolve(features, weight, rate, bias, joined, float(decay_time), edges, order == "transform_first")
 
 
@@ -115,8 +114,6 @@ def event_gather(features: Tensor, rate: Tensor, events: Events, decay_time: flo
 
     Gradients go to features (S, Q) and rate (1, V).
     """
-    from gridless.ops.event_conv.autograd import convolve
-
     joined = _checked(features, _weightless(features, rate), rate, None, events, events, 1, 1, decay_time)
     return convolve(features, None, rate, None, joined, float(decay_time), anywhere=True).unflatten(
         1, (*rate.shape, features.shape[1])
@@ -190,26 +187,3 @@ def _checked(
         raise ValueError(f"event_conv: decay_time must be positive, not {decay_time}")
     backend_for(features.device)
     return joined
-
-
-def fitted(edges: Edges, joined: Link) -> Edges:
-    """The edges with a row for every (target, tap), padding rows too."""
-    rows = len(joined.target) * len(joined.offsets)
-    padded = joined.target.padding or edges.padding
-    if edges.num_source != len(joined.source) or (edges.num_target != rows and not padded):
-        raise ValueError(
-            f"event_conv: edges must join {len(joined.source)} sources and {rows} (target, tap) rows, "
-            f"not {edges.num_source} and {edges.num_target}: make them with causal(source, target, kernel, stride)"
-        )
-    if edges.device != joined.source.device:
-        raise ValueError(f"event_conv: edges are on {edges.device}, the events on {joined.source.device}: move one")
-    if edges.num_target == rows:
-        return edges
-
-    def make() -> Edges:
-        # Targets and (target, tap) rows were padded to different sizes; the rows in question have no edges.
-        more = max(rows - edges.num_target, 0)
-        splits = torch.cat([edges.splits[: rows + 1], edges.splits[-1:].expand(more)])
-        return Edges(splits, edges.source, edges.num_source, padding=edges.padding).trusted()
-
-    return edges.cached("fitted", make)

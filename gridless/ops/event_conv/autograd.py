@@ -272,8 +272,6 @@ def _walk(
     link = Link(source, target, until, tuple(zip(offsets[::2], offsets[1::2], strict=True)), stride)
     if edge_splits is None:
         return Walk(link, decay_time)
-    from gridless.ops.event_conv import fitted
-
     edges = Edges.made(splits=edge_splits, source=edge_source, num_source=rest[0], padding=rest[1])
     return Walk(link, decay_time, fitted(edges, link))
 
@@ -356,3 +354,26 @@ def _traced(
     walk = _walk(*streams, numbers, offsets, decay_time)
     module = module_of("gridless.ops.event_conv", backend, features.device)
     return _forward(features, weight, rate, bias, walk, transform_first, module)
+
+
+def fitted(edges: Edges, joined: Link) -> Edges:
+    """The edges with a row for every (target, tap), padding rows too."""
+    rows = len(joined.target) * len(joined.offsets)
+    padded = joined.target.padding or edges.padding
+    if edges.num_source != len(joined.source) or (edges.num_target != rows and not padded):
+        raise ValueError(
+            f"event_conv: edges must join {len(joined.source)} sources and {rows} (target, tap) rows, "
+            f"not {edges.num_source} and {edges.num_target}: make them with causal(source, target, kernel, stride)"
+        )
+    if edges.device != joined.source.device:
+        raise ValueError(f"event_conv: edges are on {edges.device}, the events on {joined.source.device}: move one")
+    if edges.num_target == rows:
+        return edges
+
+    def make() -> Edges:
+        # Targets and (target, tap) rows were padded to different sizes; the rows in question have no edges.
+        more = max(rows - edges.num_target, 0)
+        splits = torch.cat([edges.splits[: rows + 1], edges.splits[-1:].expand(more)])
+        return Edges(splits, edges.source, edges.num_source, padding=edges.padding).trusted()
+
+    return edges.cached("fitted", make)
