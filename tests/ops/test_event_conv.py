@@ -138,7 +138,7 @@ def test_either_order_gives_the_same(device, kernel, stride, form):
 def test_the_cheaper_order_is_taken(monkeypatch):
     """Few channels to many: gather first; many to few, on as many events: transform first."""
     taken, real = [], autograd.convolve
-    monkeypatch.setattr(autograd, "convolve", lambda *given: taken.append(given[-1]) or real(*given))
+    monkeypatch.setattr("gridless.ops.event_conv.convolve", lambda *given: taken.append(given[-1]) or real(*given))
     events = crowd()
     for q, p in ((2, 8), (8, 2)):
         event_conv(torch.rand(len(events), q), torch.rand(1, 1, q, p), torch.ones(1, 1), None, events, events, 1)
