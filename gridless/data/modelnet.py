@@ -25,7 +25,7 @@ from torch import Tensor
 from gridless.augment.points import PointTransform
 from gridless.data import splits
 from gridless.data.cloud_cache import Clouds, cached
-from gridless.data.formats.base import FormatError
+from gridless.data.errors import FormatError
 from gridless.data.limits import Limits
 from gridless.data.meshes import sample_mesh
 from gridless.data.numpy_files import arrays_of

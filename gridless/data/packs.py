@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gridless.data.formats.base import FormatError
+from gridless.data.errors import FormatError
 from gridless.kernels.threads import in_threads
 from gridless.structures import Events
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from gridless.data.errors import FormatError
 from gridless.data.files import sweep, whole_file
-from gridless.data.formats.base import FormatError
 from gridless.data.seeds import seed_of
 from gridless.data.shards import MAGIC, Shard, flatten, write
 from gridless.plan import Plan

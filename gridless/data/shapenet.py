@@ -21,7 +21,7 @@ from torch import Tensor
 from gridless.augment.points import PointTransform
 from gridless.data import splits
 from gridless.data.cloud_cache import Clouds, cached
-from gridless.data.formats.base import FormatError
+from gridless.data.errors import FormatError
 from gridless.data.seeds import seed_of, seeded
 from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gridless.data.errors import FormatError
 from gridless.data.files import whole_file
-from gridless.data.formats.base import FormatError
 from gridless.structures import Cloud, Edges, Events, Geometry, Structure
 
 MAGIC = b"gridless shard 3"

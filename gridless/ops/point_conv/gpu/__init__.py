@@ -26,6 +26,7 @@ from gridless.ops.point_conv.gpu import gluon
 from gridless.ops.point_conv.gpu.tiles import (
     CHUNK,
     GROUP,
+    HELD,
     Tile,
     dot_block,
     fused_backward_tile,
@@ -301,7 +302,7 @@ def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, o
     if precision == "tf32" and not walk.flip and gluon.forward(walk, features, weight, bias, out):
         return
     # Sums of all channels, or strip by strip.
-    together = dot_block(channels) if walk.function.size * dot_block(channels) <= 320 else tile.strip
+    together = dot_block(channels) if walk.function.size * dot_block(channels) <= HELD else tile.strip
     constants = walk.settings(channels) | walk.terms(0, walk.function.size) | tile.strips(together)
     constants |= {"C": channels, "P": width, "PB": dot_block(width)}
     constants |= {"HAS_BIAS": bias is not None, "PRECISION": precision}

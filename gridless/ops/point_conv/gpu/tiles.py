@@ -11,6 +11,8 @@ from gridless.kernels.launch import cdiv, power_of_two
 
 # Terms whose sums one kernel keeps in registers.
 GROUP = 16
+# Sums of a row, terms times channels, that registers hold until the product.
+HELD = 320
 # Bytes of sums that are written before a product reads them: inside the second-level cache.
 CHUNK = 48 << 20
 
@@ -43,7 +45,7 @@ def fused_tile(
     sums = terms * dot_block(channels)
     if dtype == torch.float64 or terms > GROUP or dot_block(width) > 128:
         return None
-    if sums > 320:
+    if sums > HELD:
         return wide_tile(dtype, terms, channels, rows)
     if dtype != torch.float32:
         large = Tile(64, 1, 8, strip=64)
@@ -88,7 +90,7 @@ def fused_backward_tile(
     """As `fused_tile`; the weight's gradient has to fit beside the sums."""
     sums = terms * dot_block(width)
     shares = sums * dot_block(channels)
-    if dtype == torch.float64 or terms > GROUP or sums > 320 or shares > 16384 or dot_block(channels) > 64:
+    if dtype == torch.float64 or terms > GROUP or sums > HELD or shares > 16384 or dot_block(channels) > 64:
         return None
     if shares > 10240:
         return Tile(64, 2, 8, 1, strip=32) if dtype == torch.float32 else Tile(32, 2, 4, 2, strip=64)
@@ -116,7 +118,7 @@ def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
 
 def gluon_tile(terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device) -> Tile | None:
     """The tile of the Gluon kernel where it exists, is faster, and has rows enough; else None."""
-    suits = channels in (32, 64) and width in (16, 32, 64) and terms * channels <= 320
+    suits = channels in (32, 64) and width in (16, 32, 64) and terms * channels <= HELD
     return GLUON_TILE if suits and edges <= 24 * rows and busy(rows, GLUON_TILE, device) >= 0.85 else None
 
 
@@ -125,7 +127,7 @@ def gluon_backward_tile(
 ) -> Tile | None:
     """As `gluon_tile`. Registers of a lane: sums of 32 channels, and its parts of both gradients."""
     registers = terms * 16 + terms * channels * width // 256 + channels // 2
-    fits = registers <= 216 and terms * width <= 320 and terms * channels * width <= 16384
+    fits = registers <= 216 and terms * width <= HELD and terms * channels * width <= 16384
     suits = channels in (32, 64) and width in (32, 64) and fits
     # Small tiles are better, where there are any.
     few = few_rows(rows, edges if channels == 32 else 0, GLUON_TILE, device)
