@@ -136,8 +136,9 @@ class Edges(Structure):
         values = torch.ones(end, device=self.device) if values is None else values
         shape = (self.num_target, self.num_source)
         with warnings.catch_warnings():
-            # PyTorch says of every such tensor that they are in beta.
+            # PyTorch says of every such tensor that they are in beta, and 2.11 that checks are off, although we say so.
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+            warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
             return torch.sparse_csr_tensor(self.splits, self.source[:end].long(), values, shape, check_invariants=False)
 
     @classmethod
