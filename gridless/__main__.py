@@ -49,8 +49,8 @@ def main(argv: list[str] | None = None) -> int:
         if debug:
             raise
         text = str(error) or type(error).__name__
-        if isinstance(error, ModuleNotFoundError):
-            text += ": install it, e.g. with pip install 'gridless[train]'"
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            text += f": pip install {error.name.partition('.')[0]}"
         print(f"gridless {words[0]}: {text}", file=sys.stderr)
         return 1
 

@@ -172,7 +172,7 @@ def _read_h5(folder: Path, part: str, points: int) -> Clouds:
     try:
         import h5py
     except ImportError:
-        raise ImportError(f"ModelNet40: reading {folder} needs h5py: pip install 'gridless[data]'") from None
+        raise ImportError(f"ModelNet40: reading {folder} needs h5py: pip install h5py") from None
     coords, label, names = [], [], []
     for path in sorted(folder.glob(f"ply_data_{part}*.h5")):
         try:

@@ -17,7 +17,7 @@ def _figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("pictures need matplotlib: pip install 'gridless[show]'") from error
+        raise ImportError("pictures need matplotlib: pip install matplotlib") from error
     return Figure((width, height), layout="constrained")
 
 

@@ -372,7 +372,7 @@ def _number(data: bytes) -> int:
 
 
 class Camera:
-    """A live camera, through `neuromorphic-drivers` (pip install 'gridless[camera]').
+    """A live camera, through `neuromorphic-drivers` (pip install neuromorphic-drivers).
 
     Without `device` the first camera that is plugged in. Anything that yields (status, packet) pairs whose packets have
     `polarity_events` will do; `overflows` counts the times the computer was too slow for the camera's own queue.
@@ -388,7 +388,7 @@ class Camera:
             try:
                 import neuromorphic_drivers  # pyright: ignore[reportMissingImports]
             except ImportError as error:
-                raise ImportError("cameras need neuromorphic-drivers: pip install 'gridless[camera]'") from error
+                raise ImportError("cameras need a package: pip install neuromorphic-drivers") from error
             device = neuromorphic_drivers.open()
         self.device, self.sensor, self.fit, self.overflows = device, sensor, fit, 0
 

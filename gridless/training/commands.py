@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -189,30 +190,41 @@ def predict(
     from gridless.weights import load
 
     model: Any = load(weights, pick_device(device))
-    live = is_event_network(model)
-    for file in files:
-        _check_kind(file, live)
+    live, parts = is_event_network(model), "parts" in model.config
+    if parts and len({file.stem for file in files}) < len(files):
+        raise ValueError(f"two of the files have one name, and would be one file in {out}: give them in two calls")
     names = list(model.about.get("classes") or [])
-    if "parts" in model.config:
-        for file in track(files, "predict", shown=len(files) > 1):
+    names += [str(i) for i in range(len(names), model.config.get("classes", 0))]
+
+    def answer(file: Path) -> str:
+        _check_kind(file, live)
+        if parts:
             written, counts = write_parts(model, file, out, category, points, up, keep_scale)
             if as_json:
-                print(json.dumps({"file": str(file), "written": str(written), "parts": counts}))
-            else:
-                print(f"{file}: {', '.join(f'{name} {n}' for name, n in counts.items())} points, in {written}")
-        return
-    names += [str(i) for i in range(len(names), model.config["classes"])]
-    for file in track(files, "predict", shown=len(files) > 1):
+                return json.dumps({"file": str(file), "written": str(written), "parts": counts})
+            return f"{file}: {', '.join(f'{name} {n}' for name, n in counts.items())} points, in {written}"
         if live:
             p = classify_events(model, file, repair=repair or (), votes=votes)
         else:
             p = classify(model, file, points=points, up=up, keep_scale=keep_scale, votes=votes)
         if as_json:
             best = names[int(p.argmax())]
-            print(json.dumps({"file": str(file), "class": best, "probabilities": dict(zip(names, p.tolist()))}))
-        else:
-            order = p.argsort(descending=True)[:top].tolist()
-            print(f"{file}: " + ", ".join(f"{names[i]} {p[i]:.1%}" for i in order))
+            return json.dumps({"file": str(file), "class": best, "probabilities": dict(zip(names, p.tolist()))})
+        order = p.argsort(descending=True)[:top].tolist()
+        return f"{file}: " + ", ".join(f"{names[i]} {p[i]:.1%}" for i in order)
+
+    failed: list[Exception] = []
+    for file in track(files, "predict", shown=len(files) > 1):
+        try:
+            print(answer(file), flush=True)
+        except Exception as error:
+            if len(files) == 1:
+                raise
+            # One bad file is no reason to leave out those behind it.
+            print(f"gridless predict: {error}", file=sys.stderr, flush=True)
+            failed.append(error)
+    if failed:
+        raise ValueError(f"{len(failed)} of {len(files)} files have no answer, see above") from failed[0]
 
 
 def _check_kind(file: Path, live: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -258,3 +259,30 @@ def test_a_cloud_on_another_scale_is_warned_of():
     model = models.PointResNet(3, width=8, levels=1)
     with pytest.warns(UserWarning, match=r"x.ply: 100% of the points have no neighbour .* scale it to the unit sphere"):
         check_scale(model.plan(shapes(1).points[0] * 100), "x.ply")
+
+
+def test_predict_goes_on_after_a_file_that_it_cannot_use(saved, tmp_path, capsys):
+    good = shapes(1, points=200).points[0].numpy()
+    for name in ("a", "b"):
+        np.save(tmp_path / f"{name}.npy", good)
+    (tmp_path / "nan.xyz").write_text("0 0 0\nnan 1 2\n")
+    (tmp_path / "empty.xyz").write_text("")
+    files = [str(tmp_path / name) for name in ("a.npy", "nan.xyz", "gone.ply", "rec.npz", "empty.xyz", "b.npy")]
+    assert main(["predict", *files, "--weights", str(saved[1]), "--json", "--device", "cpu"]) == 1
+    out, err = capsys.readouterr()
+    assert [json.loads(line)["file"] for line in out.splitlines()] == [files[0], files[-1]]
+    lines = err.splitlines()
+    assert len(lines) == 5
+    assert "nan.xyz: 1 points are not finite" in lines[0]
+    assert "gone.ply" in lines[1]
+    assert "rec.npz is a recording" in lines[2]
+    assert "holds no points: the file is empty" in lines[3]
+    assert lines[4] == "gridless predict: 4 of 6 files have no answer, see above"
+
+
+def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    for name in ("gridless.training.run", "gridless.training.module"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert main(["train", "shapes"]) == 1
+    assert capsys.readouterr().err.rstrip().endswith(": pip install lightning")

@@ -137,7 +137,7 @@ def _unpacked(source: Source, records: dict, at: int, count: int, size: int) -> 
     try:
         import lazrs
     except ImportError:
-        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install 'gridless[data]'") from None
+        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install lazrs") from None
     record = records.get(("laszip encoded", 22204), b"")
     if len(record) < 34:
         raise source.error("compressed, but without the record that says how", at)

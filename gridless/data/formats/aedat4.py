@@ -1,7 +1,7 @@
 """AEDAT4 (DV): a FlatBuffers header with an XML description, then packets, each compressed on its own.
 
 Packets of the type EVTS hold events of 16 bytes: time (int64), x and y (int16), polarity (one byte). Compression is
-none, LZ4 or ZSTD, unpacked by the packages `lz4` and `zstandard` (both BSD), which `pip install gridless[data]` brings.
+none, LZ4 or ZSTD, unpacked by the packages `lz4` and `zstandard` (both BSD).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _unpacker(file: File, compression: int) -> Callable[[int, int], bytes]:
         else:
             import zstandard as library  # type: ignore[no-redef]
     except ImportError:
-        raise ImportError(f"{file.path} is compressed: pip install {package}, or gridless[data]") from None
+        raise ImportError(f"{file.path} is compressed: pip install {package}") from None
     pieces = _lz4_pieces if package == "lz4" else _zstd_pieces
 
     def unpack(start: int, end: int) -> bytes:

@@ -38,7 +38,7 @@ def read(file: File) -> Recording:
     try:
         import h5py
     except ImportError:
-        raise ImportError(f"{file.path} is an HDF5 file: pip install h5py, or gridless[data]") from None
+        raise ImportError(f"{file.path} is an HDF5 file: pip install h5py") from None
     try:
         # Without the file locks, which a read-only disk may refuse.
         with h5py.File(file.path, "r", locking=False) as root:
