@@ -6,6 +6,7 @@ Nothing is ever unpickled.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,24 @@ from gridless.data.files import whole_file
 SHIPPED = Path(__file__).parent / "pretrained"
 
 
-def save(model: nn.Module, path: str | Path, bits: int = 32, **about: Any) -> Path:
+def save(
+    model: nn.Module, path: str | Path, bits: int = 32, arguments: dict[str, Any] | None = None, **about: Any
+) -> Path:
     """Write `path`.safetensors and `path`.json; `about` (classes, recipe, results...) is kept in the JSON file.
 
-    The network must have been made by `gridless.models`, so that its `config` can make it again. With `bits=16` the
-    kernels of dense layers and convolutions are stored as float16, half the size; loading makes them float32 again.
+    A network of `gridless.models` knows what it was made with. Of a class of your own say it: `arguments`, plain values
+    that its constructor is called with when it is loaded, `gl.load(path, model=Class)`. Whether that makes this network
+    again is tried before anything is written.
+
+    With `bits=16` the kernels of dense layers and convolutions are stored as float16, half the size; loading makes them
+    float32 again.
     """
     from safetensors.torch import save as serialise
 
-    config = getattr(model, "config", None)
-    if not isinstance(config, dict) or "model" not in config:
-        raise TypeError(
-            f"save: a {type(model).__name__} has no config: only networks of gridless.models can be rebuilt from JSON"
-        )
-    path = _stem(path)
     if bits not in (16, 32):
         raise ValueError(f"save: weights are stored with 16 or 32 bits, not {bits}")
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    path, config = _stem(path), _config(model, arguments)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if bits == 16:
         tensors = {name: _halved(name, tensor) for name, tensor in tensors.items()}
@@ -47,18 +50,93 @@ def save(model: nn.Module, path: str | Path, bits: int = 32, **about: Any) -> Pa
     return weights
 
 
-def load(name: str | Path, device: torch.device | str = "cpu") -> nn.Module:
+def load(
+    name: str | Path,
+    device: torch.device | str = "cpu",
+    classes: int | Sequence[str] | None = None,
+    model: Callable[..., nn.Module] | None = None,
+) -> nn.Module:
     """The network, ready to evaluate, by the name of shipped weights or by path.
 
     `model.about` is what was saved with it: classes, recipe, results.
+
+    Args:
+        name: of shipped weights, or the path of a .safetensors file.
+        device: where the network goes.
+        classes: how many classes of your own, or their names: the layers whose size depends on it begin anew, at
+            random, all others as they were saved. For fine-tuning.
+        model: for weights of a class of your own: that class. What a file says is never imported.
     """
+    path, about = read_about(name)
+    if classes is None:
+        made = _make(about["model"], model, name)
+        restore(made, path)
+    else:
+        count = classes if isinstance(classes, int) else len(classes)
+        config, other = (_with_classes(about["model"], n, name) for n in (count, count + 1))
+        made = _make(config, model, name)
+        sizes = {key: tensor.shape for key, tensor in _make(other, model, name).state_dict().items()}
+        head = [key for key, tensor in made.state_dict().items() if tensor.shape != sizes[key]]
+        begin_with(made, name, head)
+        about = {"model": config, "recipe": {**about.get("recipe", {}), "model": config}, "start": str(name)}
+        about |= {} if isinstance(classes, int) else {"classes": list(classes)}
+    made.about = about  # type: ignore[assignment]
+    if not hasattr(made, "config"):
+        made.config = about["model"]
+    return made.to(device).eval()
+
+
+def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any]:
+    """What makes this network again, which is tried."""
+    from gridless.models import CLASSES
+
+    kind = type(model)
+    own = CLASSES.get(kind.__name__) != kind.__module__
+    known: Any = getattr(model, "config", {})
+    if not own:
+        config, remedy = known, "for other classes use gl.load(NAME, classes=N)"
+    else:
+        name = f"{kind.__module__}:{kind.__name__}"
+        if arguments is None and isinstance(known, dict) and known.get("model") == name:
+            arguments = known["arguments"]
+        config = {"model": name, "arguments": arguments or {}}
+        remedy = "give what its constructor was called with, gl.save(model, path, arguments={...})"
+    try:
+        plain = json.loads(json.dumps(config))
+        # The network's own random numbers are nobody's else.
+        with torch.random.fork_rng(devices=[]):
+            again = _make(plain, kind if own else None, kind.__name__)
+    except Exception as error:
+        raise TypeError(f"save: {kind.__name__} cannot be made again: {error}: {remedy}") from None
+    words = _misfit(again, model.state_dict())
+    plans = [getattr(net, "plan", None) for net in (model, again)]
+    if words is None and str(plans[0]) != str(plans[1]):
+        words = "its plan is another"
+    if words is not None:
+        raise ValueError(f"save: what makes a {kind.__name__} again makes another network: {words}: {remedy}")
+    return config
+
+
+def _make(config: dict[str, Any], model: Callable[..., nn.Module] | None, name: str | Path) -> nn.Module:
+    """The network of a config, by `gridless.models` or by a class of the user's."""
     from gridless.models import build
 
-    path, about = read_about(name)
-    model = build(about["model"])
-    restore(model, path)
-    model.about = about  # type: ignore[assignment]
-    return model.to(device).eval()
+    own = "arguments" in config
+    if model is not None:
+        return model(**config["arguments"] if own else {k: v for k, v in config.items() if k != "model"})
+    if own:
+        raise ValueError(f"{name} is of the class {config['model']}, which gridless does not have: pass it, model=...")
+    return build(config)
+
+
+def _with_classes(config: dict[str, Any], count: int, name: str | Path) -> dict[str, Any]:
+    if "arguments" in config:
+        return {**config, "arguments": {**config["arguments"], "classes": count}}
+    if "parts" in config:
+        return {**config, "parts": [count]}
+    if "classes" not in config:
+        raise ValueError(f"{name}: a {config['model']} has no number of classes to change")
+    return {**config, "classes": count}
 
 
 def available() -> list[str]:
@@ -96,9 +174,9 @@ def restore(model: nn.Module, path: str | Path) -> None:
     model.load_state_dict(tensors)
 
 
-def begin_with(model: nn.Module, name: str | Path) -> list[str]:
+def begin_with(model: nn.Module, name: str | Path, without: Sequence[str] = ()) -> list[str]:
     """Fill what fits, by name and shape, from the weights of another network; returns the names of these tensors."""
-    wanted = model.state_dict()
+    wanted = {k: t for k, t in model.state_dict().items() if k not in without}
     found = {k: t for k, t in _tensors(read_about(name)[0]).items() if k in wanted and _fits(t, wanted[k])}
     if not found:
         raise ValueError(f"nothing of the weights {str(name)!r} fits this {type(model).__name__}, by name and shape")
@@ -118,18 +196,23 @@ def _tensors(path: str | Path) -> dict[str, torch.Tensor]:
 
 def check_fit(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:
     """Refuse the state of another network, naming the first tensor that is missing, of another shape, or unknown."""
+    words = _misfit(model, tensors)
+    if words is not None:
+        raise ValueError(f"{what} is of another network: {words}")
+
+
+def _misfit(model: nn.Module, tensors: dict[str, torch.Tensor]) -> str | None:
+    """The first tensor that is missing, of another shape, or unknown to the network, in words."""
     kind = type(model).__name__
     wanted = model.state_dict()
     for name, tensor in wanted.items():
         if name not in tensors:
-            raise ValueError(f"{what} is of another network: {kind} has {name!r}, the file has not")
+            return f"{kind} has {name!r}, the file has not"
         found = tensors[name]
         if not _fits(found, tensor):
             ours, theirs = (t.dtype if found.shape == tensor.shape else tuple(t.shape) for t in (tensor, found))
-            raise ValueError(f"{what} is of another network: {name!r} of this {kind} is {ours}, in the file {theirs}")
-    for name in tensors:
-        if name not in wanted:
-            raise ValueError(f"{what} is of another network: {kind} has no {name!r}")
+            return f"{name!r} of this {kind} is {ours}, in the file {theirs}"
+    return next((f"{kind} has no {name!r}" for name in tensors if name not in wanted), None)
 
 
 def _fits(found: torch.Tensor, wanted: torch.Tensor) -> bool:

@@ -29,7 +29,7 @@ class Recipe:
     """One training run. Every field can be changed on the command line: `--set epochs=10 --set augment.shift=0.1`."""
 
     model: dict[str, Any]
-    """What `gridless.models.build` takes: the model's name, and its arguments."""
+    """What `gridless.models.build` takes: the model's name, and its arguments. Without a name: that of `start`."""
     start: str | None = None
     """Weights to begin with, by name or path: every tensor that fits by name and shape; None: from the seed."""
     frozen: list[str] = field(default_factory=list)
@@ -120,8 +120,13 @@ class Recipe:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:
         values = dict(values)
-        if "model" not in values:
-            raise ValueError("recipe: `model` is missing: give at least its name, model: {model: point_resnet_large}")
+        if "model" not in (values.get("model") or {}):
+            if not values.get("start"):
+                words = "give at least its name, model: {model: point_resnet_large}, or weights to begin with, start:"
+                raise ValueError(f"recipe: `model` is missing: {words}")
+            from gridless.weights import read_about
+
+            values["model"] = {**read_about(values["start"])[1]["model"], **(values.get("model") or {})}
         _known(values, cls, "recipe")
         augment = dict(values.pop("augment", None) or {})
         _known(augment, Policy, "recipe: augment")

@@ -103,9 +103,98 @@ def test_damaged_and_missing_files_are_named(saved):
 
 
 def test_a_network_that_cannot_be_rebuilt_is_not_saved(tmp_path):
-    with pytest.raises(TypeError, match="a Linear has no config"):
+    with pytest.raises(TypeError, match=r"Linear cannot be made again: .*in_features.*arguments=\{\.\.\.\}"):
         gl.save(torch.nn.Linear(1, 1), tmp_path / "x")
+    with pytest.raises(ValueError, match=r"'weight' of this Linear is \(1, 2\), in the file \(1, 1\): give what"):
+        gl.save(torch.nn.Linear(1, 1), tmp_path / "x", arguments={"in_features": 2, "out_features": 1})
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        gl.save(torch.nn.Linear(1, 1), tmp_path / "x", arguments={"in_features": 2, "device": torch.device("cpu")})
+    model = models.PointResNet(3, width=8, levels=2)
+    model.head[-1] = gl.nn.Dense(256, 5)
+    with pytest.raises(ValueError, match=r"head.5.weight.*: for other classes use gl.load\(NAME, classes=N\)"):
+        gl.save(model, tmp_path / "x")
+    model = models.PointResNet(3, width=8, levels=2)
+    model.plan = models.PointResNet(3, width=8, levels=2, radius=0.3).plan
+    with pytest.raises(ValueError, match="its plan is another"):
+        gl.save(model, tmp_path / "x")
     assert not list(tmp_path.iterdir())
+
+
+class Own(torch.nn.Module):
+    """A network that gridless does not know."""
+
+    def __init__(self, classes=4, width=8, radii=(0.3,)):
+        super().__init__()
+        self.plan = gl.Plan()
+        cloud = self.plan.points(dim=3)
+        self.conv = gl.nn.FeaturelessConv(self.plan.ball(cloud, cloud, radii[0]), width)
+        self.pool = gl.nn.MaxPool(cloud)
+        self.head = torch.nn.Linear(width, classes)
+
+    def forward(self, geometry):
+        return self.head(self.pool(self.conv(geometry), geometry))
+
+
+def test_a_network_of_your_own_class_is_saved_by_what_it_was_made_with(tmp_path, capsys):
+    model = Own(classes=3, radii=(0.4,)).eval()
+    path = gl.save(model, tmp_path / "own", arguments={"classes": 3, "radii": (0.4,)}, classes=["a", "b", "c"])
+    with pytest.raises(ValueError, match=r"is of the class .*test_commands:Own, which gridless does not have: pass it"):
+        gl.load(path)
+    again = gl.load(path, model=Own)
+    cloud = shapes(1).points[0]
+    assert torch.equal(model(model.plan(cloud)), again(again.plan(cloud)))
+    assert again.about["classes"] == ["a", "b", "c"]
+    gl.save(again, tmp_path / "again")
+    assert json.loads((tmp_path / "again.json").read_text())["model"]["arguments"] == {"classes": 3, "radii": [0.4]}
+    wider = gl.load(path, model=Own, classes=6)
+    assert wider.head.weight.shape == (6, 8)
+    assert torch.equal(wider.conv.weight, model.conv.weight)
+
+
+def test_what_makes_a_network_draws_none_of_the_callers_random_numbers(tmp_path):
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    model = models.PointResNet(3, width=8, levels=1)
+    torch.manual_seed(1)
+    gl.save(model, tmp_path / "x")
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("classes", [5, 3, ["cup", "pan"]])
+def test_a_network_with_a_new_head_keeps_the_rest_and_can_be_saved(saved, tmp_path, classes):
+    model, path = saved
+    new = gl.load(path, classes=classes)
+    count = classes if isinstance(classes, int) else len(classes)
+    mine, theirs = new.state_dict(), model.state_dict()
+    head = {
+        name for name in mine if mine[name].shape != theirs[name].shape or not torch.equal(mine[name], theirs[name])
+    }
+    assert head <= {"head.5.weight", "head.5.bias"}
+    assert "head.5.weight" in head
+    assert mine["head.5.bias"].shape == (count,)
+    assert new.config["classes"] == count
+    assert new.about.get("classes") == (None if isinstance(classes, int) else classes)
+    again = gl.load(gl.save(new, tmp_path / "new"))
+    assert torch.equal(again.state_dict()["head.5.weight"], mine["head.5.weight"])
+
+
+def test_networks_that_label_points_and_event_networks_take_new_classes_too(tmp_path):
+    parts = gl.save(models.PointUNetPlus([3, 2], width=8, levels=1, hidden=16), tmp_path / "parts")
+    assert gl.load(parts, classes=4).config["parts"] == [4]
+    events = gl.save(models.event_resnet(3, (16, 16), width=8, levels=2, pooled=0), tmp_path / "events")
+    assert gl.load(events, classes=["up", "down"]).config["classes"] == 2
+
+
+def test_a_recipe_may_take_its_network_from_the_weights_it_begins_with(saved):
+    model, path = saved
+    recipe = Recipe.from_dict({"start": str(path), "model": {"classes": 7}})
+    assert recipe.model == {**model.config, "classes": 7}
+    made = recipe.make_model().state_dict()
+    assert made["head.5.bias"].shape == (7,)
+    assert torch.equal(made["stem.weight"], model.state_dict()["stem.weight"])
+    with pytest.raises(ValueError, match="`model` is missing"):
+        Recipe.from_dict({"epochs": 3})
 
 
 def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
