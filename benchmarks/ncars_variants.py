@@ -87,6 +87,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grid-even-dense": {"transforms": EVEN, **FIT, **DENSE, **GRID},
     "grid-even-dense-squash": {"transforms": EVEN, **FIT, **DENSE, **GRID, "model__squash": True},
     "grid2-even-dense": {"transforms": EVEN, **FIT, **DENSE, **GRID, "model__blocks": 2},
+    # The camera's own counts beside the streams, as the plain CNN sees them.
+    "count": {**FIT, **GRID, "model__counts": True},
+    "count-even": {"transforms": EVEN, **FIT, **GRID, "model__counts": True},
+    "count2-even": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__blocks": 2},
+    "count-even-slow": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__decay_time": 32000.0},
+    "count-wide-even": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__width": 20},
     "dense-stream": {
         "transforms": SWAP, **DENSE,
         "model": {"model": "n_cars", "head": "stream", "dropout": 0.3, **{k[7:]: v for k, v in DENSE.items()}},

@@ -16,6 +16,7 @@ from gridless.nn.events import (
     LeakyMean,
     Memory,
     VoxelBlock,
+    VoxelCount,
     VoxelMean,
     VoxelMerge,
 )
@@ -60,6 +61,8 @@ class EventResNet(nn.Module):
         squash: log(1 + relu) for relu after the convolutions, so that dense recordings differ less from sparse ones.
             The live engine does not know it yet.
         blocks: 3 x 3 convolutions of each voxel grid of the voxel head. The live engine does not know them yet.
+        counts: whether the first grid of the voxel head also sees how many OFF and ON events the camera sent
+            (`VoxelCount`). The live engine does not know it yet.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class EventResNet(nn.Module):
         dropout: float = 0.5,
         squash: bool = False,
         blocks: int = 0,
+        counts: bool = False,
     ) -> None:
         super().__init__()
         for name, value, known in (("form", form, ("scan", "edges")), ("head", head, ("voxel", "stream"))):
@@ -108,7 +112,7 @@ class EventResNet(nn.Module):
         widths = [width * 2**i for i in range(levels)]
         if head == "voxel":
             self.head: VoxelHead | StreamHead = VoxelHead(
-                self.streams, widths, pooled, clock, classes, duration, dropout, blocks
+                self.streams, widths, pooled, clock, classes, duration, dropout, blocks, counts
             )
         else:
             self.head = StreamHead(self.streams, widths, pooled, classes, 4 * decay_time, dropout)
@@ -154,7 +158,7 @@ class EventResNet(nn.Module):
 
 _ARGUMENTS = (
     "classes", "sensor", "width", "levels", "pooled", "decay_time", "threshold", "reset",
-    "head", "duration", "form", "rates", "dropout", "squash", "blocks",
+    "head", "duration", "form", "rates", "dropout", "squash", "blocks", "counts",
 )  # fmt: skip
 
 
@@ -173,7 +177,8 @@ class VoxelHead(nn.Module):
 
     The grid of level `pooled` has 2^(levels - 1 - pooled) frames, that of the last level one. Dense to twice the
     channels, max over the pixels, norm, dropout, Dense 256, ReLU, norm, dropout, Dense. After each grid come `blocks`
-    convolutions in place (`VoxelBlock`).
+    convolutions in place (`VoxelBlock`). With `counts` the first grid has norm(relu(conv(counts))) added to it, a
+    convolution of 3 x 3 pixels of how many events there were (`VoxelCount`).
     """
 
     def __init__(
@@ -186,12 +191,18 @@ class VoxelHead(nn.Module):
         duration: int | None,
         dropout: float,
         blocks: int = 0,
+        counts: bool = False,
     ) -> None:
         super().__init__()
         levels = len(streams)
         self.pooled, self.duration = pooled, duration
         means = [VoxelMean(streams[i], clock, 2 ** (levels - 1 - i), duration) for i in range(pooled, levels)]
         self.mean, self.norm = means[0], BatchNorm(widths[pooled])
+        self.count = None
+        if counts:
+            self.count = VoxelCount(streams[pooled], clock, means[0].frames, 2 ** (pooled + 1), duration)
+            self.count_conv = nn.Conv2d(2, widths[pooled], 3, padding=1, bias=False)
+            self.count_norm = BatchNorm(widths[pooled])
         sizes = zip(means[1:], widths[pooled:], widths[pooled + 1 :], strict=False)
         self.merges = nn.ModuleList(VoxelMerge(mean, q, p) for mean, q, p in sizes)
         self.blocks = nn.ModuleList(
@@ -210,16 +221,21 @@ class VoxelHead(nn.Module):
 
     def forward(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
         pooled = zip(self.means, levels[self.pooled :], strict=True)
-        return self.merged([mean(features, geometry, memory) for mean, features in pooled])
+        counts = None if self.count is None else self.count(geometry, memory)
+        return self.merged([mean(features, geometry, memory) for mean, features in pooled], counts)
 
     @property
     def means(self) -> list[VoxelMean]:
         """The layers that pool the streams, from fine to coarse."""
         return [self.mean, *(merge.mean for merge in self.merges)]  # type: ignore[union-attr]
 
-    def merged(self, grids: list[Tensor]) -> Tensor:
-        """logits (B, classes) of the means (B, T, H, W, C) of the pooled levels."""
-        grid = self.blocks[0](self.norm(grids[0]))
+    def merged(self, grids: list[Tensor], counts: Tensor | None = None) -> Tensor:
+        """logits (B, classes) of the means (B, T, H, W, C) of the pooled levels, and the counts (B, T, H, W, 2)."""
+        grid = self.norm(grids[0])
+        if counts is not None:
+            y = self.count_conv(counts.to(grid.dtype).flatten(0, 1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+            grid = grid + self.count_norm(y.relu().reshape(grid.shape))
+        grid = self.blocks[0](grid)
         for merge, mean, block in zip(self.merges, grids[1:], self.blocks[1:], strict=True):
             grid = block(merge(grid, mean))
         return self.classify(self.lift(grid[:, 0]).amax((1, 2)))
@@ -232,8 +248,8 @@ class VoxelHead(nn.Module):
 
     def restart(self, memory: Memory) -> None:
         """Begin the next window of `duration` microseconds."""
-        for mean in self.means:
-            mean.restart(memory)
+        for layer in [*self.means, *([] if self.count is None else [self.count])]:
+            layer.restart(memory)
 
 
 class StreamMean(nn.Module):

@@ -10,6 +10,7 @@ from gridless.nn.events import (
     LeakyMean,
     PolarityConv,
     VoxelBlock,
+    VoxelCount,
     VoxelMean,
     VoxelMerge,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Spread",
     "UpBlock",
     "VoxelBlock",
+    "VoxelCount",
     "VoxelMean",
     "VoxelMerge",
     "WideBlock",
