@@ -287,7 +287,8 @@ def test_counts_are_those_of_every_event_of_the_camera():
             first, last = int(one.time[0]), int(one.time[-1])
             frame = 3 * (time - first) // (last - first + 1)
             wanted[b, frame, min(y // 2, rows - 1), min(x // 2, columns - 1), int(on)] += 1
-    assert len(geometry[fired]) == 0 and wanted.sum() == len(events)
+    assert len(geometry[fired]) == 0
+    assert wanted.sum() == len(events)
     torch.testing.assert_close(layer(geometry), wanted.log1p())
     padded = gl.collate([plan(one) for one in events.examples], bucket="power_of_two")
     torch.testing.assert_close(layer(padded), wanted.log1p())
