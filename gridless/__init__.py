@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gridless.backends import use_backend
-from gridless.geometry import ball, causal, farthest_sample, lif, nearest, random_sample, rejection_sample
+from gridless.geometry import ball, causal, farthest_sample, grid_sample, lif, nearest, random_sample, rejection_sample
 from gridless.kernels import openmp as _openmp
 from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Events, Geometry, collate
@@ -40,6 +40,7 @@ __all__ = [
     "event_conv",
     "farthest_sample",
     "featureless_conv",
+    "grid_sample",
     "lif",
     "load",
     "nearest",

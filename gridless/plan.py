@@ -10,7 +10,7 @@ import hashlib
 import itertools
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -162,6 +162,17 @@ class Plan:
             Step("farthest_sample", inputs, settings + ((("reject", True),) if reject else ())), cloud.dim
         )
 
+    def grid_sample(self, cloud: Name, cell: float, keep: str = "first", rows: Mapping[str, str] | None = None) -> Name:
+        """One point for each cell of a grid; the arguments are those of `gl.grid_sample`."""
+        self._expect("grid_sample", "cloud", cloud=cloud)
+        if isinstance(cell, bool | str) or not hasattr(cell, "__float__") or not 0 < float(cell) < math.inf:
+            raise ValueError(f"grid_sample: cell must be a positive number, in the units of the points, not {cell!r}")
+        if keep not in geometry.grid.KEEPS:
+            raise ValueError(f"grid_sample: keep must be one of {', '.join(geometry.grid.KEEPS)}, not {keep!r}")
+        settings: tuple[tuple[str, Any], ...] = (("cell", float(cell)), ("keep", keep))
+        settings += (("rows", tuple(sorted(rows.items()))),) if rows else ()
+        return self._cloud(Step("grid_sample", (cloud,), settings), cloud.dim)
+
     def transpose(self, edges: Name) -> Name:
         """The same edges from target to source, for up-sampling."""
         self._expect("transpose", "edges", edges=edges)
@@ -272,6 +283,33 @@ class Plan:
         return x[name]
 
     # Values.
+
+    def reach(self, layers: Iterable[str] = ()) -> float:
+        """How far what is found at a point may depend on other points: the halo that a part of a scene needs.
+
+        The radii of searches add up along the plan, those of sampling by cells by their diagonals. `layers` are the
+        edges that a network convolves along, one name for each of its layers (`gridless.tiles.layers_of(model)`);
+        their radii are added. Rejection sampling counts once, though a chain of rejections may reach further:
+        `Tile.run` looks, and widens the halo where one does.
+        """
+        reach: dict[str, float] = {}
+        for name, step in self.steps.items():
+            if step.op in _ENDLESS:
+                raise ValueError(f"reach: {name} = {step} has none: {_ENDLESS[step.op]}")
+            own = 0.0 if step.op == "transpose" else self._span(name)
+            reach[name] = max((reach[i] for i in step.inputs), default=0.0) + own
+        return max(reach.values(), default=0.0) + sum(self._span(name) for name in layers)
+
+    def _span(self, name: str) -> float:
+        """How far one line looks from a point."""
+        step = self.steps[name]
+        if step.op == "transpose":
+            return self._span(step.inputs[0])
+        settings = dict(step.settings)
+        if step.op == "grid_sample":
+            first = next(s for s in self.steps.values() if s.op == "points")
+            return settings["cell"] * dict(first.settings)["dim"] ** 0.5
+        return settings.get("radius", 0.0)
 
     @property
     def digest(self) -> str:
@@ -392,6 +430,10 @@ def _farthest(cloud: Cloud, near: Edges | None = None, **settings: Any) -> Cloud
     return geometry.farthest_sample(cloud, near=near, **settings)
 
 
+def _grid(cloud: Cloud, rows: Sequence[tuple[str, str]] = (), **settings: Any) -> Cloud:
+    return geometry.grid_sample(cloud, rows=dict(rows), **settings)
+
+
 _INPUTS: dict[str, Callable[..., Any]] = {"points": _points, "events": _events}
 
 _RUN: dict[str, Callable[..., Any]] = {
@@ -399,9 +441,17 @@ _RUN: dict[str, Callable[..., Any]] = {
     "nearest": geometry.nearest,
     "rejection_sample": geometry.rejection_sample,
     "farthest_sample": _farthest,
+    "grid_sample": _grid,
     "transpose": Edges.transpose,
     "causal": geometry.causal,
     "latest": geometry.latest,
+}
+
+# Lines whose results depend on a scene as a whole, and why.
+_ENDLESS = {
+    "farthest_sample": "each of its points depends on all others of the scene: sample by rejection or by cells",
+    "nearest": "the nearest points may be anywhere: search a ball",
+    "events": "distances are between points, and this plan is for events",
 }
 
 # Steps that continue from where the last packet of a stream left them.

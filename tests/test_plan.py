@@ -298,3 +298,29 @@ def test_a_plan_called_with_no_data_says_what_it_takes(x):
         points(x)
     with pytest.raises(TypeError, match=r"call it with Events .* not with .*gl.read_events\(path\)"):
         events(x)
+
+
+def test_reach_adds_up_the_radii_that_a_result_depends_on():
+    plan = paper(0.5)
+    # Along the finest chain: N00, N11, N22, N33; searches between levels run beside them.
+    assert plan.reach() == pytest.approx(0.5 + 1 + 2 + 4)
+    assert plan.reach(["N00", "N00"]) == pytest.approx(plan.reach() + 1.0)
+    cells = gl.Plan()
+    few = cells.grid_sample(cells.points(dim=2), 0.3)
+    cells.transpose(cells.ball(few, few, 0.5))
+    assert cells.reach() == pytest.approx(0.3 * 2**0.5 + 0.5)
+    assert gl.Plan().reach() == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (lambda plan, cloud: plan.farthest_sample(cloud, 5), "X1 = farthest_sample.* depends on all others"),
+        (lambda plan, cloud: plan.nearest(cloud, cloud, 5), "N00 = nearest.* may be anywhere"),
+    ],
+)
+def test_reach_refuses_what_is_global_by_name(line, reason):
+    plan = gl.Plan()
+    line(plan, plan.points())
+    with pytest.raises(ValueError, match=reason):
+        plan.reach()

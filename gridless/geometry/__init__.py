@@ -6,6 +6,7 @@ Each folder holds one of them: the contract and its checks, a reference in torch
 from gridless.geometry.ball import ball
 from gridless.geometry.causal import causal, latest
 from gridless.geometry.farthest import farthest_sample, random_sample
+from gridless.geometry.grid import grid_sample
 from gridless.geometry.lif import LIFState, lif, lif_step
 from gridless.geometry.nearest import nearest
 from gridless.geometry.rejection import rejection_sample
@@ -15,6 +16,7 @@ __all__ = [
     "ball",
     "causal",
     "farthest_sample",
+    "grid_sample",
     "latest",
     "lif",
     "lif_step",

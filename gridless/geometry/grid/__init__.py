@@ -1,0 +1,120 @@
+"""Grid sampling: one point for each cell of a regular grid."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gridless import backends
+from gridless.geometry.checks import check_cloud
+from gridless.geometry.grid import reference
+from gridless.structures import Cloud, Rows
+
+KEEPS = ("first", "nearest", "mean")
+REDUCTIONS = ("kept", "mean", "most")
+# float64 numbers cells up to here without a gap.
+_FAR = float(1 << 53)
+
+
+def grid_sample(
+    cloud: Cloud,
+    cell: float,
+    keep: str = "first",
+    rows: Mapping[str, str] | None = None,
+    origin: Sequence[float] | None = None,
+) -> Cloud:
+    """One point for each occupied cell of a grid, example by example.
+
+    A point x is in the cell floor((x + origin) / cell), computed in float64, so that the cells of a scene stay the same
+    when it is cut into tiles with coordinates of their own.
+
+    A backend's `group(numbers, splits)` gets the cells (S, D) int64 of all points, without padding, and returns the
+    first point of each occupied cell, ascending (C) int64, the place in that list of every point's cell (S) int64, and
+    the splits of the list (B + 1) int64.
+
+    Args:
+        cloud: S points.
+        cell: the side of a cell, in the units of the coordinates.
+        keep: `first`, the point of the smallest index; `nearest`, the one nearest to the centre of the cell, the first
+            of several; or `mean`, a new point in the middle of all of them.
+        rows: how rows are reduced, by name: `kept`, that of the kept point (with `mean`, of the first one); `mean`,
+            rounded for whole numbers; `most`, the commonest whole number, the smallest of several. By default `kept`,
+            but with keep="mean" the mean of floating-point rows.
+        origin: what is added to the coordinates (D) before they are numbered.
+    Returns:
+        Cloud in index order of the kept points (of the first ones for `mean`), with `parent_index` except for `mean`.
+    """
+    check_cloud("grid_sample", cloud)
+    if isinstance(cell, bool | str) or not hasattr(cell, "__float__") or not 0 < float(cell) < float("inf"):
+        raise ValueError(f"grid_sample: cell must be a positive number, in the units of the points, not {cell!r}")
+    if keep not in KEEPS:
+        raise ValueError(f"grid_sample: keep must be one of {', '.join(KEEPS)}, not {keep!r}")
+    _check_rows(cloud, rows or {})
+    x, end = cloud.coords.detach(), len(cloud) - cloud.padding
+    where = x[:end].double()
+    if origin is not None:
+        where = where + torch.as_tensor(origin, dtype=torch.float64, device=x.device)
+    number = (where / float(cell)).floor()
+    if end and float(number.abs().max()) >= _FAR:
+        raise ValueError(f"grid_sample: cells of {float(cell):g} are too small to be counted: take larger ones")
+    kept, inverse, splits = backends.implementation(reference, x.device).group(number.long(), cloud.splits)
+    if keep == "nearest" and end:
+        away = (where - (number + 0.5) * float(cell)).square().sum(1)
+        closest = away.argsort(stable=True)
+        order = closest[inverse[closest].argsort(stable=True)]
+        kept = order[_begins(inverse[order])]
+        # In index order again: cells change places within their example.
+        kept, places = kept.sort()
+        inverse = places.argsort()[inverse]
+    sample = cloud.sampled(kept, splits)
+    ways = {name: "mean" if keep == "mean" and v.is_floating_point() else "kept" for name, v in cloud.rows.items()}
+    ways |= dict(rows or {})
+    if not end or (keep != "mean" and set(ways.values()) <= {"kept"}):
+        return sample if keep != "mean" else sample._changed(parent_index=None, num_parent=0)
+    order, sizes = inverse.argsort(stable=True), torch.bincount(inverse, minlength=len(kept))
+    reduced = {
+        name: sample.rows[name] if way == "kept" else _REDUCE[way](cloud.rows[name][:end], order, inverse, sizes)
+        for name, way in ways.items()
+    }
+    if keep != "mean":
+        return sample._changed(rows=Rows(reduced))
+    middle = _mean(x[:end], order, inverse, sizes)
+    return sample._changed(coords=middle, rows=Rows(reduced), parent_index=None, num_parent=0)
+
+
+def _check_rows(cloud: Cloud, rows: Mapping[str, str]) -> None:
+    for name, way in rows.items():
+        values = cloud.rows[name]
+        if way not in REDUCTIONS:
+            raise ValueError(f"grid_sample: rows {name!r}: choose one of {', '.join(REDUCTIONS)}, not {way!r}")
+        if way == "most" and (values.ndim != 1 or values.is_floating_point()):
+            raise ValueError(f"grid_sample: rows {name!r}: `most` is for one whole number a point, use mean or kept")
+
+
+def _begins(values: Tensor) -> Tensor:
+    """Where the runs of equal values begin (S) bool."""
+    return torch.cat([values.new_ones(min(len(values), 1), dtype=torch.bool), values[1:] != values[:-1]])
+
+
+def _mean(values: Tensor, order: Tensor, inverse: Tensor, sizes: Tensor) -> Tensor:
+    """The mean of each cell, its points added in index order."""
+    flat = values[order].double().flatten(1) if values.ndim > 1 else values[order].double()[:, None]
+    sums = torch.segment_reduce(flat, "sum", lengths=sizes, axis=0)
+    mean = (sums / sizes[:, None]).reshape(len(sizes), *values.shape[1:])
+    return mean.to(values.dtype) if values.is_floating_point() else mean.round().to(values.dtype)
+
+
+def _most(values: Tensor, order: Tensor, inverse: Tensor, sizes: Tensor) -> Tensor:
+    by_value = values.long().argsort(stable=True)
+    order = by_value[inverse[by_value].argsort(stable=True)]
+    cells, sorted_values = inverse[order], values[order]
+    starts = (_begins(cells) | _begins(sorted_values)).nonzero()[:, 0]
+    lengths = torch.cat([starts[1:], starts.new_tensor([len(order)])]) - starts
+    longest = lengths.argsort(descending=True, stable=True)
+    longest = longest[cells[starts[longest]].argsort(stable=True)]
+    return sorted_values[starts[longest[_begins(cells[starts[longest]])]]]
+
+
+_REDUCE = {"mean": _mean, "most": _most}

@@ -1,0 +1,145 @@
+"""Grid sampling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from clouds import scattered, ugly
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import gridless as gl
+
+
+def reference(cloud: gl.Cloud, *args, **kwargs) -> gl.Cloud:
+    with gl.use_backend("reference"):
+        return gl.grid_sample(cloud, *args, **kwargs)
+
+
+def assert_same(found: gl.Cloud, wanted: gl.Cloud) -> None:
+    found = found.cpu()
+    assert torch.equal(found.splits, wanted.splits)
+    assert torch.equal(found.coords, wanted.coords)
+    assert (found.parent_index is None) == (wanted.parent_index is None)
+    assert found.parent_index is None or torch.equal(found.parent_index, wanted.parent_index)
+    assert list(found.rows) == list(wanted.rows)
+    for name, values in found.rows.items():
+        assert values.dtype == wanted.rows[name].dtype
+        torch.testing.assert_close(values, wanted.rows[name], rtol=0, atol=0)
+
+
+def rich(dim: int, dtype: torch.dtype) -> gl.Cloud:
+    cloud = ugly(dim, dtype)
+    drawn = torch.Generator().manual_seed(0)
+    label = torch.randint(0, 4, (len(cloud),), generator=drawn)
+    rgb = torch.randint(0, 256, (len(cloud), 3), generator=drawn).byte()
+    return gl.Cloud.of(cloud, label=label, rgb=rgb, height=torch.rand(len(cloud), generator=drawn))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [1, 2, 3, 8])
+@pytest.mark.parametrize("keep", ["first", "nearest", "mean"])
+def test_every_backend_gives_the_points_and_rows_of_the_reference(backend, device, keep, dim, dtype):
+    cloud = rich(dim, dtype)
+    rows = {"label": "most", "rgb": "mean"}
+    wanted = reference(cloud, 0.3, keep, rows)
+    assert_same(gl.grid_sample(cloud.to(device), 0.3, keep, rows), wanted)
+    assert len(wanted) < len(cloud)
+
+
+@pytest.mark.parametrize("keep", ["first", "nearest", "mean"])
+def test_an_example_of_a_batch_is_sampled_as_if_it_were_alone(backend, device, keep):
+    cloud = rich(3, torch.float32).to(device)
+    together = gl.grid_sample(cloud, 0.3, keep, {"label": "most"})
+    for one, whole in zip(together.examples, cloud.examples, strict=True):
+        alone = gl.grid_sample(whole, 0.3, keep, {"label": "most"})
+        assert torch.equal(one.coords, alone.coords)
+        assert torch.equal(one.rows["label"], alone.rows["label"])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 200), st.floats(0.01, 3), st.integers(0, 1000))
+def test_each_cell_gives_one_point_of_its_own(count, cell, seed):
+    x = scattered(count, 3, seed=seed) * 4 - 2
+    label = torch.arange(count) % 3
+    cells = (x.double() / cell).floor()
+    wanted = {tuple(row): [] for row in cells.tolist()}
+    for i, row in enumerate(cells.tolist()):
+        wanted[tuple(row)].append(i)
+    cloud = gl.Cloud.of(x, label=label)
+    first = gl.grid_sample(cloud, cell)
+    assert first.parent_index.tolist() == [members[0] for members in wanted.values()]
+    nearest = gl.grid_sample(cloud, cell, "nearest")
+    centre = (cells + 0.5) * cell
+    away = (x.double() - centre).square().sum(1)
+    assert nearest.parent_index.tolist() == sorted(min(m, key=lambda i: (away[i], i)) for m in wanted.values())
+    mean = gl.grid_sample(cloud, cell, "mean", {"label": "most"})
+    for i, members in enumerate(wanted.values()):
+        torch.testing.assert_close(mean.coords[i], x[members].double().mean(0).float())
+        labels = label[members].tolist()
+        assert int(mean.rows["label"][i]) == min(set(labels), key=lambda v: (-labels.count(v), v))
+
+
+def test_cells_stay_where_they_are_when_the_origin_moves(backend, device):
+    # Multiples of 1/1024, which float32 holds: what a scene and its tiles share.
+    x = (scattered(500, 3) * 8192).round() / 1024
+    whole = gl.grid_sample(gl.Cloud.of(x.to(device)), 0.05)
+    offset = torch.tensor([4.5, -3.25, 1.0])
+    moved = gl.grid_sample(gl.Cloud.of((x - offset).to(device)), 0.05, origin=offset.tolist())
+    assert torch.equal(whole.parent_index, moved.parent_index)
+
+
+def test_cells_that_are_far_apart_are_told_apart(backend, device):
+    x = torch.tensor([[0.0, 0.0, 0.0], [1e6, -1e6, 1e6], [0.0, 0.0, 0.0], [1e6, -1e6, 1e6], [1e6, 1e6, 1e6]])
+    found = gl.grid_sample(gl.Cloud.of(x.double().to(device)), 1e-9)
+    assert found.parent_index.tolist() == [0, 1, 4]
+
+
+def test_padding_is_no_point(backend, device):
+    x = scattered(20, 3)
+    padded = gl.Cloud(torch.cat([x, torch.full((5, 3), 7.0)]), torch.tensor([0, 20]), padding=5).to(device)
+    assert torch.equal(gl.grid_sample(padded, 0.4).cpu().coords, reference(gl.Cloud.of(x), 0.4).coords)
+
+
+def test_a_plan_samples_by_cells():
+    plan = gl.Plan()
+    cloud = plan.points()
+    few = plan.grid_sample(cloud, 0.25, "nearest", {"label": "most"})
+    near = plan.ball(few, few, 0.5)
+    assert str(plan.steps[few]) == "grid_sample(X0, cell=0.25, keep=nearest, rows=(('label', 'most'),))"
+    x = gl.Cloud.of(scattered(300, 3), label=torch.arange(300) % 5)
+    geometry = plan(x)
+    assert torch.equal(geometry[few].coords, gl.grid_sample(x, 0.25, "nearest").coords)
+    assert torch.equal(geometry[few].rows["label"], gl.grid_sample(x, 0.25, "nearest", {"label": "most"}).rows["label"])
+    assert geometry[near].num_source == len(geometry[few])
+    with pytest.raises(ValueError, match="keep must be one of first, nearest, mean"):
+        plan.grid_sample(cloud, 0.25, "middle")
+    with pytest.raises(ValueError, match="cell must be a positive number"):
+        plan.grid_sample(cloud, -1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"cell": 0}, "cell must be a positive number"),
+        ({"cell": float("nan")}, "cell must be a positive number"),
+        ({"cell": "0.1"}, "cell must be a positive number"),
+        ({"cell": 0.1, "keep": "last"}, "keep must be one of"),
+        ({"cell": 0.1, "rows": {"height": "most"}}, "one whole number a point"),
+        ({"cell": 0.1, "rows": {"height": "sum"}}, "choose one of kept, mean, most"),
+        ({"cell": 1e-18}, "too small to be counted"),
+    ],
+)
+def test_refuses_by_name(arguments, error):
+    cloud = gl.Cloud.of(scattered(5, 3) + 1, height=torch.rand(5))
+    with pytest.raises(ValueError, match=error):
+        gl.grid_sample(cloud, **arguments)
+
+
+def test_refuses_points_that_are_not_finite_and_rows_that_are_not_there(backend, device):
+    with pytest.raises(ValueError, match="not finite, the first at row 1"):
+        gl.grid_sample(gl.Cloud.of(torch.tensor([[0.0, 0, 0], [torch.nan, 0, 0]]).to(device)), 0.1)
+    with pytest.raises(KeyError, match="no rows 'label'"):
+        gl.grid_sample(gl.Cloud.of(scattered(3, 3).to(device)), 0.1, rows={"label": "most"})
+    with pytest.raises(TypeError, match="use Cloud"):
+        gl.grid_sample(scattered(3, 3), 0.1)  # type: ignore[arg-type]
