@@ -13,6 +13,7 @@ from gridless.nn.events import (
     DownConv,
     EventConv,
     InceptionBlock,
+    Last,
     LeakyMean,
     Memory,
     VoxelBlock,
@@ -295,6 +296,7 @@ class StreamHead(nn.Module):
         self.norm = BatchNorm(hidden, self.stream)
         self.dropout = nn.Dropout(dropout)
         self.logits = Dense(hidden, classes)
+        self.last = Last(self.stream)
 
     def predictions(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
         """logits (S, classes) after every event."""
@@ -310,20 +312,7 @@ class StreamHead(nn.Module):
 
     def forward(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
         """logits (B, classes) after the last event; the bias alone before the first."""
-        events = geometry[self.stream]
-        before = None if memory is None else memory.get(self)
-        if before is None:
-            before = self.logits.bias.expand(events.num_examples, -1)
-        logits = self._last(self.predictions(levels, geometry, memory), geometry, before)
-        if memory is not None:
-            memory[self] = logits
-        return logits
-
-    def _last(self, logits: Tensor, geometry: Geometry, before: Tensor) -> Tensor:
-        events = geometry[self.stream]
-        rows = torch.arange(events.num_examples, device=logits.device) + len(logits)
-        last = torch.where(events.sizes > 0, events.splits[1:] - 1, rows)
-        return torch.cat([logits, before.to(logits.dtype)])[last]
+        return self.last(self.predictions(levels, geometry, memory), geometry, memory, self.logits.bias)
 
     def loss(
         self, levels: list[Tensor], geometry: Geometry, label: Tensor, smoothing: float = 0.0
@@ -340,7 +329,7 @@ class StreamHead(nn.Module):
         every = functional.cross_entropy(
             everything, torch.cat([label[example], label]), reduction="none", label_smoothing=smoothing
         )
-        return (every * weight).sum() / events.num_examples, self._last(logits, geometry, before)
+        return (every * weight).sum() / events.num_examples, self.last(logits, geometry, None, self.logits.bias)
 
 
 def event_resnet(classes: int, sensor: tuple[int, int], **options: Any) -> EventResNet:

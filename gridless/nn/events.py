@@ -322,6 +322,35 @@ class LeakyMean(nn.Module):
         return f"{self.stream}, decay_time={self.decay_time:g}"
 
 
+class Last(nn.Module):
+    """The value at the last event of each recording: (S, C) to (B, C); `before` (C), or 0, where there is none yet.
+
+    It remembers that value. Live, a network whose output it is predicts after every event of its stream.
+    """
+
+    def __init__(self, stream: Name) -> None:
+        super().__init__()
+        self.stream = stream
+
+    def forward(
+        self, values: Tensor, geometry: Geometry, memory: Memory | None = None, before: Tensor | None = None
+    ) -> Tensor:
+        events = geometry[self.stream]
+        first = None if memory is None else memory.get(self)
+        if first is None:
+            first = values.new_zeros(values.shape[1]) if before is None else before
+            first = first.expand(events.num_examples, -1)
+        rows = torch.arange(events.num_examples, device=values.device) + len(values)
+        at = torch.where(events.sizes > 0, events.splits[1:] - 1, rows)
+        last = torch.cat([values, first.to(values.dtype)])[at]
+        if memory is not None:
+            memory[self] = last
+        return last
+
+    def extra_repr(self) -> str:
+        return str(self.stream)
+
+
 class VoxelBlock(nn.Module):
     """grid + norm(relu(conv(grid))), a convolution of 3 x 3 pixels in every frame: (B, T, H, W, C) to the same."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import torch
 from torch import Tensor, nn
 
 from gridless.ops.segment_pool import segment_max, segment_mean, segment_spread
@@ -17,18 +20,48 @@ class _Pool(nn.Module):
         return self.cloud
 
 
-class MaxPool(_Pool):
-    """F'[b] = max of F[s] over the points s of example b of `cloud`: (S, C) to (B, C); 0 where there are none."""
+class PoolMemory(NamedTuple):
+    """The pooled values (B, C) of the events so far, and how many they were (B)."""
 
-    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
-        return segment_max(features, geometry[self.cloud].splits)
+    value: Tensor
+    count: Tensor
+
+
+class MaxPool(_Pool):
+    """F'[b] = max of F[s] over the points s of example b of `cloud`: (S, C) to (B, C); 0 where there are none.
+
+    Of events, with a memory: over all packets so far.
+    """
+
+    def forward(self, features: Tensor, geometry: Geometry, memory: dict[nn.Module, Any] | None = None) -> Tensor:
+        new = segment_max(features, geometry[self.cloud].splits)
+        if memory is None:
+            return new
+        count, before = geometry[self.cloud].sizes[:, None], memory.get(self)
+        if before is not None:
+            larger = torch.where(before.count == 0, new, torch.maximum(before.value, new))
+            new, count = torch.where(count > 0, larger, before.value), before.count + count
+        memory[self] = PoolMemory(new, count)
+        return new
 
 
 class MeanPool(_Pool):
-    """F'[b] = mean of F[s] over the points s of example b of `cloud`: (S, C) to (B, C); 0 where there are none."""
+    """F'[b] = mean of F[s] over the points s of example b of `cloud`: (S, C) to (B, C); 0 where there are none.
 
-    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
-        return segment_mean(features, geometry[self.cloud].splits)
+    Of events, with a memory: over all packets so far.
+    """
+
+    def forward(self, features: Tensor, geometry: Geometry, memory: dict[nn.Module, Any] | None = None) -> Tensor:
+        new = segment_mean(features, geometry[self.cloud].splits)
+        if memory is None:
+            return new
+        count, before = geometry[self.cloud].sizes[:, None], memory.get(self)
+        if before is not None:
+            total = before.count + count
+            # Towards the mean of the packet, by its share of all events.
+            new, count = before.value + (new - before.value) * (count.to(new.dtype) / total.clamp(min=1)), total
+        memory[self] = PoolMemory(new, count)
+        return new
 
 
 class Spread(_Pool):

@@ -1,0 +1,647 @@
+"""Reading a network: its plan and its `forward` (with `torch.fx`, our layers as leaves) as a `Program`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor, fx, nn
+
+from gridless.geometry.taps import coarser
+from gridless.nn.events import (
+    EventConv,
+    Last,
+    LeakyMean,
+    PolarityConv,
+    VoxelBlock,
+    VoxelMean,
+    VoxelMerge,
+    polarity_features,
+)
+from gridless.nn.norm import BatchNorm
+from gridless.nn.pool import MaxPool, MeanPool
+from gridless.plan import Plan
+from gridless.streaming.program import ACTIVATIONS, Program, Row, Stream, fed_pixels
+
+REMEDY = "use gl.streaming.Session(model), which runs any forward"
+
+
+def input_stream(model: nn.Module) -> tuple[Plan, str, tuple[int, int]]:
+    """The plan of an event network, the name of its input and its sensor."""
+    plan = getattr(model, "plan", None)
+    inputs = {n: s for n, s in plan.steps.items() if not s.inputs} if isinstance(plan, Plan) else {}
+    if not isinstance(plan, Plan) or not any(step.op == "events" for step in inputs.values()):
+        raise TypeError(
+            f"stream: {type(model).__name__} is not an event network: only those run live (modules with a plan that "
+            "begins with plan.events, such as gl.models.event_resnet)"
+        )
+    if len(inputs) > 1:
+        raise ValueError(f"stream: a live network has one input, the plan of this one has {len(inputs)}")
+    ((name, step),) = inputs.items()
+    return plan, name, dict(step.settings)["sensor"]
+
+
+def affine_of(norm: BatchNorm | nn.BatchNorm1d) -> tuple[np.ndarray, np.ndarray]:
+    """Batch normalisation of a trained network: x * scale + shift."""
+    mean, var = norm.running_mean, norm.running_var
+    if mean is None or var is None:
+        raise TypeError("without running statistics")
+    scale = (var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.double()
+    shift = -mean.double() * scale
+    if norm.bias is not None:
+        shift = shift + norm.bias.double()
+    return array_of(scale), array_of(shift)
+
+
+def array_of(tensor: Tensor) -> np.ndarray:
+    return np.ascontiguousarray(tensor.detach().cpu().numpy().astype(np.float32))
+
+
+# What a forward may hold that is no value: parts of the geometry, and constants.
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    pass
+
+
+@dataclass(frozen=True)
+class _Memory:
+    pass
+
+
+@dataclass(frozen=True)
+class _Events:
+    """`geometry[name]`, or its pixels or polarities."""
+
+    stream: Stream
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class _Index:
+    """x columns + y rows + constant, of the pixels of a stream."""
+
+    stream: Stream
+    columns: int
+    rows: int
+    constant: int = 0
+
+
+@dataclass(frozen=True)
+class _Cause:
+    """For every event of the last stream, the row of the event of `source` that fired the one that ... fired it."""
+
+    chain: tuple[str, ...]
+
+
+class _Unknown(TypeError):
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not known to the live program")
+
+
+class _Tracer(fx.Tracer):
+    def __init__(self) -> None:
+        super().__init__(autowrap_functions=(polarity_features,))
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return _reader_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
+
+
+class Reader:
+    """Walks the graph of a forward, with rows in place of tensors."""
+
+    def __init__(self, model: nn.Module, strict: bool = True) -> None:
+        self.model, self.strict = model, strict
+        plan, _, sensor = input_stream(model)
+        self.streams: dict[str, Stream] = {}
+        for name, step in plan.steps.items():
+            settings = dict(step.settings)
+            if step.op == "events":
+                self.streams[str(name)] = Stream(str(name), sensor)
+            elif step.op == "lif":
+                source = self.streams[str(step.inputs[0])]
+                grid = coarser(source.sensor, settings["stride"])
+                self.streams[str(name)] = Stream(str(name), grid, source.name, settings)
+            elif strict and step.op != "causal":
+                raise TypeError(f"stream: the line {name} = {step} of the plan is not known live: {REMEDY}")
+        self.rows: dict[str, Row] = {}
+        self.durations: set[int] = set()
+
+    def program(self) -> Program:
+        out = self.read()
+        if not isinstance(out, Row):
+            raise TypeError(f"stream: forward must return one tensor, not {_words(out)}: {REMEDY}")
+        if len(out.shape) > 1:
+            raise TypeError(f"stream: forward must return rows of logits, not a grid ({out.name}): {REMEDY}")
+        if len(self.durations) > 1:
+            raise ValueError(f"stream: all voxels of a network share one duration, these have {sorted(self.durations)}")
+        needed = {out.name}
+        for row in reversed(self.rows.values()):
+            if row.name in needed:
+                needed.update(row.inputs)
+        rows = tuple(row for row in self.rows.values() if row.name in needed)
+        duration = self.durations.pop() if any(row.operation == "voxel" for row in rows) else None
+        return Program(tuple(self.streams.values()), rows, out.name, duration)
+
+    def read(self) -> Any:
+        tracer = _Tracer()
+        try:
+            graph = tracer.trace(self.model)
+        except Exception as error:
+            raise TypeError(
+                f"stream: the forward of {type(self.model).__name__} cannot be read ({error}): {REMEDY}"
+            ) from error
+        self.modules = dict(self.model.named_modules())
+        found: dict[fx.Node, Any] = {}
+        given = iter([_Geometry(), _Memory()])
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                found[node] = next(given, None)
+                continue
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: found[n])
+            if node.op == "output":
+                return args[0]
+            try:
+                found[node] = self.node(node, args, kwargs)
+            except _Unknown as error:
+                if self.strict:
+                    raise TypeError(f"stream: {error}: {REMEDY}") from None
+                values = [row for row in _flat((args, kwargs)) if isinstance(row, Row)]
+                found[node] = self.add(node.name, "unknown", values[0].stream if values else None, (), (0,))
+        raise AssertionError("a graph ends with its output")
+
+    def node(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        if node.op == "get_attr":
+            value: Any = self.model
+            for part in str(node.target).split("."):
+                value = getattr(value, part)
+            return value.detach()
+        if node.op == "call_module":
+            layer = self.modules[str(node.target)]
+            reader = _reader_of(layer)
+            if reader is None:
+                raise _Unknown(f"layer {str(node.target)!r} ({type(layer).__name__})")
+            self.name = str(node.target)
+            return reader(self, layer, *args, **kwargs)
+        target = node.target
+        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        # Under the module that calls it.
+        stack = list(node.meta.get("nn_module_stack") or ())
+        self.name = f"{stack[-1]}.{name}" if stack and stack[-1] else name
+        reader = _FUNCTIONS.get(name)
+        try:
+            if reader is not None:
+                return reader(self, *args, **kwargs)
+            if not any(isinstance(a, Row | _Events | _Index | _Cause | _Geometry) for a in _flat((args, kwargs))):
+                # Of constants alone.
+                return (
+                    getattr(args[0], target)(*args[1:], **kwargs)
+                    if isinstance(target, str)
+                    else target(*args, **kwargs)
+                )
+        except _Unknown:
+            raise
+        except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+            raise _Unknown(f"{self.name} with these arguments ({error})") from None
+        raise _Unknown(f"{self.name}")
+
+    # Rows.
+
+    def add(
+        self, name: str, operation: str, stream: str | None, inputs: tuple[Row, ...], shape: tuple[int, ...],
+        settings: dict[str, Any] | None = None, state: int = 0, **constants: Any,
+    ) -> Row:  # fmt: skip
+        free, number = name, 1
+        while free in self.rows:
+            number += 1
+            free = f"{name}#{number}"
+        names = tuple(row.name for row in inputs)
+        row = Row(free, operation, stream, names, tuple(map(int, shape)), settings or {}, constants, state)
+        self.rows[free] = row
+        return row
+
+    def value(self, x: Any, what: str = "") -> Row:
+        if not isinstance(x, Row):
+            raise _Unknown(f"{self.name} with {what or _words(x)}")
+        return x
+
+    def same(self, x: Any, operation: str, settings: dict | None = None, **constants: Any) -> Row:
+        """A row of the same shape."""
+        x = self.value(x)
+        return self.add(self.name, operation, x.stream, (x,), x.shape, settings, **constants)
+
+    def dense(self, x: Any, weight: Tensor, bias: Tensor | None = None) -> Row:
+        x = self.value(x)
+        added = np.zeros(len(weight), np.float32) if bias is None else array_of(bias)
+        shape = (*x.shape[:-1], len(weight))
+        return self.add(self.name, "dense", x.stream, (x,), shape, weight=array_of(weight.T), bias=added)
+
+    def affine(self, x: Any, scale: Any, shift: Any) -> Row:
+        x = self.value(x)
+        parts = [np.asarray(part, np.float32) for part in (scale, shift)]
+        if any(part.shape[-1:] not in ((), (1,), (x.channels,)) or part.size > x.channels for part in parts):
+            raise _Unknown(f"{self.name} with a constant of this shape")
+        values = [np.array(np.broadcast_to(part.reshape(-1), x.channels)) for part in parts]
+        return self.same(x, "affine", scale=values[0], shift=values[1])
+
+    def remembers(self, memory: Any) -> None:
+        if not isinstance(memory, _Memory):
+            raise _Unknown(f"{self.name} is called without the memory: call it as layer(..., geometry, memory). This")
+
+    def joined(self, operation: str, rows: tuple[Row, ...], shape: tuple[int, ...], **settings: Any) -> Row:
+        """Of rows that belong together."""
+        streams = {row.stream for row in rows}
+        if len(streams) > 1:
+            raise _Unknown(
+                f"{self.name} ({operation}) of events of different streams ({', '.join(map(str, streams))}) is not "
+            )
+        return self.add(self.name, operation, rows[0].stream, rows, shape, settings)
+
+    def both(self, operation: str, a: Any, b: Any) -> Row:
+        """add or multiply, of values, or of a value and constants."""
+        if not isinstance(a, Row):
+            a, b = b, a
+        a = self.value(a)
+        if isinstance(b, Row):
+            if a.shape != b.shape:
+                raise _Unknown(f"{self.name} ({operation}) of {a.shape} and {b.shape}")
+            return self.joined(operation, (a, b), a.shape)
+        constant = b.detach().cpu().numpy() if isinstance(b, Tensor) else float(b)
+        return self.affine(a, 1, constant) if operation == "add" else self.affine(a, constant, 0)
+
+    def convolve(self, layer: EventConv, x: Row) -> Row:
+        near = layer.near
+        if near.window is not None:
+            raise ValueError(
+                "stream: this network cuts its history (form='edges'), which a live stream does not: build it with "
+                "form='scan' and load the same weights"
+            )
+        source, target = self.streams[str(near.source)], self.streams[str(near.target)]
+        if x.stream != source.name:
+            raise _Unknown(f"{self.name} convolves {source.name}, but its features are of {x.stream}; this")
+        _, decays, q, p = layer.weight.shape
+        settings = {"source": source.name, "kernel": near.kernel, "stride": near.stride}
+        slots = sum(fed_pixels(near.kernel, near.stride, source.sensor, target.sensor))
+        bias = np.zeros(p, np.float32) if layer.bias is None else array_of(layer.bias)
+        rate = array_of(layer.rate.double() / layer.decay_time)
+        return self.add(
+            self.name, "convolve", target.name, (x,), (p,), settings, 4 * slots * decays * q + 8 * source.pixels,
+            rate=rate, weight=array_of(layer.weight), bias=bias,
+        )  # fmt: skip
+
+    def cells(self, x: Row, weight: Tensor, bias: Tensor | None, kernel: Any, stride: Any, padding: Any) -> Row:
+        """A convolution over a grid (T, H, W, Q); weight (P, Q, t, h, w)."""
+        sizes = zip(x.shape[:3], stride, strict=True)
+        shape = *(-(-size // step) for size, step in sizes), weight.shape[0]
+        added = np.zeros(weight.shape[0], np.float32) if bias is None else array_of(bias)
+        matrix = array_of(weight.permute(2, 3, 4, 1, 0).flatten(0, 2))
+        settings = {"kernel": kernel, "stride": stride, "padding": padding}
+        return self.add(self.name, "convolve_cells", None, (x,), shape, settings, weight=matrix, bias=added)
+
+
+def _flat(values: Any) -> list[Any]:
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, list | tuple):
+        return [values]
+    return [leaf for value in values for leaf in _flat(value)]
+
+
+def _words(x: Any) -> str:
+    kind = type(x).__name__.strip("_").lower()
+    return (
+        f"the value {x.name}" if isinstance(x, Row) else f"{kind} {x!r}" if isinstance(x, int | float | str) else kind
+    )
+
+
+# Layers. A layer is known by the `forward` it runs, so that a subclass with its own is not.
+
+
+def _event_conv(r: Reader, layer: EventConv, x: Any, geometry: Any, memory: Any = None) -> Row:
+    r.remembers(memory)
+    return r.convolve(layer, r.value(x))
+
+
+def _polarity_conv(r: Reader, layer: PolarityConv, geometry: Any, memory: Any = None) -> Row:
+    r.remembers(memory)
+    return r.convolve(layer, _polarity(r, r.streams[str(layer.near.source)]))
+
+
+def _polarity(r: Reader, stream: Stream) -> Row:
+    if stream.source is not None:
+        raise _Unknown(f"{r.name} sees the polarity of {stream.name}, which only the camera's events have; this")
+    known = [row for row in r.rows.values() if row.operation == "polarity"]
+    return known[0] if known else r.add("polarity", "polarity", stream.name, (), (2,))
+
+
+def _batch_norm(r: Reader, layer: Any, x: Any, geometry: Any = None) -> Row:
+    relu = getattr(layer, "relu", None)
+    x = r.same(x, "relu") if relu == "before" else x
+    try:
+        x = r.affine(x, *affine_of(layer))
+    except TypeError as error:
+        if isinstance(error, _Unknown):
+            raise
+        raise _Unknown(f"layer {r.name!r} ({type(layer).__name__}) {error}") from None
+    return r.same(x, "relu") if relu == "after" else x
+
+
+def _layer_norm(r: Reader, layer: nn.LayerNorm, x: Any) -> Row:
+    x = r.value(x)
+    if tuple(layer.normalized_shape) != x.shape[-1:]:
+        raise _Unknown(f"layer {r.name!r} (LayerNorm over {layer.normalized_shape})")
+    one, zero = np.ones(x.channels, np.float32), np.zeros(x.channels, np.float32)
+    scale = one if layer.weight is None else array_of(layer.weight)
+    shift = zero if layer.bias is None else array_of(layer.bias)
+    return r.same(x, "layer_norm", {"eps": layer.eps}, scale=scale, shift=shift)
+
+
+def _leaky_mean(r: Reader, layer: LeakyMean, x: Any, geometry: Any, memory: Any = None) -> Row:
+    r.remembers(memory)
+    x = r.value(x)
+    rate = array_of(layer.log_rate.double().exp() / layer.decay_time).reshape(1)
+    return r.add(r.name, "mean", x.stream, (x,), x.shape, state=8 * (x.channels + 2), rate=rate)
+
+
+def _voxel_mean(r: Reader, layer: VoxelMean, x: Any, geometry: Any, memory: Any = None) -> Row:
+    r.remembers(memory)
+    x = r.value(x)
+    if layer.duration is None:
+        raise ValueError(
+            "stream: the voxel head waits for the end of the recording: build the network with duration=..."
+        )
+    r.durations.add(layer.duration)
+    width, height = r.streams[str(layer.stream)].sensor
+    cells = layer.frames * height * width
+    settings = {"frames": layer.frames, "duration": layer.duration}
+    shape = (layer.frames, height, width, x.channels)
+    return r.add(r.name, "voxel", None, (x,), shape, settings, 4 * cells * (x.channels + 1))
+
+
+def _last(r: Reader, layer: Last, x: Any, geometry: Any, memory: Any = None, before: Any = None) -> Row:
+    r.remembers(memory)
+    x = r.value(x)
+    first = np.zeros(x.channels, np.float32) if before is None else array_of(before)
+    return r.add(r.name, "last", None, (x,), x.shape, state=4 * x.channels, before=first)
+
+
+def _pool(r: Reader, layer: MeanPool | MaxPool, x: Any, geometry: Any, memory: Any = None) -> Row:
+    r.remembers(memory)
+    x = r.value(x)
+    kind = "mean" if isinstance(layer, MeanPool) else "max"
+    return r.add(r.name, "pool", None, (x,), x.shape, {"kind": kind}, 4 * x.channels + 8)
+
+
+def _voxel_block(r: Reader, layer: VoxelBlock, x: Any) -> Row:
+    x, name = r.value(x), r.name
+    r.name = f"{name}.conv"
+    y = r.cells(x, layer.conv.weight.detach()[:, :, None], None, (1, 3, 3), (1, 1, 1), (0, 1, 1))
+    r.name = name
+    return r.both("add", x, _batch_norm(r, layer.norm, r.same(y, "relu")))
+
+
+def _voxel_merge(r: Reader, layer: VoxelMerge, x: Any, mean: Any) -> Row:
+    name = r.name
+    r.name = f"{name}.conv"
+    weight, bias = layer.conv.weight.detach(), layer.conv.bias
+    y = r.cells(r.value(x), weight, bias, (2, 2, 2), (2, 2, 2), (0, 0, 0))
+    r.name = name
+    return r.both("add", _batch_norm(r, layer.norm, r.same(y, "relu")), _batch_norm(r, layer.mean_norm, mean))
+
+
+def _linear(r: Reader, layer: nn.Linear, x: Any) -> Row:
+    return r.dense(x, layer.weight, layer.bias)
+
+
+def _nothing(r: Reader, layer: Any, x: Any, *rest: Any) -> Any:
+    return x
+
+
+def _activation(name: str) -> Callable[..., Row]:
+    return lambda r, *args, **kwargs: r.same(args[-1], name)
+
+
+def _leaky_relu(r: Reader, layer: nn.LeakyReLU, x: Any) -> Row:
+    return r.same(x, "leaky_relu", {"slope": layer.negative_slope})
+
+
+def _softmax(r: Reader, layer: Any, x: Any) -> Row:
+    return _over_channels("log_softmax" if isinstance(layer, nn.LogSoftmax) else "softmax")(r, x, layer.dim)
+
+
+def _plain(kind: type, name: str, **expected: Any) -> tuple[type, Callable[..., Row]]:
+    """An activation layer, with the settings it is known with."""
+
+    def reader(r: Reader, layer: Any, x: Any) -> Row:
+        if any(getattr(layer, key) != value for key, value in expected.items()):
+            raise _Unknown(f"layer {r.name!r} ({layer})")
+        return r.same(x, name)
+
+    return kind, reader
+
+
+_LAYERS: tuple[tuple[type, Callable[..., Any]], ...] = (
+    (PolarityConv, _polarity_conv), (EventConv, _event_conv), (BatchNorm, _batch_norm), (nn.BatchNorm1d, _batch_norm),
+    (nn.LayerNorm, _layer_norm), (LeakyMean, _leaky_mean), (VoxelMean, _voxel_mean), (Last, _last), (MeanPool, _pool),
+    (MaxPool, _pool), (VoxelBlock, _voxel_block), (VoxelMerge, _voxel_merge), (nn.Linear, _linear),
+    (nn.Dropout, _nothing), (nn.Identity, _nothing), (nn.LeakyReLU, _leaky_relu), (nn.Softmax, _softmax),
+    (nn.LogSoftmax, _softmax), _plain(nn.ReLU, "relu"), _plain(nn.ELU, "elu", alpha=1.0),
+    _plain(nn.Sigmoid, "sigmoid"), _plain(nn.Tanh, "tanh"), _plain(nn.SiLU, "silu"),
+    _plain(nn.GELU, "gelu", approximate="none"), _plain(nn.Softplus, "softplus", beta=1, threshold=20),
+)  # fmt: skip
+
+
+def _reader_of(layer: nn.Module) -> Callable[..., Any] | None:
+    for kind, reader in _LAYERS:
+        if isinstance(layer, kind) and type(layer).forward is kind.forward:
+            return reader
+    return None
+
+
+# Functions and methods, by name.
+
+
+def _getitem(r: Reader, x: Any, key: Any) -> Any:
+    if isinstance(x, Tensor | tuple | list):
+        return x[key]
+    if isinstance(x, _Geometry):
+        return _Events(r.streams[str(key)])
+    if isinstance(x, _Events) and x.part == "pixel" and isinstance(key, tuple) and key[0] == slice(None):
+        return _Index(x.stream, int(key[1] == 0), int(key[1] == 1))
+    if isinstance(x, _Cause) and isinstance(key, _Cause):
+        return _Cause(x.chain + key.chain)
+    x = r.value(x)
+    if isinstance(key, _Cause):
+        return _caused(r, x, key)
+    # Channels of a value, or a frame of a grid (the first axis is that of the examples).
+    keys = key if isinstance(key, tuple) else (key,)
+    channels = keys[-1]
+    whole = len(keys) == len(x.shape) + 1 and all(k == slice(None) for k in keys[:-1])
+    if whole or (keys[0] is Ellipsis and len(keys) == 2):
+        if isinstance(channels, slice):
+            begin, end, step = channels.indices(x.channels)
+            if step == 1:
+                return _slice(r, x, begin, end)
+    elif len(x.shape) == 4 and len(keys) == 2 and keys[0] == slice(None) and isinstance(channels, int):
+        return r.add(r.name, "frame", None, (x,), x.shape[1:], {"index": channels % x.shape[0]})
+    raise _Unknown(f"{r.name} (an index)")
+
+
+def _slice(r: Reader, x: Row, begin: int, end: int) -> Row:
+    return r.add(r.name, "slice", x.stream, (x,), (*x.shape[:-1], end - begin), {"begin": begin, "end": end})
+
+
+def _caused(r: Reader, x: Any, cause: _Cause) -> Row:
+    """The value of the event that fired each event: once for every stream on the way."""
+    x = r.value(x)
+    for name in cause.chain:
+        if x.stream != r.streams[name].source:
+            raise _Unknown(f"{r.name} takes rows of {x.stream} by the causes of {name}; this")
+        x = r.add(r.name, "cause", name, (x,), x.shape)
+    return x
+
+
+def _getattr(r: Reader, x: Any, name: str) -> Any:
+    if isinstance(x, _Events) and not x.part:
+        if name in ("pixel", "polarity"):
+            return _Events(x.stream, name)
+        if name == "cause":
+            if x.stream.source is None:
+                raise _Unknown(f"{r.name}: {x.stream.name} is the input, which nothing fired; this")
+            return _Cause((x.stream.name,))
+        if name == "sensor":
+            return x.stream.sensor
+    if isinstance(x, Tensor):
+        return getattr(x, name)
+    raise _Unknown(f"{r.name} (the attribute {name} of {_words(x)})")
+
+
+def _unbind(r: Reader, x: Any, dim: int = 0) -> Any:
+    if isinstance(x, _Events) and x.part == "pixel" and dim in (1, -1):
+        return _Index(x.stream, 1, 0), _Index(x.stream, 0, 1)
+    raise _Unknown(f"{r.name} (unbind)")
+
+
+def _convert(r: Reader, x: Any, *args: Any, **kwargs: Any) -> Any:
+    return x
+
+
+def _add(r: Reader, a: Any, b: Any) -> Any:
+    if isinstance(a, _Index) or isinstance(b, _Index):
+        a, b = (a, b) if isinstance(a, _Index) else (b, a)
+        if isinstance(b, _Index):
+            return _Index(a.stream, a.columns + b.columns, a.rows + b.rows, a.constant + b.constant)
+        return _Index(a.stream, a.columns, a.rows, a.constant + int(b))
+    return r.both("add", a, b)
+
+
+def _multiply(r: Reader, a: Any, b: Any) -> Any:
+    if isinstance(a, _Index) or isinstance(b, _Index):
+        a, b = (a, b) if isinstance(a, _Index) else (b, a)
+        return _Index(a.stream, *(int(part * b) for part in (a.columns, a.rows, a.constant)))
+    return r.both("multiply", a, b)
+
+
+def _subtract(r: Reader, a: Any, b: Any) -> Row:
+    if isinstance(b, Row):
+        return r.both("add", a, r.affine(b, -1, 0))
+    return r.both("add", a, -b)
+
+
+def _divide(r: Reader, a: Any, b: Any) -> Row:
+    if isinstance(b, Row):
+        raise _Unknown(f"{r.name} (a division by a value)")
+    return r.both("multiply", a, 1 / b)
+
+
+def _embedding(r: Reader, index: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, **rest: Any) -> Row:
+    if max_norm is not None:
+        raise _Unknown(f"{r.name} (embedding with max_norm)")
+    if isinstance(index, _Cause):
+        return _caused(r, weight, index)
+    if isinstance(index, _Index) and isinstance(weight, Tensor):
+        width, height = index.stream.sensor
+        y, x = np.divmod(np.arange(width * height), width)
+        table = array_of(weight)[index.columns * x + index.rows * y + index.constant]
+        return r.add(r.name, "place", index.stream.name, (), table.shape[1:], table=table)
+    raise _Unknown(f"{r.name} (embedding)")
+
+
+def _index_select(r: Reader, x: Any, dim: int, index: Any) -> Row:
+    return _embedding(r, index, x) if dim == 0 else _getitem(r, x, None)
+
+
+def _cat(r: Reader, values: Any, dim: int = 0) -> Row:
+    rows = tuple(r.value(value) for value in values)
+    if dim not in (-1, len(rows[0].shape)) or len({row.shape[:-1] for row in rows}) > 1:
+        raise _Unknown(f"{r.name} (a concatenation along axis {dim}, not of channels)")
+    return r.joined("concatenate", rows, (*rows[0].shape[:-1], sum(row.channels for row in rows)))
+
+
+def _parts(r: Reader, x: Any, size: int, dim: int = 0) -> list[Row]:
+    x = r.value(x)
+    if dim not in (-1, len(x.shape)) or not isinstance(size, int):
+        raise _Unknown(f"{r.name} (a cut along axis {dim}, not of channels)")
+    return [_slice(r, x, a, min(a + size, x.channels)) for a in range(0, x.channels, size)]
+
+
+def _chunk(r: Reader, x: Any, chunks: int, dim: int = 0) -> list[Row]:
+    return _parts(r, x, -(-r.value(x).channels // chunks), dim)
+
+
+def _reduce(kind: str) -> Callable[..., Row]:
+    def reader(r: Reader, x: Any, dim: Any = (), keepdim: bool = False) -> Row:
+        x = r.value(x)
+        axes = sorted(d % (len(x.shape) + 1) for d in (dim if isinstance(dim, tuple | list) else (dim,)))
+        if x.stream is not None or keepdim or axes != list(range(1, len(x.shape))) or len(x.shape) < 2:
+            raise _Unknown(f"{r.name} (the {kind} along axes {dim}, not over all cells)")
+        return r.add(r.name, "reduce", None, (x,), x.shape[-1:], {"kind": kind})
+
+    return reader
+
+
+def _flatten(r: Reader, x: Any, start_dim: int = 0, end_dim: int = -1) -> Row:
+    x = r.value(x)
+    if x.stream is not None or start_dim != 1 or end_dim not in (-1, len(x.shape)):
+        raise _Unknown(f"{r.name} (flatten)")
+    return r.add(r.name, "flatten", None, (x,), (math.prod(x.shape),)) if len(x.shape) > 1 else x
+
+
+def _over_channels(operation: str) -> Callable[..., Row]:
+    def reader(r: Reader, x: Any, dim: Any = None, **rest: Any) -> Row:
+        if dim not in (-1, len(r.value(x).shape)):
+            raise _Unknown(f"{r.name} ({operation} along axis {dim}, not over channels)")
+        return r.same(x, operation)
+
+    return reader
+
+
+def _simple(name: str) -> Callable[..., Row]:
+    def reader(r: Reader, x: Any, *args: Any, inplace: bool = False) -> Row:
+        if args and args != (False,):
+            raise _Unknown(f"{r.name} ({name} with settings: use the layer)")
+        return r.same(x, name)
+
+    return reader
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: _simple(name) for name in ACTIVATIONS if name != "leaky_relu"},
+    "relu_": _simple("relu"),
+    "leaky_relu": lambda r, x, negative_slope=0.01, inplace=False: r.same(x, "leaky_relu", {"slope": negative_slope}),
+    "getitem": _getitem, "getattr": _getattr, "unbind": _unbind, "add": _add, "iadd": _add, "add_": _add,
+    "mul": _multiply, "imul": _multiply, "sub": _subtract, "truediv": _divide, "div": _divide,
+    "neg": lambda r, x: r.affine(x, -1, 0), "linear": lambda r, x, w, b=None: r.dense(x, w, b),
+    "embedding": _embedding, "index_select": _index_select, "cat": _cat, "concat": _cat, "concatenate": _cat,
+    "split": _parts, "chunk": _chunk, "amax": _reduce("max"), "mean": _reduce("mean"), "flatten": _flatten,
+    "softmax": _over_channels("softmax"), "log_softmax": _over_channels("log_softmax"),
+    "dropout": lambda r, x, *a, **k: x,
+    "polarity_features": lambda r, events, *a, **k: _polarity(r, events.stream),
+    **dict.fromkeys(("long", "int", "float", "double", "to", "contiguous", "detach"), _convert),
+}  # fmt: skip
