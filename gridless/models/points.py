@@ -24,12 +24,34 @@ def _arguments(local: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in local.items() if name not in ("self", "__class__")}
 
 
+def _inputs(
+    model: nn.Module, cloud: str, features: Tensor | Geometry | None, geometry: Geometry | None
+) -> tuple[Tensor | None, Geometry]:
+    """What `model(geometry)` or `model(features, geometry)` means: features (S, in_channels), or None for a network
+    without; where they are not given, they are the rows `features` of the cloud."""
+    if geometry is None:
+        features, geometry = None, features  # type: ignore[assignment]
+    expect_geometry(geometry)
+    kind, channels = type(model).__name__, model.config["in_channels"]  # type: ignore[index]
+    if not channels:
+        if features is not None:
+            raise ValueError(f"{kind}: this network was built for no features: build it with in_channels=")
+        return None, geometry  # type: ignore[return-value]
+    if features is None:
+        rows = geometry[cloud].rows  # type: ignore[index]
+        if "features" not in rows:
+            words = "give model(features, geometry), or rows of the cloud, Cloud.of(xyz, features=...)"
+            raise ValueError(f"{kind}: this network was built for features (S, {channels}): {words}")
+        features = rows["features"]
+    return features, geometry  # type: ignore[return-value]
+
+
 class PointResNet(nn.Module):
     """The paper's point-cloud classifier: every ball, sample and filter is written once, here.
 
     A convolution of the bare coordinates, then per level a down-sampling and an in-place residual block; radius and
     channels double from level to level. Then Dense, max over each cloud, two more Dense layers: logits (B, classes).
-    `model(model.plan(cloud))`.
+    `model(model.plan(cloud))`, or with `in_channels` `model(features, geometry)`.
 
     Args:
         classes: how many classes.
@@ -40,6 +62,8 @@ class PointResNet(nn.Module):
         down_stem: the first convolution already down-samples, in place of the first level's blocks: the paper's small
             network.
         dim: dimensions of the points.
+        in_channels: features of each point, such as colour or intensity; where the call does not give them, they are
+            the rows `features` of the cloud. None for 0.
     """
 
     def __init__(
@@ -51,15 +75,17 @@ class PointResNet(nn.Module):
         dropout: float = 0.5,
         down_stem: bool = False,
         dim: int = 3,
+        in_channels: int = 0,
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
         self.config = {"model": "PointResNet", **arguments}
         plan = self.plan = Plan()  # what coordinates alone decide
-        cloud = plan.points(dim)
-        near = plan.ball(cloud, cloud, radius)
+        cloud = self.cloud = plan.points(dim)
+        near = first = plan.ball(cloud, cloud, radius)
         self.stem_dropout = nn.Dropout(dropout if down_stem else 0.0)
         self.blocks = nn.ModuleList()
+        channels = width
         if not down_stem:
             self.stem = FeaturelessConv(near, width)
             self.stem_norm = BatchNorm(width, cloud, relu="after")
@@ -69,6 +95,7 @@ class PointResNet(nn.Module):
             radius = 2 * radius
             near = plan.ball(coarse, coarse, radius)
             if down_stem and level == 0:
+                first = down
                 self.stem = FeaturelessConv(down, width)
                 self.stem_norm = BatchNorm(width, coarse, relu="after")
             else:
@@ -76,6 +103,7 @@ class PointResNet(nn.Module):
                 width = 2 * width
             self.blocks.append(ResBlock(near, width, dropout))
             cloud = coarse
+        self.feature_stem = PointConv(first, in_channels, channels, bias=False) if in_channels else None
         self.lift = Dense(width, 4 * width)
         self.pool = MaxPool(cloud)
         self.head = nn.Sequential(
@@ -87,32 +115,48 @@ class PointResNet(nn.Module):
             Dense(256, classes),
         )
 
-    def forward(self, geometry: Geometry) -> Tensor:
+    def forward(self, features: Tensor | Geometry | None, geometry: Geometry | None = None) -> Tensor:
+        features, geometry = _inputs(self, self.cloud, features, geometry)
+        x = self.stem(geometry)
+        if self.feature_stem is not None:
+            x = x + self.feature_stem(features, geometry)
         # Dropout and ReLU commute.
-        features = self.stem_dropout(self.stem_norm(self.stem(geometry), geometry))
+        x = self.stem_dropout(self.stem_norm(x, geometry))
         for block in self.blocks:
-            features = block(features, geometry)
-        return self.head(self.pool(self.lift(features), geometry))
+            x = block(x, geometry)
+        return self.head(self.pool(self.lift(x), geometry))
 
 
 def point_resnet_large(
-    classes: int = 40, width: int = 32, levels: int = 3, radius: float = 0.1125, dropout: float = 0.5, dim: int = 3
+    classes: int = 40,
+    width: int = 32,
+    levels: int = 3,
+    radius: float = 0.1125,
+    dropout: float = 0.5,
+    dim: int = 3,
+    in_channels: int = 0,
 ) -> PointResNet:
     """The paper's large network: 769,992 parameters for 40 classes, 7 searches and 3 samplings.
 
     The arguments are those of `PointResNet`.
     """
-    return PointResNet(classes, width, levels, radius, dropout, dim=dim)
+    return PointResNet(classes, width, levels, radius, dropout, dim=dim, in_channels=in_channels)
 
 
 def point_resnet_small(
-    classes: int = 40, width: int = 32, levels: int = 3, radius: float = 0.1125, dropout: float = 0.5, dim: int = 3
+    classes: int = 40,
+    width: int = 32,
+    levels: int = 3,
+    radius: float = 0.1125,
+    dropout: float = 0.5,
+    dim: int = 3,
+    in_channels: int = 0,
 ) -> PointResNet:
     """The paper's small network: 266,968 parameters for 40 classes; its first convolution down-samples.
 
     The arguments are those of `PointResNet`.
     """
-    return PointResNet(classes, width, levels, radius, dropout, down_stem=True, dim=dim)
+    return PointResNet(classes, width, levels, radius, dropout, True, dim, in_channels)
 
 
 class PointResNetPlus(nn.Module):
@@ -139,6 +183,7 @@ class PointResNetPlus(nn.Module):
         drop_path: probability that the branch of a block is left out.
         expansion: with it an `InvertedBlock` of so many times the channels follows each in-place block.
         dim: dimensions of the points.
+        in_channels: features of each point, as those of `PointResNet`.
     """
 
     def __init__(
@@ -158,13 +203,16 @@ class PointResNetPlus(nn.Module):
         drop_path: float = 0.0,
         expansion: int = 0,
         dim: int = 3,
+        in_channels: int = 0,
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
         self.config = {"model": "PointResNetPlus", **arguments}
         plan = self.plan = Plan()
         cloud = self.cloud = plan.points(dim)
-        self.stem = FeaturelessConv(plan.ball(cloud, cloud, stem_radius), width)
+        near = plan.ball(cloud, cloud, stem_radius)
+        self.stem = FeaturelessConv(near, width)
+        self.feature_stem = PointConv(near, in_channels, width, bias=False) if in_channels else None
         self.where = Dense(dim, width, bias=False) if coords else None
         self.stem_norm = BatchNorm(width, cloud, momentum=0.1, relu="after")
         self.blocks = nn.ModuleList()
@@ -192,16 +240,19 @@ class PointResNetPlus(nn.Module):
             Dense(256, classes),
         )
 
-    def forward(self, geometry: Geometry) -> Tensor:
-        features = self.stem(geometry)
+    def forward(self, features: Tensor | Geometry | None, geometry: Geometry | None = None) -> Tensor:
+        features, geometry = _inputs(self, self.cloud, features, geometry)
+        x = self.stem(geometry)
         if self.where is not None:
-            features = features + self.where(geometry[self.cloud].coords)
-        features = self.stem_norm(features, geometry)
+            x = x + self.where(geometry[self.cloud].coords)
+        if self.feature_stem is not None:
+            x = x + self.feature_stem(features, geometry)
+        x = self.stem_norm(x, geometry)
         for block in self.blocks:
-            features = block(features, geometry)
-        features = with_coords(features, geometry, self.last) if self.coords else features
-        features = self.lift_norm(self.lift(features), geometry)
-        return self.head(torch.cat([self.max_pool(features, geometry), self.mean_pool(features, geometry)], 1))
+            x = block(x, geometry)
+        x = with_coords(x, geometry, self.last) if self.coords else x
+        x = self.lift_norm(self.lift(x), geometry)
+        return self.head(torch.cat([self.max_pool(x, geometry), self.mean_pool(x, geometry)], 1))
 
 
 def point_resnet_plus(classes: int = 40, **changes: Any) -> PointResNetPlus:
@@ -224,8 +275,8 @@ class PointEnsemble(nn.Module):
         self.members = nn.ModuleList(PointResNetPlus(classes, **(member or {})) for _ in range(members))
         self.plan: Plan = self.members[0].plan  # type: ignore[assignment]
 
-    def forward(self, geometry: Geometry) -> Tensor:
-        logits = torch.stack([member(geometry) for member in self.members])
+    def forward(self, features: Tensor | Geometry | None, geometry: Geometry | None = None) -> Tensor:
+        logits = torch.stack([member(features, geometry) for member in self.members])
         if self.training:
             return logits
         return logits.float().log_softmax(2).logsumexp(0) - math.log(len(self.members))
@@ -239,8 +290,7 @@ def point_ensemble(classes: int = 40, members: int = 3, **member: Any) -> PointE
 class PointUNet(nn.Module):
     """Segmentation: the paper's encoder, a decoder along the transposed down-sampling edges with skips.
 
-    `model(geometry)`, or with `in_channels` `model(features, geometry)`, features (S, in_channels) such as normals or
-    colours, which a cloud carries as rows; logits (S, classes), one row per point.
+    `model(geometry)`, or with `in_channels` `model(features, geometry)`; logits (S, classes), one row per point.
 
     Args:
         classes: how many classes a point may have.
@@ -248,7 +298,7 @@ class PointUNet(nn.Module):
         levels: how often the cloud is thinned.
         radius: of the first level's ball, in the units of the points.
         dropout: probability, in every block.
-        in_channels: features of each point; none for 0.
+        in_channels: features of each point, as those of `PointResNet`.
         dim: dimensions of the points.
     """
 
@@ -266,7 +316,7 @@ class PointUNet(nn.Module):
         super().__init__()
         self.config = {"model": "PointUNet", **arguments}
         plan = self.plan = Plan()
-        cloud = plan.points(dim)
+        cloud = self.cloud = plan.points(dim)
         near = plan.ball(cloud, cloud, radius)
         self.stem = FeaturelessConv(near, width)
         self.feature_stem = PointConv(near, in_channels, width, bias=False) if in_channels else None
@@ -286,11 +336,7 @@ class PointUNet(nn.Module):
         self.head = Dense(width >> levels, classes)
 
     def forward(self, features: Tensor | Geometry | None, geometry: Geometry | None = None) -> Tensor:
-        if geometry is None:
-            features, geometry = None, features  # type: ignore[assignment]
-        if (features is None) != (self.feature_stem is None):
-            wanted = "no features" if self.feature_stem is None else f"features (S, {self.config['in_channels']})"
-            raise ValueError(f"PointUNet: this network was built for {wanted}")
+        features, geometry = _inputs(self, self.cloud, features, geometry)
         x = self.stem(geometry)
         if self.feature_stem is not None:
             x = x + self.feature_stem(features, geometry)
@@ -317,7 +363,8 @@ class PointUNetPlus(nn.Module):
     how many parts each category has; they are numbered through. `model(geometry, category)`, category (B) int64: logits
     (S, sum of parts), one row per point, -inf for the parts of other categories. With one category it may be left out.
 
-    `loss` takes the right parts from the cloud's rows `part`. The other arguments are those of `PointResNetPlus`.
+    `loss` takes the right parts from the cloud's rows `part`; with `in_channels` features are its rows `features`. The
+    other arguments are those of `PointResNetPlus`.
     """
 
     def __init__(
@@ -335,6 +382,7 @@ class PointUNetPlus(nn.Module):
         drop_path: float = 0.0,
         expansion: int = 0,
         dim: int = 3,
+        in_channels: int = 0,
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
@@ -343,6 +391,7 @@ class PointUNetPlus(nn.Module):
         cloud = self.cloud = plan.points(dim)
         near = plan.ball(cloud, cloud, stem_radius)
         self.stem = FeaturelessConv(near, width)
+        self.feature_stem = PointConv(near, in_channels, width, bias=False) if in_channels else None
         self.where = Dense(dim, width, bias=False)
         self.stem_norm = BatchNorm(width, cloud, momentum=0.1, relu="after")
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
@@ -372,14 +421,17 @@ class PointUNetPlus(nn.Module):
         self.register_buffer("allowed", torch.arange(len(parts))[:, None] == category, persistent=False)
 
     def forward(self, geometry: Geometry, category: Tensor | None = None) -> Tensor:
-        expect_geometry(geometry)
+        features, geometry = _inputs(self, self.cloud, geometry, None)
         allowed: Tensor = self.allowed  # type: ignore[assignment]
         examples = geometry[self.cloud].num_examples
         if category is None:
             if len(allowed) > 1:
                 raise ValueError(f"PointUNetPlus: say which of {len(allowed)} categories each cloud is: category (B)")
             category = torch.zeros(examples, dtype=torch.int64, device=allowed.device)
-        x = self.stem_norm(self.stem(geometry) + self.where(geometry[self.cloud].coords), geometry)
+        x = self.stem(geometry) + self.where(geometry[self.cloud].coords)
+        if self.feature_stem is not None:
+            x = x + self.feature_stem(features, geometry)
+        x = self.stem_norm(x, geometry)
         skips = []
         for blocks in self.encoder:
             skips.append(x)

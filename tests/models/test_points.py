@@ -97,14 +97,32 @@ def test_segmentation_gives_logits_for_every_point(cloud):
     assert model(model.plan(cloud)).shape == (len(cloud), 5)
 
 
-def test_segmentation_takes_features_only_where_it_was_built_for_them(cloud):
-    plain, fed = small("point_unet"), small("point_unet", in_channels=3)
-    geometry = fed.plan(cloud)
-    assert fed(torch.randn(len(cloud), 3), geometry).shape == (len(cloud), 5)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_takes_features_only_where_it_was_built_for_them(name, cloud):
+    plain, fed = small(name), small(name, in_channels=3).eval()
+    geometry, features = fed.plan(cloud), torch.randn(len(cloud), 3)
+    logits = fed(features, geometry)
+    assert logits.shape == plain.eval()(geometry).shape
+    assert not torch.allclose(fed(2 * features, geometry), logits)
     with pytest.raises(ValueError, match=r"built for features \(S, 3\)"):
         fed(geometry)
     with pytest.raises(ValueError, match="built for no features"):
-        plain(torch.randn(len(cloud), 3), geometry)
+        plain(features, geometry)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "point_unet_plus"])
+def test_features_may_be_rows_of_the_cloud(name, cloud):
+    features = torch.randn(len(cloud), 3)
+    carried = gl.Cloud.of(cloud, features=features)
+    if name == "point_unet_plus":
+        model = models.point_unet_plus([3], width=8, levels=1, in_channels=3).eval()
+        with pytest.raises(ValueError, match=r"built for features \(S, 3\)"):
+            model(model.plan(cloud))
+        other = gl.Cloud.of(cloud, features=2 * features)
+        assert not torch.allclose(model(model.plan(carried)), model(model.plan(other)))
+        return
+    model = small(name, in_channels=3).eval()
+    torch.testing.assert_close(model(model.plan(carried)), model(features, model.plan(cloud)))
 
 
 @pytest.mark.parametrize("name", [*NAMES, "point_unet_plus"])
