@@ -25,7 +25,9 @@ _LAZY: dict[str, str] = {
     "stream": "gridless.streaming",
     "write_events": "gridless.data.formats",
 }
-_MODULES = ("augment", "data", "geometry", "models", "nn", "ops", "pictures", "streaming", "training")
+_MODULES = (
+    "augment", "data", "geometry", "models", "nn", "ops", "pictures", "pyg", "streaming", "torch_cluster", "training",
+)  # fmt: skip
 
 __all__ = [
     "Cloud",
@@ -57,7 +59,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from gridless import augment, data, geometry, models, nn, ops, pictures, streaming, training
+    from gridless import augment, data, geometry, models, nn, ops, pictures, pyg, streaming, torch_cluster, training
     from gridless.data.clouds import read_cloud
     from gridless.data.formats import read_events, write_events
     from gridless.data.precompute import Precomputed

@@ -1,0 +1,230 @@
+"""torch_cluster's functions mean what torch_cluster's mean, and PyG's own functions call them."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial import cKDTree
+
+from gridless.torch_cluster import fps, grid_cluster, knn, knn_graph, nearest, radius, radius_graph
+
+REAL = [torch.half, torch.bfloat16, torch.float, torch.double]
+SQUARE = [[-1, -1], [-1, 1], [1, 1], [1, -1]]
+# Neighbours in a square, as (centre, neighbour).
+SIDES = {(0, 1), (0, 3), (1, 0), (1, 2), (2, 1), (2, 3), (3, 0), (3, 2)}
+
+
+def pairs(edges):
+    return set(map(tuple, edges.t().tolist()))
+
+
+@pytest.mark.parametrize("dtype", REAL)
+def test_radius_finds_what_is_inside(dtype):
+    x, y = torch.tensor(SQUARE * 2, dtype=dtype), torch.tensor([[0, 0], [0, 1]], dtype=dtype)
+    assert pairs(radius(x, y, 2, max_num_neighbors=4)) == {
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (0, 3),
+        (1, 1),
+        (1, 2),
+        (1, 5),
+        (1, 6),
+    }
+    for last in (1, 2):
+        batch_x, batch_y = torch.tensor([0] * 4 + [last] * 4), torch.tensor([0, last])
+        found = {(0, 0), (0, 1), (0, 2), (0, 3), (1, 5), (1, 6)}
+        assert pairs(radius(x, y, 2, batch_x, batch_y, max_num_neighbors=4)) == found
+        assert pairs(radius(x, y, 2, batch_x, batch_y, 4, 6, 5)) == found
+
+
+@pytest.mark.parametrize("dtype", REAL)
+def test_radius_graph_joins_neighbours_and_never_more_than_it_may(dtype):
+    x = torch.tensor(SQUARE, dtype=dtype)
+    assert pairs(radius_graph(x, r=2.5, flow="target_to_source")) == SIDES
+    assert pairs(radius_graph(x, r=2.5)) == {(j, i) for i, j in SIDES}
+    # The points may be one and the same.
+    for points, batch in ((x, None), (x * 0, None), (x.repeat(2, 1), torch.arange(8) // 4)):
+        edges = radius_graph(points, 100, batch, max_num_neighbors=1)
+        assert edges[1].tolist() == list(range(len(points)))
+        assert (edges[0] != edges[1]).all()
+        assert (edges[0] // 4).equal(edges[1] // 4)
+
+
+def test_radius_is_without_its_surface_and_may_be_endless():
+    x = torch.tensor([[0.0], [1.0], [2.0], [2.0]])
+    assert pairs(radius(x, x[:1], 2)) == {(0, 0), (0, 1)}
+    assert pairs(radius(x, x[:1], 2.001)) == {(0, 0), (0, 1), (0, 2), (0, 3)}
+    assert radius(x, x[:1], math.inf, max_num_neighbors=None).shape == (2, 4)
+    assert radius(x, x, 0).shape == (2, 0)
+    # More than eight dimensions are searched in another way.
+    wide = torch.nn.functional.pad(x, (0, 11))
+    assert pairs(radius(wide, wide[:1], 2)) == {(0, 0), (0, 1)}
+    assert pairs(radius(wide, wide[:1], 2.001, max_num_neighbors=3)) == {(0, 0), (0, 1), (0, 2)}
+
+
+@pytest.mark.parametrize("dim", [3, 20])
+def test_large_searches_are_those_of_a_tree(dim):
+    x = torch.randn(1000, dim, generator=torch.Generator().manual_seed(29))
+    tree = cKDTree(x.numpy())
+    reach = 0.5 if dim == 3 else 4.0
+    edges = radius_graph(x, r=reach, flow="target_to_source", loop=True, max_num_neighbors=2000)
+    assert pairs(edges) == {(i, j) for i, near in enumerate(tree.query_ball_point(x, reach)) for j in near}
+    edges, distance = knn_graph(x, k=5, flow="target_to_source", loop=True, return_distances=True)
+    far, column = tree.query(x, k=5)
+    assert edges.tolist() == [np.repeat(np.arange(1000), 5).tolist(), column.flatten().tolist()]
+    np.testing.assert_allclose(distance, far.flatten() ** 2, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", REAL)
+def test_knn_finds_the_nearest(dtype):
+    x, y = torch.tensor(SQUARE * 2, dtype=dtype), torch.tensor([[1, 0], [-1, 0]], dtype=dtype)
+    edges, distance = knn(x, y, 2, return_distances=True)
+    assert pairs(edges) == {(0, 2), (0, 3), (1, 0), (1, 1)}
+    assert distance.tolist() == [1, 1, 1, 1]
+    for last in (1, 2):
+        batch_x, batch_y = torch.tensor([0] * 4 + [last] * 4), torch.tensor([0, last])
+        for cosine, far in ((False, 1), (True, 1 - math.cos(math.pi / 4))):
+            edges, distance = knn(x, y, 2, batch_x, batch_y, cosine, return_distances=True)
+            assert pairs(edges) == {(0, 2), (0, 3), (1, 4), (1, 5)}
+            torch.testing.assert_close(distance, torch.full_like(distance, far))
+
+
+@pytest.mark.parametrize("dtype", REAL)
+def test_knn_graph_joins_each_with_k_others(dtype):
+    x = torch.tensor(SQUARE, dtype=dtype)
+    assert pairs(knn_graph(x, 2, flow="target_to_source")) == SIDES
+    assert pairs(knn_graph(x, 2)) == {(j, i) for i, j in SIDES}
+    edges = knn_graph(x * 0, 2)
+    assert edges[1].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (edges[0] != edges[1]).all()
+
+
+@pytest.mark.parametrize("dtype", REAL)
+def test_nearest_gives_each_point_a_cluster(dtype):
+    x = torch.tensor(SQUARE + [[-2, -2], [-2, 2], [2, 2], [2, -2]], dtype=dtype)
+    y = torch.tensor([[-1, 0], [1, 0], [-2, 0], [2, 0]], dtype=dtype)
+    batch_x, batch_y = torch.tensor([0] * 4 + [1] * 4), torch.tensor([0, 0, 1, 1])
+    assert nearest(x, y, batch_x, batch_y).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert nearest(x, y).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    for a, b in (
+        (batch_x, [0, 0, 0, 0]), (batch_x, None), ([0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 3, 3]),
+        ([0, 0, 1, 0, 0, 0, 0], batch_y), (batch_x, [0, 0, 1, 0]),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"nearest"):
+            nearest(x, y, torch.as_tensor(a), None if b is None else torch.as_tensor(b))
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("dim", [2, 12])
+def test_fps_takes_ratios_of_every_kind(dtype, dim):
+    x = torch.tensor(SQUARE + [[-2, -2], [-2, 2], [2, 2], [2, -2]], dtype=dtype)
+    x = torch.nn.functional.pad(x, (0, dim - 2))
+    batch = torch.arange(8) // 4
+    for ratio in (None, 0.5, torch.tensor(0.5), torch.tensor([0.5, 0.5])):
+        assert fps(x, batch, ratio, random_start=False).tolist() == [0, 2, 4, 6]
+        assert fps(x, ptr=[0, 4, 8], ratio=ratio, random_start=False).tolist() == [0, 2, 4, 6]
+        assert fps(x, ptr=torch.tensor([0, 4, 8]), ratio=ratio, random_start=False).tolist() == [0, 2, 4, 6]
+    for ratio in (None, 0.5, torch.tensor([0.5])):
+        assert fps(x, None, ratio, False).sort().values.tolist() == [0, 5, 6, 7]
+    assert fps(x, batch * 2, torch.tensor([0.25, 0.5, 0.75]), False).tolist() == [0, 4, 6, 5]
+    with pytest.raises(ValueError, match="ratio must be above 0"):
+        fps(x, ratio=0.0)
+
+
+def test_fps_begins_anywhere_in_each_example():
+    torch.manual_seed(0)
+    x, batch = torch.randn(2048, 3), torch.arange(2048) // 1024
+    starts = set()
+    for _ in range(8):
+        taken = fps(x, batch, 0.5)
+        assert len(taken.unique()) == 1024
+        assert (taken[:512] < 1024).all()
+        assert (taken[512:] >= 1024).all()
+        starts.add((int(taken[0]), int(taken[512]) - 1024))
+    assert len(starts) > 4
+    assert any(a != b for a, b in starts)
+
+
+@pytest.mark.parametrize("dtype", [*REAL, torch.int, torch.long])
+def test_grid_cluster_numbers_voxels(dtype):
+    points = [[0, 0], [11, 9], [2, 8], [2, 2], [8, 3]]
+    for pos, size, start, end, cluster in (
+        ([2, 6], [5], None, None, [0, 0]),
+        ([2, 6], [5], [0], None, [0, 1]),
+        (points, [5, 5], None, None, [0, 5, 3, 0, 1]),
+        (points, [5, 5], None, [19, 19], [0, 6, 4, 0, 1]),
+    ):
+        made = (None if v is None else torch.tensor(v, dtype=dtype) for v in (pos, size, start, end))
+        assert grid_cluster(*made).tolist() == cluster
+
+
+def test_nothing_is_found_in_nothing_and_bad_batches_are_refused():
+    x, none = torch.rand(4, 3), torch.rand(0, 3)
+    for a, b in ((x, none), (none, x), (none, none)):
+        assert radius(a, b, 1.0).shape == knn(a, b, 2).shape == (2, 0)
+    assert fps(none).tolist() == []
+    assert grid_cluster(none, torch.ones(3)).tolist() == []
+    with pytest.raises(ValueError, match="batch_x is not sorted"):
+        knn(x, x, 2, torch.tensor([0, 1, 0, 1]), torch.tensor([0, 0, 1, 1]))
+    with pytest.raises(ValueError, match="both batch_x and batch_y"):
+        knn(x, x, 2, torch.tensor([0, 0, 1, 1]))
+    with pytest.raises(ValueError, match="runs from 0 to 3"):
+        knn(x, x, 2, torch.tensor([0, 0, 1, 3]), torch.tensor([0, 0, 1, 3]), batch_size=2)
+
+
+def test_compiled_code_may_call_them():
+    x = torch.tensor(SQUARE, dtype=torch.float)
+    assert pairs(torch.compile(radius_graph, backend="eager")(x, r=2.5, flow="target_to_source")) == SIDES
+
+
+# PyG, in a process of its own: `enable` is for the whole process.
+PROGRAM = """
+import torch, torch_geometric
+from torch_geometric.nn import fps, knn, knn_graph, nearest, radius, radius_graph, voxel_grid
+import gridless as gl
+gl.pyg.enable()
+x = torch.tensor([[-1.0, -1], [-1, 1], [1, -1], [1, 1]])
+y, batch = torch.tensor([[-1.0, 0], [1, 0]]), torch.zeros(4, dtype=torch.long)
+assert fps(x, batch, ratio=0.5).shape == (2,)
+assert knn(x, y, 2, batch, batch[:2]).tolist() == [[0, 0, 1, 1], [0, 1, 2, 3]]
+assert radius(x, y, 1.5, batch, batch[:2]).tolist() == [[0, 0, 1, 1], [0, 1, 2, 3]]
+assert knn_graph(x, 2, batch).shape == radius_graph(x, 2.5, batch).shape == (2, 8)
+assert radius_graph(x, 2.5, batch, loop=True).shape == (2, 12)
+assert nearest(x, y, batch, batch[:2]).tolist() == [0, 0, 1, 1]
+pos, batch = torch.tensor([[0.0, 0], [11, 9], [2, 8], [2, 2], [8, 3]]), torch.tensor([0, 0, 0, 1, 1])
+assert voxel_grid(pos, size=5, batch=batch).tolist() == [0, 5, 3, 6, 7]
+assert voxel_grid(pos, size=5, batch=batch, start=-1, end=[18, 14]).tolist() == [0, 10, 4, 16, 17]
+assert voxel_grid(pos, size=5).tolist() == [0, 5, 3, 0, 1]
+import torch_cluster
+assert torch_cluster.knn is gl.torch_cluster.knn
+
+from torch_geometric.nn import (DynamicEdgeConv, GravNetConv, MLP, PointNetConv, PointTransformerConv, XConv, fps,
+                                global_max_pool, knn_graph, knn_interpolate, radius)
+from torch_geometric.typing import WITH_TORCH_CLUSTER
+assert WITH_TORCH_CLUSTER
+from torch_geometric.transforms import KNNGraph, RadiusGraph
+from torch_geometric.data import Data
+torch.manual_seed(0)
+pos, batch = torch.rand(200, 3), torch.arange(200) // 100
+index = fps(pos, batch, ratio=0.2)
+row, col = radius(pos, pos[index], 0.3, batch, batch[index], max_num_neighbors=64)
+conv = PointNetConv(MLP([3, 16, 32]), add_self_loops=False)
+features = conv((None, None), (pos, pos[index]), torch.stack([col, row]))
+up = knn_interpolate(features, pos[index], pos, batch[index], batch, k=3)
+edges = DynamicEdgeConv(MLP([64, 32]), k=8)(up, batch)
+edges = PointTransformerConv(32, 16)(edges, pos, knn_graph(pos, 8, batch))
+out = torch.cat([edges, XConv(32, 16, 3, 8)(up, pos, batch), GravNetConv(32, 16, 4, 8, 8)(up, batch)], 1)
+global_max_pool(out, batch).sum().backward()
+assert KNNGraph(6)(Data(pos=pos)).edge_index.shape == (2, 1200)
+assert RadiusGraph(0.1)(Data(pos=pos)).num_edges > 0
+"""
+
+
+def test_pyg_runs_without_compiled_packages():
+    pytest.importorskip("torch_geometric")
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
