@@ -14,6 +14,7 @@ from gridless.nn.events import (
     DownConv,
     EventConv,
     InceptionBlock,
+    Last,
     LeakyMean,
     PolarityConv,
     VoxelMean,
@@ -29,7 +30,7 @@ from gridless.structures import Events
 # What the loop knows how to run. Containers are fine; anything else would be left out without a word.
 _KNOWN: tuple[type, ...] = (
     EventResNet, DownConv, InceptionBlock, EventConv, PolarityConv, Dense, BatchNorm, VoxelHead, VoxelMerge, VoxelMean,
-    StreamHead, StreamMean, LeakyMean, nn.Conv3d, nn.Dropout, nn.ReLU, nn.Sequential, nn.ModuleList,
+    StreamHead, StreamMean, Last, LeakyMean, nn.Conv3d, nn.Dropout, nn.ReLU, nn.Sequential, nn.ModuleList,
 )  # fmt: skip
 
 # Input events that go through all levels together.
