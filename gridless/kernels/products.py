@@ -8,8 +8,6 @@ count elements from the beginning of the arrays, which must be contiguous. All a
 bfloat16 where the others are float32. Nothing is checked here.
 """
 
-# pyright: reportCallIssue=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from typing import Any

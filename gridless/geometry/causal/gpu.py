@@ -1,9 +1,5 @@
 """Causal neighbourhoods in Triton: runs by a radix sort, then a binary search for every (target, tap)."""
 
-# Triton compiles these functions itself; to a type checker they are plain Python.
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportIndexIssue=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 from functools import cache

@@ -6,10 +6,6 @@ before any potential is: they are made in parallel, and what is left of the recu
 comparison per visit. A visit that fires marks its (input event, slot); the marks, in order, are the output.
 """
 
-# Triton compiles these functions itself; to a type checker they are plain Python.
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportIndexIssue=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The maximum over neighbours in Triton: a program owns some rows and a block of channels, and walks their edges."""
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false
-
 from __future__ import annotations
 
 import torch

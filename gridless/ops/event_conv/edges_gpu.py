@@ -3,10 +3,6 @@
 Kernels see microseconds: rates are scaled as they are read.
 """
 
-# Triton compiles these functions itself; to a type checker they are plain Python.
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportIndexIssue=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 from functools import cache

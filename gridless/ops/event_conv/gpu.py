@@ -8,10 +8,6 @@ Grids, channels and temporal taps are constants of a kernel, so that index arith
 vectors.
 """
 
-# Triton compiles these functions itself; to a type checker they are plain Python.
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false, reportIndexIssue=false
-# pyright: reportOperatorIssue=false, reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
-
 from __future__ import annotations
 
 from functools import cache

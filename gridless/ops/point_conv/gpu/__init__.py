@@ -6,9 +6,6 @@ the second-level cache holds, and a library product reads it from there. The bac
 B = N^T dF' over the transposed edges. No atomics: every sum has one owner.
 """
 
-# Kernels take plain numbers where they declare constants.
-# pyright: reportArgumentType=false, reportCallIssue=false
-
 from __future__ import annotations
 
 from functools import cache

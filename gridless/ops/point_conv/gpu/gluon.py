@@ -1,8 +1,5 @@
 """Where the Gluon kernels of the point convolution run in place of the Triton kernels, which compute the same."""
 
-# Kernels take plain numbers where they declare constants.
-# pyright: reportArgumentType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-
 from __future__ import annotations
 
 import ctypes

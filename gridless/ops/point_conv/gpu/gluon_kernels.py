@@ -10,11 +10,6 @@ The rest is as in `triton_kernels`, whose helpers for one edge serve here too: r
 edge of every row in its registers and the next on the way.
 """
 
-# Kernels are Gluon, not Python: a type checker cannot follow them.
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportPossiblyUnboundVariable=false, reportReturnType=false, reportAssignmentType=false
-
 from __future__ import annotations
 
 from triton.experimental import gluon

@@ -1,10 +1,5 @@
 """Triton kernels of the point convolution in which no output has channels: edge sums, and coordinates' gradients."""
 
-# Kernels are Triton, not Python: a type checker cannot follow them.
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportPossiblyUnboundVariable=false, reportReturnType=false, reportAssignmentType=false
-
 from __future__ import annotations
 
 import triton

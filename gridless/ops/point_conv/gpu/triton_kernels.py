@@ -7,11 +7,6 @@ sources, or, with FLIP, the transposed edges: a row is a source and its columns 
 target - source either way.
 """
 
-# Kernels are Triton, not Python: a type checker cannot follow them.
-# pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportAttributeAccessIssue=false
-# pyright: reportOperatorIssue=false, reportIndexIssue=false, reportCallIssue=false, reportOptionalMemberAccess=false
-# pyright: reportPossiblyUnboundVariable=false, reportReturnType=false, reportAssignmentType=false
-
 from __future__ import annotations
 
 import triton
