@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.kernels.threads import in_threads, num_threads
+from gridless.kernels.threads import even_ranges, in_threads, num_threads
 from gridless.structures import Events
 
 _GLYPH_SIDE = 48
@@ -108,8 +108,8 @@ class MovingGlyphs(torch.utils.data.Dataset):
         self.labels: Tensor = torch.arange(size) % len(self.names)
         images = glyph_images()
         settings = (*sensor, duration, _STEP, (threshold, threshold_noise), refractory, background)
-        bounds = np.linspace(0, size, 1 + min(max(size, 1), 4 * num_threads())).astype(int)
-        jobs = [(images, seed, int(a), int(b), *settings) for a, b in itertools.pairwise(bounds)]
+        shares = even_ranges(size, min(max(size, 1), 4 * num_threads()))
+        jobs = [(images, seed, a, b, *settings) for a, b in shares]
         parts = in_threads(simulate, jobs)
         self.pixel = torch.from_numpy(np.concatenate([p[0] for p in parts]))
         self.time = torch.from_numpy(np.concatenate([p[1] for p in parts]))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 
 import numpy as np
 
-from gridless.kernels.threads import num_threads
+from gridless.kernels.threads import num_threads, row_ranges
 
 # What a kernel returns when it meets an edge that leaves its example.
 CROSSING = 1
@@ -21,11 +20,7 @@ def cut_examples(splits: np.ndarray, share: int = _SHARE) -> list[tuple[int, int
     examples, rows = len(splits) - 1, int(splits[-1])
     threads = num_threads()
     parts = 1 if threads == 1 else max(min(4 * threads, rows // share, examples), 1)
-    if parts == 1:
-        return [(0, examples)]
-    cuts = np.searchsorted(splits, np.linspace(0, rows, parts + 1)[1:-1]).tolist()
-    ends = sorted({0, *cuts, examples})
-    return list(pairwise(ends))
+    return [(0, examples)] if parts == 1 else row_ranges(splits, parts)
 
 
 def refuse_crossing(results: Iterable[int]) -> None:

@@ -6,8 +6,10 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -25,6 +27,17 @@ def in_threads(function: Callable[..., Any], jobs: Sequence[tuple]) -> list:
     if len(jobs) <= 1 or num_threads() == 1:
         return [function(*job) for job in jobs]
     return list(_pool(num_threads()).map(lambda job: function(*job), jobs))
+
+
+def even_ranges(size: int, parts: int) -> list[tuple[int, int]]:
+    """The numbers below `size` in `parts` ranges (first, end) of about equal length."""
+    return list(pairwise(np.linspace(0, size, parts + 1).astype(int).tolist()))
+
+
+def row_ranges(splits: np.ndarray, parts: int) -> list[tuple[int, int]]:
+    """The rows of `splits` in at most `parts` ranges (first, end) with about equally many entries."""
+    cuts = np.searchsorted(splits, np.linspace(0, splits[-1], parts + 1)[1:-1]).tolist()
+    return list(pairwise(sorted({0, *cuts, len(splits) - 1}))) or [(0, 0)]
 
 
 @cache

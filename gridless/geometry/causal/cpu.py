@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,7 +9,7 @@ from torch import Tensor
 from gridless.geometry.causal import Link
 from gridless.geometry.causal import by_pixel as runs_of
 from gridless.kernels.compile import njit
-from gridless.kernels.threads import in_threads, num_threads
+from gridless.kernels.threads import even_ranges, in_threads, num_threads, row_ranges
 from gridless.structures import MAX_EDGES, Events
 
 
@@ -33,8 +31,8 @@ def causal(link: Link, window: int) -> tuple[Tensor, Tensor]:
     if splits[-1] > MAX_EDGES:
         raise ValueError(f"causal: {int(splits[-1])} edges are more than {MAX_EDGES}: use a window, or smaller batches")
     source = torch.empty(int(splits[-1]), dtype=torch.int32)
-    cuts = np.linspace(0, rows, num_threads() + 1).astype(int).tolist()
-    in_threads(_fill, [(a, b, order, first, count, splits.numpy(), source.numpy()) for a, b in pairwise(cuts)])
+    arrays = (order, first, count, splits.numpy(), source.numpy())
+    in_threads(_fill, [(a, b, *arrays) for a, b in even_ranges(rows, num_threads())])
     return splits, source
 
 
@@ -64,9 +62,7 @@ def share_cells(splits: Tensor, parts: int | None = None) -> list[tuple[int, int
     parts = (1 if num_threads() == 1 else 4 * num_threads()) if parts is None else parts
     ends = splits.numpy()
     # A cell without events costs a little, too.
-    load = ends + np.arange(len(ends)) // 4
-    cuts = np.searchsorted(load, np.linspace(0, load[-1], parts + 1)[1:-1]).tolist()
-    return list(pairwise(sorted({0, *cuts, len(ends) - 1})))
+    return row_ranges(ends + np.arange(len(ends)) // 4, parts)
 
 
 @njit(nogil=True, cache=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from gridless.kernels.compile import njit
-from gridless.kernels.threads import in_threads, num_threads
+from gridless.kernels.threads import in_threads, num_threads, row_ranges
 
 
 def forward(features: Tensor, splits: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
@@ -30,9 +27,7 @@ def backward(grad: Tensor, row: Tensor, back_splits: Tensor, back_source: Tensor
 def _jobs(splits: Tensor, *tensors: Tensor) -> list[tuple]:
     """Ranges of rows with about as many edges, one per thread."""
     arrays = tuple(t.numpy() for t in tensors)
-    wanted = np.linspace(0, int(splits[-1]), num_threads() + 1)[1:-1]
-    cuts = [0, *np.searchsorted(splits.numpy(), wanted).tolist(), len(splits) - 1]
-    return [(a, b, *arrays) for a, b in pairwise(cuts)]
+    return [(a, b, *arrays) for a, b in row_ranges(splits.numpy(), num_threads())]
 
 
 @njit(nogil=True, cache=True)

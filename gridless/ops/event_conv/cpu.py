@@ -19,7 +19,7 @@ from torch import Tensor
 from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.cpu import share_cells, source_cell
 from gridless.kernels.compile import njit
-from gridless.kernels.threads import in_threads
+from gridless.kernels.threads import even_ranges, in_threads
 from gridless.structures import Edges, Structure
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def gather(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
     gathered = features.new_empty(len(walk.link.target), *rate.shape, features.shape[1])
     values = (features.detach().numpy(), rate.detach().numpy(), gathered.numpy())
     if walk.edges is not None:
-        jobs = [(a, b, *_edge_arrays(walk, walk.edges), *values) for a, b in _share_rows(len(gathered))]
+        jobs = [(a, b, *_edge_arrays(walk, walk.edges), *values) for a, b in even_ranges(len(gathered), _PARTS)]
         in_threads(_gather_edges, jobs)
         return gathered.flatten(1)
     _zero_padding(gathered, walk.link)
@@ -106,10 +106,6 @@ def _edge_arrays(walk: Walk, edges: Edges) -> tuple:
 
 def _longest(of: Structure, splits: Tensor) -> int:
     return of.cached("longest", lambda: int(np.diff(splits.numpy()).max(initial=0)))
-
-
-def _share_rows(rows: int) -> list[tuple[int, int]]:
-    return list(pairwise(np.linspace(0, rows, _PARTS + 1).astype(int).tolist()))
 
 
 def _share_examples(splits: Tensor) -> list[tuple[int, int]]:

@@ -107,4 +107,6 @@ def _spread_backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
 @operator("segment_spread", _fake_spread, _save_spread, _spread_backward)
 def _spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
     """The transpose of the mean: row s gets values[b] / size of b, where b is its example; padding rows get 0."""
-    return implementation(__name__, values.device).segment_spread(values.contiguous(), splits.contiguous(), rows)
+    scaled = torch.cat([values / splits.diff().clamp(min=1)[:, None], values.new_zeros(1, values.shape[1])])
+    example = torch.searchsorted(splits[1:], torch.arange(rows, device=splits.device), right=True)
+    return scaled.index_select(0, example)

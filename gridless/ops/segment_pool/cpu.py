@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from gridless.kernels.compile import njit
-from gridless.kernels.threads import in_threads, num_threads
+from gridless.kernels.threads import even_ranges, in_threads, num_threads, row_ranges
 
 
 def segment_max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
@@ -27,13 +24,6 @@ def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
     return value.to(features.dtype)
 
 
-def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
-    wide = _wide(values)
-    spread = wide.new_zeros(rows, values.shape[1])
-    in_threads(_spread, _jobs(splits, values.shape[1], wide, splits, spread))
-    return spread.to(values.dtype)
-
-
 def _wide(x: Tensor) -> Tensor:
     return x.detach().to(torch.promote_types(x.dtype, torch.float32))
 
@@ -43,12 +33,8 @@ def _jobs(splits: Tensor, channels: int, *tensors: Tensor) -> list[tuple]:
     arrays = tuple(t.numpy() for t in tensors)
     examples, threads = len(splits) - 1, num_threads()
     if examples >= threads:
-        # Cut where the rows divide evenly, not the examples.
-        wanted = np.linspace(0, int(splits[-1]), threads + 1)[1:-1]
-        cuts = [0, *np.searchsorted(splits.numpy(), wanted).tolist(), examples]
-        return [(a, b, 0, channels, *arrays) for a, b in pairwise(cuts)]
-    cuts = np.linspace(0, channels, threads + 1).astype(int).tolist()
-    return [(0, examples, a, b, *arrays) for a, b in pairwise(cuts)]
+        return [(a, b, 0, channels, *arrays) for a, b in row_ranges(splits.numpy(), threads)]
+    return [(0, examples, a, b, *arrays) for a, b in even_ranges(channels, threads)]
 
 
 @njit(nogil=True, cache=True)
@@ -80,11 +66,3 @@ def _mean(first, last, low, high, features, splits, value):
         if splits[i] < splits[i + 1]:
             for c in range(low, high):
                 total[c] /= splits[i + 1] - splits[i]
-
-
-@njit(nogil=True, cache=True)
-def _spread(first, last, low, high, values, splits, spread):
-    for i in range(first, last):
-        for s in range(splits[i], splits[i + 1]):
-            for c in range(low, high):
-                spread[s, c] = values[i, c] / (splits[i + 1] - splits[i])

@@ -47,19 +47,6 @@ def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
     return (value.sum(0) / splits.diff().clamp(min=1)[:, None]).to(features.dtype)
 
 
-def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
-    spread = values.new_empty(rows, values.shape[1])
-    if spread.numel():
-        channels = values.shape[1]
-        block = min(power_of_two(channels), 128)
-        grid = (cdiv(rows, _ROWS), cdiv(channels, block), 1)
-        examples = len(splits) - 1
-        double = values.dtype == torch.float64
-        constants = (channels, examples.bit_length(), _ROWS, block, double)
-        _SPREAD(grid, (values, splits, spread), (rows, examples), constants)
-    return spread
-
-
 def _slices(features: Tensor, shape: tuple[int, int]) -> int:
     """Programs that share an example: more than one where few examples have many rows."""
     return max(1, min(features.shape[0] // max(_SLICE * shape[0], 1), 256))
@@ -154,37 +141,4 @@ def _mean(
     tl.store(value + at, mean.to(value.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["rows", "examples"])
-def _spread(
-    values,
-    splits,
-    spread,
-    rows,
-    examples,
-    channels,
-    STEPS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DOUBLE: tl.constexpr,
-):
-    wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    s = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    # The number of examples that end at or before s: a binary search in splits[1:].
-    low = tl.zeros([ROWS], tl.int64)
-    high = low + examples
-    for _ in range(STEPS):
-        middle = (low + high) // 2
-        end = tl.load(splits + 1 + middle, (s < rows) & (middle < examples), other=0)
-        right = (end <= s) & (low < high)
-        low = tl.where(right, middle + 1, low)
-        high = tl.where(right, high, tl.minimum(high, middle))
-    mine = (s < rows) & (low < examples)
-    size = tl.load(splits + low + 1, mine, other=1) - tl.load(splits + low, mine, other=0)
-    x = tl.load(values + low[:, None] * channels + c[None, :], mine[:, None] & (c < channels)[None, :], other=0.0)
-    y = x.to(wide) / tl.maximum(size, 1).to(wide)[:, None]
-    ok = (s < rows)[:, None] & (c < channels)[None, :]
-    tl.store(spread + s[:, None] * channels + c[None, :], y.to(spread.dtype.element_ty), ok)
-
-
-_MAX, _MEAN, _SPREAD = map(Launcher, (_max, _mean, _spread))
+_MAX, _MEAN = map(Launcher, (_max, _mean))

@@ -23,10 +23,3 @@ def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
         if a < b:
             value[i] = features[a:b].to(wide).mean(0)
     return value
-
-
-def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
-    sizes = splits.diff()
-    spread = values.new_zeros(rows, values.shape[1])
-    spread[: splits[-1]] = torch.repeat_interleave(values / sizes[:, None], sizes, dim=0)
-    return spread

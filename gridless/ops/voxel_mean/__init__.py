@@ -80,4 +80,8 @@ def _spread_backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
 @operator("voxel_spread", _fake_spread, _save_spread, _spread_backward)
 def _spread(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:
     """The transpose of the mean: row s gets values[cell[s]] / count[cell[s]], or 0."""
-    return implementation(__name__, values.device).voxel_spread(values.contiguous(), cell.contiguous(), count)
+    if not len(values):
+        return values.new_zeros(len(cell), values.shape[1])
+    mine = (cell >= 0) & (cell < len(values))
+    at = torch.where(mine, cell, 0)
+    return torch.where(mine[:, None], values.index_select(0, at) / count.index_select(0, at).clamp(min=1)[:, None], 0.0)

@@ -26,17 +26,6 @@ def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tens
     return value, splits.diff()
 
 
-def voxel_spread(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:
-    rows, channels = len(cell), values.shape[1]
-    spread = values.new_empty(rows, channels)
-    if spread.numel():
-        block = min(power_of_two(channels), 128)
-        constants = (channels, _ROWS, block, values.dtype == torch.float64)
-        tensors, sizes = (values, cell, count, spread), (rows, len(values))
-        _SPREAD((cdiv(rows, _ROWS), cdiv(channels, block), 1), tensors, sizes, constants)
-    return spread
-
-
 @triton.jit
 def _mean(features, order, splits, value, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr):
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
@@ -56,20 +45,4 @@ def _mean(features, order, splits, value, channels, ROWS: tl.constexpr, BLOCK: t
     tl.store(value + cell * channels + c, mean.to(value.dtype.element_ty), inside)
 
 
-@triton.jit(do_not_specialize=["rows", "cells"])
-def _spread(
-    values, cell, count, spread, rows, cells, channels, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr
-):
-    wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    s = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    v = tl.load(cell + s, s < rows, other=-1).to(tl.int64)
-    mine = (v >= 0) & (v < cells)
-    size = tl.load(count + v, mine, other=1)
-    x = tl.load(values + v[:, None] * channels + c[None, :], mine[:, None] & (c < channels)[None, :], other=0.0)
-    y = x.to(wide) / size.to(wide)[:, None]
-    ok = (s < rows)[:, None] & (c < channels)[None, :]
-    tl.store(spread + s[:, None] * channels + c[None, :], y.to(spread.dtype.element_ty), ok)
-
-
-_MEAN, _SPREAD = Launcher(_mean), Launcher(_spread)
+_MEAN = Launcher(_mean)

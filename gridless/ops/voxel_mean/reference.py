@@ -14,11 +14,3 @@ def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tens
     total = torch.zeros(cells, features.shape[1], dtype=wide, device=features.device)
     total.index_add_(0, at, features[kept].to(wide))
     return (total / count.clamp(min=1)[:, None]).to(features.dtype), count
-
-
-def voxel_spread(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:
-    kept = (cell >= 0)[:, None]
-    at = cell.clamp(min=0).long()
-    if not len(values):
-        return values.new_zeros(len(cell), values.shape[1])
-    return torch.where(kept, values[at] / count[at].clamp(min=1)[:, None], 0.0).to(values.dtype)

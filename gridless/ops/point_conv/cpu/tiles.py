@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from gridless.kernels.products import BLOCK, padded
-from gridless.kernels.threads import num_threads
+from gridless.kernels.threads import num_threads, row_ranges
 from gridless.ops.point_conv.edge_function import compute_dtype
 
 _TILE_BYTES = 1 << 17
@@ -31,18 +29,14 @@ def wide_weight(weight: Tensor, compute: np.dtype) -> np.ndarray:
     return torch.nn.functional.pad(weight.detach().to(compute_dtype(weight.dtype)), missing).contiguous().numpy()
 
 
-def ranges(splits: np.ndarray, first: int = 0, last: int | None = None) -> list[tuple[int, int]]:
-    """A run of rows for each thread, of about equally many rows and edges: of all, or of `first` to `last`."""
-    if last is not None:
-        return [(first + a, first + b) for a, b in ranges(splits[first : last + 1])]
+def ranges(splits: np.ndarray) -> list[tuple[int, int]]:
+    """A run of rows for each thread, of about equally many rows and edges."""
     rows = len(splits) - 1
     parts = max(1, min(num_threads(), rows // _SHARE))
     if parts == 1:
         return [(0, rows)]
     # Rows cost a share of a matrix product, edges their gather: weigh an edge as an eighth of a row.
-    cost = (splits - splits[0]) / 8 + np.arange(rows + 1)
-    cuts = np.searchsorted(cost, np.linspace(0, cost[-1], parts + 1)[1:-1]).tolist()
-    return list(pairwise([0, *cuts, rows]))
+    return row_ranges((splits - splits[0]) / 8 + np.arange(rows + 1), parts)
 
 
 def numpy_dtype(features: Tensor) -> np.dtype:
