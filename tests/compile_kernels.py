@@ -45,8 +45,8 @@ from gridless.ops.voxel_mean import voxel_mean
 from gridless.structures import pad
 
 TARGETS = (80, 89, 90, 100)
-# Kernels are launched as on a device of this capability.
-NOTED = 90
+# Gluon kernels are written for one generation.
+GLUON = 90
 
 
 class Launch(NamedTuple):
@@ -69,7 +69,7 @@ class Result(NamedTuple):
 class _Device:
     """What Triton asks a driver for before it launches: a device of each capability, by that number."""
 
-    capability = NOTED
+    capability = GLUON
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self.capability, 32)
@@ -124,7 +124,7 @@ def noted() -> Iterator[dict[tuple, Launch]]:
 
     def note(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         launch = Launch(self, tuple(map(_small, arguments)), {k: _small(v) for k, v in options.items()})
-        binder = self.device_caches[NOTED][-1]
+        binder = self.device_caches[GLUON][-1]
         _, specialization, rest = binder(*arguments, **options)
         launches.setdefault((launch.name, str(specialization), str(rest)), launch)
         if launch.name in READ_BACK:
@@ -135,6 +135,7 @@ def noted() -> Iterator[dict[tuple, Launch]]:
         return a.new_zeros(a.shape[0], b.shape[1], dtype=out_dtype) if out is None else out
 
     from gridless import backends
+    from gridless.ops.point_conv.gpu import gluon
 
     driver.set_active(_Device())  # type: ignore[arg-type]
     with ExitStack() as patches:
@@ -147,6 +148,8 @@ def noted() -> Iterator[dict[tuple, Launch]]:
             (torch, "empty", torch.zeros),
             (torch, "empty_like", torch.zeros_like),
             (Tensor, "new_empty", Tensor.new_zeros),
+            (gluon, "_runs_on", lambda device: True),
+            (gluon, "_leave_cache", lambda *given: None),
         ):
             patches.enter_context(mock.patch.object(owner, name, value))
         patches.enter_context(gl.use_backend("gpu"))
@@ -192,8 +195,10 @@ def _precision(name: str) -> Any:
 
 
 def convolutions() -> None:
+    from gridless.ops.point_conv.gpu import gluon
+
     # Few rows, many, and more than fit the cache, for each of which kernels are cut differently.
-    with _precision("tf32"):
+    with _precision("tf32"), mock.patch.object(gluon, "GLUON", False):
         for dtype in (torch.float32, torch.bfloat16):
             for rows in (48, 1000, 40_000):
                 for width in (16, 32, 64, 128):
@@ -215,6 +220,17 @@ def convolutions() -> None:
         x = torch.rand(500, 3, dtype=dtype, requires_grad=True)
         weight = torch.zeros(10, 32, dtype=dtype, requires_grad=True)
         gl.featureless_conv(weight, None, _edges(500), x, x, 0.5, Monomials(3, 2)).sum().backward()
+
+
+def gluon_kernels() -> None:
+    """The point convolution of float32 in TF32, for one generation; whatever the rows, and normalised or not."""
+    from gridless.ops.point_conv.gpu import tiles
+
+    few, busy = (mock.patch.object(tiles, name, lambda *g, v=v: v) for name, v in (("few_rows", False), ("busy", 1)))
+    with _precision("tf32"), few, busy:
+        for q, p, order in ((32, 32, 2), (32, 64, 1), (64, 64, 1), (64, 16, 1)):
+            _conv(torch.float32, 1000, q, p, Monomials(3, order))
+        _conv(torch.float32, 1000, 32, 32, normalise=False, bias=False)
 
 
 def rows_and_cells() -> None:
@@ -287,6 +303,7 @@ def geometry() -> None:
 
 CASES = {
     "convolutions": convolutions,
+    "gluon": gluon_kernels,
     "rows": rows_and_cells,
     "events": events,
     "geometry": geometry,
@@ -338,9 +355,9 @@ def compile_launch(job: tuple[Launch, int]) -> Result:
 
 
 def compiled(launches: list[Launch], targets: list[int], processes: int) -> Iterator[Result]:
-    """Each launch for each target, in so many processes."""
+    """Each launch for each target that its language serves, in so many processes."""
     global _jobs
-    _jobs = [(one, t) for one in launches for t in targets]
+    _jobs = [(one, t) for one in launches for t in targets if t == GLUON or not _is_gluon(one.kernel)]
     if processes == 1:
         yield from map(compile_launch, _jobs)
         return
@@ -353,6 +370,10 @@ _jobs: list[tuple[Launch, int]] = []
 
 def _compile_job(i: int) -> Result:
     return compile_launch(_jobs[i])
+
+
+def _is_gluon(kernel: Any) -> bool:
+    return getattr(kernel, "is_gluon", lambda: False)()
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 HERE = torch.device("cpu")
-SMALL = 16
+SMALL, GLUON = 16, 128
 
 
 @pytest.fixture(autouse=True)
@@ -28,27 +28,31 @@ def rows_of(tile):
 @pytest.mark.parametrize(
     ("size", "forward", "backward"),
     [
-        ((4, 64, 64, 32_768, 9), 32, 64),
-        ((10, 32, 32, 131_072, 10), 32, 32),
-        ((10, 32, 32, 131_072, 40), 32, 32),
+        ((4, 64, 64, 32_768, 9), GLUON, GLUON),
+        ((10, 32, 32, 131_072, 10), GLUON, GLUON),
+        ((10, 32, 32, 131_072, 40), 32, GLUON),
         ((10, 32, 32, 24_000, 40), SMALL, SMALL),
         ((10, 32, 32, 1_000, 10), SMALL, SMALL),
-        ((4, 64, 64, 32_768, 20), SMALL, 64),
-        ((4, 32, 16, 100_000, 10), 32, 32),
+        ((4, 64, 64, 32_768, 20), GLUON, GLUON),
+        ((4, 64, 64, 32_768, 30), SMALL, GLUON),
+        ((4, 32, 16, 100_000, 10), GLUON, 32),
         ((10, 16, 16, 200_000, 10), 32, 32),
-        ((10, 32, 64, 100_000, 10), 32, None),
+        ((10, 32, 64, 100_000, 10), GLUON, None),
+        ((8, 32, 64, 100_000, 10), GLUON, None),
         ((10, 64, 64, 100_000, 10), 32, None),
         ((10, 64, 64, 10_000, 10), None, None),
         ((20, 4, 4, 100_000, 10), None, None),
+        # 1.01 rounds of tiles: half of the multiprocessors would wait for the other half.
+        ((4, 64, 64, 17_100, 9), 32, 64),
     ],
 )
 def test_tiles(tiles, size, forward, backward):
     *shape, rows, each = size
     given = (*shape, rows, rows * each, HERE)
     fused = tiles.fused_tile(torch.float32, *given)
-    assert rows_of(fused) == forward
+    assert rows_of((fused and tiles.gluon_tile(*given)) or fused) == forward
     fused = tiles.fused_backward_tile(torch.float32, *given)
-    assert rows_of(fused) == backward
+    assert rows_of((fused and tiles.gluon_backward_tile(*given)) or fused) == backward
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,23 @@ def test_tiles(tiles, size, forward, backward):
 )
 def test_gradients_strip_by_strip_where_sums_are_many_and_channels_few(tiles, dtype, size, wide):
     assert (tiles.wide_backward_tiles(dtype, *size) is not None) == wide
+
+
+def test_every_size_that_gluon_takes_fits_in_shared_memory(tiles):
+    """227 KB, of which the driver takes one: Theta, and backward 128 rows of the features and of 32 sums per term."""
+    taken = 0
+    for terms in range(1, 33):
+        for channels in (16, 32, 64, 128):
+            for width in (16, 32, 64, 128):
+                given = (terms, channels, width, 1_000_000, 10_000_000, HERE)
+                theta = terms * channels * width * 4
+                if tiles.gluon_tile(*given):
+                    assert theta <= 226 << 10
+                if tiles.gluon_backward_tile(*given):
+                    taken += 1
+                    assert tiles.fused_backward_tile(torch.float32, *given)
+                    assert theta + 128 * 4 * (channels + 32 * terms) <= 226 << 10
+    assert taken > 15
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -19,6 +19,7 @@ from torch import Tensor
 from gridless.backends import interpreting
 from gridless.kernels.launch import Launcher, cdiv, power_of_two
 from gridless.ops.point_conv.edge_function import EdgeFunction, compute_dtype
+from gridless.ops.point_conv.gpu import gluon
 from gridless.ops.point_conv.gpu.tiles import (
     CHUNK,
     GROUP,
@@ -295,6 +296,8 @@ def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, o
     """(N F) Theta + bias, or with a walk over transposed edges the gradient of the features from that of the result."""
     channels, width = features.shape[1], out.shape[1]
     precision = _precision()
+    if precision == "tf32" and not walk.flip and gluon.forward(walk, features, weight, bias, out):
+        return
     # Sums of all channels, or strip by strip.
     together = dot_block(channels) if walk.function.size * dot_block(channels) <= HELD else tile.strip
     constants = walk.settings(channels) | walk.terms(0, walk.function.size) | tile.strips(together)
@@ -331,11 +334,16 @@ def _fused_backward(
     tile: Tile,
 ) -> Tensor | None:
     _, channels, width = weight.shape
+    precision = _precision()
+    if precision == "tf32":
+        parts = gluon.backward(walk, grad, features, weight, d_features, need_weight)
+        if parts is not None:
+            return parts.sum(0) if need_weight else None
     tiles = cdiv(walk.rows, tile.rows)
     programs = min(tiles, side_by_side(grad.device, tile)) if need_weight else tiles
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
     constants = walk.settings(max(channels, width)) | walk.terms(0, walk.function.size) | tile.strips(dot_block(width))
-    constants |= {"Q": channels, "P": width, "QB": dot_block(channels), "PRECISION": _precision()}
+    constants |= {"Q": channels, "P": width, "QB": dot_block(channels), "PRECISION": precision}
     constants |= {"NEED_F": d_features is not None, "NEED_W": need_weight}
     after = (weight, features if d_features is None else d_features, parts)
     sizes = (walk.rows, tiles)

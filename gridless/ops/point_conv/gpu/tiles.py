@@ -34,6 +34,10 @@ class Tile(NamedTuple):
         return {"J": channels // width, "L": width, "T": self.rows, "U": self.unroll, "AHEAD": self.ahead}
 
 
+# What the Gluon kernels are written for.
+GLUON_TILE = Tile(128, 1, 8)
+
+
 def fused_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
@@ -112,10 +116,34 @@ def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
     return cdiv(rows, tile.rows) <= side_by_side(device, tile)
 
 
+def gluon_tile(terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device) -> Tile | None:
+    """The tile of the Gluon kernel where it exists, is faster, and has rows enough; else None."""
+    suits = channels in (32, 64) and width in (16, 32, 64) and terms * channels <= HELD
+    return GLUON_TILE if suits and edges <= 24 * rows and busy(rows, GLUON_TILE, device) >= 0.85 else None
+
+
+def gluon_backward_tile(
+    terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
+) -> Tile | None:
+    """As `gluon_tile`. Registers of a lane: sums of 32 channels, and its parts of both gradients."""
+    registers = terms * 16 + terms * channels * width // 256 + channels // 2
+    fits = registers <= 216 and terms * width <= HELD and terms * channels * width <= 16384
+    suits = channels in (32, 64) and width in (32, 64) and fits
+    # Small tiles are better, where there are any.
+    few = few_rows(rows, edges if channels == 32 else 0, GLUON_TILE, device)
+    return GLUON_TILE if suits and not few and busy(rows, GLUON_TILE, device) >= 0.75 else None
+
+
 def gather_tile(dtype: torch.dtype, block: int) -> Tile:
     """A few rows for one warp: neighbourhoods of different sizes wait for each other only within a program."""
     strip = min(block, 32)
     return Tile(128 // strip, 2, 1, strip=strip, ahead=dtype != torch.float64)
+
+
+def busy(rows: int, tile: Tile, device: torch.device) -> float:
+    """The share of the device that works, where every multiprocessor takes as many tiles."""
+    tiles = cdiv(rows, tile.rows)
+    return tiles / (cdiv(tiles, processors(device)) * processors(device))
 
 
 def dot_block(channels: int) -> int:

@@ -1,0 +1,138 @@
+"""Where the Gluon kernels of the point convolution run in place of the Triton kernels, which compute the same."""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from contextlib import suppress
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gridless.backends import interpreting
+from gridless.kernels.launch import Launcher, cdiv
+from gridless.ops.point_conv.gpu.tiles import gluon_backward_tile, gluon_tile, processors
+
+try:
+    from gridless.ops.point_conv.gpu import gluon_kernels
+except (ImportError, AttributeError):  # Gluon is an experimental part of Triton: its names may change.
+    gluon_kernels = None
+
+# False: the Triton kernels run everywhere.
+GLUON = True
+# The generation of devices that have `wgmma`, and 227 KB of shared memory for a program.
+GENERATION = 9
+# Bytes of features and columns that are asked for at the start: well inside the second-level cache.
+FETCHED = 24 << 20
+
+
+def forward(walk: Any, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
+    """Writes the convolution to `out` and 1 / W to the walk's tensor; False, and nothing, where no kernel suits."""
+    _, channels, width = weight.shape
+    tile = gluon_tile(*weight.shape, walk.rows, walk.edges, out.device)
+    if tile is None or not _suits(walk, features, weight):
+        return False
+    tiles = cdiv(walk.rows, tile.rows)
+    fetched = (features.numel(), walk.edges) if features.nbytes + 4 * walk.edges <= FETCHED else (0, 0)
+    kernel = _launch(
+        "forward_kernel", min(tiles, processors(out.device)),
+        (features, *walk.tensors, weight, weight if bias is None else bias, out),
+        (walk.rows, tiles, *fetched, walk.scale[0]), (channels, width, *_function(walk), bias is not None), tile.warps,
+    )  # fmt: skip
+    if kernel is None:
+        return False
+    _leave_cache(kernel, out.device)
+    return True
+
+
+def backward(
+    walk: Any, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None, need_weight: bool
+) -> Tensor | None:
+    """Writes the gradient of the features, and returns parts (programs, M, Q, P) whose sum is the weight's gradient
+    (none of them without `need_weight`); None, and writes nothing, where no kernel suits."""
+    _, channels, width = weight.shape
+    tile = gluon_backward_tile(*weight.shape, walk.rows, walk.edges, grad.device)
+    if tile is None or not _suits(walk, features, weight):
+        return None
+    tiles = cdiv(walk.rows, tile.rows)
+    each = cdiv(tiles, processors(grad.device)) if need_weight else 1
+    programs = cdiv(tiles, each)
+    parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
+    kernel = _launch(
+        "backward_kernel", programs,
+        (grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts),
+        (walk.rows, tiles, each, walk.scale[0]),
+        (channels, width, *_function(walk), d_features is not None, need_weight), tile.warps,
+    )  # fmt: skip
+    if kernel is None:
+        return None
+    if need_weight:
+        _leave_cache(kernel, grad.device)
+    return parts
+
+
+def _suits(walk: Any, features: Tensor, weight: Tensor) -> bool:
+    """Whether types, dimensions and the device are those of the kernels; sizes are left to the tiles."""
+    return (
+        GLUON
+        and gluon_kernels is not None
+        and features.dtype == torch.float32
+        and walk.tensors[0].dtype == torch.float32
+        and walk.function.dim == 3
+        and walk.index(max(weight.shape[1:])) is tl.int32
+        and _runs_on(features.device)
+    )
+
+
+@cache
+def _runs_on(device: torch.device) -> bool:
+    if device.type != "cuda" or interpreting():
+        return False
+    return torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] == GENERATION
+
+
+def _function(walk: Any) -> tuple:
+    terms = walk.terms(0, walk.function.size)
+    return *(terms[name] for name in ("M", "KIND", "TABLE", "SHARP")), walk.function.falloff, walk.function.normalise
+
+
+@cache
+def _launcher(kernels: ModuleType, name: str) -> Launcher:
+    return Launcher(getattr(kernels, name))
+
+
+def _launch(name: str, programs: int, tensors: tuple, sizes: tuple, constants: tuple, warps: int) -> Any:
+    """The kernel, launched; None, and a word once, where this version of Triton cannot compile it."""
+    global GLUON
+    try:
+        return _launcher(gluon_kernels, name)((programs, 1, 1), tensors, sizes, constants, warps) or True
+    except Exception as error:
+        if isinstance(error, RuntimeError) and "CUDA" in str(error):
+            raise
+        GLUON = False
+        warnings.warn(
+            f"Triton {triton.__version__} cannot compile the fastest point convolution for this device ({error}); "
+            "a slower one runs instead",
+            stacklevel=2,
+        )
+        return None
+
+
+def _leave_cache(kernel: Any, device: torch.device) -> None:
+    """From its next launch on, a kernel of one program per multiprocessor leaves the first-level cache all the shared
+    memory that it does not use. Triton asks for the most there is, and loads on their way then have nowhere to go."""
+    _carve(kernel.function, kernel.metadata.shared, device)
+
+
+@cache
+def _carve(function: int, shared: int, device: torch.device) -> None:
+    whole = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    # 1 KB of each program's is the driver's. 9 is CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, in per cent.
+    share = min(-(-(shared + 1024) * 100 // whole), 100)
+    with suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuFuncSetAttribute(ctypes.c_void_p(function), 9, share)

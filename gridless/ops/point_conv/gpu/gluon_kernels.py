@@ -1,0 +1,302 @@
+"""Gluon kernels of the point convolution: the fused kernels with every number's place in the registers chosen.
+
+A warp owns 16 rows, and a quad of its lanes the rows g and g + 8 and channels 4 t to 4 t + 3 of every strip of 16. This
+is an operand of `wgmma` if the channels of a strip are taken in the order k = 4 v + t for channel 4 t + v: the sums go
+from the walk over the edges into the product without a barrier, shared memory or a move, and W is one number of the
+row. Theta waits in shared memory in the matching order. Products are TF32; coordinates and features are float32, of 3
+dimensions.
+
+The rest is as in `triton_kernels`, whose helpers for one edge serve here too: rows and columns, FLIP. A walk has an
+edge of every row in its registers and the next on the way.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+
+from gridless.ops.point_conv.gpu.triton_kernels import _falloff, _invert, _load_point, _value, _vector
+
+# Renamed after Triton 3.6.
+_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+
+
+@gluon.constexpr_function
+def _bases(first, size):
+    """first, 2 first, 4 first, ... below size."""
+    return [first << i for i in range((size // first).bit_length() - 1)]
+
+
+@gluon.constexpr_function
+def _tile(rows, channels):
+    """16 rows in a warp, 4 channels of each strip of 16 in a lane."""
+    wide = [[0, b] for b in _bases(16, channels)]
+    warps = [[b, 0] for b in _bases(16, rows)]
+    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([[0, 1], [0, 2], *wide, [8, 0]], lanes, warps, [], [rows, channels])
+
+
+@gluon.constexpr_function
+def _every_warp(rows):
+    """All rows in each of eight warps."""
+    lanes = [[b] for b in _bases(1, 32)]
+    return gl.DistributedLinearLayout([[b] for b in _bases(32, rows)], lanes, [[0], [0], [0]], [], [rows])
+
+
+@gluon.constexpr_function
+def _copies(rows, columns):
+    """4 columns and 8 rows in a warp: what it writes to shared memory meets every bank once."""
+    lanes, rest = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[b, 0] for b in _bases(8, rows)]
+    rest += [[0, b] for b in _bases(4, columns)]
+    return gl.DistributedLinearLayout(rest[3:], lanes, rest[:3], [], [rows, columns])
+
+
+@gluon.jit
+def _fetch(X, count):
+    """Asks for this program's share of X, `count` 4-byte numbers, to be brought into the second-level cache."""
+    line = gl.arange(0, 256, layout=gl.BlockedLayout([1], [32], [8], [0]))
+    lines = count // 32
+    for j in range(gl.program_id(0) * 256, lines, gl.num_programs(0) * 256):
+        at = (X + gl.minimum(j + line, lines - 1) * 32).to(gl.int64)
+        gl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def _begin(ROW_X, SPLITS, COLS, tile, last, T: gl.constexpr, TILE: gl.constexpr):
+    """What the walk of a tile begins with: first and last edge, coordinates and first two columns of each row, and the
+    most edges of a row, which every warp finds for itself."""
+    row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, TILE))
+    live = row < last
+    first = gl.load(SPLITS + row, mask=live, other=0).to(gl.int32)
+    end = gl.load(SPLITS + row + 1, mask=live, other=0).to(gl.int32)
+    x = _load_point(ROW_X, row, live, 3)
+    col = gl.load(COLS + first, mask=first < end, other=0)
+    then = gl.load(COLS + first + 1, mask=first + 1 < end, other=0)
+    every = tile * T + gl.arange(0, T, layout=_every_warp(T))
+    before = gl.load(SPLITS + every, mask=every < last, other=0)
+    most = gl.max((gl.load(SPLITS + every + 1, mask=every < last, other=0) - before).to(gl.int32), axis=0)
+    return first, end, x, col, then, most
+
+
+@gluon.jit
+def _load_edge(
+    F, COL_X, INVERSE, col, on, C: gl.constexpr, STRIDE: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr
+):  # fmt: skip
+    """Coordinates, C features and, if SHARED, 1 / W of a column of each row."""
+    near = _load_point(COL_X, col, on, 3)
+    if SHARED:
+        near = near + (gl.load(INVERSE + col, mask=on, other=0.0),)
+    channel = gl.arange(0, C, layout=gl.SliceLayout(0, TILE))
+    return near, gl.load(F + col[:, None] * STRIDE + channel[None, :], mask=on[:, None], other=0.0)
+
+
+@gluon.jit
+def _add(
+    acc, total, near, f, x, on, scale, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
+):  # fmt: skip
+    """Adds an edge of every row to its sums and its W."""
+    v = _vector(x, near, on, scale, FLIP, gl.float32, 3)
+    w = _falloff(v, on, FALLOFF, 3)
+    if NORMALISE and FLIP:
+        w = w * near[3]
+    new = ()
+    for m in gl.static_range(M):
+        new = new + (acc[m] + _value(v, w, m, KIND, TABLE, SHARP, 3)[:, None] * f,)
+    return new, total + w
+
+
+@gluon.jit
+def _walk(
+    F, COL_X, COLS, INVERSE, begun, scale, C: gl.constexpr, STRIDE: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr,
+    TABLE: gl.constexpr, SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
+    T: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """Sums over the edges of each row of w p_m F, a tile (T, C) per term, and W of the rows. Rows of F are STRIDE
+    numbers apart. With FLIP the sums are divided by the W of the columns."""
+    first, end, x, col, then, most = begun
+    S: gl.constexpr = NORMALISE and FLIP
+    acc = ()
+    for _ in gl.static_range(M):
+        acc = acc + (gl.zeros([T, C], gl.float32, layout=TILE),)
+    total = gl.zeros([T], gl.float32, layout=gl.SliceLayout(1, TILE))
+    near, f = _load_edge(F, COL_X, INVERSE, col, first < end, C, STRIDE, S, TILE)
+    for k in range(0, most, 2):
+        edge = first + k
+        then_near, then_f = _load_edge(F, COL_X, INVERSE, then, edge + 1 < end, C, STRIDE, S, TILE)
+        col = gl.load(COLS + edge + 2, mask=edge + 2 < end, other=0)
+        acc, total = _add(
+            acc, total, near, f, x, edge < end, scale, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP
+        )  # fmt: skip
+        if k + 1 < most:
+            near, f = _load_edge(F, COL_X, INVERSE, col, edge + 2 < end, C, STRIDE, S, TILE)
+            then = gl.load(COLS + edge + 3, mask=edge + 3 < end, other=0)
+            acc, total = _add(
+                acc, total, then_near, then_f, x, edge + 1 < end, scale,
+                M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP,
+            )  # fmt: skip
+    return acc, total
+
+
+@gluon.jit
+def _keep(
+    THETA, M: gl.constexpr, NEXT: gl.constexpr, P: gl.constexpr, C: gl.constexpr, DOWN: gl.constexpr,
+    ALONG: gl.constexpr,
+):  # fmt: skip
+    """Copies of M matrices (P, C), NEXT apart, in shared memory, channels in the order k. Neighbours in a column
+    are DOWN numbers apart, in a row ALONG."""
+    COPIES: gl.constexpr = _copies(P, C)
+    KEPT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
+    k = gl.arange(0, C, layout=gl.SliceLayout(0, COPIES))
+    channel = (k & -16) + (k % 4) * 4 + (k // 4) % 4
+    at = THETA + gl.arange(0, P, layout=gl.SliceLayout(1, COPIES))[:, None] * DOWN + channel[None, :] * ALONG
+    theta = ()
+    for m in gl.static_range(M):
+        theta = theta + (gl.allocate_shared_memory(gl.float32, [P, C], KEPT),)
+        theta[m].store(gl.load(at + m * NEXT))
+    return theta
+
+
+@gluon.jit
+def _arrive():
+    """Waits until all copies are there, for `wgmma` too."""
+    fence_async_shared()
+    _barrier()
+
+
+@gluon.jit
+def _product(acc, theta, out, M: gl.constexpr, T: gl.constexpr, C: gl.constexpr, LEFT: gl.constexpr):
+    """`out` and the sum over terms of (T, C) times (C, P). The left operand has its channels in the order k: nothing
+    moves."""
+    product = warpgroup_mma_init(out)
+    sums = ()
+    for m in gl.static_range(M):
+        left = gl.reshape(gl.permute(gl.reshape(acc[m], [T, C // 16, 4, 4]), (0, 1, 3, 2)), [T, C])
+        sums = sums + (gl.convert_layout(left, LEFT),)
+        product = warpgroup_mma(sums[m], theta[m].permute((1, 0)), product, is_async=True)
+    return warpgroup_mma_wait(0, deps=(product,) + sums)[0]
+
+
+@gluon.jit(do_not_specialize=["last", "tiles", "numbers", "edges"])
+def forward_kernel(
+    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, tiles, numbers, edges, scale,
+    C: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, HAS_BIAS: gl.constexpr,
+):  # fmt: skip
+    """OUT (rows, P) = (N F) Theta + bias: eight warps, tile after tile of 128 targets, and no barrier between them.
+    While one tile is multiplied, what the walk of the next begins with is on its way."""
+    T: gl.constexpr = 128
+    TILE: gl.constexpr = _tile(T, C)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, P, 8])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
+    pid = gl.program_id(0)
+    begun = _begin(ROW_X, SPLITS, COLS, pid, last, T, TILE)
+    theta = _keep(THETA, M, C * P, P, C, 1, P)
+    _fetch(COLS, edges)
+    _fetch(F, numbers)
+    _arrive()
+    for tile in range(pid, tiles, gl.num_programs(0)):
+        acc, total = _walk(
+            F, COL_X, COLS, INVERSE, begun, scale,
+            C, C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, T, TILE,
+        )  # fmt: skip
+        begun = _begin(ROW_X, SPLITS, COLS, tile + gl.num_programs(0), last, T, TILE)
+        out = _product(acc, theta, gl.zeros([T, P], gl.float32, layout=MMA), M, T, C, LEFT)
+        row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
+        if NORMALISE:
+            inverse = gl.convert_layout(_invert(total), gl.SliceLayout(1, MMA))
+            gl.store(INVERSE + row, inverse, mask=row < last)
+            out = out * inverse[:, None]
+        column = gl.arange(0, P, layout=gl.SliceLayout(0, MMA))
+        if HAS_BIAS:
+            out += gl.load(BIAS + column)[None, :]
+        gl.store(OUT + row[:, None] * P + column[None, :], out, mask=(row < last)[:, None])
+
+
+@gluon.jit(do_not_specialize=["last", "tiles", "each"])
+def backward_kernel(
+    GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, D_F, PARTS, last, tiles, each, scale,
+    Q: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, NEED_F: gl.constexpr, NEED_W: gl.constexpr,
+):  # fmt: skip
+    """B = N^T dF' of tiles of 128 sources, `each` of them one after the other and 32 of the P channels at a time; from
+    it dF = B Theta^T, and F^T B is added up. Eight warps: each gathers B of its 16 sources, multiplies it by Theta^T,
+    and leaves it in shared memory, from where all add F^T B, each a piece of every term's, to what they keep in
+    registers.
+
+    PARTS (programs, M, Q, P) float32: each program's share of the weight's gradient.
+    """
+    T: gl.constexpr = 128
+    C: gl.constexpr = 32
+    PASSES: gl.constexpr = P // C
+    TILE: gl.constexpr = _tile(T, C)
+    READ: gl.constexpr = _tile(T, Q)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, Q, 8])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
+    # 16-byte pieces of a row change places with the row's last two bits: neither rows nor columns meet a bank twice.
+    ROWS: gl.constexpr = [[1, 16], [2, 8], [4, 0], [8, 0], [16, 0], [32, 0], [64, 0]]
+    WIDE: gl.constexpr = [[0, 32]] if Q == 64 else []
+    KEPT_Q: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + WIDE + ROWS)
+    KEPT: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + ROWS)
+    SHARE: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 4], instr_shape=[16, 8])
+    A: gl.constexpr = gl.DotOperandLayout(0, SHARE, 1)
+    B: gl.constexpr = gl.DotOperandLayout(1, SHARE, 1)
+    pid = gl.program_id(0)
+    begun = _begin(ROW_X, SPLITS, COLS, pid * each, last, T, TILE)
+    theta = ()
+    share = ()
+    kept = ()
+    if NEED_F:
+        for j in gl.static_range(PASSES):
+            theta = theta + (_keep(THETA + j * C, M, Q * P, Q, C, P, 1),)
+    if NEED_W:
+        kept_f = gl.allocate_shared_memory(gl.float32, [T, Q], KEPT_Q)
+        for _ in gl.static_range(M):
+            kept = kept + (gl.allocate_shared_memory(gl.float32, [T, C], KEPT),)
+        for _ in gl.static_range(PASSES * M):
+            share = share + (gl.zeros([Q, C], gl.float32, layout=SHARE),)
+    _arrive()
+    for tile in range(pid * each, gl.minimum(pid * each + each, tiles)):
+        if NEED_W:
+            source = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, READ))
+            at = source[:, None] * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, READ))[None, :]
+            kept_f.store(gl.load(F + at, mask=(source < last)[:, None], other=0.0))
+        d_f = gl.zeros([T, Q], gl.float32, layout=MMA)
+        new = ()
+        for j in gl.static_range(PASSES):
+            acc, _total = _walk(
+                GRAD + j * C, COL_X, COLS, INVERSE, begun, scale,
+                C, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, T, TILE,
+            )  # fmt: skip
+            if j == PASSES - 1:
+                begun = _begin(ROW_X, SPLITS, COLS, tile + 1, last, T, TILE)
+            if NEED_W:
+                for m in gl.static_range(M):
+                    kept[m].store(acc[m])
+            if NEED_F:
+                d_f = _product(acc, theta[j], d_f, M, T, C, LEFT)
+            if NEED_W:
+                f = kept_f.permute([1, 0]).load(A)
+                for m in gl.static_range(M):
+                    new = new + (mma_v2(f, kept[m].load(B), share[j * M + m], input_precision="tf32"),)
+        if NEED_W:
+            share = new
+        if NEED_F:
+            row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
+            column = gl.arange(0, Q, layout=gl.SliceLayout(0, MMA))
+            gl.store(D_F + row[:, None] * Q + column[None, :], d_f, mask=(row < last)[:, None])
+    if NEED_W:
+        q = gl.arange(0, Q, layout=gl.SliceLayout(1, SHARE))
+        p = gl.arange(0, C, layout=gl.SliceLayout(0, SHARE))
+        for i in gl.static_range(PASSES * M):
+            to = PARTS + (pid * M + i % M) * Q * P + (i // M) * C
+            gl.store(to + q[:, None] * P + p[None, :], share[i])

@@ -1,0 +1,103 @@
+"""Gluon kernels under Triton's interpreter: the same source, with layouts left out and shared memory as plain values.
+
+What a kernel computes is tested so without a GPU; where it keeps its numbers is not.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import triton
+import triton.language as tl
+
+
+class _Shared:
+    """A piece of shared memory: what was stored last."""
+
+    def __init__(self, owner: _Shared | None = None) -> None:
+        self.owner = owner
+        self.value: Any = None
+
+    def store(self, value: Any) -> None:
+        self.value = value
+
+    def permute(self, order: Sequence[int]) -> _Shared:
+        assert tuple(order) == (1, 0)
+        return _Shared(self)
+
+    def load(self, layout: Any = None) -> Any:
+        return self.value if self.owner is None else tl.trans(self.owner.value)
+
+
+class _Language(ModuleType):
+    """Gluon's language, in Triton's."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.endswith("Layout"):
+            return lambda *given, **named: None
+        return getattr(tl, name)
+
+    def arange(self, start: int, end: int, layout: Any) -> Any:
+        return tl.arange(start, end)
+
+    def zeros(self, shape: list[int], dtype: Any, layout: Any) -> Any:
+        return tl.zeros(shape, dtype)
+
+    def convert_layout(self, value: Any, layout: Any) -> Any:
+        return value
+
+    def inline_asm_elementwise(self, *given: Any, **named: Any) -> None:
+        """The only one asks for what will be loaded later."""
+
+    def barrier(self) -> None:
+        """Statements of a program are interpreted one after the other."""
+
+    def allocate_shared_memory(self, dtype: Any, shape: list[int], layout: Any) -> _Shared:
+        return _Shared()
+
+
+def _mma(a: Any, b: Any, c: Any, input_precision: str = "tf32", is_async: bool = False) -> Any:
+    return tl.dot(a, b.load() if isinstance(b, _Shared) else b, c, input_precision="ieee")
+
+
+def _at_once() -> None:
+    """What fences and barriers wait for is there already."""
+
+
+HOPPER = SimpleNamespace(
+    fence_async_shared=_at_once,
+    warpgroup_mma=_mma,
+    warpgroup_mma_init=lambda value: value,
+    warpgroup_mma_wait=lambda left, deps: deps,
+)
+
+
+def interpreted(name: str) -> ModuleType:
+    """The module `name` with its Gluon kernels as interpreted Triton kernels, their products in full precision."""
+    from triton.runtime import jit
+
+    # The interpreter knows a constant by the word tl.constexpr.
+    normalise = jit._normalize_ty
+    jit._normalize_ty = lambda given: "constexpr" if given == "gl.constexpr" else normalise(given)
+    language = _Language("language")
+    gluon = SimpleNamespace(jit=triton.jit, language=language, constexpr_function=lambda function: lambda *given: None)
+    stand_ins = {
+        "triton.experimental": SimpleNamespace(gluon=gluon),
+        "triton.experimental.gluon": gluon,
+        "triton.experimental.gluon.language": language,
+        "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(mma_v2=_mma),
+        "triton.experimental.gluon.language.nvidia.hopper": HOPPER,
+    }
+    found = importlib.util.find_spec(name)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    module.__dict__["tl"] = tl  # where the interpreter looks for the language
+    with mock.patch.dict(sys.modules, stand_ins):
+        found.loader.exec_module(module)
+    return module

@@ -1,0 +1,251 @@
+"""The Gluon kernels of the point convolution do what the Triton kernels do; on a GPU, and interpreted without one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gridless as gl
+from gridless.nn import GaussianBumps, Monomials
+from gridless.structures import Edges
+from tests.ops.test_point_conv import RADIUS, SETTINGS, along, apply, doubled, problem, with_gradients
+
+pytest.importorskip("triton")
+
+INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRET else "cuda"
+# Products on a device are TF32; interpreted, they are exact.
+TOLERANCE = 3e-6 if INTERPRET else 2e-3
+SIX = GaussianBumps(((0.1, 0.2, 0.3), (0, 0, 0), (-0.4, 0, 0.2), (0, 0.5, 0), (0.3, 0, 0), (0, 0, -0.2)), 0.6)
+
+
+@pytest.fixture
+def gluon(monkeypatch):
+    """The Gluon kernels, however few rows there are; a list to which every call adds whether they took it."""
+    from gridless.ops.point_conv import gpu
+    from gridless.ops.point_conv.gpu import gluon, tiles
+
+    if INTERPRET:
+        from tests.gluon import interpreted
+        from tests.interpreter import quicken
+
+        quicken()
+        monkeypatch.setattr(gluon, "gluon_kernels", interpreted("gridless.ops.point_conv.gpu.gluon_kernels"))
+        monkeypatch.setattr(gluon, "_runs_on", lambda device: True)
+        monkeypatch.setattr(gluon, "_leave_cache", lambda *given: None)
+    elif not torch.cuda.is_available() or not gluon._runs_on(torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("no device, or no Triton, for these kernels")
+    used = []
+
+    def recorded(function, took):
+        def run(*given):
+            result = function(*given)
+            used.append(took(result))
+            return result
+
+        return run
+
+    monkeypatch.setattr(gluon, "forward", recorded(gluon.forward, bool))
+    monkeypatch.setattr(gluon, "backward", recorded(gluon.backward, lambda parts: parts is not None))
+    monkeypatch.setattr(tiles, "few_rows", lambda *given: False)
+    monkeypatch.setattr(tiles, "busy", lambda *given: 1.0)
+    monkeypatch.setattr(gpu, "_precision", lambda: "tf32")
+    with gl.use_backend("gpu"):
+        yield used
+
+
+def both_ways(edges):
+    """The edges on the device, and their transpose with them, by the reference: the kernels under test are others."""
+    with gl.use_backend("reference"):
+        edges.transpose()
+        edges = edges.to(DEVICE)
+        edges.transpose()
+    return edges
+
+
+def edges_of(counts, source, sources):
+    splits = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
+    return both_ways(Edges(splits, source.int(), sources))
+
+
+def given(q, p, basis, sources=40, targets=20, dtype=torch.float32):
+    tensors, edges, basis = problem("cpu", dtype, sources, targets, basis.dim, q, p, basis)
+    return [t.to(DEVICE) for t in tensors], both_ways(edges), basis
+
+
+def assert_like_reference(tensors, edges, basis, falloff="linear", normalise=True, tolerance=TOLERANCE):
+    found = with_gradients(tensors, edges, basis, falloff, normalise, "gather_first")[:4]
+    with gl.use_backend("reference"):
+        expected = with_gradients(doubled(tensors), edges, basis, falloff, normalise, "gather_first")[:4]
+    for name, a, b in zip(("out", "features", "weight", "bias"), found, expected):
+        assert a.isfinite().all(), name
+        error = ((a.double() - b).norm() / b.norm().clamp_min(1e-30)).item()
+        assert error < tolerance, f"{name}: {error}"
+
+
+FIVE = GaussianBumps(SIX.centres[:5], SIX.width)
+BOTH = [(32, 32, Monomials(3, 2)), (32, 32, SIX), (64, 64, Monomials(3, 1)), (64, 32, FIVE), (32, 64, Monomials(3, 1))]
+ONE_WAY = [(32, 16, SIX), (16, 32, Monomials(3, 1))]
+
+
+def check_every_size(gluon, q, p, basis):
+    assert_like_reference(*given(q, p, basis))
+    assert gluon == [q in (32, 64), (q, p, basis) in BOTH]
+
+
+def check_settings(gluon, falloff, normalise):
+    assert_like_reference(*given(32, 32, Monomials(3, 1)), falloff, normalise)
+    assert gluon == [True, True]
+
+
+def check_duplicates_and_uneven_neighbourhoods(gluon, sources):
+    """Rows with none, one and many edges, some of them twice, among points of which many are the same."""
+    torch.manual_seed(1)
+    x = torch.rand(sources, 3).round(decimals=1) * RADIUS
+    y = torch.rand(19, 3) * RADIUS
+    counts = torch.tensor([0, 1, 3, 0, 7, 40, 2, 0, 0, 5, 1, 1, 9, 0, 2, 4, 30, 1, 0])
+    edges = edges_of(counts, torch.randint(sources, (int(counts.sum()),)), sources)
+    tensors = [torch.randn(sources, 32), torch.randn(4, 32, 32), torch.randn(32), x, y]
+    assert_like_reference([t.to(DEVICE) for t in tensors], edges, Monomials(3, 1))
+    assert gluon == [True, True]
+
+
+def check_what_is_not_finite(gluon, monkeypatch):
+    """Coordinates that are not finite spoil their own rows, and those alone, as in the Triton kernels."""
+    from gridless.ops.point_conv.gpu import gluon as module
+
+    (features, weight, bias, x, y), edges, basis = given(32, 32, Monomials(3, 1))
+    x[3, 1], x[5, 0], y[2, 2], y[-1] = torch.nan, torch.inf, -torch.inf, torch.inf
+    tensors = (features, weight, bias, x, y)
+    found = with_gradients(tensors, edges, basis)
+    assert gluon == [True, True]
+    monkeypatch.setattr(module, "GLUON", False)
+    expected = with_gradients(tensors, edges, basis)
+    assert gluon == [True, True, False, False]
+    assert 0 < found[0].isnan().any(1).sum() < len(y)
+    assert torch.equal(found[0][-1], bias)
+    for a, b in zip(found[:4], expected):
+        assert torch.equal(a.isnan(), b.isnan())
+        torch.testing.assert_close(a, b, rtol=TOLERANCE, atol=10 * TOLERANCE, equal_nan=True)
+
+
+def check_only_what_is_asked_for(gluon):
+    tensors, edges, basis = given(32, 32, Monomials(3, 1))
+    whole = with_gradients(tensors, edges, basis)
+    direction = along(whole[0])
+    for i in (0, 1):
+        alone = [t.detach().clone().requires_grad_(j == i) for j, t in enumerate(tensors)]
+        (gradient,) = torch.autograd.grad(apply(alone, edges, basis), alone[i], direction)
+        torch.testing.assert_close(gradient, whole[1 + i], rtol=TOLERANCE, atol=10 * TOLERANCE)
+    assert gluon == [True] * 6
+
+
+def check_several_tiles_of_one_program(gluon, monkeypatch):
+    """Three tiles of targets and of sources, the middle one without edges, the last incomplete."""
+    from gridless.ops.point_conv.gpu import gluon as module
+
+    monkeypatch.setattr(module, "processors", lambda device: 1)
+    torch.manual_seed(3)
+    counts = torch.randint(4, (270,))
+    counts[128:256] = 0
+    source = torch.randint(256, (int(counts.sum()),))
+    source[source >= 128] += 128
+    edges = edges_of(counts, source, 384)
+    tensors = [torch.randn(384, 32), torch.randn(4, 32, 32), torch.rand(32)]
+    tensors += [torch.rand(n, 3) * RADIUS for n in (384, 270)]
+    assert_like_reference([t.to(DEVICE) for t in tensors], edges, Monomials(3, 1), tolerance=max(TOLERANCE, 3e-5))
+    assert gluon == [True, True]
+
+
+if INTERPRET:
+    # One of each, and few of them: interpreted kernels take their time.
+
+    @pytest.mark.parametrize(("q", "p", "basis"), [*BOTH[1:3], ONE_WAY[0]], ids=str)
+    def test_interpreted_sizes(gluon, q, p, basis):
+        check_every_size(gluon, q, p, basis)
+
+    @pytest.mark.parametrize(("falloff", "normalise"), SETTINGS[1:3])
+    def test_interpreted_settings(gluon, falloff, normalise):
+        check_settings(gluon, falloff, normalise)
+
+    def test_interpreted_duplicates_and_uneven_neighbourhoods(gluon):
+        check_duplicates_and_uneven_neighbourhoods(gluon, 130)
+
+    def test_interpreted_coordinates_that_are_not_finite(gluon, monkeypatch):
+        check_what_is_not_finite(gluon, monkeypatch)
+
+    def test_interpreted_tiles_of_one_program(gluon, monkeypatch):
+        check_several_tiles_of_one_program(gluon, monkeypatch)
+
+    def test_interpreted_gradients_alone(gluon):
+        check_only_what_is_asked_for(gluon)
+
+else:
+
+    @pytest.mark.parametrize(("q", "p", "basis"), BOTH + ONE_WAY, ids=str)
+    def test_values_and_gradients_are_those_of_the_reference(gluon, q, p, basis):
+        check_every_size(gluon, q, p, basis)
+
+    @pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
+    def test_falloff_and_normalisation(gluon, falloff, normalise):
+        check_settings(gluon, falloff, normalise)
+
+    @pytest.mark.parametrize("sources", [1, 16, 127, 129, 3000])
+    def test_duplicates_uneven_neighbourhoods_and_incomplete_tiles(gluon, sources):
+        check_duplicates_and_uneven_neighbourhoods(gluon, sources)
+
+    @pytest.mark.parametrize(("sources", "targets"), [(1, 2), (300, 16), (300, 17), (40_000, 3), (70, 20_001)])
+    def test_more_and_fewer_targets_than_sources(gluon, sources, targets):
+        torch.manual_seed(0)
+        edges = Edges(torch.arange(targets + 1) * 5, torch.randint(sources, (targets * 5,)).int(), sources).to(DEVICE)
+        tensors = [torch.randn(sources, 32), torch.randn(10, 32, 32), torch.randn(32)]
+        tensors += [torch.rand(n, 3) * RADIUS for n in (sources, targets)]
+        assert_like_reference([t.to(DEVICE) for t in tensors], edges, Monomials(3, 2))
+        assert gluon == [True, True]
+
+    def test_coordinates_that_are_not_finite(gluon, monkeypatch):
+        check_what_is_not_finite(gluon, monkeypatch)
+
+    def test_several_tiles_of_one_program(gluon, monkeypatch):
+        check_several_tiles_of_one_program(gluon, monkeypatch)
+
+    def test_only_the_gradients_asked_for_are_made(gluon):
+        check_only_what_is_asked_for(gluon)
+
+    def test_two_runs_give_the_same_bits(gluon):
+        tensors = given(32, 32, Monomials(3, 2), 3000, 2000)
+        for a, b in zip(with_gradients(*tensors), with_gradients(*tensors)):
+            assert torch.equal(a, b)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_halves_go_to_the_triton_kernels(gluon, dtype):
+        with_gradients(*given(32, 32, Monomials(3, 2), dtype=dtype))
+        assert gluon == [False, False]
+
+    def test_full_precision_and_other_dimensions_go_to_the_triton_kernels(gluon, monkeypatch):
+        from gridless.ops.point_conv import gpu
+
+        with_gradients(*given(32, 32, Monomials(2, 2)))
+        assert gluon == [False, False]
+        monkeypatch.setattr(gpu, "_precision", lambda: "tf32x3")
+        with_gradients(*given(32, 32, Monomials(3, 2)))
+        assert gluon == [False, False]
+
+    @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here")
+    def test_the_kernels_agree_with_the_reference_under_the_interpreter():
+        root = Path(__file__).resolve().parents[2]
+        run = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "no:xdist", str(Path(__file__))],
+            env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(root)},
+            capture_output=True,
+            text=True,
+            timeout=250,
+            cwd=root,
+        )
+        assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
+        assert "9 passed" in run.stdout
