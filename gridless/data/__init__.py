@@ -10,6 +10,8 @@ from typing import Any
 _LAZY: dict[str, str] = {
     "ASLDVS": "gridless.data.event_sets",
     "CIFAR10DVS": "gridless.data.event_sets",
+    "CloudFolder": "gridless.data.folder",
+    "EventFolder": "gridless.data.folder",
     "FormatError": "gridless.data.formats",
     "MNISTDVS": "gridless.data.event_sets",
     "ModelNet40": "gridless.data.modelnet",

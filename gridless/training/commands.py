@@ -53,7 +53,8 @@ def train(
 ) -> None:
     """Train a network by a recipe; the weights end in OUT/weights.safetensors and OUT/weights.json.
 
-    Without --all-data a tenth of the training examples, a fixed list, is held out and evaluated as training goes on.
+    Without --all-data a part of the training examples is held out and evaluated as training goes on: of named data sets
+    a fixed list; of your own folder (recipes own-*) whole sessions, where file names tell them, see OUT/split.txt.
     The result is printed as one JSON object, alone on standard output; progress goes to standard error.
     Ctrl-C leaves a checkpoint, from which --resume goes on as if nothing had happened.
     """
@@ -63,11 +64,14 @@ def train(
     chosen = _recipe(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats)
     if chosen.geometry == "offline":
         _check_writable(cache, "--cache")
-    learn = _examples(chosen, data, all_data, limit)
-    valid = None if all_data else load_data(chosen, data, "validation")
+    listed = _listed(out)
+    learn = _examples(chosen, data, all_data, limit, listed)
+    valid = None if all_data else load_data(chosen, data, "validation", listed)
+    chosen = chosen.fitted(learn)
+    held_out = [] if chosen.data != "folder" else _tell(chosen, data, learn, listed)
     result = run(
         chosen, learn, valid, out, device=pick_device(device), devices=devices, nodes=nodes, resume=resume,
-        checkpoint_steps=checkpoint_steps, workers=workers, cache=cache,
+        checkpoint_steps=checkpoint_steps, workers=workers, cache=cache, held_out=[] if all_data else held_out,
     )  # fmt: skip
     if result is not None:
         print(json.dumps({k: v for k, v in result.items() if k != "history"}))
@@ -94,6 +98,7 @@ def precompute(
     chosen = _recipe(recipe, changes, seed=seed, repeats=repeats)
     _check_writable(cache, "--cache")
     learn = _examples(chosen, data, all_data, limit)
+    chosen = chosen.fitted(learn)
     files = precomputed(chosen, learn, chosen.make_model().plan, cache, processes(workers))
     size = sum(path.stat().st_size for path in files.folder.iterdir())
     if as_json:
@@ -120,16 +125,17 @@ def evaluate(
     Where they were trained on examples of that split, the first line says so (in JSON, `seen_in_training`).
     """
     from gridless.training.evaluate import judged, report, seen
-    from gridless.training.examples import RECORDINGS, load_data
+    from gridless.training.examples import load_data
     from gridless.training.recipe import Recipe
     from gridless.weights import load
 
     model: Any = load(weights, pick_device(device))
     recipe = Recipe.from_dict({"model": model.config, **model.about.get("recipe", {})})
-    if points and recipe.data in RECORDINGS:
+    if points and recipe.recordings:
         raise ValueError(f"--points is for clouds, and these weights are for {recipe.data}")
     results, known = {}, seen(model.about, split)
-    examples = load_data(recipe.changed(points=max(points)) if points else recipe, data, split)
+    listed = _listed(Path(weights).parent) if recipe.data == "folder" else None
+    examples = load_data(recipe.changed(points=max(points)) if points else recipe, data, split, listed)
     examples = examples.to(pick_device(device))
     parts = "part" in getattr(examples, "rows", {})
     if parts and (votes or 1) > 1:
@@ -155,7 +161,7 @@ def evaluate(
                 f"{result['accuracy']:.2%} of the points of {result['examples']} shapes, {count} points each at most"
             )
             continue
-        what = "recordings" if recipe.data in RECORDINGS else f"clouds of {count} points"
+        what = "recordings" if recipe.recordings else f"clouds of {count} points"
         print(
             f"{result['accuracy']:.2%} of {result['examples']} {what}, "
             f"{result['mean_class_accuracy']:.2%} as the mean over classes"
@@ -168,7 +174,9 @@ def predict(
     ],
     weights: Annotated[str, typer.Option(help="Shipped weights by name, or a path.")] = "modelnet40-plus",
     points: Annotated[int | None, typer.Option(help="Points of each cloud that are used; else as in training.")] = None,
-    up: Annotated[str, typer.Option(help="The axis that points up in the files: x, y or z.")] = "y",
+    up: Annotated[
+        str | None, typer.Option(help="The axis that points up in the files: x, y or z; else as in training, or y.")
+    ] = None,
     keep_scale: Annotated[
         bool, typer.Option("--keep-scale", help="Do not centre and scale to the unit sphere.")
     ] = False,
@@ -256,11 +264,27 @@ def _check_writable(folder: Path, option: str) -> None:
         raise OSError(f"{option} {folder}: nothing can be written in this folder: give another")
 
 
-def _examples(recipe: Any, data: Path | None, all_data: bool, limit: int | None) -> Any:
+def _listed(folder: Path) -> Path | None:
+    """The list of what a run in this folder held out, if there is one."""
+    return folder / "split.txt" if (folder / "split.txt").is_file() else None
+
+
+def _tell(recipe: Any, data: Path | None, learn: Any, listed: Path | None) -> list[str]:
+    """Say on standard error what a folder of the user's holds; returns the files that are held out."""
+    from gridless.data.folder import CLOUDS, RECORDINGS, listing
+    from gridless.training.statistics import statistics
+
+    suffixes = RECORDINGS if recipe.recordings else CLOUDS
+    found = listing(data or "", suffixes, not (recipe.of_points or "label" in recipe.data_options), listed)
+    print("\n".join(statistics(recipe, found, learn, recipe.make_model())), file=sys.stderr, flush=True)
+    return found.held_out
+
+
+def _examples(recipe: Any, data: Path | None, all_data: bool, limit: int | None, listed: Path | None = None) -> Any:
     """The training examples of a recipe."""
     from gridless.training.examples import load_data
 
-    learn = load_data(recipe, data, "train" if all_data else "fit")
+    learn = load_data(recipe, data, "train" if all_data else "fit", listed)
     if limit is None:
         return learn
     return learn.take(torch.linspace(0, len(learn) - 1, min(limit, len(learn))).long())

@@ -6,7 +6,7 @@ ModelNet40 is 121 MB; N-Cars has 60 million events in 15,422 recordings, 1 GB.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +18,7 @@ from gridless.augment import events as augment
 from gridless.augment.events import Chain, EventTransform, StartAtZero
 from gridless.augment.policy import Policy
 from gridless.augment.stateless import Keyed, keys
+from gridless.data.prepare import joined
 from gridless.kernels.threads import in_threads
 from gridless.plan import Plan
 from gridless.structures import Cloud, Events, Rows, collate
@@ -44,6 +45,7 @@ class Clouds:
 
     Where clouds are of several sizes, the first sizes[i] (N, on the CPU) points of each count. `rows` (N, P, ...) are
     those of points, by name: with `part`, what is learned is the part of every point, and the label is the category.
+    Those named in `features` are what the network sees, side by side; `parts` are the names of parts.
     """
 
     points: Tensor
@@ -51,6 +53,8 @@ class Clouds:
     classes: Sequence[str] = ()
     sizes: Tensor | None = None
     rows: Mapping[str, Tensor] = field(default_factory=dict)
+    features: Sequence[str] = ()
+    parts: Sequence[str] = ()
 
     ahead: ClassVar[int] = 1
 
@@ -76,7 +80,7 @@ class Clouds:
 
     def _with(self, function: Callable[[Tensor], Tensor], labels: Tensor, sizes: Tensor | None) -> Clouds:
         rows = {name: function(values) for name, values in self.rows.items()}
-        return Clouds(function(self.points), labels, self.classes, sizes, rows)
+        return replace(self, points=function(self.points), labels=labels, sizes=sizes, rows=rows)
 
     def tensors(self) -> list[Tensor]:
         return [self.labels, self.points, *([] if self.sizes is None else [self.sizes]), *self.rows.values()]
@@ -87,8 +91,11 @@ class Clouds:
         counts = torch.full((len(index),), size) if self.sizes is None else self.sizes[index]
         at, splits = _ragged(index * size, counts, device)
         rows = Rows({name: values.flatten(0, 1)[at] for name, values in self.rows.items()})
-        cloud = Cloud.made(coords=self.points.flatten(0, 1)[at], splits=splits, rows=rows)
-        return cloud if augment is None else augment(cloud, Keyed(send(keys(seed, epoch, index), device)))
+        turning = ("normal",) if "normal" in self.features else ()
+        cloud = Cloud.made(coords=self.points.flatten(0, 1)[at], splits=splits, rows=rows, directions=turning)
+        if augment is not None:
+            cloud = augment(cloud, Keyed(send(keys(seed, epoch, index), device)))
+        return joined(cloud, self.features)
 
     def at_once(self, batch_size: int) -> int:
         # On a GPU small batches would each wait for the launches of their searches.
@@ -228,6 +235,8 @@ SETS: dict[str, tuple[str, Callable[[bool], Chain]]] = {
     "ncars": ("NCars", augment.n_cars),
     "glyphs": ("MovingGlyphs", lambda train: Chain((StartAtZero(),))),
 }
+# A folder of the user's: clouds or recordings, as the network is for.
+FOLDER = "folder"
 CLOUDS = ("modelnet40", "shapenetpart", "shapes")
 RECORDINGS = tuple(SETS)
 # Data sets that are made, not read.
@@ -236,7 +245,7 @@ GENERATED = ("glyphs", "shapes")
 
 def chain(recipe: Recipe, train: bool) -> Chain:
     """What is done to a recording: augmentation (the recipe's, or else the data set's), then its preparation."""
-    whole = SETS[recipe.data][1]
+    whole = SETS["glyphs" if recipe.data == FOLDER else recipe.data][1]
     if not train:
         return whole(False)
     if recipe.transforms is None:
@@ -257,13 +266,39 @@ def transform_of(entry: Any) -> EventTransform:
         raise ValueError(f"recipe: transforms: {name}: {error}") from None
 
 
-def load_data(recipe: Recipe, root: str | Path | None, split: str) -> Clouds | Recordings:
-    """A split of the data set that a recipe names: clouds or recordings."""
+def load_data(
+    recipe: Recipe, root: str | Path | None, split: str, held_out_list: Path | None = None
+) -> Clouds | Recordings:
+    """A split of the data set that a recipe names: clouds or recordings.
+
+    Of a folder of the user's, `held_out_list` is a file that says what is held out, instead of the folder's own rule.
+    """
     if root is None and recipe.data not in GENERATED:
         raise ValueError(f"the folder of {recipe.data} is needed: give it with --data")
+    if recipe.data == FOLDER:
+        return load_folder(recipe, root, split, held_out_list)  # type: ignore[arg-type]
     if recipe.data in SETS:
         return load_recordings(recipe.data, root, split, recipe.data_options)
     return load_clouds(recipe.data, root, split, recipe.points, recipe.data_options)
+
+
+def load_folder(recipe: Recipe, root: str | Path, split: str, held_out_list: Path | None = None) -> Clouds | Recordings:
+    """A split of a folder of the user's own files: `gridless.data.folder`, whose arguments are the data options."""
+    from gridless.data.folder import CloudFolder, EventFolder
+
+    options: dict[str, Any] = {**recipe.data_options, "held_out_list": held_out_list, "progress": True}
+    try:
+        if recipe.recordings:
+            sensor = options.pop("sensor", recipe.model.get("sensor"))
+            found: Any = EventFolder(root, split, sensor=sensor, **options)
+            return Recordings.of(found.batch(), found.labels, found.class_names)
+        if recipe.of_points:
+            options.setdefault("label", "auto")
+        found = CloudFolder(root, split, recipe.points, **options)
+    except TypeError as error:
+        raise ValueError(f"recipe: data_options: {error}") from None
+    data = (found.coords, found.labels, found.class_names, found.sizes, found.rows)
+    return Clouds(*data, found.how.features, found.part_names)
 
 
 def load_clouds(

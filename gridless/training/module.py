@@ -14,7 +14,7 @@ from gridless.data.precompute import Precomputed
 from gridless.nn import synchronise
 from gridless.structures import Geometry
 from gridless.training.batch import Batch
-from gridless.training.examples import RECORDINGS, Clouds, Recordings
+from gridless.training.examples import Clouds, Recordings
 from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
 from gridless.training.scores import figures, scores
@@ -89,7 +89,7 @@ class Classifier(lightning.LightningModule):
             if capture:
                 raise ValueError("capture: graphs are captured for one process only: leave it off with several devices")
             capture = False
-        elif self.recipe.data in RECORDINGS:
+        elif self.recipe.recordings:
             capture = False
         chosen = self.recipe if capture is None else self.recipe.changed(capture=capture)
         self.step = make_step(chosen, self.model, self.optimiser, self.average, backward=self.manual_backward)

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gridless.data.prepare import Preparation, blocks, joined, prepare, read_points
+from gridless.geometry import nearest
 from gridless.structures import Cloud, Edges, Events, Geometry
 from gridless.training.evaluate import probabilities
-from gridless.training.examples import SETS, Clouds, Recordings, chain, views_of_cloud
+from gridless.training.examples import FOLDER, SETS, Clouds, Recordings, chain, views_of_cloud
 from gridless.training.recipe import Recipe
-
-UP = {"x": (1, 0, 2), "y": (0, 1, 2), "z": (0, 2, 1)}
 
 
 def classify(
     model: Any,
     file: str | Path,
     points: int | None = None,
-    up: str = "y",
+    up: str | None = None,
     keep_scale: bool = False,
     votes: int | None = None,
 ) -> Tensor:
@@ -32,22 +32,28 @@ def classify(
         model: a network from `gl.load`.
         file: a cloud, or a mesh, from which points are drawn.
         points: how many points are used; None: as many as in training.
-        up: the axis that points up in the file: x, y or z.
+        up: the axis that points up in the file: x, y or z; None: as in training, or y.
         keep_scale: do not centre and scale to the unit sphere.
         votes: views whose probabilities are averaged; None: as the weights were saved with.
     """
-    from gridless.data import read_cloud, sample_mesh
-    from gridless.data.clouds import MESHES
-
     recipe = getattr(model, "about", {}).get("recipe", {})
-    points = points or int(recipe.get("points", 1024))
-    mesh = Path(file).suffix.lower() in MESHES
-    cloud = sample_mesh(file, points, normalise=False) if mesh else read_cloud(file)
-    coords = prepare(cloud.coords, str(file), points, up, keep_scale)
-    coords = coords.to(next(model.parameters()).device)
-    check_scale(model.plan(Cloud.of(coords)), str(file))
-    one = Clouds(coords[None], torch.zeros(1, dtype=torch.int64, device=coords.device))
+    points, how = points or int(recipe.get("points", 1024)), preparation(recipe, up, keep_scale)
+    device = next(model.parameters()).device
+    cloud = prepare(read_points(file, points), str(file), points, how, how.features).to(device)
+    check_scale(model.plan(cloud), str(file))
+    rows = {name: values[None] for name, values in cloud.rows.items()}
+    label = torch.zeros(1, dtype=torch.int64, device=device)
+    one = Clouds(cloud.coords[None], label, rows=rows, features=how.features)
     return probabilities(model, one, views_of_cloud(votes or recipe.get("votes", 1)))[0].cpu()
+
+
+def preparation(recipe: dict[str, Any], up: str | None = None, keep_scale: bool = False) -> Preparation:
+    """How files are prepared for weights of a recipe: as its folder was, else y up, on the unit sphere."""
+    options = recipe.get("data_options", {}) if recipe.get("data") == FOLDER else {}
+    known: dict[str, Any] = {k: v for k, v in options.items() if k in ("up", "keep_scale", "features", "block")}
+    known |= {"up": up} if up else {}
+    known |= {"keep_scale": True} if keep_scale else {}
+    return Preparation(**known)
 
 
 # Colours of parts, in turn.
@@ -62,65 +68,49 @@ def write_parts(
     out: Path,
     category: str | None = None,
     points: int | None = None,
-    up: str = "y",
+    up: str | None = None,
     keep_scale: bool = False,
 ) -> tuple[Path, dict[str, int]]:
     """The cloud in a file with the part of every point as a row and as its colour, in OUT/NAME.ply; and what was found.
 
     The network labels as many points as in training, prepared as those were; every other has the part of the closest.
+    Where training cut clouds into blocks, each is labelled by itself.
     """
-    from gridless.data import read_cloud, sample_mesh
-    from gridless.data.clouds import MESHES, ply
-    from gridless.geometry import nearest
+    from gridless.data.clouds import ply
 
-    names, parts = list(model.about.get("classes") or []), model.config["parts"]
-    names += [str(i) for i in range(len(names), len(parts))]
+    categories, parts = list(model.about.get("classes") or []), model.config["parts"]
+    categories += [str(i) for i in range(len(categories), len(parts))]
     if category is None and len(parts) == 1:
-        category = names[0]
-    if category not in names:
+        category = categories[0]
+    if category not in categories:
         asked = "say what it shows" if category is None else f"no category {category!r}"
-        raise ValueError(f"{file}: {asked}: --category is one of {', '.join(names)}")
-    kind = names.index(category)
-    wanted = points or int(model.about.get("recipe", {}).get("points", 2048))
-    mesh = Path(file).suffix.lower() in MESHES
-    cloud = sample_mesh(file, wanted, normalise=False) if mesh else read_cloud(file)
-    every = prepare(cloud.coords, str(file), len(cloud), up, keep_scale)
-    chosen = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))[:wanted]
-    device = next(model.parameters()).device
-    some = Cloud.of(every[chosen].to(device))
-    geometry = model.plan(some)
-    check_scale(geometry, str(file))
-    with torch.no_grad():
-        found = model.eval()(geometry, torch.tensor([kind], device=device)).argmax(1)
-    part = found[nearest(some, Cloud.of(every.to(device)), 1).source.long()].cpu() - sum(parts[:kind])
+        raise ValueError(f"{file}: {asked}: --category is one of {', '.join(categories)}")
+    kind = categories.index(category)
+    names = model.about.get("parts") or [f"{category} {i}" for i in range(parts[kind])]
+    recipe = model.about.get("recipe", {})
+    wanted, how = points or int(recipe.get("points", 2048)), preparation(recipe, up, keep_scale)
+    cloud = read_points(file, wanted)
+    part = torch.empty(len(cloud), dtype=torch.int64)
+    for piece in blocks(cloud, how):
+        part[piece] = _parts(model, prepare(cloud[piece], str(file), None, how, how.features), how, wanted, kind, file)
+    part -= sum(parts[:kind])
     rgb = torch.tensor(COLOURS, dtype=torch.uint8)[part % len(COLOURS)]
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{Path(file).stem}.ply"
     ply.write(path, Cloud.of(cloud.coords, part=part, rgb=rgb))
-    counts = torch.bincount(part, minlength=parts[kind]).tolist()
-    return path, {f"{category} {i}": n for i, n in enumerate(counts)}
+    return path, dict(zip(names, torch.bincount(part, minlength=parts[kind]).tolist()))
 
 
-def prepare(coords: Tensor, what: str, points: int, up: str = "y", keep_scale: bool = False) -> Tensor:
-    """Coordinates (S, 3) of a file to those the network expects: at most `points`, centred and scaled."""
-    if up not in UP:
-        raise ValueError(f"up must be x, y or z, not {up!r}")
-    if coords.ndim != 2 or coords.shape[1] < 3 or not len(coords):
-        raise ValueError(f"{what}: expected points with three coordinates, found an array of {tuple(coords.shape)}")
-    Cloud.of(coords[:, :3]).check(what)
-    coords = coords[:, list(UP[up])]
-    if up != "y":
-        # Two axes changed places; one is turned round, so that left stays left.
-        coords = coords * torch.tensor([-1.0, 1.0, 1.0] if up == "x" else [1.0, 1.0, -1.0])
-    if len(coords) > points:
-        coords = coords[torch.randperm(len(coords), generator=torch.Generator().manual_seed(0))[:points]]
-    if not keep_scale:
-        coords = coords - coords.mean(0)
-        size = coords.norm(dim=1).max()
-        if size == 0:
-            raise ValueError(f"{what}: all {len(coords)} points are the same")
-        coords = coords / size
-    return coords.float().contiguous()
+@torch.no_grad()
+def _parts(model: Any, every: Cloud, how: Preparation, wanted: int, kind: int, file: str | Path) -> Tensor:
+    """The part of each point, numbered through all categories: that of the closest of `wanted` that are labelled."""
+    device = next(model.parameters()).device
+    chosen = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))[:wanted]
+    some = joined(every[chosen].to(device), how.features)
+    geometry = model.plan(some)
+    check_scale(geometry, str(file))
+    found = model.eval()(geometry, torch.tensor([kind], device=device)).argmax(1)
+    return found[nearest(some, Cloud.of(every.coords.to(device)), 1).source.long()].cpu()
 
 
 def check_scale(geometry: Geometry, what: str) -> None:
@@ -157,6 +147,8 @@ def recorded_sensor(model: Any, recipe: Recipe) -> tuple[int, int]:
     import gridless.data as data
 
     sensor = tuple(model.config["sensor"])
+    if recipe.data == FOLDER:
+        return sensor
     known = getattr(getattr(data, SETS[recipe.data][0]), "sensor", sensor)
     # Where preparation pools pixels, the network's own sensor is smaller than the camera.
     empty = Events(

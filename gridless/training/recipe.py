@@ -13,7 +13,7 @@ import yaml
 from torch import nn
 
 from gridless.augment.policy import Policy
-from gridless.training.examples import CLOUDS, RECORDINGS, transform_of
+from gridless.training.examples import CLOUDS, FOLDER, RECORDINGS, Clouds, Recordings, transform_of
 from gridless.training.schedule import Cosine, Plateau
 
 # Beside the package in a checkout, inside it once installed.
@@ -21,7 +21,7 @@ FOLDERS = (Path(__file__).parents[2] / "recipes", Path(__file__).parents[1] / "r
 
 
 GEOMETRY = ("online", "workers", "offline")
-DATA = CLOUDS + RECORDINGS
+DATA = (*CLOUDS, *RECORDINGS, FOLDER)
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,11 @@ class Recipe:
     frozen: list[str] = field(default_factory=list)
     """Parts of the network, such as [downs, blocks], that stay as they begin, their normalisation included."""
     data: str = "modelnet40"
-    """The data set: modelnet40, shapes; nmnist, mnist_dvs, cifar10_dvs, ncaltech101, asl_dvs, ncars, glyphs."""
+    """The data set: modelnet40, shapenetpart, shapes; nmnist, mnist_dvs, cifar10_dvs, ncaltech101, asl_dvs, ncars,
+    glyphs; or folder: your own files, of the kind that the network takes."""
     data_options: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of the data set, such as `scale: 4` of MNIST-DVS, or `size: 1200` of one that is generated."""
+    """Further arguments of the data set, such as `scale: 4` of MNIST-DVS, `size: 1200` of one that is generated, or
+    `up: z` of a folder (`gl.data.CloudFolder`)."""
     points: int = 1024
     """Points per cloud: the first so many."""
     augment: Policy = field(default_factory=Policy)
@@ -104,11 +106,11 @@ class Recipe:
         for name in ("points", "repeats", "epochs", "batch_size", "votes", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"recipe: {name} must be at least 1, not {getattr(self, name)}")
-        if self.data == "shapenetpart" and self.votes > 1:
-            raise ValueError("recipe: votes are for classes, and of shapenetpart the parts of points are learned")
-        if self.data in RECORDINGS and self.augment != Policy():
+        if self.of_points and self.votes > 1:
+            raise ValueError(f"recipe: votes are for classes, and of {self.data} the parts of points are learned")
+        if self.recordings and self.augment != Policy():
             raise ValueError("recipe: augment is for clouds; what is done to recordings is said by transforms")
-        if self.data in RECORDINGS and self.capture:
+        if self.recordings and self.capture:
             raise ValueError("recipe: capture: recordings have no common size, so that no graph can be captured")
         for entry in self.transforms or ():
             transform_of(entry)
@@ -116,6 +118,32 @@ class Recipe:
             raise ValueError("recipe: frozen parts would keep random weights: say which to begin with, start: NAME")
         if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
             raise ValueError(f"recipe: learning_rate must be positive, not {self.learning_rate}")
+
+    @property
+    def recordings(self) -> bool:
+        """Whether it is about recordings; a folder's are, where the network is for events."""
+        from gridless.models import CLASSES, SIZES
+
+        events = (CLASSES | SIZES).get(self.model.get("model", ""), "").endswith("events")
+        return self.data in RECORDINGS or (self.data == FOLDER and events)
+
+    @property
+    def of_points(self) -> bool:
+        """Whether what is learned is the label of every point."""
+        labelling = self.model.get("model") in ("PointUNetPlus", "point_unet_plus")
+        return self.data == "shapenetpart" or (self.data == FOLDER and labelling)
+
+    def fitted(self, data: Clouds | Recordings) -> Recipe:
+        """The same recipe; of a folder, with a network for as many classes and features, and of the same sensor."""
+        if self.data != FOLDER:
+            return self
+        if isinstance(data, Recordings):
+            given = {"sensor": list(data.events.sensor), **self.model, "classes": len(data.classes)}
+            return dataclasses.replace(self, model=given)
+        channels = sum(data.rows[name].shape[2] for name in data.features)
+        seen = {"in_channels": channels} if channels or "in_channels" in self.model else {}
+        kinds = {"parts": [len(data.parts)]} if self.of_points else {"classes": len(data.classes)}
+        return dataclasses.replace(self, model={**self.model, **kinds, **seen})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:

@@ -8,7 +8,7 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +42,7 @@ def run(
     workers: int | None = None,
     cache: Path = Path("cache"),
     callbacks: list[Callback] | None = None,
+    held_out: Sequence[str] = (),
 ) -> dict[str, Any] | None:
     """Train by a recipe, write `out`/weights.* and `out`/results.json, and return the results.
 
@@ -61,6 +62,7 @@ def run(
         workers: processes that make geometry where it is not made online; None: as many as there are threads.
         cache: the folder of geometry that is made offline.
         callbacks: further callbacks of Lightning's.
+        held_out: the files that were held out, for the list `out`/split.txt.
 
     Returns:
         The figures of the weights that were written; `history` has those of each epoch: train_loss, train_accuracy,
@@ -73,6 +75,8 @@ def run(
     elif last.exists() or (out / "weights.safetensors").exists():
         raise FileExistsError(f"{out} holds a run already: go on with it (--resume), or choose another folder (--out)")
     out.mkdir(parents=True, exist_ok=True)
+    if held_out:
+        (out / "split.txt").write_text("".join(f"{file}\n" for file in held_out))
     (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False))
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     about = {"recipe": recipe.to_dict(), "examples": _examples(data)}
@@ -112,7 +116,9 @@ def run(
         if place is not None and recipe.votes > 1:
             results["valid_accuracy_by_votes"] = _accuracy(place, module.best, recipe, recipe.votes)
     split = "train" if valid is None else "fit"
-    save(module.best, out / "weights", classes=data.classes, split=split, recipe=recipe.to_dict(), results=results)
+    about: dict[str, Any] = {"classes": data.classes, "split": split, "recipe": recipe.to_dict(), "results": results}
+    about |= {"parts": list(data.parts)} if isinstance(data, Clouds) and data.parts else {}
+    save(module.best, out / "weights", **about)
     results["history"] = module.history
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     return results

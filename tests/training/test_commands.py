@@ -14,8 +14,9 @@ from small_run import shapes
 import gridless as gl
 from gridless import models
 from gridless.__main__ import main
+from gridless.data.prepare import Preparation, prepare
 from gridless.training import Recipe, load_recipe
-from gridless.training.predict import check_scale, prepare
+from gridless.training.predict import check_scale
 from gridless.training.recipe import available
 
 
@@ -321,7 +322,7 @@ def test_a_recipe_that_means_harm_is_refused_by_name(tmp_path, text):
 
 def test_a_cloud_is_prepared_as_training_clouds_were():
     raw = torch.randn(500, 3, generator=torch.Generator().manual_seed(0)) * 40 + 1000
-    cloud = prepare(raw, "raw", 128)
+    cloud = prepare(gl.Cloud.of(raw), "raw", 128).coords
     assert cloud.shape == (128, 3)
     assert cloud.mean(0).norm() < 1e-4
     assert cloud.norm(dim=1).max() == pytest.approx(1)
@@ -330,18 +331,19 @@ def test_a_cloud_is_prepared_as_training_clouds_were():
 def test_the_axis_that_points_up_becomes_y_and_left_stays_left():
     axes = torch.eye(3)
     for up in "xyz":
-        turned = prepare(axes, "axes", 9, up, keep_scale=True)
-        assert turned["xyz".index(up)].tolist() == [0, 1, 0]
-        assert torch.linalg.det(turned) == 1
+        turned = prepare(gl.Cloud.of(axes, normal=axes), "axes", 9, Preparation(up, keep_scale=True), ["normal"])
+        assert turned.coords["xyz".index(up)].tolist() == [0, 1, 0]
+        assert torch.linalg.det(turned.coords) == 1
+        assert torch.equal(turned.rows["normal"], turned.coords)
 
 
 def test_bad_clouds_are_refused_with_a_reason():
     with pytest.raises(ValueError, match=r"x\.ply: 1 points are not finite"):
-        prepare(torch.tensor([[0.0, 0.0, torch.nan], [1, 2, 3]]), "x.ply", 10)
+        prepare(gl.Cloud.of(torch.tensor([[0.0, 0.0, torch.nan], [1, 2, 3]])), "x.ply", 10)
     with pytest.raises(ValueError, match=r"x.ply: expected points with three coordinates, found an array of \(0, 3\)"):
-        prepare(torch.zeros(0, 3), "x.ply", 10)
+        prepare(gl.Cloud.of(torch.zeros(0, 3)), "x.ply", 10)
     with pytest.raises(ValueError, match="all 4 points are the same"):
-        prepare(torch.ones(4, 3), "x.ply", 10)
+        prepare(gl.Cloud.of(torch.ones(4, 3)), "x.ply", 10)
 
 
 def test_a_cloud_on_another_scale_is_warned_of():

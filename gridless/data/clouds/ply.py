@@ -54,11 +54,12 @@ class Part(NamedTuple):
 
 
 def write(path: str | Path, cloud: Cloud) -> None:
-    """A binary PLY of one cloud: x, y, z, and its rows: `rgb` as red, green, blue, others by name, vectors numbered."""
+    """A binary PLY of one cloud: x, y, z, and its rows: `rgb` as red, green, blue, `normal` as nx, ny, nz, others
+    by name, vectors numbered."""
     columns = list(zip("xyz", cloud.coords.cpu().numpy().T, strict=False))
     for name, values in cloud.rows.items():
         array = values.cpu().numpy().reshape(len(cloud), -1)
-        parts = ["red", "green", "blue"] if name == "rgb" else [name]
+        parts = {"rgb": ["red", "green", "blue"], "normal": ["nx", "ny", "nz"]}.get(name, [name])
         parts = parts if len(parts) == array.shape[1] else [f"{name}_{i}" for i in range(array.shape[1])]
         columns += zip(parts, array.T, strict=True)
     small = [(name, _storable(name, column)) for name, column in columns]

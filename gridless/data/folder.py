@@ -1,0 +1,315 @@
+"""A folder of your own files: FOLDER/CLASS/* of clouds or recordings, or clouds whose points have labels.
+
+    data = gl.data.CloudFolder("scans", "fit")                        scans/mug/03.ply, scans/chair/07.las ...
+    data = gl.data.CloudFolder("sites", "fit", label="classification", up="z", block=10.0)      sites/**/*.laz
+    data = gl.data.EventFolder("gestures", "fit")                     gestures/wave/01.aedat4 ...
+
+Where there are the folders `train`, `test` and perhaps `validation` (or `val`), these are the splits. Otherwise, and
+for validation where there is no such folder, a fifth of the files is held out, by a rule that can disappoint: see
+`held_out`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gridless.data import clouds, formats, splits
+from gridless.data.prepare import Preparation, blocks, joined, prepare, read_points, row
+from gridless.kernels.threads import in_threads
+from gridless.plan import Plan
+from gridless.progress import bar
+from gridless.structures import Cloud, Events, collate
+
+CLOUDS = tuple(sorted({*clouds.READERS, *clouds.MESHES}))
+RECORDINGS = tuple(sorted(formats.SUFFIXES))
+SHARE = 0.2
+# Rows that say what a point is, by the names that they have in practice.
+LABELS = ("label", "labels", "class", "classification", "semantic", "part", "scalar_label", "scalar_classification")
+_TRAIN, _VALIDATION, _TEST = ("train", "training"), ("validation", "val", "valid"), ("test", "testing")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The files of a folder: their names below it, the class and the part (`fit`, `validation`, `test`) of each."""
+
+    root: Path
+    files: tuple[str, ...]
+    labels: tuple[int, ...]
+    classes: tuple[str, ...]
+    parts: tuple[str, ...]
+    rule: str
+    """How validation was chosen, in words."""
+    others: tuple[str, ...] = ()
+    """Suffixes of files that were left out."""
+
+    def rows(self, split: str) -> list[int]:
+        wanted = ("fit", "validation") if splits.check(split) == "train" else (split,)
+        found = [i for i, part in enumerate(self.parts) if part in wanted]
+        if not found and split == "test":
+            raise FileNotFoundError(f"{self.root} has no test files: put them into {self.root / 'test'}")
+        if not found:
+            raise ValueError(
+                f"{self.root}: nothing is left for {split!r} of {len(self.files)} files: there must be at least two of "
+                "each class; or hold nothing out (--all-data)"
+            )
+        return found
+
+    @property
+    def held_out(self) -> list[str]:
+        return [file for file, part in zip(self.files, self.parts, strict=True) if part == "validation"]
+
+
+def listing(
+    root: str | Path, suffixes: Sequence[str], by_class: bool = True, held_out_list: str | Path | None = None
+) -> Listing:
+    """The files with one of the suffixes, by folders of classes or not; `held_out_list` names those for validation."""
+    root = Path(root)
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {root}")
+    named = {child.name.lower(): child for child in sorted(root.iterdir()) if child.is_dir()}
+    first = {part: next((named[n] for n in names if n in named), None) for part, names in _FOLDERS.items()}
+    places = {"fit": root} if first["fit"] is None else {k: v for k, v in first.items() if v is not None}
+    files, labels, parts, others, classes = [], [], [], set(), []
+    for part, folder in places.items():
+        for path in sorted(folder.rglob("*")):
+            inside = path.relative_to(folder).parts
+            if not path.is_file() or any(name.startswith(".") for name in inside):
+                continue
+            if path.suffix.lower() not in suffixes:
+                others.add(path.suffix.lower() or path.name)
+                continue
+            if by_class and len(inside) < 2:
+                raise ValueError(f"{path}: a file outside the folders of classes: the layout is {folder}/CLASS/FILE")
+            name = inside[0] if by_class else root.name
+            if name not in classes:
+                if part != "fit":
+                    raise ValueError(f"{path}: there is no class {name!r} in {places['fit']}")
+                classes.append(name)
+            files.append(path.relative_to(root).as_posix())
+            labels.append(classes.index(name))
+            parts.append(part)
+    if not files:
+        layout = "CLASS/FILE" if by_class else "FILE"
+        raise FileNotFoundError(f"{root} holds no {layout} that can be read here: {', '.join(suffixes)}")
+    if by_class and len(classes) < 2:
+        raise ValueError(f"{root} has one class only, {classes[0]!r}: the layout is {root}/CLASS/FILE")
+    rule = f"the files in {places.get('validation')}"
+    if held_out_list is not None:
+        listed = set(Path(held_out_list).read_text().split("\n"))
+        parts = ["validation" if file in listed else "fit" if p == "validation" else p for p, file in zip(parts, files)]
+        rule = f"the files that {held_out_list} lists"
+    elif "validation" not in places:
+        fit = [i for i, part in enumerate(parts) if part == "fit"]
+        below = [Path(files[i]).relative_to(places["fit"].relative_to(root)).parts[by_class:] for i in fit]
+        chosen, rule = held_out([labels[i] for i in fit], [Path(*inside).as_posix() for inside in below])
+        for i in chosen:
+            parts[fit[i]] = "validation"
+    return Listing(root, tuple(files), tuple(labels), tuple(classes), tuple(parts), rule, tuple(sorted(others)))
+
+
+_FOLDERS = {"fit": _TRAIN, "validation": _VALIDATION, "test": _TEST}
+
+
+def held_out(labels: Sequence[int], names: Sequence[str], share: float = SHARE) -> tuple[list[int], str]:
+    """Which examples to hold out, and by which rule, in words.
+
+    Neighbouring recordings of one session are so alike that a random split asks nothing new. So whole sessions are held
+    out: a session is a folder below that of the class, and the file's name without the number at its end, whatever the
+    class. Where a class has one session only, the last fifth of each class is held out, in the order of the numbers.
+    """
+    session = [re.sub(r"[\W_]*\d+$", "", name.rsplit(".", 1)[0]) for name in names]
+    members: dict[str, list[int]] = defaultdict(list)
+    for i, key in enumerate(session):
+        members[key].append(i)
+    counts, chosen = Counter(labels), list[int]()
+    if all(len({session[i] for i, label in enumerate(labels) if label == k}) > 1 for k in counts):
+        left, held, taken = Counter(labels), Counter(), 0
+        for key in sorted(members, key=lambda key: hashlib.sha256(key.encode()).digest()):
+            mine = Counter(labels[i] for i in members[key])
+            wanted = any(held[k] < share * counts[k] for k in mine)
+            # No class is without an example to learn from, and nothing is taken that would take far too much.
+            if wanted and all(left[k] > n and held[k] + n <= max(2 * share * counts[k], 1) for k, n in mine.items()):
+                chosen, taken = [*chosen, *members[key]], taken + 1
+                held, left = held + mine, left - mine
+        if chosen:
+            return sorted(chosen), f"{taken} of {len(members)} sessions, by folder and file name"
+    for k in counts:
+        mine = sorted((i for i, label in enumerate(labels) if label == k), key=lambda i: _natural(names[i]))
+        chosen += mine[len(mine) - min(max(1, round(share * len(mine))), len(mine) - 1) :]
+    return sorted(chosen), "the last fifth of each class, in the order of the file names"
+
+
+def _natural(name: str) -> list[Any]:
+    """Numbers within names by their values: 9 before 10."""
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+class CloudFolder(torch.utils.data.Dataset):
+    """Clouds from files, each of a class, or with a label for every point: `data[i]` is (`Cloud`, class number).
+
+    Args:
+        root: the folder.
+        split: `train`, or its parts `fit` and `validation`; or `test`.
+        points: each cloud's points at most, drawn at random.
+        label: the row with the labels of points, `auto` for one of the usual names; then folders are no classes.
+            `NAME.2` is a column of a row.
+        held_out_list: a file that lists those for validation, as training leaves in OUT/split.txt.
+        names: of labels of points, such as {2: ground}.
+        transform: callables applied to the cloud, in order.
+        progress: show a bar while files are read.
+        how: the arguments of `Preparation`: up, keep_scale, features, block.
+
+    `coords` (N, points, 3), `sizes`, `labels` (N) and `rows` hold everything; `listing` says which file is where.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: str = "train",
+        points: int = 1024,
+        label: str | None = None,
+        held_out_list: str | Path | None = None,
+        names: dict[Any, str] | None = None,
+        transform: Sequence[Callable[[Any], Any]] = (),
+        progress: bool = False,
+        **how: Any,
+    ) -> None:
+        self.how, self.transform, self.points = Preparation(**how), tuple(transform), points
+        if self.how.block and not label:
+            raise ValueError("CloudFolder: blocks are cut where points have labels: give the row, label='auto'")
+        self.listing = listing(root, CLOUDS, label is None, held_out_list)
+        chosen = self.listing.rows(split)
+        # Labels are numbered through all files, whatever the split.
+        read = self._read_all(range(len(self.listing.files)) if label else chosen, label, progress)
+        self.class_names, self.values = list(self.listing.classes), list[int]()
+        if label:
+            self.values = sorted({int(v) for pieces in read.values() for p in pieces for v in p.rows["part"].unique()})
+            for piece in (p for pieces in read.values() for p in pieces):
+                piece.rows["part"].copy_(torch.searchsorted(torch.tensor(self.values), piece.rows["part"]))
+        self.part_names = [str((names or {}).get(value, value)) for value in self.values]
+        pieces = [(i, piece) for i in chosen for piece in read[i]]
+        self.files = [self.listing.files[i] for i, _ in pieces]
+        self.labels = torch.tensor([self.listing.labels[i] for i, _ in pieces])
+        self.sizes = torch.tensor([len(piece) for _, piece in pieces])
+        self.coords = _padded([piece.coords for _, piece in pieces])
+        self.rows = {name: _padded([piece.rows[name] for _, piece in pieces]) for name in pieces[0][1].rows}
+
+    def _read_all(self, rows: Iterable[int], label: str | None, progress: bool) -> dict[int, list[Cloud]]:
+        rows, failed = list(rows), []
+        with bar("read", len(rows), progress) as advance:
+
+            def read(i: int) -> list[Cloud]:
+                try:
+                    return self._read(self.listing.root / self.listing.files[i], label)
+                except (ValueError, OSError) as error:
+                    failed.append(str(error))
+                    return []
+                finally:
+                    advance(1)
+
+            found = dict(zip(rows, in_threads(read, [(i,) for i in rows]), strict=True))
+        if failed:
+            words = "; ".join(sorted(failed)[:3]) + ("; ..." if len(failed) > 3 else "")
+            raise ValueError(f"{len(failed)} of {len(rows)} files cannot be used, mend or remove them: {words}")
+        return found
+
+    def _read(self, file: Path, label: str | None) -> list[Cloud]:
+        cloud = read_points(file, self.points)
+        if label:
+            cloud = Cloud.of(cloud, part=_labels(cloud, file, label))
+        kept = (*self.how.features, "part") if label else self.how.features
+        pieces = blocks(cloud, self.how) if label else [torch.arange(len(cloud))]
+        return [prepare(cloud[piece], str(file), self.points, self.how, kept) for piece in pieces]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        size = int(self.sizes[i])
+        rows: dict[str, Any] = {name: values[i, :size] for name, values in self.rows.items()}
+        turning = ("normal",) if "normal" in rows else ()
+        example: Any = Cloud.of(self.coords[i, :size], directions=turning, **rows)
+        for step in self.transform:
+            # What is augmented has its own names; what the network sees is one row.
+            example = step(joined(example, self.how.features) if isinstance(step, Plan) else example)
+        return joined(example, self.how.features) if isinstance(example, Cloud) else example, int(self.labels[i])
+
+
+def _labels(cloud: Cloud, file: Path, name: str) -> Tensor:
+    """The label of every point, int64, from 0 up."""
+    if name == "auto":
+        name = next((known for known in LABELS if known in cloud.rows), "")
+        if not name:
+            found = ", ".join(cloud.rows) or "none"
+            raise ValueError(f"{file}: which rows are labels? There are {found}: data_options: {{label: NAME}}")
+    values = row(cloud, name, str(file))
+    values = values[:, 0] if values.shape[1:] == (1,) else values
+    if values.ndim != 1 or not bool((values == values.long()).all()) or bool((values < 0).any()):
+        raise ValueError(f"{file}: labels must be whole numbers from 0 up, one a point: {name!r} is something else")
+    return values.long()
+
+
+def _padded(parts: list[Tensor]) -> Tensor:
+    """(N, longest, ...), zeros behind the shorter ones."""
+    out = parts[0].new_zeros(len(parts), max(map(len, parts)), *parts[0].shape[1:])
+    for i, part in enumerate(parts):
+        out[i, : len(part)] = part
+    return out
+
+
+class EventFolder(torch.utils.data.Dataset):
+    """Recordings from FOLDER/CLASS/*: `data[i]` is (`Events`, class number), all on the sensor of the largest.
+
+    `root`, `split`, `held_out_list` and `transform` are those of `CloudFolder`; `sensor` and `repair` those of
+    `read_events`.
+    """
+
+    def __init__(
+        self,
+        root: str | Path,
+        split: str = "train",
+        held_out_list: str | Path | None = None,
+        sensor: Sequence[int] | None = None,
+        repair: str | Sequence[str] = (),
+        transform: Sequence[Callable[[Any], Any]] = (),
+        progress: bool = False,
+    ) -> None:
+        self.listing, self.transform = listing(root, RECORDINGS, True, held_out_list), tuple(transform)
+        rows = self.listing.rows(split)
+        self.files = [self.listing.files[i] for i in rows]
+        self.labels = torch.tensor([self.listing.labels[i] for i in rows])
+        self.class_names = list(self.listing.classes)
+        self.recordings: list[Events] = []
+        given = None if sensor is None else (int(sensor[0]), int(sensor[1]))
+        with bar("read", len(self.files), progress) as advance:
+            for file in self.files:
+                events = formats.read_events(self.listing.root / file, sensor=given, repair=repair)
+                if not len(events):
+                    raise ValueError(f"{self.listing.root / file}: there is no event in it: remove it")
+                self.recordings.append(events)
+                advance(1)
+        self.sensor = given or tuple(int(v) for v in np.max([events.sensor for events in self.recordings], 0))
+        self.recordings = [events._changed(sensor=self.sensor) for events in self.recordings]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self) -> Events:
+        """All recordings as one ragged batch."""
+        return collate(self.recordings)
+
+    def __getitem__(self, i: int) -> tuple[Any, int]:
+        example: Any = self.recordings[i]
+        for step in self.transform:
+            example = step(example)
+        return example, int(self.labels[i])

@@ -1,0 +1,117 @@
+"""How the points of a file become what a network sees, the same way in training and in prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gridless.data.clouds import MESHES, read_cloud
+from gridless.data.meshes import sample_mesh
+from gridless.structures import Cloud, Rows
+
+# The axis that points up -> the order of axes that puts it at y, and their signs: left stays left.
+_TURNS = {"x": ((1, 0, 2), (-1, 1, 1)), "y": ((0, 1, 2), (1, 1, 1)), "z": ((0, 2, 1), (1, 1, -1))}
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is done to the points of a file: they are turned, y up, centred, and scaled to the unit sphere."""
+
+    up: str = "y"
+    """The axis that points up in the file: x, y or z."""
+    keep_scale: bool = False
+    """Do not centre and scale to the unit sphere."""
+    features: Sequence[str] = ()
+    """Rows that the network sees, such as [rgb, intensity]; `NAME.2` is a column. Bytes become 0 to 1."""
+    block: float | None = None
+    """Cut a cloud into columns of this side, in the file's units, each an example about its middle, in that scale."""
+
+    def __post_init__(self) -> None:
+        if self.up not in _TURNS:
+            raise ValueError(f"up must be x, y or z, not {self.up!r}")
+        if self.block is not None and not self.block > 0:
+            raise ValueError(f"block must be a length, not {self.block!r}")
+        features = (self.features,) if isinstance(self.features, str) else tuple(self.features)
+        object.__setattr__(self, "features", features)
+
+
+def read_points(file: str | Path, points: int) -> Cloud:
+    """The cloud in a file with its rows, or `points` points on a mesh."""
+    if Path(file).suffix.lower() in MESHES:
+        return sample_mesh(file, points, normalise=False)
+    return read_cloud(file)
+
+
+def blocks(cloud: Cloud, how: Preparation) -> list[Tensor]:
+    """The points of each block, in the order of the blocks; without blocks one of them all."""
+    if how.block is None:
+        return [torch.arange(len(cloud))]
+    flat = [axis for axis in range(3) if axis != "xyz".index(how.up)]
+    cell = (cloud.coords[:, flat] / how.block).floor().long()
+    _, number = cell.unique(dim=0, return_inverse=True)
+    order = number.argsort(stable=True)
+    return list(order.split(number.bincount().tolist()))
+
+
+AS_USUAL = Preparation()
+
+
+def prepare(
+    cloud: Cloud, what: str, points: int | None = None, how: Preparation = AS_USUAL, kept: Sequence[str] = ()
+) -> Cloud:
+    """The cloud of a file as networks see it: at most `points` points, turned, centred and scaled, the rows `kept`."""
+    coords = cloud.coords
+    if coords.shape[1] < 3 or not len(coords):
+        raise ValueError(f"{what}: expected points with three coordinates, found an array of {tuple(coords.shape)}")
+    Cloud.of(coords[:, :3]).check(what)
+    if points is not None and len(coords) > points:
+        cloud = cloud[torch.randperm(len(coords), generator=torch.Generator().manual_seed(0))[:points]]
+        coords = cloud.coords
+    order, signs = map(torch.tensor, _TURNS[how.up])
+    coords = coords[:, order] * signs
+    if how.block is not None:
+        low, high = coords.min(0).values, coords.max(0).values
+        coords = coords - torch.stack([(low[0] + high[0]) / 2, low[1], (low[2] + high[2]) / 2])
+    elif not how.keep_scale:
+        coords = coords - coords.mean(0)
+        size = coords.norm(dim=1).max()
+        if size == 0:
+            raise ValueError(f"{what}: all {len(coords)} points are the same")
+        coords = coords / size
+    rows = {name: _feature(row(cloud, name, what), name) for name in kept}
+    if "normal" in rows:
+        rows["normal"] = rows["normal"][:, order] * signs
+    directions = ("normal",) if "normal" in rows else ()
+    return Cloud.of(coords.float().contiguous(), directions=directions, **rows)
+
+
+def row(cloud: Cloud, name: str, what: str) -> Tensor:
+    """A row of a cloud, or NAME.2, a column of it."""
+    whole, _, column = name.partition(".")
+    if name in cloud.rows:
+        return cloud.rows[name]
+    if whole not in cloud.rows or not column.isdigit() or int(column) >= cloud.rows[whole][0:1].numel():
+        raise ValueError(f"{what}: its points have no {name!r}, only {', '.join(cloud.rows) or 'places'}")
+    return cloud.rows[whole].flatten(1)[:, int(column)]
+
+
+def _feature(values: Tensor, name: str) -> Tensor:
+    """As float32 (S, channels); whole numbers of one or two bytes from 0 to 1. Labels stay as they are."""
+    if name == "part":
+        return values
+    values = values[:, None] if values.ndim == 1 else values.flatten(1)
+    # Readers widen what has two bytes.
+    return values.float() / {torch.uint8: 255, torch.int32: 65535}.get(values.dtype, 1)
+
+
+def joined(cloud: Cloud, features: Sequence[str]) -> Cloud:
+    """The same cloud with the rows `features`, side by side, as one of that name."""
+    if not features:
+        return cloud
+    rows = {name: values for name, values in cloud.rows.items() if name not in features}
+    rows["features"] = torch.cat([cloud.rows[name] for name in features], 1)
+    return cloud._changed(rows=Rows(rows), directions=())

@@ -1,0 +1,96 @@
+"""What a folder of one's own files holds, and whether the network's radii fit it: said before training begins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gridless.data.folder import Listing
+from gridless.geometry import nearest
+from gridless.structures import Edges
+from gridless.training.examples import Clouds, Recordings, chain
+from gridless.training.recipe import Recipe
+
+# Examples whose geometry is looked at.
+SOME = 16
+# Neighbours in the first ball: fewer say little of the surface, more are slow and blur it.
+FEW, GOOD, MANY = 4, 12, 60
+
+
+def statistics(recipe: Recipe, listing: Listing, data: Clouds | Recordings, model: nn.Module) -> list[str]:
+    """Lines that say how many files, points or events there are, and what the plan makes of some; warnings last."""
+    lines = [f"{listing.root}: {len(listing.files)} files; held out: {listing.rule}"]
+    if listing.others:
+        lines.append(f"left out, being of other kinds: {', '.join(listing.others[:8])}")
+    for k, name in enumerate(listing.classes):
+        found = Counter(part for part, label in zip(listing.parts, listing.labels) if label == k)
+        counts = ", ".join(f"{found[part]} {part}" for part in ("fit", "validation", "test") if found[part])
+        lines.append(f"  {name}: {counts}")
+    some = torch.linspace(0, len(data) - 1, min(SOME, len(data))).long()
+    if isinstance(data, Recordings):
+        return lines + _of_recordings(recipe, data, some, model)
+    return lines + _of_clouds(data, some, model)
+
+
+def _of_clouds(data: Clouds, some: Tensor, model: Any) -> list[str]:
+    sizes = torch.full((len(data),), data.points.shape[1]) if data.sizes is None else data.sizes
+    lines = [f"{len(data)} examples to learn from, points each: {_range(sizes)}"]
+    if data.parts:
+        real = torch.arange(data.points.shape[1]) < sizes[:, None]
+        share = data.rows["part"][real].bincount(minlength=len(data.parts)) / sizes.sum()
+        lines.append("points: " + ", ".join(f"{name} {s:.1%}" for name, s in zip(data.parts, share.tolist())))
+    for name in data.features:
+        values = data.rows[name][some].flatten(0, 1)
+        lines.append(f"feature {name}: mean {values.mean():.3g}, standard deviation {values.std():.3g}")
+    cloud = data.draw(None, 0, 0, some)
+    geometry = model.plan(cloud)
+    balls = [(name, step) for name, step in model.plan.steps.items() if step.op == "ball"]
+    for name, step in balls:
+        edges: Edges = geometry[name]
+        lines.append(f"  {name} {step}: {edges.counts.double().mean():.1f} neighbours on average")
+    name, step = balls[0]
+    mean, radius = geometry[name].counts.double().mean().item(), float(dict(step.settings)["radius"])
+    if FEW <= mean <= MANY:
+        return lines
+    wanted = _radius(cloud)
+    sized = {k: v for k, v in model.config.items() if k in ("radius", "stem_radius", "spacing")}
+    change = " ".join(f"--set model.{k}={v * wanted / radius:.3g}" for k, v in sized.items())
+    words = "few" if mean < FEW else "many"
+    lines.append(
+        f"warning: {mean:.1f} neighbours within the first radius, {radius:g}, are {words}: about {GOOD} are within "
+        f"{wanted:.3g}: {change}"
+    )
+    return lines
+
+
+def _radius(cloud: Any) -> float:
+    """The median distance to the neighbour that a ball of a good size would hold last."""
+    count = min(GOOD, int(cloud.sizes.min()))
+    edges = nearest(cloud, cloud, count)
+    offset = cloud.coords[edges.source.long()] - cloud.coords.repeat_interleave(edges.counts, 0)
+    return offset.norm(dim=1).view(-1, count).max(1).values.median().item()
+
+
+def _of_recordings(recipe: Recipe, data: Recordings, some: Tensor, model: Any) -> list[str]:
+    events = data.events
+    last = events.time[(data.splits[1:] - 1).clamp(min=0)] - events.time[data.splits[:-1]]
+    lines = [
+        f"{len(data)} recordings to learn from, {events.sensor[0]} x {events.sensor[1]} pixels",
+        f"events each: {_range(data.splits.diff())}; milliseconds each: {_range(last / 1000)}",
+    ]
+    geometry = model.plan(data.draw(chain(recipe, train=False), 0, 0, some))
+    streams = [(name, step) for name, step in model.plan.steps.items() if step.op in ("events", "lif")]
+    for name, step in streams:
+        lines.append(f"  {name} {step.op}: {_range(geometry[name].sizes)} events")
+    if geometry[streams[-1][0]].sizes.median() < 1:
+        change = f"--set model.threshold={model.config['threshold'] / 2:g}, or --set model.levels=..."
+        lines.append(f"warning: most recordings leave no event for the last level: {change}")
+    return lines
+
+
+def _range(values: Tensor) -> str:
+    values = values.double()
+    return f"{values.min():,.0f} to {values.max():,.0f}, median {values.median():,.0f}"

@@ -1,0 +1,257 @@
+"""Training on a folder of one's own files, from the command line to the prediction."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import gridless as gl
+from gridless.__main__ import main
+from gridless.data.folder import held_out, listing
+from gridless.training.recipe import load_recipe
+
+SMALL = ["--device", "cpu", "--epochs", "1", "--set", "batch_size=4"]
+TINY = ["--set", "model.width=8", "--set", "model.levels=1", "--set", "model.lift=16"]
+
+
+def write_cloud(path, coords, **rows):
+    """A PLY file with columns for rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    from gridless.data.clouds import ply
+
+    ply.write(path, gl.Cloud.of(torch.as_tensor(coords, dtype=torch.float32), **rows))
+
+
+@pytest.fixture
+def scans(tmp_path):
+    """Two classes, three sessions of two files each, far from the origin, z up."""
+    random = np.random.default_rng(0)
+    for name, squeeze in (("disc", (1, 1, 0.1)), ("rod", (0.1, 0.1, 1))):
+        for session in ("mon", "tue", "wed"):
+            for number in range(2):
+                points = random.standard_normal((90 + 10 * number, 3)) * squeeze * 40 + 1000
+                grey = torch.from_numpy(random.integers(0, 255, (len(points), 3))).to(torch.uint8)
+                write_cloud(tmp_path / "scans" / name / f"{session}_{number:03d}.ply", points, rgb=grey)
+    return tmp_path / "scans"
+
+
+def run(out, *words):
+    return main(["train", *words, "--out", str(out), *SMALL])
+
+
+def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
+    (scans / "notes.md").write_text("not a cloud")
+    more = ["--data", str(scans), *TINY, "--set", "data_options.up=z", "--set", "data_options.features=[rgb]"]
+    assert run(tmp_path / "run", "own-clouds", *more) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["examples"] == 8
+    assert "12 files; held out: 1 of 3 sessions, by folder and file name" in err
+    assert "  disc: 4 fit, 2 validation" in err
+    assert "points each: 90 to 100" in err
+    assert "of other kinds: .md" in err
+    assert "feature rgb: mean 0." in err
+    held = (tmp_path / "run" / "split.txt").read_text().split()
+    assert len(held) == 4
+    assert len({name.split("/")[1][:3] for name in held}) == 1
+
+    weights = str(tmp_path / "run" / "weights.safetensors")
+    about = gl.load(weights).about
+    assert about["classes"] == ["disc", "rod"]
+    assert about["model"]["in_channels"] == 3
+    file = str(scans / "rod" / "mon_000.ply")
+    assert main(["predict", file, "--weights", weights, "--json", "--device", "cpu"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["probabilities"]) == {"disc", "rod"}
+
+    # Files that are added later are never taken for held-out ones.
+    write_cloud(scans / "rod" / "thu_000.ply", torch.randn(50, 3), rgb=torch.zeros(50, 3, dtype=torch.uint8))
+    for split, count in (("validation", 4), ("fit", 9)):
+        words = ["evaluate", weights, "--data", str(scans), "--split", split, "--json", "--device", "cpu"]
+        assert main(words) == 0
+        assert json.loads(capsys.readouterr().out)["examples"] == count
+    assert main(["evaluate", weights, "--data", str(scans), "--device", "cpu"]) == 1
+    assert "has no test files: put them into" in capsys.readouterr().err
+
+
+def test_a_radius_that_does_not_fit_is_warned_of_with_one_that_does(scans, tmp_path, capsys):
+    assert run(tmp_path / "run", "own-clouds", "--data", str(scans), *TINY, "--set", "model.stem_radius=0.001") == 0
+    warning = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: "))
+    assert "1.0 neighbours within the first radius, 0.001, are few: about 12 are within 0." in warning
+    advice = [word for word in warning.split() if word.startswith("model.")]
+    assert [word.split("=")[0] for word in advice] == ["model.spacing", "model.stem_radius"]
+    words = [part for word in advice if "stem" in word for part in ("--set", word)]
+    assert run(tmp_path / "again", "own-clouds", "--data", str(scans), *TINY, *words) == 0
+    assert "warning: " not in capsys.readouterr().err
+
+
+def test_fine_tuning_begins_with_other_weights_and_the_classes_of_the_folder(scans, tmp_path, capsys):
+    start = gl.models.point_resnet_plus(3, width=8, levels=1, lift=16)
+    gl.save(start, tmp_path / "start", classes=["a", "b", "c"])
+    begin = ["--set", f"start={tmp_path / 'start'}.safetensors", "--set", "model={}", "--set", "learning_rate=1e-9"]
+    assert run(tmp_path / "run", "own-fine-tuned", "--data", str(scans), *begin) == 0
+    model = gl.load(tmp_path / "run" / "weights")
+    assert model.config["classes"] == 2
+    torch.testing.assert_close(model.stem.weight, start.stem.weight)
+
+
+def test_the_shipped_recipe_of_fine_tuning_takes_its_network_from_the_weights():
+    recipe = load_recipe("own-fine-tuned")
+    assert recipe.model == gl.load("modelnet40-plus").about["model"]
+
+
+def test_folders_of_splits_are_honoured(scans, tmp_path, capsys):
+    base = tmp_path / "split"
+    for part, session in (("train", "mon"), ("val", "tue"), ("test", "wed")):
+        for file in scans.rglob(f"{session}_*.ply"):
+            place = base / part / file.parent.name / file.name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            file.rename(place)
+    found = listing(base, [".ply"])
+    for split, part in (("fit", "train"), ("validation", "val"), ("test", "test")):
+        assert {found.files[i].split("/")[0] for i in found.rows(split)} == {part}
+    assert found.classes == ("disc", "rod")
+    write_cloud(base / "test" / "cone" / "1.ply", torch.randn(9, 3))
+    with pytest.raises(ValueError, match="there is no class 'cone' in"):
+        listing(base, [".ply"])
+
+
+def test_whole_sessions_are_held_out_whatever_the_class():
+    labels = [k for k in range(2) for _ in range(30)]
+    names = [f"drive{d}_{i}.npz" for _ in range(2) for d in range(10) for i in range(3)]
+    chosen, rule = held_out(labels, names)
+    sessions = {names[i].split("_")[0] for i in chosen}
+    assert len(sessions) == 2
+    assert sorted(chosen) == [i for i, name in enumerate(names) if name.split("_")[0] in sessions]
+    assert rule == "2 of 10 sessions, by folder and file name"
+
+
+def test_numbers_alone_are_no_sessions_so_that_the_last_are_held_out():
+    chosen, rule = held_out([0] * 12 + [1] * 5, [f"mug{i}.ply" for i in range(12)] + [f"{i}.ply" for i in range(5)])
+    assert chosen == [10, 11, 16]
+    assert rule == "the last fifth of each class, in the order of the file names"
+
+
+@pytest.mark.parametrize(
+    ("files", "error"),
+    [
+        ([], "holds no CLASS/FILE that can be read here"),
+        (["a.ply"], "a file outside the folders of classes: the layout is"),
+        (["one/a.ply", "one/b.ply"], "has one class only, 'one'"),
+    ],
+)
+def test_another_layout_is_refused_with_the_one_that_is_meant(tmp_path, files, error, capsys):
+    for file in files:
+        write_cloud(tmp_path / file, torch.randn(9, 3))
+    assert run(tmp_path / "run", "own-clouds", "--data", str(tmp_path)) == 1
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_file_that_cannot_be_used_is_counted(scans, tmp_path, capsys):
+    (scans / "rod" / "bad_1.xyz").write_text("0 0 0\n1 nan 2\n")
+    (scans / "rod" / "bad_2.xyz").write_text("")
+    assert run(tmp_path / "run", "own-clouds", "--data", str(scans), "--all-data") == 1
+    err = capsys.readouterr().err
+    assert "2 of 14 files cannot be used, mend or remove them" in err
+    assert "bad_1.xyz: 1 points are not finite" in err
+    assert "bad_2.xyz" in err
+
+
+def test_an_option_that_there_is_not_is_refused_by_name(scans, tmp_path, capsys):
+    assert run(tmp_path / "run", "own-clouds", "--data", str(scans), "--set", "data_options.upp=z") == 1
+    assert "data_options: " in (err := capsys.readouterr().err)
+    assert "'upp'" in err
+
+
+@pytest.fixture
+def sites(tmp_path):
+    """Three scans of ground (label 2) and poles (label 5), in metres, far from the origin, z up."""
+    random = np.random.default_rng(0)
+    for number in range(3):
+        ground = random.random((400, 3)) * (20, 20, 0.1)
+        poles = random.random((200, 3)) * (0.3, 0.3, 4) + random.integers(0, 4, (200, 1)) * (5, 5, 0)
+        points = np.concatenate([ground, poles]) + (5000, 7000, 100)
+        labels = torch.tensor([2] * 400 + [5] * 200, dtype=torch.uint8)
+        write_cloud(tmp_path / "sites" / f"site_{number}.ply", points, classification=labels)
+    return tmp_path / "sites"
+
+
+def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(sites, tmp_path, capsys):
+    tiny = ["--set", "model.width=8", "--set", "model.levels=2", "--set", "model.hidden=16", "--set", "points=256"]
+    names = ["--set", "data_options.names={2: ground, 5: pole}", "--set", "model.stem_radius=1.5"]
+    assert run(tmp_path / "run", "own-scans", "--data", str(sites), *tiny, *names) == 0
+    out, err = capsys.readouterr()
+    assert "valid_instance_iou" in json.loads(out)
+    assert "3 files; held out: the last fifth" in err
+    assert "points: ground " in err
+    weights = str(tmp_path / "run" / "weights.safetensors")
+    assert gl.load(weights).config["parts"] == [2]
+    words = ["--weights", weights, "--out", str(tmp_path / "found"), "--json", "--device", "cpu"]
+    assert main(["predict", str(sites / "site_2.ply"), *words]) == 0
+    line = json.loads(capsys.readouterr().out)
+    assert set(line["parts"]) == {"ground", "pole"}
+    assert sum(line["parts"].values()) == 600
+    labelled = gl.read_cloud(line["written"])
+    assert len(labelled) == 600
+    assert labelled.rows["part"].max() <= 1
+
+
+def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
+    assert run(tmp_path / "run", "own-scans", "--data", str(sites), "--set", "data_options.label=colour") == 1
+    assert "its points have no 'colour', only classification" in capsys.readouterr().err
+    write_cloud(sites / "site_9.ply", torch.randn(9, 3), classification=torch.randn(9))
+    assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
+    assert "labels must be whole numbers from 0 up" in capsys.readouterr().err
+
+
+def test_columns_without_names_may_be_labels_and_features(tmp_path):
+    text = "\n".join(f"{i} {i % 3} 0 {i % 7} {i % 2}" for i in range(40))
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.xyz").write_text(text)
+    data = gl.data.CloudFolder(tmp_path, label="features.1", features=["features.0"])
+    cloud, _ = data[0]
+    assert data.part_names == ["0", "1"]
+    assert cloud.rows["features"].shape == (40, 1)
+    assert sorted(cloud.rows["features"][:, 0].unique().tolist()) == list(range(7))
+    assert cloud.rows["part"].unique().tolist() == [0, 1]
+
+
+def test_recordings_are_learned_from_a_folder(tmp_path, capsys):
+    glyphs = gl.data.MovingGlyphs(24, sensor=(20, 20), threshold=0.3, seed=0)
+    for i in range(24):
+        events, label = glyphs[i]
+        place = tmp_path / "digits" / ("low" if label < 5 else "high") / f"take{i % 4}_{i}.npz"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        gl.write_events(place, events)
+    tiny = ["--set", "model.width=8", "--set", "model.levels=2", "--set", "model.threshold=1.0"]
+    assert run(tmp_path / "run", "own-recordings", "--data", str(tmp_path / "digits"), *tiny) == 0
+    err = capsys.readouterr().err
+    assert "held out: 1 of 4 sessions" in err
+    assert "20 x 20 pixels" in err
+    model = gl.load(tmp_path / "run" / "weights")
+    assert model.about["classes"] == ["high", "low"]
+    assert model.config["sensor"] == [20, 20]
+    files = sorted(map(str, (tmp_path / "digits" / "low").iterdir()))[:2]
+    assert main(["predict", *files, "--weights", str(tmp_path / "run" / "weights"), "--json", "--device", "cpu"]) == 0
+    assert {json.loads(line)["class"] for line in capsys.readouterr().out.splitlines()} <= {"high", "low"}
+
+
+def test_normals_turn_with_the_points_that_they_are_features_of(tmp_path):
+    for name in ("a", "b"):
+        for i in range(2):
+            place = torch.nn.functional.normalize(torch.randn(60, 3), dim=1)
+            write_cloud(tmp_path / name / f"{i}.ply", place, normal=place)
+    recipe = load_recipe("own-clouds").changed(data_options__features=["normal"], data_options__keep_scale=True)
+    data = gl.training.load_data(recipe, tmp_path, "train")
+    cloud = data.draw(gl.training.Policy(azimuth=True), 0, 0, torch.arange(4))
+    assert not torch.allclose(cloud.coords[:60], data.points[0], atol=0.1)
+    torch.testing.assert_close(cloud.rows["features"], cloud.coords, atol=1e-5, rtol=0)
+    model = gl.models.point_resnet_small(2, width=8, radius=0.5, in_channels=3).eval()
+    turn = gl.augment.RotateAboutUp(up=2)
+    for transform in ([turn], [turn, model.plan]):
+        example, _ = gl.data.CloudFolder(tmp_path, features="normal", keep_scale=True, transform=transform)[0]
+        turned = example["X0"] if transform[1:] else example
+        torch.testing.assert_close(turned.rows["features"], turned.coords, atol=1e-5, rtol=0)
+    assert model(example).shape == (1, 2)
