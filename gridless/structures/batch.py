@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_tensor
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from gridless.structures.base import Structure, kinds
 from gridless.structures.edges import MAX_EDGES, Edges
@@ -55,6 +56,16 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
             "travels with it: gl.Cloud.of(xyz, rgb=rgb), and then geometry['X0'].rows['rgb']"
         )
     return torch.utils.data.default_collate(list(examples))
+
+
+def _refuse(batch: Sequence[Any], *, collate_fn_map: Any = None) -> None:
+    raise TypeError(
+        f"a DataLoader cannot put {type(batch[0]).__name__}s into a batch by itself: pass it collate_fn=gl.collate"
+    )
+
+
+# What a DataLoader without our `collate`, Lightning's included, does with our structures.
+default_collate_fn_map.update({Structure: _refuse, Geometry: _refuse})
 
 
 def _merge(parts: Sequence[Structure]) -> Structure:

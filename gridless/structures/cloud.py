@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gridless.structures.base import Ragged, as_splits, index, named_rows, per_row, same, size, splits_of
+from gridless.structures.interchange import held_cloud, normals, structured, to_open3d, to_pyg
 from gridless.structures.rows import NO_ROWS, Rows, tensor_of
 
 
@@ -59,18 +61,23 @@ class Cloud(Ragged):
 
     @classmethod
     def of(cls, x: Any, /, *, directions: str | Sequence[str] = (), **rows: Any) -> Cloud:
-        """One example from an (S, D) tensor or array, or a batch from a list of them.
+        """One example from an (S, D) tensor, array or list, or a batch from a (B, N, D) array or a list of examples.
 
         >>> cloud = gl.Cloud.of(xyz, rgb=rgb, label=label)
         >>> cloud = gl.Cloud.of([xyz1, xyz2], normal=[normal1, normal2], directions="normal")
+        >>> cloud = gl.Cloud.of(frame)                    # columns x, y, z, and rows of all others
 
         Memory is shared where it can be: what is written to an array later is written to the cloud. Searches look at
         the points at every call, but while one runs nobody may write to them.
 
         Args:
-            x: coordinates, or a `Cloud` that gets further rows.
+            x: coordinates; or a `Cloud` that gets further rows; or what other libraries hold, with its rows: PyG's
+                `Data` and `Batch` (what belongs to nodes; `x` becomes the rows `features`, `y` the rows `label`), point
+                clouds of Open3D, point clouds and meshes (their vertices) of trimesh, and structured arrays, mappings
+                and frames of pandas or polars with the columns x, y and z (r, g, b and nx, ny, nz become `rgb` and
+                `normal`). Several of them are a list.
             directions: the names of rows that are directions, such as normals: those turn when the points are turned,
-                and stay across the surface when the axes are scaled differently.
+                and stay across the surface when the axes are scaled differently. Normals of other libraries do.
             rows: what belongs to each point, by name: tensors or arrays (S, ...) of any type, found again in `rows`;
                 with a list of examples, a list of them.
         """
@@ -81,10 +88,25 @@ class Cloud(Ragged):
             named = (*x.directions, *_names(directions))
             return dataclasses.replace(x, rows={**x.rows, **rows}, directions=tuple(dict.fromkeys(named)))
         if isinstance(x, (list, tuple)):
-            return cls._of_several(x, directions, rows)
+            if not len(x) or not _is_point(x[0]):
+                return cls._of_several(x, directions, rows)
+            listed = isinstance(x[0], (list, tuple))
+            x = np.array(x, np.float32) if listed else torch.stack([*map(torch.as_tensor, x)])
+        splits = None
+        if not isinstance(x, Tensor) and (held := held_cloud(x)) is not None:
+            x, splits = held.coords, held.splits
+            rows = {**held.rows, **rows}
+            directions = tuple(dict.fromkeys((*normals(held.rows, x), *_names(directions))))
         coords = _as_coords(x)
-        # From an array: several times as fast as torch.tensor.
-        splits = torch.from_numpy(np.array((0, coords.shape[0])))
+        if coords.ndim == 3:
+            batch, points = coords.shape[:2]
+            coords = coords.flatten(0, 1)
+            splits = torch.arange(batch + 1) * points
+            each = {name: tensor_of(value) for name, value in rows.items()}
+            rows = {n: v.flatten(0, 1) if tuple(v.shape[:2]) == (batch, points) else v for n, v in each.items()}
+        if splits is None:
+            # From an array: several times as fast as torch.tensor.
+            splits = torch.from_numpy(np.array((0, coords.shape[0])))
         if coords.device.type != "cpu":
             splits = splits.to(coords.device)
         if not rows and not directions:
@@ -98,18 +120,37 @@ class Cloud(Ragged):
 
     @classmethod
     def _of_several(cls, x: Sequence[Any], directions: str | Sequence[str], rows: Mapping[str, Any]) -> Cloud:
-        coords = [_as_coords(c) for c in x]
-        if not coords:
+        if not x:
             raise ValueError("Cloud.of: an empty list has no dimension: pass at least one (S, D) array")
         for name, values in rows.items():
-            if not isinstance(values, (list, tuple)) or len(values) != len(coords):
-                raise ValueError(f"Cloud.of: {name} must be a list of {len(coords)} arrays, one for each example")
-        joined = NO_ROWS
-        if rows:
-            each = [Rows.of({n: v[i] for n, v in rows.items()}, c, "Cloud.of") for i, c in enumerate(coords)]
-            joined = Rows.joined(each, "Cloud.of")
-        sizes = torch.tensor([0] + [len(c) for c in coords], device=coords[0].device)
-        return cls(torch.cat(coords), sizes.cumsum(0), rows=joined, directions=_names(directions))
+            if not isinstance(values, (list, tuple)) or len(values) != len(x):
+                raise ValueError(f"Cloud.of: {name} must be a list of {len(x)} arrays, one for each example")
+        if any(isinstance(one, Cloud) for one in x):
+            raise TypeError("Cloud.of: a list of Clouds becomes a batch with gl.collate([...])")
+        each = [cls.of(one, directions=directions, **{n: v[i] for n, v in rows.items()}) for i, one in enumerate(x)]
+        coords = torch.cat([one.coords for one in each])
+        sizes = [n for one in each for n in ([len(one)] if one.num_examples == 1 else one.sizes.tolist())]
+        splits = torch.tensor([0, *sizes], device=coords.device).cumsum(0)
+        joined = Rows.joined([one.rows for one in each], "Cloud.of")
+        return cls(coords, splits, rows=joined, directions=each[0].directions)
+
+    def numpy(self) -> np.ndarray:
+        """A structured array with the fields x, y, z and all rows, of all examples one after the other.
+
+        `Cloud.of` takes it back. The coordinates alone, (S, D), are `np.asarray(cloud)`.
+        """
+        return structured(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.coords.detach()[: len(self) - self.padding].cpu().numpy(), dtype=dtype, copy=copy)
+
+    def to_pyg(self) -> Any:
+        """A `Data` of PyG, or a `Batch` of several examples: pos, and the rows; `features` are x, `label` is y."""
+        return to_pyg(self)
+
+    def to_open3d(self) -> Any:
+        """A `PointCloud` of Open3D, with the rows `rgb` and `normal`: it has no others."""
+        return to_open3d(self)
 
     @property
     def dim(self) -> int:
@@ -153,12 +194,24 @@ class Cloud(Ragged):
 
 
 def _as_coords(x: Any) -> Tensor:
-    if isinstance(x, Cloud):
-        raise TypeError("Cloud.of: a list of Clouds becomes a batch with gl.collate([...])")
-    coords = tensor_of(x)
-    if coords.ndim != 2:
-        raise ValueError(f"a cloud is an (S, D) array of coordinates, not {tuple(coords.shape)}")
+    try:
+        coords = tensor_of(x)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(
+            f"Cloud.of: {type(x).__name__} is not known: pass coordinates, (S, D), e.g. np.asarray(x), and rows by name"
+        ) from None
+    if coords.ndim not in (2, 3):
+        raise ValueError(
+            f"a cloud is an (S, D) array of coordinates, or (B, N, D) for several, not {tuple(coords.shape)}"
+        )
     return coords
+
+
+def _is_point(x: Any) -> bool:
+    """Whether this is one point of a list of points, and not an example of a list of them."""
+    if isinstance(x, (list, tuple)):
+        return len(x) > 0 and isinstance(x[0], Number)
+    return getattr(x, "ndim", 0) == 1 and getattr(getattr(x, "dtype", None), "names", None) is None
 
 
 def _checked(coords: Any) -> Tensor:

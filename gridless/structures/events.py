@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gridless.structures.base import Ragged, as_splits, index, named_rows, per_row, same, size, splits_of
+from gridless.structures.interchange import held_events
 from gridless.structures.rows import NO_ROWS, Rows
 
 # What other libraries call the four fields.
@@ -94,10 +95,11 @@ class Events(Ragged):
         - `"shift"`: the earliest event happens at time zero.
 
         Args:
-            x: a NumPy structured array (or a mapping of equally long arrays) with the fields x, y, t and p, in any
-                order and of any integer type; `ts`, `timestamp` and `time` are read as t, `on`, `pol` and `polarity` as
-                p. Times are whole microseconds, polarity is 0/1, -1/+1 or bool. Or `Events`, which get further rows.
-            sensor: (width, height).
+            x: a NumPy structured array, as those of tonic and faery, a mapping of equally long arrays, or a frame of
+                pandas or polars, with the fields x, y, t and p, in any order and of any integer type; `ts`, `timestamp`
+                and `time` are read as t, `on`, `pol` and `polarity` as p. Times are whole microseconds, polarity is
+                0/1, -1/+1 or bool. Or a stream of faery that ends; or `Events`, which get further rows.
+            sensor: (width, height); tonic's (width, height, polarities) will do. A stream of faery knows it.
             repair: the name of one repair, or several.
             rows: what belongs to each event, by name: tensors or arrays (S, ...) of any type, found again in `rows`;
                 with a list of recordings, a list of them.
@@ -114,9 +116,13 @@ class Events(Ragged):
                 return x
             sensor, device, rows = x.sensor, x.device, {}
             x = list(x.examples)
+        several = isinstance(x, (list, tuple))
+        held = [held_events(one) for one in (x if several else [x])]
+        x = [one for one, _ in held] if several else held[0][0]
+        if sensor is None and held:
+            sensor = held[0][1]
         if sensor is None:
             raise ValueError("Events.of: an array does not say how large the camera is: pass sensor=(width, height)")
-        several = isinstance(x, (list, tuple))
         for name, values in rows.items() if several else ():
             if not isinstance(values, (list, tuple)) or len(values) != len(x):
                 raise ValueError(f"Events.of: {name} must be a list of {len(x)} arrays, one for each recording")
@@ -187,7 +193,7 @@ class Events(Ragged):
 
 def _as_sensor(sensor: Any) -> tuple[int, int]:
     try:
-        width, height = (int(v) for v in sensor)
+        width, height = (int(v) for v in (sensor[:2] if len(sensor) == 3 else sensor))
     except (TypeError, ValueError):
         raise ValueError(f"Events: sensor must be (width, height), not {sensor!r}") from None
     if not (0 < width < 2**31 and 0 < height < 2**31):
@@ -284,7 +290,8 @@ def _columns(array: Any, what: str) -> Columns:
         shape = getattr(array, "shape", None)
         raise TypeError(
             f"{what}: a recording is a structured array with the fields x, y, t, p, or a mapping of such arrays, "
-            f"not {type(array).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}"
+            f"not {type(array).__name__}{'' if shape is None else f' of shape {tuple(shape)}'}: name the columns, e.g. "
+            "dict(x=a[:, 0], y=a[:, 1], t=a[:, 2], p=a[:, 3])"
         )
     values = {}
     for name, aliases in ALIASES.items():

@@ -16,10 +16,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gridless.data.clouds.base import Points, Source, plain
+from gridless.data.clouds.base import Points, Source
 from gridless.data.errors import FormatError
 from gridless.data.isolation import read_isolated
 from gridless.structures import Cloud, Rows
+from gridless.structures.interchange import normals, plain
 
 # suffix -> module
 READERS = {
@@ -73,10 +74,7 @@ def read_cloud(
     wanted = points.dtype if dtype is None else np.dtype("f4" if dtype == torch.float32 else "f8")
     with np.errstate(over="ignore"):
         coords = torch.from_numpy(np.array(points.coords, wanted, order="C"))
-    normal = kept.get("normal")
-    turns = normal is not None and normal.shape == coords.shape and normal.is_floating_point()
-    ends = torch.tensor([0, len(coords)])
-    return Cloud(coords, ends, rows=Rows(kept), directions=("normal",) if turns else ())
+    return Cloud(coords, torch.tensor([0, len(coords)]), rows=Rows(kept), directions=normals(kept, coords))
 
 
 def _read(path: Path, max_bytes: int | None) -> Points:

@@ -13,14 +13,8 @@ import numpy as np
 
 from gridless.data.errors import FormatError
 from gridless.data.limits import Limits
+from gridless.structures.interchange import grouped, natural
 
-# Columns that belong together: the row they make, and what they are called.
-TOGETHER = (
-    ("rgb", ("red", "green", "blue")),
-    ("rgb", ("r", "g", "b")),
-    ("normal", ("nx", "ny", "nz")),
-    ("normal", ("normal_x", "normal_y", "normal_z")),
-)
 NUMBER = re.compile(rb"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|inf|infinity)", re.IGNORECASE)
 
 
@@ -61,39 +55,11 @@ class Points(NamedTuple):
 
 def named(source: Source, columns: Iterable[tuple[str, np.ndarray]], dtype: np.dtype | None = None) -> Points:
     """Points of columns (S, ...) with names in any case; `dtype` where the columns do not say the coordinates' type."""
-    found: dict[str, np.ndarray] = {}
-    for name, column in columns:
-        name = name.lower()
-        if name in found:
-            raise source.error(f"two columns are called {name!r}")
-        found[name] = column
-    axes = [axis for axis in "xyz" if axis in found]
-    if axes[:2] != ["x", "y"]:
-        missing = "x" if "x" not in axes else "y"
-        raise source.error(f"the points have no {missing!r}, only {', '.join(found)[:200] or 'nothing'}")
-    parts = [found.pop(axis) for axis in axes]
-    if any(part.ndim != 1 or part.dtype.kind not in "fiu" for part in parts):
-        raise source.error("a coordinate is one number")
-    if dtype is None:
-        dtype = natural(*(part.dtype for part in parts))
-    for row, names in TOGETHER:
-        if row not in found and all(n in found and found[n].ndim == 1 for n in names):
-            found[row] = np.stack([found.pop(n) for n in names], 1)
-    return Points(np.stack(parts, 1), found, dtype)
-
-
-def natural(*dtypes: np.dtype) -> np.dtype:
-    """float32, or float64 where float32 cannot hold such numbers."""
-    return np.dtype(np.float32 if np.result_type(np.float32, *dtypes) == np.float32 else np.float64)
-
-
-def plain(column: np.ndarray) -> np.ndarray:
-    """In memory of its own and in a type that every operation of torch knows."""
-    name = column.dtype.str[1:]
-    if name == "u8":
-        return np.array(column, "f8" if (column > 2**63 - 1).any() else "i8", order="C")
-    wider = {"f2": "f4", "f16": "f8", "u2": "i4", "u4": "i8"}
-    return np.array(column, wider.get(name, name), order="C")
+    try:
+        parts, rows = grouped(columns)
+    except ValueError as error:
+        raise source.error(str(error)) from None
+    return Points(np.stack(parts, 1), rows, dtype or natural(*(part.dtype for part in parts)))
 
 
 def numbers(source: Source, body: bytes, line: int, width: int | None = None, delimiter: str | None = None):

@@ -1,0 +1,235 @@
+"""What people hold: clouds and events of other libraries, read and made. None is imported before it is met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from gridless.structures.cloud import Cloud
+
+# Columns that belong together: the row they make, and what they are called.
+TOGETHER = (
+    ("rgb", ("red", "green", "blue")),
+    ("rgb", ("r", "g", "b")),
+    ("normal", ("nx", "ny", "nz")),
+    ("normal", ("normal_x", "normal_y", "normal_z")),
+)
+# PyG's names of rows, and ours.
+PYG = {"x": "features", "y": "label"}
+
+
+class Held(NamedTuple):
+    """A cloud of another library: coordinates (S, D), rows by name, and where its examples begin, if it says so."""
+
+    coords: Any
+    rows: dict[str, Any]
+    splits: Tensor | None = None
+
+
+def held_cloud(x: Any) -> Held | None:
+    """What is in a cloud of another library, a table or a structured array; None for anything else."""
+    if isinstance(x, np.ndarray):
+        return None if x.dtype.names is None else _table((name, x[name]) for name in x.dtype.names)
+    if isinstance(x, Mapping):
+        return _table((name, np.asarray(column)) for name, column in x.items())
+    for kind, read in _CLOUDS.items():
+        if _is_of(x, kind):
+            return read(x)
+    return None
+
+
+def held_events(x: Any) -> tuple[Any, tuple[int, int] | None]:
+    """Arrays by name in place of a table, and of a stream of faery also its sensor; anything else as it is."""
+    if _is_of(x, "pandas") or _is_of(x, "polars"):
+        return {str(name): x[name].to_numpy() for name in x.columns}, None
+    if _is_of(x, "faery"):
+        if not hasattr(x, "to_array"):
+            raise TypeError(
+                "Events.of: this stream of faery has no end: take its packets, Events.of(packet, sensor=x.dimensions())"
+            )
+        return x.to_array(), x.dimensions()
+    return x, None
+
+
+def grouped(columns: Iterable[tuple[str, np.ndarray]]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
+    """The two or three coordinates among columns (S, ...) with names in any case, and the rows that the others make."""
+    found: dict[str, np.ndarray] = {}
+    for name, column in columns:
+        name = str(name).lower()
+        if name in found:
+            raise ValueError(f"two columns are called {name!r}")
+        found[name] = column
+    axes = [axis for axis in "xyz" if axis in found]
+    if axes[:2] != ["x", "y"]:
+        missing = "x" if "x" not in axes else "y"
+        raise ValueError(f"the points have no {missing!r}, only {', '.join(found)[:200] or 'nothing'}")
+    parts = [found.pop(axis) for axis in axes]
+    if any(part.ndim != 1 or part.dtype.kind not in "fiu" for part in parts):
+        raise ValueError("a coordinate is one number")
+    for row, names in TOGETHER:
+        if row not in found and all(n in found and found[n].ndim == 1 for n in names):
+            found[row] = np.stack([found.pop(n) for n in names], 1)
+    return parts, found
+
+
+def natural(*dtypes: np.dtype) -> np.dtype:
+    """float32, or float64 where float32 cannot hold such numbers."""
+    return np.dtype(np.float32 if np.result_type(np.float32, *dtypes) == np.float32 else np.float64)
+
+
+def plain(column: np.ndarray) -> np.ndarray:
+    """In memory of its own and in a type that every operation of torch knows."""
+    name = column.dtype.str[1:]
+    if name == "u8":
+        return np.array(column, "f8" if (column > 2**63 - 1).any() else "i8", order="C")
+    wider = {"f2": "f4", "f16": "f8", "u2": "i4", "u4": "i8"}
+    return np.array(column, wider.get(name, name), order="C")
+
+
+def normals(rows: Mapping[str, Any], coords: Any) -> tuple[str, ...]:
+    """Which rows are known to be directions: normals, where they have as many dimensions as the points."""
+    real = [n for n in ("normal", "norm") if n in rows and tuple(rows[n].shape) == tuple(coords.shape)]
+    return tuple(n for n in real if "float" in str(rows[n].dtype))
+
+
+# Clouds of other libraries.
+
+
+def _table(columns: Iterable[tuple[str, np.ndarray]]) -> Held:
+    try:
+        parts, rows = grouped(columns)
+    except ValueError as error:
+        raise ValueError(f"Cloud.of: {error}") from None
+    for name, column in rows.items():
+        if column.dtype.kind not in "fiub":
+            raise TypeError(
+                f"Cloud.of: the column {name!r} holds {column.dtype}, no numbers: leave it out, or number its values, "
+                "e.g. with pandas.factorize"
+            )
+    coords = np.stack(parts, 1).astype(natural(*(p.dtype for p in parts)))
+    return Held(coords, {name: plain(column) for name, column in rows.items()})
+
+
+def _frame(frame: Any) -> Held:
+    return _table((str(name), frame[name].to_numpy()) for name in frame.columns)
+
+
+def _pyg(data: Any) -> Held:
+    """`pos`, and all that belongs to nodes; `x` is called features, `y` label. What belongs to graphs stays behind."""
+    if getattr(data, "pos", None) is None:
+        raise ValueError("Cloud.of: this Data has no pos: its points are data.pos, (N, D)")
+    names = [n for n in map(str, data.keys()) if n not in ("pos", "batch", "ptr") and data.is_node_attr(n)]  # noqa: SIM118
+    rows: dict[str, Any] = {PYG.get(n, n): data[n] for n in names if isinstance(data[n], Tensor)}
+    splits = getattr(data, "ptr", None)
+    batch = getattr(data, "batch", None)
+    if splits is None and batch is not None and len(batch):
+        if bool((batch[1:] < batch[:-1]).any()):
+            raise ValueError(
+                "Cloud.of: the batch vector of this Data is not sorted: put the points of each example together"
+            )
+        splits = torch.cat([batch.new_zeros(1), torch.bincount(batch).cumsum(0)])
+    return Held(data.pos, rows, splits)
+
+
+def _open3d(cloud: Any) -> Held:
+    if hasattr(cloud, "point"):
+        # The newer class, o3d.t.geometry.PointCloud, whose rows have any names.
+        named: dict[str, str] = {"colors": "rgb", "normals": "normal"}
+        rows: dict[str, Any] = {named.get(str(n), str(n)): plain(v.cpu().numpy()) for n, v in cloud.point.items()}
+        if "positions" not in rows:
+            raise ValueError("Cloud.of: this point cloud of Open3D is empty")
+        return Held(rows.pop("positions"), rows)
+    if not hasattr(cloud, "points"):
+        raise TypeError(
+            f"Cloud.of: a {type(cloud).__name__} of Open3D has no points of its own: draw some, "
+            "mesh.sample_points_uniformly(1024)"
+        )
+    kinds = (("rgb", "colors"), ("normal", "normals"))
+    rows = {row: np.asarray(getattr(cloud, theirs), np.float32) for row, theirs in kinds if len(getattr(cloud, theirs))}
+    return Held(np.array(cloud.points, np.float64).reshape(-1, 3), rows)
+
+
+def _trimesh(mesh: Any) -> Held:
+    """A PointCloud with its colours; of a mesh the vertices, with colours and normals."""
+    if not hasattr(mesh, "vertices"):
+        raise TypeError(f"Cloud.of: a {type(mesh).__name__} of trimesh has no vertices: use scene.to_geometry()")
+    coords, rows = np.array(mesh.vertices, np.float64).reshape(-1, np.shape(mesh.vertices)[-1]), {}
+    visual = getattr(mesh, "visual", None)
+    colours = np.asarray(mesh.colors if visual is None else getattr(visual, "vertex_colors", ()))
+    given = visual is None or getattr(visual, "kind", None) in ("vertex", "face")
+    if given and colours.shape[:1] == coords.shape[:1] and colours.ndim == 2:
+        rows["rgb"] = np.array(colours[:, :3])
+    if len(getattr(mesh, "faces", ())):
+        rows["normal"] = np.array(mesh.vertex_normals, np.float64)
+    return Held(coords, rows)
+
+
+_CLOUDS: dict[str, Callable[[Any], Held]] = {
+    "torch_geometric": _pyg,
+    "open3d": _open3d,
+    "trimesh": _trimesh,
+    "pandas": _frame,
+    "polars": _frame,
+}
+
+
+def _is_of(x: Any, package: str) -> bool:
+    """Whether a class of x, or one that it is made from, comes from a package."""
+    return any(kind.__module__.partition(".")[0] == package for kind in type(x).__mro__)
+
+
+def structured(cloud: Cloud) -> np.ndarray:
+    """`Cloud.numpy`."""
+    end = len(cloud) - cloud.padding
+    axes = "xyz" if cloud.dim <= 3 else [f"x{k}" for k in range(cloud.dim)]
+    columns = dict(zip(axes, cloud.coords.detach()[:end].cpu().numpy().T, strict=False))
+    columns |= {name: rows.detach()[:end].cpu().numpy() for name, rows in cloud.rows.items()}
+    out = np.empty(end, [(name, c.dtype, c.shape[1:]) for name, c in columns.items()])
+    for name, column in columns.items():
+        out[name] = column
+    return out
+
+
+def to_pyg(cloud: Cloud) -> Any:
+    """`Cloud.to_pyg`."""
+    geometric = _package("torch_geometric.data", "to_pyg", "torch-geometric")
+    theirs = {ours: name for name, ours in PYG.items()}
+    each = [
+        geometric.Data(pos=one.coords, **{theirs.get(n, n): v for n, v in one.rows.items()}) for one in cloud.examples
+    ]
+    return each[0] if len(each) == 1 else geometric.Batch.from_data_list(each)
+
+
+def to_open3d(cloud: Cloud) -> Any:
+    """`Cloud.to_open3d`."""
+    if cloud.dim != 3 or cloud.num_examples != 1:
+        raise ValueError(
+            f"to_open3d: a point cloud of Open3D is one example of 3 dimensions, not {cloud.num_examples} of "
+            f"{cloud.dim}: pick one, cloud.examples[i].to_open3d()"
+        )
+    o3d = _package("open3d", "to_open3d", "open3d")
+    made = o3d.geometry.PointCloud()
+
+    def vectors(x: Tensor) -> Any:
+        return o3d.utility.Vector3dVector(x.detach()[: len(cloud) - cloud.padding].double().cpu().numpy())
+
+    made.points = vectors(cloud.coords)
+    if "rgb" in cloud.rows:
+        rgb = cloud.rows["rgb"]
+        made.colors = vectors(rgb if rgb.is_floating_point() else rgb / (255 if rgb.dtype == torch.uint8 else 65535))
+    if "normal" in cloud.rows:
+        made.normals = vectors(cloud.rows["normal"])
+    return made
+
+
+def _package(module: str, what: str, package: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{what}: {package} is not here: pip install {package}") from error
