@@ -23,10 +23,12 @@ _LAZY: dict[str, str] = {
     "save": "gridless.weights",
     "show": "gridless.pictures",
     "stream": "gridless.streaming",
+    "tiles": "gridless.scenes",
     "write_events": "gridless.data.formats",
 }
 _MODULES = (
-    "augment", "data", "geometry", "models", "nn", "ops", "pictures", "pyg", "streaming", "torch_cluster", "training",
+    "augment", "data", "geometry", "models", "nn", "ops", "pictures", "pyg", "scenes", "streaming",
+    "torch_cluster", "training",
 )  # fmt: skip
 
 __all__ = [
@@ -54,18 +56,33 @@ __all__ = [
     "save",
     "show",
     "stream",
+    "tiles",
     "use_backend",
     "write_events",
 ]
 
 if TYPE_CHECKING:
-    from gridless import augment, data, geometry, models, nn, ops, pictures, pyg, streaming, torch_cluster, training
+    from gridless import (
+        augment,
+        data,
+        geometry,
+        models,
+        nn,
+        ops,
+        pictures,
+        pyg,
+        scenes,
+        streaming,
+        torch_cluster,
+        training,
+    )
     from gridless.data.clouds import read_cloud
     from gridless.data.formats import read_events, write_events
     from gridless.data.precompute import Precomputed
     from gridless.ops.event_conv import event_conv
     from gridless.ops.point_conv import featureless_conv, point_conv
     from gridless.pictures import show
+    from gridless.scenes import tiles
     from gridless.streaming import stream
     from gridless.weights import load, save
 

@@ -16,6 +16,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from gridless import geometry
+from gridless.geometry.grid import KEEPS
 from gridless.geometry.taps import coarser
 from gridless.structures import Cloud, Edges, Events, Geometry
 
@@ -167,8 +168,8 @@ class Plan:
         self._expect("grid_sample", "cloud", cloud=cloud)
         if isinstance(cell, bool | str) or not hasattr(cell, "__float__") or not 0 < float(cell) < math.inf:
             raise ValueError(f"grid_sample: cell must be a positive number, in the units of the points, not {cell!r}")
-        if keep not in geometry.grid.KEEPS:
-            raise ValueError(f"grid_sample: keep must be one of {', '.join(geometry.grid.KEEPS)}, not {keep!r}")
+        if keep not in KEEPS:
+            raise ValueError(f"grid_sample: keep must be one of {', '.join(KEEPS)}, not {keep!r}")
         settings: tuple[tuple[str, Any], ...] = (("cell", float(cell)), ("keep", keep))
         settings += (("rows", tuple(sorted(rows.items()))),) if rows else ()
         return self._cloud(Step("grid_sample", (cloud,), settings), cloud.dim)
@@ -288,7 +289,7 @@ class Plan:
         """How far what is found at a point may depend on other points: the halo that a part of a scene needs.
 
         The radii of searches add up along the plan, those of sampling by cells by their diagonals. `layers` are the
-        edges that a network convolves along, one name for each of its layers (`gridless.tiles.layers_of(model)`);
+        edges that a network convolves along, one name for each of its layers (`gridless.scenes.layers_of(model)`);
         their radii are added. Rejection sampling counts once, though a chain of rejections may reach further:
         `Tile.run` looks, and widens the halo where one does.
         """

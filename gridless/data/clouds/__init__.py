@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gridless.data.clouds.base import Points, Source
+from gridless.data.clouds.base import Parts, Points, Source
 from gridless.data.errors import FormatError
 from gridless.data.isolation import read_isolated
 from gridless.structures import Cloud, Rows
@@ -75,6 +75,20 @@ def read_cloud(
     with np.errstate(over="ignore"):
         coords = torch.from_numpy(np.array(points.coords, wanted, order="C"))
     return Cloud(coords, torch.tensor([0, len(coords)]), rows=Rows(kept), directions=normals(kept, coords))
+
+
+def read_parts(path: Path) -> Parts:
+    """A file piece by piece: LAS, LAZ and COPC, binary PLY and NPY, of which no more is in memory than a piece.
+
+    Files of other formats are one piece.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    suffix = path.suffix.lower()
+    if suffix not in (".las", ".laz", ".npy", ".ply") or not path.stat().st_size:
+        points = _read(path, None)
+        return Parts([len(points.coords)], lambda k: points)
+    return import_module(f"gridless.data.clouds.{READERS[suffix]}").parts(Source.mapped(path))
 
 
 def _read(path: Path, max_bytes: int | None) -> Points:

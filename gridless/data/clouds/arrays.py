@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gridless.data.clouds.base import Points, Source, named, natural
+from gridless.data.clouds.base import PART, Parts, Points, Source, named, natural, part_sizes
 from gridless.data.numpy_files import NPY, array_of, arrays_of
 
 COORDS = ("coords", "xyz", "points", "pos")
@@ -42,6 +42,18 @@ def read(source: Source) -> Points:
     if twice:
         raise source.error(f"two arrays are called {twice.pop()!r}")
     return points._replace(rows=points.rows | arrays)
+
+
+def parts(source: Source) -> Parts:
+    """One array in pieces of as many points as PART."""
+    points = _one(source, array_of(source.limits, memoryview(source.data)))
+    sizes = part_sizes(len(points.coords))
+
+    def piece(k: int) -> Points:
+        at = slice(k * PART, k * PART + sizes[k])
+        return Points(points.coords[at], {name: rows[at] for name, rows in points.rows.items()}, points.dtype)
+
+    return Parts(sizes, piece)
 
 
 def _one(source: Source, array: np.ndarray) -> Points:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import mmap
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,6 +31,13 @@ class Source:
     def of(cls, path: Path, max_bytes: int | None = None) -> Source:
         return cls(path, path.read_bytes(), Limits(path, max_bytes))
 
+    @classmethod
+    def mapped(cls, path: Path) -> Source:
+        """The file without reading it: for formats whose pieces are found without the rest."""
+        with path.open("rb") as file:
+            data: Any = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if path.stat().st_size else b""
+        return cls(path, data, Limits(path))
+
     def error(self, message: str, offset: int | None = None, line: int | None = None) -> FormatError:
         return FormatError(self.path, message if line is None else f"line {line}: {message}", offset)
 
@@ -43,6 +51,21 @@ class Source:
         if not re.fullmatch(r"[0-9]{1,18}", word):
             raise self.error(f"{what} is {word[:40]!r}, which is no count", line=line)
         return int(word)
+
+
+# Points that are read at a time where a format does not say.
+PART = 1 << 16
+
+
+class Parts(NamedTuple):
+    """A file that is read piece by piece: how many points each piece has, and piece k."""
+
+    sizes: list[int]
+    read: Callable[[int], Points]
+
+
+def part_sizes(count: int) -> list[int]:
+    return [min(PART, count - first) for first in range(0, count, PART)]
 
 
 class Points(NamedTuple):

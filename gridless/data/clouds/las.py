@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import io
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gridless.data.clouds.base import Points, Source
+from gridless.data.clouds.base import PART, Parts, Points, Source, part_sizes
+from gridless.data.limits import Limits
 
 # By point format: bytes of a point, and where time, colour and near infrared are.
 SIZES = (20, 28, 26, 34, 57, 63, 30, 36, 38, 59, 67)
@@ -46,55 +48,168 @@ VARIABLE = 2**32 - 1
 
 
 def read(source: Source) -> Points:
-    header = source.stored("bytes of a header", 227, 1, 0)
-    if not header.startswith(b"LASF") or header[24] != 1:
-        raise source.error("not a LAS file: it does not begin with LASF, or is not of version 1", 0)
-    minor, header_size, at = header[25], *struct.unpack_from("<HI", header, 94)
-    vlrs, format, size, count = struct.unpack_from("<IBHI", header, 100)
-    packed, format = bool(format & 128), format & 63
-    if minor >= 4:
-        header = source.stored("bytes of a header", 375, 1, 0)
-        count = struct.unpack_from("<Q", header, 247)[0] or count
-    if format >= len(SIZES) or size < SIZES[format]:
-        raise source.error(f"points of format {format} and {size} bytes are unknown", 104)
-    scale, offset = np.frombuffer(header, "<f8", 6, 131).reshape(2, 3)
-    if not (np.isfinite(scale) & np.isfinite(offset)).all():
-        raise source.error("the scale or the offset is not finite", 131)
-    records = _records(source, header_size, at, vlrs)
-    if packed:
-        raw = _unpacked(source, records, at, count, size)
-    else:
-        raw = np.frombuffer(source.stored("points", count, size, at), np.uint8)
+    file = Layout.of(source)
+    if not file.packed:
+        return file.points(source.stored("points", file.count, file.size, file.start))
+    source.limits.unpacked("the points", file.count * file.size, file.start)
+    return file.points(file.unpack(source, file.start + 8, file.chunks(source)))
 
-    def field(kind: str, byte: int, shape: tuple[int, ...] = ()) -> np.ndarray:
-        dtype = np.dtype((kind, shape))
+
+def parts(source: Source) -> Parts:
+    """A LAS file in pieces of as many points as PART; a LAZ or COPC file in its chunks."""
+    file = Layout.of(source)
+    if not file.packed:
+        source.limits.stored("points", file.count, file.size, len(source.data) - file.start, file.start)
+        sizes = part_sizes(file.count)
+
+        def read(k: int) -> Points:
+            return file.points(source.stored("points", sizes[k], file.size, file.start + k * PART * file.size))
+
+        return Parts(sizes, read)
+    chunks = [chunk for chunk in file.chunks(source) if chunk[0]]
+    places = np.cumsum([file.start + 8, *(length for _, length in chunks)])
+
+    def unpack(k: int) -> Points:
+        Limits(source.path).unpacked("a chunk", chunks[k][0] * file.size, int(places[k]))
+        return file.points(file.unpack(source, int(places[k]), chunks[k : k + 1]))
+
+    return Parts([points for points, _ in chunks], unpack)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the header of a file says of its points."""
+
+    format: int
+    size: int
+    count: int
+    start: int
+    packed: bool
+    scale: np.ndarray
+    offset: np.ndarray
+    records: dict[tuple[str, int], bytes]
+    extra: list[tuple]
+
+    @classmethod
+    def of(cls, source: Source) -> Layout:
+        header = source.stored("bytes of a header", 227, 1, 0)
+        if not header.startswith(b"LASF") or header[24] != 1:
+            raise source.error("not a LAS file: it does not begin with LASF, or is not of version 1", 0)
+        minor, header_size, start = header[25], *struct.unpack_from("<HI", header, 94)
+        vlrs, format, size, count = struct.unpack_from("<IBHI", header, 100)
+        packed, format = bool(format & 128), format & 63
+        if minor >= 4:
+            header = source.stored("bytes of a header", 375, 1, 0)
+            count = struct.unpack_from("<Q", header, 247)[0] or count
+        if format >= len(SIZES) or size < SIZES[format]:
+            raise source.error(f"points of format {format} and {size} bytes are unknown", 104)
+        scale, offset = np.frombuffer(header, "<f8", 6, 131).reshape(2, 3)
+        if not (np.isfinite(scale) & np.isfinite(offset)).all():
+            raise source.error("the scale or the offset is not finite", 131)
+        records = _records(source, header_size, start, vlrs)
+        extra, at = [], SIZES[format]
+        for name, kind, bytes_, line in _extra(source, records.get(("LASF_Spec", 4), b"")):
+            if at + bytes_ > size:
+                raise source.error(f"the extra bytes of {name!r} do not fit in a point of {size} bytes")
+            extra.append((name, kind, at, line))
+            at += bytes_
+        return cls(format, size, count, start, packed, scale, offset, records, extra)
+
+    def points(self, raw: bytes | np.ndarray) -> Points:
+        """The points that are stored in `raw`, one after the other, uncompressed."""
+        count, size, format = len(raw) // self.size, self.size, self.format
+
+        def field(kind: str, byte: int, shape: tuple[int, ...] = ()) -> np.ndarray:
+            dtype = np.dtype((kind, shape))
+            if not count:
+                return np.empty((0, *shape), kind)
+            strides = (size, *(dtype.base.itemsize for _ in shape))
+            return np.ndarray((count, *shape), dtype.base, raw, byte, strides)
+
+        rows: dict[str, Any] = {}
+        for name, (kind, byte, *bits) in (OLD if format < 6 else NEW).items():
+            value = field(kind, byte)
+            rows[name] = value >> bits[0] & (1 << bits[1]) - 1 if bits else value
+        rows["scan_angle"] = (rows["scan_angle"] * (1.0 if format < 6 else 0.006)).astype(np.float32)  # degrees
+        if (byte := TIME[format]) is not None:
+            rows["gps_time"] = field("<f8", byte)
+        if (byte := COLOUR[format]) is not None:
+            rows["rgb"] = field("<u2", byte, (3,))
+        if format in INFRARED:
+            rows["nir"] = field("<u2", INFRARED[format])
+        for name, kind, at, line in self.extra:
+            if kind and name not in rows:
+                value = field(kind, at)
+                rows[name] = value if line is None else value * line[0] + line[1]
+        with np.errstate(over="ignore"):
+            coords = field("<i4", 0, (3,)) * self.scale + self.offset
+        return Points(coords, rows, np.dtype(np.float64))
+
+    @property
+    def way(self) -> bytes:
+        """The record that says how the points are compressed."""
+        return self.records.get(("laszip encoded", 22204), b"")
+
+    def chunks(self, source: Source) -> list[tuple[int, int]]:
+        """Points and bytes of each chunk of a LAZ file; they are one after the other, from eight bytes behind `start`.
+
+        All that the decoder will believe is checked here.
+        """
+        lazrs, record, at, count = _lazrs(source), self.way, self.start, self.count
+        if len(record) < 34:
+            raise source.error("compressed, but without the record that says how", at)
+        way, _, _, _, _, _, chunk = struct.unpack_from("<HHBBHII", record)
+        items = [struct.unpack_from("<HHH", record, 34 + 6 * i) for i in range((len(record) - 34) // 6)]
+        declared = struct.unpack_from("<H", record, 32)[0]
+        if way not in (POINTWISE, LAYERED) or declared != len(items) or sum(s for _, s, _ in items) != self.size:
+            raise source.error(f"compressed in a way ({way}) or into points that are unknown", at)
         if not count:
-            return np.empty((0, *shape), kind)
-        strides = (size, *(dtype.base.itemsize for _ in shape))
-        return np.ndarray((count, *shape), dtype.base, raw, byte, strides)
+            return []
+        start = at + 8
+        table = struct.unpack("<q", source.stored("bytes of a place", 8, 1, at))[0]
+        if table <= at:
+            table = struct.unpack_from("<q", source.data, len(source.data) - 8)[0]
+        if not start <= table <= len(source.data) - 8:
+            raise source.error(f"truncated: the table of chunks is said to be at byte {table}", at)
+        number = struct.unpack_from("<I", source.data, table + 4)[0]
+        # An empty chunk has four bytes; others begin with a whole point.
+        source.limits.stored("chunks", number, 4, table - start, table)
+        if chunk != VARIABLE and number * chunk < count:
+            raise source.error(f"{number} chunks of {chunk} points cannot hold {count}", table)
+        try:
+            stream = io.BytesIO(source.data[table:])
+            chunks = lazrs.read_chunk_table_only(stream, lazrs.LazVlr(record))
+        except BaseException as error:
+            raise _foreign(source, error, table) from None
+        if chunk != VARIABLE:
+            chunks = [(min(chunk, max(count - i * chunk, 0)), length) for i, (_, length) in enumerate(chunks)]
+        if sum(n for n, _ in chunks) != count or sum(length for _, length in chunks) > table - start:
+            raise source.error(f"the chunks are not {count} points in {table - start} bytes", table)
+        place = start
+        for points, length in chunks:
+            if points:
+                _check_chunk(source, place, length, points, self.size, items if way == LAYERED else [])
+            place += length
+        return chunks
 
-    rows: dict[str, Any] = {}
-    for name, (kind, byte, *bits) in (OLD if format < 6 else NEW).items():
-        value = field(kind, byte)
-        rows[name] = value >> bits[0] & (1 << bits[1]) - 1 if bits else value
-    rows["scan_angle"] = (rows["scan_angle"] * (1.0 if format < 6 else 0.006)).astype(np.float32)  # degrees
-    if (byte := TIME[format]) is not None:
-        rows["gps_time"] = field("<f8", byte)
-    if (byte := COLOUR[format]) is not None:
-        rows["rgb"] = field("<u2", byte, (3,))
-    if format in INFRARED:
-        rows["nir"] = field("<u2", INFRARED[format])
-    at = SIZES[format]
-    for name, kind, bytes_, line in _extra(source, records.get(("LASF_Spec", 4), b"")):
-        if at + bytes_ > size:
-            raise source.error(f"the extra bytes of {name!r} do not fit in a point of {size} bytes")
-        if kind and name not in rows:
-            value = field(kind, at)
-            rows[name] = value if line is None else value * line[0] + line[1]
-        at += bytes_
-    with np.errstate(over="ignore"):
-        coords = field("<i4", 0, (3,)) * scale + offset
-    return Points(coords, rows, np.dtype(np.float64))
+    def unpack(self, source: Source, at: int, chunks: list[tuple[int, int]]) -> np.ndarray:
+        """The points of consecutive chunks, of which the first is at byte `at`, as LAS would store them."""
+        out = np.empty(sum(points for points, _ in chunks) * self.size, np.uint8)
+        if len(out):
+            data = source.data[at : at + sum(length for _, length in chunks)]
+            try:
+                _lazrs(source).decompress_points_with_chunk_table(data, self.way, out, chunks)
+            except BaseException as error:
+                raise _foreign(source, error, at) from None
+        return out
+
+
+def _lazrs(source: Source) -> Any:
+    try:
+        import lazrs
+    except ImportError:
+        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install 'gridless[data]'") from None
+    return lazrs
 
 
 def _records(source: Source, at: int, end: int, count: int) -> dict[tuple[str, int], bytes]:
@@ -130,56 +245,6 @@ def _extra(source: Source, record: bytes):
         added = struct.unpack_from("<d", record, at + 136)[0] if options & SHIFTED else 0.0
         line = (factor, added) if options & (SCALED | SHIFTED) else None
         yield name, EXTRA[kind], np.dtype(EXTRA[kind]).itemsize, line
-
-
-def _unpacked(source: Source, records: dict, at: int, count: int, size: int) -> np.ndarray:
-    """The points of a LAZ file as LAS would store them."""
-    try:
-        import lazrs
-    except ImportError:
-        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install lazrs") from None
-    record = records.get(("laszip encoded", 22204), b"")
-    if len(record) < 34:
-        raise source.error("compressed, but without the record that says how", at)
-    way, _, _, _, _, _, chunk = struct.unpack_from("<HHBBHII", record)
-    items = [struct.unpack_from("<HHH", record, 34 + 6 * i) for i in range((len(record) - 34) // 6)]
-    declared = struct.unpack_from("<H", record, 32)[0]
-    if way not in (POINTWISE, LAYERED) or declared != len(items) or sum(s for _, s, _ in items) != size:
-        raise source.error(f"compressed in a way ({way}) or into points that are unknown", at)
-    source.limits.unpacked("the points", count * size, at)
-    if not count:
-        return np.empty(0, np.uint8)
-    start = at + 8
-    table = struct.unpack("<q", source.stored("bytes of a place", 8, 1, at))[0]
-    if table <= at:
-        table = struct.unpack_from("<q", source.data, len(source.data) - 8)[0]
-    if not start <= table <= len(source.data) - 8:
-        raise source.error(f"truncated: the table of chunks is said to be at byte {table}", at)
-    number = struct.unpack_from("<I", source.data, table + 4)[0]
-    # An empty chunk has four bytes; others begin with a whole point.
-    source.limits.stored("chunks", number, 4, table - start, table)
-    if chunk != VARIABLE and number * chunk < count:
-        raise source.error(f"{number} chunks of {chunk} points cannot hold {count}", table)
-    try:
-        stream = io.BytesIO(source.data[table:])
-        chunks = lazrs.read_chunk_table_only(stream, lazrs.LazVlr(record))
-    except BaseException as error:
-        raise _foreign(source, error, table) from None
-    if chunk != VARIABLE:
-        chunks = [(min(chunk, max(count - i * chunk, 0)), length) for i, (_, length) in enumerate(chunks)]
-    if sum(n for n, _ in chunks) != count or sum(length for _, length in chunks) > table - start:
-        raise source.error(f"the chunks are not {count} points in {table - start} bytes", table)
-    place = start
-    for points, length in chunks:
-        if points:
-            _check_chunk(source, place, length, points, size, items if way == LAYERED else [])
-        place += length
-    out = np.empty(count * size, np.uint8)
-    try:
-        lazrs.decompress_points_with_chunk_table(source.data[start:table], record, out, chunks)
-    except BaseException as error:
-        raise _foreign(source, error, start) from None
-    return out
 
 
 def _check_chunk(source: Source, at: int, length: int, points: int, size: int, items: list) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from gridless.data.clouds.base import Points, Source, named, numbers, typed
+from gridless.data.clouds.base import PART, Parts, Points, Source, named, numbers, part_sizes, typed
 from gridless.data.files import write_whole
 from gridless.kernels.compile import njit
 from gridless.structures import Cloud
@@ -84,6 +85,26 @@ def _storable(name: str, column: np.ndarray) -> np.ndarray:
 def read(source: Source) -> Points:
     order, parts = parts_of(source)
     return named(source, columns(source, order, parts["vertex"]))
+
+
+def parts(source: Source) -> Parts:
+    """A binary file in pieces of as many points as PART; an ASCII one as a whole."""
+    order, elements, at, _ = _header(source)
+    before = list(takewhile(lambda element: element.name != "vertex", elements))
+    vertex = elements[len(before)] if len(before) < len(elements) else None
+    if not order or vertex is None or vertex.lists or any(element.lists for element in before):
+        points = read(Source.of(source.path))
+        return Parts([len(points.coords)], lambda k: points)
+    at += sum(element.count * element.size for element in before)
+    source.limits.stored("entries of 'vertex'", vertex.count, vertex.size, len(source.data) - at, at)
+    sizes = part_sizes(vertex.count)
+
+    def piece(k: int) -> Points:
+        data = source.stored("entries of 'vertex'", sizes[k], vertex.size, at + k * PART * vertex.size)
+        some = Element(vertex.name, sizes[k], vertex.line, vertex.properties)
+        return named(source, columns(source, order, Part(some, data, 0)))
+
+    return Parts(sizes, piece)
 
 
 def parts_of(source: Source) -> tuple[str, dict[str, Part]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from gridless import backends
 from gridless.geometry.checks import check_cloud, check_near, check_radius
 from gridless.geometry.rejection import reference
@@ -40,3 +42,23 @@ def rejection_sample(
         radius = check_radius("rejection_sample", radius, cloud.coords.dtype)
     kept, splits, to_sample = backends.implementation(reference, cloud.device).sample(cloud, near, radius, distance)
     return cloud.sampled(kept, splits, to_sample)
+
+
+def doubtful_depth(near: Edges, depth: Tensor, known: float, radius: float) -> float:
+    """How deep inside a part of a scene its rejection samples may differ from those of the whole scene.
+
+    The points of the part are in the order that they have in the scene. Nothing is known of those whose `depth`, the
+    distance to where the part ends, is at most `known`; neighbours of others may be missing up to known + radius. A
+    point is certain to be rejected when one of its earlier neighbours is certain to be kept, and certain to be kept
+    when all of those are certain to be rejected and none is missing; deeper than the result all are certain.
+
+    A backend's `doubtful_depth(rows, depth, known, radius)` gets edges whose row i are the points that reject i.
+
+    Args:
+        near: the neighbours, a ball search of the points in themselves.
+        depth: (S) float64, infinite where the part ends with the scene.
+        known: depth up to which the points themselves are in doubt.
+        radius: of the search.
+    """
+    rows = near if near.symmetric else near.transpose()
+    return max(known, backends.implementation(reference, depth.device).doubtful_depth(rows, depth, known, radius))

@@ -203,3 +203,25 @@ def sample(
     _compact(kept, splits, counts, ends, index)
     closest[splits[-1] :] = 0
     return torch.from_numpy(index), torch.from_numpy(ends), torch.from_numpy(closest).sqrt() if distance else None
+
+
+@njit(nogil=True, cache=True)
+def _doubtful_depth(splits, source, depth, known, radius):
+    state, deepest = np.empty(len(depth), np.int8), known  # -1 in doubt, 0 rejected, 1 kept
+    for i in range(len(depth)):
+        state[i] = 1 if depth[i] > known + radius else -1
+        if depth[i] > known:
+            for at in range(splits[i], splits[i + 1]):
+                j = source[at]
+                if j < i and state[j] == 1:
+                    state[i] = 0
+                    break
+                if j < i and state[j] < 0:
+                    state[i] = -1
+        if state[i] < 0 and depth[i] > deepest:
+            deepest = depth[i]
+    return deepest
+
+
+def doubtful_depth(rows: Edges, depth: Tensor, known: float, radius: float) -> float:
+    return float(_doubtful_depth(rows.splits.numpy(), rows.source.numpy(), depth.numpy(), float(known), radius))

@@ -15,6 +15,7 @@ from torch import Tensor
 from gridless.geometry import gpu_common as common
 from gridless.geometry.ball.gpu import ball
 from gridless.geometry.gpu_common import load_point, squared_to
+from gridless.geometry.rejection.reference import doubtful_depth as doubtful_depth  # torch, a few rounds
 from gridless.geometry.work import CROSSING, refuse_crossing
 from gridless.kernels.launch import EXACT
 from gridless.structures import Cloud, Edges

@@ -57,3 +57,20 @@ def sample_example(
         closest[j] = torch.minimum(closest[j], d2)
         closest[i] = 0
     return kept
+
+
+def doubtful_depth(rows: Edges, depth: Tensor, known: float, radius: float) -> float:
+    target, source = rows.target.long(), rows.source.long()
+    target, source = target[source < target], source[source < target]
+    here, whole = depth > known, depth > known + radius
+    kept, rejected = whole.clone(), torch.zeros_like(whole)
+    # Each depends on earlier ones only: whatever it begins with, this comes to rest at the one answer.
+    while True:
+        first_kept = torch.zeros_like(kept).index_put((target[kept[source]],), torch.tensor(True, device=kept.device))
+        open_ = torch.zeros_like(kept).index_put((target[~rejected[source]],), torch.tensor(True, device=kept.device))
+        now = whole & ~open_, here & first_kept
+        if torch.equal(now[0], kept) and torch.equal(now[1], rejected):
+            break
+        kept, rejected = now
+    doubtful = depth[~(kept | rejected)]
+    return float(doubtful.max()) if len(doubtful) else known

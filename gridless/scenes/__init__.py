@@ -1,0 +1,13 @@
+"""Scenes of any size, in constant memory: cut into tiles that change nothing.
+
+    for tile in gl.tiles("city.laz", size=50.0, halo=plan.reach()):
+        tile, geometry = tile.run(plan)
+
+`scene.py` reads files and arrays piece by piece; `tiling.py` cuts them; `label.py` is `gridless predict` for a scene;
+`tasks.py` runs such work in processes, or on a Ray cluster.
+"""
+
+from gridless.scenes.scene import Scene
+from gridless.scenes.tiling import Tile, Tiles, layers_of, tiles
+
+__all__ = ["Scene", "Tile", "Tiles", "layers_of", "tiles"]

@@ -1,0 +1,270 @@
+"""A scene: points of files, of a folder of them, or of an array, read piece by piece and never held as a whole."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gridless.data.clouds import READERS, read_parts
+from gridless.data.clouds.base import Parts, Points, part_sizes
+from gridless.structures import Cloud
+from gridless.structures.interchange import plain
+
+# A tenth of a millimetre in metres. A power of two: float32 holds multiples of it, and their differences, exactly.
+RESOLUTION = 2.0**-13
+# Points of pieces that are kept in memory, because the next tile may want them, too.
+_KEPT = 1 << 21
+# Points that are sorted at a time where the pieces of a file are not compact.
+_RUN = 1 << 22
+
+
+class Piece(NamedTuple):
+    """Coordinates (S, D) float64, their rows in the scene (S) int64, and rows by name."""
+
+    coords: np.ndarray
+    index: np.ndarray
+    rows: dict[str, np.ndarray]
+
+
+class Scene:
+    """Points that are read piece by piece. The first pass finds where each piece is.
+
+    Coordinates of float64, such as those of LAS, are rounded to multiples of `resolution`, so that a tile can hold them
+    as float32 around its own middle, and no distance depends on where that is. Those of float32 stay as they are.
+
+    Args:
+        source: a file, a folder of files, an array or tensor (S, D), or a `Cloud` of one example.
+        resolution: a power of two, in the units of the coordinates.
+        rows: the names of the rows that are wanted; all by default.
+    """
+
+    def __init__(self, source: Any, resolution: float = RESOLUTION, rows: list[str] | None = None) -> None:
+        if not resolution > 0 or np.frexp(resolution)[0] != 0.5:
+            raise ValueError(f"resolution must be a power of two, such as 2**-13, not {resolution}")
+        self.resolution, self.wanted = resolution, rows
+        self.files: list[tuple[str, Parts]] = list(_files(source))
+        where = [(f, k, size) for f, (_, parts) in enumerate(self.files) for k, size in enumerate(parts.sizes) if size]
+        self._where = [(f, k) for f, k, _ in where]
+        self.sizes = np.array([size for *_, size in where], np.int64)
+        self.first = np.concatenate([[0], np.cumsum(self.sizes)])
+        self.count = int(self.first[-1])
+        self.low = self.high = np.empty((0, 0))
+        self.dtype = np.dtype(np.float64)
+        self._cache: OrderedDict[int, Piece] = OrderedDict()
+        self._sorted: _Sorted | None = None
+        if where:
+            head = [self._read(self._where.index((f, 0))) for f in sorted({f for f, _ in self._where})]
+            self.dim = head[0].coords.shape[1]
+            self.dtype = np.result_type(*(points.dtype for points in head))
+            for (name, _), points in zip(self.files, head):
+                if points.coords.shape[1] != self.dim:
+                    raise ValueError(f"{name} has {points.coords.shape[1]} coordinates, files beside it {self.dim}")
+
+    def __len__(self) -> int:
+        return self.count
+
+    def name(self, index: int) -> str:
+        """Where a point comes from, in words."""
+        k = int(np.searchsorted(self.first, index, side="right")) - 1
+        f = self._where[k][0]
+        start = self.first[self._where.index((f, 0))]
+        return f"point {index - start} of {self.files[f][0]}"
+
+    def _read(self, k: int) -> Points:
+        f, part = self._where[k]
+        return self.files[f][1].read(part)
+
+    def piece(self, k: int) -> Piece:
+        """Piece k, in its place."""
+        if k in self._cache:
+            self._cache.move_to_end(k)
+            return self._cache[k]
+        if self._sorted is not None:
+            made = self._sorted.piece(k)
+        else:
+            points = self._read(k)
+            made = Piece(self.placed(points.coords), np.arange(*self.first[k : k + 2]), self._rows(k, points))
+        self._cache[k] = made
+        while len(self._cache) > 1 and sum(len(piece.index) for piece in self._cache.values()) > _KEPT:
+            self._cache.popitem(last=False)
+        return made
+
+    def _rows(self, k: int, points: Points) -> dict[str, np.ndarray]:
+        missing = [name for name in self.wanted or () if name not in points.rows]
+        if missing:
+            name, known = self.files[self._where[k][0]][0], ", ".join(points.rows) or "none"
+            raise ValueError(f"{name} has no rows {missing[0]!r}, only {known}")
+        return {name: plain(points.rows[name]) for name in (points.rows if self.wanted is None else self.wanted)}
+
+    def placed(self, coords: np.ndarray) -> np.ndarray:
+        """Coordinates as every tile sees them, in float64."""
+        if self.dtype == np.float32:
+            # -0 becomes 0: equal places have equal bits.
+            return coords.astype(np.float64) + 0.0
+        return np.round(coords.astype(np.float64) / self.resolution) * self.resolution + 0.0
+
+    def scan(self, cell: float) -> dict[tuple[int, int], int]:
+        """Find the box of each piece, and count the points in cells of a grid over the first two axes."""
+        low, high = np.empty((len(self.sizes), self.dim)), np.empty((len(self.sizes), self.dim))
+        counts: dict[tuple[int, int], int] = {}
+        for k in range(len(self.sizes)):
+            piece = self.piece(k)
+            bad = np.flatnonzero(~np.isfinite(piece.coords).all(1))
+            if len(bad):
+                first = self.name(int(piece.index[bad[0]]))
+                raise ValueError(f"{first} is not finite, nor are {len(bad) - 1} that follow it: remove them")
+            low[k], high[k] = piece.coords.min(0), piece.coords.max(0)
+            found, many = np.unique(cells_of(piece.coords, cell), axis=0, return_counts=True)
+            for (i, j), n in zip(found.tolist(), many.tolist()):
+                counts[i, j] = counts.get((i, j), 0) + n
+        self.low, self.high = low, high
+        return counts
+
+    def within(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """The pieces that may have points in a box over the first axes."""
+        axes = len(low)
+        return np.flatnonzero((self.low[:, :axes] <= high).all(1) & (self.high[:, :axes] >= low).all(1))
+
+    def window(self, low: np.ndarray, high: np.ndarray) -> Piece:
+        """All points in a box over the first axes, its ends included, in the order of the scene's index."""
+        axes, found = len(low), []
+        for k in self.within(low, high):
+            piece = self.piece(int(k))
+            mine = (piece.coords[:, :axes] >= low).all(1) & (piece.coords[:, :axes] <= high).all(1)
+            if mine.any():
+                rows = {name: values[mine] for name, values in piece.rows.items()}
+                found.append(Piece(piece.coords[mine], piece.index[mine], rows))
+        if not found:
+            return Piece(np.empty((0, self.dim)), np.empty(0, np.int64), {})
+        whole = _joined(self, found)
+        if self._sorted is None:
+            return whole
+        order = whole.index.argsort(kind="stable")
+        rows = {name: values[order] for name, values in whole.rows.items()}
+        return Piece(whole.coords[order], whole.index[order], rows)
+
+    def sort(self, cell: float, folder: str | Path | None = None) -> None:
+        """Copy the points into a file of compact pieces: for scenes whose own pieces are spread all over."""
+        if self._sorted is None:
+            self._sorted = _Sorted(self, cell, folder)
+            self._cache.clear()
+            self.low, self.high = self._sorted.low, self._sorted.high
+
+    def __getstate__(self) -> dict:
+        raise TypeError("a Scene has open files: send its source to another process, and open it there")
+
+
+def cells_of(coords: np.ndarray, cell: float) -> np.ndarray:
+    """The cell (S, 2) int64 of each point in a grid over the first two axes; a line has one axis, and cells (i, 0)."""
+    numbers = np.zeros((len(coords), 2), np.int64)
+    axes = min(coords.shape[1], 2)
+    if np.isfinite(cell):
+        numbers[:, :axes] = np.floor(coords[:, :axes] / cell)
+    return numbers
+
+
+class _Sorted:
+    """The points of a scene in a file: run by run, each sorted along a curve and cut into compact pieces."""
+
+    def __init__(self, scene: Scene, cell: float, folder: str | Path | None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="gridless-", dir=folder)
+        self._path = Path(self._folder.name) / "points"
+        self._ends, low, high = [0], [], []
+        self._dtype: np.dtype | None = None
+        try:
+            with self._path.open("xb") as file:
+                for run in _runs(scene):
+                    table = self._table(run)[_curve(cells_of(run.coords, cell)).argsort(kind="stable")]
+                    for part in np.array_split(table, -(-len(table) // (1 << 15))):
+                        file.write(part.tobytes())
+                        low.append(part["coords"].min(0))
+                        high.append(part["coords"].max(0))
+                        self._ends.append(self._ends[-1] + len(part))
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{self._path.parent} cannot hold a sorted copy of {scene.count} points "
+                f"({os.strerror(error.errno or 0)}): make room, or set TMPDIR to a larger disk",
+            ) from None
+        self.low, self.high = np.array(low), np.array(high)
+
+    def _table(self, run: Piece) -> np.ndarray:
+        fields: list[Any] = [("coords", "f8", run.coords.shape[1:]), ("index", "i8")]
+        fields += [(f"rows.{name}", values.dtype, values.shape[1:]) for name, values in run.rows.items()]
+        self._dtype = self._dtype or np.dtype(fields)
+        table = np.empty(len(run.index), self._dtype)
+        table["coords"], table["index"] = run.coords, run.index
+        for name, values in run.rows.items():
+            table[f"rows.{name}"] = values
+        return table
+
+    def piece(self, k: int) -> Piece:
+        first, last = self._ends[k : k + 2]
+        assert self._dtype is not None
+        table = np.fromfile(self._path, self._dtype, last - first, offset=first * self._dtype.itemsize)
+        rows = {name[5:]: table[name].copy() for name in self._dtype.names or () if name.startswith("rows.")}
+        return Piece(table["coords"].copy(), table["index"].copy(), rows)
+
+
+def _runs(scene: Scene) -> Iterator[Piece]:
+    """Pieces joined until they are a run."""
+    waiting: list[Piece] = []
+    for k in range(len(scene.sizes)):
+        waiting.append(scene.piece(k))
+        if k + 1 == len(scene.sizes) or sum(len(piece.index) for piece in waiting) >= _RUN:
+            yield _joined(scene, waiting)
+            waiting = []
+
+
+def _joined(scene: Scene, pieces: list[Piece]) -> Piece:
+    first = pieces[0]
+    for piece in pieces:
+        if set(piece.rows) != set(first.rows):
+            odd = set(piece.rows) ^ set(first.rows)
+            raise ValueError(
+                f"{scene.name(int(piece.index[0]))} and {scene.name(int(first.index[0]))} do not both have the rows "
+                f"{sorted(odd)[0]!r}: say which are wanted, rows=[...]"
+            )
+    rows = {name: np.concatenate([piece.rows[name] for piece in pieces]) for name in first.rows}
+    coords, index = np.concatenate([p.coords for p in pieces]), np.concatenate([p.index for p in pieces])
+    return Piece(coords, index, rows)
+
+
+def _curve(cells: np.ndarray) -> np.ndarray:
+    """The place of cells (S, 2) along a Morton curve."""
+    cells = np.clip(cells - cells.min(0), 0, (1 << 31) - 1).astype(np.uint64)
+    for shift, mask in ((16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF), (4, 0x0F0F0F0F0F0F0F0F),
+                        (2, 0x3333333333333333), (1, 0x5555555555555555)):  # fmt: skip
+        cells = (cells | cells << np.uint64(shift)) & np.uint64(mask)
+    return cells[:, 0] | cells[:, 1] << np.uint64(1)
+
+
+def _files(source: Any) -> Iterator[tuple[str, Parts]]:
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        files = [path]
+        if path.is_dir():
+            files = sorted(p for p in path.iterdir() if p.suffix.lower() in READERS and p.is_file())
+            if not files:
+                raise FileNotFoundError(f"{path} holds no clouds: there are readers for {', '.join(sorted(READERS))}")
+        for file in files:
+            yield str(file), read_parts(file)
+        return
+    cloud = source if isinstance(source, Cloud) else Cloud.of(source)
+    if cloud.num_examples != 1 or cloud.padding:
+        raise ValueError(f"a scene is one example without padding, not {cloud.num_examples}: take x.examples[i]")
+    coords, rows = cloud.coords.cpu().numpy(), {name: values.cpu().numpy() for name, values in cloud.rows.items()}
+    sizes = part_sizes(len(coords))
+    ends = np.cumsum([0, *sizes])
+
+    def piece(k: int) -> Points:
+        at = slice(ends[k], ends[k + 1])
+        return Points(coords[at], {name: values[at] for name, values in rows.items()}, coords.dtype)
+
+    yield "the array", Parts(sizes, piece)

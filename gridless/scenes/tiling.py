@@ -1,0 +1,237 @@
+"""Tiles of a scene, and plans that are run on them: what lies inside a tile is as in the whole scene.
+
+Balls are local. Rejection sampling is not, but it is decided by an order of points that no tile changes, a hash of
+their coordinates, in which chains of rejections are short: each run finds out how far those from beyond the halo come,
+and widens the halo where that is too far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gridless.geometry import grid_sample
+from gridless.geometry.rejection import doubtful_depth
+from gridless.plan import Plan
+from gridless.scenes.scene import RESOLUTION, Scene, cells_of
+from gridless.structures import Cloud, Geometry
+
+# How often a point may be read, over all tiles, before a scene is sorted first.
+_OFTEN = 6.0
+
+
+def tiles(
+    source: Any,
+    size: float,
+    halo: float = 0.0,
+    grid: float | None = None,
+    rows: Sequence[str] | None = None,
+    resolution: float = RESOLUTION,
+    scratch: str | Path | None = None,
+) -> Tiles:
+    """The tiles of a scene that have points: squares over the first two axes, each with a halo around it.
+
+    LAS, LAZ and COPC files, binary PLY and NPY files are read by the pieces that a tile needs, files of other formats
+    as wholes; the scene is never in memory. Where those pieces are spread all over the scene, a sorted copy is made in
+    `scratch` first.
+
+    >>> for tile in gl.tiles("city.laz", 50.0, halo=model.plan.reach()):
+    ...     tile.cloud, tile.offset, tile.cloud.rows["inside"], tile.cloud.rows["index"]
+
+    Args:
+        source: a file, a folder of files, an array or tensor (S, D), or a `Cloud` of one example.
+        size: the side of a tile; math.inf makes one of the whole scene.
+        halo: how far around it a tile has points, too: `plan.reach()`.
+        grid: keep the first point of each cell of this size; the cells are those of the scene.
+        rows: the names of the rows that are wanted; all by default.
+        resolution: what float64 coordinates are rounded to, a power of two; float32 ones are not.
+        scratch: the folder of a sorted copy, where one is needed; a temporary one by default.
+    """
+    return Tiles(Scene(source, resolution, None if rows is None else list(rows)), size, halo, grid, scratch)
+
+
+class Tiles(Sequence):
+    """`len`, `tiles[k]` and `for tile in tiles`; every point of the scene is inside exactly one of them."""
+
+    def __init__(
+        self,
+        scene: Scene,
+        size: float,
+        halo: float = 0.0,
+        grid: float | None = None,
+        scratch: str | Path | None = None,
+        counts: dict[tuple[int, int], int] | None = None,
+    ) -> None:
+        if not size > 0 or not 0 <= halo < math.inf:
+            raise ValueError(f"tiles: size must be positive and halo at least 0, not {size} and {halo}")
+        if grid is not None and not 0 < grid < math.inf:
+            raise ValueError(f"tiles: grid must be positive, not {grid}")
+        self.scene, self.size, self.halo, self.grid = scene, float(size), float(halo), grid
+        self.counts = {} if not scene.count else (scene.scan(self.size) if counts is None else counts)
+        # Back and forth, so that a tile follows its neighbour.
+        self.keys = sorted(self.counts, key=lambda key: (key[0], key[1] if key[0] % 2 else -key[1]))
+        if self.keys:
+            self._axes = min(scene.dim, 2)
+            self._ends = scene.low.min(0), scene.high.max(0)
+            read = sum(int(scene.sizes[scene.within(*self.box(key, self.halo))].sum()) for key in self.keys)
+            if read > _OFTEN * scene.count:
+                scene.sort(min(self.size, float((self._ends[1] - self._ends[0])[: self._axes].max())) / 4, scratch)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def __getitem__(self, k: Any) -> Any:
+        if isinstance(k, slice):
+            return [self[i] for i in range(len(self))[k]]
+        return self.tile(self.keys[k], self.halo)
+
+    def __iter__(self) -> Iterator[Tile]:
+        return (self.tile(key, self.halo) for key in self.keys)
+
+    def box(self, key: tuple[int, int], halo: float) -> tuple[np.ndarray, np.ndarray]:
+        """Where a tile and its halo begin and end, over the first axes."""
+        if math.isinf(self.size):
+            return np.full(self._axes, -math.inf), np.full(self._axes, math.inf)
+        numbers = np.array(key[: self._axes], np.float64)
+        return numbers * self.size - halo, (numbers + 1) * self.size + halo
+
+    def tile(self, key: tuple[int, int], halo: float) -> Tile:
+        """The tile of a cell (i, j) with a halo of its own."""
+        low, high = self.box(key, halo)
+        points = self.scene.window(low, high)
+        # A hash of the coordinates, then the index: an order that no tile changes.
+        order = _hash(points.coords).argsort(kind="stable")
+        coords, index = points.coords[order], points.index[order]
+        offset = self._offset(
+            np.maximum(low, self._ends[0][: self._axes]), np.minimum(high, self._ends[1][: self._axes])
+        )
+        near = (coords - offset).astype(np.float32)
+        if self.scene.dtype != np.float32 and len(near) and np.abs(near).max() >= self.scene.resolution * (1 << 24):
+            raise ValueError(
+                f"tiles: a tile of {np.ptp(coords, axis=0).max():g} is too large for float32 at a resolution of "
+                f"{self.scene.resolution:g}: take smaller tiles, or a coarser resolution"
+            )
+        rows: dict[str, Any] = {name: values[order] for name, values in points.rows.items()}
+        taken = {"index", "inside"} & rows.keys()
+        if taken:
+            raise ValueError(f"tiles: the rows {taken.pop()!r} of the scene would be lost: choose others, rows=[...]")
+        rows |= {"index": index, "inside": (cells_of(coords, self.size) == np.array(key)).all(1)}
+        every = Cloud.of(near, **rows)
+        cloud = every if self.grid is None else grid_sample(every, self.grid, origin=offset.tolist())
+        return Tile(self, key, halo, offset, every, cloud)
+
+    def _offset(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """What is taken off the coordinates of a tile: nothing where they are float32 already."""
+        offset = np.zeros(self.scene.dim)
+        if self.scene.dtype != np.float32:
+            offset = (self._ends[0] + self._ends[1]) / 2
+            offset[: self._axes] = (low + high) / 2
+        return np.round(offset / self.scene.resolution) * self.scene.resolution
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """A part of a scene.
+
+    `cloud` are its points in float32, with `offset` (D) float64 taken off, and the scene's rows. Two more say where a
+    point is: `index`, its row in the scene, and `inside`, whether it belongs to this tile or to the halo. Points are in
+    the order of a hash of their coordinates. With a `grid`, `cloud` has the first point of each cell, and `every` all.
+    """
+
+    tiles: Tiles
+    key: tuple[int, int]
+    halo: float
+    offset: np.ndarray
+    every: Cloud
+    cloud: Cloud
+
+    def wider(self, halo: float) -> Tile:
+        """The same tile with another halo."""
+        return self.tiles.tile(self.key, halo)
+
+    def run(
+        self, plan: Plan, layers: Iterable[str] = (), device: torch.device | str = "cpu", around: float = 0.0
+    ) -> tuple[Tile, Geometry]:
+        """A plan on the tile's cloud. Of what is inside, it gives what it would give of the whole scene.
+
+        Where the halo does not suffice it is widened, and the plan is run again; the tile that did is returned, too.
+
+        Args:
+            plan: one that begins with points; farthest and nearest points, which are not local, are refused by name.
+            layers: the edges that a network convolves along, one after the other (`layers_of`).
+            device: where the plan is run.
+            around: how far from the tile results must be right, too.
+        """
+        reach = plan.reach(list(layers)) - plan.reach()
+        for name, step in plan.steps.items():
+            if step.op == "grid_sample":
+                raise ValueError(f"{name} = {step}: cells of a scene are chosen as it is cut: tiles(..., grid=...)")
+        tile = self
+        while True:
+            geometry = plan(tile.cloud.to(device))
+            depth = tile._depth(device)
+            needed = tile._doubt(plan, geometry, depth, reach) + around
+            if needed < tile.halo or bool(depth.isinf().all()):
+                return tile, geometry
+            tile = tile.wider(max(1.1 * needed, 1.3 * tile.halo))
+
+    def _depth(self, device: torch.device | str) -> Tensor:
+        """How far each point of the cloud is from where the tile ends; infinite where the scene ends first."""
+        low, high = self.tiles.box(self.key, self.halo)
+        axes = len(low)
+        first, last = (end[:axes] for end in self.tiles._ends)
+        low, high = np.where(low <= first, -math.inf, low), np.where(high >= last, math.inf, high)
+        x = self.cloud.coords[:, :axes].to(device).double() + torch.from_numpy(self.offset[:axes]).to(device)
+        ends = torch.from_numpy(low).to(device), torch.from_numpy(high).to(device)
+        return torch.minimum((x - ends[0]).amin(1), (ends[1] - x).amin(1))
+
+    def _doubt(self, plan: Plan, geometry: Geometry, depth: Tensor, reach: float) -> float:
+        """Up to which depth the lines of a plan, and layers of that reach, may differ from those of the whole scene."""
+        # A cell at the end of the tile may have lost its first point.
+        doubt, at, widest = {}, {}, reach
+        for name, step in plan.steps.items():
+            if step.op == "points":
+                doubt[name], at[name] = self.tiles.grid or 0.0, depth
+            elif step.op == "rejection_sample":
+                cloud, near = step.inputs
+                radius = dict(plan.steps[near].settings)["radius"]
+                doubt[name] = doubtful_depth(geometry[near], at[cloud], doubt[cloud], radius)
+                at[name] = at[cloud][geometry[name].parent_index]
+            elif step.op == "ball":
+                widest = max(widest, dict(step.settings)["radius"])
+        return max(doubt.values()) + widest
+
+
+def layers_of(model: nn.Module) -> list[str]:
+    """The edges that the layers of a network convolve along, for `plan.reach` and `Tile.run`.
+
+    A network that sees a scene as a whole, or where in it a point is, is refused by the name of the layer.
+    """
+    from gridless.nn.conv import _Conv
+    from gridless.nn.pool import _Pool
+
+    for name, module in model.named_modules():
+        if isinstance(module, _Pool) or getattr(module, "coords", None) is True:
+            why = "pools over the whole cloud" if isinstance(module, _Pool) else "sees absolute coordinates"
+            raise ValueError(
+                f"{type(model).__name__} cannot label a scene tile by tile: {name or 'it'} {why}: use point_unet"
+            )
+    return [str(module.edges) for module in model.modules() if isinstance(module, _Conv)]
+
+
+def _hash(coords: np.ndarray) -> np.ndarray:
+    """A number (S) uint64 of each place, as if drawn at random."""
+    code = np.zeros(len(coords), np.uint64)
+    for column in np.ascontiguousarray(coords.T).view(np.uint64):
+        code = (code ^ column) + np.uint64(0x9E3779B97F4A7C15)
+        code = (code ^ code >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        code = (code ^ code >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        code ^= code >> np.uint64(31)
+    return code
