@@ -86,8 +86,9 @@ CARDS = """# Shipped weights
 A card for each of the weights that come with the package, made by `python benchmarks/page.py` from the JSON file beside
 them, which also holds the whole recipe; the log is the CSV file there. `gl.load(NAME)` gives the network.
 
-Held-out figures are of the same recipe on training examples that it did not see; the shipped weights have then seen all
-of them. Official test splits were never used here, neither to train nor to choose.
+Held-out figures are of the same recipe on training examples that it did not see. Weights that were trained on all official
+training examples have then seen those too; the others are the very network that was judged. Official test splits were
+never used here, neither to train nor to choose.
 """
 # name in a recipe -> (title, terms)
 DATA = {
@@ -132,7 +133,8 @@ def card(name: str, about: dict[str, Any]) -> str:
         ["held out", figures(about.get("held_out"))],
         *([what, value] for what, value in about["cost"].items() if what != "parameters"),
     ]
-    commands = [f"gridless train {name} --data DIR{everything} --out runs/{name}"]
+    chosen = "".join(f" --set data_options.{k}={v}" for k, v in recipe["data_options"].items())
+    commands = [f"gridless train {name} --data DIR{everything}{chosen} --out runs/{name}"]
     commands.append(f"gridless evaluate {name} --data DIR --split test")
     return f"## {name}\n\n{table(['', ''], rows)}\n```sh\n" + "\n".join(commands) + "\n```\n"
 

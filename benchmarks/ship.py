@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from gridless.nn.conv import FeaturelessConv, PointConv  # noqa: E402
-from gridless.nn.events import VoxelBlock, VoxelMerge  # noqa: E402
+from gridless.nn.events import VoxelMerge  # noqa: E402
 from gridless.training.evaluate import judged  # noqa: E402
 from gridless.training.examples import load_data  # noqa: E402
 from gridless.training.recipe import Recipe  # noqa: E402
@@ -43,8 +43,9 @@ def multiply_adds(model: nn.Module, geometry: Any, *more: Tensor) -> dict[str, f
         elif isinstance(layer, PointConv):
             edges, m, q, p = len(geometry[layer.edges]), *layer.weight.shape
             found["total"] += min(m * q * (edges + len(output) * p), m * p * (edges + len(inputs[0]) * q))
-        elif isinstance(layer, VoxelMerge | VoxelBlock):
-            found["total"] += output.numel() * layer.conv.weight[0].numel()
+        elif isinstance(layer, VoxelMerge | nn.Conv2d):
+            kernel: Any = layer.conv.weight if isinstance(layer, VoxelMerge) else layer.weight
+            found["total"] += output.numel() * kernel[0].numel()
 
     events = hasattr(model, "cost")
     counted: Any = model.head if events and model.config["head"] == "voxel" else model
