@@ -86,9 +86,9 @@ CARDS = """# Shipped weights
 A card for each of the weights that come with the package, made by `python benchmarks/page.py` from the JSON file beside
 them, which also holds the whole recipe; the log is the CSV file there. `gl.load(NAME)` gives the network.
 
-Held-out figures are of the same recipe on training examples that it did not see. Weights that were trained on all official
-training examples have then seen those too; the others are the very network that was judged. Official test splits were
-never used here, neither to train nor to choose.
+Held-out figures are of the same recipe on training examples that it did not see. Weights that were trained on all
+official training examples have then seen those too; the others are the very network that was judged. Official test
+splits were never used here, neither to train nor to choose.
 """
 # name in a recipe -> (title, terms)
 DATA = {
