@@ -59,7 +59,7 @@ def same_capture(clouds, device: str) -> None:
             run.epoch(epoch)
         weights.append(torch.cat([p.detach().flatten() for p in run.model.parameters()]))
         loss, correct = run.step.read()
-        graphs = sum(c.graph is not None for c in run.step._graphs.values())
+        graphs = run.step.captured.graphs if capture else 0
         print(f"capture={capture}: loss {loss:.4f}, accuracy {correct:.4f}, {graphs} graphs", flush=True)
     print(f"weights apart by {float((weights[0] - weights[1]).norm() / weights[0].norm()):.1e}", flush=True)
 

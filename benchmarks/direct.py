@@ -30,7 +30,6 @@ class Run:
         self.step = make_step(recipe, self.model, self.optimiser, self.average)
         plan: Any = self.model.plan
         self.loader = self.data.loader(recipe, plan, epochs=recipe.epochs)
-        self.step.alone = self.loader.busy
 
     def epoch(self, epoch: int) -> None:
         """One pass; nothing waits for the device."""

@@ -85,7 +85,7 @@ def ours(clouds: Clouds, name: str, batch: int, drop: bool, offline: bool, epoch
         "batch": batch,
         "points": "dropped" if drop else "full",
         "geometry": "offline" if offline else "online",
-        "captured": run.step.capture,
+        "captured": run.step.captured is not None,
         "seconds_per_epoch": seconds,
         "peak_mib": peak(),
         "mib_per_cloud": (peak() - clouds.points.numel() * 4 / 2**20) / batch,

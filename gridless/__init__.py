@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 # Imported when first touched, so that `import gridless` stays quick: name -> module.
 _LAZY: dict[str, str] = {
     "Precomputed": "gridless.data.precompute",
+    "capture": "gridless.training.captured",
     "event_conv": "gridless.ops.event_conv",
     "featureless_conv": "gridless.ops.point_conv",
     "load": "gridless.weights",
@@ -39,6 +40,7 @@ __all__ = [
     "Plan",
     "Precomputed",
     "ball",
+    "capture",
     "causal",
     "collate",
     "event_conv",
@@ -84,6 +86,7 @@ if TYPE_CHECKING:
     from gridless.pictures import show
     from gridless.scenes import tiles
     from gridless.streaming import stream
+    from gridless.training.captured import capture
     from gridless.weights import load, save
 
 

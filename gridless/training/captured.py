@@ -1,4 +1,4 @@
-"""The training step as a captured graph: batches of any size are padded to common capacities, at fixed addresses.
+"""A training step as a captured graph: batches of any size are padded to common capacities, at fixed addresses.
 
 Capacities are a little above what was seen; the padding belongs to no example and no edge.
 """
@@ -7,54 +7,196 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gridless.backends import backend_for
+from gridless.plan import Plan
+from gridless.structures import Geometry
 from gridless.training.batch import EXAMPLES, Batch, Group, Sizes, with_fields
+from gridless.training.prefetch import ALONE
 
 # Real batches that run before the first capture: they settle autotuning, optimiser state and capacities.
 WARM_UP = 6
+# Graphs of one step: whole batches, the last one of an epoch, and a few more.
+MOST = 8
+
+
+def capture(function: Callable[..., Any], plan: Plan | None = None) -> Captured:
+    """A function that makes a whole training step (forward, loss, backward, optimiser) as CUDA graphs.
+
+    >>> def step(geometry, labels):
+    ...     loss = cross_entropy(model(geometry), labels)
+    ...     optimiser.zero_grad()
+    ...     loss.backward()
+    ...     optimiser.step()
+    ...     return loss.detach()
+    >>> step = gl.capture(step, model.plan)
+    >>> for clouds, labels in batches:
+    ...     loss = step(model.plan(clouds), labels)
+
+    The result is called as the function is: with a `Geometry` of the plan and tensors, or with one `Batch` of a
+    `gl.training.Loader`. The first few calls are plain. From then on geometries are padded to sizes that hold what was
+    seen, tensors are copied to fixed addresses, and one graph is launched, whatever the numbers of points and edges; a
+    batch that does not fit is captured anew. On the CPU every call is plain.
+
+    What the graph holds: everything on the device; dropout draws anew; learning rates follow their schedule. What it
+    does not hold: Python runs only while a graph is captured, so that nothing may be read back from the device
+    (`.item()`, `if loss > 1`), and numbers in the function stay as they were. Optimisers that are stepped inside are
+    made capturable: their learning rates become tensors. Tensors that are returned have no gradients; rows of points
+    among them end with padding, and so a loss over points counts only those that belong to an example
+    (`cloud.example < cloud.num_examples`).
+    """
+    return Captured(function, plan)
+
+
+class Captured:
+    """See `capture`."""
+
+    def __init__(self, function: Callable[..., Any], plan: Plan | None) -> None:
+        self.function, self.plan = function, plan
+        self._steps: dict[tuple, CapturedStep] = {}
+        self._optimisers: dict[int, _Optimiser] = {}
+
+    def __call__(self, *inputs: Any) -> Any:
+        batch, tensors = self._batch(*inputs)
+        if not _captures(batch.labels.device):
+            return self.function(*inputs)
+        for optimiser in self._optimisers.values():
+            if optimiser.restored():
+                self._steps.clear()
+        key = (len(batch.labels), *((t.shape, t.dtype, t.device) for t in tensors))
+        if key not in self._steps:
+            if len(self._steps) == MOST:
+                raise ValueError(
+                    f"gl.capture: {MOST} graphs have been made, each for one number of examples and one shape of "
+                    f"tensors, and this is another: {key}. What belongs to points travels with them: "
+                    "gl.Cloud.of(xyz, label=label)"
+                )
+            if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+                raise ValueError("gl.capture: graphs are captured for one process only: call the function itself")
+            self._steps[key] = CapturedStep(key[0], self._steps, [t.clone() for t in tensors])
+        step = self._steps[key]
+        for mine, given in zip(step.tensors, tensors):
+            mine.copy_(given, non_blocking=True)
+        if isinstance(inputs[0], Batch):
+            return step(batch, self._run)
+        return step(batch, lambda now: self._run(now.geometry, *step.tensors))
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs there are."""
+        return sum(step.graph is not None for step in self._steps.values())
+
+    def _batch(self, first: Any = None, *tensors: Any) -> tuple[Batch, tuple[Tensor, ...]]:
+        """The geometry as a batch, and the tensors beside it."""
+        if isinstance(first, Batch) and not tensors:
+            return first, ()
+        if not isinstance(first, Geometry) or not all(isinstance(t, Tensor) for t in tensors):
+            given = ", ".join(type(x).__name__ for x in (first, *tensors))
+            raise TypeError(
+                f"gl.capture: the step is called with a Geometry and tensors, or with one Batch, not ({given})"
+            )
+        if self.plan is None or set(self.plan.steps) != set(first):
+            raise ValueError("gl.capture: pass the plan that makes the geometry: gl.capture(step, model.plan)")
+        whole: Any = next(value for name, value in first.items() if not self.plan.steps[name].inputs)
+        if any(getattr(value, "padding", 0) for value in first.values()):
+            raise ValueError("gl.capture: batches are padded here: collate them without bucket=")
+        # Where examples end takes the place of labels, which are among the tensors.
+        return Batch(Group(self.plan, first, whole.splits[1:])), tensors
+
+    def _run(self, *inputs: Any) -> Any:
+        """The function, launch by launch; the optimisers that it steps are made to fit a graph."""
+
+        def prepare(optimiser: torch.optim.Optimizer, *_: Any) -> None:
+            self._optimisers.setdefault(id(optimiser), _Optimiser(optimiser))
+
+        hook = register_optimizer_step_pre_hook(prepare)
+        try:
+            # A loss that someone keeps would keep its graph, and with it the stream that gradients are added up on.
+            return _each(self.function(*inputs), Tensor.detach)
+        finally:
+            hook.remove()
+
+
+class _Optimiser:
+    """An optimiser whose numbers live on the device, where a graph reads them."""
+
+    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
+        self.optimiser = optimiser
+        for group in optimiser.param_groups:
+            device = group["params"][0].device
+            # SGD reads a rate that is a tensor back, except where its kernel is one for all parameters.
+            if "capturable" in group or isinstance(optimiser, torch.optim.SGD):
+                group |= {"capturable": True} if "capturable" in group else {"fused": True, "foreach": False}
+                group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32).to(device)
+        for parameter, values in optimiser.state.items():
+            if isinstance(values.get("step"), Tensor):
+                values["step"] = values["step"].to(parameter.device)
+        self._known()
+
+    def _known(self) -> None:
+        self.state = self.optimiser.state
+        self.settings = [{k: v for k, v in g.items() if k != "params"} for g in self.optimiser.param_groups]
+
+    def restored(self) -> bool:
+        """Whether its state was loaded anew, so that graphs know other tensors; rates are brought to the device."""
+        if self.optimiser.state is not self.state:
+            self.__init__(self.optimiser)
+            return True
+        for group, known in zip(self.optimiser.param_groups, self.settings, strict=True):
+            for name, value in known.items():
+                now = group[name]
+                if now is value:
+                    continue
+                if name == "lr" and isinstance(value, Tensor):
+                    group[name] = value.fill_(now)
+                elif now != value:
+                    raise ValueError(
+                        f"gl.capture: {name} of an optimiser went from {value} to {now}, which a captured step does "
+                        "not see: only learning rates may change (for OneCycleLR, cycle_momentum=False)"
+                    )
+        return False
+
+
+def _captures(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 class CapturedStep:
-    """A step, `run`, for batches of one number of examples, as a graph.
+    """A step, `run`, for batches of one number of examples, as a graph; `tensors` are what it reads beside them.
 
-    A batch that does not fit makes the capacities grow and the graph anew. `alone` is entered while a graph is
-    captured. `others` are the captured steps of other numbers of examples, from whose sizes this one begins.
+    A batch that does not fit makes the capacities grow and the graph anew. `others` are the captured steps of other
+    numbers of examples, from whose sizes this one begins.
     """
 
-    def __init__(self, examples: int, others: Mapping[int, CapturedStep]) -> None:
-        self.examples, self.others = examples, others
+    def __init__(self, examples: int, others: Mapping[Any, CapturedStep], tensors: list[Tensor]) -> None:
+        self.examples, self.others, self.tensors = examples, others, tensors
         self.low: Sizes = {}
         self.high: Sizes = {}
         self.slot: Slot | None = None
         self.graph: Any = None
+        self.result: Any = None
         self.warm = 0
 
-    def __call__(
-        self,
-        batch: Batch,
-        run: Callable[[Batch], None],
-        optimiser: torch.optim.Optimizer,
-        alone: AbstractContextManager,
-    ) -> None:
+    def __call__(self, batch: Batch, run: Callable[[Batch], Any]) -> Any:
         needed = batch.sizes
         if self.slot is not None and self.slot.holds(needed):
             self.slot.load(batch)
             self.graph.replay()
-            return
+            return _each(self.result, Tensor.clone)
         self._learn(needed)
         if self.warm < WARM_UP:
             # Unpadded, while the sizes of batches are being learned.
             self.warm += 1
-            run(batch)
-            return
+            return run(batch)
         slot = Slot(batch, capacity(self.high, self.low))
-        self.graph = _record(slot, run, optimiser, alone)
+        first, self.graph, self.result = _record(lambda: run(slot.batch))
         self.slot = slot
+        return first
 
     def _learn(self, needed: Sizes) -> None:
         known = next((other for other in self.others.values() if other.slot is not None), None)
@@ -66,20 +208,36 @@ class CapturedStep:
         self.high = {name: max(size, self.high.get(name, 0)) for name, size in needed.items()}
 
 
-def _record(slot: Slot, run: Callable[[Batch], None], optimiser: Any, alone: AbstractContextManager) -> Any:
-    """One padded step outside the graph (it counts), then the capture (which runs nothing)."""
-    with alone:
+def _record(run: Callable[[], Any]) -> tuple[Any, Any, Any]:
+    """One padded step outside the graph (it counts), then the capture (which runs nothing): what the step returned, the
+    graph, and the tensors that it will return from now on."""
+    with ALONE:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            run(slot.batch)
+            first = run()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
-        optimiser.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            run(slot.batch)
-    return graph
+        try:
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                result = run()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"this step cannot be captured as a graph ({error}): inside it nothing may be read back from the "
+                "device (.item(), .cpu(), print, a condition on a tensor), and no tensor made of Python numbers there"
+            ) from error
+    return _each(first, Tensor.clone), graph, result
+
+
+def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The tensors of what a step returned, each through a function."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple | list):
+        parts = [_each(part, function) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return {name: _each(part, function) for name, part in value.items()} if isinstance(value, Mapping) else value
 
 
 def capacity(high: Mapping[str, int], low: Mapping[str, int] | None = None, slack: float = 0.02) -> Sizes:

@@ -6,7 +6,6 @@ prepares the next batches while the network works on this one.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from itertools import chain, product
 from typing import Any, ClassVar, Protocol
@@ -86,17 +85,12 @@ class Loader:
         self.group = group or data.at_once(batch_size)
         self.prefetch = data.ahead if prefetch is None else prefetch
         self.epoch = self.start = 0
-        # Held while a batch is prepared; whoever must have the device to itself (graph capture) takes it.
-        self.busy = threading.Lock()
         # What is being prepared for an epoch that has not begun.
         self._next: tuple[int, Prefetch] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Locks and threads stay in their process.
-        return {k: v for k, v in self.__dict__.items() if k not in ("busy", "_next")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, busy=threading.Lock(), _next=None)
+        # Threads stay in their process.
+        return self.__dict__ | {"_next": None}
 
     def __len__(self) -> int:
         return -(-len(self.data.labels) // self.batch_size)
@@ -127,7 +121,7 @@ class Loader:
         else:
             later = product(range(epoch + 1, self.epochs), range(0, len(self), self.group))
             jobs = chain(((epoch, i) for i in firsts), later)
-            settings = self.prefetch, self.data.labels.device, self.busy
+            settings = self.prefetch, self.data.labels.device
             running = Prefetch(self, type(self)._group, jobs, max(epoch, self.epochs - 1), *settings)
         goes_on = False
         try:

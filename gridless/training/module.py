@@ -81,7 +81,7 @@ class Classifier(lightning.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         self.optimiser = self.recipe.make_optimiser(self.model)
-        return _StepCounter(self.optimiser)
+        return StepCounter(self.optimiser)
 
     def on_fit_start(self) -> None:
         capture = self.recipe.capture
@@ -105,7 +105,6 @@ class Classifier(lightning.LightningModule):
         # Of a checkpoint at the end of an epoch Lightning restores the number of epochs, but not the loader's state.
         progress: Any = self.trainer.fit_loop.epoch_progress.current
         loader.epoch = progress.processed
-        self.step.alone = loader.busy
         return loader
 
     def val_dataloader(self) -> Any:
@@ -180,19 +179,21 @@ class Classifier(lightning.LightningModule):
         self.history = checkpoint["gridless"]["history"]
 
 
-class _StepCounter(torch.optim.Optimizer):
-    """An optimiser as Lightning sees it, which counts its steps: a step is a whole training step, the closure.
+class StepCounter(torch.optim.Optimizer):
+    """An optimiser as Lightning sees it, where the closure is a whole training step, perhaps a captured one.
 
-    That one steps the optimiser, perhaps inside a graph.
+    >>> self.optimizers().step(lambda: self.captured(geometry, labels))
+
+    The closure steps the optimiser itself; Lightning counts the steps, by which it saves checkpoints and stops.
     """
 
     def __init__(self, optimiser: torch.optim.Optimizer) -> None:
         self.optimiser = optimiser
         super().__init__(optimiser.param_groups, {})
 
-    def step(self, closure: Callable[[], Any]) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
         with torch.enable_grad():
-            closure()
+            return closure()
 
     def state_dict(self) -> dict[str, Any]:
         return self.optimiser.state_dict()

@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 
+# Held while a thread prepares a batch; whoever must have the device to itself, to capture a graph, takes it.
+ALONE = threading.Lock()
+
 
 class Prefetch:
     """make(owner, *job) for one job (epoch, ...) after another, up to epoch `last` and `depth` ahead of `take`.
 
-    `busy` is held meanwhile. The thread ends with the jobs, with `close`, or with the owner.
+    The thread ends with the jobs, with `close`, or with the owner.
     """
 
     def __init__(
@@ -27,11 +30,10 @@ class Prefetch:
         last: int,
         depth: int,
         device: torch.device,
-        busy: Any,
     ) -> None:
         self.last, self.device, self.ready, self.stop = last, device, queue.Queue(depth), threading.Event()
         self._end = weakref.finalize(owner, self.stop.set)
-        work = _work, weakref.ref(owner), make, jobs, device, busy, self.ready, self.stop
+        work = _work, weakref.ref(owner), make, jobs, device, self.ready, self.stop
         self.thread = threading.Thread(
             target=contextvars.copy_context().run, args=work, daemon=True, name="gridless-prepare"
         )
@@ -64,7 +66,7 @@ class Prefetch:
             self.thread.join(1)
 
 
-def _work(owner: Any, make: Any, jobs: Any, device: Any, busy: Any, ready: Any, stop: Any) -> None:
+def _work(owner: Any, make: Any, jobs: Any, device: Any, ready: Any, stop: Any) -> None:
     """Holds its owner only while it works for it."""
 
     def put(item: Any) -> None:
@@ -80,7 +82,7 @@ def _work(owner: Any, make: Any, jobs: Any, device: Any, busy: Any, ready: Any, 
             for job in jobs:
                 if stop.is_set() or (present := owner()) is None:
                     return
-                with busy:
+                with ALONE:
                     item = make(present, *job)
                     done = stream.record_event()
                 del present

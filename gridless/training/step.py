@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from gridless.augment.stateless import keys
 from gridless.training.batch import Batch
-from gridless.training.captured import CapturedStep
+from gridless.training.captured import capture as captured
 from gridless.training.schedule import set_rate
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ class TrainStep:
 
     Nothing waits for the device. With `capture`, batches of one size are padded to common capacities and, after a few,
     the whole step is one captured graph; a batch that does not fit makes the capacities grow and the graph anew.
-    `alone` is entered while a graph is captured: the lock of whoever else uses the device.
 
     Args:
         model: the network; where it has a `loss`, that is used.
@@ -87,18 +86,10 @@ class TrainStep:
         self.own_loss: Any = getattr(model, "loss", None)
         if self.own_loss is not None and compiled:
             self.own_loss = torch.compile(self.own_loss, dynamic=True)
-        self.capture = capture
-        self.alone: AbstractContextManager = nullcontext()
-        self._graphs: dict[int, CapturedStep] = {}
+        self.captured = captured(self.run) if capture else None
 
     def __call__(self, batch: Batch) -> None:
-        if not self.capture:
-            self.run(batch)
-            return
-        examples = len(batch.labels)
-        if examples not in self._graphs:
-            self._graphs[examples] = CapturedStep(examples, self._graphs)
-        self._graphs[examples](batch, self.run, self.optimiser, self.alone)
+        (self.captured or self.run)(batch)
 
     def run(self, batch: Batch) -> None:
         """The step itself, launch by launch."""

@@ -37,7 +37,7 @@ class WorkerLoader(Loader):
         workers: int = 0,
         cache: Precomputed | None = None,
     ) -> None:
-        self.__setstate__(loader.__getstate__())
+        self.__dict__.update(loader.__getstate__())
         self._jobs: list[tuple[int, Tensor, float]] = []
         self._batches = DataLoader(
             _Batches(loader, cache),

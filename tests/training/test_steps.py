@@ -324,7 +324,7 @@ def test_the_thread_ends_with_its_loader(clouds, threads):
     list(loader._ahead(0, range(len(loader))))
     thread = loader._next[1].thread
     assert thread.is_alive()
-    assert copy.deepcopy(loader).busy.acquire(blocking=False)
+    assert copy.deepcopy(loader)._next is None
     del loader
     gc.collect()
     thread.join(5)
@@ -377,7 +377,7 @@ def test_captured_steps_are_those_launched_one_by_one(recipe, clouds):
         for epoch in range(recipe.epochs):
             run.epoch(epoch)
             losses[-1].append(run.step.read()[0])
-    assert run.step._graphs[6].graph is not None
+    assert run.step.captured.graphs
     assert losses[1] == pytest.approx(losses[0], rel=1e-3)
 
 

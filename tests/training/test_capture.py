@@ -1,0 +1,238 @@
+"""A step of the user's own, captured as graphs. Without a GPU a graph is replayed by running the step again."""
+
+from __future__ import annotations
+
+import copy
+
+import lightning
+import pytest
+import torch
+from small_run import shapes
+from torch.nn.functional import cross_entropy
+
+import gridless as gl
+from gridless import models
+from gridless.training import Clouds, Loader, StepCounter, captured
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Replayed:
+    """A graph that is kept as Python: the step runs again, and its results go to where they first were."""
+
+    def __init__(self, run, result):
+        self.run, self.result = run, result
+
+    def replay(self) -> None:
+        new = []
+        captured._each(self.run(), lambda t: new.append(t) or t)
+        captured._each(self.result, lambda t: t.copy_(new.pop(0)))
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    if DEVICE == "cpu":
+
+        def record(run):
+            first = run()
+            result = captured._each(first, torch.clone)
+            return first, Replayed(run, result), result
+
+        monkeypatch.setattr(captured, "_captures", lambda device: True)
+        monkeypatch.setattr(captured, "_record", record)
+
+
+def network():
+    torch.manual_seed(0)
+    return models.point_resnet_small(3, width=8, dropout=0.0).double().to(DEVICE)
+
+
+@pytest.fixture(scope="module")
+def batches() -> list:
+    """Of other sizes each: clouds of 30 to 64 points, batches of six, and two of four."""
+    data, found = shapes(48), []
+    for k in range(11):
+        some = [(5 * k + i) % 48 for i in range(4 if k > 8 else 6)]
+        clouds = [data.points[i, : 30 + (7 * i + 11 * k) % 35].double() for i in some]
+        found.append((gl.Cloud.of(clouds).to(DEVICE), data.labels[some].to(DEVICE)))
+    return found
+
+
+def a_step(model, optimiser):
+    def step(geometry, labels):
+        logits = model(geometry)
+        loss = cross_entropy(logits, labels)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        return {"loss": loss, "logits": (logits,)}
+
+    return step
+
+
+# Rates that float32 holds exactly, as on the device; a small eps would make much of gradients that are rounding.
+OPTIMISERS = {
+    "sgd": lambda p: torch.optim.SGD(p, 1 / 16, momentum=0.9),
+    "adamw": lambda p: torch.optim.AdamW(p, 1 / 256, eps=1e-3, fused=True),
+}
+
+
+def trained(batches, optimise, wrap, between=lambda k, optimiser: None):
+    """Losses and logits of each batch, and the weights at the end."""
+    model = network()
+    optimiser = optimise(model.parameters())
+    step, found = wrap(a_step(model, optimiser), model.plan), []
+    for k, (clouds, labels) in enumerate(batches):
+        between(k, optimiser)
+        result = step(model.plan(clouds), labels)
+        found += [result["loss"].detach(), result["logits"][0].detach()]
+    return [*found, *(p.detach() for p in model.parameters())], step
+
+
+def assert_same(batches, optimise, make_between=lambda: lambda k, optimiser: None):
+    plain, _ = trained(batches, optimise, lambda step, plan: step, make_between())
+    found, step = trained(batches, optimise, gl.capture, make_between())
+    for one, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+    return step
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_captured_step_does_what_the_step_does(graphs, batches, name):
+    """Whatever the sizes of its batches, the smaller last ones included."""
+    step = assert_same(batches, OPTIMISERS[name])
+    assert step.graphs == 2
+
+
+def test_rates_follow_their_schedule_and_what_is_written_by_hand(graphs, batches):
+    def between():
+        schedules = {}
+
+        def change(k, optimiser):
+            if k == 0:
+                schedules[0] = torch.optim.lr_scheduler.ExponentialLR(optimiser, 0.5)
+            elif k == 9:
+                optimiser.param_groups[0]["lr"] = 1 / 1024
+            else:
+                schedules[0].step()
+
+        return change
+
+    assert_same(batches, OPTIMISERS["adamw"], between)
+
+
+def test_other_settings_of_an_optimiser_must_stay(graphs, batches):
+    def between(k, optimiser):
+        if k == 3:
+            optimiser.param_groups[0]["momentum"] = 0.5
+
+    with pytest.raises(ValueError, match=r"momentum of an optimiser went from 0.9 to 0.5"):
+        trained(batches, OPTIMISERS["sgd"], gl.capture, between)
+
+
+def test_a_state_that_is_loaded_is_the_one_that_is_used(graphs, batches):
+    def between():
+        kept = {}
+
+        def change(k, optimiser):
+            if k == 2:
+                kept["state"] = copy.deepcopy(optimiser.state_dict())
+            if k == 8:
+                optimiser.load_state_dict(kept["state"])
+
+        return change
+
+    assert_same(batches, OPTIMISERS["adamw"], between)
+
+
+def test_batches_of_a_loader_need_no_plan(graphs):
+    data = shapes(58).to(DEVICE)
+    data = Clouds(data.points.double(), data.labels)
+    weights = []
+    for wrap in (lambda step: step, gl.capture):
+        model = network()
+        run = a_step(model, torch.optim.SGD(model.parameters(), 1 / 64))
+        step = wrap(lambda batch, run=run: run(batch.geometry, batch.labels))
+        for batch in Loader(data, model.plan, 6):
+            step(batch)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert step.graphs == 2
+    torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU a graph is captured")
+def test_on_the_cpu_the_function_is_called_with_what_was_given(batches):
+    clouds, labels = batches[0]
+    plan = network().plan
+    geometry = plan(clouds)
+    step = gl.capture(lambda *given: given, plan)
+    for _ in range(10):
+        first, second = step(geometry, labels)
+        assert first is geometry
+        assert second is labels
+
+
+def test_mistakes_are_named(graphs, batches):
+    model = network()
+    clouds, labels = batches[0]
+    geometry = model.plan(clouds)
+    step = gl.capture(lambda geometry, *tensors: None, model.plan)
+    with pytest.raises(TypeError, match=r"a Geometry and tensors, or with one Batch, not \(tuple\)"):
+        step((geometry, labels))
+    with pytest.raises(TypeError, match=r"not \(Geometry, list\)"):
+        step(geometry, labels.tolist())
+    with pytest.raises(ValueError, match=r"gl.capture\(step, model.plan\)"):
+        gl.capture(lambda *given: None)(geometry, labels)
+    with pytest.raises(ValueError, match=r"gl.capture\(step, model.plan\)"):
+        gl.capture(lambda *given: None, gl.Plan())(geometry, labels)
+    with pytest.raises(ValueError, match="without bucket="):
+        step(gl.collate([model.plan(one) for one in clouds.examples], bucket="power_of_two"), labels)
+    for rows in range(8):
+        step(geometry, torch.zeros(rows, device=DEVICE))
+    with pytest.raises(ValueError, match=r"8 graphs have been made.*travels with them"):
+        step(geometry, torch.zeros(8, device=DEVICE))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="graphs are for CUDA devices")
+def test_a_step_that_reads_back_is_refused_with_the_reason(batches):
+    model = network()
+    step = gl.capture(lambda geometry, labels: float(model(geometry).sum()), model.plan)
+    clouds, labels = batches[0]
+    for _ in range(captured.WARM_UP):
+        step(model.plan(clouds), labels)
+    with pytest.raises(RuntimeError, match=r"cannot be captured as a graph.*\.item\(\)"):
+        step(model.plan(clouds), labels)
+
+
+class Module(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.model = network()
+        self.captured = gl.capture(self.step, self.model.plan)
+
+    def configure_optimizers(self):
+        self.optimiser = torch.optim.SGD(self.model.parameters(), 0.01)
+        return StepCounter(self.optimiser)
+
+    def step(self, geometry, labels):
+        return a_step(self.model, self.optimiser)(geometry, labels)["loss"]
+
+    def training_step(self, batch, number):
+        self.log("loss", self.optimizers().step(lambda: self.captured(*batch)))
+
+
+def test_lightning_counts_captured_steps(graphs, batches, tmp_path):
+    module = Module()
+    planned = [(module.model.plan(clouds.cpu()), labels.cpu()) for clouds, labels in batches]
+    loader = torch.utils.data.DataLoader(planned, batch_size=None)
+    saved = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=8, save_top_k=-1)
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="auto", devices=1, logger=False, callbacks=[saved], enable_progress_bar=False,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(module, loader)
+    assert trainer.global_step == 2 * len(batches)
+    assert len([*tmp_path.glob("*.ckpt")]) == 2 * len(batches) // 8
+    assert module.captured.graphs == 2
+    assert torch.isfinite(trainer.callback_metrics["loss"])
