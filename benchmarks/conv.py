@@ -1,4 +1,5 @@
-"""The point convolution against its peers: the paper's table "implementations vs FlexConv", and two larger settings.
+"""The point convolution against its peers: the paper's table "implementations vs FlexConv", two larger settings, and
+the depthwise form at 64 to 512 channels.
 
     python benchmarks/conv.py [--settings paper,clouds] [--methods ours,csr] [--dtype bfloat16] [--stored]
 
@@ -40,7 +41,8 @@ RADIUS = 0.1
 
 
 class Setting(NamedTuple):
-    """Clouds of so many points, each joined to its nearest; terms up to an order; channels in and out; how ordered."""
+    """Clouds of so many points, each joined to its nearest; terms up to an order; channels in and out; how ordered; and
+    whether each channel has a kernel of its own."""
 
     clouds: int
     points: int
@@ -48,6 +50,7 @@ class Setting(NamedTuple):
     order: int
     channels: int
     scattered: bool = False
+    depthwise: bool = False
 
 
 SETTINGS = {
@@ -55,6 +58,7 @@ SETTINGS = {
     "clouds": Setting(128, 1024, 10, 2, 32),
     "million": Setting(1, 1 << 20, 16, 2, 64),
     "scattered": Setting(1, 1 << 20, 16, 2, 64, True),
+    **{f"depthwise-{c}": Setting(128, 1024, 10, 2, c, depthwise=True) for c in (64, 128, 256, 512)},
 }
 
 
@@ -87,7 +91,8 @@ def problem(setting: Setting, device: str, dtype: torch.dtype, stored: bool = Fa
         coords, edges = clouds.view(-1, 3), nearest_edges(clouds, setting.neighbours)
     basis = Monomials(3, setting.order)
     features = torch.randn(len(coords), setting.channels, device=device).to(dtype)
-    weight = (torch.randn(basis.size, setting.channels, setting.channels, device=device) / 8).to(dtype)
+    shape = (basis.size, setting.channels) if setting.depthwise else (basis.size, setting.channels, setting.channels)
+    weight = (torch.randn(shape, device=device) / 8).to(dtype)
     direction = torch.randn(len(coords), setting.channels, device=device).to(dtype)
     edges.transpose()
     made = Problem(features, weight, edges, coords, basis, direction, None)
@@ -140,6 +145,9 @@ def ours(p: Problem) -> Method:
 def index_add(p: Problem) -> Method:
     source, target = p.edges.source.long(), p.edges.target.long()
 
+    def depthwise(f: Tensor, w: Tensor) -> Tensor:
+        return torch.zeros_like(p.direction).index_add(0, target, (p.values() @ w) * f[source])
+
     def run(f: Tensor, w: Tensor) -> Tensor:
         values = p.values()
         out = f.new_zeros(p.edges.num_target, w.shape[2])
@@ -148,7 +156,7 @@ def index_add(p: Problem) -> Method:
             out = out + sums @ w[m]
         return out
 
-    return run
+    return depthwise if p.weight.ndim == 2 else run
 
 
 def compiled_index_add(p: Problem) -> Method:
@@ -162,7 +170,7 @@ def csr(p: Problem) -> Method:
     ready = matrices() if p.stored is not None else None
 
     def run(f: Tensor, w: Tensor) -> Tensor:
-        return torch.stack([(n @ f) @ w[m] for m, n in enumerate(ready or matrices())]).sum(0)
+        return torch.stack([_times(n @ f, w[m]) for m, n in enumerate(ready or matrices())]).sum(0)
 
     return run
 
@@ -175,9 +183,13 @@ def pyg(p: Problem) -> Method:
             super().__init__(aggr="sum")
 
         def forward(self, f: Tensor, w: Tensor, values: Tensor) -> Tensor:
+            if w.ndim == 2:
+                return self.propagate(edge_index, x=f, values=values @ w)
             return self.propagate(edge_index, x=f, values=values) @ w.flatten(0, 1)
 
         def message(self, x_j: Tensor, values: Tensor) -> Tensor:
+            if p.weight.ndim == 2:
+                return values * x_j
             return (values[:, :, None] * x_j[:, None, :]).flatten(1)
 
     edge_index, layer = p.edges.to_edge_index(), Conv()
@@ -186,8 +198,8 @@ def pyg(p: Problem) -> Method:
 
 def open3d(p: Problem) -> Method:
     """Open3D's ContinuousConv on the CPU: the same edges, as many matrices, but in a grid: another function."""
-    if p.features.is_cuda:
-        raise NotImplementedError("compared on the CPU only")
+    if p.features.is_cuda or p.weight.ndim == 2:
+        raise NotImplementedError("dense, and compared on the CPU only")
     import open3d.ml.torch as ml3d
 
     grid = {4: (2, 2, 1), 10: (5, 2, 1)}[p.basis.size]
@@ -216,6 +228,11 @@ METHODS: dict[str, Callable[[Problem], Method]] = {
 OTHER = ("open3d",)
 
 
+def _times(sums: Tensor, weight: Tensor) -> Tensor:
+    """With one term's matrix, or with its diagonal."""
+    return sums * weight if weight.ndim == 1 else sums @ weight
+
+
 # Measuring.
 
 
@@ -227,9 +244,9 @@ def expected(p: Problem) -> tuple[Tensor, Tensor, Tensor]:
     out, d_f, d_w = torch.zeros_like(g), torch.zeros_like(f), torch.zeros_like(w)
     for m in range(len(w)):
         sums = torch.zeros_like(f).index_add_(0, target, values[:, m, None] * f[source])
-        out += sums @ w[m]
-        d_w[m] = sums.t() @ g
-        d_f.index_add_(0, source, values[:, m, None] * (g @ w[m].t())[target])
+        out += _times(sums, w[m])
+        d_w[m] = (sums * g).sum(0) if w.ndim == 2 else sums.t() @ g
+        d_f.index_add_(0, source, values[:, m, None] * _times(g, w[m].t())[target])
     return out, d_f, d_w
 
 
@@ -360,7 +377,7 @@ def main() -> None:
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = True
-    settings = (args.settings or ("paper,clouds,million,scattered" if device == "cuda" else "paper")).split(",")
+    settings = (args.settings or (",".join(SETTINGS) if device == "cuda" else "paper,depthwise-64")).split(",")
     repeats = args.repeats or (20 if device == "cuda" else 5)
     results: dict[str, Any] = {"machine": machine(device), "dtype": args.dtype, "stored": args.stored}
     for key in settings:

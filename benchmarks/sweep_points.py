@@ -56,6 +56,19 @@ VARIANTS: dict[str, tuple[str, dict]] = {
         "modelnet40-plus",
         {"model__expansion": 4, "model__drop_path": 0.15, "augment__drop": 0.5, "weight_decay": 0.1, "epochs": 250},
     ),
+    # Inverted bottlenecks with a depthwise convolution; or one as wide as the level, and a point-wise block behind it.
+    "plus-depthwise": ("modelnet40-plus", {"model__depthwise": 2.0}),
+    "plus-depthwise-path": ("modelnet40-plus", {"model__depthwise": 2.0, "model__drop_path": 0.15}),
+    "plus-depthwise-deep": ("modelnet40-plus", {"model__depthwise": 2.0, "model__depth": 2, "model__drop_path": 0.15}),
+    "plus-depthwise-4": ("modelnet40-plus", {"model__depthwise": 4.0, "model__drop_path": 0.15}),
+    "plus-depthwise-mlp": (
+        "modelnet40-plus",
+        {"model__depthwise": 1.0, "model__expansion": 4, "model__depth": 2, "model__drop_path": 0.15},
+    ),
+    "plus-depthwise-deepest": (
+        "modelnet40-plus",
+        {"model__depthwise": 1.0, "model__expansion": 4, "model__depth": 4, "model__drop_path": 0.2, "epochs": 250},
+    ),
     "plus-fine-path": ("modelnet40-plus", {"model__spacing": 0.06, "model__drop_path": 0.15, "epochs": 250}),
     "plus-long": ("modelnet40-plus", {"epochs": 300}),
     "small-long": ("modelnet40-small", {"epochs": 500, "average": 0.999}),

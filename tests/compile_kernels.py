@@ -174,15 +174,19 @@ def _edges(rows: int, degree: int = 4) -> gl.Edges:
 
 
 def _conv(
-    dtype: torch.dtype, rows: int, q: int, p: int, basis: Any = None, normalise: bool = True, bias: bool = True,
+    dtype: torch.dtype, rows: int, q: int, p: int | None, basis: Any = None, normalise: bool = True, bias: bool = True,
     order: str | None = "gather_first", coords: bool = False,
 ) -> None:  # fmt: skip
+    """A convolution to p channels, or depthwise."""
     basis = basis or Monomials(3, 2)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     x = torch.rand(rows, basis.dim, dtype=wide, requires_grad=coords)
-    weight = torch.zeros(basis.size, q, p, dtype=dtype, requires_grad=True)
+    if p is None:
+        weight, order = torch.zeros(basis.size, q, dtype=dtype, requires_grad=True), None
+    else:
+        weight = torch.zeros(basis.size, q, p, dtype=dtype, requires_grad=True)
     features = torch.zeros(rows, q, dtype=dtype, requires_grad=True)
-    more = torch.zeros(p, dtype=dtype, requires_grad=True) if bias else None
+    more = torch.zeros(weight.shape[-1], dtype=dtype, requires_grad=True) if bias else None
     gl.point_conv(
         features, weight, more, _edges(rows), x, x, 0.5, basis, normalise=normalise, order=order
     ).sum().backward()
@@ -216,6 +220,11 @@ def convolutions() -> None:
         _conv(torch.float64, 48, 32, 32, normalise=normalise, coords=True)
     _conv(torch.float32, 1000, 64, 16, order="transform_first")
     _conv(torch.bfloat16, 1000, 64, 16, order="transform_first")
+    for dtype in (torch.float32, torch.bfloat16):
+        for width in (64, 96, 512):
+            _conv(dtype, 1000, width, None, bias=False)
+    _conv(torch.float16, 1000, 128, None, normalise=False)
+    _conv(torch.float64, 48, 32, None, Monomials(3, 3), coords=True)
     for dtype in (torch.float32, torch.float64):
         x = torch.rand(500, 3, dtype=dtype, requires_grad=True)
         weight = torch.zeros(10, 32, dtype=dtype, requires_grad=True)

@@ -182,6 +182,8 @@ class PointResNetPlus(nn.Module):
         dropout: probability, in the head.
         drop_path: probability that the branch of a block is left out.
         expansion: with it an `InvertedBlock` of so many times the channels follows each in-place block.
+        depthwise: with it in-place blocks have a depthwise convolution of so many times their channels; `ratio` is that
+            of down-sampling blocks alone then.
         dim: dimensions of the points.
         in_channels: features of each point, as those of `PointResNet`.
     """
@@ -202,6 +204,7 @@ class PointResNetPlus(nn.Module):
         dropout: float = 0.5,
         drop_path: float = 0.0,
         expansion: int = 0,
+        depthwise: float = 0.0,
         dim: int = 3,
         in_channels: int = 0,
     ) -> None:
@@ -216,13 +219,16 @@ class PointResNetPlus(nn.Module):
         self.where = Dense(dim, width, bias=False) if coords else None
         self.stem_norm = BatchNorm(width, cloud, momentum=0.1, relu="after")
         self.blocks = nn.ModuleList()
+        in_place: dict[str, Any] = {"ratio": depthwise or ratio, "depthwise": bool(depthwise)}
         for _ in range(levels):
             coarse = plan.rejection_sample(plan.ball(cloud, cloud, spacing))
             down = plan.ball(cloud, coarse, spacing * reach / ROOT2)
             near = plan.ball(coarse, coarse, spacing * reach)
             self.blocks.append(WideBlock(down, width, 2 * width, ratio, coords, pooled))
             for _ in range(depth):
-                self.blocks.append(WideBlock(near, 2 * width, 2 * width, ratio, coords, drop_path=drop_path))
+                self.blocks.append(
+                    WideBlock(near, 2 * width, 2 * width, coords=coords, drop_path=drop_path, **in_place)
+                )
                 if expansion:
                     self.blocks.append(InvertedBlock(coarse, 2 * width, expansion, drop_path))
             cloud, width, spacing = coarse, 2 * width, 2 * spacing
@@ -381,6 +387,7 @@ class PointUNetPlus(nn.Module):
         dropout: float = 0.5,
         drop_path: float = 0.0,
         expansion: int = 0,
+        depthwise: float = 0.0,
         dim: int = 3,
         in_channels: int = 0,
     ) -> None:
@@ -395,17 +402,20 @@ class PointUNetPlus(nn.Module):
         self.where = Dense(dim, width, bias=False)
         self.stem_norm = BatchNorm(width, cloud, momentum=0.1, relu="after")
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
+        in_place: dict[str, Any] = {"ratio": depthwise or ratio, "depthwise": bool(depthwise)}
         for _ in range(levels):
             coarse = plan.rejection_sample(plan.ball(cloud, cloud, spacing))
             down = plan.ball(cloud, coarse, spacing * reach / ROOT2)
             self.decoder.insert(
                 0,
-                nn.ModuleList([UpBlock(plan.transpose(down), 2 * width, width), WideBlock(near, width, width, ratio)]),
+                nn.ModuleList(
+                    [UpBlock(plan.transpose(down), 2 * width, width), WideBlock(near, width, width, **in_place)]
+                ),
             )
             near = plan.ball(coarse, coarse, spacing * reach)
             blocks = nn.ModuleList([WideBlock(down, width, 2 * width, ratio)])
             for _ in range(depth):
-                blocks.append(WideBlock(near, 2 * width, 2 * width, ratio, drop_path=drop_path))
+                blocks.append(WideBlock(near, 2 * width, 2 * width, drop_path=drop_path, **in_place))
                 if expansion:
                     blocks.append(InvertedBlock(coarse, 2 * width, expansion, drop_path))
             self.encoder.append(blocks)

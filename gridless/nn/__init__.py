@@ -2,7 +2,7 @@
 
 from gridless.nn.basis import Basis, GaussianBumps, KernelPoints, Monomials
 from gridless.nn.blocks import Bottleneck, Dense, DownBlock, DropPath, InvertedBlock, ResBlock, UpBlock, WideBlock
-from gridless.nn.conv import FeaturelessConv, PointConv
+from gridless.nn.conv import DepthwiseConv, FeaturelessConv, PointConv
 from gridless.nn.events import (
     DownConv,
     EventConv,
@@ -23,6 +23,7 @@ __all__ = [
     "BatchNorm",
     "Bottleneck",
     "Dense",
+    "DepthwiseConv",
     "DownBlock",
     "DownConv",
     "DropPath",

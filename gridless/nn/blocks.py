@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gridless.nn.conv import PointConv
+from gridless.nn.conv import DepthwiseConv, PointConv
 from gridless.nn.norm import BatchNorm
 from gridless.ops.edge_max import edge_max
 from gridless.plan import Name
@@ -99,7 +99,8 @@ class WideBlock(nn.Module):
     map also sees where the points are. The shortcut is the identity in place, and the last norm then begins at zero, so
     that a deep network starts as a shallow one; down-sampling, it is a linear map of the sampled points, or with
     `pooled` of the maximum over the neighbours of each. In training the branch of a cloud is left out in place with
-    probability `drop_path`.
+    probability `drop_path`. With `depthwise` the convolution is a depthwise one, which a `ratio` over 1 suits: an
+    inverted bottleneck.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class WideBlock(nn.Module):
         coords: bool = True,
         pooled: bool = False,
         drop_path: float = 0.0,
+        depthwise: bool = False,
     ) -> None:
         super().__init__()
         self.drop_path = DropPath(edges.target, drop_path)
@@ -124,7 +126,7 @@ class WideBlock(nn.Module):
         )
         self.reduce = Dense(in_channels + (edges.dim if coords else 0), inner, bias=False)
         self.norm1 = BatchNorm(inner, edges.source, momentum=0.1, relu="after")
-        self.conv = PointConv(edges, inner, inner, bias=False)
+        self.conv = DepthwiseConv(edges, inner, bias=False) if depthwise else PointConv(edges, inner, inner, bias=False)
         self.norm2 = BatchNorm(inner, edges.target, momentum=0.1, relu="after")
         self.expand = Dense(inner, out_channels, bias=False)
         self.norm3 = BatchNorm(out_channels, edges.target, momentum=0.1)

@@ -85,6 +85,41 @@ class PointConv(_Conv):
         return f"{self.edges}, {self.in_channels}, {self.out_channels}, {self._kernel_repr()}"
 
 
+class DepthwiseConv(_Conv):
+    """The convolution in which each channel has a kernel of its own: F'_ic = sum over m, j of n_m(i, j) F_jc theta_mc.
+
+    features (S, channels) to (S', channels): M weights a channel, in place of a matrix for each of the M terms. The
+    weight (M, channels) begins uniform within +-sqrt(3 / M), the bias at zero. Arguments as in `PointConv`.
+    """
+
+    def __init__(
+        self,
+        edges: Name,
+        channels: int,
+        basis: Basis | None = None,
+        falloff: str | None = "linear",
+        normalise: bool = True,
+        bias: bool = True,
+        radius: float | None = None,
+    ) -> None:
+        super().__init__(edges, basis, falloff, normalise, radius)
+        self.channels = channels
+        self.weight = nn.Parameter(torch.empty(self.basis.size, channels))
+        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        _glorot_uniform(self.weight, self.basis.size, self.basis.size)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        return point_conv(features, self.weight, self.bias, *self._geometry(geometry))
+
+    def extra_repr(self) -> str:
+        return f"{self.edges}, {self.channels}, {self._kernel_repr()}"
+
+
 class FeaturelessConv(_Conv):
     """The first convolution of a cloud without features: the sums of the edge values of each target, times Theta.
 

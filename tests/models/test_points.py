@@ -139,6 +139,7 @@ def test_a_network_called_with_points_says_what_it_expects(name, cloud):
         *((name, {}) for name in CLASSIFIERS),
         ("point_resnet_plus", {"pooled": True}),
         ("point_resnet_plus", {"expansion": 2}),
+        ("point_resnet_plus", {"depthwise": 2.0}),
     ],
 )
 def test_padding_a_batch_changes_neither_logits_nor_gradients_nor_statistics(name, more, cloud):
@@ -172,6 +173,20 @@ def test_the_small_network_samples_before_its_first_features(cloud):
     model = small("point_resnet_small")
     assert model.stem.edges.target == "X1"
     assert model(model.plan(cloud)).shape == (4, 5)
+
+
+@pytest.mark.parametrize("make", [models.point_resnet_plus, lambda **more: models.point_unet_plus([5], **more)])
+def test_depthwise_networks_have_wide_inverted_blocks_in_place_and_dense_ones_between(make, cloud):
+    model = make(width=8, levels=2, ratio=0.5, depthwise=2.0)
+    convs = [block.conv for block in model.modules() if isinstance(block, gl.nn.WideBlock)]
+    assert {conv.edges.source == conv.edges.target for conv in convs} == {True, False}
+    for conv in convs:
+        assert isinstance(conv, gl.nn.DepthwiseConv) == (conv.edges.source == conv.edges.target)
+    assert [c.channels for c in convs if isinstance(c, gl.nn.DepthwiseConv)][-1] in (64, 16)
+    out = model(model.plan(cloud))
+    out.square().mean().backward()
+    assert out.isfinite().all()
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def test_drop_path_leaves_the_branches_of_whole_clouds_out(cloud):

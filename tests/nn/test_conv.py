@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless.nn import FeaturelessConv, KernelPoints, Monomials, PointConv
+from gridless.nn import DepthwiseConv, FeaturelessConv, KernelPoints, Monomials, PointConv
 
 
 @pytest.fixture
@@ -35,6 +35,20 @@ def test_a_layer_is_the_operator_on_the_edges_it_names(plan):
         features, layer.weight, layer.bias, geometry[down], *coords, 0.4, Monomials(3, 2), "linear", True
     )
     assert torch.equal(layer(features, geometry), expected)
+
+
+def test_a_depthwise_layer_has_one_kernel_for_each_channel(plan):
+    plan, _, down, _ = plan
+    geometry, layer = geometry_of(plan), DepthwiseConv(down, 6)
+    dense = PointConv(down, 6, 6)
+    with torch.no_grad():
+        layer.bias.normal_()
+        dense.weight.copy_(torch.diag_embed(layer.weight))
+        dense.bias.copy_(layer.bias)
+    features = torch.randn(150, 6)
+    torch.testing.assert_close(layer(features, geometry), dense(features, geometry))
+    assert layer.weight.abs().max() <= (3 / 10) ** 0.5
+    assert repr(layer) == "DepthwiseConv(N01, 6, Monomials(dim=3, order=2), radius=0.4, falloff='linear')"
 
 
 def test_down_and_up_again_has_the_shapes_of_the_clouds(plan):

@@ -215,6 +215,15 @@ def test_clouds_without_points_or_edges(fast, sources, targets):
     assert not any(g.any() for g in (d_features, d_weight, d_source, d_target))
 
 
+@pytest.mark.parametrize(("q", "p"), [(0, 2), (3, 0), (0, 0)])
+def test_edges_without_channels(fast, q, p):
+    (_, _, _, x, y), edges, basis = problem(fast)
+    tensors = [torch.randn(*s, dtype=x.dtype, device=fast) for s in ((24, q), (10, q, p), (p,))]
+    out, d_features, d_weight, _, d_source, d_target = with_gradients((*tensors, x, y), edges, basis)
+    assert torch.equal(out, tensors[2].expand(17, p))
+    assert not any(g.any() for g in (d_features, d_weight, d_source, d_target))
+
+
 def test_padding_changes_nothing(fast):
     if fast == "cuda":
         pytest.skip("collation is for the CPU")

@@ -1,4 +1,4 @@
-"""The point convolution: F' = sum over m of N(m) F Theta(m), in either order, with or without features.
+"""The point convolution: F' = sum over m of N(m) F Theta(m), in either order, depthwise, with or without features.
 
 What a backend provides (`cpu/`, `gpu/`). All tensors are contiguous and on one device; `function` is an `EdgeFunction`
 (edge_function.py), which also gives the formula and the derivatives of the edge values n_m. Edge values are made on the
@@ -15,6 +15,8 @@ fly and never stored; sums are kept in float64 for float64 features and in float
         The edges are the transposed ones: row j of `back_splits` lists the targets i of source j. One gather
         B[j, m] = sum over i of n_m(i, j) grad[i], then dF = sum of B[:, m] Theta(m)^T and dTheta(m) = F^T B[:, m].
         The same for both orders.
+
+    A depthwise weight is (M, C): Theta(m) is then the diagonal matrix of its row m, and all of this holds as it is.
 
     conv_coords_backward(grad, features, weight, inverse, splits, source, back_splits, back_source, source_coords,
                          target_coords, function, need_source, need_target)
@@ -64,21 +66,23 @@ def point_conv(
     normalise: bool = True,
     order: str | None = None,
 ) -> Tensor:
-    """F'_i = sum over m and the sources j of i of n_m(i, j) F_j Theta(m) + bias.
+    """F'_i = sum over m and the sources j of i of n_m(i, j) F_j Theta(m) + bias; depthwise, F_jc theta_mc.
 
     n_m = p_m(v) w / W with v = (target_i - source_j) / radius, p the basis, w the fall-off and W the sum of w over the
     row if `normalise`, 1 otherwise. A target without neighbours, or whose weights are all 0, gets the bias. Sums are
     kept in float32 (float64 for float64 features).
 
     features         (S, Q) float32, float64, bfloat16 or float16
-    weight, bias     (M, Q, P) and (P) or None, of the same dtype
+    weight, bias     (M, Q, P), or (M, Q) for a depthwise convolution, in which each channel has a kernel of its own
+                     (P = Q); and (P) or None; of the same dtype
     edges            which sources each target sees. Up-sampling is a convolution over `edges.transpose()`, with the
                      coarse cloud as the source
     source_coords    (S, D) float32 or float64, and `target_coords` (S', D)
     radius           what the vectors are divided by
     basis            M functions of a vector, such as `gl.nn.Monomials(3, 2)`
     falloff          "linear" for w = 1 - |v| (0 from the radius on), None for w = 1
-    order            "gather_first" for (N F) Theta, "transform_first" for N (F Theta), or None for the cheaper
+    order            "gather_first" for (N F) Theta, "transform_first" for N (F Theta), or None for the cheaper; a
+                     depthwise convolution has but one
 
     Returns (S', P). Differentiable in features, weight, bias and both coordinates, once and in reverse mode; for other
     derivatives use `gl.use_backend("reference")`.
@@ -86,7 +90,10 @@ def point_conv(
     features, weight, bias = _autocast(edges.device.type, features, weight, bias)
     function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
     _check_features(features, weight, bias, edges, basis)
-    if order is None:
+    if weight.ndim == 2:
+        if order is not None:
+            raise ValueError(f"point_conv: a depthwise weight (M, C) leaves no choice of order: drop order={order!r}")
+    elif order is None:
         order = cheaper_order(len(edges), edges.num_source, edges.num_target, features.shape[1], weight.shape[2])
     elif order not in ORDERS:
         raise ValueError(f"point_conv: order must be one of {ORDERS} or None, not {order!r}")
@@ -233,10 +240,10 @@ def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges
             f"point_conv: the edges have {edges.num_source} sources, so features must be "
             f"({edges.num_source}, channels), not {tuple(features.shape)}"
         )
-    if weight.ndim != 3 or weight.shape[0] != basis.size or weight.shape[1] != features.shape[1]:
+    if weight.ndim not in (2, 3) or weight.shape[:2] != (basis.size, features.shape[1]):
         raise ValueError(
             f"point_conv: weight must be (basis.size = {basis.size}, in channels = {features.shape[1]}, out channels), "
-            f"not {tuple(weight.shape)}"
+            f"or without the last if depthwise, not {tuple(weight.shape)}"
         )
     if not features.is_contiguous():
         raise ValueError("point_conv: features are not contiguous: pass features.contiguous()")

@@ -22,13 +22,16 @@ def conv(
     normalise: bool,
     transform_first: bool,
 ) -> Tensor:
-    """F' = sum over m of N(m) F Theta(m) + bias: (S, Q), (M, Q, P) to (S', P)."""
+    """F' = sum over m of N(m) F Theta(m) + bias: (S, Q), (M, Q, P) to (S', P); a weight (M, Q) is depthwise, P = Q."""
     dtype = compute_dtype(features.dtype)
     values = edge_values(edges, source_coords, target_coords, basis, radius, falloff, normalise, dtype)  # (E, M)
     source, target = _ends(edges)
     shape = (edges.num_target, basis.size)
     inputs, theta = features.to(dtype), weight.to(dtype)
-    if transform_first:
+    if weight.ndim == 2:
+        messages = (values @ theta) * inputs[source]  # (E, Q)
+        out = messages.new_zeros(edges.num_target, weight.shape[1]).index_add(0, target, messages)
+    elif transform_first:
         transformed = torch.einsum("sq,mqp->smp", inputs, theta)[source]  # (E, M, P)
         messages = torch.einsum("em,emp->ep", values, transformed)
         out = messages.new_zeros(edges.num_target, weight.shape[2]).index_add(0, target, messages)

@@ -125,7 +125,7 @@ def _conv_coords_backward(
 def _fake_conv(features, weight, bias, splits, source, bs, bt, sc, tc, k, t, width, radius, falloff, normalise, *rest):  # type: ignore[no-untyped-def]
     targets = splits.shape[0] - 1
     inverse = features.new_empty(targets if normalise else 0, dtype=compute_dtype(features.dtype))
-    return features.new_empty(targets, weight.shape[2]), inverse
+    return features.new_empty(targets, weight.shape[-1]), inverse
 
 
 def _save_conv(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:

@@ -3,6 +3,7 @@
 Forward: a tile of N F (targets x M Q) is gathered row by row, then multiplied by Theta (M Q x P).
 Backward: a tile of B = [N(m)]^T dF' (sources x M P) is gathered over the transposed edges, then
 dF = B Theta^T, and dTheta = F^T B is added up tile by tile. Beside the results only the tiles need memory.
+Depthwise, the products are those of diagonal matrices.
 
 Channels are padded to whole vectors: features and gradients whose channels do not fill them, and those of 16 bits,
 are copied first. Each thread takes a run of rows; for a given number of threads two runs give the same bits.
@@ -46,11 +47,13 @@ def conv(
     transform_first: bool,
 ) -> tuple[Tensor, Tensor]:
     compute = numpy_dtype(features)
-    f, theta = wide(features, compute), wide_weight(weight, compute)
-    size, q, p = theta.shape
     targets = len(splits) - 1
-    out = torch.empty(targets, weight.shape[2], dtype=compute_dtype(features.dtype))
+    out = torch.empty(targets, weight.shape[-1], dtype=compute_dtype(features.dtype))
     inverse = out.new_empty(targets if function.normalise else 0)
+    if not weight.numel():
+        return out.copy_(torch.zeros(1) if bias is None else bias).to(features.dtype), inverse.zero_()
+    f, theta = wide(features, compute), wide_weight(weight, compute)
+    size, q, p = theta.shape[0], theta.shape[1], theta.shape[-1]
     start = np.zeros(p, compute)
     if bias is not None:
         start[: len(bias)] = bias.detach().to(out.dtype).numpy()
@@ -58,11 +61,11 @@ def conv(
         f = (torch.from_numpy(f) @ torch.from_numpy(theta.transpose(1, 0, 2).reshape(q, -1))).numpy()
         packed, channels = np.empty(0, compute), p
     else:
-        packed, channels = pack(theta.reshape(-1, p)), q
+        packed, channels = theta.ravel() if weight.ndim == 2 else pack(theta.reshape(-1, p)), q
     edges = (splits.numpy(), source.numpy(), source_coords.detach().numpy(), target_coords.detach().numpy())
     rule = recipe(function, edges[2].dtype, f.dtype)
     arrays = (f, packed, start, out.numpy(), inverse.numpy())
-    sizes = (size, channels, p, tile_height(size * channels, compute), lanes(compute))
+    sizes = (size, channels, p, tile_height(size * channels, compute), lanes(compute), weight.ndim == 2)
     in_threads(_forward, [(a, b, *edges, *rule, *arrays, *sizes) for a, b in ranges(edges[0])])
     return out.to(features.dtype), inverse
 
@@ -80,25 +83,33 @@ def conv_backward(
     need_features: bool,
     need_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
+    if not weight.numel():
+        return torch.zeros_like(features), torch.zeros_like(weight)
     compute = numpy_dtype(features)
     g, theta = wide(grad, compute), wide_weight(weight, compute)
     f = wide(features, compute) if need_weight else np.empty((0, 0), compute)
-    size, q, p = theta.shape
-    turned = pack(np.ascontiguousarray(theta.transpose(0, 2, 1)).reshape(-1, q))
+    size, q, p = theta.shape[0], theta.shape[1], theta.shape[-1]
+    if depthwise := weight.ndim == 2:
+        turned = theta.ravel()
+    else:
+        turned = pack(np.ascontiguousarray(theta.transpose(0, 2, 1)).reshape(-1, q))
     edges = (back_splits.numpy(), back_source.numpy(), source_coords.detach().numpy(), target_coords.detach().numpy())
     rule = recipe(function, edges[2].dtype, g.dtype)
     cuts = ranges(edges[0])
     shape = features.shape if need_features else (0, 0)
     d_features = torch.empty(shape, dtype=compute_dtype(features.dtype))
-    d_weight = np.zeros((len(cuts), q, size * p) if need_weight else (len(cuts), 0, 0), compute)
+    d_weight = np.zeros((len(cuts), 1 if depthwise else q, size * p) if need_weight else (len(cuts), 0, 0), compute)
     arrays = (inverse.numpy(), g, f, turned, d_features.numpy())
-    sizes = (size, q, p, tile_height(size * p, compute), lanes(compute))
+    sizes = (size, q, p, tile_height(size * p, compute), lanes(compute), depthwise)
     in_threads(_backward, [(a, b, *edges, *rule, *arrays, d_weight[n], *sizes) for n, (a, b) in enumerate(cuts)])
     if not need_weight:
         return d_features.to(features.dtype), None
     # Added by NumPy, which starts no threads for it.
     total = torch.from_numpy(d_weight.sum(0))
-    total = total.view(q, size, p)[: weight.shape[1], :, : weight.shape[2]].transpose(0, 1)
+    if depthwise:
+        total = total.view(size, q)[:, : weight.shape[1]]
+    else:
+        total = total.view(q, size, p)[: weight.shape[1], :, : weight.shape[2]].transpose(0, 1)
     return d_features.to(features.dtype) if need_features else None, total.to(weight.dtype).contiguous()
 
 
@@ -118,7 +129,7 @@ def edge_sums(
 def _forward(
     first, last, splits, source, source_coords, target_coords,
     kind, table, chain, slots, width, radius, falloff, normalise,
-    f, packed, start, out, inverse, size, channels, p_channels, tile_rows, lane,
+    f, packed, start, out, inverse, size, channels, p_channels, tile_rows, lane, depthwise,
 ):  # fmt: skip
     capacity = longest(splits, first, last)
     v = np.empty((source_coords.shape[1], capacity), f.dtype)
@@ -140,6 +151,8 @@ def _forward(
         )  # fmt: skip
         if transformed:
             out[t:end] = tile[: end - t, : out.shape[1]]
+        elif depthwise:
+            _scale_and_add(tile, packed, size, channels, start, out[t:end])
         else:
             result[:] = start
             rows = (end - t + BLOCK - 1) // BLOCK * BLOCK
@@ -151,7 +164,7 @@ def _forward(
 def _backward(
     first, last, splits, target, source_coords, target_coords,
     kind, table, chain, slots, width, radius, falloff, normalise,
-    inverse, grad, f, turned, d_features, d_weight, size, q_channels, p_channels, tile_rows, lane,
+    inverse, grad, f, turned, d_features, d_weight, size, q_channels, p_channels, tile_rows, lane, depthwise,
 ):  # fmt: skip
     capacity = longest(splits, first, last)
     v = np.empty((source_coords.shape[1], capacity), grad.dtype)
@@ -161,6 +174,7 @@ def _backward(
     stride = steps + lane
     tile = np.empty((tile_rows, stride), grad.dtype)
     result = np.empty((tile_rows, q_channels), grad.dtype)
+    nothing = np.zeros(q_channels, grad.dtype)
     for t in range(first, last, tile_rows):
         end = min(t + tile_rows, last)
         tile[:] = 0
@@ -168,6 +182,15 @@ def _backward(
             t, end, splits, target, source_coords, target_coords, kind, table, chain, width, -radius, falloff,
             normalise, False, inverse, grad, v, w, p, tile, stride, False, size, p_channels, lane,
         )  # fmt: skip
+        if depthwise:
+            if d_features.shape[0] > 0:
+                _scale_and_add(tile, turned, size, q_channels, nothing, d_features[t:end])
+            if d_weight.shape[0] > 0:
+                for r in range(end - t):
+                    for m in range(size):
+                        for c in range(q_channels):
+                            d_weight[0, m * q_channels + c] += f[t + r, c] * tile[r, m * q_channels + c]
+            continue
         if d_features.shape[0] > 0:
             result[:] = 0
             rows = (end - t + BLOCK - 1) // BLOCK * BLOCK
@@ -176,6 +199,17 @@ def _backward(
         if d_weight.shape[0] > 0:
             a_at = t * q_channels
             matmul_transposed(d_weight, f, a_at, q_channels, tile, stride, q_channels, steps, end - t, lane)
+
+
+@njit(nogil=True, cache=True)
+def _scale_and_add(tile, theta, size, channels, start, out):
+    """out = start + the sum over m of the tile's M runs of channels, each times its own theta."""
+    for r in range(len(out)):
+        for c in range(out.shape[1]):
+            out[r, c] = start[c]
+        for m in range(size):
+            for c in range(out.shape[1]):
+                out[r, c] += tile[r, m * channels + c] * theta[m * channels + c]
 
 
 @njit(nogil=True, cache=True)

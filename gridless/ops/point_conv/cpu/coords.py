@@ -9,6 +9,7 @@ the derivative of the loss by the edge value n_m = p_m w / W, and a = sum of c_m
 from __future__ import annotations
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gridless.kernels.compile import njit
@@ -34,12 +35,20 @@ def conv_coords_backward(
     need_source: bool,
     need_target: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
+    if not grad.numel() or not features.numel():
+        return (
+            torch.zeros_like(source_coords) if need_source else None,
+            torch.zeros_like(target_coords) if need_target else None,
+        )
     compute = numpy_dtype(features)
     g, f, theta = wide(grad, compute), wide(features, compute), wide_weight(weight, compute)
-    _, q, p = theta.shape
     # Of a target, H = dF' Theta(m)^T, so that c_m = <H_m, F_j>; of a source, F Theta(m), so that c_m = <that, dF'_i>.
-    to_q = pack(np.ascontiguousarray(theta.transpose(2, 0, 1)).reshape(p, -1))
-    to_p = pack(np.ascontiguousarray(theta.transpose(1, 0, 2)).reshape(q, -1))
+    if weight.ndim == 2:
+        to_q = to_p = theta.ravel()
+    else:
+        _, q, p = theta.shape
+        to_q = pack(np.ascontiguousarray(theta.transpose(2, 0, 1)).reshape(p, -1))
+        to_p = pack(np.ascontiguousarray(theta.transpose(1, 0, 2)).reshape(q, -1))
     return _both_ends(
         (g, to_q, f), (f, to_p, g), inverse, np.zeros(len(splits) - 1 if function.normalise else 0, compute),
         splits, source, back_splits, back_source, source_coords, target_coords, function, need_source, need_target,
@@ -94,8 +103,10 @@ def _both_ends(
 def _run(by_target, edges, rule, operands, inverse, shared, out) -> None:  # type: ignore[no-untyped-def]
     row_features, packed, column_features = operands
     channels = column_features.shape[1] if len(packed) else 0
+    # One factor for each term and channel, where a matrix would have as many rows as there are channels.
+    depthwise = 0 < len(packed) == len(rule.table) * channels
     height = tile_height(max(len(rule.table) * channels, 1), row_features.dtype)
-    sizes = (channels, height, lanes(row_features.dtype))
+    sizes = (channels, height, lanes(row_features.dtype), depthwise)
     arrays = (row_features, packed, column_features, inverse.numpy(), shared, out.numpy())
     in_threads(_gradients, [(a, b, by_target, *edges, *rule, *arrays, *sizes) for a, b in ranges(edges[0])])
 
@@ -138,7 +149,7 @@ def _basis_at(v, kind, table, width, value, slope):
 def _gradients(
     first, last, by_target, splits, column, row_coords, column_coords,
     kind, table, chain, slots, width, radius, falloff, normalise,
-    row_features, packed, column_features, inverse, shared, out, channels, height, lane,
+    row_features, packed, column_features, inverse, shared, out, channels, height, lane, depthwise,
 ):  # fmt: skip
     size, dim = table.shape
     dtype = row_features.dtype
@@ -153,7 +164,11 @@ def _gradients(
     made = np.empty((height, size * channels), dtype)
     for t in range(first, last, height):
         stop = min(t + height, last)
-        if len(packed) > 0:
+        if depthwise:
+            for r in range(stop - t):
+                for n in range(size * channels):
+                    made[r, n] = row_features[t + r, n % channels] * packed[n]
+        elif len(packed) > 0:
             rows_in[: stop - t] = row_features[t:stop]
             made[:] = 0
             matmul(made, rows_in, steps, packed, (stop - t + BLOCK - 1) // BLOCK * BLOCK, size * channels, steps, lane)

@@ -23,9 +23,8 @@ def wide(x: Tensor, compute: np.dtype) -> np.ndarray:
 
 
 def wide_weight(weight: Tensor, compute: np.dtype) -> np.ndarray:
-    """(M, Q, P) with both channels padded with zeros."""
-    _, q, p = weight.shape
-    missing = (0, padded(p, compute) - p, 0, padded(q, compute) - q)
+    """(M, Q, P), or (M, C), with the channels padded with zeros."""
+    missing = [n for size in reversed(weight.shape[1:]) for n in (0, padded(size, compute) - size)]
     return torch.nn.functional.pad(weight.detach().to(compute_dtype(weight.dtype)), missing).contiguous().numpy()
 
 

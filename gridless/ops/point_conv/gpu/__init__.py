@@ -3,7 +3,7 @@
 One kernel makes the sums N F of a tile of targets and multiplies them by Theta while they are in registers: of all
 channels where those fit, strip by strip where there are many targets. Otherwise N F is written for as many targets as
 the second-level cache holds, and a library product reads it from there. The backward pass does the same with
-B = N^T dF' over the transposed edges. No atomics: every sum has one owner.
+B = N^T dF' over the transposed edges; depthwise, one kernel does either. No atomics: every sum has one owner.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from gridless.ops.point_conv.gpu.tiles import (
     GROUP,
     HELD,
     Tile,
+    depthwise_tile,
     dot_block,
     fused_backward_tile,
     fused_tile,
@@ -33,6 +34,7 @@ from gridless.ops.point_conv.gpu.tiles import (
     wide_backward_tiles,
 )  # fmt: skip
 from gridless.ops.point_conv.gpu.triton_coords import coords_kernel, sums_kernel
+from gridless.ops.point_conv.gpu.triton_depthwise import depthwise_kernel
 from gridless.ops.point_conv.gpu.triton_kernels import (
     contract_kernel,
     fused_backward_kernel,
@@ -44,10 +46,10 @@ from gridless.ops.point_conv.gpu.triton_kernels import (
 # Bytes of F Theta that are made at once where features are transformed first.
 TRANSFORMED = 64 << 20
 
-_GATHER, _FUSED, _FUSED_BACKWARD, _WEIGHT, _CONTRACT, _SUMS, _COORDS = map(
-    Launcher,
-    (gather_kernel, fused_kernel, fused_backward_kernel, weight_kernel, contract_kernel, sums_kernel, coords_kernel),
+_GATHER, _FUSED, _FUSED_BACKWARD, _WEIGHT, _CONTRACT = map(
+    Launcher, (gather_kernel, fused_kernel, fused_backward_kernel, weight_kernel, contract_kernel)
 )
+_DEPTHWISE, _SUMS, _COORDS = map(Launcher, (depthwise_kernel, sums_kernel, coords_kernel))
 
 _TYPES = {
     torch.float16: tl.float16,
@@ -68,14 +70,16 @@ def conv(
     function: EdgeFunction,
     transform_first: bool,
 ) -> tuple[Tensor, Tensor]:
-    terms, channels, width = weight.shape
+    terms, channels, width = *weight.shape[:2], weight.shape[-1]
     rows = target_coords.shape[0]
     out = features.new_empty(rows, width)
     inverse = features.new_empty(rows if function.normalise else 0, dtype=compute_dtype(features.dtype))
     if rows == 0 or width == 0:
         return out, inverse.zero_()
     walk = _Walk(target_coords, source_coords, splits, source, inverse, function, False, features.dtype)
-    if transform_first:
+    if weight.ndim == 2:
+        _depthwise(walk, features, weight, bias, out, False)
+    elif transform_first:
         _transform_first(walk, features, weight, bias, out)
     elif (tile := fused_tile(features.dtype, *weight.shape, rows, walk.edges, out.device)) is not None:
         _fused(walk, features, weight, bias, out, tile)
@@ -102,12 +106,14 @@ def conv_backward(
     need_features: bool,
     need_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    terms, channels, width = weight.shape
+    terms, channels, width = *weight.shape[:2], weight.shape[-1]
     d_features = torch.empty_like(features) if need_features else None
     if features.numel() == 0 or grad.numel() == 0:
         zeros = torch.zeros_like(weight) if need_weight else None
         return None if d_features is None else d_features.zero_(), zeros
     walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, function, True, features.dtype)
+    if weight.ndim == 2:
+        return d_features, _depthwise(walk, grad, weight, features, d_features, need_weight)
     tile = fused_backward_tile(features.dtype, *weight.shape, walk.rows, walk.edges, grad.device)
     if tile is not None:
         return d_features, _fused_backward(walk, grad, features, weight, d_features, need_weight, tile)
@@ -143,13 +149,14 @@ def conv_coords_backward(
     need_source: bool,
     need_target: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    terms, channels, width = weight.shape
+    terms, channels, width = *weight.shape[:2], weight.shape[-1]
+    depthwise = weight.ndim == 2
     along = torch.empty_like(inverse)
     d_source, d_target = torch.zeros_like(source_coords), torch.zeros_like(target_coords)
     if features.numel() and grad.numel():
         if need_target or function.normalise:
             walk = _Walk(target_coords, source_coords, splits, source, inverse, function, False, features.dtype)
-            across = weight.permute(2, 0, 1).reshape(width, terms * channels)
+            across = weight if depthwise else weight.permute(2, 0, 1).reshape(width, terms * channels)
             walk.coords(grad, across, features, along, d_target)
         if need_source:
             assert back_splits is not None
@@ -157,7 +164,7 @@ def conv_coords_backward(
             walk = _Walk(
                 source_coords, target_coords, back_splits, back_source, inverse, function, True, features.dtype
             )
-            along_weight = weight.transpose(0, 1).reshape(channels, terms * width)
+            along_weight = weight if depthwise else weight.transpose(0, 1).reshape(channels, terms * width)
             walk.coords(features, along_weight, grad, along, d_source)
     return d_source if need_source else None, d_target if need_target else None
 
@@ -269,13 +276,17 @@ class _Walk:
             yield first, last, buffer[: last - first]
 
     def coords(self, mine: Tensor, weight: Tensor, theirs: Tensor, along: Tensor, out: Tensor) -> None:
-        """Gradients of the rows' coordinates: coefficients are products of (mine weight) and theirs."""
-        channels = theirs.shape[1]
-        step = max(CHUNK // (weight.shape[1] * mine.element_size()) // 128, 1) * 128
+        """Gradients of the rows' coordinates: coefficients are products of (mine weight) and theirs.
+
+        The weight is a matrix (channels of mine, M C), or the factors (M, C) of a depthwise convolution.
+        """
+        terms, channels = self.function.size, theirs.shape[1]
+        step = max(CHUNK // (terms * channels * mine.element_size()) // 128, 1) * 128
         block = min(64, max(4, power_of_two(channels)))
         for first in range(0, self.rows, step):
             last = min(first + step, self.rows)
-            transformed = mine[first:last] @ weight
+            some = mine[first:last]
+            transformed = some[:, None] * weight if weight.shape == (terms, channels) else some @ weight
             tile = gather_tile(theirs.dtype, block)
             grid = (cdiv(last - first, tile.rows), 1, 1)
             for base, size in self.groups():
@@ -348,6 +359,30 @@ def _fused_backward(
     after = (weight, features if d_features is None else d_features, parts)
     sizes = (walk.rows, tiles)
     walk.launch(_FUSED_BACKWARD, (programs, 1, 1), (grad, features), after, sizes, constants, tile.warps)
+    return parts.sum(0).to(weight.dtype) if need_weight else None
+
+
+def _depthwise(
+    walk: _Walk, features: Tensor, weight: Tensor, other: Tensor | None, out: Tensor | None, need_weight: bool
+) -> Tensor | None:
+    """The convolution, with the bias as `other`; or with a walk over transposed edges the gradients of the features,
+    which are then `other`, and of the weight from that of the result."""
+    terms, channels = weight.shape
+    block, tile = depthwise_tile(features.dtype, channels, need_weight)
+    tiles, across = cdiv(walk.rows, tile.rows), cdiv(channels, block)
+    programs = min(tiles, max(side_by_side(features.device, tile) // across, 1)) if need_weight else tiles
+    dtype = compute_dtype(features.dtype)
+    parts = features.new_empty(programs if need_weight else 0, terms, channels, dtype=dtype)
+    # What several launches add up, they add up in the dtype of the sums.
+    sums = out if out is None or terms <= GROUP else out.to(dtype)
+    after = (weight, weight if other is None else other, parts if sums is None else sums, parts)
+    flags = {"HAS_BIAS": other is not None and not walk.flip, "NEED_OUT": out is not None, "NEED_W": need_weight}
+    for base, size in walk.groups():
+        constants = walk.settings(channels) | walk.terms(base, size) | tile.strips(block) | flags | {"C": channels}
+        sizes = (walk.rows, tiles)
+        walk.launch(_DEPTHWISE, (programs, across, 1), (features,), after, sizes, constants, tile.warps)
+    if out is not None and sums is not None and sums is not out:
+        out.copy_(sums)
     return parts.sum(0).to(weight.dtype) if need_weight else None
 
 

@@ -140,6 +140,16 @@ def gather_tile(dtype: torch.dtype, block: int) -> Tile:
     return Tile(128 // strip, 2, 1, strip=strip, ahead=dtype != torch.float64)
 
 
+def depthwise_tile(dtype: torch.dtype, channels: int, need_weight: bool) -> tuple[int, Tile]:
+    """Channels of a program, and its tile: as in `gather_tile`, a few rows for one warp.
+
+    Each lane makes the values of its row's edges for itself: 8 channels of it share them. Their sums take 8 registers a
+    term, and as many again for the gradient of the weight.
+    """
+    block = 64 if channels % 64 == 0 else min(32, max(4, power_of_two(channels)))
+    return block, gather_tile(dtype, block)._replace(beside=8)
+
+
 def busy(rows: int, tile: Tile, device: torch.device) -> float:
     """The share of the device that works, where every multiprocessor takes as many tiles."""
     tiles = cdiv(rows, tile.rows)
