@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gridless import geometry
 from gridless.geometry.grid import KEEPS
 from gridless.geometry.taps import coarser
-from gridless.structures import Cloud, Edges, Events, Geometry
+from gridless.structures import Cloud, Edges, Events, Geometry, collate, fixed
 
 if TYPE_CHECKING:
     from gridless.geometry.chain import Chain
@@ -238,6 +238,23 @@ class Plan:
 
     def __call__(self, x: Any) -> Geometry:
         return self.step(x, None)[0]
+
+    def fixed(self, x: Any, like: Geometry | None = None) -> Geometry:
+        """The geometry in fixed shapes, for `torch.export`: with room for larger inputs, or in the shapes of `like`.
+
+        >>> example = model.plan.fixed(x)
+        >>> program = torch.export.export(model, (example,)).module()
+        >>> logits = program(model.plan.fixed(y, like=example))[:-1]
+
+        The last example is one more than was given, a point that takes what is left. What does not fit is refused.
+        """
+        if [step.op for step in self.steps.values() if not step.inputs] != ["points"]:
+            raise TypeError("fixed: shapes are fixed for one cloud of points, not for events or several inputs")
+        cloud = Cloud.of(x)
+        if not len(cloud):
+            raise ValueError("fixed: there is no point")
+        spare = cloud[:1].examples[int(cloud.sizes.nonzero()[0])]
+        return fixed(collate([self(cloud), self(spare)]), like)
 
     def step(self, x: Any, memory: dict[str, Any] | None = None) -> tuple[Geometry, dict[str, Any]]:
         """The geometry of the next packet of a stream: memory in (None before the first), memory out.

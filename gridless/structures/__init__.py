@@ -5,8 +5,9 @@ Every field says what it is (rows, splits, an index into something, a size), so 
 padding are written once for all structures.
 """
 
+from gridless.structures import pytree
 from gridless.structures.base import Ragged, Structure
-from gridless.structures.batch import bucket_size, collate, pad
+from gridless.structures.batch import bucket_size, collate, fixed, pad
 from gridless.structures.cloud import Cloud
 from gridless.structures.edges import MAX_EDGES, Edges
 from gridless.structures.events import Events
@@ -25,5 +26,7 @@ __all__ = [
     "bucket_size",
     "collate",
     "expect_geometry",
+    "fixed",
     "pad",
+    "pytree",
 ]

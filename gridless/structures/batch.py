@@ -169,3 +169,41 @@ def pad(value: Any, bucket: Buckets) -> Any:
     into = bucket_size(getattr(value, sizes[0] or ""), bucket) if sizes else None
     more = bucket_size(len(value), bucket) - len(value)
     return value.with_parts(grown, into, value.padding + more)
+
+
+def fixed(geometry: Geometry, like: Geometry | None = None) -> Geometry:
+    """The geometry in the shapes of another, or with room for twice its rows; its last example is there to be filled.
+
+    Unlike `pad`, which says how many rows are padding, nothing in it but tensors depends on the input: what is added
+    belongs to the last example, its points are one point, and its edges join that with itself.
+    """
+    values = {}
+    for name, value in geometry.items():
+        joins = isinstance(value, Edges)
+        size = "num_source" if joins else "num_parent"
+        into = _room(getattr(value, size)) if like is None else getattr(like[name], size)
+        length = _room(len(value)) if like is None else len(like[name])
+        grown = []
+        for at, (kind, tensor) in enumerate(value.parts()):
+            if like is not None:
+                rows = len([*like[name].parts()][at][1])
+            elif kind == "splits":
+                rows = _room(len(tensor) - 1) + 1 if joins else len(tensor)
+            else:
+                rows = length
+            more = rows - len(tensor)
+            if more < 0:
+                raise ValueError(f"fixed: {name} has {len(tensor)} rows, and {rows} are the most that fit")
+            if kind == "splits":
+                tensor = torch.cat([tensor[:-1], tensor[-1:].expand(more), tensor.new_full((1,), length)])
+            elif kind.endswith("index"):
+                tensor = torch.cat([tensor, tensor.new_full((more,), into - 1)])
+            else:
+                tensor = torch.cat([tensor, tensor[-1:].expand(more, *tensor.shape[1:])])
+            grown.append(tensor)
+        values[name] = value.with_parts(grown, into, padding=0)
+    return Geometry(values)
+
+
+def _room(rows: int) -> int:
+    return bucket_size(2 * rows, "power_of_two") if rows else 0

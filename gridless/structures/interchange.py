@@ -124,7 +124,7 @@ def _pyg(data: Any) -> Held:
     """`pos`, and all that belongs to nodes; `x` is called features, `y` label. What belongs to graphs stays behind."""
     if getattr(data, "pos", None) is None:
         raise ValueError("Cloud.of: this Data has no pos: its points are data.pos, (N, D)")
-    names = [n for n in map(str, data.keys()) if n not in ("pos", "batch", "ptr") and data.is_node_attr(n)]  # noqa: SIM118
+    names = [n for n in map(str, data.keys()) if n not in ("pos", "batch", "ptr") and data.is_node_attr(n)]
     rows: dict[str, Any] = {PYG.get(n, n): data[n] for n in names if isinstance(data[n], Tensor)}
     splits = getattr(data, "ptr", None)
     batch = getattr(data, "batch", None)

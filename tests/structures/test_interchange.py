@@ -174,3 +174,31 @@ def test_a_dataloader_without_our_collate_says_so():
         with pytest.raises(TypeError, match=r"pass it collate_fn=gl.collate"):
             next(iter(DataLoader([thing, thing], 2)))
         next(iter(DataLoader([thing, thing], 2, collate_fn=gl.collate)))
+
+
+def test_the_learned_part_is_exported_for_all_inputs_that_fit():
+    model = gl.models.point_resnet_small(classes=4).eval()
+    draw = torch.Generator().manual_seed(0)
+    x, y = (torch.rand(n, 3, generator=draw) for n in (200, 230))
+    example = model.plan.fixed(x)
+    program = torch.export.export(model, (example,)).module()
+    with torch.no_grad():
+        for cloud in (x, y):
+            got = program(model.plan.fixed(cloud, like=example))[:-1]
+            torch.testing.assert_close(got, model(model.plan(cloud)), rtol=0, atol=1e-5)
+    with pytest.raises(ValueError, match=r"fixed: X0 has 2001 rows, and 512 are the most"):
+        model.plan.fixed(torch.rand(2000, 3, generator=draw), like=example)
+    with pytest.raises(TypeError, match="not for events"):
+        gl.models.n_mnist().plan.fixed(x)
+
+
+def test_onnx_is_refused_with_the_reason(monkeypatch):
+    from torch.utils._pytree import tree_flatten
+
+    plan = gl.Plan()
+    plan.points(3)
+    geometry = plan(XYZ)
+    assert len(tree_flatten(geometry)[0]) == 2
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    with pytest.raises(TypeError, match="whose runtimes have no kernels"):
+        tree_flatten(geometry)
