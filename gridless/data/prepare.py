@@ -115,3 +115,11 @@ def joined(cloud: Cloud, features: Sequence[str]) -> Cloud:
     rows = {name: values for name, values in cloud.rows.items() if name not in features}
     rows["features"] = torch.cat([cloud.rows[name] for name in features], 1)
     return cloud._changed(rows=Rows(rows), directions=())
+
+
+def turned(cloud: Cloud, how: Preparation, what: str) -> Cloud:
+    """A part of a scene as the network sees it: turned, y up, with its features; neither centred nor scaled."""
+    order, signs = map(torch.tensor, _TURNS[how.up])
+    rows = {name: _feature(row(cloud, name, what), name) for name in how.features}
+    coords = cloud.coords[:, order] * signs
+    return Cloud.of(coords, features=torch.cat(list(rows.values()), 1)) if rows else Cloud.of(coords)

@@ -13,6 +13,7 @@ import numpy as np
 
 from gridless.data.clouds import READERS, read_parts
 from gridless.data.clouds.base import Parts, Points, part_sizes
+from gridless.data.files import whole_file
 from gridless.structures import Cloud
 from gridless.structures.interchange import plain
 
@@ -109,8 +110,15 @@ class Scene:
             return coords.astype(np.float64) + 0.0
         return np.round(coords.astype(np.float64) / self.resolution) * self.resolution + 0.0
 
-    def scan(self, cell: float) -> dict[tuple[int, int], int]:
-        """Find the box of each piece, and count the points in cells of a grid over the first two axes."""
+    def scan(self, cell: float, known: Path | None = None) -> dict[tuple[int, int], int]:
+        """Find the box of each piece, and count the points in cells of a grid over the first two axes.
+
+        What is found is kept in the file `known`, and taken from there the next time.
+        """
+        if known is not None and known.exists():
+            with np.load(known, allow_pickle=False) as kept:
+                self.low, self.high = kept["low"], kept["high"]
+                return {(i, j): n for i, j, n in kept["counts"].tolist()}
         low, high = np.empty((len(self.sizes), self.dim)), np.empty((len(self.sizes), self.dim))
         counts: dict[tuple[int, int], int] = {}
         for k in range(len(self.sizes)):
@@ -124,6 +132,9 @@ class Scene:
             for (i, j), n in zip(found.tolist(), many.tolist()):
                 counts[i, j] = counts.get((i, j), 0) + n
         self.low, self.high = low, high
+        if known is not None:
+            with whole_file(known) as file:
+                np.savez(file, low=low, high=high, counts=[[*key, n] for key, n in counts.items()])
         return counts
 
     def within(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -150,7 +161,10 @@ class Scene:
         return Piece(whole.coords[order], whole.index[order], rows)
 
     def sort(self, cell: float, folder: str | Path | None = None) -> None:
-        """Copy the points into a file of compact pieces: for scenes whose own pieces are spread all over."""
+        """Copy the points into a file of compact pieces: for scenes whose own pieces are spread all over.
+
+        Without a folder it is a temporary one; in a folder the copy stays, and is found again.
+        """
         if self._sorted is None:
             self._sorted = _Sorted(self, cell, folder)
             self._cache.clear()
@@ -173,43 +187,54 @@ class _Sorted:
     """The points of a scene in a file: run by run, each sorted along a curve and cut into compact pieces."""
 
     def __init__(self, scene: Scene, cell: float, folder: str | Path | None) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="gridless-", dir=folder)
-        self._path = Path(self._folder.name) / "points"
-        self._ends, low, high = [0], [], []
-        self._dtype: np.dtype | None = None
-        try:
-            with self._path.open("xb") as file:
-                for run in _runs(scene):
-                    table = self._table(run)[_curve(cells_of(run.coords, cell)).argsort(kind="stable")]
-                    for part in np.array_split(table, -(-len(table) // (1 << 15))):
-                        file.write(part.tobytes())
-                        low.append(part["coords"].min(0))
-                        high.append(part["coords"].max(0))
-                        self._ends.append(self._ends[-1] + len(part))
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                f"{self._path.parent} cannot hold a sorted copy of {scene.count} points "
-                f"({os.strerror(error.errno or 0)}): make room, or set TMPDIR to a larger disk",
-            ) from None
-        self.low, self.high = np.array(low), np.array(high)
+        self._temporary = tempfile.TemporaryDirectory(prefix="gridless-") if folder is None else None
+        place = Path(folder if self._temporary is None else self._temporary.name)  # type: ignore[arg-type]
+        self._path, about = place / "points", place / "points.npz"
+        if not about.exists():
+            try:
+                with whole_file(self._path) as file:
+                    found = self._write(scene, cell, file)
+                with whole_file(about) as file:
+                    np.savez(file, **found)
+            except OSError as error:
+                raise OSError(
+                    error.errno,
+                    f"{place} cannot hold a sorted copy of {scene.count} points ({os.strerror(error.errno or 0)}): "
+                    "make room, or set TMPDIR to a larger disk",
+                ) from None
+        with np.load(about, allow_pickle=False) as kept:
+            self._ends, self.low, self.high = kept["ends"], kept["low"], kept["high"]
+            self._dtype = kept["like"].dtype
 
-    def _table(self, run: Piece) -> np.ndarray:
-        fields: list[Any] = [("coords", "f8", run.coords.shape[1:]), ("index", "i8")]
-        fields += [(f"rows.{name}", values.dtype, values.shape[1:]) for name, values in run.rows.items()]
-        self._dtype = self._dtype or np.dtype(fields)
-        table = np.empty(len(run.index), self._dtype)
-        table["coords"], table["index"] = run.coords, run.index
-        for name, values in run.rows.items():
-            table[f"rows.{name}"] = values
-        return table
+    @staticmethod
+    def _write(scene: Scene, cell: float, file: Any) -> dict[str, Any]:
+        ends, low, high = [0], [], []
+        table: Any = None
+        for run in _runs(scene):
+            table = _table(run)[_curve(cells_of(run.coords, cell)).argsort(kind="stable")]
+            for part in np.array_split(table, -(-len(table) // (1 << 15))):
+                file.write(part.tobytes())
+                low.append(part["coords"].min(0))
+                high.append(part["coords"].max(0))
+                ends.append(ends[-1] + len(part))
+        return {"ends": ends, "low": low, "high": high, "like": table[:0]}
 
     def piece(self, k: int) -> Piece:
-        first, last = self._ends[k : k + 2]
-        assert self._dtype is not None
-        table = np.fromfile(self._path, self._dtype, last - first, offset=first * self._dtype.itemsize)
+        first, last = self._ends[k : k + 2].tolist()
+        table: Any = np.fromfile(self._path, self._dtype, last - first, offset=first * self._dtype.itemsize)
         rows = {name[5:]: table[name].copy() for name in self._dtype.names or () if name.startswith("rows.")}
         return Piece(table["coords"].copy(), table["index"].copy(), rows)
+
+
+def _table(run: Piece) -> np.ndarray:
+    """Points as records."""
+    fields: list[Any] = [("coords", "f8", run.coords.shape[1:]), ("index", "i8")]
+    fields += [(f"rows.{name}", values.dtype, values.shape[1:]) for name, values in run.rows.items()]
+    table: Any = np.empty(len(run.index), fields)
+    table["coords"], table["index"] = run.coords, run.index
+    for name, values in run.rows.items():
+        table[f"rows.{name}"] = values
+    return table
 
 
 def _runs(scene: Scene) -> Iterator[Piece]:

@@ -8,7 +8,7 @@ and widens the halo where that is too far.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def tiles(
         grid: keep the first point of each cell of this size; the cells are those of the scene.
         rows: the names of the rows that are wanted; all by default.
         resolution: what float64 coordinates are rounded to, a power of two; float32 ones are not.
-        scratch: the folder of a sorted copy, where one is needed; a temporary one by default.
+        scratch: the folder of a sorted copy, where one is needed, which stays; a temporary one by default.
     """
     return Tiles(Scene(source, resolution, None if rows is None else list(rows)), size, halo, grid, scratch)
 
@@ -157,7 +157,12 @@ class Tile:
         return self.tiles.tile(self.key, halo)
 
     def run(
-        self, plan: Plan, layers: Iterable[str] = (), device: torch.device | str = "cpu", around: float = 0.0
+        self,
+        plan: Plan,
+        layers: Iterable[str] = (),
+        device: torch.device | str = "cpu",
+        around: float = 0.0,
+        prepare: Callable[[Cloud], Cloud] = lambda cloud: cloud,
     ) -> tuple[Tile, Geometry]:
         """A plan on the tile's cloud. Of what is inside, it gives what it would give of the whole scene.
 
@@ -168,6 +173,7 @@ class Tile:
             layers: the edges that a network convolves along, one after the other (`layers_of`).
             device: where the plan is run.
             around: how far from the tile results must be right, too.
+            prepare: what is done to the cloud first, such as to choose its rows; no point may change its place in it.
         """
         reach = plan.reach(list(layers)) - plan.reach()
         for name, step in plan.steps.items():
@@ -175,7 +181,7 @@ class Tile:
                 raise ValueError(f"{name} = {step}: cells of a scene are chosen as it is cut: tiles(..., grid=...)")
         tile = self
         while True:
-            geometry = plan(tile.cloud.to(device))
+            geometry = plan(prepare(tile.cloud).to(device))
             depth = tile._depth(device)
             needed = tile._doubt(plan, geometry, depth, reach) + around
             if needed < tile.halo or bool(depth.isinf().all()):

@@ -188,24 +188,40 @@ def predict(
     ] = None,
     top: Annotated[int, typer.Option(help="Classes to name per file.")] = 3,
     category: Annotated[str | None, typer.Option(help="Of networks that find parts: what the clouds show.")] = None,
-    out: Annotated[Path, typer.Option(help="Where clouds with their parts go, as PLY.")] = Path("parts"),
+    out: Annotated[
+        Path, typer.Option(help="Where clouds with their parts go, as PLY; of scenes the file, or a folder of them.")
+    ] = Path("parts"),
+    grid: Annotated[float | None, typer.Option(help="Of scenes: the cell of which one point is looked at.")] = None,
+    tile: Annotated[float | None, typer.Option(help="Of scenes: the side of a tile; else chosen by memory.")] = None,
+    workers: Annotated[int, typer.Option(help="Of scenes: processes on this machine.")] = 1,
+    ray: Annotated[str | None, typer.Option(help="Of scenes: the address of a Ray cluster, or auto.")] = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, with all probabilities.")] = False,
 ) -> None:
-    """Class and probabilities of your own files; of networks that find parts, each cloud with them, as OUT/NAME.ply."""
+    """Class and probabilities of your own files; of networks that find parts, each cloud with them, as OUT/NAME.ply.
+
+    Networks that label points by what is around them (point_unet) label scenes of any size, a file or a folder of them,
+    tile by tile in constant memory. Killed and started again, the command goes on where it ended.
+    """
     from gridless.progress import track
-    from gridless.training.predict import classify, classify_events, is_event_network, write_parts
+    from gridless.training.predict import classify, classify_events, is_event_network, write_labels, write_parts
     from gridless.weights import load
 
     model: Any = load(weights, pick_device(device))
-    live, parts = is_event_network(model), "parts" in model.config
-    if parts and len({file.stem for file in files}) < len(files):
+    live, parts, scenes = is_event_network(model), "parts" in model.config, model.config["model"] == "PointUNet"
+    if (parts or scenes) and len({file.stem for file in files}) < len(files):
         raise ValueError(f"two of the files have one name, and would be one file in {out}: give them in two calls")
     names = list(model.about.get("classes") or [])
     names += [str(i) for i in range(len(names), model.config.get("classes", 0))]
 
     def answer(file: Path) -> str:
         _check_kind(file, live)
+        if scenes:
+            settings = {"size": tile, "grid": grid, "device": str(pick_device(device)), "workers": workers, "ray": ray}
+            written, counts = write_labels(model, file, out, weights, up, **settings)
+            if as_json:
+                return json.dumps({"file": str(file), "written": str(written), "labels": counts})
+            return f"{file}: {', '.join(f'{name} {n}' for name, n in counts.items() if n)} points, in {written}"
         if parts:
             written, counts = write_parts(model, file, out, category, points, up, keep_scale)
             if as_json:

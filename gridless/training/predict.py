@@ -49,7 +49,7 @@ def classify(
 
 def preparation(recipe: dict[str, Any], up: str | None = None, keep_scale: bool = False) -> Preparation:
     """How files are prepared for weights of a recipe: as its folder was, else y up, on the unit sphere."""
-    options = recipe.get("data_options", {}) if recipe.get("data") == FOLDER else {}
+    options = recipe.get("data_options", {}) if recipe.get("data") in (FOLDER, "semantickitti") else {}
     known: dict[str, Any] = {k: v for k, v in options.items() if k in ("up", "keep_scale", "features", "block")}
     known |= {"up": up} if up else {}
     known |= {"keep_scale": True} if keep_scale else {}
@@ -111,6 +111,27 @@ def _parts(model: Any, every: Cloud, how: Preparation, wanted: int, kind: int, f
     check_scale(geometry, str(file))
     found = model.eval()(geometry, torch.tensor([kind], device=device)).argmax(1)
     return found[nearest(some, Cloud.of(every.coords.to(device)), 1).source.long()].cpu()
+
+
+def write_labels(
+    model: Any, source: Path, out: Path, weights: Any = None, up: str | None = None, **settings: Any
+) -> tuple[Path, dict[str, int]]:
+    """A scene with the label of every point, in the file OUT, or in the folder OUT; and how many have each label.
+
+    `settings` are those of `gridless.scenes.label.label_scene`; `weights` say where the network came from.
+    """
+    from gridless.scenes.label import OUTPUTS, label_scene
+
+    recipe = model.about.get("recipe", {})
+    how = preparation(recipe, up)
+    if recipe.get("data") == FOLDER and not (how.keep_scale or how.block):
+        raise ValueError(f"{source}: these weights are for clouds on the unit sphere: train with keep_scale, or blocks")
+    settings["grid"] = settings.get("grid") or recipe.get("data_options", {}).get("grid")
+    if out.suffix.lower() not in OUTPUTS:
+        out = out / f"{source.stem}{source.suffix.lower() if source.suffix.lower() in ('.las', '.laz') else '.ply'}"
+    counts = label_scene(source, model if weights is None else weights, out, how=how, **settings)
+    names = list(model.about.get("parts") or model.about.get("classes") or [])
+    return out, {names[k] if k < len(names) else str(k): n for k, n in counts.items()}
 
 
 def check_scale(geometry: Geometry, what: str) -> None:

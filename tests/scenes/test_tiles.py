@@ -193,7 +193,8 @@ def test_a_scene_in_no_order_is_sorted_first_and_gives_the_same(monkeypatch, tmp
     monkeypatch.setattr("gridless.scenes.scene._RUN", 700)
     x = street(2000)
     mixed = np.random.default_rng(0).permutation(len(x))
-    tiles = gl.tiles(x[mixed], 3.0, 1.0, scratch=tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tiles = gl.tiles(x[mixed], 3.0, 1.0)
     assert list(tmp_path.iterdir())
     plan = network_plan(levels=1)
     back = {name: {mixed[i] for i in rows} for name, rows in found(tiles, plan).items() if name[0] == "X"}

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import io
 import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -58,22 +59,62 @@ def read(source: Source) -> Points:
 def parts(source: Source) -> Parts:
     """A LAS file in pieces of as many points as PART; a LAZ or COPC file in its chunks."""
     file = Layout.of(source)
-    if not file.packed:
-        source.limits.stored("points", file.count, file.size, len(source.data) - file.start, file.start)
-        sizes = part_sizes(file.count)
+    sizes, raw = file.pieces(source)
+    return Parts(sizes, lambda k: file.points(raw(k)))
 
-        def read(k: int) -> Points:
-            return file.points(source.stored("points", sizes[k], file.size, file.start + k * PART * file.size))
 
-        return Parts(sizes, read)
-    chunks = [chunk for chunk in file.chunks(source) if chunk[0]]
-    places = np.cumsum([file.start + 8, *(length for _, length in chunks)])
+def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[int, int], np.ndarray]) -> None:
+    """Write the same file with other classes: labels(first, count) are those of its points; COPC becomes plain LAZ.
 
-    def unpack(k: int) -> Points:
-        Limits(source.path).unpacked("a chunk", chunks[k][0] * file.size, int(places[k]))
-        return file.points(file.unpack(source, int(places[k]), chunks[k : k + 1]))
+    Whatever else the file says of its points stays, and so do its records.
+    """
+    file = Layout.of(source)
+    size, sizes = struct.unpack_from("<H", source.data, 94)[0], file.pieces(source)[0]
+    head, raw = bytearray(source.data[:size]), file.pieces(source)[1]
+    kept = [record for user, record in _raw_records(source, size) if user not in ("laszip encoded", "copc")]
+    late = [record for user, record in _late_records(source) if user != "copc"]
+    vlr = None
+    if packed:
+        lazrs = _lazrs(source)
+        extra = file.size - SIZES[file.format]
+        way = bytearray(file.way or lazrs.LazVlr.new_for_compression(file.format, extra).record_data())
+        # Where chunks have sizes of their own they are made again, all alike.
+        if struct.unpack_from("<I", way, 12)[0] == VARIABLE:
+            struct.pack_into("<I", way, 12, 50_000)
+        vlr = lazrs.LazVlr(bytes(way))
+        kept.append(struct.pack("<H16sHH32s", 0, b"laszip encoded", 22204, len(way), b"") + way)
+    struct.pack_into("<IIB", head, 96, size + sum(map(len, kept)), len(kept), file.format | (128 if packed else 0))
+    if head[25] >= 4:
+        struct.pack_into("<QI", head, 235, 0, len(late))
+    begin = out.tell()
+    out.write(head + b"".join(kept))
+    compressor = _lazrs(source).LasZipCompressor(out, vlr) if packed else None
+    first = 0
+    for k, count in enumerate(sizes):
+        table = np.array(np.frombuffer(raw(k), np.uint8)).reshape(count, file.size)
+        classes = labels(first, count).astype(np.uint8)
+        if file.format < 6:
+            table[:, 15] = table[:, 15] & 0xE0 | classes
+        else:
+            table[:, 16] = classes
+        if compressor is None:
+            out.write(table.tobytes())
+        else:
+            compressor.compress_many(table.reshape(-1))
+        first += count
+    if compressor is not None:
+        compressor.done()
+    if late and head[25] >= 4:
+        end = out.seek(0, 2)
+        out.write(b"".join(late))
+        out.seek(begin + 235)
+        out.write(struct.pack("<Q", end - begin))
+        out.seek(0, 2)
 
-    return Parts([points for points, _ in chunks], unpack)
+
+def most_classes(source: Source) -> int:
+    """How many classes its points can have."""
+    return 32 if Layout.of(source).format < 6 else 256
 
 
 @dataclass(frozen=True)
@@ -144,6 +185,21 @@ class Layout:
         with np.errstate(over="ignore"):
             coords = field("<i4", 0, (3,)) * self.scale + self.offset
         return Points(coords, rows, np.dtype(np.float64))
+
+    def pieces(self, source: Source) -> tuple[list[int], Callable[[int], bytes | np.ndarray]]:
+        """How many points each piece has, and the points of piece k as LAS stores them."""
+        if not self.packed:
+            source.limits.stored("points", self.count, self.size, len(source.data) - self.start, self.start)
+            sizes = part_sizes(self.count)
+            return sizes, lambda k: source.stored("points", sizes[k], self.size, self.start + k * PART * self.size)
+        chunks = [chunk for chunk in self.chunks(source) if chunk[0]]
+        places = np.cumsum([self.start + 8, *(length for _, length in chunks)]).tolist()
+
+        def unpack(k: int) -> np.ndarray:
+            Limits(source.path).unpacked("a chunk", chunks[k][0] * self.size, places[k])
+            return self.unpack(source, places[k], chunks[k : k + 1])
+
+        return [points for points, _ in chunks], unpack
 
     @property
     def way(self) -> bytes:
@@ -222,10 +278,35 @@ def _records(source: Source, at: int, end: int, count: int) -> dict[tuple[str, i
         source.limits.stored("variable length records", 1, 54, end - at, at)
         user, number, length = struct.unpack_from("<16sHH", source.data, at + 2)
         source.limits.stored("bytes of a record", length, 1, end - at - 54, at)
-        key = user.split(b"\0")[0].decode("latin-1"), number
+        key = _user(user), number
         found.setdefault(key, source.data[at + 54 : at + 54 + length])
         at += 54 + length
     return found
+
+
+def _user(name: bytes) -> str:
+    return name.split(b"\0")[0].decode("latin-1")
+
+
+def _raw_records(source: Source, at: int) -> Iterator[tuple[str, bytes]]:
+    """Who wrote each record before the points, which are known to be whole, and its bytes."""
+    for _ in range(struct.unpack_from("<I", source.data, 100)[0]):
+        user, _, length = struct.unpack_from("<16sHH", source.data, at + 2)
+        yield _user(user), source.data[at : at + 54 + length]
+        at += 54 + length
+
+
+def _late_records(source: Source) -> Iterator[tuple[str, bytes]]:
+    """The same of the records behind the points, which LAS 1.4 has."""
+    if source.data[25] < 4:
+        return
+    at, count = struct.unpack_from("<QI", source.data, 235)
+    for _ in range(count):
+        source.limits.stored("records behind the points", 1, 60, len(source.data) - at, at)
+        user, _, length = struct.unpack_from("<16sHQ", source.data, at + 2)
+        source.limits.stored("bytes of a record", length, 1, len(source.data) - at - 60, at)
+        yield _user(user), source.data[at : at + 60 + length]
+        at += 60 + length
 
 
 def _extra(source: Source, record: bytes):

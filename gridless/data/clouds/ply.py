@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gridless.data.clouds.base import PART, Parts, Points, Source, named, numbers, part_sizes, typed
-from gridless.data.files import write_whole
+from gridless.data.files import whole_file
 from gridless.kernels.compile import njit
 from gridless.structures import Cloud
 
@@ -57,20 +57,29 @@ class Part(NamedTuple):
 def write(path: str | Path, cloud: Cloud) -> None:
     """A binary PLY of one cloud: x, y, z, and its rows: `rgb` as red, green, blue, `normal` as nx, ny, nz, others
     by name, vectors numbered."""
-    columns = list(zip("xyz", cloud.coords.cpu().numpy().T, strict=False))
-    for name, values in cloud.rows.items():
-        array = values.cpu().numpy().reshape(len(cloud), -1)
-        parts = {"rgb": ["red", "green", "blue"], "normal": ["nx", "ny", "nz"]}.get(name, [name])
-        parts = parts if len(parts) == array.shape[1] else [f"{name}_{i}" for i in range(array.shape[1])]
-        columns += zip(parts, array.T, strict=True)
-    small = [(name, _storable(name, column)) for name, column in columns]
-    table = np.empty(len(cloud), [(name, c.dtype.newbyteorder("<")) for name, c in small])
-    for name, column in small:
-        table[name] = column
-    words = {kind: word for word, kind in TYPES.items()}
-    lines = [f"property {words[c.dtype.str[1:]]} {name}" for name, c in small]
-    header = ["ply", "format binary_little_endian 1.0", f"element vertex {len(cloud)}", *lines, "end_header"]
-    write_whole(path, "".join(f"{line}\n" for line in header).encode("ascii") + table.tobytes())
+    write_parts(path, len(cloud), [cloud])
+
+
+def write_parts(path: str | Path, count: int, clouds: Iterable[Cloud]) -> None:
+    """The same of clouds that follow one another, `count` points in all; at least one cloud."""
+    with whole_file(path) as file:
+        for number, cloud in enumerate(clouds):
+            columns = list(zip("xyz", cloud.coords.cpu().numpy().T, strict=False))
+            for name, values in cloud.rows.items():
+                array = values.cpu().numpy().reshape(len(cloud), -1)
+                parts = {"rgb": ["red", "green", "blue"], "normal": ["nx", "ny", "nz"]}.get(name, [name])
+                parts = parts if len(parts) == array.shape[1] else [f"{name}_{i}" for i in range(array.shape[1])]
+                columns += zip(parts, array.T, strict=True)
+            small = [(name, _storable(name, column)) for name, column in columns]
+            if not number:
+                words = {kind: word for word, kind in TYPES.items()}
+                lines = [f"property {words[c.dtype.str[1:]]} {name}" for name, c in small]
+                header = ["ply", "format binary_little_endian 1.0", f"element vertex {count}", *lines, "end_header"]
+                file.write("".join(f"{line}\n" for line in header).encode("ascii"))
+            table = np.empty(len(cloud), [(name, c.dtype.newbyteorder("<")) for name, c in small])
+            for name, column in small:
+                table[name] = column
+            file.write(table.tobytes())
 
 
 def _storable(name: str, column: np.ndarray) -> np.ndarray:

@@ -1,0 +1,331 @@
+"""Label every point of a scene: `gridless predict city.laz --weights W --out labelled.laz`.
+
+Tile after tile, in constant memory. What is done is kept beside the output until that is whole: a run that was killed
+goes on where it ended. Labels do not depend on the tiles.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gridless.data.clouds import las, ply
+from gridless.data.clouds.base import Source
+from gridless.data.files import whole_file
+from gridless.data.prepare import Preparation, turned
+from gridless.geometry import nearest
+from gridless.progress import bar
+from gridless.scenes.scene import Scene
+from gridless.scenes.tasks import run
+from gridless.scenes.tiling import Tiles, layers_of
+from gridless.structures import Cloud
+
+# Points of a tile and its halo, about as many as fit in a gigabyte with what a network makes of them.
+POINTS = 1 << 19
+OUTPUTS = (".las", ".laz", ".ply", ".npy")
+
+
+class Labeller:
+    """The labels of the points inside a tile, by its key: a callable that loads its network once.
+
+    `labeller((i, j))` gives their rows in the scene and their labels. As a class for `ray.data`, whose batches have
+    columns `i` and `j`: `dataset.map_batches(Labeller, fn_constructor_kwargs={...}, batch_size=1)`.
+
+    Args:
+        source: a file or a folder of files.
+        weights: a network, or the name or path of its weights.
+        size: the side of a tile.
+        grid: the cell of which one point is looked at; every other has the label of the nearest. None: all are.
+        how: how the network's points were prepared.
+        device: where the network runs.
+        folder: of what the first pass finds, which is looked for there, and kept there.
+        points: of a tile and its halo at most, where `size` is None, and a power of two times the reach is chosen.
+    """
+
+    def __init__(
+        self,
+        source: str | Path,
+        weights: Any,
+        size: float | None = None,
+        grid: float | None = None,
+        how: Preparation | None = None,
+        device: str = "cpu",
+        folder: str | Path | None = None,
+        points: int = POINTS,
+    ) -> None:
+        from gridless.weights import load
+
+        model: Any = weights if isinstance(weights, torch.nn.Module) else load(weights)
+        self.model, self.device, self.how = model.to(device).eval(), torch.device(device), how or Preparation()
+        self.layers, self.source, self.grid = layers_of(self.model), str(source), grid
+        rows = sorted({name.partition(".")[0] for name in self.how.features})
+        scene = Scene(source, rows=rows)
+        if not scene.count:
+            raise ValueError(f"{source} holds no points")
+        if scene.dim != 3:
+            raise ValueError(f"{source} has points of {scene.dim} coordinates, and the network is for three")
+        # Of whom the nearest sample is asked: a cell's own is at most its diagonal away.
+        self.around = 0.0 if grid is None else grid * 3**0.5
+        halo = self.model.plan.reach(self.layers) + self.around + (grid or 0.0)
+        place = None if folder is None else Path(folder)
+        base = halo if size is None else float(size)
+        counts = scene.scan(base, None if place is None else place / "scan.npz")
+        scale = 1 if size is not None else _largest(counts, points)
+        grouped: dict[tuple[int, int], int] = {}
+        for (i, j), n in counts.items():
+            key = i // scale, j // scale
+            grouped[key] = grouped.get(key, 0) + n
+        self.tiles = Tiles(scene, scale * base, halo, grid, place, grouped)
+
+    @torch.no_grad()
+    def label(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        """The rows in the scene of the points inside a tile (S) int64, and their labels (S) int64."""
+        tile = self.tiles.tile(key, self.tiles.halo)
+        prepare = lambda cloud: turned(cloud, self.how, self.source)  # noqa: E731
+        tile, geometry = tile.run(self.model.plan, self.layers, self.device, self.around, prepare)
+        found = self.model(geometry).argmax(1)
+        inside = tile.every.rows["inside"]
+        index = tile.every.rows["index"][inside]
+        if self.grid is None:
+            return index.numpy(), found.cpu()[inside].numpy()
+        mine, some = (Cloud.of(x.to(self.device)) for x in (tile.every.coords[inside], tile.cloud.coords))
+        return index.numpy(), found[nearest(some, mine, 1).source.long()].cpu().numpy()
+
+    def __call__(self, key: Any) -> Any:
+        if not isinstance(key, dict):
+            return self.label(key)
+        found = [self.label((int(i), int(j))) for i, j in zip(key["i"], key["j"], strict=True)]
+        return {name: np.concatenate(part) for name, part in zip(("index", "label"), zip(*found), strict=True)}
+
+
+def label_scene(
+    source: str | Path,
+    weights: Any,
+    out: str | Path,
+    size: float | None = None,
+    grid: float | None = None,
+    how: Preparation | None = None,
+    device: str = "cpu",
+    workers: int = 1,
+    ray: str | None = None,
+    points: int = POINTS,
+) -> dict[int, int]:
+    """Write the points of a scene with their labels to `out`; returns how many there are of each.
+
+    A LAS or LAZ file becomes one with other classes, and stays as it is otherwise; every scene can become a PLY with
+    the rows `label`, or a NPY of the labels alone. The output appears when it is whole. Until then what is done lies in
+    a folder beside it, from which the next call goes on.
+
+    Args:
+        source: a file or a folder of files.
+        weights: a network, or the name or path of its weights.
+        out: the file that is written.
+        size, grid, how, device, points: those of `Labeller`.
+        workers: processes on this machine.
+        ray: the address of a Ray cluster on which the tiles are labelled instead; all its machines see the files.
+    """
+    source, out = Path(source), Path(out)
+    _check_output(source, out)
+    model: Any = weights if isinstance(weights, torch.nn.Module) else _loaded(weights)
+    layers_of(model)
+    settings = {"size": size, "grid": grid, "how": repr(how), "points": points, "files": _state(source)}
+    settings["network"] = hashlib.sha256(repr(model.config).encode()).hexdigest()
+    for name, tensor in model.state_dict().items():
+        settings["network"] += hashlib.sha256(name.encode() + tensor.cpu().numpy().tobytes()).hexdigest()[:8]
+    with _work(out, settings) as folder:
+        given = (
+            weights if isinstance(weights, torch.nn.Module) or not Path(weights).exists() else Path(weights).resolve()
+        )
+        arguments = {"weights": given, "size": size, "grid": grid, "how": how, "device": device, "points": points}
+        arguments |= {"folder": str(folder.resolve()), "source": str(source.resolve())}
+        first = Labeller(**{**arguments, "weights": model})
+        classes, count, tiles = model.config["classes"], first.tiles.scene.count, first.tiles
+        _check_classes(source, out, classes)
+        dtype = np.dtype(np.uint8 if classes <= 256 else np.uint16)
+        labels = folder / "labels"
+        try:
+            with labels.open("ab") as file:
+                file.truncate(count * dtype.itemsize)
+            _label_all(first, arguments, folder, labels, dtype, workers, ray)
+            _write(tiles.scene, source, out, labels, dtype)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            words = f"no space left while writing {out}: what is done stays in {folder}; make room and start again"
+            raise OSError(error.errno, words) from None
+        found = np.zeros(classes, np.int64)
+        for at in range(0, count, 1 << 22):
+            part = np.fromfile(labels, dtype, min(1 << 22, count - at), offset=at * dtype.itemsize)
+            found += np.bincount(part, minlength=classes)
+        shutil.rmtree(folder)
+    return dict(enumerate(found.tolist()))
+
+
+def _label_all(
+    first: Labeller,
+    arguments: dict[str, Any],
+    folder: Path,
+    labels: Path,
+    dtype: np.dtype,
+    workers: int,
+    ray: str | None,
+) -> None:
+    """Label the tiles that are missing, each written before it is noted as done."""
+    tiles = first.tiles
+    journal = folder / "done"
+    lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
+    done = {tuple(map(int, line.split())) for line in lines}
+    left = [key for key in tiles.keys if key not in done]
+    ended = tiles.scene.count - sum(tiles.counts[key] for key in left)
+    with (
+        bar("label", tiles.scene.count, done=ended) as advance,
+        journal.open("r+b" if journal.exists() else "w+b") as notes,
+    ):
+        # A line that a killed run did not finish is written over.
+        notes.truncate(notes.seek(sum(len(line) + 1 for line in lines)))
+        for key, (index, found) in run(Labeller, arguments, left, workers, ray, first):
+            if len(index) != tiles.counts[key]:
+                raise RuntimeError(f"tile {key} has {len(index)} points, not {tiles.counts[key]}")
+            # Mapped for one tile only: what is mapped counts as memory.
+            place = np.memmap(labels, dtype, "r+", shape=(tiles.scene.count,))
+            place[index] = found
+            place.flush()
+            del place
+            notes.write(f"{key[0]} {key[1]}\n".encode())
+            notes.flush()
+            os.fsync(notes.fileno())
+            advance(len(index))
+
+
+def _write(scene: Scene, source: Path, out: Path, labels: Path, dtype: np.dtype) -> None:
+    def part(first: int, count: int) -> np.ndarray:
+        return np.fromfile(labels, dtype, count, offset=first * dtype.itemsize)
+
+    if out.suffix.lower() == ".npy":
+        with whole_file(out) as file:
+            shape: Any = {"descr": dtype.str, "fortran_order": False, "shape": (scene.count,)}
+            np.lib.format.write_array_header_1_0(file, shape)
+            for first in range(0, scene.count, 1 << 22):
+                file.write(part(first, min(1 << 22, scene.count - first)).tobytes())
+    elif out.suffix.lower() == ".ply":
+        ply.write_parts(out, scene.count, _clouds(source, part))
+    else:
+        with whole_file(out) as file:
+            las.relabelled(Source.mapped(source), file, out.suffix.lower() == ".laz", part)
+
+
+def _clouds(source: Path, part: Any) -> Iterator[Cloud]:
+    """The points of a scene, piece by piece as its files have them, with their labels."""
+    whole = Scene(source)
+    for k in range(len(whole.sizes)):
+        piece = whole.piece(k)
+        points = whole._read(k).coords
+        rows: dict[str, Any] = {name: values for name, values in piece.rows.items() if name != "label"}
+        yield Cloud.of(np.array(points, whole.dtype), **rows, label=part(int(piece.index[0]), len(piece.index)))
+
+
+@contextmanager
+def _work(out: Path, settings: dict[str, Any]) -> Iterator[Path]:
+    """The folder of what is done, which nobody else may use at the same time; begun anew for other settings."""
+    folder = out.with_name(f"{out.name}.unfinished")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(error.errno, f"{out.parent}: nothing can be written there ({error.strerror})") from None
+    with _locked(out):
+        folder.mkdir(exist_ok=True)  # the run before this one may have ended in between
+        about, words = folder / "about.json", json.dumps(settings, indent=1)
+        if not about.exists() or about.read_text() != words:
+            shutil.rmtree(folder)
+            folder.mkdir()
+            with whole_file(about) as kept:
+                kept.write(words.encode())
+        yield folder
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """Held until the process ends, however it does; on systems without such locks it is not held."""
+    path = out.with_name(f".{out.name}.lock")
+    with path.open("w") as file:
+        try:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another run may have removed the file just now, and a third one may have made it again.
+            held = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except ImportError:
+            held = True
+        except OSError as error:
+            # Some network file systems have no locks.
+            held = error.errno not in (errno.EACCES, errno.EAGAIN)
+        if not held:
+            raise ValueError(f"another run is writing {out}: wait for it, or give another --out")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _state(source: Path) -> list[list[Any]]:
+    files = sorted(source.iterdir()) if source.is_dir() else [source]
+    if not source.exists():
+        raise FileNotFoundError(f"there is no {source}")
+    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+
+
+def _check_output(source: Path, out: Path) -> None:
+    suffix = out.suffix.lower()
+    if suffix not in OUTPUTS:
+        raise ValueError(f"--out {out}: labelled points are written as {', '.join(OUTPUTS)}")
+    if suffix in (".las", ".laz") and source.suffix.lower() not in (".las", ".laz"):
+        raise ValueError(f"--out {out}: {source} is no LAS or LAZ file, whose points {suffix} could copy: write a .ply")
+    if out.exists() and source.exists() and out.resolve() == source.resolve():
+        raise ValueError(f"--out {out} is the scene itself: give another name")
+
+
+def _check_classes(source: Path, out: Path, classes: int) -> None:
+    if out.suffix.lower() in (".las", ".laz"):
+        most = las.most_classes(Source.mapped(source))
+        if classes > most:
+            raise ValueError(
+                f"{source}: its points can be of {most} classes, and the network has {classes}: write a .ply instead"
+            )
+
+
+def _loaded(weights: Any) -> torch.nn.Module:
+    from gridless.weights import load
+
+    return load(weights)
+
+
+def _largest(counts: dict[tuple[int, int], int], points: int) -> int:
+    """How many cells wide tiles can be, a power of two, so that none has more points, with the cells around it."""
+    cells = np.array(list(counts), np.int64).reshape(-1, 2)
+    sizes = np.array(list(counts.values()), np.int64)
+    best, scale = 1, 2
+    while scale <= 1 << 20:
+        owner, found, many = cells // scale, [], []
+        for shift in np.ndindex(3, 3):
+            moved = (cells + np.array(shift) - 1) // scale
+            other = (np.array(shift) == 1) | (moved != owner)
+            found.append(moved[other.all(1)])
+            many.append(sizes[other.all(1)])
+        tiles, where = np.unique(np.concatenate(found), axis=0, return_inverse=True)
+        total = np.bincount(where.ravel(), np.concatenate(many), len(tiles))
+        if total.max() > points:
+            break
+        best, scale = scale, 2 * scale
+        if len(np.unique(owner, axis=0)) == 1:
+            break
+    return best

@@ -1,0 +1,105 @@
+"""Many independent tasks: here, in processes on this machine, or on a Ray cluster, with the same results.
+
+A worker is a class whose objects are callable: made once in each process, called for each task.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+
+def run(
+    worker: Callable[..., Callable[[Any], Any]],
+    arguments: dict[str, Any],
+    tasks: Iterable[Any],
+    workers: int = 1,
+    ray: str | None = None,
+    here: Callable[[Any], Any] | None = None,
+) -> Iterator[tuple[Any, Any]]:
+    """(task, result) of each task, in the order in which they are finished.
+
+    Args:
+        worker: `worker(**arguments)` is made once in each process, and called with a task.
+        arguments: what is pickled for it.
+        tasks: what is pickled for a call.
+        workers: processes on this machine; 1 calls `here`.
+        ray: the address of a Ray cluster instead, with as many actors as it has room for.
+        here: a worker of this process, where there is one already.
+    """
+    if ray is not None:
+        yield from _on_ray(worker, arguments, list(tasks), ray)
+    elif workers > 1:
+        # Spawned, as a process that has threads is not forked safely.
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(workers, _begin, (worker, arguments)) as pool:
+            yield from pool.imap_unordered(_do, tasks)
+    else:
+        made = here or worker(**arguments)
+        for task in tasks:
+            yield task, made(task)
+
+
+_made: Any = None
+
+
+def _begin(worker: Callable[..., Any], arguments: dict[str, Any]) -> None:
+    global _made
+    import torch
+
+    # The processes share the machine.
+    torch.set_num_threads(1)
+    _made = worker(**arguments)
+
+
+def _do(task: Any) -> tuple[Any, Any]:
+    return task, _made(task)
+
+
+def _on_ray(
+    worker: Callable[..., Any], arguments: dict[str, Any], tasks: list[Any], address: str
+) -> Iterator[tuple[Any, Any]]:
+    """An actor for each CPU, or each GPU where there are some; a task whose actor is lost is given to another."""
+    try:
+        import ray  # type: ignore[import-not-found]
+    except ImportError:
+        raise ImportError("--ray needs Ray: pip install 'gridless[scale]'") from None
+    if not ray.is_initialized():
+        ray.init(address, log_to_driver=False)
+    on_gpu = str(arguments.get("device", "cpu")).startswith("cuda")
+    kind = "GPU" if on_gpu else "CPU"
+    many = max(1, int(ray.cluster_resources().get(kind, 1)))
+    # What is large is stored once.
+    kept = ray.put(arguments)
+
+    class Actor:
+        def __init__(self, given: dict[str, Any]) -> None:
+            self.made = worker(**given)
+
+        def do(self, task: Any) -> Any:
+            return self.made(task)
+
+    remote: Any = ray.remote(num_cpus=0 if on_gpu else 1, num_gpus=1 if on_gpu else 0)(Actor)
+    waiting, busy = tasks[::-1], {}
+    idle = [remote.remote(kept) for _ in range(min(many, len(tasks)))]
+    lost = 0
+    while waiting or busy:
+        while waiting and idle:
+            actor, task = idle.pop(), waiting.pop()
+            busy[actor.do.remote(task)] = actor, task
+        ready, _ = ray.wait(list(busy), num_returns=1)
+        actor, task = busy.pop(ready[0])
+        try:
+            result = ray.get(ready[0])
+        except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):
+            lost += 1
+            if lost > 3 * many + 3:
+                raise
+            waiting.append(task)
+            # Another in its place, unless there are others, which have room for it.
+            if not busy and not idle:
+                idle.append(remote.remote(kept))
+            continue
+        idle.append(actor)
+        yield task, result
