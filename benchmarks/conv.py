@@ -2,6 +2,7 @@
 the depthwise form at 64 to 512 channels.
 
     python benchmarks/conv.py [--settings paper,clouds] [--methods ours,csr] [--dtype bfloat16] [--stored]
+    python benchmarks/conv.py --depthwise
 
 Every method computes the same function, is checked against a float64 sum first, and is timed in the same run: forward,
 and forward with gradients of features and weights. (Open3D's is another function, and only timed.) Neighbours and
@@ -369,6 +370,7 @@ def machine(device: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", default=None)
+    parser.add_argument("--depthwise", action="store_true")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--stored", action="store_true")
@@ -377,7 +379,8 @@ def main() -> None:
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = True
-    settings = (args.settings or (",".join(SETTINGS) if device == "cuda" else "paper,depthwise-64")).split(",")
+    known = [name for name, setting in SETTINGS.items() if setting.depthwise == args.depthwise]
+    settings = args.settings.split(",") if args.settings else known if device == "cuda" else known[:1]
     repeats = args.repeats or (20 if device == "cuda" else 5)
     results: dict[str, Any] = {"machine": machine(device), "dtype": args.dtype, "stored": args.stored}
     for key in settings:
@@ -393,7 +396,8 @@ def main() -> None:
         results[key] = {"floors": floors(p), **rows}
         show(key, SETTINGS[key], results[key])
         args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / f"conv_{device}_{args.dtype}{'_stored' * args.stored}.json").write_text(
+        kind = "depthwise_conv" if args.depthwise else "conv"
+        (args.out / f"{kind}_{device}_{args.dtype}{'_stored' * args.stored}.json").write_text(
             json.dumps(results, indent=1) + "\n"
         )
         del p, truth

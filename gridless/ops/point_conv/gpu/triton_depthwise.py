@@ -52,9 +52,10 @@ def depthwise_kernel(
             there = live[:, None] & inside[None, :]
             if NEED_OUT:
                 out = tl.zeros([T, L], DTYPE)
+                # Loaded once for each row: lanes then have what they need, without an exchange between them.
+                here = THETA + BASE * C + channel[None, :] + tl.zeros([T, 1], tl.int32)
                 for m in tl.static_range(M):
-                    theta = tl.load(THETA + (BASE + m) * C + channel, mask=inside, other=0.0).to(DTYPE)
-                    out += acc[m * J + j] * theta[None, :]
+                    out += acc[m * J + j] * tl.load(here + m * C, mask=there).to(DTYPE)
                 out = out * inverse[:, None]
                 if BASE > 0:
                     out += tl.load(OUT + at, mask=there, other=0.0)
