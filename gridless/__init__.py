@@ -17,6 +17,7 @@ _LAZY: dict[str, str] = {
     "capture": "gridless.training.captured",
     "event_conv": "gridless.ops.event_conv",
     "featureless_conv": "gridless.ops.point_conv",
+    "frames": "gridless.images",
     "load": "gridless.weights",
     "point_conv": "gridless.ops.point_conv",
     "read_cloud": "gridless.data.clouds",
@@ -24,6 +25,8 @@ _LAZY: dict[str, str] = {
     "save": "gridless.weights",
     "show": "gridless.pictures",
     "stream": "gridless.streaming",
+    "time_surface": "gridless.images",
+    "voxel_grid": "gridless.images",
     "tiles": "gridless.scenes",
     "write_events": "gridless.data.formats",
 }
@@ -46,6 +49,7 @@ __all__ = [
     "event_conv",
     "farthest_sample",
     "featureless_conv",
+    "frames",
     "grid_sample",
     "lif",
     "load",
@@ -59,7 +63,9 @@ __all__ = [
     "show",
     "stream",
     "tiles",
+    "time_surface",
     "use_backend",
+    "voxel_grid",
     "write_events",
 ]
 
@@ -81,6 +87,7 @@ if TYPE_CHECKING:
     from gridless.data.clouds import read_cloud
     from gridless.data.formats import read_events, write_events
     from gridless.data.precompute import Precomputed
+    from gridless.images import frames, time_surface, voxel_grid
     from gridless.ops.event_conv import event_conv
     from gridless.ops.point_conv import featureless_conv, point_conv
     from gridless.pictures import show

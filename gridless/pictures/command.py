@@ -1,54 +1,70 @@
-"""`gridless show`: a cloud or a recording as a picture or as a page that can be turned."""
+"""`gridless show`: a cloud, a mesh or a recording as a picture, as a page that can be turned, or as a video."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 
 def show(
-    file: Annotated[Path, typer.Argument(help="A cloud (PLY, PCD, LAS, NPY, XYZ...) or a recording of events.")],
+    file: Annotated[Path, typer.Argument(help="A cloud (PLY, PCD, LAS, NPY, XYZ...), a mesh, or a recording.")],
     out: Annotated[Path | None, typer.Option(help="Where to: .png, .svg, .pdf or .html; else FILE with .png.")] = None,
     sample: Annotated[float | None, typer.Option(help="Mark a rejection sample of this radius.")] = None,
     ball: Annotated[float | None, typer.Option(help="Colour a few neighbourhoods of this radius.")] = None,
+    colour: Annotated[str | None, typer.Option(help="Colour by these rows, such as label, intensity or rgb.")] = None,
+    model: Annotated[str | None, typer.Option(help="Colour by the parts that these segmentation weights find.")] = None,
+    category: Annotated[str | None, typer.Option(help="With --model: what the cloud shows.")] = None,
+    up: Annotated[str, typer.Option(help="The axis that points up: x, y or z.")] = "z",
+    view: Annotated[str, typer.Option(help="Events in space and time, as a frame or as a time surface.")] = "space",
+    video: Annotated[Path | None, typer.Option(help="Write the recording as a video, .gif or .mp4.")] = None,
+    fps: Annotated[float, typer.Option(help="Frames of the video in a second.")] = 25,
+    speed: Annotated[float, typer.Option(help="How fast the video runs: 0.1 is ten times slower than life.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was drawn as JSON.")] = False,
 ) -> None:
-    """Draw a cloud, with samples or neighbourhoods, or a recording of events."""
+    """Draw a cloud, with samples or neighbourhoods, a mesh, or a recording of events."""
     import gridless as gl
+    from gridless.pictures import read
 
     facts: dict[str, object] = {"file": str(file)}
-    thing = _read(file)
+    if model is not None:
+        thing, colour = _parts(model, file, category, up), "part"
+    else:
+        thing = read(file)
     if isinstance(thing, gl.Cloud):
-        cloud = thing
-        kept = gl.rejection_sample(cloud, radius=sample) if sample is not None else None
-        near = gl.ball(cloud, cloud, ball) if ball is not None else None
-        picture = gl.show(cloud, sample=kept, edges=near)
-        facts |= {"points": len(cloud)} | ({"samples": len(kept)} if kept is not None else {})
+        kept = gl.rejection_sample(thing, radius=sample) if sample is not None else None
+        near = gl.ball(thing, thing, ball) if ball is not None else None
+        picture = gl.show(thing, sample=kept, edges=near, colour=colour, up=up, view=view)
+        facts |= {"points": len(thing)} | ({"samples": len(kept)} if kept is not None else {})
         facts |= {"edges": len(near)} if near is not None else {}
     else:
         if sample is not None or ball is not None:
-            raise ValueError("--sample and --ball are for clouds, not for recordings of events")
-        picture = gl.show(thing)
-        facts |= {"events": len(thing), "sensor": list(thing.sensor)}
-    path = picture.save(out or file.with_suffix(".png"))
-    facts["picture"] = str(path)
+            raise ValueError("--sample and --ball are for clouds, not for meshes or recordings of events")
+        picture = gl.show(thing, colour=colour, up=up, view=view)
+        if isinstance(thing, gl.Events):
+            facts |= {"events": len(thing), "sensor": list(thing.sensor)}
+        else:
+            facts |= {"triangles": len(thing.corners)}
+    facts["drawn"] = picture.words
+    if video is not None:
+        facts["video"] = str(picture.video(video, fps, speed))
+    if video is None or out is not None:
+        facts["picture"] = str(picture.save(out or file.with_suffix(".png")))
     print(json.dumps(facts) if as_json else ", ".join(f"{k} {v}" for k, v in facts.items()))
 
 
-def _read(file: Path) -> Any:
-    """A cloud where the suffix says so; else events; a table of plain numbers is a cloud after all."""
-    from gridless.data import FormatError, read_cloud, read_events
+def _parts(weights: str, file: Path, category: str | None, up: str):
+    """The cloud of a file with the part of each point as the rows `part`."""
+    from tempfile import TemporaryDirectory
 
-    if not file.is_file():
-        raise FileNotFoundError(f"no file {file}")
-    if file.suffix.lower() in (".ply", ".pcd", ".las", ".laz", ".xyz", ".pts") or file.name.endswith(".pcd.bin"):
-        return read_cloud(file)
-    try:
-        return read_events(file)
-    except FormatError:
-        if file.suffix.lower() not in (".npy", ".npz", ".csv", ".txt", ".bin"):
-            raise
-        return read_cloud(file)
+    import gridless as gl
+    from gridless.training.predict import write_parts
+
+    network = gl.load(weights)
+    if "parts" not in getattr(network, "config", {}):
+        raise ValueError(f"{weights} names whole clouds, gridless predict does: points are coloured by segmentation")
+    with TemporaryDirectory() as folder:
+        path, _ = write_parts(network, file, Path(folder), category, up=up)
+        return gl.read_cloud(path)

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from gridless.structures import Cloud, Edges, Events
-
 BLUE, RED, GREY, GREEN = "#3178c6", "#d1382c", "#8a94a1", "#2b8a3e"
 
 
@@ -21,28 +19,49 @@ def _figure(width: float, height: float) -> Any:
     return Figure((width, height), layout="constrained")
 
 
-def cloud(
-    points: Cloud, sample: Cloud | None = None, edges: Edges | None = None, colours: np.ndarray | None = None
-) -> Any:
-    """Points in 3-D (or 2-D), in colours (N, 3) uint8; sampled points in red; with edges, some neighbourhoods."""
-    coords = points.coords.cpu().numpy()
+def points(coords: np.ndarray, colours: np.ndarray, sizes: np.ndarray, title: str = "") -> Any:
+    """Points in 3-D (or 2-D), in colours (N, 3) uint8 and sizes; the larger ones in front."""
     figure = _figure(6, 6)
-    flat = coords.shape[1] < 3
-    axes = figure.add_subplot() if flat else figure.add_subplot(projection="3d")
-    columns = [coords[:, k] if k < coords.shape[1] else np.zeros(len(coords)) for k in range(2 if flat else 3)]
-    paint = BLUE if colours is None else colours / 255
-    axes.scatter(*columns, s=3, c=paint, alpha=0.5 if sample is not None else 0.9, linewidths=0)
-    if edges is not None:
-        source = edges.source.cpu().numpy()
-        splits = edges.splits.cpu().numpy()
-        for i in np.linspace(0, edges.num_target - 1, min(6, edges.num_target)).astype(int):
-            mine = source[splits[i] : splits[i + 1]]
-            axes.scatter(*[c[mine] for c in columns], s=14, linewidths=0)
-    if sample is not None and sample.parent_index is not None:
-        kept = sample.parent_index.cpu().numpy()
-        axes.scatter(*[c[kept] for c in columns], s=14, c=RED, linewidths=0)
+    axes = figure.add_subplot() if coords.shape[1] < 3 else figure.add_subplot(projection="3d")
+    for size in np.unique(sizes):
+        some = sizes == size
+        axes.scatter(
+            *coords[some].T, s={5: 3, 7: 10}.get(int(size), 26), c=colours[some] / 255, alpha=0.9, linewidths=0
+        )
+    if len(coords):
+        axes.set_aspect("equal")
+    axes.axis("off")
+    axes.set_title(title, fontsize=10, wrap=True)
+    return figure
+
+
+def mesh(corners: np.ndarray, title: str = "") -> Any:
+    """Triangles (T, 3, 3), lit from above."""
+    from mpl_toolkits.mplot3d.art3d import Poly3DCollection
+
+    figure = _figure(6, 6)
+    axes = figure.add_subplot(projection="3d")
+    normal = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
+    normal /= np.maximum(np.linalg.norm(normal, axis=1, keepdims=True), 1e-30)
+    light = 0.45 + 0.55 * np.abs(normal @ np.array([0.35, -0.45, 0.82]))
+    axes.add_collection3d(Poly3DCollection(corners, facecolors=light[:, None] * np.array([0.32, 0.55, 0.86])))
+    for k, set_limits in enumerate((axes.set_xlim, axes.set_ylim, axes.set_zlim)):
+        if len(corners):
+            set_limits(corners[..., k].min(), corners[..., k].max())
     axes.set_aspect("equal")
     axes.axis("off")
+    axes.set_title(title, fontsize=10)
+    return figure
+
+
+def image(pixels: np.ndarray, title: str = "") -> Any:
+    """An image (H, W, 3) uint8, its first row on top."""
+    height, width = pixels.shape[:2]
+    figure = _figure(6, max(6 * height / width, 1) + 0.5)
+    axes = figure.add_subplot()
+    axes.imshow(pixels, interpolation="nearest")
+    axes.set(xlabel="x", ylabel="y")
+    axes.set_title(title, fontsize=10)
     return figure
 
 
@@ -68,20 +87,15 @@ def sampling(points: np.ndarray, samples: dict[str, np.ndarray], radius: float) 
     return figure
 
 
-def events(recording: Events, limit: int = 20_000, colours: np.ndarray | None = None) -> Any:
-    """Events in space and time: ON red, OFF blue, or in colours (N, 3) uint8; time to the right."""
-    keep = np.unique(np.linspace(0, len(recording) - 1, min(limit, len(recording))).astype(int))
-    pixel, time = recording.pixel.cpu().numpy()[keep], recording.time.cpu().numpy()[keep] / 1000
+def space_time(events: np.ndarray, colours: np.ndarray, title: str = "") -> Any:
+    """Events (N, 3), each (milliseconds since the first, x, y), in colours (N, 3) uint8: time to the right, y down."""
     figure = _figure(7, 5)
     axes = figure.add_subplot(projection="3d")
-    colour: Any = GREY
-    if colours is not None:
-        colour = colours[keep] / 255
-    elif recording.polarity is not None:
-        colour = np.where(recording.polarity.cpu().numpy()[keep], RED, BLUE)
-    axes.scatter(time, pixel[:, 0], -pixel[:, 1], s=2, c=colour, linewidths=0)
+    axes.scatter(*events.T, s=2, c=colours / 255, linewidths=0)
+    axes.invert_zaxis()
     axes.set(xlabel="time (ms)", ylabel="x", zlabel="y")
-    axes.set_box_aspect((2, 1, 1))
+    axes.set_box_aspect((2, 1, 1), zoom=0.9)
+    axes.set_title(title, fontsize=10)
     return figure
 
 

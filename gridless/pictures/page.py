@@ -17,8 +17,9 @@ from gridless.data.files import write_whole
 class Page:
     """A page is a list of pieces of HTML; the methods add pieces, `save` writes the file in one go."""
 
-    def __init__(self, title: str, lead: str = "") -> None:
-        self.title = title
+    def __init__(self, title: str, lead: str = "", fit: bool = False) -> None:
+        """With `fit`, what is on the page has the size of the window."""
+        self.title, self.fit = title, fit
         self.pieces = [f"<h1>{html.escape(title)}</h1>"]
         if lead:
             self.pieces.append(f'<p class="soft">{html.escape(lead)}</p>')
@@ -55,7 +56,8 @@ class Page:
         return (
             f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(self.title)}</title>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f'<link rel="icon" href="data:,"><style>{style}</style></head>\n<body>\n{body}\n'
+            f'<link rel="icon" href="data:,"><style>{style}</style></head>\n'
+            f"<body{' class=fit' if self.fit else ''}>\n{body}\n"
             f"{script}\n</body></html>\n"
         )
 
@@ -73,15 +75,27 @@ def image(figure: Any, caption: str = "") -> str:
 
 def cloud(points: np.ndarray, colours: np.ndarray, sizes: np.ndarray | int = 5, caption: str = "", **data: str) -> str:
     """Points (N, 3) as a card that turns: scaled to the unit box, colours (N, 3) uint8, sizes in thirds of a pixel."""
-    points = np.asarray(points, np.float64)
-    if len(points):
-        middle = (points.max(0) + points.min(0)) / 2
-        points = (points - middle) / max(np.abs(points - middle).max(), 1e-12)
+    points = _scaled(points)
     packed = np.empty(len(points), np.dtype([("xyz", "<i2", 3), ("rgb", "u1", 3), ("size", "u1")]))
     packed["xyz"], packed["rgb"], packed["size"] = np.round(points * 1000), colours, sizes
     words = "".join(f' data-{k}="{html.escape(v)}"' for k, v in data.items())
     encoded = base64.b64encode(packed.tobytes()).decode()
     return _card(f'<canvas data-points="{encoded}"{words}></canvas>', caption)
+
+
+def mesh(corners: np.ndarray, caption: str = "") -> str:
+    """Triangles (T, 3, 3) as a card that turns, lit from above."""
+    packed = np.round(_scaled(corners.reshape(-1, 3)) * 1000).astype("<i2")
+    return _card(f'<canvas data-triangles="{base64.b64encode(packed.tobytes()).decode()}"></canvas>', caption)
+
+
+def _scaled(points: np.ndarray) -> np.ndarray:
+    """Points (N, 3) in the unit box."""
+    points = np.asarray(points, np.float64)
+    if not len(points):
+        return points
+    middle = (points.max(0) + points.min(0)) / 2
+    return (points - middle) / max(np.abs(points - middle).max(), 1e-12)
 
 
 def _card(inside: str, caption: str) -> str:

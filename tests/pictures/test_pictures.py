@@ -74,9 +74,134 @@ def test_what_cannot_be_drawn_says_why(points, recording, tmp_path):
         show(recording, sample=points)
 
 
-def test_notebooks_get_a_png(points):
-    assert isinstance(show(points), Picture)
-    assert show(points)._repr_png_().startswith(b"\x89PNG")
+def test_notebooks_get_a_view_that_can_be_turned(points):
+    picture = show(points)
+    assert isinstance(picture, Picture)
+    assert picture._repr_html_().startswith('<iframe srcdoc="&lt;!doctype html&gt;')
+    assert "200 points" in repr(picture)
+
+
+def test_large_clouds_are_drawn_by_a_random_part_and_say_so(tmp_path, monkeypatch):
+    import gridless.pictures as pictures
+
+    monkeypatch.setattr(pictures, "MOST", 500)
+    # By stride, every second point of a row of two kinds is of one kind.
+    x = torch.arange(2000) % 2
+    picture = show(torch.rand(2000, 3), colour=x)
+    keep, words = picture._kept(picture._points()[0])
+    assert len(keep) == len(set(keep)) == 500
+    assert 150 < int(x[keep].sum()) < 350
+    assert "2,000 points: 500 of them, taken at random, are shown" in words
+    assert words in picture.html()
+    assert "class=fit" in picture.html()
+
+
+def test_nothing_and_points_that_are_not_finite_are_mentioned(tmp_path):
+    x = torch.rand(20, 3)
+    x[3, 1], x[7, 0] = torch.nan, torch.inf
+    assert show(x).words == "20 points, 2 of them not finite and left out"
+    assert show(x).save(tmp_path / "nan.png").stat().st_size > 2000
+    assert show(x).save(tmp_path / "nan.html").stat().st_size > 2000
+    empty = show(torch.zeros(0, 3))
+    assert empty.words == "no points"
+    assert empty.save(tmp_path / "none.png").exists()
+    assert "no points" in empty.html()
+
+
+def test_up_is_any_axis(points):
+    for up, axis in (("x", 0), ("y", 1), ("z", 2)):
+        drawn = show(points, up=up)._points()[0]
+        assert np.array_equal(drawn[:, 2], points.coords[:, axis])
+        # Turned, and not mirrored.
+        turned = show(torch.eye(3), up=up)._points()[0]
+        assert np.linalg.det(turned) == pytest.approx(1)
+    with pytest.raises(ValueError, match="up is x, y or z"):
+        show(points, up="w")
+
+
+def test_predictions_give_the_colours(points):
+    logits = torch.rand(200, 7)
+    assert len(np.unique(show(points, colour=logits.argmax(1)).colours, axis=0)) == 7
+    with pytest.raises(ValueError, match=r"logits.argmax\(1\)"):
+        show(points, colour=logits)
+    with pytest.raises(ValueError, match="one row for each of 200"):
+        show(points, colour=torch.zeros(3))
+
+
+def test_meshes_are_drawn_as_meshes(tmp_path):
+    trimesh = pytest.importorskip("trimesh")
+    box = trimesh.creation.box()
+    for name in ("box.off", "box.ply"):
+        box.export(tmp_path / name)
+        assert show(tmp_path / name).words == "12 triangles"
+    picture = show(box)
+    assert "<canvas data-triangles=" in picture.html()
+    assert picture.save(tmp_path / "box.png").stat().st_size > 2000
+    trimesh.PointCloud(np.random.default_rng(0).random((9, 3))).export(tmp_path / "points.ply")
+    assert show(tmp_path / "points.ply").words == "9 points"
+    with pytest.raises(ValueError, match=r"gl.data.sample_mesh"):
+        show(box, colour="label")
+
+
+def test_events_are_seen_as_frames_and_surfaces(recording, tmp_path):
+    frame, surface = (show(recording, view=view) for view in ("frame", "surface"))
+    assert frame.image().shape == surface.image().shape == (34, 34, 3)
+    counts = gl.frames(recording)[0]
+    assert (frame.image() == 255).all(2).sum() == int((counts.sum(0) == 0).sum())
+    for picture in (frame, surface):
+        assert picture.save(tmp_path / "a.png").stat().st_size > 2000
+        assert "<img" in picture.html()
+    with pytest.raises(ValueError, match="a cloud is not"):
+        show(torch.rand(3, 3), view="frame")
+
+
+def test_event_pictures_run_from_the_start_with_y_downwards(recording):
+    late = gl.Events(recording.pixel, recording.time + 10**12, recording.polarity, recording.splits, recording.sensor)
+    axes = show(late).figure().axes[0]
+    time, _, y = axes.collections[0]._offsets3d
+    assert float(np.min(time)) == 0
+    assert float(np.max(time)) < 101
+    assert np.min(y) >= 0
+    low, high = axes.get_zlim()
+    assert low > high
+
+
+def test_videos_show_every_event_once(recording, tmp_path):
+    from PIL import Image
+
+    from gridless.pictures.video import event_images
+
+    images = list(event_images(recording, fps=50, speed=0.5))
+    span = int(recording.time[-1] - recording.time[0])
+    assert len(images) == span // 10_000 + 1
+    assert images[0].shape == (306, 306, 3)
+    path = show(recording).video(tmp_path / "a.gif", fps=20, speed=0.2)
+    with Image.open(path) as film:
+        assert film.n_frames > 5
+        assert film.info["duration"] == 50
+    assert show(recording).save(tmp_path / "b.gif").exists()
+    with pytest.raises(ValueError, match=r"must end in \.gif or \.mp4"):
+        show(recording).video(tmp_path / "a.avi")
+    with pytest.raises(ValueError, match="a video shows events"):
+        show(torch.rand(3, 3)).video(tmp_path / "a.gif")
+    with pytest.raises(ValueError, match="no events"):
+        show(recording[:0]).video(tmp_path / "a.gif")
+
+
+def test_mp4_needs_ffmpeg(recording, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FileNotFoundError, match=r"install it, or write a .gif"):
+        show(recording).video(tmp_path / "a.mp4")
+    # A stand-in that takes the pixels: what is there is written whole.
+    tool = tmp_path / "ffmpeg"
+    tool.write_text('#!/bin/sh\nfor last; do :; done\n/bin/cat > "$last"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert show(recording).video(tmp_path / "a.mp4", speed=0.2).stat().st_size % (306 * 306 * 3) == 0
+    tool.write_text("#!/bin/sh\necho no such codec >&2\nexit 3\n")
+    with pytest.raises(RuntimeError, match=r"could not write b.mp4: no such codec"):
+        show(recording).video(tmp_path / "b.mp4")
+    assert not (tmp_path / "b.mp4").exists()
 
 
 def test_a_page_escapes_text_and_loads_nothing_from_outside(points):
@@ -131,15 +256,16 @@ def test_the_command_draws_files(points, recording, tmp_path, kind, capsys):
     file = tmp_path / ("cloud.npy" if kind == "cloud" else "events.npz")
     if kind == "cloud":
         np.save(file, points.coords.numpy())
-        words = ["--sample", "0.3", "--ball", "0.2"]
+        words = ["--sample", "0.3", "--ball", "0.2", "--up", "y"]
     else:
         gl.write_events(file, recording)
-        words = []
+        words = ["--view", "frame", "--video", str(tmp_path / "film.gif"), "--speed", "0.2"]
     out = tmp_path / "picture.html"
     assert main(["show", str(file), "--out", str(out), "--json", *words]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["picture"] == str(out)
     assert facts.get("points", facts.get("events")) == (200 if kind == "cloud" else len(recording))
     assert out.stat().st_size > 2000
+    assert (tmp_path / "film.gif").is_file() == (kind == "events")
     assert main(["show", str(tmp_path / "missing.ply")]) == 1
     assert "no file" in capsys.readouterr().err

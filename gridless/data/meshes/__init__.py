@@ -29,9 +29,22 @@ def sample_mesh(
     unit sphere, as in the releases of ModelNet40. The triangles may take `max_bytes`, see `read_cloud`; a file that
     cannot be understood raises `FormatError`.
     """
-    path = Path(path)
     if points < 1:
         raise ValueError(f"sample_mesh: points must be at least 1, not {points}")
+    source, corners = _read(Path(path), max_bytes)
+    with np.errstate(all="ignore"):
+        return Cloud.of(torch.from_numpy(_sample(source, corners, points, seed, normalise)))
+
+
+def read_triangles(path: str | Path, max_bytes: int | None = None) -> np.ndarray:
+    """The corners (T, 3, 3) float64 of the triangles of a mesh, of the kinds that `sample_mesh` reads."""
+    source, corners = _read(Path(path), max_bytes)
+    if not len(corners):
+        raise source.error("a mesh without triangles")
+    return corners
+
+
+def _read(path: Path, max_bytes: int | None) -> tuple[Source, np.ndarray]:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     if path.suffix.lower() not in READERS:
@@ -41,8 +54,9 @@ def sample_mesh(
     if not source.data:
         raise source.error("holds no triangles: the file is empty")
     with np.errstate(all="ignore"):
-        mesh = import_module(f"gridless.data.meshes.{READERS[path.suffix.lower()]}").read(source)
-        return Cloud.of(torch.from_numpy(_sample(source, triangles(source, mesh), points, seed, normalise)))
+        return source, triangles(
+            source, import_module(f"gridless.data.meshes.{READERS[path.suffix.lower()]}").read(source)
+        )
 
 
 def _sample(source: Source, corners: np.ndarray, points: int, seed: int, normalise: bool) -> np.ndarray:

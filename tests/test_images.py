@@ -1,0 +1,67 @@
+"""Frames, voxel grids and time surfaces count every event once, in its place."""
+
+import math
+
+import numpy as np
+import pytest
+
+import gridless as gl
+
+
+def recording(*rows):
+    x, y, t, p = zip(*rows)
+    return gl.Events.of({"x": np.array(x), "y": np.array(y), "t": np.array(t), "p": np.array(p)}, sensor=(4, 3))
+
+
+FEW = recording((0, 0, 1000, 1), (3, 2, 1000, 0), (3, 2, 1400, 0), (1, 2, 2000, 1))
+
+
+def test_frames_count_events():
+    whole = gl.frames(FEW)
+    assert whole.shape == (1, 2, 3, 4)
+    assert whole[0, 0].nonzero().tolist() == [[2, 3]]
+    assert whole[0, 0, 2, 3] == 2
+    assert whole[0, 1].nonzero().tolist() == [[0, 0], [2, 1]]
+    assert gl.frames(FEW, count=2).sum((1, 2, 3)).tolist() == [3, 1]
+    assert gl.frames(FEW, duration=400).sum((1, 2, 3)).tolist() == [2, 1, 1]
+    both = gl.frames(gl.collate([FEW, FEW[:2]]), count=5)
+    assert both.shape == (2, 5, 2, 3, 4)
+    assert both.sum((2, 3, 4)).tolist() == [[2, 0, 1, 0, 1], [2, 0, 0, 0, 0]]
+    for wrong in ({"count": 0}, {"duration": 0}, {"count": 1, "duration": 1}):
+        with pytest.raises(ValueError, match="frames"):
+            gl.frames(FEW, **wrong)
+    with pytest.raises(TypeError, match=r"use gl.Events.of"):
+        gl.frames(np.zeros(3))
+
+
+def test_voxel_grids_share_events_in_time():
+    grid = gl.voxel_grid(FEW, 3)
+    assert grid.shape == (3, 3, 4)
+    assert grid.sum((1, 2)).tolist() == pytest.approx([1 - 1 - 0.2, -0.8, 1])
+    assert float(grid[0, 2, 3]) == pytest.approx(-1.2)
+    assert float(gl.voxel_grid(FEW, 1).sum()) == 0
+    assert gl.voxel_grid(gl.collate([FEW, FEW]), 3)[1].equal(grid)
+
+
+def test_time_surfaces_fade():
+    surface = gl.time_surface(FEW, decay=1000)
+    assert surface.shape == (2, 3, 4)
+    assert float(surface[1, 2, 1]) == 1
+    assert float(surface[0, 2, 3]) == pytest.approx(math.exp(-0.6))
+    assert float(surface[1, 0, 0]) == pytest.approx(math.exp(-1))
+    assert int((surface > 0).sum()) == 3
+    early = gl.time_surface(FEW, decay=1000, at=100)
+    assert float(early[0, 2, 3]) == pytest.approx(math.exp(-0.1))
+    assert float(early[1, 2, 1]) == 0
+    with pytest.raises(ValueError, match="decay must be positive"):
+        gl.time_surface(FEW, 0)
+
+
+def test_padding_and_empty_recordings_count_nothing():
+    padded = gl.structures.pad(gl.collate([FEW, FEW[:0]]), "power_of_two")
+    assert gl.frames(padded).sum((1, 2, 3, 4)).tolist() == [4, 0]
+    assert gl.voxel_grid(padded, 2)[1].abs().sum() == 0
+    assert gl.time_surface(padded, 10)[1].sum() == 0
+    fired = gl.Events(FEW.pixel, FEW.time, None, FEW.splits, FEW.sensor)
+    assert gl.frames(fired, 3).shape == (3, 1, 3, 4)
+    assert gl.frames(fired, 3).sum() == 4
