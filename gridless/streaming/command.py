@@ -18,7 +18,11 @@ import typer
 
 from gridless.streaming.overload import Buffered, Overload
 from gridless.streaming.packets import Prediction
+from gridless.streaming.view import Kind, Page, Terminal
 from gridless.structures import Events
+
+# Seconds that a recording waits for a browser to show it.
+PATIENCE = 10.0
 
 # Exit status where something that was sent was not taken.
 REFUSED = 3
@@ -62,6 +66,10 @@ def stream(
     on_jump: Annotated[
         Jump, typer.Option(help="When they jump by more: refuse the frame, or begin a new stream (after two of them).")
     ] = Jump.refuse,
+    view: Annotated[
+        Kind | None, typer.Option(help="Show events, prediction, rate and lag meanwhile: on a local page, or here.")
+    ] = None,
+    view_port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any that is free.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No throughput and latency on standard error.")] = False,
 ) -> int:
     """Predictions as JSON lines on standard output: time in microseconds, class, probability.
@@ -88,21 +96,34 @@ def stream(
     fit, repairs = _fit(engine.sensor, crop, pool, repair or []), [str(name) for name in repair or []]
     raw = _source(source, fit, repairs, packet, realtime, options, engine)
     packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw
-    meter = Meter(quiet, lambda: _counts(packets, raw))
+    meter = Meter(quiet or view is Kind.terminal, lambda: _counts(packets, raw))
+    shown: Page | Terminal | None = None
+    if view is not None:
+        about = engine.sensor, names, meter
+        shown = Page(*about, view_port) if view is Kind.page else Terminal(*about)
+        shown.open(0.0 if live and not realtime else PATIENCE)
+    # Where the terminal shows the view, lines would go through it.
+    tell = _ignore if view is Kind.terminal and sys.stdout.isatty() else _print
     switch = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH)
     try:
         for events in packets:
             if isinstance(events, NewStream):
-                _print([Prediction(engine.time, engine.predict())], names, final=False)
+                tell([Prediction(engine.time, engine.predict())], names, final=False)
                 engine.reset()
                 meter.restart()
                 continue
             begin = time.perf_counter()
-            _print(list(engine.push(events)), names, final=True)
+            predictions = list(engine.push(events))
+            tell(predictions, names, final=True)
             meter.tick(events, begin, getattr(packets, "received", None))
+            if shown is not None:
+                shown.add(events, predictions[-1].logits if predictions else None)
         if engine.events_seen:
-            _print([Prediction(engine.time, engine.predict())], names, final=False)
+            last = engine.predict()
+            tell([Prediction(engine.time, last)], names, final=False)
+            if shown is not None:
+                shown.add(None, last)
     except BrokenPipeError:
         # The reader of the predictions has seen enough. What is left in the buffer is written at the very end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -110,6 +131,8 @@ def stream(
         raise ValueError(re.sub(r"repair='(\w+)'", r"--repair \1", str(error))) from error
     finally:
         sys.setswitchinterval(switch)
+        if shown is not None:
+            shown.close()
         meter.close(getattr(raw, "reason", ""))
     return REFUSED if getattr(raw, "bad", 0) or getattr(raw, "refused", 0) else 0
 
@@ -161,6 +184,10 @@ def _counts(*sources: Any) -> dict[str, int]:
     names = ("dropped_packets", "dropped_events", "thinned_events", "lost", "late", "bad", "refused", "restarts")
     names += ("overflows",)
     return {k: getattr(s, k) for s in sources for k in names if hasattr(s, k)}
+
+
+def _ignore(predictions: list[Prediction], names: list[str], final: bool) -> None:
+    pass
 
 
 def _print(predictions: list[Prediction], names: list[str], final: bool) -> None:
