@@ -28,6 +28,8 @@ class Monomials:
     def __post_init__(self) -> None:
         if self.dim < 1 or self.order < 0:
             raise ValueError(f"Monomials: dim must be at least 1 and order at least 0, not {self.dim} and {self.order}")
+        # Here, because torch.compile reads what is there, but cannot trace how it is made.
+        _ = self._description
 
     @cached_property
     def exponents(self) -> tuple[tuple[int, ...], ...]:
@@ -52,8 +54,12 @@ class Monomials:
             terms.append(term)
         return torch.stack(terms, -1)
 
-    def description(self) -> Description:
+    @cached_property
+    def _description(self) -> Description:
         return Description(MONOMIALS, tuple(float(e) for row in self.exponents for e in row))
+
+    def description(self) -> Description:
+        return self._description
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from gridless.ops.batch_norm import batch_norm, reference, track
 from gridless.structures import Cloud, Events, Geometry
@@ -61,13 +60,14 @@ class BatchNorm(nn.Module):
             raise ValueError(f"BatchNorm over the points of {self.cloud} is called as norm(features, geometry)")
         cloud = geometry[self.cloud] if self.cloud is not None and geometry is not None else None
         padded = cloud if cloud is not None and cloud.padding else None
-        flat = features.reshape(-1, self.channels)
+        # A view is a node of the backward pass, and costs as much as a small kernel.
+        flat = features if features.ndim == 2 else features.reshape(-1, self.channels)
         # torch's own refuses a single row, and knows nothing of padding.
         if self.training and (padded is not None or flat.shape[0] < 2 or self._of_all()):
             y = self._over_real_rows(flat, padded)
         else:
             y = self._over_all_rows(flat, padded)
-        return y.reshape(features.shape)
+        return y if features.ndim == 2 else y.reshape(features.shape)
 
     def _of_all(self) -> bool:
         return self.synchronised and torch.distributed.is_initialized()
@@ -96,9 +96,8 @@ class BatchNorm(nn.Module):
         x = x.relu() if self.relu == "before" else x
         if self.training:
             self.num_batches_tracked.add_(1)
-        y = functional.batch_norm(
-            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
-        )
+        statistics, cudnn = (self.running_mean, self.running_var), torch.backends.cudnn.enabled
+        y = torch.batch_norm(x, self.weight, self.bias, *statistics, self.training, self.momentum, self.eps, cudnn)
         y = y.relu() if self.relu == "after" else y
         if padded is not None:
             real = torch.arange(x.shape[0], device=x.device) < padded.splits[-1]

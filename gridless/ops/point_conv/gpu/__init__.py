@@ -179,8 +179,7 @@ def edge_sums(
         return sums, inverse
     walk = _Walk(target_coords, source_coords, splits, source, inverse, function, False, target_coords.dtype)
     for base, size in walk.groups():
-        constants = walk.settings(function.dim) | walk.terms(base, size) | {"T": 32, "K": 8}
-        walk.launch(_SUMS, (cdiv(rows, 32), 1, 1), (), (sums,), (rows,), constants, 4)
+        walk.launch(_SUMS, (cdiv(rows, 32), 1, 1), (), (sums,), (rows,), 4, function.dim, base, size, T=32, K=8)
     return sums, inverse
 
 
@@ -224,9 +223,7 @@ class _Walk:
         self.dtype = _TYPES[compute_dtype(dtype)]
         # W beside the sums takes a line of the device's own language, for float32.
         self.total = torch.version.cuda is not None and not interpreting() and self.dtype is tl.float32
-        scale = 1 / function.radius
-        high = float(np.float32(scale))
-        self.scale = (high, scale - high)
+        self.scale = _scale(function.radius)
 
     def index(self, width: int) -> Any:
         """The integer type in which `width` numbers per row or column can be addressed."""
@@ -237,23 +234,22 @@ class _Walk:
         size = self.function.size
         return [(base, min(GROUP, size - base)) for base in range(0, size, GROUP)]
 
-    def terms(self, base: int, size: int) -> dict[str, Any]:
+    def terms(self) -> dict[str, Any]:
+        """All terms, as kernels are told of them."""
         function = self.function
-        return {"BASE": base} | _terms(function.kind, function.table, function.width, function.dim, base, size)
-
-    def settings(self, width: int) -> dict[str, Any]:
-        function, index = self.function, self.index(width)
-        settings = {"D": function.dim, "FALLOFF": function.falloff, "NORMALISE": function.normalise, "INDEX": index}
-        return settings | {"FLIP": self.flip, "DTYPE": self.dtype, "TERMS": function.size, "TOTAL": self.total}
+        return _terms(function.kind, function.table, function.width, function.dim, 0, function.size)
 
     def launch(
         self, launcher: Launcher, grid: tuple[int, int, int], before: tuple[Tensor, ...], after: tuple[Tensor, ...],
-        sizes: tuple[int, ...], constants: dict[str, Any], warps: int, registers: int | None = None,
+        sizes: tuple[int, ...], warps: int, width: int, base: int = 0, size: int | None = None,
+        registers: int | None = None, **more: Any,
     ) -> None:  # fmt: skip
-        """Tensors stand before and after those of the walk; of the constants a kernel takes those it names."""
-        tensors, numbers = (*before, *self.tensors, *after), (*sizes, *self.scale)
-        ordered = launcher.ordered(len(tensors) + len(numbers), constants)
-        launcher(grid, tensors, numbers, ordered, warps, registers)
+        """Tensors stand before and after those of the walk. The kernel addresses `width` numbers per row, and sums
+        `size` terms (all) from `base` on; `more` are the constants that the walk does not know."""
+        tensors, numbers, function = (*before, *self.tensors, *after), (*sizes, *self.scale), self.function
+        how = self.flip, self.dtype, self.total, self.index(width), base, function.size if size is None else size
+        constants = _constants(launcher, len(tensors) + len(numbers), function, *how, **more)
+        launcher(grid, tensors, numbers, constants, warps, registers)
 
     def gather(self, features: Tensor, first: int, last: int, out: Tensor) -> None:
         """N F (or N^T F) of rows first to last."""
@@ -262,8 +258,8 @@ class _Walk:
         tile = gather_tile(features.dtype, block)
         grid = (cdiv(last - first, tile.rows), cdiv(channels, block), 1)
         for base, size in self.groups():
-            constants = self.settings(channels) | self.terms(base, size) | {"C": channels} | tile.strips(block)
-            self.launch(_GATHER, grid, (features,), (out,), (first, last), constants, tile.warps)
+            how = tile.warps, channels, base, size
+            self.launch(_GATHER, grid, (features,), (out,), (first, last), *how, C=channels, **tile.strips(block))
 
     def chunks(self, features: Tensor) -> Any:
         """(first row, last row, N F of these rows), in one buffer of at most CHUNK bytes."""
@@ -290,17 +286,14 @@ class _Walk:
             tile = gather_tile(theirs.dtype, block)
             grid = (cdiv(last - first, tile.rows), 1, 1)
             for base, size in self.groups():
-                constants = self.settings(channels) | self.terms(base, size) | {"C": channels, "FEATURES": True}
-                constants |= {"T": tile.rows, "CB": block}
-                sizes = (first, last)
-                self.launch(_COORDS, grid, (transformed, theirs), (along, out), sizes, constants, tile.warps)
+                how: Any = (first, last), tile.warps, channels, base, size
+                settings: Any = {"C": channels, "FEATURES": True, "T": tile.rows, "CB": block}
+                self.launch(_COORDS, grid, (transformed, theirs), (along, out), *how, **settings)
 
     def coords_featureless(self, grad: Tensor, along: Tensor, out: Tensor) -> None:
         for base, size in self.groups():
-            constants = self.settings(grad.shape[1]) | self.terms(base, size) | {"C": 1, "FEATURES": False}
-            constants |= {"T": 32, "CB": 1}
-            grid, sizes = (cdiv(self.rows, 32), 1, 1), (0, self.rows)
-            self.launch(_COORDS, grid, (grad, grad), (along, out), sizes, constants, 1)
+            grid, how = (cdiv(self.rows, 32), 1, 1), ((0, self.rows), 1, grad.shape[1], base, size)
+            self.launch(_COORDS, grid, (grad, grad), (along, out), *how, C=1, FEATURES=False, T=32, CB=1)
 
 
 def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> None:
@@ -311,14 +304,14 @@ def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, o
         return
     # Sums of all channels, or strip by strip.
     together = dot_block(channels) if walk.function.size * dot_block(channels) <= HELD else tile.strip
-    constants = walk.settings(channels) | walk.terms(0, walk.function.size) | tile.strips(together)
-    constants |= {"C": channels, "P": width, "PB": dot_block(width)}
-    constants |= {"HAS_BIAS": bias is not None, "PRECISION": precision}
     # tf32x3 needs more registers, so one program per multiprocessor.
     beside = tile.beside if precision == "tf32" else 1
     registers = 65536 // (32 * tile.warps * beside) if beside > 1 else None
     grid, after = (cdiv(walk.rows, tile.rows), 1, 1), (weight, weight if bias is None else bias, out)
-    walk.launch(_FUSED, grid, (features,), after, (walk.rows,), constants, tile.warps, registers)
+    walk.launch(
+        _FUSED, grid, (features,), after, (walk.rows,), tile.warps, channels, registers=registers, C=channels, P=width,
+        PB=dot_block(width), HAS_BIAS=bias is not None, PRECISION=precision, **tile.strips(together),
+    )  # fmt: skip
 
 
 def _weight(walk: _Walk, grad: Tensor, features: Tensor, weight: Tensor, tile: Tile) -> Tensor:
@@ -328,10 +321,11 @@ def _weight(walk: _Walk, grad: Tensor, features: Tensor, weight: Tensor, tile: T
     across = (cdiv(width, tile.strip), cdiv(channels, block))
     programs = min(max(side_by_side(grad.device, tile) // (across[0] * across[1]), 1), tiles)
     parts = torch.empty(programs, *weight.shape, dtype=torch.float32, device=grad.device)
-    constants = walk.settings(max(channels, width)) | walk.terms(0, walk.function.size)
-    constants |= {"Q": channels, "P": width, "QB": block, "PRECISION": _precision(), "L": tile.strip}
-    constants |= {"T": tile.rows, "U": tile.unroll, "AHEAD": tile.ahead}
-    walk.launch(_WEIGHT, (programs, *across), (grad, features), (parts,), (walk.rows, tiles), constants, tile.warps)
+    walk.launch(
+        _WEIGHT, (programs, *across), (grad, features), (parts,), (walk.rows, tiles), tile.warps, max(channels, width),
+        Q=channels, P=width, QB=block, PRECISION=_precision(), L=tile.strip, T=tile.rows, U=tile.unroll,
+        AHEAD=tile.ahead,
+    )  # fmt: skip
     return parts.sum(0).to(weight.dtype)
 
 
@@ -353,12 +347,12 @@ def _fused_backward(
     tiles = cdiv(walk.rows, tile.rows)
     programs = min(tiles, side_by_side(grad.device, tile)) if need_weight else tiles
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
-    constants = walk.settings(max(channels, width)) | walk.terms(0, walk.function.size) | tile.strips(dot_block(width))
-    constants |= {"Q": channels, "P": width, "QB": dot_block(channels), "PRECISION": precision}
-    constants |= {"NEED_F": d_features is not None, "NEED_W": need_weight}
     after = (weight, features if d_features is None else d_features, parts)
-    sizes = (walk.rows, tiles)
-    walk.launch(_FUSED_BACKWARD, (programs, 1, 1), (grad, features), after, sizes, constants, tile.warps)
+    walk.launch(
+        _FUSED_BACKWARD, (programs, 1, 1), (grad, features), after, (walk.rows, tiles), tile.warps,
+        max(channels, width), Q=channels, P=width, QB=dot_block(channels), PRECISION=precision,
+        NEED_F=d_features is not None, NEED_W=need_weight, **tile.strips(dot_block(width)),
+    )  # fmt: skip
     return parts.sum(0).to(weight.dtype) if need_weight else None
 
 
@@ -376,11 +370,11 @@ def _depthwise(
     # What several launches add up, they add up in the dtype of the sums.
     sums = out if out is None or terms <= GROUP else out.to(dtype)
     after = (weight, weight if other is None else other, parts if sums is None else sums, parts)
-    flags = {"HAS_BIAS": other is not None and not walk.flip, "NEED_OUT": out is not None, "NEED_W": need_weight}
+    flags: Any = {"HAS_BIAS": other is not None and not walk.flip, "NEED_OUT": out is not None}
+    flags |= {"NEED_W": need_weight, "C": channels}
     for base, size in walk.groups():
-        constants = walk.settings(channels) | walk.terms(base, size) | tile.strips(block) | flags | {"C": channels}
-        sizes = (walk.rows, tiles)
-        walk.launch(_DEPTHWISE, (programs, across, 1), (features,), after, sizes, constants, tile.warps)
+        how = (walk.rows, tiles), tile.warps, channels, base, size
+        walk.launch(_DEPTHWISE, (programs, across, 1), (features,), after, *how, **flags, **tile.strips(block))
     if out is not None and sums is not None and sums is not out:
         out.copy_(sums)
     return parts.sum(0).to(weight.dtype) if need_weight else None
@@ -397,10 +391,11 @@ def _transform_first(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor
         transformed = features @ part.transpose(0, 1).reshape(channels, terms * some)  # (S, M * some)
         block = min(64, max(4, power_of_two(some)))
         tile = gather_tile(features.dtype, block)
-        constants = walk.settings(terms * some) | walk.terms(0, terms) | {"T": tile.rows, "CB": block}
-        constants |= {"HAS_BIAS": bias is not None, "WIDTH": some, "STRIDE": width}
         grid, after = (cdiv(walk.rows, tile.rows), cdiv(some, block), 1), (features if bias is None else bias, out)
-        walk.launch(_CONTRACT, grid, (transformed,), after, (walk.rows, column), constants, tile.warps)
+        walk.launch(
+            _CONTRACT, grid, (transformed,), after, (walk.rows, column), tile.warps, terms * some, T=tile.rows,
+            CB=block, HAS_BIAS=bias is not None, WIDTH=some, STRIDE=width,
+        )  # fmt: skip
 
 
 def _precision() -> str:
@@ -416,6 +411,25 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     if interpreting():
         return left.to(dtype) @ right.to(dtype)
     return torch.mm(left, right, out_dtype=dtype)
+
+
+@cache
+def _constants(
+    launcher: Launcher, given: int, function: EdgeFunction, flip: bool, dtype: Any, total: bool, index: Any, base: int,
+    size: int, **more: Any,
+) -> tuple:  # fmt: skip
+    """All constants of a kernel, in its order: many, and the same at every call of a layer."""
+    constants = {"D": function.dim, "FALLOFF": function.falloff, "NORMALISE": function.normalise, "INDEX": index}
+    constants |= {"FLIP": flip, "DTYPE": dtype, "TERMS": function.size, "TOTAL": total, "BASE": base} | more
+    terms = _terms(function.kind, function.table, function.width, function.dim, base, size)
+    return launcher.ordered(given, constants | terms)
+
+
+@cache
+def _scale(radius: float) -> tuple[float, float]:
+    """1 / radius as a float32, and what is missing from it."""
+    high = float(np.float32(1 / radius))
+    return high, 1 / radius - high
 
 
 @cache

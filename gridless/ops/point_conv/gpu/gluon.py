@@ -97,7 +97,7 @@ def _runs_on(device: torch.device) -> bool:
 
 
 def _function(walk: Any) -> tuple:
-    terms = walk.terms(0, walk.function.size)
+    terms = walk.terms()
     return *(terms[name] for name in ("M", "KIND", "TABLE", "SHARP")), walk.function.falloff, walk.function.normalise
 
 

@@ -156,6 +156,7 @@ def busy(rows: int, tile: Tile, device: torch.device) -> float:
     return tiles / (cdiv(tiles, processors(device)) * processors(device))
 
 
+@cache
 def dot_block(channels: int) -> int:
     return max(16, power_of_two(channels))
 
