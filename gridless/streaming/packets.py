@@ -86,6 +86,10 @@ class Stream:
         self.start = 0
         self._clear()
 
+    def __repr__(self) -> str:
+        seen = f"{self.events_seen:,} events so far" + (f", the last at {self.time:,} us" if self.events_seen else "")
+        return f"{type(self).__name__}({type(self.model).__name__}, {self.sensor[0]} x {self.sensor[1]} pixels, {seen})"
+
     def __call__(self, packet: Any) -> Tensor | None:
         last = None
         for last in self.push(packet):  # noqa: B007

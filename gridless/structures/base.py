@@ -194,15 +194,24 @@ class Structure:
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
 
+    def _words(self) -> list[str]:
+        """What it holds, for people."""
+        raise NotImplementedError
+
     def __repr__(self) -> str:
-        parts = []
-        for name, *_ in kinds(type(self)):
+        words = self._words()
+        for name, kind, _ in kinds(type(self)):
             value = getattr(self, name)
-            if isinstance(value, Tensor):
-                parts.append(f"{name}={shape_of(value)}")
-            elif value:
-                parts.append(f"{name}={value}")
-        return f"{type(self).__name__}({', '.join(parts)}, {self.device})"
+            if kind == "named rows" and value:
+                words.append(f"rows {value}")
+            elif name == "padding" and value:
+                words.append(f"{value:,} rows of padding")
+        return f"{type(self).__name__}({', '.join(words)}, {self.device})"
+
+    def _readable(self) -> bool:
+        """Whether values can be looked at without waiting for a GPU, and are there at all."""
+        tensor = getattr(self, self._length)
+        return self.device.type == "cpu" and type(tensor) is Tensor and len(tensor) > 0
 
 
 class Ragged(Structure):

@@ -152,6 +152,15 @@ class Cloud(Ragged):
         """A `PointCloud` of Open3D, with the rows `rgb` and `normal`: it has no others."""
         return to_open3d(self)
 
+    def _words(self) -> list[str]:
+        many = [] if self.num_examples == 1 else [f"{self.num_examples:,} examples"]
+        dtype = str(self.coords.dtype).removeprefix("torch.")
+        words = [*many, f"{len(self) - self.padding:,} points in {self.dim}-D", dtype]
+        if self._readable():
+            ends = (self.coords.detach().amin(0).tolist(), self.coords.detach().amax(0).tolist())
+            words.append("from ({}) to ({})".format(*(", ".join(f"{v:.3g}" for v in end) for end in ends)))
+        return words + ([f"sampled from {self.num_parent:,}"] if self.parent_index is not None else [])
+
     @property
     def dim(self) -> int:
         return self.coords.shape[1]

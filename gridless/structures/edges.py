@@ -68,6 +68,14 @@ class Edges(Structure):
         """Neighbours of each target (S')."""
         return self.splits.diff()
 
+    def _words(self) -> list[str]:
+        count = len(self) - self.padding
+        words = [f"{count:,} edges from {self.num_source:,} sources to {self.num_target:,} targets"]
+        if self._readable() and self.num_target:
+            words.append(f"{count / self.num_target:.1f} each, {int(self.counts.max()):,} at most")
+        words += [f"limit {self.limit}"] if self.limit is not None else []
+        return words + (["symmetric"] if self.symmetric else [])
+
     def check(self, what: str = "edges") -> None:
         """Refuse splits or sources out of range. Reads values, once: a synchronisation on the GPU."""
         if not self.is_checked:

@@ -146,6 +146,18 @@ class Events(Ragged):
         out["p"] = False if self.polarity is None else self.polarity[:end].cpu().numpy()
         return out
 
+    def _words(self) -> list[str]:
+        many = [] if self.num_examples == 1 else [f"{self.num_examples:,} recordings"]
+        words = [*many, f"{len(self) - self.padding:,} events", f"{self.sensor[0]} x {self.sensor[1]} pixels"]
+        if self._readable() and self.num_examples == 1 and not self.padding:
+            seconds = int(self.time[-1] - self.time[0]) / 1e6
+            words.append(f"{seconds:.3g} s from {int(self.time[0]):,} us on")
+            if self.polarity is not None:
+                words.append(f"{float(self.polarity.double().mean()):.0%} ON")
+        if self.polarity is None:
+            words.append("no polarity")
+        return words + ([f"fired by {self.num_parent:,}"] if self.cause is not None else [])
+
     def check(self, what: str = "events") -> None:
         """Refuse times that step back, negative times and events outside the sensor, naming recording and row.
 

@@ -157,6 +157,7 @@ def test_negative_times_are_refused(make, head):
     with pytest.raises(ValueError, match="event 0 of the packet has the negative time"):
         engine(early)
     assert engine.events_seen == 0
+    assert repr(engine).endswith("pixels, 0 events so far)")
 
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])

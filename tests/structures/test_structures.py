@@ -514,3 +514,19 @@ def test_kernels_are_kept_on_disk(tmp_path):
     # A slow machine also says that it compiles, the first time.
     assert "[0, 1, 2, 2] 0" in run(code, **cache).splitlines()
     assert run(code, **cache).strip() == "[0, 1, 2, 2] 1"
+
+
+def test_reprs_say_what_is_inside():
+    points = gl.Cloud.of(torch.tensor([[0.0, 0, 1], [2, 0, -1.25]]), rgb=torch.zeros(2, 3, dtype=torch.uint8))
+    assert repr(points) == (
+        "Cloud(2 points in 3-D, float32, from (0, 0, -1.25) to (2, 0, 1), rows {rgb: (2, 3) uint8}, cpu)"
+    )
+    near = gl.Edges(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1]), 2)
+    assert repr(near) == "Edges(3 edges from 2 sources to 2 targets, 1.5 each, 2 at most, cpu)"
+    rows = {"x": np.array([1, 2]), "y": np.array([0, 0]), "t": np.array([500, 250_500]), "p": np.array([1, 0])}
+    events = gl.Events.of(rows, sensor=(4, 3))
+    assert repr(events) == "Events(2 events, 4 x 3 pixels, 0.25 s from 500 us on, 50% ON, cpu)"
+    assert repr(gl.collate([points, points], "power_of_two")).startswith("Cloud(2 examples, 4 points")
+    assert "1 rows of padding" in repr(gl.structures.pad(gl.Cloud.of(torch.rand(3, 3)), "power_of_two"))
+    nothing = gl.Cloud.of(torch.zeros(0, 3))
+    assert repr(nothing) == "Cloud(0 points in 3-D, float32, cpu)"
