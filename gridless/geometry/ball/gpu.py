@@ -136,7 +136,7 @@ def _test(
     if tl.program_id(1) * ROWS < here:
         inside = local < here
         row = first + local
-        a, b, c, d, e, f, g, h = load_point(target, row, inside, D)
+        point = load_point(target, row, inside, D)
         begin = tl.load(source_splits + example)
         size = (tl.load(source_splits + example + 1) - begin).to(tl.int32)
         reach = from_bits(high, low, DOUBLE)
@@ -148,7 +148,7 @@ def _test(
             for k in tl.static_range(32):
                 # Past the end the last source is tested again, and its bits are cleared below.
                 j = tl.minimum(word * 32 + k, size - 1)
-                hit = squared_to(near, j * D, None, 1, a, b, c, d, e, f, g, h, D) <= reach
+                hit = squared_to(near, j * D, None, 1, point, D) <= reach
                 hits |= tl.where(hit, (1 << k) if k < 31 else -2147483648, 0)
             left = size - word * 32
             hits = tl.where(left < 32, hits & ((1 << tl.minimum(left, 31)) - 1), hits)
@@ -194,8 +194,8 @@ def _measure(source, target, found, row, distance, total, D: tl.constexpr, BLOCK
     ok = edge < total
     i = tl.load(row + edge, mask=ok, other=0).to(tl.int64)
     j = tl.load(found + edge, mask=ok, other=0).to(tl.int64)
-    a, b, c, d, e, f, g, h = load_point(target, i, ok, D)
-    tl.store(distance + edge, squared_to(source, j * D, ok, 1, a, b, c, d, e, f, g, h, D), mask=ok)
+    point = load_point(target, i, ok, D)
+    tl.store(distance + edge, squared_to(source, j * D, ok, 1, point, D), mask=ok)
 
 
 @triton.jit(do_not_specialize=["total"])

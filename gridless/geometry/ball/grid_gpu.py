@@ -187,7 +187,7 @@ def _keys(coords, splits, frame, key, rows, examples, across, up, levels, D: tl.
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < rows
     example = example_of(splits, row, examples)
-    x, y, z = _axes(coords, row, ok, D)
+    x, y, z = _axes(load_point(coords, row, ok, D), D)
     cx = _cell(x, 0.0, tl.load(frame), tl.load(frame + 1), across)
     cy = _cell(y, 0.0, tl.load(frame + 2), tl.load(frame + 3), up)
     cz = _cell(z, 0.0, tl.load(frame + 4), tl.load(frame + 5), levels)
@@ -197,17 +197,9 @@ def _keys(coords, splits, frame, key, rows, examples, across, up, levels, D: tl.
 
 
 @triton.jit
-def _axes(coords, row, ok, D: tl.constexpr):
+def _axes(point, D: tl.constexpr):
     """The three coordinates that are gridded; the last of them is the one sources are sorted along."""
-    x = tl.load(coords + row * D, mask=ok, other=0.0)
-    y = x
-    z = x
-    if D == 2:
-        z = tl.load(coords + row * D + 1, mask=ok, other=0.0)
-    if D > 2:
-        y = tl.load(coords + row * D + 1, mask=ok, other=0.0)
-        z = tl.load(coords + row * D + 2, mask=ok, other=0.0)
-    return x, y, z
+    return point[0], point[1 if D > 2 else 0], point[2 if D > 2 else D - 1]
 
 
 @triton.jit(do_not_specialize=["rows", "filled", "levels"])
@@ -258,17 +250,12 @@ def _search(
     example = tl.load(key + at, mask=at < rows, other=0) // levels // (across * up)
     ok = (at < rows) & (example < examples)
     row = tl.load(order + at, mask=ok, other=0).to(tl.int64)
-    a, b, c, d, e, f, g, h = load_point(target, row, ok, D)
-    y = b
-    z = c
-    if D == 1:
-        z = a
-    if D == 2:
-        z = b
+    point = load_point(target, row, ok, D)
+    x, y, z = _axes(point, D)
     within = from_bits(high, low, DOUBLE)
     reach = tl.load(frame + 6)
-    x_first = _cell(a, -reach, tl.load(frame), tl.load(frame + 1), across)
-    x_last = _cell(a, reach, tl.load(frame), tl.load(frame + 1), across)
+    x_first = _cell(x, -reach, tl.load(frame), tl.load(frame + 1), across)
+    x_last = _cell(x, reach, tl.load(frame), tl.load(frame + 1), across)
     y_first = _cell(y, -reach, tl.load(frame + 2), tl.load(frame + 3), up)
     y_last = _cell(y, reach, tl.load(frame + 2), tl.load(frame + 3), up)
     z_first = _cell(z, -reach, tl.load(frame + 4), tl.load(frame + 5), levels)
@@ -308,7 +295,7 @@ def _search(
             for k in range(0, tl.max(stop - begin, 0)):
                 p = begin + k
                 here = p < stop
-                hit = here & (squared_to(arranged, p, here, sources, a, b, c, d, e, f, g, h, D) <= within)
+                hit = here & (squared_to(arranged, p, here, sources, point, D) <= within)
                 if FILL:
                     tl.store(out, tl.load(index + p, mask=hit, other=0), mask=hit)
                     out += hit.to(tl.int32)

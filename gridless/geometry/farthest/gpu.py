@@ -105,7 +105,7 @@ def _begin(cloud: Cloud, near: Edges | None, reject: bool) -> tuple[Tensor, Tens
     if near is not None and reject:
         rows = rejecting_rows(cloud, near, None)
         kept = decide(cloud, rows)
-        return squared_to_sample(cloud, rows, kept), *collect(cloud, kept)
+        return squared_to_sample(cloud, rows, kept), *collect(cloud, kept)[:2]
     closest = torch.full((len(cloud),), torch.inf, dtype=cloud.coords.dtype, device=cloud.device)
     return closest, torch.zeros_like(cloud.splits), torch.zeros_like(cloud.splits)
 
@@ -119,13 +119,13 @@ def _on_chip(coords, splits, taken_splits, taken, start, D: tl.constexpr, BLOCK:
     size = (tl.load(taken_splits + example + 1) - out).to(tl.int32)
     lane = tl.arange(0, BLOCK)
     here = lane < points
-    a, b, c, d, e, f, g, h = load_point(coords, first + lane, here, D)
+    point = load_point(coords, first + lane, here, D)
     # Taken points have -1, lanes without a point -2.
     closest = tl.where(here, float("inf"), -2.0).to(coords.dtype.element_ty)
     current = points * 0 + start
     for k in range(0, size):
         tl.store(taken + out + k, first + current)
-        d2 = squared_to(coords, (first + current) * D, None, 1, a, b, c, d, e, f, g, h, D)
+        d2 = squared_to(coords, (first + current) * D, None, 1, point, D)
         closest = tl.minimum(closest, d2)
         closest = tl.where(lane == current, -1.0, closest)
         current = tl.argmax(closest, 0)
@@ -142,13 +142,13 @@ def _together(coords, splits, taken_splits, taken, best, arrived, start, D: tl.c
     size = (tl.load(taken_splits + example + 1) - out).to(tl.int32)
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = lane < points
-    a, b, c, d, e, f, g, h = load_point(coords, first + lane, here, D)
+    point = load_point(coords, first + lane, here, D)
     closest = tl.where(here, float("inf"), -2.0)
     current = points * 0 + start
     for k in range(0, size):
         if tl.program_id(1) == 0:
             tl.store(taken + out + k, first + current)
-        d2 = squared_to(coords, (first + current) * D, None, 1, a, b, c, d, e, f, g, h, D)
+        d2 = squared_to(coords, (first + current) * D, None, 1, point, D)
         closest = tl.minimum(closest, d2)
         closest = tl.where(lane == current, -1.0, closest)
         # Bits of distances ascend as they do; 0 is below all of them, for what was taken.
@@ -199,12 +199,12 @@ def _in_memory(
             tl.store(taken + out + k, current)
             # Every lane has read before any writes.
             tl.debug_barrier()
-            a, b, c, d, e, f, g, h = load_point(coords, current + lane * 0, lane >= 0, D)
+            point = load_point(coords, current + lane * 0, lane >= 0, D)
             end = tl.load(near_splits + current + 1)
             for at in range(tl.load(near_splits + current), end, BLOCK):
                 ok = at + lane < end
                 j = tl.load(near + at + lane, mask=ok, other=0).to(tl.int64)
-                d2 = squared_to(coords, j * D, ok, 1, a, b, c, d, e, f, g, h, D)
+                d2 = squared_to(coords, j * D, ok, 1, point, D)
                 lower = tl.minimum(tl.load(closest + j, mask=ok, other=0.0), d2)
                 tl.store(closest + j, tl.where(j == current, -1.0, lower), mask=ok)
             # The point itself, where a search does not list it.
@@ -217,8 +217,8 @@ def _in_memory(
             for at in range(first, last, BLOCK):
                 row = at + lane
                 ok = row < last
-                a, b, c, d, e, f, g, h = load_point(coords, row, ok, D)
-                d2 = squared_to(coords, current * D, None, 1, a, b, c, d, e, f, g, h, D)
+                point = load_point(coords, row, ok, D)
+                d2 = squared_to(coords, current * D, None, 1, point, D)
                 value = tl.minimum(tl.load(closest + row, mask=ok, other=-2.0), d2)
                 value = tl.where(row == current, -1.0, value)
                 tl.store(closest + row, value, mask=ok)

@@ -155,8 +155,8 @@ def _select(
         size = (tl.load(source_splits + example + 1) - begin).to(tl.int32)
         lane = tl.arange(0, BLOCK)[None, :]
         some = lane < size
-        a, b, c, d, e, f, g, h = load_point(target, row[:, None], inside[:, None], D)
-        d2 = squared_to(source, (begin + lane) * D, some, 1, a, b, c, d, e, f, g, h, D)
+        point = load_point(target, row[:, None], inside[:, None], D)
+        d2 = squared_to(source, (begin + lane) * D, some, 1, point, D)
         if DOUBLE:
             value = tl.where(some, d2.to(tl.int64, bitcast=True), 0x7FFFFFFFFFFFFFFF)
             one = tl.full([ROWS], 1, tl.int64)
