@@ -18,7 +18,7 @@ from gridless.geometry.taps import offsets
 from gridless.nn.blocks import Dense
 from gridless.nn.norm import BatchNorm
 from gridless.ops.event_conv import event_conv, event_conv_step, event_gather, event_gather_step
-from gridless.ops.event_conv.autograd import at_one_pixel
+from gridless.ops.event_conv.neighbourhoods import at_one_pixel
 from gridless.ops.voxel_mean import voxel_mean
 from gridless.plan import Name
 from gridless.structures import Events, Geometry, expect_geometry
