@@ -171,6 +171,7 @@ def _backward(
         d_features, d_weight, d_rate = torch.zeros_like(features), torch.zeros_like(weight), torch.zeros_like(rate)
         for u, v, part, one in _each(near, rate):
             d_moved, d_rate[u, v] = backend.scatter(grad, features @ weight[u, v], one, part, True, None)
+            assert d_moved is not None
             d_features.addmm_(d_moved, weight[u, v].t())
             d_weight[u, v] = features.t() @ d_moved
         return d_features, d_weight, d_rate, d_bias
