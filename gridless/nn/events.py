@@ -92,10 +92,16 @@ class EventConv(nn.Module):
 
 
 class PolarityConv(EventConv):
-    """The first convolution, on polarity: an OFF event has the features (1, 0), an ON event (0, 1)."""
+    """The first convolution, on polarity: an OFF event has the features (1, 0), an ON event (0, 1).
 
-    def __init__(self, near: Name, out_channels: int, temporal: int = 4, **options: Any) -> None:
-        super().__init__(near, 2, out_channels, temporal, **options)
+    The arguments are those of `EventConv`.
+    """
+
+    def __init__(
+        self, near: Name, out_channels: int, temporal: int = 4, decay_time: float = 1000.0, bias: bool = True,
+        rates: str = "spread", order: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(near, 2, out_channels, temporal, decay_time, bias, rates, order)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
