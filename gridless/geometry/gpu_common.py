@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.geometry.checks import squared_radius
-from gridless.kernels.launch import EXACT
+from gridless.kernels.launch import Launcher, cdiv
 from gridless.structures import Cloud
 
 
@@ -32,12 +32,12 @@ def facts(cloud: Cloud, what: str) -> Facts:
         if rows == 0 or cloud.num_examples == 0:
             cloud.check(what)
             return Facts(0, 0, (0.0,) * 3, (0.0,) * 3)
-        programs = min(triton.cdiv(rows, 1024), 512)
+        programs = min(cdiv(rows, 1024), 512)
         partial = torch.empty((8, programs), dtype=torch.float64, device=device)
         result = torch.empty(9, dtype=torch.float64, device=device)
-        _partial_facts[(programs,)](cloud.coords, partial, rows, D=cloud.dim, ROWS=1024, num_warps=4, **EXACT)
-        end = rows - cloud.padding
-        _facts[(1,)](partial, cloud.splits, result, programs, cloud.num_examples, end, BLOCK=1024, num_warps=4, **EXACT)
+        _PARTIAL_FACTS((programs, 1, 1), (cloud.coords, partial), (rows,), (cloud.dim, 1024))
+        sizes = (programs, cloud.num_examples, rows - cloud.padding)
+        _FACTS((1, 1, 1), (partial, cloud.splits, result), sizes, (1024,))
         bad, smallest, largest, *box = result.tolist()
         if bad:
             cloud.check(what)
@@ -76,10 +76,9 @@ def sort_rows(splits: Tensor, values: Tensor, longest: int) -> Tensor:
         return (torch.sort(row << 32 | values).values & 0xFFFFFFFF).int()
     ordered = torch.empty_like(values)
     rows = len(splits) - 1
-    _sort_short[(triton.cdiv(rows, 8),)](splits, values, ordered, rows, SHORT=_SHORT, ROWS=8, num_warps=1, **EXACT)
+    _SORT_SHORT((cdiv(rows, 8), 1, 1), (splits, values, ordered), (rows,), (_SHORT, 8), 1)
     if longest > _SHORT:
-        grid = (triton.cdiv(rows, 64), 8)
-        _sort_long[grid](splits, values, ordered, rows, SHORT=_SHORT, ROWS=64, BLOCK=128, num_warps=1, **EXACT)
+        _SORT_LONG((cdiv(rows, 64), 8, 1), (splits, values, ordered), (rows,), (_SHORT, 64, 128), 1)
     return ordered
 
 
@@ -242,3 +241,8 @@ def _place_block(values, ordered, begin, count, BLOCK: tl.constexpr):
             other = tl.load(values + first + k, mask=first + k < count, other=0x7FFFFFFF)
             place += (other < mine).to(tl.int32)
     tl.store(ordered + place, mine, mask=at < count)
+
+
+_PARTIAL_FACTS, _FACTS, _SORT_SHORT, _SORT_LONG = (
+    Launcher(kernel, exact=True) for kernel in (_partial_facts, _facts, _sort_short, _sort_long)
+)

@@ -16,7 +16,7 @@ from gridless.geometry.ball.gpu import ball
 from gridless.geometry.gpu_common import load_point, squared_to
 from gridless.geometry.rejection.reference import doubtful_depth as doubtful_depth  # torch, a few rounds
 from gridless.geometry.work import CROSSING, refuse_crossing
-from gridless.kernels.launch import EXACT
+from gridless.kernels.launch import Launcher, cdiv
 from gridless.structures import Cloud, Edges
 
 _BLOCK = 128
@@ -60,9 +60,7 @@ def decide(cloud: Cloud, rows: Edges) -> Tensor:
     # Kept or not, a ticket counter, and the state of every point.
     memory = torch.zeros(2 * points + 1, dtype=torch.int32, device=device)
     if end:
-        _decide[(triton.cdiv(end, 32),)](
-            rows.splits, rows.source, memory, points, end, ROWS=32, WINDOW=8, num_warps=1, **EXACT
-        )
+        _DECIDE((cdiv(end, 32), 1, 1), (rows.splits, rows.source, memory), (points, end), (32, 8), 1)
     return memory[:points]
 
 
@@ -72,11 +70,11 @@ def collect(cloud: Cloud, kept: Tensor) -> tuple[Tensor, Tensor, tuple[int, int]
     at = torch.cumsum(kept, 0)
     splits = torch.empty(examples + 1, dtype=torch.int64, device=device)
     result = torch.empty(3, dtype=torch.int64, device=device)
-    _sample_splits[(1,)](cloud.splits, at, splits, result, examples, BLOCK=1024, num_warps=4, **EXACT)
+    _SAMPLE_SPLITS((1, 1, 1), (cloud.splits, at, splits, result), (examples,), (1024,))
     total, smallest, largest = result.tolist()
     index = torch.empty(total, dtype=torch.int64, device=device)
     if total:
-        _collect[(triton.cdiv(len(kept), 1024),)](kept, at, index, len(kept), BLOCK=1024, **EXACT)
+        _COLLECT((cdiv(len(kept), 1024), 1, 1), (kept, at, index), (len(kept),), (1024,))
     return index, splits, (smallest, largest)
 
 
@@ -85,17 +83,8 @@ def squared_to_sample(cloud: Cloud, rows: Edges, kept: Tensor) -> Tensor:
     result = torch.zeros(len(cloud), dtype=cloud.coords.dtype, device=cloud.device)
     end = len(cloud) - cloud.padding
     if end:
-        _closest[(triton.cdiv(end, _BLOCK),)](
-            cloud.coords,
-            rows.splits,
-            rows.source,
-            kept,
-            result,
-            end,
-            D=cloud.dim,
-            BLOCK=_BLOCK,
-            **EXACT,
-        )
+        tensors = (cloud.coords, rows.splits, rows.source, kept, result)
+        _CLOSEST((cdiv(end, _BLOCK), 1, 1), tensors, (end,), (cloud.dim, _BLOCK))
     return result
 
 
@@ -173,3 +162,8 @@ def _closest(coords, splits, source, kept, result, end, D: tl.constexpr, BLOCK: 
         d2 = squared_to(coords, j * D, sample, 1, point, D)
         best = tl.where(sample, tl.minimum(best, d2), best)
     tl.store(result + row, best, mask=ok)
+
+
+_DECIDE, _SAMPLE_SPLITS, _COLLECT, _CLOSEST = (
+    Launcher(kernel, exact=True) for kernel in (_decide, _sample_splits, _collect, _closest)
+)
