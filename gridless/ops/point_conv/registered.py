@@ -38,9 +38,9 @@ def _on(backend: str, where: Tensor) -> Backend:
 
 
 def _near(given: Sequence[Any]) -> Neighbours:
-    *tensors, kind, table, width, radius, falloff, normalise = given
-    function = EdgeFunction(kind, tuple(table), width, tensors[4].shape[1], radius, falloff, normalise)
-    return Neighbours(*tensors, function)
+    kind, table, width, radius, falloff, normalise = given[6:]
+    function = EdgeFunction(kind, tuple(table), width, given[4].shape[1], radius, falloff, normalise)
+    return Neighbours._make((*given[:6], function))
 
 
 def _filled(like: Tensor, grads: Gradients) -> tuple[Tensor, Tensor]:
