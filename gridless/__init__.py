@@ -16,6 +16,7 @@ _LAZY: dict[str, str] = {
     "Precomputed": "gridless.data.precompute",
     "capture": "gridless.training.captured",
     "event_conv": "gridless.ops.event_conv",
+    "export": "gridless.streaming.export",
     "featureless_conv": "gridless.ops.point_conv",
     "frames": "gridless.images",
     "load": "gridless.weights",
@@ -47,6 +48,7 @@ __all__ = [
     "causal",
     "collate",
     "event_conv",
+    "export",
     "farthest_sample",
     "featureless_conv",
     "frames",
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
     from gridless.pictures import show
     from gridless.scenes import tiles
     from gridless.streaming import stream
+    from gridless.streaming.export import export
     from gridless.training.captured import capture
     from gridless.weights import load, save
 

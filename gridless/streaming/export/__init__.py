@@ -1,0 +1,116 @@
+"""`gl.export`: a trained event network as C99 that needs nothing: no allocation, no library, no Python."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gridless.data.files import whole_file
+from gridless.streaming.export.golden import recording
+from gridless.streaming.export.writer import HERE, Writer
+from gridless.streaming.program import Program
+from gridless.structures import Events
+
+__all__ = ["export"]
+
+# Events of the golden recording, and how far from its logits C may be, relative to the largest.
+GOLDEN, ERROR = 20_000, {32: 1e-5, 16: 1e-2}
+
+
+def export(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048) -> Path:
+    """Write a trained event network as C to the folder `out`, and return it.
+
+    `network.c` and `network.h` are the network: C99, no allocation, no state outside the caller's memory, no library.
+    Beside them: `golden.h` and `test.c`, which hold it to the logits of a recording; `Makefile` and `CMakeLists.txt`;
+    `network.hpp` for C++; `README.md` with sizes and cost. The same weights give the same text, byte for byte, and the
+    text the same bits on every machine and compiler.
+
+    Args:
+        model: any network that `gl.stream` runs, in evaluation mode.
+        out: a folder; it is made, and files of these names in it are replaced.
+        bits: of the weights: 32, or 16 (whole numbers with a scale for every column, an error of 2e-5 of the largest).
+        chunk: input events that go through the network together. A small one needs less memory, for small boards.
+    """
+    program = Program.of(model)
+    writer = Writer(program, bits, chunk)
+    code = writer.text
+    logits, predictions, counts = _golden(model, program)
+    width, height = program.streams[0].sensor
+    words: dict[str, Any] = {
+        "TITLE": f"{type(model).__name__}, {width} x {height} pixels, {len(logits)} classes",
+        "DIGEST": writer.digest, "BYTES": writer.bytes, "CLASSES": len(logits), "WIDTH": width, "HEIGHT": height,
+        "DURATION": program.duration or 0, "WHEN": _when(program), "GOLDEN": GOLDEN, "PREDICTIONS": predictions,
+        "ERROR": ERROR[bits], "LOGITS": ", ".join(f"{v:.9g}" for v in logits), "SIZES": _sizes(writer),
+        "COST": _cost(program, counts), "BITS": bits,
+    }  # fmt: skip
+    texts = {"network.c": code}
+    for path in sorted((HERE / "files").iterdir()):
+        texts[path.name] = path.read_text()
+        for word, value in words.items():
+            texts[path.name] = texts[path.name].replace(f"@{word}@", str(value))
+    folder = Path(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        with whole_file(folder / name) as file:
+            file.write(text.encode())
+    return folder
+
+
+@torch.no_grad()
+def _golden(model: nn.Module, program: Program) -> tuple[np.ndarray, int, dict[str, int]]:
+    """Of the golden recording: the logits after it, how many predictions it brings, and the events of every stream."""
+    from gridless.streaming.session import Session
+
+    sensor = program.streams[0].sensor
+    # In float64, so that what C rounds is all that is between them.
+    session = Session(deepcopy(model).double())
+    predictions = sum(len(list(session.push(recording(at, at + 1000, sensor)))) for at in range(0, GOLDEN, 1000))
+    if program.answers is None and program.duration is None:
+        predictions = 0  # C answers when it is asked; a session at the end of each packet
+    geometry = model.plan(Events.of(recording(0, GOLDEN, sensor), sensor=sensor))  # type: ignore[operator]
+    counts = {stream.name: len(geometry[stream.name]) for stream in program.streams}
+    return session.predict().numpy(), predictions, counts
+
+
+def _when(program: Program) -> str:
+    if program.answers:
+        return f"Predicts after every event of {program.answers}."
+    if program.duration:
+        return f"Predicts at the end of every window of {program.duration} microseconds that holds events."
+    return "Predicts only when asked (net_predict)."
+
+
+def _sizes(writer: Writer) -> str:
+    constants = 4 * writer.constants.size + 2 * writer.weights.size
+    rows = {"constants": constants, "state: memory": writer.memory.bytes, "state: working memory": writer.work.bytes}
+    rows["stack, about"] = 12 * writer.factors + 1024
+    return "\n".join(f"| {name} | {size:,} |" for name, size in rows.items())
+
+
+def _cost(program: Program, counts: dict[str, int]) -> str:
+    """What an event of each stream costs, and how many there are for each input event."""
+    lines, total, events = [], 0.0, max(counts[program.streams[0].name], 1)
+    for stream in program.streams:
+        rows = [row for row in program.rows if row.stream == stream.name]
+        own = sum(row.multiply_adds[0] for row in rows)
+        own += sum(row.multiply_adds[1] for row in program.rows if _source(program, row) == stream.name)
+        share = counts[stream.name] / events
+        total += own * share
+        lines.append(f"| {stream.name} | {stream.sensor[0]} x {stream.sensor[1]} | {own:,} | {share:.4f} |")
+    once = sum(row.multiply_adds[0] for row in program.rows if row.stream is None)
+    lines.append(f"| all, for each input event | | {round(total):,} | |")
+    if once:
+        lines.append(f"| for each answer | | {once:,} | |")
+    return "\n".join(lines)
+
+
+def _source(program: Program, row: Any) -> str | None:
+    """The stream whose events a convolution or a pool takes in."""
+    if row.operation == "convolve":
+        return row.settings["source"]
+    return program[row.inputs[0]].stream if row.operation in ("voxel", "count", "pool") else None

@@ -1,0 +1,142 @@
+"""`gridless export --check`: compile what was exported in every way at hand, and hold all results to one digest."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+# What a result is compiled with; -march=native with GNU's dialect would fuse products and sums if it could.
+LEVELS = (("-std=c99", "-O0"), ("-std=c99", "-O1"), ("-std=c99", "-O2"), ("-std=c99", "-O3"))
+NATIVE = ("-std=gnu17", "-O3", "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native")
+
+# Machines that zig compiles for, and the emulator of each.
+TARGETS = {
+    "x86_64-linux-musl": "qemu-x86_64",
+    "aarch64-linux-musl": "qemu-aarch64",
+    "arm-linux-musleabihf": "qemu-arm",
+    "riscv64-linux-musl": "qemu-riscv64",
+    "wasm32-wasi": "wasmtime",
+}
+
+SECONDS = 1800
+
+REMEDY = "install gcc or clang, or pip install ziglang"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one way to compile: what, how, the digest of all predictions, and microseconds per event."""
+
+    target: str
+    compiler: str
+    digest: str
+    micros: float
+    error: float
+
+    def __str__(self) -> str:
+        speed = f"{self.micros:.3f} us per event" if self.micros else ""
+        return f"{self.target:<22}{self.compiler:<36}{self.digest}  error {self.error:.1e}  {speed}".rstrip()
+
+
+def compilers() -> list[list[str]]:
+    """The C compilers of this machine; zig's comes from PyPI (ziglang)."""
+    found = [[path] for path in map(shutil.which, ("gcc", "clang")) if path]
+    if not found and (path := shutil.which("cc")):
+        found = [[path]]
+    return found + ([zig()] if not found and zig() else [])
+
+
+def zig() -> list[str]:
+    if find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc"]
+    return ["zig", "cc"] if shutil.which("zig") else []
+
+
+def library(folder: Path) -> Path:
+    """The network as a shared library, compiled for this machine."""
+    if not compilers():
+        raise RuntimeError(f"no C compiler was found: {REMEDY}")
+    out = folder / "libnetwork.so"
+    _compile([*compilers()[0], *NATIVE, "-fPIC", "-shared", "network.c", "-o", str(out)], folder)
+    return out
+
+
+def ways() -> list[tuple[str, list[str]]]:
+    """Every target and compiler at hand, with its options."""
+    found = [("this machine", [*cc, *flags]) for cc in compilers() for flags in (*LEVELS, NATIVE)]
+    if zig():
+        found += [
+            (target, [*zig(), "-target", target, "-std=c99", "-O3"]) for target in TARGETS if runner(target) is not None
+        ]
+    return found
+
+
+def check(
+    folder: str | Path, events: int = 20_000, chosen: Sequence[tuple[str, list[str]]] | None = None
+) -> Iterator[Result]:
+    """Compile and run the test of an export in the ways that are chosen, or in all.
+
+    Raises where a compiler fails, where the test does, or where two results differ in a bit.
+    """
+    folder = Path(folder)
+    if not (folder / "network.c").is_file():
+        raise FileNotFoundError(f"{folder} holds no network.c: write it with gridless export --out {folder}")
+    chosen = ways() if chosen is None else chosen
+    if not chosen:
+        raise RuntimeError(f"no C compiler was found: {REMEDY}")
+    first = None
+    with tempfile.TemporaryDirectory() as name:
+        for target, command in chosen:
+            program = Path(name) / "program"
+            compiler = " ".join(["zig" if "-target" in command else Path(command[0]).name, *_options(command)])
+            _compile([*command, "network.c", "test.c", "-o", str(program)], folder)
+            text = _run(target, program, [str(events)])
+            found = [re.search(pattern, text) for pattern in _PATTERNS]
+            if not all(found):
+                raise ValueError(f"the test of {folder} failed on {target} ({compiler}):\n{text}")
+            digest, micros, error = (match[1] for match in found if match)
+            result = Result(target, compiler, digest, float(micros), float(error))
+            yield result
+            first = first or result
+            if result.digest != first.digest:
+                raise ValueError(f"the results differ in a bit:\n{first}\n{result}")
+
+
+def _options(command: list[str]) -> list[str]:
+    return [word for word in command if word.startswith(("-O", "-s", "-mc", "-mar", "-f"))]
+
+
+_PATTERNS = (r"digest +(\w{16})", r"speed +([\d.]+)", r"relative error ([\d.e+-]+)")
+
+
+def runner(target: str) -> list[str] | None:
+    """What runs the programs of a target: nothing before this machine's own, an emulator; None where that is absent."""
+    if target == "this machine":
+        return []
+    name = TARGETS[target]
+    if name == "wasmtime":
+        return [sys.executable, str(Path(__file__).with_name("wasm.py"))] if find_spec("wasmtime") else None
+    if name == f"qemu-{platform.machine()}":
+        return []
+    path = shutil.which(name) or shutil.which(f"{name}-static")
+    return [path] if path else None
+
+
+def _compile(command: list[str], folder: Path) -> None:
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
+    if result.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
+
+
+def _run(target: str, program: Path, words: list[str]) -> str:
+    command = [*(runner(target) or []), str(program), *words]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    return result.stdout + result.stderr

@@ -1,0 +1,573 @@
+"""A live program as C: a function for each stream, a few lines for each row, all constants in one table.
+
+`runtime.c` holds what all networks share (LIF, traces, taps, products), `functions.c` the functions of one number,
+`interface.c` what the caller sees. Here they are joined to the text of one network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gridless.geometry.lif import Rule
+from gridless.geometry.taps import reach_of
+from gridless.streaming.program import ACTIVATIONS, Program, Row, Stream
+
+HERE = Path(__file__).parent
+
+# Columns of a panel of weights, and rows that are multiplied together, as in runtime.c.
+COLUMNS, TOGETHER = 8, 4
+
+# Runs of fewer channels than this have a rate for every channel.
+NARROW = 8
+
+# Rates under this have not faded to nothing after 2^30 microseconds.
+SLOW = 80 / 2**30
+
+# Operations whose result may take the place of their first input.
+IN_PLACE = (*ACTIVATIONS, "affine", "add", "multiply")
+
+
+class Layout:
+    """Parts of the state: (C type, name, elements; None for one that is no array), those of 8 bytes first."""
+
+    SIZES = {"int64_t": 8, "double": 8, "event": 24, "float": 4, "int32_t": 4}
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[str, str, int | None]] = []
+
+    def add(self, kind: str, name: str, count: int | None = None) -> str:
+        self.parts.append((kind, name, count))
+        return f"s->{name}"
+
+    @property
+    def bytes(self) -> int:
+        return -(-self._size // 8) * 8
+
+    @property
+    def _size(self) -> int:
+        return sum(self.SIZES[kind] * (1 if count is None else count) for kind, _, count in self.parts)
+
+    def __str__(self) -> str:
+        parts = sorted(self.parts, key=lambda part: self.SIZES[part[0]] % 8)
+        lines = [f"    {kind} {name}{'' if count is None else f'[{count}]'};" for kind, name, count in parts]
+        # It ends at a multiple of 8 bytes, whatever the compiler.
+        if self._size % 8:
+            lines.append(f"    int32_t after_{parts[-1][1]};")
+        return "\n".join(lines)
+
+
+class Table:
+    """Constants, one after the other."""
+
+    def __init__(self) -> None:
+        self.parts: list[np.ndarray] = []
+        self.size = 0
+
+    def add(self, array: np.ndarray) -> int:
+        self.parts.append(np.ascontiguousarray(array).reshape(-1))
+        self.size += array.size
+        return self.size - array.size
+
+    def text(self, kind: type) -> str:
+        values = np.concatenate(self.parts, dtype=kind) if self.parts else np.zeros(1, kind)
+        if kind is np.float32:
+            words = [f"0x{v:08x}" for v in values.view(np.uint32).tolist()]
+        else:
+            words = [str(v) for v in values.tolist()]
+        return ",\n".join(",".join(words[a : a + 16]) for a in range(0, len(words), 16))
+
+
+class Writer:
+    """The C text of a program. `bits`: of the weights of products, 32 or 16. `chunk`: input events that go through the
+    streams together; a small one needs less memory, a large one less time per event."""
+
+    def __init__(self, program: Program, bits: int = 32, chunk: int = 2048) -> None:
+        if bits not in (16, 32):
+            raise ValueError(f"export: weights have 16 or 32 bits, not {bits}")
+        if not isinstance(chunk, int) or not 1 <= chunk <= 1 << 20:
+            raise ValueError(f"export: chunk must be between 1 and {1 << 20} events, not {chunk!r}")
+        self.program, self.bits, self.chunk = program, bits, chunk
+        self.streams = {stream.name: stream for stream in program.streams}
+        self.index = {row.name: k for k, row in enumerate(program.rows)}
+        self.users = Counter([*(name for row in program.rows for name in row.inputs), program.output])
+        self.memory, self.work = Layout(), Layout()
+        self.constants, self.weights = Table(), Table()
+        self.reset: list[str] = []
+        self.restart: list[str] = []
+        self.at: dict[str, str] = {}  # where the value of a row is
+        self.shared: set[str] = set()  # rows whose place is that of another
+        self.bodies: dict[str, list[str]] = {}
+        self.settings: list[str] = []
+        self.factors, self.steps = 1, 1
+        self.slow = False
+
+    # Sizes.
+
+    def depth(self, stream: Stream) -> int:
+        return 0 if stream.source is None else 1 + self.depth(self.streams[stream.source])
+
+    def capacity(self, name: str) -> int:
+        """Events of a stream that wait at a time: at least those that one event can fire."""
+        stream = self.streams[name]
+        if stream.source is None:
+            return self.chunk
+        fired = Rule.of(self.streams[stream.source].sensor, **stream.lif).most
+        return -(-max(self.chunk >> self.depth(stream), fired, TOGETHER) // TOGETHER) * TOGETHER
+
+    @property
+    def block(self) -> int:
+        return 16 if self.chunk > 16 else TOGETHER
+
+    # Constants.
+
+    def offset(self, array: np.ndarray) -> int:
+        return self.constants.add(_finite(array).astype(np.float32))
+
+    def constant(self, array: np.ndarray) -> str:
+        return f"(constants.value + {self.offset(array)})"
+
+    def matrix(self, weight: np.ndarray, bias: np.ndarray) -> str:
+        """The last arguments of a product: weights (steps, columns) in panels, bias, and scales of 16-bit weights."""
+        steps, columns = _finite(weight).shape
+        wide = -(-columns // COLUMNS) * COLUMNS
+        self.steps = max(self.steps, steps)
+        scale = "0"
+        if self.bits == 16:
+            largest = np.abs(weight).max(0, initial=0.0)
+            factor = np.where(largest > 0, largest / 32767, 1.0).astype(np.float32)
+            weight, scale = np.rint(weight / factor).clip(-32767, 32767), self.constant(factor)
+        padded = np.pad(weight, [(0, 0), (0, wide - columns)])
+        panels = padded.reshape(steps, -1, COLUMNS).transpose(1, 0, 2)
+        if self.bits == 16:
+            where = f"small + {self.weights.add(panels.astype(np.int16))}"
+        else:
+            where = f"constants.value + {self.offset(panels)}"
+        return f"{steps}, {where}, {self.constant(bias)}, {scale}"
+
+    def rates(self, rate: np.ndarray) -> int:
+        self.slow |= bool((rate < SLOW).any())
+        return self.offset(rate)
+
+    # Values.
+
+    def buffer(self, row: Row) -> str:
+        """Where the value of a row goes: over its first input, where nothing else needs that."""
+        if row.operation in IN_PLACE:
+            first = row.inputs[0]
+            if self.users[first] == 1 and first not in self.shared and self.program[first].stream == row.stream:
+                self.at[row.name] = self.at[first]
+                return self.at[row.name]
+        rows = self.capacity(row.stream) if row.stream else row.cells
+        # Products read whole blocks of rows.
+        rows = -(-rows // TOGETHER) * TOGETHER
+        self.at[row.name] = self.work.add("float", f"v{self.index[row.name]}", rows * row.channels)
+        return self.at[row.name]
+
+    def row(self, row: Row, n: str) -> list[str]:
+        """The lines that compute a row: `n` events, or cells."""
+        if row.operation in ACTIVATIONS:
+            slope = f", {_number(row.settings['slope'])}" if row.operation == "leaky_relu" else ""
+            x, out = self.at[row.inputs[0]], self.buffer(row)
+            return [f"for (k = 0; k < {n} * {row.channels}; k++) {out}[k] = f_{row.operation}({x}[k]{slope});"]
+        if row.operation in ("frame", "flatten"):
+            first = row.inputs[0]
+            skipped = row.settings["index"] * row.cells * row.channels if row.operation == "frame" else 0
+            self.at[row.name] = f"({self.at[first]} + {skipped})" if skipped else self.at[first]
+            self.shared |= {row.name, first}
+            return []
+        make = getattr(self, f"_{row.operation}", None)
+        if make is None:
+            raise TypeError(f"export: the operation {row.operation} of {row.name} is not known in C")
+        return make(row, n)
+
+    def _polarity(self, row: Row, n: str) -> list[str]:
+        out = self.buffer(row)
+        return [
+            f"for (k = 0; k < {n}; k++) {out}[2 * k] = e[k].on ? 0.0f : 1.0f, {out}[2 * k + 1] = e[k].on ? 1.0f : 0.0f;"
+        ]
+
+    def _place(self, row: Row, n: str) -> list[str]:
+        out, c, table = self.buffer(row), row.channels, self.constant(row.constants["table"])
+        width = self.streams[str(row.stream)].sensor[0]
+        return [
+            f"for (i = 0; i < {n}; i++)",
+            f"    for (k = 0; k < {c}; k++) {out}[i * {c} + k] = {table}[(e[i].y * {width} + e[i].x) * {c} + k];",
+        ]
+
+    def _cause(self, row: Row, n: str) -> list[str]:
+        out, c, x = self.buffer(row), row.channels, self.at[row.inputs[0]]
+        return [
+            f"for (i = 0; i < {n}; i++)",
+            f"    for (k = 0; k < {c}; k++) {out}[i * {c} + k] = {x}[e[i].cause * {c} + k];",
+        ]
+
+    def _dense(self, row: Row, n: str) -> list[str]:
+        x, out = self.at[row.inputs[0]], self.buffer(row)
+        matrix = self.matrix(row.constants["weight"], row.constants["bias"])
+        return [f"product({out}, {n}, {row.channels}, {x}, {matrix});"]
+
+    def _affine(self, row: Row, n: str) -> list[str]:
+        x, out, c = self.at[row.inputs[0]], self.buffer(row), row.channels
+        scale, shift = self.constant(row.constants["scale"]), self.constant(row.constants["shift"])
+        return [
+            f"for (i = 0; i < {n}; i++)",
+            f"    for (k = 0; k < {c}; k++) {{",
+            f"        float z = {x}[i * {c} + k] * {scale}[k];",
+            f"        {out}[i * {c} + k] = z + {shift}[k];",
+            "    }",
+        ]
+
+    def _layer_norm(self, row: Row, n: str) -> list[str]:
+        x, out = self.at[row.inputs[0]], self.buffer(row)
+        scale, shift = self.constant(row.constants["scale"]), self.constant(row.constants["shift"])
+        return [f"layer_norm({out}, {x}, {n}, {row.channels}, {scale}, {shift}, {float(row.settings['eps'])!r});"]
+
+    def _softmax(self, row: Row, n: str) -> list[str]:
+        x, out = self.at[row.inputs[0]], self.buffer(row)
+        return [f"softmax({out}, {x}, {n}, {row.channels}, {int(row.operation == 'log_softmax')});"]
+
+    _log_softmax = _softmax
+
+    def _add(self, row: Row, n: str, sign: str = "+") -> list[str]:
+        (a, b), out = (self.at[name] for name in row.inputs), self.buffer(row)
+        return [f"for (k = 0; k < {n} * {row.channels}; k++) {out}[k] = {a}[k] {sign} {b}[k];"]
+
+    def _multiply(self, row: Row, n: str) -> list[str]:
+        return self._add(row, n, "*")
+
+    def _concatenate(self, row: Row, n: str) -> list[str]:
+        out, at, lines = self.buffer(row), 0, [f"for (i = 0; i < {n}; i++) {{"]
+        for name in row.inputs:
+            c = self.program[name].channels
+            to = f"{out}[i * {row.channels} + {at} + k]"
+            lines.append(f"    for (k = 0; k < {c}; k++) {to} = {self.at[name]}[i * {c} + k];")
+            at += c
+        return [*lines, "}"]
+
+    def _slice(self, row: Row, n: str) -> list[str]:
+        x, out, c = self.at[row.inputs[0]], self.buffer(row), row.channels
+        wide, begin = self.program[row.inputs[0]].channels, row.settings["begin"]
+        return [
+            f"for (i = 0; i < {n}; i++)",
+            f"    for (k = 0; k < {c}; k++) {out}[i * {c} + k] = {x}[i * {wide} + {begin} + k];",
+        ]
+
+    def _mean(self, row: Row, n: str) -> list[str]:
+        x, out, c, k = self.at[row.inputs[0]], self.buffer(row), row.channels, self.index[row.name]
+        total, time = self.memory.add("double", f"total{k}", c + 1), self.memory.add("int64_t", f"time{k}")
+        rate = self.rates(row.constants["rate"])
+        return [
+            f"for (i = 0; i < {n}; i++) {{",
+            f"    double left = decay(constants.value[{rate}] * elapsed(e[i].time, {time}));",
+            f"    {time} = e[i].time;",
+            f"    {total}[{c}] = {total}[{c}] * left + 1.0;",
+            f"    for (k = 0; k < {c}; k++) {{",
+            f"        {total}[k] = {total}[k] * left + (double){x}[i * {c} + k];",
+            f"        {out}[i * {c} + k] = (float)({total}[k] / {total}[{c}]);",
+            "    }",
+            "}",
+        ]
+
+    # Convolutions of events.
+
+    def _convolve(self, row: Row, n: str) -> list[str]:
+        source, target = self.streams[row.settings["source"]], self.streams[str(row.stream)]
+        weight, rate, k = row.constants["weight"], row.constants["rate"], self.index[row.name]
+        taps, decays, q, p = weight.shape
+        factors, each = (decays * q, 1) if q < NARROW else (decays, q)
+        rates = self.rates(np.repeat(rate, q, 1) if each == 1 else rate)
+        self.factors = max(self.factors, taps * factors)
+        trace = self.memory.add("float", f"trace{k}", target.pixels * taps * decays * q)
+        time = self.memory.add("int64_t", f"time{k}", source.pixels)
+        (width, height), (columns, rows) = source.sensor, target.sensor
+        out, steps = self.buffer(row), taps * decays * q
+        matrix = self.matrix(weight.reshape(steps, p), row.constants["bias"])
+        kernel = row.settings["kernel"]
+        window = [reach_of(kernel), int(isinstance(kernel, str)), row.settings["stride"], columns, rows]
+        sizes = f"{width}, {height}, {{{', '.join(map(str, window))}}}, {q}, {taps}, {factors}, {each}"
+        self.settings.append(f"static const convolution conv{k} = {{{sizes}, {rates}}};")
+        own = source is target
+        cursor = "at" if own else self.memory.add("int32_t", f"at{k}")
+        entered = f"s->events_{source.name}[{cursor}], {self.at[row.inputs[0]]} + {cursor} * {q}"
+        enter = f"{cursor}++) enter(&conv{k}, {entered}, {trace}, {time});"
+        if not own:
+            # The source's events that fired nothing, before others take their place.
+            self.bodies[source.name] += [
+                f"/* The rest of the source of {row.name}. */",
+                f"for (; {cursor} < count; {enter}",
+                f"{cursor} = 0;",
+            ]
+        lines = [
+            f"for (i = 0; i < {n}; i += BLOCK) {{",
+            f"    int some = least(BLOCK, {n} - i);",
+            "    for (j = i; j < i + some; j++) {",
+            f"        for (; {cursor} <= {'j' if own else 'e[j].cause'}; {enter}",
+            f"        gather(&conv{k}, e[j], s->row + (j - i) * {steps}, {trace}, {time});",
+            "    }",
+            f"    product({out} + i * {p}, some, {p}, s->row, {matrix});",
+            "}",
+        ]
+        return [lines[0].replace("for (i = 0;", "for (i = 0, at = 0;"), *lines[1:]] if own else lines
+
+    # Values without a stream: what the events of a stream add to them, and how they are read.
+
+    def sink(self, row: Row) -> list[str]:
+        x, c, k = self.at[row.inputs[0]], row.channels, self.index[row.name]
+        if row.operation == "last":
+            last = self.memory.add("float", f"last{k}", c)
+            self.at[row.name] = last
+            self.shared.add(row.name)
+            before = self.constant(row.constants["before"])
+            self.reset.append(f"for (i = 0; i < {c}; i++) {last}[i] = {before}[i];")
+            return [f"for (k = 0; k < {c}; k++) {last}[k] = {x}[(count - 1) * {c} + k];"]
+        if row.operation == "pool":
+            total, number = self.memory.add("double", f"total{k}", c), self.memory.add("int64_t", f"count{k}")
+            value = f"(double){x}[i * {c} + k]"
+            join = f"{total}[k] + {value}"
+            if row.settings["kind"] == "max":
+                join = f"!{number} || {value} > {total}[k] ? {value} : {total}[k]"
+            return [
+                "for (i = 0; i < count; i++) {",
+                f"    for (k = 0; k < {c}; k++) {total}[k] = {join};",
+                f"    {number}++;",
+                "}",
+            ]
+        frames, rows, columns, _ = row.shape
+        # The frame of an event, without a division.
+        frame = [
+            "for (i = 0; i < count; i++) {",
+            "    int32_t frame = 0, cell;",
+            f"    int64_t since = {frames} * (e[i].time - s->start);",
+            f"    while (frame < {frames - 1} && since >= (int64_t)NET_DURATION * (frame + 1)) frame++;",
+        ]
+        if row.operation == "count":
+            number, size = self.memory.add("int32_t", f"count{k}", 2 * row.cells), row.settings["size"]
+            self.restart.append(f"for (i = 0; i < {2 * row.cells}; i++) {number}[i] = 0;")
+            y, x = f"least(e[i].y / {size}, {rows - 1})", f"least(e[i].x / {size}, {columns - 1})"
+            return [
+                *frame,
+                f"    cell = (frame * {rows} + {y}) * {columns} + {x};",
+                f"    {number}[2 * cell + e[i].on]++;",
+                "}",
+            ]
+        total = self.memory.add("double", f"total{k}", row.cells * c)
+        number = self.memory.add("int32_t", f"count{k}", row.cells)
+        self.restart += [
+            f"for (i = 0; i < {row.cells}; i++) {{",
+            f"    if ({number}[i])",
+            f"        for (k = 0; k < {c}; k++) {total}[i * {c} + k] = 0.0;",
+            f"    {number}[i] = 0;",
+            "}",
+        ]
+        return [
+            *frame,
+            f"    cell = (frame * {rows} + e[i].y) * {columns} + e[i].x;",
+            f"    {number}[cell]++;",
+            f"    for (k = 0; k < {c}; k++) {total}[cell * {c} + k] += (double){x}[i * {c} + k];",
+            "}",
+        ]
+
+    def _voxel(self, row: Row, n: str) -> list[str]:
+        k, c, out = self.index[row.name], row.channels, self.buffer(row)
+        return [
+            f"for (i = 0; i < {n}; i++)",
+            f"    for (k = 0; k < {c}; k++)",
+            f"        {out}[i * {c} + k] = s->count{k}[i] ? (float)(s->total{k}[i * {c} + k] / s->count{k}[i]) : 0.0f;",
+        ]
+
+    def _count(self, row: Row, n: str) -> list[str]:
+        k, out = self.index[row.name], self.buffer(row)
+        return [f"for (k = 0; k < {2 * row.cells}; k++) {out}[k] = (float)s->count{k}[k];"]
+
+    def _pool(self, row: Row, n: str) -> list[str]:
+        k, c, out = self.index[row.name], row.channels, self.buffer(row)
+        share = f" / (double)s->count{k}" if row.settings["kind"] == "mean" else ""
+        return [f"for (k = 0; k < {c}; k++) {out}[k] = s->count{k} ? (float)(s->total{k}[k]{share}) : 0.0f;"]
+
+    def _last(self, row: Row, n: str) -> list[str]:
+        return []
+
+    def _reduce(self, row: Row, n: str) -> list[str]:
+        x, out, c = self.at[row.inputs[0]], self.buffer(row), row.channels
+        cells = self.program[row.inputs[0]].cells
+        if row.settings["kind"] == "max":
+            step, share = f"if ({x}[i * {c} + k] > {out}[k]) {out}[k] = {x}[i * {c} + k];", []
+        else:
+            step = f"{out}[k] += {x}[i * {c} + k];"
+            share = [f"for (k = 0; k < {c}; k++) {out}[k] = {out}[k] / {float(cells)!r}f;"]
+        return [
+            f"for (k = 0; k < {c}; k++) {out}[k] = {x}[k];",
+            f"for (i = 1; i < {cells}; i++)",
+            f"    for (k = 0; k < {c}; k++) {step}",
+            *share,
+        ]
+
+    def _convolve_cells(self, row: Row, n: str) -> list[str]:
+        x, out, p = self.at[row.inputs[0]], self.buffer(row), row.channels
+        frames, height, width, q = self.program[row.inputs[0]].shape
+        _, rows, columns, _ = row.shape
+        weight = row.constants["weight"]
+        matrix = self.matrix(weight.reshape(-1, p), row.constants["bias"])
+        steps = len(weight) * q
+        sizes = (*row.settings["kernel"], *row.settings["stride"], *row.settings["padding"])
+        grid = ", ".join(map(str, (frames, height, width, q, rows, columns, *sizes)))
+        return [
+            f"for (i = 0; i < {row.cells}; i += BLOCK) {{",
+            f"    int some = least(BLOCK, {row.cells} - i);",
+            f"    for (j = 0; j < some; j++) cells(s->row + j * {steps}, {x}, i + j, {grid});",
+            f"    product({out} + i * {p}, some, {p}, s->row, {matrix});",
+            "}",
+        ]
+
+    # Functions.
+
+    def stream_body(self, stream: Stream) -> list[str]:
+        """What the events of a stream cause, except what convolutions from it to other streams add at the end."""
+        program, lines = self.program, []
+        for row in program.rows:
+            if row.stream == stream.name:
+                lines += [f"/* {row} */", *self.row(row, "count")]
+        if program.answers == stream.name:
+            last = program[program.output]
+            row = last if last.stream else program[last.inputs[0]]
+            out, c = self.at[row.name], row.channels
+            lines += [
+                "if (to->call)",
+                f"    for (i = 0; i < count; i++) to->call(to->user, e[i].time, {out} + i * {c});",
+            ]
+            if row is last:
+                lines.append(f"for (k = 0; k < {c}; k++) s->logits[k] = {out}[(count - 1) * {c} + k];")
+        for row in program.rows:
+            if row.stream is None and program[row.inputs[0]].stream == stream.name:
+                lines += [f"/* {row} */", *self.sink(row)]
+        for child in program.streams:
+            if child.source == stream.name:
+                lines += [f"/* {child} */", *self._lif(child)]
+        return lines
+
+    def _lif(self, child: Stream) -> list[str]:
+        rule = Rule.of(self.streams[str(child.source)].sensor, **child.lif)
+        potential = self.memory.add("float", f"potential_{child.name}", child.pixels)
+        charged = self.memory.add("int64_t", f"charged_{child.name}", child.pixels)
+        window = (reach_of(child.lif["kernel"]), 0, child.lif["stride"], *rule.grid)
+        tables = ", ".join(str(self.offset(table)) for table in (rule.share, rule.coarse, rule.fine))
+        limits = f"{_number(rule.threshold)}, {_number(rule.reset)}, {tables}, {len(rule.coarse) - 1}, {rule.bits}"
+        self.settings.append(f"static const lif lif_{child.name} = {{{{{', '.join(map(str, window))}}}, {limits}}};")
+        room = f"s->events_{child.name}, {self.capacity(child.name)}"
+        return [
+            "for (at = 0; at < count;) {",
+            f"    i = fire(&lif_{child.name}, e, &at, count, {room}, {potential}, {charged});",
+            f"    if (i) run_{child.name}(s, i, to);",
+            "}",
+        ]
+
+    def answer_body(self) -> list[str]:
+        program, lines = self.program, []
+        for row in program.rows:
+            if row.stream is None:
+                lines += [f"/* {row} */", *self.row(row, str(row.cells))]
+        out = program[program.output]
+        place = "s->logits" if out.stream else self.at[program.output]
+        return [*lines, f"for (k = 0; k < {out.channels}; k++) logits[k] = {place}[k];"]
+
+    @cached_property
+    def text(self) -> str:
+        """network.c"""
+        for name in ("digest", "time", "start", "begun"):
+            self.memory.add("int64_t", name)
+        self.memory.add("float", "logits", self.program[self.program.output].channels)
+        for name in self.streams:
+            self.work.add("event", f"events_{name}", self.capacity(name))
+        for stream in self.program.streams:
+            # Convolutions of later streams add to it.
+            self.bodies[stream.name] = self.stream_body(stream)
+        answer = self.answer_body()
+        self.work.add("float", "row", self.block * self.steps)
+        functions = [_function(f"run_{name}", _RUN, lines, name) for name, lines in self.bodies.items()]
+        functions.append(_function("answer", "struct state *s, float *logits", answer))
+        if self.program.duration:
+            functions.append(_function("restart", "struct state *s", self.restart))
+        declared = "".join(f"static void run_{name}({_RUN});\n" for name in self.bodies)
+        reset = "".join(f"    {line}\n" for line in self.reset)
+        interface = _read("interface.c").replace("@RESET@", reset).replace("@INPUT@", next(iter(self.streams)))
+        sizes = {
+            "CHUNK": self.chunk, "BLOCK": self.block, "FACTORS": self.factors,
+            "SHORT_WEIGHTS": int(self.bits == 16), "SLOW_DECAYS": int(self.slow), "LONGEST": "((int64_t)1 << 60)",
+        }  # fmt: skip
+        defined = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
+        declared_tables, tables = self._tables()
+        code = "\n".join(
+            [
+                '#include "network.h"\n', f"{defined}\ntypedef {'int16_t' if self.bits == 16 else 'float'} weight;\n",
+                declared_tables, _read("runtime.c"), *([_read("functions.c")] if self._needs_functions else []),
+                _LISTENER,
+                f"struct state {{\n{self.memory}\n    /* Working memory. */\n{self.work}\n}};\n",
+                "\n".join([*self.settings, ""]), declared, *functions, interface, tables,
+            ]
+        )  # fmt: skip
+        self.digest = hashlib.sha256(code.encode()).hexdigest()[:15]
+        return f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self.digest})\n{code}"
+
+    def _tables(self) -> tuple[str, str]:
+        """The constants, declared before the code and written after it."""
+        size, small = max(self.constants.size, 1), max(self.weights.size, 1)
+        declared = (
+            f"/* All constants, as the bits of floats. */\nunion constants {{\n    uint32_t bits[{size}];\n"
+            f"    float value[{size}];\n}};\nstatic const union constants constants;\n"
+        )
+        text = f"static const union constants constants = {{{{\n{self.constants.text(np.float32)}}}}};\n"
+        if self.bits == 16:
+            declared += f"static const int16_t small[{small}];\n"
+            text += f"\nstatic const int16_t small[{small}] = {{\n{self.weights.text(np.int16)}}};\n"
+        return declared, text
+
+    @property
+    def _needs_functions(self) -> bool:
+        simple = ("relu", "leaky_relu", "abs")
+        needed = ("layer_norm", "softmax", "log_softmax", *(name for name in ACTIVATIONS if name not in simple))
+        return any(row.operation in needed for row in self.program.rows)
+
+    @property
+    def bytes(self) -> int:
+        """Of the state, working memory included."""
+        return self.memory.bytes + self.work.bytes
+
+
+_RUN = "struct state *s, int count, const listener *to"
+_LISTENER = (
+    "/* Whom predictions are told to. */\ntypedef struct {\n    net_callback call;\n    void *user;\n} listener;\n"
+)
+
+
+def _function(name: str, parameters: str, lines: list[str], stream: str = "") -> str:
+    text = "\n".join(f"    {line}" for line in lines)
+    loops = [name for name in ("i", "j", "k", "at") if re.search(rf"\b{name}\b", text)]
+    head = [f"    int {', '.join(loops)};\n"] if loops else []
+    if re.search(r"\be\b", text):
+        head.insert(0, f"    const event *e = s->events_{stream};\n")
+    if "to" in parameters and not re.search(r"\bto\b", text):
+        head.append("    (void)to;\n")
+    return f"FREE static void {name}({parameters}) {{\n{''.join(head)}{text}\n}}\n"
+
+
+def _number(value: Any) -> str:
+    """A float32 as an exact literal."""
+    text = float(np.float32(value)).hex() if value else "0x0.0p+0"
+    return f"{text}f"
+
+
+def _finite(array: np.ndarray) -> np.ndarray:
+    if not np.isfinite(array).all():
+        raise ValueError("export: a weight of the network is not finite")
+    return array
+
+
+def _read(name: str) -> str:
+    return (HERE / name).read_text()

@@ -1,0 +1,204 @@
+"""A network as C: the session's answers, the same bits from every compiler, and nothing that it needs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gridless as gl
+from gridless.__main__ import main
+from gridless.streaming import export as package
+from gridless.streaming.export import check as checking
+from gridless.streaming.export.check import check, compilers, ways
+from gridless.streaming.export.golden import recording
+from gridless.streaming.export.writer import Writer
+from gridless.streaming.program import Program
+
+from live import trained  # isort: skip
+
+CC = compilers()
+needs_compiler = pytest.mark.skipif(not CC, reason="no C compiler")
+
+NETWORKS = {
+    "stream": {"head": "stream"},
+    "voxel": {"duration": 15_000},
+    "squash": {"duration": 15_000, "blocks": 1, "squash": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(package, "GOLDEN", 4000)
+
+
+def small(head: str, **options) -> torch.nn.Module:
+    torch.manual_seed(3)
+    sizes = {"width": 4, "levels": 3, "pooled": 1, "threshold": 0.8, "reset": -0.5}
+    return trained(gl.models.event_resnet(3, (21, 18), **sizes | NETWORKS[head] | options))
+
+
+def local(*flags: str) -> list[tuple[str, list[str]]]:
+    return [("this machine", [*cc, *flags]) for cc in CC]
+
+
+@needs_compiler
+@pytest.mark.parametrize("head", NETWORKS)
+def test_c_answers_as_the_session_does_and_with_the_same_bits_at_every_level(tmp_path: Path, head: str):
+    folder = gl.export(small(head), tmp_path / "network")
+    # Neither a level of optimisation nor the fused products of this machine and dialect may change a bit.
+    levels = [*local("-std=c99", "-O0"), *local(*checking.NATIVE)] if head != "stream" else ways()[: 5 * len(CC)]
+    results = list(check(folder, 6000, levels))
+    assert len(results) == len(levels)
+    assert max(result.error for result in results) < 1e-5
+
+
+@needs_compiler
+def test_nothing_is_read_or_written_out_of_bounds(tmp_path: Path):
+    safe = local("-std=c99", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")[:1]
+    for head, chunk in (("stream", 1), ("squash", 50)):
+        assert list(check(gl.export(small(head), tmp_path / head, chunk=chunk), 5000, safe))
+
+
+@needs_compiler
+def test_how_many_events_are_worked_on_together_changes_no_bit(tmp_path: Path):
+    digests = {
+        result.digest
+        for chunk in (1, 7, 2048)
+        for result in check(gl.export(small("stream"), tmp_path / str(chunk), chunk=chunk), 5000, local("-O2")[:1])
+    }
+    assert len(digests) == 1
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
+def test_it_calls_no_library_and_keeps_nothing_in_the_file(tmp_path: Path):
+    folder = gl.export(small("squash"), tmp_path / "network")
+    for command in CC:
+        for level in ("-O0", "-O3"):
+            subprocess.run(
+                [*command, "-std=c99", level, "-Wall", "-Wextra", "-pedantic", "-Werror", "-c", "network.c"],
+                cwd=folder,
+                check=True,
+            )
+            symbols = subprocess.run(["nm", "network.o"], cwd=folder, check=True, capture_output=True, text=True).stdout
+            kinds = {line.split()[-2] for line in symbols.splitlines()}
+            assert not kinds & set("UBbDd"), symbols
+            seen = {line.split()[-1] for line in symbols.splitlines() if line.split()[-2] == "T"}
+            assert seen == {"net_bytes", "net_reset", "net_push", "net_push_packed", "net_predict"}
+
+
+@needs_compiler
+def test_weights_of_16_bits_are_half_the_size_and_answer_nearly_the_same(tmp_path: Path):
+    model = small("stream")
+    (result,) = check(gl.export(model, tmp_path / "small", bits=16), 4000, local("-O2")[:1])
+    assert result.error < 1e-3
+    sizes = [writer.weights.size * 2 + writer.constants.size * 4 for writer in written(model, 16, 32)]
+    assert sizes[0] < 0.65 * sizes[1]
+
+
+def written(model: torch.nn.Module, *bits: int) -> list[Writer]:
+    writers = [Writer(Program.of(model), count) for count in bits]
+    assert all(writer.text for writer in writers)
+    return writers
+
+
+def test_the_same_weights_give_the_same_text_and_others_another_digest():
+    model = small("stream")
+    one, two = written(model, 32, 32)
+    assert one.text == two.text
+    model.head.logits.bias.data[0] += 1
+    assert written(model, 32)[0].digest != one.digest
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_the_cpp_stream_predicts_saves_and_refuses(tmp_path: Path):
+    folder = gl.export(small("stream"), tmp_path / "network")
+    (folder / "main.cpp").write_text("""
+#include "network.hpp"
+int main() {
+    int predictions = 0;
+    net::Stream stream([&](std::int64_t, const float *) { predictions++; });
+    std::vector<net_event> events;
+    for (std::uint16_t i = 0; i < 3000; i++)
+        events.push_back({i, std::uint16_t(i % 5), std::uint16_t(i % 7), std::uint8_t(i & 1), {}});
+    stream.push(events);
+    auto saved = stream.save();
+    auto logits = stream.predict();
+    stream.reset();
+    stream.restore(saved);
+    if (stream.predict() != logits || predictions == 0) return 1;
+    try { stream.push(events); } catch (const std::invalid_argument &) { return 0; }
+    return 2;
+}
+""")
+    subprocess.run([*CC[0], "-O1", "-c", "network.c"], cwd=folder, check=True)
+    subprocess.run(
+        ["g++", "-std=c++11", "-Wall", "-Werror", "main.cpp", "network.o", "-o", "main"], cwd=folder, check=True
+    )
+    subprocess.run(["./main"], cwd=folder, check=True)
+
+
+others = [way for way in ways() if way[0] != "this machine"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not others, reason="nothing that compiles for and runs other machines (ziglang with qemu-user, wasmtime)"
+)
+def test_other_machines_and_webassembly_give_the_same_bits(tmp_path: Path):
+    assert list(check(gl.export(small("voxel"), tmp_path / "network"), 4000, [*local("-O1")[:1], *others]))
+
+
+def test_the_golden_recording_is_in_order_and_on_the_sensor():
+    events = recording(0, 5000, (21, 18))
+    assert (np.diff(events["t"]) >= 0).all()
+    assert events["x"].max() < 21
+    assert events["y"].max() < 18
+    assert {0, 1} == set(events["p"].tolist())
+    assert all((recording(100, 200, (21, 18))[k] == v[100:200]).all() for k, v in events.items())
+
+
+def test_what_cannot_be_written_is_refused(tmp_path: Path):
+    model = small("stream")
+    with pytest.raises(ValueError, match="16 or 32 bits"):
+        gl.export(model, tmp_path / "a", bits=8)
+    with pytest.raises(ValueError, match="chunk must be between"):
+        gl.export(model, tmp_path / "a", chunk=0)
+    with pytest.raises(FileNotFoundError, match=r"holds no network\.c"):
+        list(check(tmp_path))
+    model.head.logits.bias.data[0] = float("nan")
+    with pytest.raises(ValueError, match="not finite"):
+        gl.export(model, tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_failing_test_and_other_bits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = gl.export(small("stream"), tmp_path / "network")
+    if not CC:
+        pytest.skip("no C compiler")
+    golden = (folder / "golden.h").read_text()
+    (folder / "golden.h").write_text(golden.replace("golden_logits[] = {", "golden_logits[] = {1e3, "))
+    with pytest.raises(ValueError, match="not the golden logits"):
+        list(check(folder, 4000, local("-O1")[:1]))
+    (folder / "golden.h").write_text(golden)
+    digits = iter("ab")
+    run = checking._run
+    monkeypatch.setattr(checking, "_run", lambda *a: run(*a).replace("digest     ", "digest     " + next(digits))[:-1])
+    monkeypatch.setattr(checking, "_PATTERNS", (r"digest +(\w{17})", *checking._PATTERNS[1:]))
+    with pytest.raises(ValueError, match="differ in a bit"):
+        list(check(folder, 4000, 2 * local("-O1")[:1]))
+
+
+def test_the_command_writes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    gl.save(small("voxel"), tmp_path / "mine")
+    assert main(["export", str(tmp_path / "mine.safetensors"), "--out", str(tmp_path / "c")]) == 0
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {
+        "network.c", "network.h", "network.hpp", "test.c", "golden.h", "Makefile", "CMakeLists.txt", "README.md"
+    }  # fmt: skip
+    assert "network.c" in capsys.readouterr().out
