@@ -17,6 +17,7 @@ from gridless.nn.events import (
     LeakyMean,
     Memory,
     VoxelBlock,
+    VoxelConv,
     VoxelCount,
     VoxelMean,
     VoxelMerge,
@@ -60,10 +61,9 @@ class EventResNet(nn.Module):
         rates: how decay rates begin: "spread" over time scales, or at 1 ("ones"), as the authors'.
         dropout: probability, in down-sampling blocks and in the head.
         squash: log(1 + relu) for relu after the convolutions, so that dense recordings differ less from sparse ones.
-            The live engine does not know it yet.
-        blocks: 3 x 3 convolutions of each voxel grid of the voxel head. The live engine does not know them yet.
+        blocks: 3 x 3 convolutions of each voxel grid of the voxel head.
         counts: whether the first grid of the voxel head also sees how many OFF and ON events the camera sent
-            (`VoxelCount`). The live engine does not know it yet.
+            (`VoxelCount`).
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class VoxelHead(nn.Module):
         self.count = None
         if counts:
             self.count = VoxelCount(streams[pooled], clock, means[0].frames, 2 ** (pooled + 1), duration)
-            self.count_conv = nn.Conv2d(2, widths[pooled], 3, padding=1, bias=False)
+            self.count_conv = VoxelConv(2, widths[pooled])
             self.count_norm = BatchNorm(widths[pooled])
         sizes = zip(means[1:], widths[pooled:], widths[pooled + 1 :], strict=False)
         self.merges = nn.ModuleList(VoxelMerge(mean, q, p) for mean, q, p in sizes)
@@ -234,8 +234,7 @@ class VoxelHead(nn.Module):
         """logits (B, classes) of the means (B, T, H, W, C) of the pooled levels, and the counts (B, T, H, W, 2)."""
         grid = self.norm(grids[0])
         if counts is not None:
-            y = self.count_conv(counts.to(grid.dtype).flatten(0, 1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-            grid = grid + self.count_norm(y.relu().reshape(grid.shape))
+            grid = grid + self.count_norm(self.count_conv(counts).relu())
         grid = self.blocks[0](grid)
         for merge, mean, block in zip(self.merges, grids[1:], self.blocks[1:], strict=True):
             grid = block(merge(grid, mean))

@@ -351,18 +351,28 @@ class Last(nn.Module):
         return str(self.stream)
 
 
+class VoxelConv(nn.Conv2d):
+    """A convolution of 3 x 3 pixels in every frame of a voxel grid: (B, T, H, W, Q) to (B, T, H, W, P)."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 3, padding=1, bias=False)
+
+    def forward(self, grid: Tensor) -> Tensor:
+        frames = grid.to(self.weight.dtype).flatten(0, 1).permute(0, 3, 1, 2)
+        return super().forward(frames).permute(0, 2, 3, 1).unflatten(0, grid.shape[:2])
+
+
 class VoxelBlock(nn.Module):
     """grid + norm(relu(conv(grid))), a convolution of 3 x 3 pixels in every frame: (B, T, H, W, C) to the same."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.conv = VoxelConv(channels, channels)
         nn.init.xavier_uniform_(self.conv.weight)
         self.norm = BatchNorm(channels)
 
     def forward(self, grid: Tensor) -> Tensor:
-        y = self.conv(grid.flatten(0, 1).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
-        return grid + self.norm(y.relu().reshape(grid.shape))
+        return grid + self.norm(self.conv(grid).relu())
 
 
 class VoxelMerge(nn.Module):

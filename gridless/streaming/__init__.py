@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
 from gridless.streaming.engine import Engine
 from gridless.streaming.packets import Prediction, Stream
+from gridless.streaming.program import Program
 from gridless.streaming.session import Session
 
-__all__ = ["Engine", "Prediction", "Session", "Stream", "stream"]
+__all__ = ["Engine", "Prediction", "Program", "Session", "Stream", "stream"]
 
 
-def stream(model: nn.Module, features: bool = True, order: str | None = None) -> Engine:
+def stream(model: nn.Module, features: Iterable[str] = ()) -> Engine:
     """A trained event network as a live engine.
 
     >>> engine = gl.stream(model.eval())
     >>> for packet in camera:                # one event, or thousands
     ...     logits = engine(packet)          # a new prediction, or None
 
-    What was trained is what runs: the engine equals `model` in its scan form at every event of every level, to the
-    rounding of float32. The weights are copied: training the model further does not change the engine.
+    Any module with a `plan` of events and a `forward(geometry, memory)`; see `Stream` for when it predicts. What was
+    trained is what runs: the engine equals `model` in its scan form at every event, to the rounding of float32. The
+    weights are copied: training the model further does not change the engine.
 
-    `features`: keep the features of the events that the last packet fired. `order`: where strided convolutions apply
-    their weights, at the "output" event or at the "input" event; by default whichever costs less.
+    `features`: names of modules whose values at the events of the last packet are kept, such as "blocks.0".
     """
-    return Engine(model, features, order)
+    return Engine(model, features)

@@ -1,181 +1,136 @@
-"""The speed path: a trained event network lowered to one compiled loop, event by event, in constant memory."""
+"""The speed path: the program of a trained event network in one compiled loop, event by event, in constant memory."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gridless.models.events import EventResNet, StreamHead, StreamMean, VoxelHead
-from gridless.nn.blocks import Dense
-from gridless.nn.events import (
-    DownConv,
-    EventConv,
-    InceptionBlock,
-    Last,
-    LeakyMean,
-    PolarityConv,
-    VoxelMean,
-    VoxelMerge,
-)
-from gridless.nn.norm import BatchNorm
-from gridless.streaming.lowering import Flat, head_rows, level_rows
-from gridless.streaming.packets import Prediction, Stream, event_network
-from gridless.streaming.table import FIELDS, HEAD_FIELDS
-from gridless.streaming.voxels import FoldedHead
+from gridless.streaming.lowering import Lowered
+from gridless.streaming.packets import Prediction, Stream
+from gridless.streaming.program import Program, Row
+from gridless.streaming.table import ANSWERS, AT, DONE, FINISHED, S_COUNT, S_EVENT, SEEN, START, TIME, WATCH, WINDOW
 from gridless.structures import Events
-
-# What the loop knows how to run. Containers are fine; anything else would be left out without a word.
-_KNOWN: tuple[type, ...] = (
-    EventResNet, DownConv, InceptionBlock, EventConv, PolarityConv, Dense, BatchNorm, VoxelHead, VoxelMerge, VoxelMean,
-    StreamHead, StreamMean, Last, LeakyMean, nn.Conv3d, nn.Dropout, nn.ReLU, nn.Sequential, nn.ModuleList,
-)  # fmt: skip
-
-# Input events that go through all levels together.
-CHUNK = 4096
 
 
 class Engine(Stream):
     """A live stream through a compiled loop: float32, one thread, no allocation per event.
 
-    Equal to the network's scan form at every event of every level, within the rounding of float32. With `features`, the
-    events that the last packet fired and their features can be asked for.
+    Equal to the network's scan form at every event, within the rounding of float32. `print(engine)` shows the program
+    that it runs: streams, and the rows of work that each of their events causes, with multiply-adds and bytes.
     """
 
-    def __init__(self, model: nn.Module, features: bool = True, order: str | None = None) -> None:
-        if order not in (None, "output", "input"):
-            raise ValueError(f"stream: order must be 'output', 'input' or None for the cheaper, not {order!r}")
-        for name, layer in event_network(model).named_modules():
-            if type(layer) not in _KNOWN:
-                raise TypeError(
-                    f"stream: layer {name or 'model'!r} ({type(layer).__name__}) is not known to the engine: use "
-                    "gl.streaming.Session(model), which runs any layer of an event network"
-                )
-        self._keep, self._order = features, order
-        super().__init__(model)
-
     def _prepare(self) -> None:
+        # Imported here: compiled code takes a moment to load.
         from gridless.kernels.products import lanes
+        from gridless.streaming import loop, work
 
-        model = self.model
+        program = self.program = Program.of(self.model)
+        self.duration = program.duration
+        rows = {name: program.modules.get(name, "") for name in self._names}
+        for name, row in rows.items():
+            if not row or program[row].stream is None:
+                raise ValueError(f"stream: what {name!r} returns is not a row for every event of a stream")
+        self._rows = rows
+        out = program[program.output]
+        if out.stream is not None:
+            # The newest row is the answer at any moment.
+            last = {"before": np.zeros(out.channels, np.float32)}
+            newest = Row(f"{out.name} now", "last", None, (out.name,), out.shape, {}, last, 4 * out.channels)
+            program = replace(program, rows=(*program.rows, newest), output=newest.name)
         self._lane = lanes(np.float32)
-        flat = Flat()
-        frames = {str(mean.stream): mean.frames for mean in model.modules() if isinstance(mean, VoxelMean)}
-        counts = [frames.get(str(stream), 0) for stream in model.streams]
-        self._sizes = level_rows(flat, model, counts, self._lane, self._keep, self._order)
-        levels = [[size[field] for field in FIELDS] for size in self._sizes]
-        heads = head_rows(flat, model, [size["capacity"] for size in self._sizes], self._lane)
-        if isinstance(model.head, VoxelHead):
-            self._voxel_head = FoldedHead(model.head, self._sizes[model.head.pooled :], self._lane)
-        self._heads = heads
-        self._constants = (
-            np.array(levels, np.int64),
-            np.array([[row[field] for field in HEAD_FIELDS] for row in heads], np.int64),
-            flat.array("whole"),
-            flat.array("weight"),
-        )
-        self._state = {name: flat.array(name) for name in ("trace", "clock", "voxel")}
-        self._work, self._event = flat.array("work"), flat.array("event")
-        depth = len(levels)
-        self._source, self._features = np.empty(4 * CHUNK, np.int64), np.array([1, 0] * 4 + [0, 1] * 4, np.float32)
-        self._cursor = np.zeros(2 + 4 * depth, np.int64)
-        self.fired, self._kept = self._cursor[2 + 2 * depth : 2 + 3 * depth], self._cursor[2 + 3 * depth :]
+        lowered = self._lowered = Lowered(program, rows.values(), self._lane)
+        self._i, self._f, self._d = lowered.i, lowered.f, lowered.d
+        self._answers = -1
+        if program.answers is not None:
+            self._answers = lowered.at(list(lowered.streams).index(program.answers))
+            self._i[ANSWERS] = self._answers
+        self._i[WATCH] = 2 if rows else 1 if program.answers is not None else 0
+        self._run, self._answer = loop.run, work.answer
+        self._output = lowered.place(program.output)
+        self._each = lowered.place(program[program.output].inputs[0]) if program.answers is not None else None
+        lowered.clear()
+        self.predict()
+        lowered.settle()
+
+    def __str__(self) -> str:
+        return str(self.program)
 
     @property
-    def _downs(self) -> list[DownConv]:
-        return cast(list[DownConv], list(self.model.downs))
+    def events_seen(self) -> int:  # type: ignore[override]
+        return int(self._i[SEEN])
 
-    def _clear(self) -> None:
-        for array in self._state.values():
-            array[:] = 0
-        for row in self._heads:
-            if row["size"]:
-                self._state["clock"][row["time"]] = -1
-        self._cursor[:] = 0
-        self._recorded: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in self._sizes]
+    @property
+    def time(self) -> int:  # type: ignore[override]
+        return int(self._i[TIME])
 
-    def _take(self, events: Events) -> list[Prediction]:
-        self._recorded = [[] for _ in self._sizes]
-        return super()._take(events)
+    @property
+    def start(self) -> int:  # type: ignore[override]
+        return int(self._i[START])
 
-    def _advance(self, events: Events, begin: int, end: int) -> list[Prediction]:
-        from gridless.streaming.loop import fill, run
+    def _numbers(self, numbers: list[int]) -> None:
+        self._i[SEEN], self._i[TIME], self._i[START] = numbers
 
-        pixel, time, polarity = events.pixel.numpy(), events.time.numpy(), events.polarity.numpy()  # type: ignore
-        window = np.array([self.start, self.duration or 1], np.int64)
-        predictions: list[Prediction] = []
-        cursor, depth, state = self._cursor, len(self._sizes), self._state
-        for first in range(begin, end, CHUNK):
-            last = min(first + CHUNK, end)
-            fill(pixel, time, polarity, first, last, self._source)
-            cursor[: 2 + 2 * depth] = 0
-            cursor[2 + depth] = last - first
-            done = False
-            while not done:
-                done = run(
-                    *self._constants, state["trace"], state["clock"], state["voxel"], self._work, self._event,
-                    self._source, self._features, window, cursor, self._lane,
-                )  # fmt: skip
-                predictions += self._drain()
-        return predictions
+    def reset(self) -> None:
+        self._lowered.clear()
+        self._numbers([0, -(2**63), 0])
+        self._recorded: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in self._names}
 
-    def _drain(self) -> list[Prediction]:
-        """Empty the buffers of predictions and of features."""
-        for size, count, recorded in zip(self._sizes, self._kept.tolist(), self._recorded, strict=True):
-            if count:
-                at, features = size["keep_event"], size["keep_out"]
-                events = self._event[at : at + 3 * count].reshape(-1, 3).copy()
-                rows = self._work[features : features + size["p"] * count].reshape(count, size["p"])
-                recorded.append((events, rows.copy()))
-        self._kept[:] = 0
-        count, self._cursor[1] = int(self._cursor[1]), 0
-        if not count:
-            return []
-        head, classes = self._heads[-1], self.model.config["classes"]
-        at, wide = head["answer"], head["classes"]
-        logits = self._work[at : at + count * wide].reshape(count, wide)[:, :classes].copy()
-        times = self._event[head["at"] : head["at"] + count].tolist()
+    def _take(self, events: Events) -> Iterator[Prediction]:
+        found = []
+        for status in self._steps(events):
+            if status == WINDOW:
+                found.append(Prediction(int(self._i[FINISHED]), self._logits()))
+            elif self._answers >= 0:
+                found += self._predictions()
+        if self._answers < 0 and self.duration is None:
+            found.append(Prediction(self.time, self.predict()))
+        return iter(found)
+
+    def _steps(self, events: Events) -> Iterator[int]:
+        """Run the events, and stop wherever there is something to see."""
+        for parts in self._recorded.values():
+            parts.clear()
+        self._i[AT] = 0
+        arguments = events.pixel.data_ptr(), events.time.data_ptr(), events.polarity.data_ptr(), len(events)  # type: ignore
+        while (status := self._run(self._i, self._f, self._d, *arguments, self._lane)) != DONE:
+            for name, row in self._rows.items() if status != WINDOW else ():
+                self._recorded[name].append(self._lowered.rows(row))
+            yield status
+
+    def _predictions(self) -> list[Prediction]:
+        """Those of the events of the stream that answers, which are in its buffer."""
+        count, at = int(self._i[self._answers + S_COUNT]), int(self._i[self._answers + S_EVENT])
+        place, pitch, classes = self._each  # type: ignore[misc]
+        times = self._i[at : at + 4 * count].reshape(count, 4)[:, 2].tolist()
+        logits = self._f[place : place + count * pitch].reshape(count, pitch)[:, :classes].copy()
         return [Prediction(t, row) for t, row in zip(times, torch.from_numpy(logits), strict=True)]
 
-    def _restart(self, windows: int) -> None:
-        self._voxel_head.forget(self._state["clock"], self._state["voxel"])
-
-    @torch.no_grad()
     def _logits(self) -> Tensor:
-        head = self.model.head
-        if isinstance(head, StreamHead):
-            return self._answer_now(head)
-        return self._voxel_head(self._state["clock"], self._state["voxel"])
+        place, _, classes = self._output
+        return torch.from_numpy(self._f[place : place + classes].copy())
 
-    def _answer_now(self, head: StreamHead) -> Tensor:
-        row = self._heads[-1]
-        if self._state["clock"][row["time"]] < 0:
-            return head.logits.bias.detach().clone()
-        last = self._state["trace"][row["last"] : row["last"] + self.model.config["classes"]]
-        return torch.from_numpy(last.copy())
+    def predict(self) -> Tensor:
+        self._lowered.answer(self._answer)
+        return self._logits()
 
-    def features(self, level: int) -> tuple[Events, Tensor]:
-        """The events that the last packet fired at a level (0 is the finest), and their features (S, C)."""
-        if not self._keep:
-            raise ValueError("features were not kept: make the engine with gl.stream(model, features=True)")
-        size, parts = self._sizes[level], self._recorded[level]
-        events = np.concatenate([np.empty((0, 3), np.int64), *(part[0] for part in parts)])
-        features = np.concatenate([np.empty((0, size["p"]), np.float32), *(part[1] for part in parts)])
-        features = features[:, : self._downs[level].norm.channels].copy()
+    def features(self, name: str) -> tuple[Events, Tensor]:
+        self._kept(name)
+        row = self.program[self._rows[name]]
+        sensor = next(stream.sensor for stream in self.program.streams if stream.name == row.stream)
+        parts = self._recorded[name]
+        events = np.concatenate([np.empty((0, 4), np.int64), *(part[0] for part in parts)])
+        values = np.concatenate([np.empty((0, row.channels), np.float32), *(part[1] for part in parts)])
         pixel, time = torch.from_numpy(events[:, :2].astype(np.int32)), torch.from_numpy(events[:, 2].copy())
-        grid = size["columns"], size["rows"]
-        ends = torch.tensor([0, len(time)])
-        return Events(pixel, time, None, ends, grid), torch.from_numpy(features)
+        return Events(pixel, time, None, torch.tensor([0, len(time)]), sensor), torch.from_numpy(values)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes that the stream holds, constant while it runs: its memory and its buffers, without the weights."""
-        buffers = [self._work, self._event, self._source, self._features]
-        if isinstance(self.model.head, VoxelHead):
-            buffers += self._voxel_head.buffers
-        return sum(array.nbytes for array in (*self._state.values(), *buffers))
+        return self._lowered.memory_bytes
 
     def _memory(self) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(array) for name, array in self._state.items()}
+        return {name: torch.from_numpy(array) for name, array in self._lowered.state.items()}

@@ -1,68 +1,479 @@
-"""Lowering: the sizes, constants and memory of a trained event network, in the flat arrays that the loop runs on."""
+"""Lowering: a program as the table, constants, memory and buffers that the compiled loop runs on."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from gridless.geometry.lif import Rule
 from gridless.geometry.taps import offsets
-from gridless.models.events import EventResNet, StreamHead, StreamMean
-from gridless.nn.blocks import Dense
-from gridless.nn.events import DownConv, EventConv, InceptionBlock, PolarityConv
-from gridless.nn.norm import BatchNorm
-from gridless.streaming.table import EIGHTS, HEAD_FIELDS, ROWS, SIXTEENS
+from gridless.streaming.program import Program, Row, Stream
+
+from gridless.streaming.table import (  # isort: skip
+    CONVOLVE_CELLS, EACH, EIGHTS, HEAD, NUMBER, OPERATIONS, ROW, ROWS, SIXTEENS, STREAM, S_COUNT, WHOLE, WHOLES,
+)  # fmt: skip
 
 # Bytes of a cache line.
 LINE = 64
 
-# Float32 in the longest vectors of any CPU.
-WIDEST = 16
+# Input events that go through the network together, and events of other streams that there is room for: more than the
+# input fires, so that the large weights of the last levels are read once for a chunk.
+CAPACITY = 4096
+FIRED = 1024
+FEWEST = 64
 
-# Events that the first level holds before the next must catch up; each further level holds half as many. More than the
-# events that a chunk of input fires, so that the large weights of the last levels are read once per chunk.
-CAPACITY = 1024
+# One event of the input must not fire more than this.
+MOST = 2**16
+
+
+class Place(NamedTuple):
+    """Where a part begins: in which section, and how far from its beginning."""
+
+    section: str
+    at: int
 
 
 class Flat:
-    """The flat arrays of the loop, while they grow: `add` returns where a part begins."""
+    """The three arrays of the loop, while they grow: sections of each, one behind the other."""
 
-    TYPES = {"whole": np.int64, "clock": np.int64, "event": np.int64, "voxel": np.float64}
+    ARRAYS = {
+        "i": (np.int64, ("table", "whole", "clock", "event")),
+        "f": (np.float32, ("weight", "trace", "work")),
+        "d": (np.float64, ("sum",)),
+    }
+    TYPES = {section: kind for kind, sections in ARRAYS.values() for section in sections}
 
     def __init__(self) -> None:
-        self.parts: dict[str, list[np.ndarray]] = {
-            n: [] for n in ("whole", "weight", "trace", "clock", "voxel", "work", "event")
-        }
+        self.parts: dict[str, list[np.ndarray]] = {section: [] for section in self.TYPES}
         self.ends = dict.fromkeys(self.parts, 0)
 
-    def add(self, name: str, values: np.ndarray | Sequence[int]) -> int:
-        part = np.asarray(values, self.TYPES.get(name, np.float32)).reshape(-1)
+    def add(self, section: str, values: Any) -> Place:
+        part = np.asarray(values, self.TYPES[section]).reshape(-1)
         # Parts begin at whole cache lines, and end with a spare one, because eights are read.
         part = np.pad(part, (0, 16 - len(part) % 16))
-        self.parts[name].append(part)
-        self.ends[name] += len(part)
-        return self.ends[name] - len(part)
+        self.parts[section].append(part)
+        self.ends[section] += len(part)
+        return Place(section, self.ends[section] - len(part))
 
-    def room(self, name: str, size: int) -> int:
-        return self.add(name, np.zeros(size, self.TYPES.get(name, np.float32)))
+    def room(self, section: str, size: int) -> Place:
+        return self.add(section, np.zeros(size, self.TYPES[section]))
 
-    def array(self, name: str) -> np.ndarray:
-        """All parts of an array, beginning at a cache line."""
-        kind = np.dtype(self.TYPES.get(name, np.float32))
-        room = np.empty(self.ends[name] * kind.itemsize + LINE, np.uint8)
-        room = room[-room.ctypes.data % LINE :][: self.ends[name] * kind.itemsize].view(kind)
-        return np.concatenate(self.parts[name], out=room) if self.parts[name] else room
+    def begins(self) -> dict[str, int]:
+        """Where each section begins in its array."""
+        found = {}
+        for _, sections in self.ARRAYS.values():
+            at = 0
+            for section in sections:
+                found[section], at = at, at + self.ends[section]
+        return found
+
+    def arrays(self) -> list[np.ndarray]:
+        """The arrays, beginning at a cache line."""
+        made = []
+        for kind, sections in self.ARRAYS.values():
+            size = sum(self.ends[section] for section in sections) * np.dtype(kind).itemsize
+            room = np.zeros(size + LINE, np.uint8)
+            array = room[-room.ctypes.data % LINE :][:size].view(kind)
+            np.concatenate([np.empty(0, kind), *(p for s in sections for p in self.parts[s])], out=array)
+            made.append(array)
+        return made
 
 
-def array_of(tensor: Tensor) -> np.ndarray:
-    return np.ascontiguousarray(tensor.detach().cpu().numpy().astype(np.float32))
+class Buffers:
+    """Buffers of values that are used again when they are free."""
+
+    def __init__(self, flat: Flat) -> None:
+        self.flat, self.free, self.all = flat, [], []
+
+    def take(self, size: int) -> tuple[Place, int]:
+        fitting = [buffer for buffer in self.free if buffer[1] >= size]
+        if fitting:
+            best = min(fitting, key=lambda buffer: buffer[1])
+            self.free.remove(best)
+            return best
+        self.all.append((self.flat.room("work", size), size))
+        return self.all[-1]
+
+    def give(self, buffer: tuple[Place, int]) -> None:
+        self.free.append(buffer)
 
 
-def eights(size: int) -> int:
-    return -(-size // 8) * 8
+class Lowered:
+    """The arrays `i`, `f` and `d` of a program, and where things are in them.
+
+    `watched` are rows whose values must stay until Python has seen them.
+    """
+
+    def __init__(self, program: Program, watched: Iterable[str], lane: int) -> None:
+        self.program, self.lane, self.flat = program, lane, Flat()
+        self.unit = max(8, lane)
+        self.watched = {*watched, *([self._answered] if program.answers else [])}
+        self.streams: dict[str, dict[str, Any]] = {}
+        for stream in program.streams:
+            self.streams[stream.name] = self._stream(stream)
+        # What does not begin as 0: times of nothing, and values before the first event.
+        self.minus_one: list[tuple[Place, int]] = []
+        self.before: list[tuple[Place, np.ndarray]] = []
+        self.values: dict[str, dict[str, Any]] = {}
+        self.buffers = Buffers(self.flat)
+        self.gathered = 0
+        entries: dict[str | None, list[dict[str, Any]]] = {name: [] for name in (*self.streams, None)}
+        for name in self.streams:
+            self._rows(name, entries)
+        self.buffers = Buffers(self.flat)
+        self._rows(None, entries)
+        self._finish(entries)
+
+    @property
+    def _answered(self) -> str:
+        """The row whose values are the predictions of the events of a stream."""
+        row = self.program[self.program.output]
+        return row.inputs[0] if row.operation == "last" else row.name
+
+    def _pitch(self, channels: int) -> int:
+        return -(-channels // self.unit) * self.unit
+
+    # Streams.
+
+    def _stream(self, stream: Stream) -> dict[str, Any]:
+        width, height = stream.sensor
+        fields: dict[str, Any] = dict.fromkeys(STREAM, 0) | {
+            "width": width,
+            "height": height,
+            "source": -1,
+            "bound": 1,
+            "depth": 0,
+        }
+        if stream.source is None:
+            fields["capacity"] = CAPACITY
+        else:
+            above = self.streams[stream.source]
+            fields["source"] = list(self.streams).index(stream.source)
+            rule = Rule.of((above["width"], above["height"]), **stream.lif)
+            fields["bound"] = above["bound"] * max(rule.most, 1)
+            if fields["bound"] > MOST:
+                raise ValueError(
+                    f"stream: one event may fire {fields['bound']:,} events of {stream.name} at once, more than the "
+                    f"{MOST:,} that the engine has room for: use gl.streaming.Session(model), or larger strides"
+                )
+            fields["capacity"] = fields["bound"] + max(FIRED >> above["depth"], FEWEST)
+            fields["depth"] = above["depth"] + 1
+            fields |= {"bits": rule.bits, "coarse_size": len(rule.coarse)}
+            whole = {"low_x": rule.low[0], "high_x": rule.high[0], "low_y": rule.low[1], "high_y": rule.high[1]}
+            floats = {"share": rule.share, "coarse": rule.coarse, "fine": rule.fine}
+            floats["limits"] = np.array([rule.threshold, rule.reset])
+            fields |= {key: self.flat.add("whole", value) for key, value in whole.items()}
+            fields |= {key: self.flat.add("weight", value) for key, value in floats.items()}
+            fields["charged"] = self.flat.room("clock", stream.pixels)
+            fields["potential"] = self.flat.room("trace", stream.pixels)
+        fields["event"] = self.flat.room("event", 4 * fields["capacity"])
+        return fields
+
+    # Rows.
+
+    def _rows(self, stream: str | None, entries: dict[str | None, list[dict[str, Any]]]) -> None:
+        """The rows of a stream, or those without one, with buffers for their values."""
+        program = self.program
+        rows = [row for row in program.rows if row.stream == stream]
+        uses = {row.name: [other for other in program.rows if row.name in other.inputs] for row in rows}
+        last = {}
+        for n, row in enumerate(rows):
+            for name in row.inputs:
+                last[name] = n
+        local: dict[str, tuple[Place, int]] = {}
+        for n, row in enumerate(rows):
+            kept = stream is not None and (
+                row.name in self.watched or any(s.stream not in (stream, None) for s in uses[row.name])
+            )
+            pitch, count = self._pitch(row.channels), -(-row.cells // 8) * 8
+            ending = [name for name in set(row.inputs) if name in local and last[name] == n]
+            over = row.operation in _IN_PLACE and [name for name in ending if self.values[name]["pitch"] == pitch]
+            value = {"c": row.channels, "pitch": pitch, "cells": row.cells, "kept": int(kept)}
+            if row.operation == "frame":
+                source = self.values[row.inputs[0]]
+                place = source["value"]
+                skip = row.settings["index"] * math.prod(row.shape[:-1])
+                self.values[row.name] = value | {
+                    "value": Place(place.section, place.at + skip * pitch),
+                    "mask": Place(source["mask"].section, source["mask"].at + skip),
+                }
+                # The grid itself stays.
+                for name in row.inputs:
+                    last[name] = len(rows)
+                continue
+            if row.operation == "polarity" and all(r.operation in ("convolve", "count") for r in uses[row.name]):
+                # It is read from the events.
+                self.values[row.name] = value | {"value": -1, "mask": 0}
+                self._sinks(row, uses[row.name], entries)
+                continue
+            if kept:
+                size = self.streams[row.stream]["capacity"]  # type: ignore[index]
+                place = self.flat.room("work", -(-size // ROWS) * ROWS * pitch)
+            elif over:
+                local[row.name] = local.pop(over[0])
+                ending.remove(over[0])
+                place = local[row.name][0]
+            else:
+                local[row.name] = self.buffers.take((ROWS if stream else count) * pitch)
+                place = local[row.name][0]
+            self.values[row.name] = value | {"value": place, "mask": 0}
+            if len(row.shape) > 1:
+                masks = [self.values[name]["mask"] for name in row.inputs] if row.operation not in _SINKS else []
+                one = len(set(masks)) == 1 and row.operation != "convolve_cells"
+                self.values[row.name]["mask"] = masks[0] if one else self.flat.room("event", row.cells)
+            made = self._row(row)
+            entries[stream] += made
+            for name in ending:
+                self.buffers.give(local.pop(name))
+            self._sinks(row, uses[row.name], entries)
+        for buffer in local.values():
+            if stream:
+                self.buffers.give(buffer)
+
+    def _sinks(self, row: Row, uses: list[Row], entries: dict[str | None, list[dict[str, Any]]]) -> None:
+        """Values without a stream take a row in as soon as it is there, and are computed when they are asked for."""
+        for sink in uses if row.stream else ():
+            if sink.stream is None:
+                self._sink(sink)
+                entries[row.stream].append(self._entry(sink, row.name) | self.values[f"{sink.name} memory"])
+
+    def _entry(self, row: Row, a: str | None = None, b: str | None = None) -> dict[str, Any]:
+        """The fields of a row that all operations have."""
+        name = _NAMES.get(row.operation, row.operation)
+        name += f"_{row.settings['kind']}" if row.operation in ("pool", "reduce") else ""
+        entry: dict[str, Any] = dict.fromkeys(ROW, 0) | {"op": OPERATIONS.index(name), "number": 0}
+        entry |= self.values.get(row.name, {"c": row.channels, "pitch": self._pitch(row.channels), "cells": row.cells})
+        if a is not None:
+            value = self.values[a]
+            entry |= {"a": value["value"], "a_pitch": value["pitch"], "a_kept": value["kept"], "a_mask": value["mask"]}
+        if b is not None:
+            value = self.values[b]
+            entry |= {"b": value["value"], "b_kept": value["kept"], "b_mask": value["mask"]}
+        return entry
+
+    def _row(self, row: Row) -> list[dict[str, Any]]:
+        """The entries of the table for a row."""
+        inputs = row.inputs if row.operation not in _SINKS else ()
+        entry = self._entry(row, *inputs[:2])
+        add, pitch, constants = self.flat.add, entry["pitch"], row.constants
+        if row.operation == "concatenate":
+            at, entries = 0, []
+            for name in inputs:
+                end = self.values[name]["c"]
+                entries.append(self._entry(row, name) | {"first": 0, "last": end, "number": at})
+                at += end
+            return entries
+        if row.operation == "slice":
+            entry |= {"first": row.settings["begin"], "last": row.settings["end"]}
+        elif row.operation == "convolve":
+            entry |= self._convolve(row)
+        elif row.operation == "dense":
+            matrix, bias = constants["weight"], constants["bias"]
+            entry |= {
+                "weight": add("weight", panels_of(fill(matrix, len(matrix), pitch), self.lane)),
+                "shift": add("weight", fill(bias, pitch)), "steps": len(matrix),
+            }  # fmt: skip
+        elif row.operation in ("affine", "layer_norm"):
+            entry |= {key: add("weight", fill(constants[key], pitch)) for key in ("scale", "shift")}
+            if row.operation == "layer_norm":
+                entry["weight"] = add("weight", [row.settings["eps"]])
+        elif row.operation == "leaky_relu":
+            entry["weight"] = add("weight", [row.settings["slope"]])
+        elif row.operation == "place":
+            entry["weight"] = add("weight", fill(constants["table"], len(constants["table"]), pitch))
+        elif row.operation == "mean":
+            clock = self.flat.room("clock", 1)
+            self.minus_one.append((clock, 1))
+            entry |= {"rate": add("weight", constants["rate"]), "clock": clock, "factor": self.flat.room("work", 8)}
+            entry["sum"] = self.flat.room("sum", row.channels + 1)
+        elif row.operation in _SINKS:
+            entry |= self.values[f"{row.name} memory"]
+        elif row.operation == "convolve_cells":
+            entry |= self._cells(row)
+        elif row.operation == "flatten":
+            value = self.values[row.inputs[0]]
+            entry |= {"steps": value["c"], "cells": value["cells"]}
+        elif row.operation == "reduce":
+            entry["cells"] = self.values[row.inputs[0]]["cells"]
+        return [entry]
+
+    def _sink(self, row: Row) -> None:
+        """What a value without a stream remembers of the events that it takes in."""
+        c, memory = row.channels, {}
+        if row.operation == "last":
+            memory["trace"] = self.flat.add("trace", fill(row.constants["before"], -(-c // 16) * 16))
+            self.before.append((memory["trace"], row.constants["before"]))
+        elif row.operation == "count":
+            memory = {"clock": self.flat.room("clock", 2 * row.cells), "number": row.settings["frames"]}
+            memory |= {"steps": row.settings["size"], "first": row.shape[2], "last": row.shape[1]}
+        else:
+            memory = {"clock": self.flat.room("clock", row.cells), "sum": self.flat.room("sum", row.cells * c)}
+            memory["number"] = row.settings.get("frames", 0)
+        self.values[f"{row.name} memory"] = memory
+
+    def _convolve(self, row: Row) -> dict[str, Any]:
+        flat, settings = self.flat, row.settings
+        stream, source = self.streams[row.stream], self.streams[settings["source"]]  # type: ignore[index]
+        weight, rate = row.constants["weight"], row.constants["rate"]
+        (taps, v, q, p), stride = weight.shape, settings["stride"]
+        pitch = self._pitch(p)
+        each = q < 8
+        if each:
+            # Decays and channels are one run of floats, each with a rate of its own. Those that fill it up get the rate
+            # 1e30, so that they decay to nothing.
+            size = -(-v * q // 8) * 8
+            rates = np.pad(np.repeat(rate, q, 1), [(0, 0), (0, size - v * q)], constant_values=1e30)
+            matrix = fill(weight.reshape(taps, v * q, p), taps, size, pitch)
+        else:
+            wide = -(-q // 8) * 8
+            size, rates, matrix = v * wide, rate, fill(weight, taps, v, wide, pitch)
+        # The taps that a pixel of each phase is of some target; slots of a pixel are in the order of taps.
+        fed: dict[tuple[int, int], list[int]] = {(y, x): [] for y in range(stride) for x in range(stride)}
+        table = []
+        for u, (dx, dy) in enumerate(offsets(settings["kernel"])):
+            phase = fed[dy % stride, dx % stride]
+            table += [dx, dy, len(phase)]
+            phase.append(u)
+        phases: list[Any] = []
+        for own in fed.values():
+            phases += [flat.add("weight", rates[own]), len(own)]
+        width, height = source["width"], source["height"]
+        columns, lines, at = [], [], 0
+        for y in range(stride):
+            counts = [len(fed[y, x % stride]) for x in range(width)]
+            begins = np.concatenate([[0], np.cumsum(counts)])
+            columns += [n for x in range(width) for n in (int(begins[x]), y * stride + x % stride)]
+        totals = [sum(len(fed[y, x % stride]) for x in range(width)) for y in range(stride)]
+        for y in range(height):
+            lines += [at, y % stride * width]
+            at += totals[y % stride]
+        most = max(len(own) for own in fed.values()) * v
+        clock = flat.room("clock", width * height)
+        self.minus_one.append((clock, width * height))
+        pattern: Any = -1
+        if each and self.values[row.inputs[0]]["value"] == -1:
+            tiled = [np.tile(np.eye(2, dtype=np.float32)[on], v) for on in range(2)]
+            pattern = flat.add("weight", np.stack([fill(part, size) for part in tiled]))
+        self.gathered = max(self.gathered, ROWS * taps * size)
+        return {
+            "weight": flat.add("weight", panels_of(matrix.reshape(-1, pitch), self.lane)),
+            "shift": flat.add("weight", fill(row.constants["bias"], pitch)),
+            "trace": flat.room("trace", at * size), "clock": clock, "steps": q, "taps": taps, "decays": v, "size": size,
+            "kind": EACH if each else SIXTEENS if size // v % 16 == 0 else EIGHTS, "stride": stride,
+            "in_place": int(source is stream), "tap": flat.add("whole", table), "row_at": flat.add("whole", lines),
+            "column_at": flat.add("whole", columns), "phase": [flat.room("whole", len(phases)), phases],
+            "rate": flat.add("weight", rates), "factor": flat.room("work", max(most, size) + 8), "pattern": pattern,
+        }  # fmt: skip
+
+    def _cells(self, row: Row) -> dict[str, Any]:
+        """A convolution over a grid: sizes of the input, kernel, stride, padding, columns and rows, room for cells."""
+        flat, settings, pitch = self.flat, row.settings, self._pitch(row.channels)
+        weight = row.constants["weight"]
+        steps = weight.shape[0] * weight.shape[1]
+        numbers = [*self.program[row.inputs[0]].shape[:3], *settings["kernel"], *settings["stride"]]
+        numbers += [*settings["padding"], row.shape[2], row.shape[1], *[0] * ROWS]
+        self.gathered = max(self.gathered, ROWS * (steps + pitch))
+        return {
+            "weight": flat.add("weight", panels_of(fill(weight.reshape(steps, -1), steps, pitch), self.lane)),
+            "shift": flat.add("weight", fill(row.constants["bias"], pitch)), "steps": steps, "first": weight.shape[1],
+            "grid": flat.add("event", numbers), "number": 1, "empty": flat.room("weight", row.cells * pitch),
+        }  # fmt: skip
+
+    # The arrays.
+
+    def _finish(self, entries: dict[str | None, list[dict[str, Any]]]) -> None:
+        gathered = self.flat.room("work", self.gathered)
+        order = [*self.streams, None]
+        begin = len(HEAD) + len(STREAM) * len(self.streams)
+        for name in order:
+            if name is not None:
+                self.streams[name] |= {"rows": begin, "row_count": len(entries[name])}
+            else:
+                self.whole = begin
+            begin += len(ROW) * len(entries[name])
+        self.flat.room("table", begin)
+        begins = self.flat.begins()
+
+        def number(value: Any) -> int:
+            return begins[value.section] + value.at if isinstance(value, Place) else int(value)
+
+        self.i, self.f, self.d = self.flat.arrays()
+        head = dict.fromkeys(HEAD, 0) | {"streams": len(self.streams), "duration": self.program.duration or 0}
+        head |= {"whole": self.whole, "wholes": len(entries[None])}
+        table = list(head.values())
+        for fields in self.streams.values():
+            fields = {key: number(fields[key]) for key in STREAM}
+            fields["source"] = -1 if fields["source"] < 0 else self.at(fields["source"])
+            table += fields.values()
+        for name in order:
+            for entry in entries[name]:
+                if entry["phase"]:
+                    place, phases = entry["phase"]
+                    entry["phase"] = place
+                    self.i[number(place) : number(place) + len(phases)] = [number(value) for value in phases]
+                entry["row"] = gathered
+                table += [number(entry[key]) for key in ROW]
+        self.i[: len(table)] = table
+        self.entries = {name: entries[name] for name in order}
+        self.number = number
+        self.minus_ones = [slice(number(place), number(place) + size) for place, size in self.minus_one]
+        sections = {name: slice(begins[name], begins[name] + self.flat.ends[name]) for name in Flat.TYPES}
+        self.state = {"trace": self.f[sections["trace"]], "clock": self.i[sections["clock"]], "sum": self.d}
+
+    def at(self, stream: int) -> int:
+        """Where the fields of a stream begin in `i`."""
+        return len(HEAD) + stream * len(STREAM)
+
+    def place(self, row: str) -> tuple[int, int, int]:
+        """Where the value of a row is in `f`, its pitch and its channels."""
+        value = self.values[row]
+        return self.number(value["value"]), value["pitch"], value["c"]
+
+    def rows(self, row: str) -> tuple[np.ndarray, np.ndarray]:
+        """The events (x, y, t, cause) in the buffer of a row's stream, and the values (S, C) of the row."""
+        stream = self.streams[self.program[row].stream]  # type: ignore[index]
+        at, count = (
+            self.number(stream["event"]),
+            int(self.i[self.at(list(self.streams.values()).index(stream)) + S_COUNT]),
+        )
+        place, pitch, c = self.place(row)
+        events = self.i[at : at + 4 * count].reshape(count, 4).copy()
+        return events, self.f[place : place + pitch * count].reshape(count, pitch)[:, :c].copy()
+
+    def answer(self, run: Any) -> None:
+        """Compute all rows without a stream, by `work.answer`."""
+        run(self.i, self.f, self.d, self.i[WHOLE], self.i[WHOLES], len(ROW), self.lane)
+
+    def settle(self) -> None:
+        """After the answer before the first event: from now on grids compute what differs from it."""
+        for n, entry in enumerate(self.entries[None]):
+            if entry["op"] == CONVOLVE_CELLS:
+                self.i[self.whole + n * len(ROW) + NUMBER] = 0
+
+    @property
+    def memory_bytes(self) -> int:
+        sections = ("clock", "event", "trace", "work", "sum")
+        return sum(self.flat.ends[name] * np.dtype(Flat.TYPES[name]).itemsize for name in sections)
+
+    def clear(self) -> None:
+        """The memory before the first event."""
+        self.state["trace"][:] = 0
+        self.state["clock"][:] = 0
+        self.d[:] = 0
+        for place, values in self.before:
+            self.f[self.number(place) :][: len(values)] = values
+        for part in self.minus_ones:
+            self.i[part] = -1
+
+
+_SINKS = ("voxel", "count", "last", "pool")
+_IN_PLACE = ("affine", "add", "multiply", "relu", "abs", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu",
+             "softplus", "log1p", "exp", "layer_norm", "softmax", "log_softmax")  # fmt: skip
+# What rows are called in the table.
+_NAMES = {"concatenate": "copy", "slice": "copy"}
 
 
 def fill(array: np.ndarray, *shape: int) -> np.ndarray:
@@ -70,199 +481,7 @@ def fill(array: np.ndarray, *shape: int) -> np.ndarray:
     return np.pad(array, [(0, big - small) for big, small in zip(shape, array.shape, strict=True)])
 
 
-def _wide(size: int, lane: int) -> int:
-    return -(-size // lane) * lane
-
-
-def columns_of(matrix: np.ndarray, lane: int) -> np.ndarray:
-    """(rows, columns rounded up to whole vectors), padded with zeros."""
-    flat = matrix.reshape(-1, matrix.shape[-1])
-    return np.pad(flat, [(0, 0), (0, _wide(flat.shape[1], lane) - flat.shape[1])])
-
-
 def panels_of(matrix: np.ndarray, lane: int) -> np.ndarray:
     """A matrix (steps, columns) as the loop's products read it: in panels of two vectors, each with all its steps."""
-    wide = columns_of(matrix, lane)
-    return np.concatenate([wide[:, at : at + 2 * lane].reshape(-1) for at in range(0, wide.shape[1], 2 * lane)])
-
-
-def affine(norm: BatchNorm) -> tuple[np.ndarray, np.ndarray]:
-    """Batch normalisation of a trained network: x * scale + shift."""
-    scale = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        scale = scale * norm.weight.double()
-    shift = -norm.running_mean.double() * scale
-    if norm.bias is not None:
-        shift = shift + norm.bias.double()
-    return array_of(scale), array_of(shift)
-
-
-def level_rows(
-    flat: Flat, model: EventResNet, frames: list[int], lane: int, keep: bool, order: str | None
-) -> list[dict[str, int]]:
-    """The rows of the loop's table, their parts added to the flat arrays."""
-    if model.config["squash"]:
-        raise NotImplementedError("the live engine does not know squash: use gl.streaming.Session")
-    downs, blocks = cast(list[DownConv], list(model.downs)), cast(list[InceptionBlock], list(model.blocks))
-    rows, scratch = [], []
-    for k, (down, block, count) in enumerate(zip(downs, blocks, frames, strict=True)):
-        row, needs = _level(flat, model, down, block, count, max(CAPACITY >> k, 64), lane, keep, order)
-        rows.append(row)
-        scratch.append(needs)
-    # One level works at a time: all share these buffers.
-    shared = {name: flat.room("work", max(needs[name] for needs in scratch)) for name in scratch[0]}
-    return [row | shared for row in rows]
-
-
-def _level(
-    flat: Flat,
-    model: EventResNet,
-    down: DownConv,
-    block: InceptionBlock,
-    frames: int,
-    capacity: int,
-    lane: int,
-    keep: bool,
-    order: str | None,
-) -> tuple[dict[str, int], dict[str, int]]:
-    """The row of one level without its shared buffers, and the sizes of these."""
-    near = down.conv.near
-    settings = dict(model.plan.steps[near.target].settings)
-    if (near.kernel, near.stride) != (3, 2) or (settings["kernel"], settings["stride"]) != (3, 2):
-        raise TypeError(f"stream: the engine knows 3 x 3 kernels at stride 2, not {near.kernel} at {near.stride}")
-    rule = Rule.of(near.source.sensor, **settings)
-    (width, height), (columns, rows) = near.source.sensor, near.target.sensor
-    polarity = isinstance(down.conv, PolarityConv)
-    _, v, q, p = down.conv.weight.shape
-    down_rate, down_weight = array_of(down.conv.rate.double() / down.conv.decay_time), array_of(down.conv.weight)
-    early = order == "input" if order else _cheaper_early(settings, v, q, p)
-    if early:
-        # One product makes all decays of a tap: (tap, Q, V P).
-        p = eights(p)
-        down_weight = fill(down_weight, 9, v, q, p).transpose(0, 2, 1, 3).reshape(9, q, v * p)
-        q = q if polarity else eights(q)
-        down_panels = np.concatenate([panels_of(tap, lane) for tap in fill(down_weight, 9, q, v * p)])
-    else:
-        if polarity:
-            # Decays and polarities are one run of channels, each with its own rate. Padding channels get rate 1e30, so
-            # they decay to zero.
-            down_rate, down_weight = np.repeat(down_rate, q, 1), down_weight.reshape(9, 1, v * q, p)
-            down_rate = np.pad(down_rate, [(0, 0), (0, -(v * q) % 8)], constant_values=1e30)
-            v, q = 1, v * q
-        q, p = eights(q), eights(p)
-        down_panels = panels_of(fill(down_weight, 9, v, q, p).reshape(-1, p), lane)
-
-    # The in-place convolutions as one: (tap, decay) entries, those of one tap together.
-    taps = [(conv, u, tap) for conv in (block.cross, block.point) for u, tap in enumerate(offsets(conv.near.kernel))]
-    rates = [array_of(conv.rate[u].double() / conv.decay_time) for conv, u, _ in taps]
-    weights = np.concatenate(
-        [fill(array_of(conv.weight[u]), len(rate), p, p) for (conv, u, _), rate in zip(taps, rates, strict=True)]
-    )
-    entries, wide, run_at = sum(map(len, rates)), _wide(p, lane), np.cumsum([0, *map(len, rates)])
-    first, first_bias = _dense(block.expand)
-    second, second_bias = _dense(block.reduce)
-    hidden, broad = len(second), _wide(len(second), lane)
-    down_scale, down_shift = (fill(part, p) for part in affine(down.norm))
-    same_scale, same_shift = (fill(part, p) for part in affine(block.norm))
-    same_bias = second_bias + _bias(block.cross) + _bias(block.point)
-
-    size = {
-        "width": width, "height": height, "columns": columns, "rows": rows, "q": q, "p": p, "p_wide": wide, "v": v,
-        "entries": entries, "runs": len(taps), "hidden": hidden, "hidden_wide": broad, "frames": frames,
-        "bits": rule.bits, "capacity": capacity, "coarse_size": len(rule.coarse), "keep": 2 * capacity if keep else 0,
-        "early": int(early), "made_wide": _wide(v * p, lane), "down_kind": _kind(q), "same_kind": _kind(p),
-    }  # fmt: skip
-    values = {
-        "whole": {
-            "low_x": rule.low[0], "high_x": rule.high[0], "low_y": rule.low[1], "high_y": rule.high[1],
-            "run_x": [t[0] for *_, t in taps], "run_y": [t[1] for *_, t in taps], "run_at": run_at,
-        },
-        "weight": {
-            "share": rule.share, "coarse": rule.coarse, "fine": rule.fine, "limits": [rule.threshold, rule.reset],
-            "down_rate": down_rate, "down_weight": down_panels,
-            "down_bias": columns_of(fill(_bias(down.conv), p), lane),
-            "down_scale": down_scale, "down_shift": down_shift, "same_rate": np.concatenate(rates),
-            "same_weight": panels_of(weights.reshape(-1, p), lane), "same_bias": columns_of(fill(same_bias, p), lane),
-            "first": panels_of(fill(first, p, hidden), lane), "first_bias": columns_of(first_bias, lane),
-            "second": panels_of(fill(second, hidden, p), lane), "same_scale": same_scale, "same_shift": same_shift,
-        },
-    }  # fmt: skip
-    slots = (width + width // 2) * (height + height // 2)
-    rooms = {
-        "trace": {
-            "potential": columns * rows, "down_trace": slots * v * (p if early else q),
-            "same_trace": columns * rows * entries * p,
-        },
-        "clock": {
-            "charged": columns * rows, "down_time": width * height, "same_time": columns * rows,
-            "count": frames * columns * rows,
-        },
-        "voxel": {"total": frames * columns * rows * p},
-        # Products read and write whole blocks of rows, past the last one.
-        "work": {"raw": (capacity + ROWS) * p, "out": (capacity + ROWS) * p, "keep_out": size["keep"] * p},
-        "event": {"fired": 3 * capacity, "cause": capacity, "keep_event": 3 * size["keep"]},
-    }  # fmt: skip
-    at = {key: flat.add(name, part) for name, parts in values.items() for key, part in parts.items()}
-    at |= {key: flat.room(name, length) for name, parts in rooms.items() for key, length in parts.items()}
-    needs = {
-        "row": ROWS * max(9 * v * q, entries * p), "sum": ROWS * wide, "middle": ROWS * broad,
-        "factor": max(v, entries) + 8, "made": _wide(v * p, lane),
-    }  # fmt: skip
-    return size | at, needs
-
-
-def _kind(channels: int) -> int:
-    return EIGHTS if channels % 16 else SIXTEENS
-
-
-def _cheaper_early(settings: dict[str, Any], v: int, q: int, p: int) -> bool:
-    """Whether transforming at the input event costs less than at the output event, in multiply-adds per input event.
-
-    An input event feeds 2.25 of the 9 taps in the mean. Every event adds 1 to the potentials and every event fired
-    takes threshold - reset away, so that at most 1 / (threshold - reset) fire; recordings show about half of that.
-    Products at the output are made for blocks of events, which is about three times as fast as for single ones.
-    """
-    fired = 0.5 / max(settings["threshold"] - settings["reset"], 1e-6)
-    late = 2.25 * v * q + fired * 9 * v * q * (1 + p / 3)
-    return 2.25 * v * p * (1 + q) + fired * 9 * v * p < late
-
-
-def _bias(conv: EventConv) -> np.ndarray:
-    return np.zeros(conv.weight.shape[3], np.float32) if conv.bias is None else array_of(conv.bias)
-
-
-def _dense(layer: Dense) -> tuple[np.ndarray, np.ndarray]:
-    """The weight (in, out) and the bias of a dense layer."""
-    return array_of(layer.weight.T), array_of(layer.bias)
-
-
-def head_rows(flat: Flat, model: EventResNet, capacities: list[int], lane: int) -> list[dict[str, int]]:
-    """The loop's table of the stream head, a row for every level; all zero for another head."""
-    head = model.head
-    rows: list[dict[str, int]] = [dict.fromkeys(HEAD_FIELDS, 0) for _ in capacities]
-    if not isinstance(head, StreamHead):
-        return rows
-    logits, bias = _dense(head.logits)
-    scale, shift = affine(head.norm)
-    classes, begin = _wide(logits.shape[1], lane), 0
-    for k, mean in enumerate(cast(list[StreamMean], list(head.means)), head.pooled):
-        weight, own = _dense(mean.hidden)
-        size, last = weight.shape[1], k + 1 == len(rows)
-        wide, room = _wide(size, lane), 4 * capacities[k] if last else 0
-        mine = slice(begin, begin + size)
-        rows[k] = {
-            "size": size, "wide": wide, "classes": classes, "room": room,
-            "rate": flat.add("weight", array_of(mean.mean.log_rate.double().exp() / mean.mean.decay_time)),
-            "matrix": flat.add("weight", panels_of(fill(weight, eights(len(weight)), size), lane)),
-            "place": flat.add("weight", columns_of(array_of(mean.place) + own, lane)),
-            "scale": flat.add("weight", scale[mine]), "shift": flat.add("weight", shift[mine]),
-            "logits": flat.add("weight", panels_of(logits[mine], lane)),
-            "bias": flat.add("weight", columns_of(bias, lane)),
-            "total": flat.room("voxel", size + 1), "time": flat.room("clock", 1),
-            # Saved state is of the same shape whatever the vectors of the CPU.
-            "last": flat.room("trace", _wide(classes, WIDEST)),
-            "hidden": flat.room("work", wide), "mean": flat.room("work", size), "factor": flat.room("work", 8),
-            "answer": flat.room("work", (room or capacities[k]) * classes), "at": flat.room("event", room),
-        }  # fmt: skip
-        begin += size
-    return rows
+    columns = range(0, matrix.shape[1], 2 * lane)
+    return np.concatenate([matrix[:, at : at + 2 * lane].reshape(-1) for at in columns])

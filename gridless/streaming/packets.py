@@ -1,20 +1,19 @@
-"""What session and engine share: packets in, predictions out, windows of the voxel head, saved state."""
+"""What session and engine share: packets in, predictions out, saved state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gridless.models.events import EventResNet, StreamHead, VoxelHead
+from gridless.streaming.reading import input_stream
 from gridless.structures import Events
 
 
 class Prediction(NamedTuple):
-    """logits (classes) that were true at `time` (microseconds). A voxel head's are those of a finished window."""
+    """logits (classes) that were true at `time` (microseconds). With voxels they are those of a finished window."""
 
     time: int
     logits: Tensor
@@ -24,34 +23,34 @@ class Stream:
     """One live stream through one network. Packets of any size: how the stream is cut into them changes nothing, not a
     bit in an `Engine`, and only rounding in a `Session`.
 
-    `stream(packet)` is the newest prediction that the packet brought, or None; `push` gives all of them. A voxel head
-    predicts at the end of each window of its `duration`, counted from the first event; windows without events are
-    passed over. A stream head predicts after every event of the last stream. `predict()` answers at any moment.
+    The network is any module with a `plan` that begins with events and a `forward(geometry, memory)` that returns one
+    tensor. `stream(packet)` is the newest prediction that the packet brought, or None; `push` gives all of them. When
+    there is one depends on what `forward` returns:
 
-    A packet with a bad event is refused whole, by index and reason, and leaves the stream as it was.
+    - a row for every event of a stream, or the `gl.nn.Last` of them: after every event of that stream;
+    - with `VoxelMean` layers: at the end of each window of their `duration`, counted from the first event; windows
+      without events are passed over;
+    - one row otherwise, such as a `MeanPool`: at the end of each packet.
+
+    `predict()` answers at any moment. A packet with a bad event is refused whole, by index and reason, and leaves the
+    stream as it was.
+
+    `features` are names of modules of the network, whose values of the last packet are kept, see `features()`.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        model = event_network(model)
+    events_seen: int
+    time: int
+    start: int
+
+    def __init__(self, model: nn.Module, features: Iterable[str] = ()) -> None:
+        _, _, self.sensor = input_stream(model)
         if model.training:
             raise ValueError("stream: the network is in training mode: call model.eval() first")
-        if any(layer.near.window is not None for layer in _convolutions(model)):
-            raise ValueError(
-                "stream: this network cuts its history (form='edges'), which a live stream does not: build it with "
-                "form='scan' and load the same weights"
-            )
-        self.model = model
-        width, height = model.config["sensor"]
-        self.sensor: tuple[int, int] = width, height
-        self.duration: int | None = None
-        if isinstance(model.head, VoxelHead):
-            if model.head.duration is None:
-                raise ValueError(
-                    "stream: the voxel head waits for the end of the recording: build the network with duration=..."
-                )
-            self.duration = model.head.duration
-        elif not isinstance(model.head, StreamHead):
-            raise TypeError(f"stream: head ({type(model.head).__name__}) is neither a voxel nor a stream head")
+        names = [features] if isinstance(features, str) else list(features)
+        for name in names:
+            if name not in dict(model.named_modules()):
+                raise ValueError(f"stream: the network has no module {name!r}, whose features could be kept")
+        self.model, self._names = model, names
         self._prepare()
         self.reset()
 
@@ -60,17 +59,24 @@ class Stream:
     def _prepare(self) -> None:
         """Once, before anything else."""
 
-    def _clear(self) -> None:
+    def reset(self) -> None:
+        """Forget everything: as before the first event."""
         raise NotImplementedError
 
-    def _advance(self, events: Events, begin: int, end: int) -> list[Prediction]:
-        """Push the events begin to end, which lie in one window; the predictions of a stream head."""
+    def _take(self, events: Events) -> Iterable[Prediction]:
+        """Push events that were found good."""
         raise NotImplementedError
 
-    def _restart(self, windows: int) -> None:
+    def _numbers(self, numbers: list[int]) -> None:
+        """Set events_seen, time and start."""
+        self.events_seen, self.time, self.start = numbers
+
+    def predict(self) -> Tensor:
+        """Logits (classes) at this moment: of the window so far, or after the last event."""
         raise NotImplementedError
 
-    def _logits(self) -> Tensor:
+    def features(self, name: str) -> tuple[Events, Tensor]:
+        """What the module of this name returned for the last packet: events of its stream, and their rows (S, C)."""
         raise NotImplementedError
 
     def _memory(self) -> dict[str, Tensor]:
@@ -78,13 +84,6 @@ class Stream:
         raise NotImplementedError
 
     # What all kinds share.
-
-    def reset(self) -> None:
-        """Forget everything: as before the first event."""
-        self.events_seen = 0
-        self.time = -(2**63)
-        self.start = 0
-        self._clear()
 
     def __repr__(self) -> str:
         seen = f"{self.events_seen:,} events so far" + (f", the last at {self.time:,} us" if self.events_seen else "")
@@ -109,52 +108,31 @@ class Stream:
             raise ValueError(f"stream: a packet has no padding, this one has {events.padding} rows of it")
         if not len(events):
             return iter(())
-        if events is packet:
-            self._check(events)  # what Events.of makes is checked
-        if int(events.time[0]) < self.time:
+        self._check(events)
+        return iter(self._take(events))
+
+    def _check(self, events: Events) -> None:
+        """Refuse by index what `Events.check` refuses, and what is before the last event."""
+        # Imported here: compiled code takes a moment to load.
+        from gridless.streaming.loop import BEFORE, fault
+
+        pixel, time = events.pixel.data_ptr(), events.time.data_ptr()
+        kind, row = fault(pixel, time, len(events), *self.sensor, self.time)
+        if kind == BEFORE:
             raise ValueError(
                 f"stream: event 0 of the packet is at {int(events.time[0])} us, before the last one at {self.time} us; "
                 "the packet was not taken"
             )
-        return iter(self._take(events))
-
-    def _check(self, events: Events) -> None:
-        """Refuse by index what `Events.check` refuses."""
-        # Imported here: compiled code takes a moment to load.
-        from gridless.structures.kernels import first_fault
-
-        kind, row = first_fault(events.pixel.numpy(), events.time.numpy(), events.splits.numpy(), *self.sensor)
         if kind:
             _, words = events.fault()  # type: ignore[misc]
             raise ValueError(f"stream: event {row} of the packet {words}; the packet was not taken")
 
-    def _take(self, events: Events) -> list[Prediction]:
-        times = events.time.numpy()
-        if self.events_seen == 0:
-            self.start = int(times[0])
-        self.events_seen += len(times)
-        predictions: list[Prediction] = []
-        at = 0
-        while self.duration is not None and times[-1] >= self.start + self.duration:
-            end = int(np.searchsorted(times, self.start + self.duration, side="left"))
-            if end > at:
-                predictions += self._advance(events, at, end)
-            finished = self.start + self.duration
-            if end > at or self.time >= self.start:
-                predictions.append(Prediction(finished, self._logits()))
-            windows = int((times[end] - self.start) // self.duration)
-            self._restart(windows)
-            self.start += windows * self.duration
-            # The events so far lie in windows that have ended.
-            at = end
-        if at < len(times):
-            predictions += self._advance(events, at, len(times))
-        self.time = int(times[-1])
-        return predictions
-
-    def predict(self) -> Tensor:
-        """Logits (classes) at this moment: of the window so far, or after the last event."""
-        return self._logits()
+    def _kept(self, name: str) -> None:
+        if name not in self._names:
+            raise ValueError(
+                f"the features of {name!r} were not kept: make the stream with features=[{name!r}]"
+                + (f" (kept: {', '.join(self._names)})" if self._names else "")
+            )
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that the future depends on, as tensors: a stream that loads it continues bit for bit."""
@@ -176,20 +154,4 @@ class Stream:
                 )
         for name, value in mine.items():
             value.copy_(state[name])
-        self.events_seen, self.time, self.start = numbers.tolist()
-
-
-def event_network(model: nn.Module) -> EventResNet:
-    """The model, which must be an event network."""
-    if not isinstance(model, EventResNet):
-        raise TypeError(
-            f"stream: {type(model).__name__} is not an event network: only those run live "
-            "(gl.models.event_resnet and the networks made of it)"
-        )
-    return model
-
-
-def _convolutions(model: nn.Module) -> list[Any]:
-    from gridless.nn.events import EventConv
-
-    return [layer for layer in model.modules() if isinstance(layer, EventConv)]
+        self._numbers(numbers.tolist())

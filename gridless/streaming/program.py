@@ -23,11 +23,12 @@ A row of a stream is a value (C) of each of its events:
 | concatenate, slice | of channels | slice: begin, end |
 
 A row without a stream is a value of the window or of the stream so far, a vector (C) or a grid (T, H, W, C) of voxels.
-It is made by one of the first three from a row of a stream, and then by any of the above on the last axis, or by:
+It is made by one of the first four from a row of a stream, and then by any of the above on the last axis, or by:
 
 | operation | value | settings and constants |
 |---|---|---|
 | voxel | (T, H, W, C): means of the events of each voxel of the window, 0 where there are none | frames, duration (microseconds) |
+| count | (T, H, W, 2): how many OFF and ON events of the camera there are in each voxel, of `size` x `size` of its pixels; a rest at the border is in the last | frames, duration, size |
 | last | (C): the value at the last event | before (C): the value before the first |
 | pool | (C): mean or max of all events so far, 0 before the first | kind |
 | convolve_cells | kernel (t, h, w) at a stride, zeros outside the grid, `padding` before its beginning | kernel, stride, padding; weight (t h w, Q, P), bias (P) |
@@ -41,108 +42,34 @@ stream: with voxels a prediction at the end of each window of `duration`, else o
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from torch import nn
 
-from gridless.geometry.taps import offsets
+from gridless.streaming.reading import Reader
+from gridless.streaming.rows import ACTIVATIONS, Row, Stream
 
-if TYPE_CHECKING:
-    from torch import nn
-
-ACTIVATIONS = (
-    "relu", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu", "softplus", "log1p", "exp", "abs",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Stream:
-    """The input (`source` is None), or the events that `source` fires; `lif` are the settings of `gl.geometry.lif`."""
-
-    name: str
-    sensor: tuple[int, int]
-    source: str | None = None
-    lif: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def pixels(self) -> int:
-        return self.sensor[0] * self.sensor[1]
-
-    @property
-    def state_bytes(self) -> int:
-        """A float32 potential and an int64 time for each pixel."""
-        return 12 * self.pixels if self.source else 0
-
-    def __str__(self) -> str:
-        how = ", ".join(f"{k}={v:g}" for k, v in self.lif.items())
-        return f"{self.name} = {f'lif({self.source}, {how})' if self.source else 'events()'}"
-
-
-@dataclass(frozen=True, eq=False)
-class Row:
-    """A value: of each event of `stream`, or without a stream."""
-
-    name: str
-    operation: str
-    stream: str | None
-    inputs: tuple[str, ...]
-    shape: tuple[int, ...]
-    settings: dict[str, Any] = field(default_factory=dict)
-    constants: dict[str, np.ndarray] = field(default_factory=dict)
-    state_bytes: int = 0
-
-    @property
-    def channels(self) -> int:
-        return self.shape[-1]
-
-    @property
-    def cells(self) -> int:
-        return math.prod(self.shape[:-1])
-
-    @property
-    def constant_bytes(self) -> int:
-        return sum(array.nbytes for array in self.constants.values())
-
-    @property
-    def multiply_adds(self) -> tuple[int, int]:
-        """Of an event of the stream (without a stream: of an answer), and of an event of the source of a convolution,
-        or of the stream that a value without one takes in."""
-        c = self.channels
-        if self.operation == "convolve":
-            taps, decays, q, p = self.constants["weight"].shape
-            return taps * decays * q * (1 + p), round(taps * decays * q / self.settings["stride"] ** 2)
-        if self.operation == "mean":
-            return 2 * c, 0
-        if self.operation in ("voxel", "pool"):
-            return 0, c
-        if self.operation in ("dense", "convolve_cells"):
-            return self.cells * self.constants["weight"].size, 0
-        return self.cells * c * (self.operation in ("affine", "multiply", "layer_norm")), 0
-
-    def __str__(self) -> str:
-        words = [*self.inputs, *(f"{k}={v}" for k, v in self.settings.items())]
-        return f"{self.name} = {self.operation}({', '.join(words)})"
+__all__ = ["ACTIVATIONS", "Program", "Row", "Stream"]
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """Streams and rows; `output` is the name of a row, `duration` that of the windows of voxels, if there are any."""
+    """Streams and rows; `output` is the name of a row, `duration` that of the windows of voxels, if there are any.
+
+    `modules` are the names of the rows that the modules of the network return.
+    """
 
     streams: tuple[Stream, ...]
     rows: tuple[Row, ...]
     output: str
     duration: int | None = None
+    modules: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module) -> Program:
         """The program of a network in evaluation mode. What it cannot read is refused by name."""
-        # Imported here: it knows the layers, which run time does not need.
-        from gridless.streaming.reading import Reader
-
-        return Reader(model).program()
+        return cls(*Reader(model).parts())
 
     def __getitem__(self, name: str) -> Row:
         return self._by_name[name]
@@ -191,12 +118,3 @@ class Program:
 
 def _bytes(count: int) -> str:
     return f"{count:,} B" if count else ""
-
-
-def fed_pixels(kernel: int | str, stride: int, source: tuple[int, int], target: tuple[int, int]) -> list[int]:
-    """How many source pixels each tap of a convolution is fed by."""
-
-    def along(size: int, grid: int, offset: int) -> int:
-        return sum(0 <= stride * o + offset < size for o in range(grid))
-
-    return [along(source[0], target[0], dx) * along(source[1], target[1], dy) for dx, dy in offsets(kernel)]

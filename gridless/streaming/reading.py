@@ -1,4 +1,4 @@
-"""Reading a network: its plan and its `forward` (with `torch.fx`, our layers as leaves) as a `Program`."""
+"""Reading a network: its plan and its `forward` (with `torch.fx`, our layers as leaves) as a program."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, fx, nn
 
 from gridless.geometry.taps import coarser
@@ -16,7 +17,8 @@ from gridless.nn.events import (
     Last,
     LeakyMean,
     PolarityConv,
-    VoxelBlock,
+    VoxelConv,
+    VoxelCount,
     VoxelMean,
     VoxelMerge,
     polarity_features,
@@ -24,7 +26,7 @@ from gridless.nn.events import (
 from gridless.nn.norm import BatchNorm
 from gridless.nn.pool import MaxPool, MeanPool
 from gridless.plan import Plan
-from gridless.streaming.program import ACTIVATIONS, Program, Row, Stream, fed_pixels
+from gridless.streaming.rows import ACTIVATIONS, Row, Stream, fed_pixels
 
 REMEDY = "use gl.streaming.Session(model), which runs any forward"
 
@@ -108,9 +110,17 @@ class _Unknown(TypeError):
 class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__(autowrap_functions=(polarity_features,))
+        self.outputs: dict[str, fx.Node] = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return _reader_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
+        """What every module returns is known by its name, also where it is read through."""
+        out = super().call_module(m, forward, args, kwargs)
+        if isinstance(out, fx.Proxy):
+            self.outputs[self.path_of_module(m)] = out.node
+        return out
 
 
 class Reader:
@@ -133,7 +143,8 @@ class Reader:
         self.rows: dict[str, Row] = {}
         self.durations: set[int] = set()
 
-    def program(self) -> Program:
+    def parts(self) -> tuple[tuple[Stream, ...], tuple[Row, ...], str, int | None, dict[str, str]]:
+        """Streams, rows, output, duration and modules of the program."""
         out = self.read()
         if not isinstance(out, Row):
             raise TypeError(f"stream: forward must return one tensor, not {_words(out)}: {REMEDY}")
@@ -146,8 +157,9 @@ class Reader:
             if row.name in needed:
                 needed.update(row.inputs)
         rows = tuple(row for row in self.rows.values() if row.name in needed)
-        duration = self.durations.pop() if any(row.operation == "voxel" for row in rows) else None
-        return Program(tuple(self.streams.values()), rows, out.name, duration)
+        duration = self.durations.pop() if any(row.operation in ("voxel", "count") for row in rows) else None
+        modules = {name: row.name for name, row in self.outputs.items() if row.name in needed}
+        return tuple(self.streams.values()), rows, out.name, duration, modules
 
     def read(self) -> Any:
         tracer = _Tracer()
@@ -166,6 +178,8 @@ class Reader:
                 continue
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: found[n])
             if node.op == "output":
+                values = {name: found[at] for name, at in tracer.outputs.items()}
+                self.outputs = {name: row for name, row in values.items() if isinstance(row, Row)}
                 return args[0]
             try:
                 found[node] = self.node(node, args, kwargs)
@@ -372,16 +386,29 @@ def _leaky_mean(r: Reader, layer: LeakyMean, x: Any, geometry: Any, memory: Any 
 def _voxel_mean(r: Reader, layer: VoxelMean, x: Any, geometry: Any, memory: Any = None) -> Row:
     r.remembers(memory)
     x = r.value(x)
+    frames, duration = _window(r, layer)
+    width, height = r.streams[str(layer.stream)].sensor
+    cells = frames * height * width
+    shape, settings = (frames, height, width, x.channels), {"frames": frames, "duration": duration}
+    return r.add(r.name, "voxel", None, (x,), shape, settings, 4 * cells * (x.channels + 1))
+
+
+def _voxel_count(r: Reader, layer: VoxelCount, geometry: Any, memory: Any = None) -> Row:
+    r.remembers(memory)
+    frames, duration = _window(r, layer)
+    width, height = r.streams[str(layer.stream)].sensor
+    shape, settings = (frames, height, width, 2), {"frames": frames, "duration": duration, "size": layer.size}
+    events = _polarity(r, r.streams[str(layer.clock)])
+    return r.same(r.add(r.name, "count", None, (events,), shape, settings, 16 * frames * height * width), "log1p")
+
+
+def _window(r: Reader, layer: VoxelMean) -> tuple[int, int]:
     if layer.duration is None:
         raise ValueError(
             "stream: the voxel head waits for the end of the recording: build the network with duration=..."
         )
     r.durations.add(layer.duration)
-    width, height = r.streams[str(layer.stream)].sensor
-    cells = layer.frames * height * width
-    settings = {"frames": layer.frames, "duration": layer.duration}
-    shape = (layer.frames, height, width, x.channels)
-    return r.add(r.name, "voxel", None, (x,), shape, settings, 4 * cells * (x.channels + 1))
+    return layer.frames, layer.duration
 
 
 def _last(r: Reader, layer: Last, x: Any, geometry: Any, memory: Any = None, before: Any = None) -> Row:
@@ -398,12 +425,8 @@ def _pool(r: Reader, layer: MeanPool | MaxPool, x: Any, geometry: Any, memory: A
     return r.add(r.name, "pool", None, (x,), x.shape, {"kind": kind}, 4 * x.channels + 8)
 
 
-def _voxel_block(r: Reader, layer: VoxelBlock, x: Any) -> Row:
-    x, name = r.value(x), r.name
-    r.name = f"{name}.conv"
-    y = r.cells(x, layer.conv.weight.detach()[:, :, None], None, (1, 3, 3), (1, 1, 1), (0, 1, 1))
-    r.name = name
-    return r.both("add", x, _batch_norm(r, layer.norm, r.same(y, "relu")))
+def _voxel_conv(r: Reader, layer: VoxelConv, x: Any) -> Row:
+    return r.cells(r.value(x), layer.weight.detach()[:, :, None], layer.bias, (1, 3, 3), (1, 1, 1), (0, 1, 1))
 
 
 def _voxel_merge(r: Reader, layer: VoxelMerge, x: Any, mean: Any) -> Row:
@@ -448,10 +471,10 @@ def _plain(kind: type, name: str, **expected: Any) -> tuple[type, Callable[..., 
 
 _LAYERS: tuple[tuple[type, Callable[..., Any]], ...] = (
     (PolarityConv, _polarity_conv), (EventConv, _event_conv), (BatchNorm, _batch_norm), (nn.BatchNorm1d, _batch_norm),
-    (nn.LayerNorm, _layer_norm), (LeakyMean, _leaky_mean), (VoxelMean, _voxel_mean), (Last, _last), (MeanPool, _pool),
-    (MaxPool, _pool), (VoxelBlock, _voxel_block), (VoxelMerge, _voxel_merge), (nn.Linear, _linear),
-    (nn.Dropout, _nothing), (nn.Identity, _nothing), (nn.LeakyReLU, _leaky_relu), (nn.Softmax, _softmax),
-    (nn.LogSoftmax, _softmax), _plain(nn.ReLU, "relu"), _plain(nn.ELU, "elu", alpha=1.0),
+    (nn.LayerNorm, _layer_norm), (LeakyMean, _leaky_mean), (VoxelMean, _voxel_mean), (VoxelCount, _voxel_count),
+    (Last, _last), (MeanPool, _pool), (MaxPool, _pool), (VoxelConv, _voxel_conv), (VoxelMerge, _voxel_merge),
+    (nn.Linear, _linear), (nn.Dropout, _nothing), (nn.Identity, _nothing), (nn.LeakyReLU, _leaky_relu),
+    (nn.Softmax, _softmax), (nn.LogSoftmax, _softmax), _plain(nn.ReLU, "relu"), _plain(nn.ELU, "elu", alpha=1.0),
     _plain(nn.Sigmoid, "sigmoid"), _plain(nn.Tanh, "tanh"), _plain(nn.SiLU, "silu"),
     _plain(nn.GELU, "gelu", approximate="none"), _plain(nn.Softplus, "softplus", beta=1, threshold=20),
 )  # fmt: skip
@@ -519,6 +542,8 @@ def _getattr(r: Reader, x: Any, name: str) -> Any:
             return x.stream.sensor
     if isinstance(x, Tensor):
         return getattr(x, name)
+    if isinstance(x, Row) and name == "dtype":
+        return torch.float32
     raise _Unknown(f"{r.name} (the attribute {name} of {_words(x)})")
 
 

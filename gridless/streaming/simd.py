@@ -37,20 +37,24 @@ def _everywhere(builder: Any, value: Any, count: int = 8) -> Any:
 
 def _decay(builder: Any, x: Any) -> Any:
     """exp(-x) for x >= 0: 2^n e^r with r in +-ln 2 / 2, relative error 2e-7; 0 beyond the cutoff."""
-    fused = ("contract",)
-    inside = builder.fcmp_ordered("<=", x, _all(_CUTOFF))
-    y = builder.fneg(builder.select(inside, x, _all(_CUTOFF)))
+    fused, count = ("contract",), x.type.count
+
+    def number(value: float, kind: ir.Type = _F32) -> ir.Constant:
+        return _all(value, kind, count)
+
+    inside = builder.fcmp_ordered("<=", x, number(_CUTOFF))
+    y = builder.fneg(builder.select(inside, x, number(_CUTOFF)))
     # Adding and taking away 1.5 * 2^23 rounds to a whole number.
-    n = builder.fadd(builder.fmul(y, _all(1.44269504088896341)), _all(12582912.0))
-    n = builder.fsub(n, _all(12582912.0))
+    n = builder.fadd(builder.fmul(y, number(1.44269504088896341)), number(12582912.0))
+    n = builder.fsub(n, number(12582912.0))
     # ln 2 in two parts, the first short enough that n times it is exact.
-    r = builder.fsub(builder.fsub(y, builder.fmul(n, _all(0.693359375))), builder.fmul(n, _all(-2.12194440e-4)))
-    series = _all(1 / 720)
+    r = builder.fsub(builder.fsub(y, builder.fmul(n, number(0.693359375))), builder.fmul(n, number(-2.12194440e-4)))
+    series = number(1 / 720)
     for factor in (120, 24, 6, 2, 1, 1):
-        series = builder.fadd(builder.fmul(series, r, flags=fused), _all(1 / factor), flags=fused)
-    bits = builder.add(builder.fptosi(n, ir.VectorType(_I32, 8)), _all(127, _I32))
-    power = builder.bitcast(builder.shl(bits, _all(23, _I32)), ir.VectorType(_F32, 8))
-    return builder.select(inside, builder.fmul(series, power), _all(0.0))
+        series = builder.fadd(builder.fmul(series, r, flags=fused), number(1 / factor), flags=fused)
+    bits = builder.add(builder.fptosi(n, ir.VectorType(_I32, count)), number(127, _I32))
+    power = builder.bitcast(builder.shl(bits, number(23, _I32)), ir.VectorType(_F32, count))
+    return builder.select(inside, builder.fmul(series, power), number(0.0))
 
 
 def _faded(builder: Any, trace: Any, factor: Any) -> Any:
@@ -61,17 +65,18 @@ def _faded(builder: Any, trace: Any, factor: Any) -> Any:
     return builder.select(large, z, _all(0.0, count=count))
 
 
-@intrinsic
-def decays(typingctx: Any, out: Any, to: Any, rate: Any, at: Any, age: Any) -> Any:
-    """out[to:][:8] = exp(-rate[at:][:8] age)."""
+@intrinsic(prefer_literal=True)
+def decays(typingctx: Any, count: Any, out: Any, to: Any, rate: Any, at: Any, age: Any) -> Any:
+    """out[to:][:count] = exp(-rate[at:][:count] age), for a literal count."""
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pick = _place(context, builder, signature.args[2], args[2], args[3])
-        x = builder.fmul(builder.load(pick, align=4), _everywhere(builder, args[4]))
-        builder.store(_decay(builder, x), _place(context, builder, signature.args[0], args[0], args[1]), align=4)
+        n = signature.args[0].literal_value
+        pick = _place(context, builder, signature.args[3], args[3], args[4], n)
+        x = builder.fmul(builder.load(pick, align=4), _everywhere(builder, args[5], n))
+        builder.store(_decay(builder, x), _place(context, builder, signature.args[1], args[1], args[2], n), align=4)
         return context.get_dummy_value()
 
-    return types.none(out, types.int64, rate, types.int64, types.float32), emit
+    return types.none(count, out, types.int64, rate, types.int64, types.float32), emit
 
 
 @intrinsic(prefer_literal=True)
@@ -103,18 +108,48 @@ def read(typingctx: Any, count: Any, out: Any, to: Any, trace: Any, at: Any, fac
     return types.none(count, out, types.int64, trace, types.int64, types.float32), emit
 
 
-@intrinsic
-def add(typingctx: Any, out: Any, to: Any, trace: Any, at: Any, factor: Any) -> Any:
-    """out[to:][:8] += trace[at:][:8] factor."""
+def _elementwise(kind: str) -> Any:
+    """out[to:][:8] = kind(x[a:][:8], x[b:][:8], x[c:][:8]), all in one array."""
 
-    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        place = _place(context, builder, signature.args[0], args[0], args[1])
-        z = builder.load(_place(context, builder, signature.args[2], args[2], args[3]), align=4)
-        z = builder.fmul(z, _everywhere(builder, args[4]), flags=("contract",))
-        builder.store(builder.fadd(builder.load(place, align=4), z, flags=("contract",)), place, align=4)
-        return context.get_dummy_value()
+    def typed(typingctx: Any, x: Any, to: Any, a: Any, b: Any, c: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            places = [_place(context, builder, signature.args[0], args[0], at) for at in args[1:]]
+            p, q, r = (builder.load(place, align=4) for place in places[1:])
+            if kind == "affine":
+                product = builder.fmul(p, q, flags=("contract",))
+                value = builder.fadd(product, r, flags=("contract",))
+            elif kind == "add":
+                value = builder.fadd(p, q)
+            elif kind == "multiply":
+                value = builder.fmul(p, q)
+            else:
+                # Not a number stays so.
+                value = builder.select(builder.fcmp_ordered("<", p, _all(0.0)), _all(0.0), p)
+            builder.store(value, places[0], align=4)
+            return context.get_dummy_value()
 
-    return types.none(out, types.int64, trace, types.int64, types.float32), emit
+        return types.none(x, *(types.int64,) * 4), emit
+
+    return intrinsic(typed)
+
+
+affine, add, multiply, relu = (_elementwise(kind) for kind in ("affine", "add", "multiply", "relu"))
+
+
+def _load(kind: Any) -> Any:
+    """The element `index` of an array of this type at an address."""
+
+    def typed(typingctx: Any, address: Any, index: Any) -> Any:
+        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            pointer = builder.inttoptr(args[0], ir.IntType(kind.bitwidth).as_pointer())
+            return builder.sext(builder.load(builder.gep(pointer, [args[1]]), align=1), ir.IntType(64))
+
+        return types.int64(types.int64, types.int64), emit
+
+    return intrinsic(typed)
+
+
+load8, load32, load64 = _load(types.int8), _load(types.int32), _load(types.int64)
 
 
 @intrinsic

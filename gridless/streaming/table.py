@@ -1,66 +1,80 @@
-"""The table of the live engine: what the compiled loop knows of each level, and where its parts lie in flat arrays.
+"""The table of the live engine: what the compiled loop knows of streams and rows, and where their parts lie.
 
-Everything lies in a few flat arrays, so that one compiled loop serves every network: `table` (levels, fields) holds the
-sizes of each level and where its parts begin (see the fields below); `whole` whole-number constants, `weight` float32
-constants; `trace` and `clock` the float32 and int64 memory; `voxel` the sums of the heads; `work` float32 buffers and
-`event` the buffers of events. Channels are rounded up to eights, and those of sums to whole vectors.
+Everything lies in three arrays, so that one compiled loop serves every network: `i` (int64) holds the table itself,
+whole-number constants, times and buffers of events; `f` (float32) weights, traces and buffers of values; `d` (float64)
+sums. A field of the table is a number, or the place in one of them where something begins. Channels are rounded up to
+whole vectors (`pitch`, at least eight), and what is beyond the channels of a row is always 0.
 """
 
 from __future__ import annotations
 
-# Rows that are multiplied together, at most. Products write whole blocks: a multiple of the blocks (8 or 4) of any CPU.
+# Events whose rows are multiplied together, at most: a multiple of the blocks (8 or 4) of any CPU.
 ROWS = 32
 
-# How many channels of the traces are handled at a time.
-EIGHTS, SIXTEENS = range(2)
+# Numbers of the stream as a whole, at the beginning of `i`.
+HEAD = (
+    # What the future depends on: events so far, time of the last one, start of the window.
+    "seen", "time", "start",
+    # How far the packet has come, when the window that just ended did, streams, duration (0: no windows), what Python
+    # wants to see after each chunk of events: 0 nothing, 1 the events of the stream that answers, 2 everything.
+    "at", "finished", "streams", "duration", "watch", "answers", "whole", "wholes",
+)  # fmt: skip
+SEEN, TIME, START, AT, FINISHED, STREAMS, DURATION, WATCH, ANSWERS, WHOLE, WHOLES = range(len(HEAD))
 
-# fmt: off
-FIELDS = (
-    # Sizes: the grids of source and target, channels in and out (out also rounded up to whole vectors), decays per tap
-    # of the strided convolution, entries (tap, decay) of the in-place convolutions and runs of one tap among them,
-    # hidden channels (and rounded up), frames of the voxel head (0: none), bits of the decay table, room for events.
-    "width", "height", "columns", "rows", "q", "p", "p_wide", "v", "entries", "runs", "hidden", "hidden_wide", "frames",
-    "bits", "capacity",
-    # 1 where the strided convolution transforms at the input event, not at the output event; then the traces hold P
-    # channels, and there is a buffer for one transformed event.
-    "early", "made", "made_wide",
-    # How many channels at a time: the traces of the strided and of the in-place convolutions.
-    "down_kind", "same_kind",
-    # In `whole`: LIF reach along x and y; dx and dy of each run, and where it begins and ends among the entries.
-    "low_x", "high_x", "low_y", "high_y", "run_x", "run_y", "run_at",
-    # In `weight`: LIF shares, decay tables, threshold and reset; rates per microsecond; weights; folded normalisation.
-    "share", "coarse", "coarse_size", "fine", "limits", "down_rate", "down_weight", "down_bias", "down_scale",
-    "down_shift", "same_rate", "same_weight", "same_bias", "first", "first_bias", "second", "same_scale", "same_shift",
-    # In `trace`: potentials, and the traces of the source's and of the target's pixels. In `clock`: their times, and
-    # voxel counts.
-    "potential", "down_trace", "same_trace", "charged", "down_time", "same_time", "count",
-    # In `voxel`: sums; in `work`: features before and after the in-place block, and what all levels share: rows, sums,
-    # hidden, decays; in `event`: x, y, t of each event fired, and which event fired it; copies for those who ask for
-    # features, and how many there is room for.
-    "total", "raw", "out", "row", "sum", "middle", "factor", "fired", "cause", "keep", "keep_out",
-    "keep_event",
-)
+STREAM = (
+    # Sizes; events in the buffer and where they are (x, y, t, then cause or polarity); rows of the table that an event
+    # causes. The stream that fires it (-1: the input), how many of its events have charged this one, how many events
+    # there is room for, and how many one event of the input can fire.
+    "width", "height", "count", "event", "rows", "row_count", "source", "mark", "capacity", "bound",
+    # LIF: in `i` its reach along x and y and the times of the potentials; in `f` shares, decay tables, threshold and
+    # reset, potentials.
+    "low_x", "high_x", "low_y", "high_y", "charged", "share", "coarse", "coarse_size", "fine", "bits", "limits",
+    "potential",
+)  # fmt: skip
 (
-    WIDTH, HEIGHT, COLUMNS, ROWS_OUT, Q, P, P_WIDE, V, ENTRIES, RUNS, HIDDEN, HIDDEN_WIDE, FRAMES, BITS, CAPACITY,
-    EARLY, MADE, MADE_WIDE, DOWN_KIND, SAME_KIND,
-    LOW_X, HIGH_X, LOW_Y, HIGH_Y, RUN_X, RUN_Y, RUN_AT,
-    SHARE, COARSE, COARSE_SIZE, FINE, LIMITS, DOWN_RATE, DOWN_WEIGHT, DOWN_BIAS, DOWN_SCALE, DOWN_SHIFT,
-    SAME_RATE, SAME_WEIGHT, SAME_BIAS, FIRST, FIRST_BIAS, SECOND, SAME_SCALE, SAME_SHIFT,
-    POTENTIAL, DOWN_TRACE, SAME_TRACE, CHARGED, DOWN_TIME, SAME_TIME, COUNT,
-    TOTAL, RAW, OUT, ROW, SUM, MIDDLE, FACTOR, FIRED, CAUSE, KEEP, KEEP_OUT, KEEP_EVENT,
-) = range(len(FIELDS))
+    S_WIDTH, S_HEIGHT, S_COUNT, S_EVENT, S_ROWS, S_ROW_COUNT, S_SOURCE, S_MARK, S_CAPACITY, S_BOUND, S_LOW_X, S_HIGH_X,
+    S_LOW_Y, S_HIGH_Y, S_CHARGED, S_SHARE, S_COARSE, S_COARSE_SIZE, S_FINE, S_BITS, S_LIMITS, S_POTENTIAL,
+) = range(len(STREAM))  # fmt: skip
 
-# The stream head: of each level that it reads, the leaky mean of relu(x weight + bias + place), and what that adds to
-# the logits of the event. They begin with the bias, or with those of the event above that fired this one. A level that
-# is not read has size 0; `room` is for answers, of the last level. Rate, weights and folded normalisation are in
-# `weight`; sums (and the weight of them) in `voxel`; the time of the last event, or -1, in `clock`; the last answer in
-# `trace`; buffers in `work`, and the times of the answers in `event`.
-HEAD_FIELDS = (
-    "size", "wide", "classes", "room", "rate", "matrix", "place", "scale", "shift", "logits", "bias", "total", "time",
-    "last", "hidden", "mean", "factor", "answer", "at",
-)
+ROW = (
+    # The operation; channels and pitch of the value, where it is in `f`, and whether for all events (1) or for a block
+    # of them (0); the same of the inputs a and b. Cells of a grid.
+    "op", "c", "pitch", "value", "kept", "a", "a_pitch", "a_kept", "b", "b_kept", "cells",
+    # Constants in `f`: a matrix in panels, a bias or shift, a scale; memory in `f`, `i` and `d`.
+    "weight", "shift", "scale", "trace", "clock", "sum",
+    # Settings of the operation, and a buffer in `f`.
+    "steps", "first", "last", "number", "row",
+    # Convolutions: taps, decays, floats of a slot (one tap of one source pixel), how they are handled, and whether the
+    # stream is its own source; how many source events have entered. In `i`: dx, dy, slot of each tap; where a pixel's
+    # slots begin, as a sum of what its y and its x (at the phase of y) add; of each phase, where its rates begin and
+    # how many slots it has. In `f`: rates of each tap, and of each phase; decays; patterns of polarity.
+    "taps", "decays", "size", "kind", "in_place", "stride", "entered", "tap", "row_at", "column_at", "phase", "rate",
+    "factor", "pattern",
+    # Grids: masks of cells that differ from an empty window, in `i`, of the value and of its inputs; sizes of the
+    # input, kernel, stride, padding of a convolution in `i`; its value of an empty window in `f`.
+    "mask", "a_mask", "b_mask", "grid", "empty",
+)  # fmt: skip
 (
-    H_SIZE, H_WIDE, H_CLASSES, H_ROOM, H_RATE, H_MATRIX, H_PLACE, H_SCALE, H_SHIFT, H_LOGITS, H_BIAS, H_TOTAL, H_TIME,
-    H_LAST, H_HIDDEN, H_MEAN, H_FACTOR, H_ANSWER, H_AT,
-) = range(len(HEAD_FIELDS))
-# fmt: on
+    OP, C, PITCH, VALUE, KEPT, A, A_PITCH, A_KEPT, B, B_KEPT, CELLS, WEIGHT, SHIFT, SCALE, TRACE, CLOCK, SUM, STEPS,
+    FIRST, LAST, NUMBER, GATHERED, TAPS, DECAYS, SIZE, KIND, IN_PLACE, STRIDE, ENTERED, TAP, ROW_AT, COLUMN_AT, PHASE,
+    RATE, FACTOR, PATTERN, MASK, A_MASK, B_MASK, GRID, EMPTY,
+) = range(len(ROW))  # fmt: skip
+
+# Operations by number. Those up to `affine` and all activations go element by element over whole vectors.
+OPERATIONS = (
+    "polarity", "convolve", "dense", "affine", "add", "multiply", "relu", "abs", "leaky_relu", "elu", "sigmoid", "tanh",
+    "silu", "gelu", "softplus", "log1p", "exp", "layer_norm", "softmax", "log_softmax", "copy", "cause", "place",
+    "mean", "voxel", "count", "last", "pool_mean", "pool_max", "convolve_cells", "reduce_mean", "reduce_max", "flatten",
+)  # fmt: skip
+(
+    POLARITY, CONVOLVE, DENSE, AFFINE, ADD, MULTIPLY, RELU, ABS, LEAKY_RELU, ELU, SIGMOID, TANH, SILU, GELU, SOFTPLUS,
+    LOG1P, EXP, LAYER_NORM, SOFTMAX, LOG_SOFTMAX, COPY, CAUSE, PLACE, MEAN, VOXEL, COUNT, LATEST, POOL_MEAN, POOL_MAX,
+    CONVOLVE_CELLS, REDUCE_MEAN, REDUCE_MAX, FLATTEN,
+) = range(len(OPERATIONS))  # fmt: skip
+
+# How the floats of a slot are handled: eight or sixteen channels at a time with one decay for each run of channels, or
+# every float with a rate of its own, where there are fewer channels than eight.
+EIGHTS, SIXTEENS, EACH = range(3)
+
+# What the loop returns: the packet is through; a chunk of events is; a window has ended.
+DONE, CHUNK, WINDOW = range(3)

@@ -1,6 +1,8 @@
-"""The traces of the live engine: events enter those of their pixel, and an event that fires reads its taps.
+"""The convolution of the live engine: events enter the traces of their pixel, and events that see them read their taps.
 
-These functions call no others that LLVM might not inline: Numba would count references to every array, per event.
+A pixel of the source has a slot for every tap that it is of some target: `size` floats, channels of each decay. An
+event fades all slots of its pixel and adds itself. A target reads, at each tap, the slot of that pixel, faded to its
+own time, into a row of `taps` times `size` floats. The rows of a block of events are multiplied by the weights at once.
 """
 
 # pyright: reportCallIssue=false
@@ -11,210 +13,119 @@ import numpy as np
 
 from gridless.kernels.compile import njit
 from gridless.streaming.panels import product, spread
+from gridless.streaming.simd import decays, enter, enter_each, read, read_each
 
 from gridless.streaming.table import (  # isort: skip
-    COLUMNS, DOWN_BIAS, DOWN_KIND, DOWN_RATE, DOWN_SCALE, DOWN_SHIFT, DOWN_TIME, DOWN_TRACE, DOWN_WEIGHT, ENTRIES,
-    FACTOR, HEIGHT, MADE, MADE_WIDE, P, Q, RAW, ROW, ROWS_OUT, RUNS, RUN_AT, RUN_X, RUN_Y, SAME_KIND, SAME_RATE,
-    SAME_TIME, SAME_TRACE, SIXTEENS, SUM, V, WIDTH,
+    A, A_KEPT, A_PITCH, CLOCK, COLUMN_AT, DECAYS, EACH, ENTERED, FACTOR, GATHERED, IN_PLACE, KEPT, KIND, PATTERN,
+    PHASE, PITCH, RATE, ROW_AT, SHIFT, SIXTEENS, SIZE, STRIDE, S_COUNT, S_EVENT, S_HEIGHT, S_WIDTH, STEPS, TAP, TAPS,
+    TRACE, VALUE, WEIGHT,
 )  # fmt: skip
-from gridless.streaming.simd import add, decays, enter, enter_each, read, read_each
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _slots(x, y, width):
-    """Where the traces of source pixel (x, y) begin, in slots: a pixel feeds 1 or 2 targets along each axis."""
-    return (width + width // 2) * (y + y // 2) + (1 + (y & 1)) * (x + x // 2)
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def enter_down(table, weight, trace, clock, work, x, y, t, features, at):
-    """An event of the source stream enters the traces of its pixel, one slot for each tap that it is of some target.
-
-    Along an axis an even pixel is the middle tap of one target; an odd one is the first tap of the next target and the
-    last of the one before.
-    """
-    width, q, v, factor, kind = table[WIDTH], table[Q], table[V], table[FACTOR], table[DOWN_KIND]
-    time = table[DOWN_TIME] + y * width + x
-    age = np.float32(t - clock[time])
-    clock[time] = t
-    place = table[DOWN_TRACE] + _slots(x, y, width) * v * q
-    for j in range(1 + (y & 1)):
-        for i in range(1 + (x & 1)):
-            tap = 3 * (2 * j if y & 1 else 1) + (2 * i if x & 1 else 1)
-            rate = table[DOWN_RATE] + tap * v
-            for k in range(0, v, 8):
-                decays(work, factor + k, weight, rate + k, age)
-            if kind == SIXTEENS:
-                for k in range(v):
-                    f = work[factor + k]
-                    for c in range(0, q, 16):
-                        enter(16, trace, place + c, features, at + c, f)
-                    place += q
-            else:
-                for k in range(v):
-                    f = work[factor + k]
-                    for c in range(0, q, 8):
-                        enter(8, trace, place + c, features, at + c, f)
-                    place += q
-    # All arrays are used to the end, or Numba would count references to those that are not.
-    return table.size + weight.size + trace.size + clock.size + work.size + features.size
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def enter_first(table, weight, trace, clock, x, y, t, features, at):
-    """The same for the first convolution, which sees polarity: its 2 channels and the decays make one run of V' eights,
-    every element with a rate of its own; `features` repeats the two.
-    """
-    width, size = table[WIDTH], table[Q] * table[V]
-    time = table[DOWN_TIME] + y * width + x
-    age = np.float32(t - clock[time])
-    clock[time] = t
-    base = table[DOWN_TRACE] + _slots(x, y, width) * size
-    for j in range(1 + (y & 1)):
-        for i in range(1 + (x & 1)):
-            tap = 3 * (2 * j if y & 1 else 1) + (2 * i if x & 1 else 1)
-            for k in range(0, size, 8):
-                enter_each(trace, base + k, features, at, weight, table[DOWN_RATE] + tap * size + k, age)
-            base += size
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def enter_early(table, weight, trace, clock, work, x, y, t, features, at, lane):
-    """The paper's other order: the event is transformed for each of its taps, and the traces take the products in."""
-    width, q, p, v = table[WIDTH], table[Q], table[P], table[V]
-    factor, made, wide = table[FACTOR], table[MADE], table[MADE_WIDE]
-    time = table[DOWN_TIME] + y * width + x
-    age = np.float32(t - clock[time])
-    clock[time] = t
-    base = table[DOWN_TRACE] + _slots(x, y, width) * v * p
-    for j in range(1 + (y & 1)):
-        for i in range(1 + (x & 1)):
-            tap = 3 * (2 * j if y & 1 else 1) + (2 * i if x & 1 else 1)
-            for k in range(wide):
-                work[made + k] = 0.0
-            product(work, made, wide, features, at, q, weight, table[DOWN_WEIGHT] + tap * q * wide, 1, q, lane)
-            for k in range(0, v, 8):
-                decays(work, factor + k, weight, table[DOWN_RATE] + tap * v + k, age)
-            for k in range(v):
-                f = work[factor + k]
-                for c in range(k * p, k * p + p, 8):
-                    enter(8, trace, base + c, work, made + c, f)
-            base += v * p
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def read_early(table, weight, trace, clock, work, x, y, t, event):
-    """The sum of the nine taps of target pixel (x, y), decayed to time t: the features of the event, to `raw`."""
-    width, height, p, v = table[WIDTH], table[HEIGHT], table[P], table[V]
-    factor, total = table[FACTOR], table[SUM]
-    spread(weight, table[DOWN_BIAS], work, total, 1, p)
-    for dy in range(3):
-        sy = 2 * y + dy - 1
-        for dx in range(3):
-            sx = 2 * x + dx - 1
-            if 0 <= sx < width and 0 <= sy < height:
-                slot = (dy >> 1) * (1 + (sx & 1)) + (dx >> 1)
-                base = table[DOWN_TRACE] + (_slots(sx, sy, width) + slot) * v * p
-                age = np.float32(t - clock[table[DOWN_TIME] + sy * width + sx])
-                for k in range(0, v, 8):
-                    decays(work, factor + k, weight, table[DOWN_RATE] + (dy * 3 + dx) * v + k, age)
-                for k in range(v):
-                    f = work[factor + k]
-                    for c in range(0, p, 8):
-                        add(work, total + c, trace, base + k * p + c, f)
-    scale, shift, to = table[DOWN_SCALE], table[DOWN_SHIFT], table[RAW] + event * p
-    for k in range(p):
-        z = max(work[total + k], np.float32(0.0))
-        work[to + k] = z * weight[scale + k] + weight[shift + k]
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def read_down(table, weight, trace, clock, work, x, y, t, row, first):
-    """The nine taps of target pixel (x, y), decayed to time t, to row `row`."""
-    width, height, q, v, factor = table[WIDTH], table[HEIGHT], table[Q], table[V], table[FACTOR]
-    size, kind = v * q, table[DOWN_KIND]
-    at = table[ROW] + row * 9 * size
-    for dy in range(3):
-        sy = 2 * y + dy - 1
-        for dx in range(3):
-            sx = 2 * x + dx - 1
-            if 0 <= sx < width and 0 <= sy < height:
-                slot = (dy >> 1) * (1 + (sx & 1)) + (dx >> 1)
-                place = table[DOWN_TRACE] + (_slots(sx, sy, width) + slot) * size
-                age = np.float32(t - clock[table[DOWN_TIME] + sy * width + sx])
-                if first:
-                    rate = table[DOWN_RATE] + (dy * 3 + dx) * size
-                    for k in range(0, size, 8):
-                        read_each(work, at + k, trace, place + k, weight, rate + k, age)
+def convolve(i, f, r, s, source, first, n, lane):
+    """Row r of the events first to first + n of stream s. With n = 0, what is left of the source enters."""
+    taps, v, size, kind, in_place, stride = (
+        i[r + TAPS], i[r + DECAYS], i[r + SIZE], i[r + KIND], i[r + IN_PLACE], i[r + STRIDE],
+    )  # fmt: skip
+    width, height = i[source + S_WIDTH], i[source + S_HEIGHT]
+    targets, sources, trace, clock = i[s + S_EVENT], i[source + S_EVENT], i[r + TRACE], i[r + CLOCK]
+    rates, factor, pattern, tap, to = i[r + RATE], i[r + FACTOR], i[r + PATTERN], i[r + TAP], i[r + GATHERED]
+    row_at, column_at, phases = i[r + ROW_AT], i[r + COLUMN_AT], i[r + PHASE]
+    features, pitch, entered, q = i[r + A], i[r + A_PITCH], i[r + ENTERED], i[r + STEPS]
+    if not i[r + A_KEPT]:
+        features -= first * pitch
+    for j in range(first, first + max(n, 1)):
+        until = i[source + S_COUNT] - 1
+        if n:
+            until = j if in_place else i[targets + 4 * j + 3]
+        while entered <= until:
+            x, y, t = i[sources + 4 * entered], i[sources + 4 * entered + 1], i[sources + 4 * entered + 2]
+            pixel = clock + y * width + x
+            age = np.float32(t - i[pixel]) if i[pixel] >= 0 else np.float32(0.0)
+            i[pixel] = t
+            column = column_at + 2 * (i[row_at + 2 * y + 1] + x)
+            place = trace + (i[row_at + 2 * y] + i[column]) * size
+            phase = phases + 2 * i[column + 1]
+            rate, slots = i[phase], i[phase + 1]
+            at = features + entered * pitch
+            if kind == EACH:
+                if pattern >= 0:
+                    at = pattern + size * i[sources + 4 * entered + 3]
                 else:
-                    rate = table[DOWN_RATE] + (dy * 3 + dx) * v
-                    for k in range(0, v, 8):
-                        decays(work, factor + k, weight, rate + k, age)
-                    if kind == SIXTEENS:
-                        for k in range(v):
-                            f, of, to = work[factor + k], place + k * q, at + k * q
-                            for c in range(0, q, 16):
-                                read(16, work, to + c, trace, of + c, f)
-                    else:
-                        for k in range(v):
-                            f, of, to = work[factor + k], place + k * q, at + k * q
-                            for c in range(0, q, 8):
-                                read(8, work, to + c, trace, of + c, f)
+                    for k in range(v):
+                        for c in range(q):
+                            f[factor + k * q + c] = f[at + c]
+                    for k in range(v * q, size):
+                        f[factor + k] = 0.0
+                    at = factor
+                for _ in range(slots):
+                    for k in range(0, size, 8):
+                        enter_each(f, place + k, f, at + k, f, rate + k, age)
+                    place += size
+                    rate += size
             else:
-                for k in range(size):
-                    work[at + k] = 0.0
-            at += size
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
-def pass_same(table, whole, weight, trace, clock, work, x, y, t, event, row):
-    """An event of the target stream enters the traces of its pixel, then reads its in-place taps to row `row`."""
-    width, height, p, entries, kind = table[COLUMNS], table[ROWS_OUT], table[P], table[ENTRIES], table[SAME_KIND]
-    factor, rate, times = table[FACTOR], table[SAME_RATE], table[SAME_TIME]
-    age = np.float32(t - clock[times + y * width + x])
-    clock[times + y * width + x] = t
-    for k in range(0, entries, 8):
-        decays(work, factor + k, weight, rate + k, age)
-    mine = table[RAW] + event * p
-    # All traces of a pixel lie together: they are entered in one go.
-    place = table[SAME_TRACE] + (y * width + x) * entries * p
-    if kind == SIXTEENS:
-        for k in range(entries):
-            f = work[factor + k]
-            for c in range(0, p, 16):
-                enter(16, trace, place + c, work, mine + c, f)
-            place += p
-    else:
-        for k in range(entries):
-            f = work[factor + k]
-            for c in range(0, p, 8):
-                enter(8, trace, place + c, work, mine + c, f)
-            place += p
-    at = table[ROW] + row * entries * p
-    for run in range(table[RUNS]):
-        start = whole[table[RUN_AT] + run]
-        count = whole[table[RUN_AT] + run + 1] - start
-        sx, sy = x + whole[table[RUN_X] + run], y + whole[table[RUN_Y] + run]
-        if 0 <= sx < width and 0 <= sy < height:
-            if sx == x and sy == y:
-                for k in range(count):
-                    work[factor + k] = 1.0
-            else:
-                age = np.float32(t - clock[times + sy * width + sx])
+                count, wide = slots * v, size // v
                 for k in range(0, count, 8):
-                    decays(work, factor + k, weight, rate + start + k, age)
-            place = table[SAME_TRACE] + ((sy * width + sx) * entries + start) * p
-            if kind == SIXTEENS:
-                for k in range(count):
-                    f, of, to = work[factor + k], place + k * p, at + k * p
-                    for c in range(0, p, 16):
-                        read(16, work, to + c, trace, of + c, f)
+                    decays(8, f, factor + k, f, rate + k, age)
+                if kind == SIXTEENS:
+                    for k in range(count):
+                        left = f[factor + k]
+                        for c in range(0, wide, 16):
+                            enter(16, f, place + c, f, at + c, left)
+                        place += wide
+                else:
+                    for k in range(count):
+                        left = f[factor + k]
+                        for c in range(0, wide, 8):
+                            enter(8, f, place + c, f, at + c, left)
+                        place += wide
+            entered += 1
+        if n == 0:
+            break
+        x, y, t = stride * i[targets + 4 * j], stride * i[targets + 4 * j + 1], i[targets + 4 * j + 2]
+        for u in range(taps):
+            sx, sy = x + i[tap + 3 * u], y + i[tap + 3 * u + 1]
+            then = np.int64(-1)
+            if 0 <= sx < width and 0 <= sy < height:
+                then = i[clock + sy * width + sx]
+            if then < 0:
+                # Nothing has been there.
+                for k in range(size):
+                    f[to + k] = 0.0
+                to += size
+                continue
+            age = np.float32(t - then)
+            slot = i[row_at + 2 * sy] + i[column_at + 2 * (i[row_at + 2 * sy + 1] + sx)] + i[tap + 3 * u + 2]
+            place = trace + slot * size
+            if kind == EACH:
+                for k in range(0, size, 8):
+                    read_each(f, to + k, f, place + k, f, rates + u * size + k, age)
+                to += size
+                continue
+            wide = size // v
+            if v <= 4:
+                decays(4, f, factor, f, rates + u * v, age)
             else:
-                for k in range(count):
-                    f, of, to = work[factor + k], place + k * p, at + k * p
-                    for c in range(0, p, 8):
-                        read(8, work, to + c, trace, of + c, f)
-        else:
-            for k in range(count * p):
-                work[at + k] = 0.0
-        at += count * p
+                for k in range(0, v, 8):
+                    decays(8, f, factor + k, f, rates + u * v + k, age)
+            if kind == SIXTEENS:
+                for k in range(v):
+                    left = f[factor + k]
+                    for c in range(0, wide, 16):
+                        read(16, f, to + c, f, place + c, left)
+                    to += wide
+                    place += wide
+            else:
+                for k in range(v):
+                    left = f[factor + k]
+                    for c in range(0, wide, 8):
+                        read(8, f, to + c, f, place + c, left)
+                    to += wide
+                    place += wide
+    i[r + ENTERED] = entered
+    if n:
+        steps, wide = taps * size, i[r + PITCH]
+        value = i[r + VALUE] + (first * wide if i[r + KEPT] else 0)
+        spread(f, i[r + SHIFT], f, value, n, wide)
+        product(f, value, wide, f, i[r + GATHERED], steps, f, i[r + WEIGHT], n, steps, lane)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gridless.streaming import Engine
-from gridless.streaming.lowering import Flat
+from gridless.streaming.lowering import Flat, Place
 
 # Elements before and after each buffer: more than a block of rows of any network here is wide.
 ZONE = 1023
@@ -21,52 +21,48 @@ def canary(array: np.ndarray) -> np.ndarray:
 
 
 class Guards:
-    """Puts guard zones between the parts of all flat arrays that are made while it is active."""
+    """Puts guard zones between the parts of all arrays that are made while it is active."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.places: dict[int, list[tuple[str, int]]] = {}
-        plain, arrays = Flat.add, Flat.array
+        plain, arrays = Flat.add, Flat.arrays
+        places: dict[int, list[Place]] = {}
         self.zones: list[np.ndarray] = []
 
-        def add(flat: Flat, name: str, values: object) -> int:
-            zone = np.zeros(ZONE, flat.TYPES.get(name, np.float32))
-            before = plain(flat, name, zone)
-            at = plain(flat, name, values)  # type: ignore[arg-type]
-            after = plain(flat, name, zone)
-            self.places.setdefault(id(flat), []).extend([(name, before), (name, after)])
+        def add(flat: Flat, section: str, values: object) -> Place:
+            zone = np.zeros(ZONE, flat.TYPES[section])
+            before = plain(flat, section, zone) if section != "table" else None
+            at = plain(flat, section, values)
+            after = plain(flat, section, zone)
+            places.setdefault(id(flat), []).extend(place for place in (before, after) if place is not None)
             return at
 
-        def array(flat: Flat, name: str) -> np.ndarray:
-            made = arrays(flat, name)
-            self.zones += [made[at : at + ZONE] for n, at in self.places.get(id(flat), []) if n == name]
-            return made
+        def made(flat: Flat) -> list[np.ndarray]:
+            found, begins = arrays(flat), flat.begins()
+            whole = {s: array for array, (_, names) in zip(found, Flat.ARRAYS.values(), strict=True) for s in names}
+            for section, at in places.get(id(flat), []):
+                self.zones.append(whole[section][begins[section] + at :][:ZONE])
+            return found
 
         monkeypatch.setattr(Flat, "add", add)
-        monkeypatch.setattr(Flat, "array", array)
-
-    def inside(self, array: np.ndarray) -> np.ndarray:
-        """A copy of an array between two guard zones."""
-        room = np.zeros(len(array) + 2 * ZONE, array.dtype)
-        room[ZONE:-ZONE] = array
-        self.zones += [room[:ZONE], room[-ZONE:]]
-        return room[ZONE:-ZONE]
+        monkeypatch.setattr(Flat, "arrays", made)
 
     def engine(self, *arguments: object, **options: object) -> Engine:
-        """An engine whose every array lies between guard zones. Its buffers begin as NaN, or as large numbers."""
-        self.places, self.zones = {}, []
+        """An engine whose every part lies between guard zones. Its buffers begin as NaN, or as large numbers."""
+        self.zones.clear()
         engine = Engine(*arguments, **options)  # type: ignore[arg-type]
-        depth = len(engine._sizes)
-        engine._source, engine._features = self.inside(engine._source), self.inside(engine._features)
-        engine._cursor = cursor = self.inside(engine._cursor)
-        engine.fired, engine._kept = cursor[2 + 2 * depth : 2 + 3 * depth], cursor[2 + 3 * depth :]
-        buffers = [engine._work, engine._event, engine._source]
-        if hasattr(engine, "_voxel_head"):
-            head = engine._voxel_head
-            head.buffers = (head.buffers[0], *map(self.inside, head.buffers[1:]))
-            buffers += head.buffers
-        for array in (*buffers, *self.zones):
+        lowered = engine._lowered
+        begins = lowered.flat.begins()
+        work = lowered.f[begins["work"] :]
+        events = [(lowered.number(s["event"]), 4 * s["capacity"]) for s in lowered.streams.values()]
+        for array in (work, *(lowered.i[at : at + size] for at, size in events)):
             array[:] = canary(array)
+        self.arm(engine)
         return engine
+
+    def arm(self, engine: Engine) -> None:
+        """Fill the zones. What is forgotten with the stream's memory is 0 there, until it is filled again."""
+        for zone in self.zones:
+            zone[:] = canary(zone)
 
     def check(self) -> None:
         for zone in self.zones:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -25,8 +27,27 @@ def trained(model: networks.EventResNet, seed: int | None = None) -> networks.Ev
     """The network as after training: no parameter or statistic at its starting value."""
     if seed is not None:
         torch.manual_seed(seed)
+    _unsettle(model)
+    model.eval()
+    if isinstance(model.head, StreamHead):
+        # Its statistics are those of what it sees, or else logits would be small differences of large numbers.
+        model.head.norm.train().momentum = 1.0
+        with torch.no_grad():
+            model(model.plan(busy("plain", tuple(model.config["sensor"]), 4000)))
+    return model.eval()
+
+
+def settled(make: Callable[[], torch.nn.Module], seed: int = 7) -> torch.nn.Module:
+    """Any network as after training, with statistics that are not at their starting value."""
+    torch.manual_seed(seed)
+    model = make()
+    _unsettle(model)
+    return model.eval()
+
+
+def _unsettle(model: torch.nn.Module) -> None:
     for layer in model.modules():
-        if isinstance(layer, BatchNorm):
+        if isinstance(layer, BatchNorm | torch.nn.BatchNorm1d):
             layer.running_mean.normal_(0, 0.1)
             layer.running_var.uniform_(0.5, 2)
             layer.weight.data.uniform_(0.5, 1.5)
@@ -35,13 +56,6 @@ def trained(model: networks.EventResNet, seed: int | None = None) -> networks.Ev
         bias = getattr(layer, "bias", None)
         if isinstance(bias, torch.nn.Parameter):
             bias.data.normal_(0, 0.1)
-    model.eval()
-    if isinstance(model.head, StreamHead):
-        # Its statistics are those of what it sees, or else logits would be small differences of large numbers.
-        model.head.norm.train().momentum = 1.0
-        with torch.no_grad():
-            model(model.plan(busy("plain", tuple(model.config["sensor"]), 4000)))
-    return model.eval()
 
 
 def packed(x, y, t, p, sensor) -> gl.Events:
@@ -84,6 +98,11 @@ def busy(kind: str, sensor: tuple[int, int], count: int = 1500) -> gl.Events:
 KINDS = ["one time", "one pixel", "borders", "bursts", "long silence", "far future", "plain"]
 
 
+def blocks(model) -> list[str]:
+    """The names of the blocks at the end of each level."""
+    return [f"blocks.{k}" for k in range(len(model.blocks))]
+
+
 def batch(model, events):
     with torch.no_grad():
         geometry = model.plan(events)
@@ -100,12 +119,12 @@ def assert_close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> None:
 def assert_session_is_batch(model, events, packet: int) -> list[torch.Tensor]:
     """In float64, at every event of every level and at the end; the features of the levels."""
     _, levels, logits = batch(model, events)
-    session = Session(model)
+    session = Session(model, blocks(model))
     fired = [[] for _ in levels]
     for a in range(0, len(events), packet):
         session(events[a : a + packet])
-        for k in range(len(levels)):
-            fired[k].append(session.features(k)[1])
+        for name, mine in zip(blocks(model), fired, strict=True):
+            mine.append(session.features(name)[1])
     for mine, features in zip(fired, levels, strict=True):
         assert_close(torch.cat(mine), features, 1e-12)
     assert_close(session.predict(), logits, 1e-12)

@@ -14,7 +14,7 @@ import torch
 from guards import Guards
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from live import assert_close, batch, packed, trained
+from live import assert_close, batch, blocks, packed, trained
 
 from gridless.models.events import EventResNet
 from gridless.streaming import Session, stream
@@ -43,26 +43,26 @@ def crowd(sensor: tuple[int, int], count: int, seed: int):
 
 def run(live, events, cuts, after=lambda: None):
     """Predictions, and the features of every level, of a stream that is cut at `cuts`."""
-    answers, levels = [], [[] for _ in live.model.streams]
+    answers, levels = [], [[] for _ in blocks(live.model)]
     for a, b in zip([0, *cuts], [*cuts, len(events)], strict=True):
         answers += live.push(events[a:b])
         after()
-        for k, level in enumerate(levels):
-            level.append(live.features(k)[1])
+        for name, level in zip(blocks(live.model), levels, strict=True):
+            level.append(live.features(name)[1])
     answers = torch.stack([p.logits for p in answers] + [live.predict()])
     after()
     return answers, [torch.cat(level) for level in levels]
 
 
-def examine(monkeypatch, model, count, seed, cuts, order):
+def examine(monkeypatch, model, count, seed, cuts):
     guards, events = Guards(monkeypatch), crowd(tuple(model.config["sensor"]), count, seed)
-    engine = guards.engine(model, order=order)
+    engine = guards.engine(model, blocks(model))
     answers, levels = run(engine, events, cuts, guards.check)
     _, expected, _ = batch(model, events)
     for mine, features in zip(levels, expected, strict=True):
         assert_close(mine, features, 1e-5)
-    assert_close(answers, run(Session(model), events, [])[0], 1e-5)
-    whole = run(stream(model, order=order), events, [])
+    assert_close(answers, run(Session(model, blocks(model)), events, [])[0], 1e-5)
+    whole = run(stream(model, blocks(model)), events, [])
     assert torch.equal(whole[0], answers)
     assert all(torch.equal(a, b) for a, b in zip(whole[1], levels, strict=True))
 
@@ -72,26 +72,26 @@ EXAMPLES = 12 if "NUMBA_CPU_NAME" in os.environ else 30
 
 
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, phases=[Phase.generate])
-@given(sizes(), st.integers(1, 900), st.integers(0, 99), st.data(), st.sampled_from([None, "input", "output"]))
-def test_any_network_stays_inside_its_buffers_and_no_cut_changes_a_bit(options, count, seed, data, order):
+@given(sizes(), st.integers(1, 900), st.integers(0, 99), st.data())
+def test_any_network_stays_inside_its_buffers_and_no_cut_changes_a_bit(options, count, seed, data):
     cuts = data.draw(st.sets(st.integers(1, count), max_size=6)) - {count}
     with pytest.MonkeyPatch.context() as monkeypatch:
-        examine(monkeypatch, trained(EventResNet(**options), seed), count, seed, sorted(cuts), order)
+        examine(monkeypatch, trained(EventResNet(**options), seed), count, seed, sorted(cuts))
 
 
 @pytest.mark.parametrize("width", [12, 24])
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 def test_a_network_for_a_large_sensor_stays_inside_its_buffers(head, width, monkeypatch):
     model = trained(EventResNet(10, (346, 260), width, levels=3, pooled=1, threshold=1.0, head=head, duration=10**9))
-    examine(monkeypatch, model, 2_000, 0, [1, 700], None)
+    examine(monkeypatch, model, 2_000, 0, [1, 700])
 
 
 def test_guards_notice_a_write_beside_a_buffer(monkeypatch):
     guards = Guards(monkeypatch)
     engine = guards.engine(trained(EventResNet(3, (9, 7), 3, levels=1, pooled=0, head="stream")))
     guards.check()
-    size = engine._sizes[0]
-    engine._work[size["raw"] - 2] = 0.0
+    place, _, _ = engine._lowered.place("head.logits")
+    engine._f[place - 20] = 0.0
     with pytest.raises(AssertionError, match="1 elements beside"):
         guards.check()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from live import CONFIGURATIONS, assert_close, assert_session_is_batch, batch, busy, network
+from live import CONFIGURATIONS, assert_close, assert_session_is_batch, batch, blocks, busy, network
 
 from gridless.streaming import stream
 
@@ -15,11 +15,11 @@ def test_the_engine_equals_the_batch_where_all_events_are_at_one_pixel(name):
     model = network(name, head="stream")
     events = busy("one pixel", tuple(model.config["sensor"]), 700)
     geometry, levels, logits = batch(model, events)
-    engine = stream(model)
+    engine = stream(model, blocks(model))
     found = list(engine.push(events))
     assert len(levels[1]) > 30
     for k, features in enumerate(levels):
-        fired, mine = engine.features(k)
+        fired, mine = engine.features(f"blocks.{k}")
         assert torch.equal(fired.time, geometry[model.streams[k]].time)
         assert_close(mine, features, 1e-5)
     if found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from live import CONFIGURATIONS, KINDS, assert_close, assert_session_is_batch, batch, busy, network, packed
+from live import CONFIGURATIONS, KINDS, assert_close, assert_session_is_batch, batch, blocks, busy, network, packed
 
 import gridless as gl
 from gridless.models import events as networks
@@ -19,10 +19,10 @@ def test_the_engine_equals_the_batch_at_every_event_of_every_level(name, head):
     events = busy("plain", tuple(model.config["sensor"]), 8000)
     geometry, levels, logits = batch(model, events)
     assert len(levels[-1]) > 0
-    engine = stream(model)
+    engine = stream(model, blocks(model))
     engine(events)
     for k, features in enumerate(levels):
-        fired, mine = engine.features(k)
+        fired, mine = engine.features(f"blocks.{k}")
         assert torch.equal(fired.pixel, geometry[model.streams[k]].pixel)
         assert torch.equal(fired.time, geometry[model.streams[k]].time)
         assert_close(mine, features, 1e-5)
@@ -37,12 +37,12 @@ def test_adversarial_streams_in_packets_of_any_size(kind):
     with torch.no_grad():
         answers = model.predictions(geometry)
     for size in (1, 7, 64, 700):
-        engine = stream(model)
+        engine = stream(model, blocks(model))
         got, fired = [], [[] for _ in levels]
         for a in range(0, len(events), size):
             got += [p.logits for p in engine.push(events[a : a + size])]
             for k in range(len(levels)):
-                fired[k].append(engine.features(k)[1])
+                fired[k].append(engine.features(f"blocks.{k}")[1])
         for mine, features in zip(fired, levels, strict=True):
             assert_close(torch.cat(mine), features, 1e-5)
         assert len(got) == len(answers)
@@ -57,28 +57,13 @@ def test_the_session_in_float64_equals_the_batch_to_twelve_digits(head):
     assert_session_is_batch(model, events, 37)
 
 
-@pytest.mark.parametrize("width", [5, 16])
-def test_both_orders_of_the_strided_convolution_are_exact(width):
-    model = network("n_mnist", head="stream", width=width, threshold=1.0, reset=-1.0)
-    events = busy("plain", (34, 34), 900)
-    _, levels, logits = batch(model, events)
-    for order in ("input", "output"):
-        engine = stream(model, order=order)
-        for a in range(0, len(events), 250):
-            engine(events[a : a + 250])
-        assert_close(engine.features(0)[1], levels[0][-len(engine.features(0)[1]) :], 1e-5)
-        assert_close(engine.predict(), logits, 1e-5)
-    with pytest.raises(ValueError, match="order must be"):
-        stream(model, order="sideways")
-
-
 def test_channels_that_are_no_multiple_of_eight_are_exact_too():
     model = network("n_mnist", head="stream", width=5, levels=2, threshold=1.0, reset=-1.0)
     events = busy("plain", (34, 34), 600)
     _, levels, logits = batch(model, events)
-    engine = stream(model)
+    engine = stream(model, ["blocks.1"])
     engine(events)
-    assert_close(engine.features(1)[1], levels[1], 1e-5)
+    assert_close(engine.features("blocks.1")[1], levels[1], 1e-5)
     assert_close(engine.predict(), logits, 1e-5)
 
 
@@ -121,6 +106,23 @@ def test_a_voxel_head_of_any_depth_answers_at_any_moment(levels, pooled):
         session(events[a:b])
         assert_close(engine.predict(), session.predict(), 1e-5)
     assert_close(engine.predict(), batch(model, events)[2], 1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_squash_counts_and_blocks_of_the_voxel_head_run_live(kind):
+    model = network(
+        "n_cars", sensor=(34, 27), width=5, levels=3, duration=4_000, squash=True, counts=True, blocks=1, threshold=0.6
+    )
+    events = busy(kind, (34, 27), 400)
+    engine, session = stream(model, blocks(model)), Session(model, blocks(model))
+    for a in range(0, 400, 90):
+        mine, theirs = list(engine.push(events[a : a + 90])), list(session.push(events[a : a + 90]))
+        assert [p.time for p in mine] == [p.time for p in theirs]
+        for p, q in zip(mine, theirs, strict=True):
+            assert_close(p.logits, q.logits, 1e-5)
+        for name in blocks(model):
+            assert_close(engine.features(name)[1], session.features(name)[1], 1e-5)
+        assert_close(engine.predict(), session.predict(), 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["outside", "back in time", "before the last", "padded"])
@@ -182,14 +184,14 @@ def test_a_long_stream_ends_where_a_fresh_engine_fed_its_end_does():
     """Decay times are short against the last packet, so that both have forgotten what came before it."""
     model = network("n_mnist", head="stream", width=8, decay_time=50.0, threshold=0.4, reset=-0.5)
     g = np.random.default_rng(0)
-    long, fresh = stream(model, features=False), stream(model, features=False)
+    long, fresh = stream(model), stream(model, blocks(model))
     for k in range(20):
         n = 10_000
         t = k * 100_000 + np.sort(g.integers(0, 100_000, n))
         events = packed(g.integers(0, 34, n), g.integers(0, 34, n), t, g.random(n) < 0.5, (34, 34))
         long(events)
     fresh(events)
-    assert min(fresh.fired) > 100
+    assert min(len(fresh.features(name)[1]) for name in blocks(model)) > 100
     assert_close(long.predict(), fresh.predict(), 1e-5)
 
 
@@ -203,10 +205,6 @@ def test_what_cannot_run_live_says_so_and_what_to_do():
     for make in (Session, stream):
         with pytest.raises(TypeError, match="PointResNet is not an event network: only those run live"):
             make(gl.models.point_resnet_small(4).eval())
-    model = network("n_mnist", head="stream")
-    model.blocks[1].norm = torch.nn.LayerNorm(64)
-    with pytest.raises(TypeError, match=r"'blocks\.1\.norm' \(LayerNorm\)"):
-        stream(model)
     with pytest.raises(ValueError, match="sensor of"):
         stream(network("n_mnist", head="stream"))(busy("plain", (20, 20), 10))
 
@@ -221,7 +219,7 @@ def test_real_recordings_are_exact(shared_data):
         sys.path.pop(0)
     data = read.events(shared_data / "nmnist_small_train.npz.xz")
     model = network("n_mnist", head="voxel", duration=400_000)
-    engine = stream(model)
+    engine = stream(model, blocks(model))
     for i in (0, 500):
         a, b = data["offsets"][i : i + 2]
         events = packed(data["x"][a:b], data["y"][a:b], data["t"][a:b], data["p"][a:b], (34, 34))
@@ -229,5 +227,5 @@ def test_real_recordings_are_exact(shared_data):
         engine.reset()
         engine(events)
         for k, features in enumerate(levels):
-            assert_close(engine.features(k)[1], features, 1e-5)
+            assert_close(engine.features(f"blocks.{k}")[1], features, 1e-5)
         assert_close(engine.predict(), logits, 1e-5)

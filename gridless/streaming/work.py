@@ -1,0 +1,315 @@
+"""The rows of the live engine other than convolutions: of blocks of events, and of grids and vectors when asked."""
+
+# pyright: reportCallIssue=false
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from gridless.kernels.compile import njit
+from gridless.streaming.panels import product, spread
+from gridless.streaming.simd import add, affine, decays, multiply, relu
+
+from gridless.streaming.table import (  # isort: skip
+    A, A_KEPT, A_MASK, A_PITCH, ADD, AFFINE, B, B_KEPT, B_MASK, C, CAUSE, CELLS, CLOCK, CONVOLVE_CELLS, COPY, COUNT,
+    DENSE, DURATION, ELU, EMPTY, EXP, FACTOR, FIRST, FLATTEN, GATHERED, GELU, GRID, KEPT, LAST, LATEST, LAYER_NORM,
+    LEAKY_RELU, LOG1P, LOG_SOFTMAX, MASK, MEAN, MULTIPLY, NUMBER, OP, PITCH, PLACE, POLARITY, POOL_MAX, POOL_MEAN,
+    RATE, REDUCE_MAX, REDUCE_MEAN, RELU, ROWS, SCALE, SHIFT, SIGMOID, SILU, SOFTMAX, SOFTPLUS, START, STEPS, SUM,
+    S_EVENT, S_HEIGHT, S_WIDTH, TANH, TRACE, VALUE, VOXEL, WEIGHT,
+)  # fmt: skip
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def work(i, f, d, r, s, first, n, lane):
+    """Row r of the events first to first + n of stream s; or of n cells, where s is -1."""
+    op, c, pitch = i[r + OP], i[r + C], i[r + PITCH]
+    to, a, b, a_pitch = i[r + VALUE], i[r + A], i[r + B], i[r + A_PITCH]
+    to += first * pitch if i[r + KEPT] else 0
+    a += first * a_pitch if i[r + A_KEPT] else 0
+    b += first * pitch if i[r + B_KEPT] else 0
+    shift, scale = i[r + SHIFT], i[r + SCALE]
+    if op == DENSE:
+        spread(f, shift, f, to, n, pitch)
+        product(f, to, pitch, f, a, a_pitch, f, i[r + WEIGHT], n, i[r + STEPS], lane)
+    elif op == RELU:
+        for k in range(0, n * pitch, 8):
+            relu(f, to + k, a + k, a + k, a + k)
+    elif op == AFFINE:
+        for j in range(n):
+            for k in range(0, pitch, 8):
+                affine(f, to + j * pitch + k, a + j * pitch + k, scale + k, shift + k)
+    elif op == ADD:
+        for k in range(0, n * pitch, 8):
+            add(f, to + k, a + k, b + k, b + k)
+    elif op == MULTIPLY:
+        for k in range(0, n * pitch, 8):
+            multiply(f, to + k, a + k, b + k, b + k)
+    elif op == COPY:
+        _copy(i, f, r, to, a, n)
+    elif op == CAUSE:
+        for j in range(n):
+            of = i[r + A] + i[i[s + S_EVENT] + 4 * (first + j) + 3] * pitch
+            for k in range(pitch):
+                f[to + j * pitch + k] = f[of + k]
+    elif op == PLACE:
+        for j in range(n):
+            event = i[s + S_EVENT] + 4 * (first + j)
+            of = i[r + WEIGHT] + (i[event + 1] * i[s + S_WIDTH] + i[event]) * pitch
+            for k in range(pitch):
+                f[to + j * pitch + k] = f[of + k]
+    elif op == MEAN:
+        _mean(i, f, d, r, s, first, n, to, a)
+    elif op == VOXEL:
+        _take_in(i, f, d, r, s, first, n, a)
+    elif op == COUNT:
+        for j in range(n):
+            event = i[s + S_EVENT] + 4 * (first + j)
+            frame = i[r + NUMBER] * (i[event + 2] - i[START]) // i[DURATION]
+            x, y = min(i[event] // i[r + STEPS], i[r + FIRST] - 1), min(i[event + 1] // i[r + STEPS], i[r + LAST] - 1)
+            i[i[r + CLOCK] + 2 * ((frame * i[r + LAST] + y) * i[r + FIRST] + x) + i[event + 3]] += 1
+    elif op == LATEST:
+        for k in range(pitch):
+            f[i[r + TRACE] + k] = f[a + (n - 1) * pitch + k]
+    elif op in (POOL_MEAN, POOL_MAX):
+        _pool(i, f, d, r, n, a, op == POOL_MAX)
+    elif op == POLARITY:
+        for j in range(n):
+            on = i[i[s + S_EVENT] + 4 * (first + j) + 3]
+            for k in range(pitch):
+                f[to + j * pitch + k] = 0.0
+            f[to + j * pitch + on] = 1.0
+    elif op == LAYER_NORM:
+        for j in range(n):
+            _layer_norm(f, to + j * pitch, a + j * pitch, c, pitch, scale, shift, f[i[r + WEIGHT]])
+    elif op in (SOFTMAX, LOG_SOFTMAX):
+        for j in range(n):
+            _softmax(f, to + j * pitch, a + j * pitch, c, pitch, op == LOG_SOFTMAX)
+    else:
+        slope = f[i[r + WEIGHT]] if op == LEAKY_RELU else np.float32(0.0)
+        for j in range(n):
+            for k in range(c):
+                f[to + j * pitch + k] = _activation(op, f[a + j * pitch + k], slope)
+            for k in range(c, pitch):
+                f[to + j * pitch + k] = 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _activation(op, x, slope):
+    if op == LOG1P:
+        y = math.log1p(x)
+    elif op == LEAKY_RELU:
+        y = x if x > 0 else x * slope
+    elif op == ELU:
+        y = x if x > 0 else math.expm1(x)
+    elif op == SIGMOID:
+        y = 1 / (1 + math.exp(-x))
+    elif op == TANH:
+        y = math.tanh(x)
+    elif op == SILU:
+        y = x / (1 + math.exp(-x))
+    elif op == GELU:
+        y = 0.5 * x * (1 + math.erf(x * 0.7071067811865476))
+    elif op == SOFTPLUS:
+        y = x if x > 20 else math.log1p(math.exp(x))
+    elif op == EXP:
+        y = math.exp(x)
+    else:
+        y = abs(x)
+    return np.float32(y)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _copy(i, f, r, to, a, n):
+    """Channels first to last of the input become those from `number` on; after the last ones come zeros."""
+    pitch, a_pitch, first, last, at = i[r + PITCH], i[r + A_PITCH], i[r + FIRST], i[r + LAST], i[r + NUMBER]
+    end = at + last - first
+    for j in range(n):
+        for k in range(last - first):
+            f[to + j * pitch + at + k] = f[a + j * a_pitch + first + k]
+        if end == i[r + C]:
+            for k in range(end, pitch):
+                f[to + j * pitch + k] = 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _layer_norm(f, to, a, c, pitch, scale, shift, eps):
+    mean, var = 0.0, 0.0
+    for k in range(c):
+        mean += f[a + k]
+    mean /= c
+    for k in range(c):
+        var += (f[a + k] - mean) ** 2
+    share = 1 / math.sqrt(var / c + eps)
+    for k in range(c):
+        f[to + k] = np.float32((f[a + k] - mean) * share) * f[scale + k] + f[shift + k]
+    for k in range(c, pitch):
+        f[to + k] = 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _softmax(f, to, a, c, pitch, logarithm):
+    most, total = f[a], 0.0
+    for k in range(c):
+        most = max(most, f[a + k])
+    for k in range(c):
+        total += math.exp(f[a + k] - most)
+    for k in range(c):
+        x = float(f[a + k] - most)
+        f[to + k] = np.float32(x - math.log(total)) if logarithm else np.float32(math.exp(x) / total)
+    for k in range(c, pitch):
+        f[to + k] = 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _mean(i, f, d, r, s, first, n, to, a):
+    """The leaky mean after each event: sums, and their weight after them."""
+    c, pitch, total, clock, factor = i[r + C], i[r + PITCH], i[r + SUM], i[r + CLOCK], i[r + FACTOR]
+    for j in range(n):
+        t = i[i[s + S_EVENT] + 4 * (first + j) + 2]
+        left = 0.0
+        if i[clock] >= 0:
+            decays(4, f, factor, f, i[r + RATE], np.float32(t - i[clock]))
+            left = float(f[factor])
+        i[clock] = t
+        d[total + c] = d[total + c] * left + 1.0
+        share = 1.0 / d[total + c]
+        for k in range(c):
+            d[total + k] = d[total + k] * left + f[a + j * pitch + k]
+            f[to + j * pitch + k] = np.float32(d[total + k] * share)
+        for k in range(c, pitch):
+            f[to + j * pitch + k] = 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _take_in(i, f, d, r, s, first, n, a):
+    """Events into the voxels of the window: windows are cut before their events come here, so that all are inside."""
+    c, pitch, total, count = i[r + C], i[r + A_PITCH], i[r + SUM], i[r + CLOCK]
+    for j in range(n):
+        event = i[s + S_EVENT] + 4 * (first + j)
+        frame = i[r + NUMBER] * (i[event + 2] - i[START]) // i[DURATION]
+        cell = (frame * i[s + S_HEIGHT] + i[event + 1]) * i[s + S_WIDTH] + i[event]
+        i[count + cell] += 1
+        for k in range(c):
+            d[total + cell * c + k] += f[a + j * pitch + k]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _pool(i, f, d, r, n, a, largest):
+    c, pitch, total, count = i[r + C], i[r + A_PITCH], i[r + SUM], i[r + CLOCK]
+    for j in range(n):
+        for k in range(c):
+            x = float(f[a + j * pitch + k])
+            if largest:
+                d[total + k] = max(d[total + k], x) if i[count] else x
+            else:
+                d[total + k] += x
+        i[count] += 1
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def answer(i, f, d, rows, count, size, lane):
+    """All rows without a stream, as of now."""
+    for index in range(count):
+        r = rows + index * size
+        op, c, pitch, cells, to, mask = i[r + OP], i[r + C], i[r + PITCH], i[r + CELLS], i[r + VALUE], i[r + MASK]
+        if op == VOXEL:
+            for cell in range(cells):
+                seen = i[i[r + CLOCK] + cell]
+                i[mask + cell] = seen
+                share, total = 1.0 / max(seen, 1), i[r + SUM] + cell * c
+                for k in range(pitch):
+                    f[to + cell * pitch + k] = np.float32(d[total + k] * share) if k < c and seen else np.float32(0.0)
+        elif op == COUNT:
+            for cell in range(cells):
+                off, on = i[i[r + CLOCK] + 2 * cell], i[i[r + CLOCK] + 2 * cell + 1]
+                i[mask + cell] = off + on
+                for k in range(2, pitch):
+                    f[to + cell * pitch + k] = 0.0
+                f[to + cell * pitch], f[to + cell * pitch + 1] = off, on
+        elif op == LATEST:
+            for k in range(pitch):
+                f[to + k] = f[i[r + TRACE] + k]
+        elif op in (POOL_MEAN, POOL_MAX):
+            share = 1.0 / max(i[i[r + CLOCK]], 1) if op == POOL_MEAN else 1.0
+            for k in range(pitch):
+                f[to + k] = np.float32(d[i[r + SUM] + k] * share) if k < c else np.float32(0.0)
+        elif op == CONVOLVE_CELLS:
+            _convolve_cells(i, f, r, lane)
+        elif op in (REDUCE_MEAN, REDUCE_MAX):
+            _reduce(i, f, r, op == REDUCE_MAX)
+        elif op == FLATTEN:
+            for cell in range(cells):
+                for k in range(i[r + STEPS]):
+                    f[to + cell * i[r + STEPS] + k] = f[i[r + A] + cell * i[r + A_PITCH] + k]
+            for k in range(c, pitch):
+                f[to + k] = 0.0
+        else:
+            work(i, f, d, r, -1, 0, cells, lane)
+            if mask != i[r + A_MASK]:
+                for cell in range(cells):
+                    i[mask + cell] = i[i[r + A_MASK] + cell] | i[i[r + B_MASK] + cell]
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _reduce(i, f, r, largest):
+    c, pitch, to, a, cells = i[r + C], i[r + PITCH], i[r + VALUE], i[r + A], i[r + CELLS]
+    for k in range(pitch):
+        f[to + k] = 0.0
+    for k in range(c):
+        if largest:
+            most = f[a + k]
+            for cell in range(1, cells):
+                most = max(most, f[a + cell * pitch + k])
+            f[to + k] = most
+        else:
+            total = 0.0
+            for cell in range(cells):
+                total += f[a + cell * pitch + k]
+            f[to + k] = np.float32(total / cells)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _convolve_cells(i, f, r, lane):
+    """A convolution over a grid. Cells that see nothing but what an empty window has there keep its value."""
+    q, pitch, a_pitch, steps, rows = i[r + FIRST], i[r + PITCH], i[r + A_PITCH], i[r + STEPS], i[r + GATHERED]
+    t, h, w, kt, kh, kw, st, sh, sw, pt, ph, pw = (
+        i[i[r + GRID]], i[i[r + GRID] + 1], i[i[r + GRID] + 2], i[i[r + GRID] + 3], i[i[r + GRID] + 4],
+        i[i[r + GRID] + 5], i[i[r + GRID] + 6], i[i[r + GRID] + 7], i[i[r + GRID] + 8], i[i[r + GRID] + 9],
+        i[i[r + GRID] + 10], i[i[r + GRID] + 11],
+    )  # fmt: skip
+    columns, lines = i[i[r + GRID] + 12], i[i[r + GRID] + 13]
+    found, total, gathered = i[r + GRID] + 14, rows + ROWS * steps, 0
+    for cell in range(i[r + CELLS]):
+        x, y, z = cell % columns * sw - pw, cell // columns % lines * sh - ph, cell // (columns * lines) * st - pt
+        differs = i[r + NUMBER]
+        for dz in range(max(-z, 0), min(kt, t - z)):
+            for dy in range(max(-y, 0), min(kh, h - y)):
+                for dx in range(max(-x, 0), min(kw, w - x)):
+                    differs |= i[i[r + A_MASK] + ((z + dz) * h + y + dy) * w + x + dx]
+        i[i[r + MASK] + cell] = differs
+        if not differs:
+            for k in range(pitch):
+                f[i[r + VALUE] + cell * pitch + k] = f[i[r + EMPTY] + cell * pitch + k]
+        else:
+            to = rows + gathered * steps
+            for dz in range(kt):
+                for dy in range(kh):
+                    for dx in range(kw):
+                        inside = 0 <= z + dz < t and 0 <= y + dy < h and 0 <= x + dx < w
+                        of = i[r + A] + (((z + dz) * h + y + dy) * w + x + dx) * a_pitch
+                        for k in range(q):
+                            f[to + k] = f[of + k] if inside else np.float32(0.0)
+                        to += q
+            i[found + gathered] = cell
+            gathered += 1
+        if gathered == ROWS or (gathered and cell + 1 == i[r + CELLS]):
+            spread(f, i[r + SHIFT], f, total, gathered, pitch)
+            product(f, total, pitch, f, rows, steps, f, i[r + WEIGHT], gathered, steps, lane)
+            for j in range(gathered):
+                for k in range(pitch):
+                    f[i[r + VALUE] + i[found + j] * pitch + k] = f[total + j * pitch + k]
+                    if i[r + NUMBER]:
+                        f[i[r + EMPTY] + i[found + j] * pitch + k] = f[total + j * pitch + k]
+            gathered = 0

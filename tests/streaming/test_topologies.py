@@ -1,0 +1,166 @@
+"""Networks of users run live as they are: engine = session = the whole recording at once, however it is cut."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from live import KINDS, assert_close, busy, settled
+from topologies import SENSOR, TOPOLOGIES, Drawn, Gates, SkipsAcrossLevels, TwoBranches, WideStride
+from torch import nn
+
+import gridless as gl
+from gridless.streaming import Session, stream
+
+
+def logits(predictions) -> torch.Tensor:
+    return torch.stack([p.logits for p in predictions]) if predictions else torch.zeros(0, 1)
+
+
+def run(live, events, size):
+    found = [p for a in range(0, len(events), size) for p in live.push(events[a : a + size])]
+    return [p.time for p in found], logits(found), live.predict()
+
+
+def compare(model, events, sizes=(1, 13, 10**6)):
+    """The engine in packets of each size against the session in one."""
+    times, expected, now = run(Session(model), events, 10**6)
+    for size in sizes:
+        at, found, then = run(stream(model), events, size)
+        if not isinstance(model, TwoBranches):
+            assert at == times
+            if at:
+                assert_close(found, expected, 1e-5)
+        assert_close(then, now, 1e-5)
+    return times
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", TOPOLOGIES)
+def test_the_engine_equals_the_session_on_adversarial_streams_in_packets_of_any_size(make, kind):
+    times = compare(settled(make), busy(kind, SENSOR, 300))
+    assert times or kind in ("one time", "long silence")
+
+
+@pytest.mark.parametrize("make", TOPOLOGIES)
+def test_the_session_in_float64_equals_the_whole_recording(make):
+    model = settled(make).double()
+    events = busy("plain", SENSOR, 400)
+    events = events[: int((events.time < events.time[0] + 3_999).sum())]
+    session = Session(model)
+    rows = logits([p for a in range(0, len(events), 41) for p in session.push(events[a : a + 41])])
+    with torch.no_grad():
+        whole = model(model.plan(events))
+    assert_close(session.predict(), whole[-1], 1e-12)
+    if len(whole) > 1:
+        assert_close(rows, whole, 1e-12)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_networks_drawn_at_random_are_exact(seed):
+    model = settled(lambda: Drawn(seed))
+    compare(model, busy("borders" if seed % 3 == 0 else "plain", model.plan_sensor, 250), (1, 60, 250))
+
+
+def test_a_gap_of_days_leaves_what_a_new_stream_has():
+    model = settled(SkipsAcrossLevels)
+    events = busy("plain", SENSOR, 300)
+    later = gl.Events(events.pixel, events.time + 10**12, events.polarity, events.splits, events.sensor)
+    one, new = stream(model), stream(model)
+    one(events)
+    assert_close(logits(list(one.push(later))), logits(list(new.push(later))), 1e-5)
+
+
+def test_an_output_for_every_event_is_a_prediction_after_each():
+    model = settled(WideStride)
+    events = busy("plain", SENSOR, 300)
+    with torch.no_grad():
+        geometry = model.plan(events)
+        rows = model(geometry)
+    engine = stream(model)
+    found = list(engine.push(events))
+    assert [p.time for p in found] == geometry["X1"].time.tolist()
+    assert_close(logits(found), rows, 1e-5)
+    assert torch.equal(engine.predict(), found[-1].logits)
+    assert float(stream(model).predict().abs().max()) == 0
+
+
+def test_pooled_answers_come_with_each_packet():
+    model = settled(TwoBranches)
+    events = busy("plain", SENSOR, 200)
+    engine = stream(model)
+    found = [prediction for a in range(0, 200, 50) for prediction in engine.push(events[a : a + 50])]
+    assert [p.time for p in found] == events.time[49::50].tolist()
+    with torch.no_grad():
+        assert_close(found[-1].logits, model(model.plan(events))[0], 1e-5)
+
+
+def test_print_shows_the_program():
+    text = str(stream(settled(Gates)))
+    assert "X1 = lif(X0, kernel=3, stride=2, decay_time=3000, threshold=0.6, reset=-0.4)" in text
+    assert "first = convolve(polarity, source=X0, kernel=7, stride=2)" in text
+    assert "after every event of X1" in text
+
+
+def test_features_are_those_of_the_modules_that_were_named():
+    model = settled(SkipsAcrossLevels)
+    events = busy("plain", SENSOR, 200)
+    for make in (stream, Session):
+        live = make(model, features=["first", "norm"])
+        live(events)
+        with torch.no_grad():
+            geometry = model.plan(events)
+        fired, rows = live.features("first")
+        assert torch.equal(fired.pixel, geometry["X1"].pixel)
+        assert rows.shape == (len(fired), 11)
+        assert live.features("norm")[1].shape == (len(geometry["X2"]), 25)
+        with pytest.raises(ValueError, match=r"features=\['second'\]"):
+            live.features("second")
+    with pytest.raises(ValueError, match="no module 'frist'"):
+        stream(model, features="frist")
+
+
+def test_state_continues_bit_for_bit_in_any_network():
+    for make in TOPOLOGIES:
+        model, events = settled(make), busy("plain", SENSOR, 300)
+        one, other = stream(model), stream(model)
+        one(events[:151])
+        other.load_state_dict(one.state_dict())
+        one(events[151:])
+        other(events[151:])
+        assert torch.equal(one.predict(), other.predict())
+
+
+class Cumulative(nn.Module):
+    def forward(self, x):
+        return x.cumsum(1)
+
+
+def test_the_session_runs_what_the_engine_refuses():
+    model = settled(WideStride)
+    model.act = Cumulative()
+    with pytest.raises(TypeError, match=r"act\.cumsum is not known .* use gl\.streaming\.Session"):
+        stream(model)
+    events = busy("plain", SENSOR, 300)
+    with torch.no_grad():
+        rows = model(model.plan(events))
+    session = Session(model)
+    found = [p for a in range(0, 300, 7) for p in session.push(events[a : a + 7])]
+    assert_close(logits(found), rows, 1e-5)
+
+
+class Explosive(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        first = events = plan.events((8, 8))
+        for _ in range(4):
+            events = plan.lif(events, 5, 1, decay_time=10.0, threshold=1.0, reset=0.0)
+        self.conv = gl.nn.PolarityConv(plan.causal(first, first, 1), 2)
+
+    def forward(self, geometry, memory=None):
+        return self.conv(geometry, memory)
+
+
+def test_streams_that_one_event_could_fill_are_refused():
+    with pytest.raises(ValueError, match=r"fire 390,625 events of X4 at once.*gl\.streaming\.Session"):
+        stream(Explosive().eval())
