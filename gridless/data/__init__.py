@@ -22,6 +22,7 @@ _LAZY: dict[str, str] = {
     "Precomputed": "gridless.data.precompute",
     "read_cloud": "gridless.data.clouds",
     "read_events": "gridless.data.formats",
+    "SemanticKITTI": "gridless.data.semantickitti",
     "ShapeNetPart": "gridless.data.shapenet",
     "Shapes": "gridless.data.shapes",
     "sample_mesh": "gridless.data.meshes",

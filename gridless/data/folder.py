@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gridless.data import clouds, formats, splits
-from gridless.data.prepare import Preparation, blocks, joined, prepare, read_points, row
+from gridless.data.prepare import Preparation, blocks, joined, padded, prepare, read_points, row
 from gridless.kernels.threads import in_threads
 from gridless.plan import Plan
 from gridless.progress import bar
@@ -201,8 +201,8 @@ class CloudFolder(torch.utils.data.Dataset):
         self.files = [self.listing.files[i] for i, _ in pieces]
         self.labels = torch.tensor([self.listing.labels[i] for i, _ in pieces])
         self.sizes = torch.tensor([len(piece) for _, piece in pieces])
-        self.coords = _padded([piece.coords for _, piece in pieces])
-        self.rows = {name: _padded([piece.rows[name] for _, piece in pieces]) for name in pieces[0][1].rows}
+        self.coords = padded([piece.coords for _, piece in pieces])
+        self.rows = {name: padded([piece.rows[name] for _, piece in pieces]) for name in pieces[0][1].rows}
 
     def _read_all(self, rows: Iterable[int], label: str | None, progress: bool) -> dict[int, list[Cloud]]:
         rows, failed = list(rows), []
@@ -257,14 +257,6 @@ def _labels(cloud: Cloud, file: Path, name: str) -> Tensor:
     if values.ndim != 1 or not bool((values == values.long()).all()) or bool((values < 0).any()):
         raise ValueError(f"{file}: labels must be whole numbers from 0 up, one a point: {name!r} is something else")
     return values.long()
-
-
-def _padded(parts: list[Tensor]) -> Tensor:
-    """(N, longest, ...), zeros behind the shorter ones."""
-    out = parts[0].new_zeros(len(parts), max(map(len, parts)), *parts[0].shape[1:])
-    for i, part in enumerate(parts):
-        out[i, : len(part)] = part
-    return out
 
 
 class EventFolder(torch.utils.data.Dataset):

@@ -117,9 +117,20 @@ def joined(cloud: Cloud, features: Sequence[str]) -> Cloud:
     return cloud._changed(rows=Rows(rows), directions=())
 
 
-def turned(cloud: Cloud, how: Preparation, what: str) -> Cloud:
-    """A part of a scene as the network sees it: turned, y up, with its features; neither centred nor scaled."""
+def turned(cloud: Cloud, how: Preparation, what: str, kept: Sequence[str] = ()) -> Cloud:
+    """A scan, or a part of a scene, as the network sees it: turned, y up, neither centred nor scaled, with its features
+    in one row and the rows `kept`."""
     order, signs = map(torch.tensor, _TURNS[how.up])
     rows = {name: _feature(row(cloud, name, what), name) for name in how.features}
-    coords = cloud.coords[:, order] * signs
-    return Cloud.of(coords, features=torch.cat(list(rows.values()), 1)) if rows else Cloud.of(coords)
+    others = {name: cloud.rows[name] for name in kept} | (
+        {"features": torch.cat(list(rows.values()), 1)} if rows else {}
+    )
+    return Cloud.of((cloud.coords[:, order] * signs).float(), directions=(), **others)
+
+
+def padded(parts: Sequence[Tensor]) -> Tensor:
+    """(N, longest, ...), zeros behind the shorter ones."""
+    out = parts[0].new_zeros(len(parts), max(map(len, parts)), *parts[0].shape[1:])
+    for i, part in enumerate(parts):
+        out[i, : len(part)] = part
+    return out

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from gridless.nn.blocks import Dense, DownBlock, InvertedBlock, ResBlock, UpBlock, WideBlock, with_coords
 from gridless.nn.conv import FeaturelessConv, PointConv
@@ -354,6 +355,19 @@ class PointUNet(nn.Module):
         for (up, in_place), skip in zip(self.decoder, reversed(skips), strict=True):  # type: ignore[misc]
             x = in_place(up(x, skip, geometry), geometry)
         return self.head(x)
+
+    def loss(self, geometry: Geometry, category: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
+        """The cross entropy over all points whose rows `part`, their class, are not negative; and the share of those
+        that are right, times the number of clouds."""
+        cloud = geometry[self.cloud]
+        part = cloud.rows["part"]
+        judged = (cloud.example < cloud.num_examples) & (part >= 0)
+        logits = self(geometry).float()
+        # Which points count is not known when a graph is captured: the others are multiplied by zero.
+        each = cross_entropy(logits, part.clamp(min=0), label_smoothing=smoothing, reduction="none")
+        points = judged.sum().clamp(min=1)
+        right = ((logits.argmax(1) == part) & judged).sum()
+        return torch.where(judged, each, 0.0).sum() / points, right / points * cloud.num_examples
 
 
 def point_unet(classes: int, **changes: Any) -> PointUNet:

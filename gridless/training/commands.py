@@ -155,6 +155,11 @@ def evaluate(
         many = "these" if known == "all" else "most of these"
         print(f"{weights} was trained on {many} examples: on unseen ones expect less")
     for count, result in results.items():
+        if "mean_iou" in result:
+            print(
+                f"{result['mean_iou']:.2%} mIoU, {result['accuracy']:.2%} of the points of {result['examples']} scans"
+            )
+            continue
         if parts:
             print(
                 f"{result['instance_iou']:.2%} instance mIoU, {result['category_iou']:.2%} category mIoU; "
@@ -215,13 +220,13 @@ def predict(
     names += [str(i) for i in range(len(names), model.config.get("classes", 0))]
 
     def answer(file: Path) -> str:
-        _check_kind(file, live)
         if scenes:
             settings = {"size": tile, "grid": grid, "device": str(pick_device(device)), "workers": workers, "ray": ray}
             written, counts = write_labels(model, file, out, weights, up, **settings)
             if as_json:
                 return json.dumps({"file": str(file), "written": str(written), "labels": counts})
             return f"{file}: {', '.join(f'{name} {n}' for name, n in counts.items() if n)} points, in {written}"
+        _check_kind(file, live)
         if parts:
             written, counts = write_parts(model, file, out, category, points, up, keep_scale)
             if as_json:

@@ -35,8 +35,8 @@ class Recipe:
     frozen: list[str] = field(default_factory=list)
     """Parts of the network, such as [downs, blocks], that stay as they begin, their normalisation included."""
     data: str = "modelnet40"
-    """The data set: modelnet40, shapenetpart, shapes; nmnist, mnist_dvs, cifar10_dvs, ncaltech101, asl_dvs, ncars,
-    glyphs; or folder: your own files, of the kind that the network takes."""
+    """The data set: modelnet40, semantickitti, shapenetpart, shapes; nmnist, mnist_dvs, cifar10_dvs, ncaltech101,
+    asl_dvs, ncars, glyphs; or folder: your own files, of the kind that the network takes."""
     data_options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the data set, such as `scale: 4` of MNIST-DVS, `size: 1200` of one that is generated, or
     `up: z` of a folder (`gl.data.CloudFolder`)."""
@@ -130,8 +130,8 @@ class Recipe:
     @property
     def of_points(self) -> bool:
         """Whether what is learned is the label of every point."""
-        labelling = self.model.get("model") in ("PointUNetPlus", "point_unet_plus")
-        return self.data == "shapenetpart" or (self.data == FOLDER and labelling)
+        labelling = str(self.model.get("model")).lower().replace("_", "").startswith("pointunet")
+        return self.data in ("semantickitti", "shapenetpart") or (self.data == FOLDER and labelling)
 
     def fitted(self, data: Clouds | Recordings) -> Recipe:
         """The same recipe; of a folder, with a network for as many classes and features, and of the same sensor."""
@@ -142,7 +142,8 @@ class Recipe:
             return dataclasses.replace(self, model=given)
         channels = sum(data.rows[name].shape[2] for name in data.features)
         seen = {"in_channels": channels} if channels or "in_channels" in self.model else {}
-        kinds = {"parts": [len(data.parts)]} if self.of_points else {"classes": len(data.classes)}
+        whole = self.model.get("model") in ("PointUNetPlus", "point_unet_plus")
+        kinds = {"parts": [len(data.parts)]} if whole else {"classes": len(data.parts or data.classes)}
         return dataclasses.replace(self, model={**self.model, **kinds, **seen})
 
     @classmethod

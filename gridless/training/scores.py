@@ -14,11 +14,14 @@ from gridless.training.batch import Batch
 @torch.no_grad()
 def scores(model: nn.Module, batch: Batch) -> Tensor:
     """Of each example (B, 1) whether its class is right, or, where points have parts, (B, 2): the share of points whose
-    part is right, and the mean over parts of intersection over union."""
+    part is right, and the mean over parts of intersection over union. Of a network that gives every point of a scan one
+    of C classes (B, 1 + 2 C): that share, then the points in the intersection and in the union of each class."""
     cloud: Any = next(iter(batch.geometry.values()))
     if "part" not in cloud.rows:
         return (model(batch.geometry).argmax(1) == batch.labels).double()[:, None]
     real = cloud.example < cloud.num_examples
+    if "parts" not in model.config:  # type: ignore[operator]
+        return _scan_scores(model(batch.geometry).argmax(1), cloud, real & (cloud.rows["part"] >= 0), model)
     best = model(batch.geometry, batch.labels).argmax(1)[real]
     part, example = cloud.rows["part"][real], cloud.example[real]
     right = torch.bincount(example[best == part], minlength=cloud.num_examples) / cloud.sizes
@@ -26,9 +29,32 @@ def scores(model: nn.Module, batch: Batch) -> Tensor:
     return torch.stack([right.double(), shape_ious(best, part, example, batch.labels, parts)], 1)
 
 
+def _scan_scores(best: Tensor, cloud: Any, judged: Tensor, model: Any) -> Tensor:
+    classes, count = model.config["classes"], cloud.num_examples
+    best, part, example = best[judged], cloud.rows["part"][judged], cloud.example[judged]
+
+    def counted(values: Tensor, rows: Tensor) -> Tensor:
+        return torch.bincount(rows * classes + values, minlength=count * classes).view(count, classes).double()
+
+    right = best == part
+    common = counted(part[right], example[right])
+    union = counted(best, example) + counted(part, example) - common
+    share = common.sum(1) / torch.bincount(example, minlength=count).clamp(min=1)
+    return torch.cat([share[:, None], common, union], 1)
+
+
 def figures(found: Tensor, labels: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """Means over examples: accuracy, and where points have parts the instance and the category mIoU."""
+    """Means over examples: accuracy, and where points have parts the instance and the category mIoU; of scans the mean
+    over the classes that occur of intersection over union, over all scans."""
     accuracy = {"accuracy": found[:, 0].mean().item()}
+    if found.shape[1] > 2:
+        common, union = found[:, 1:].sum(0).cpu().chunk(2)
+        each = {
+            names[k] if len(names) == len(union) else str(k): (common[k] / union[k]).item()
+            for k in range(len(union))
+            if union[k] > 0
+        }
+        return accuracy | {"mean_iou": sum(each.values()) / max(len(each), 1), "examples": len(found), "by_class": each}
     return accuracy if found.shape[1] == 1 else accuracy | mean_ious(found[:, 1], labels, names)
 
 

@@ -125,7 +125,7 @@ def test_transforms_of_a_recipe_come_before_the_preparation():
         ({"transforms": [{"Zoom": 2}]}, "transforms: Zoom: "),
         ({"augment": {"jitter": 0.1}}, "augment is for clouds"),
         ({"capture": True}, "no graph can be captured"),
-        ({"data": "mnist"}, "data must be one of modelnet40, shapenetpart, shapes, nmnist"),
+        ({"data": "mnist"}, "data must be one of modelnet40, semantickitti, shapenetpart, shapes, nmnist"),
     ],
 )
 def test_what_a_recipe_cannot_mean_is_refused(changes, words):
@@ -270,6 +270,7 @@ def test_training_on_a_real_data_set_needs_its_folder(capsys):
         ("glyphs", "glyphs", None),
         ("shapes", "shapes", None),
         ("shapenetpart", "shapenetpart", None),
+        ("semantickitti", "semantickitti", None),
     ],
 )
 def test_recipes_are_whole_and_build_their_networks(name, data, parameters):

@@ -1,0 +1,171 @@
+"""SemanticKITTI: the official folders, and a pack of scans."""
+
+from __future__ import annotations
+
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gridless as gl
+from gridless.__main__ import main
+from gridless.data.semantickitti import CLASSES, IGNORED
+from gridless.training.examples import load_data
+from gridless.training.recipe import Recipe
+
+RAW = [raw for group in CLASSES.values() for raw in group] + list(IGNORED)
+
+
+def scan(folder: Path, number: int, points: int = 400) -> np.ndarray:
+    """A scan of a floor and a wall, with labels, in the layout of the release."""
+    draw = np.random.default_rng(number)
+    table = draw.random((points, 4)).astype("<f4") * [8, 8, 0.1, 1]
+    wall = np.arange(points) % 2 == 1
+    table[wall, 0], table[wall, 2] = 4, draw.random(wall.sum()) * 3
+    for name in ("velodyne", "labels"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / "velodyne" / f"{number:06d}.bin").write_bytes(table.astype("<f4").tobytes())
+    raw = np.where(wall, 50, 40).astype("<u4")
+    raw[:3] = [0, 252 | 7 << 16, 99]
+    (folder / "labels" / f"{number:06d}.label").write_bytes(raw.tobytes())
+    return table.astype(np.float32)
+
+
+@pytest.fixture
+def release(tmp_path) -> Path:
+    for sequence in (0, 3, 8):
+        for number in range(3):
+            scan(tmp_path / "sequences" / f"{sequence:02d}", number)
+    for name in ("calib.txt", "poses.txt"):
+        for sequence in (0, 3, 8):
+            # The camera looks along x of the scanner; the car goes one metre along x between scans.
+            text = "P0: 1 0 0 0 0 1 0 0 0 0 1 0\nTr: 0 -1 0 0 0 0 -1 0 1 0 0 0.5\n"
+            poses = "".join(f"1 0 0 0 0 1 0 0 0 0 1 {n}\n" for n in range(3))
+            (tmp_path / "sequences" / f"{sequence:02d}" / name).write_text(text if name == "calib.txt" else poses)
+    return tmp_path
+
+
+def test_the_official_folders_give_scans_with_rows_by_the_learning_map(release):
+    data = gl.data.SemanticKITTI(release, "fit")
+    assert len(data) == 6
+    assert data.sequences == [0, 0, 0, 3, 3, 3]
+    assert len(gl.data.SemanticKITTI(release, "train")) == 9
+    assert len(gl.data.SemanticKITTI(release, "validation")) == 3
+    cloud, sequence = data[4]
+    assert sequence == 3
+    assert torch.equal(cloud.coords, torch.from_numpy(scan(release / "sequences" / "03", 1)[:, :3]))
+    names = data.class_names
+    assert len(names) == 19
+    assert cloud.rows["label"][:5].tolist() == [
+        -1,
+        names.index("car"),
+        -1,
+        names.index("building"),
+        names.index("road"),
+    ]
+    assert int(cloud.rows["instance"][1]) == 7
+    assert cloud.rows["intensity"].shape == (400,)
+
+
+def test_several_scans_are_aligned_by_their_poses(release):
+    data = gl.data.SemanticKITTI(release, "validation", scans=2)
+    cloud, _ = data[1]
+    assert cloud.rows["age"].bincount().tolist() == [400, 400]
+    now, before = (gl.data.SemanticKITTI(release, "validation").cloud(i).coords for i in (1, 0))
+    torch.testing.assert_close(cloud.coords[:400], now)
+    torch.testing.assert_close(cloud.coords[400:], before - torch.tensor([1.0, 0, 0]))
+    # The first of a sequence has none before it.
+    assert len(data.cloud(0)) == 400
+
+
+def test_a_grid_keeps_one_point_in_each_cell_and_its_label(release):
+    whole, few = (gl.data.SemanticKITTI(release, "fit", grid=grid).cloud(0) for grid in (None, 0.5))
+    assert 10 < len(few) < len(whole)
+    assert torch.equal(few.rows["label"], whole.rows["label"][few.parent_index])
+
+
+def test_what_is_no_release_is_refused(release, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for arguments, error, words in [
+        ((tmp_path / "gone",), FileNotFoundError, "there is no .*gone"),
+        ((tmp_path / "empty",), FileNotFoundError, "holds no release"),
+        ((release, "test"), FileNotFoundError, "no scans of the sequences for 'test': 11, 12"),
+        ((release, "all"), ValueError, "unknown split"),
+        ((release, "fit", None, 0), ValueError, "scans must be at least 1"),
+    ]:
+        with pytest.raises(error, match=words):
+            gl.data.SemanticKITTI(*arguments)
+    labels = release / "sequences" / "00" / "labels" / "000000.label"
+    labels.write_bytes(np.full(400, 77, "<u4").tobytes())
+    with pytest.raises(gl.data.FormatError, match="has the label 77, which SemanticKITTI does not know"):
+        gl.data.SemanticKITTI(release, "fit").cloud(0)
+    labels.write_bytes(b"\0" * 8)
+    with pytest.raises(gl.data.FormatError, match="holds 2 labels"):
+        gl.data.SemanticKITTI(release, "fit").cloud(0)
+    (release / "sequences" / "00" / "poses.txt").write_text("1 0 0\n")
+    with pytest.raises(gl.data.FormatError, match=r"poses"):
+        gl.data.SemanticKITTI(release, "fit", scans=2).cloud(1)
+    np.savez(tmp_path / "semantickitti_22_scans.npz", planes=np.zeros(3, np.uint8))
+    with pytest.raises(gl.data.FormatError, match="not a whole pack"):
+        gl.data.SemanticKITTI(tmp_path / "semantickitti_22_scans.npz")
+
+
+def test_a_pack_holds_two_scans_of_each_sequence(tmp_path):
+    draw = np.random.default_rng(0)
+    x = draw.integers(-3000, 3000, (22 * 5, 3))
+    steps = np.diff(x, axis=0, prepend=np.zeros((1, 3), np.int64)).astype("<i2")
+    raw = draw.choice(RAW, len(x)).astype("<u2")
+    packed = {
+        "planes": np.ascontiguousarray(steps.view(np.uint8).T).tobytes(),
+        "intensity": np.arange(len(x), dtype=np.uint8).tobytes(),
+        "label": raw.tobytes(),
+    }
+    arrays = {name: np.frombuffer(lzma.compress(data), np.uint8) for name, data in packed.items()}
+    np.savez(tmp_path / "semantickitti_22_scans.npz", offsets=np.arange(0, 111, 5), **arrays)
+    fit, valid = (gl.data.SemanticKITTI(tmp_path, split) for split in ("fit", "validation"))
+    assert len(fit) == 18
+    assert sorted(set(valid.sequences)) == [8, 10]
+    assert torch.equal(fit.cloud(1).coords, torch.from_numpy(x[5:10]).float() / 100)
+    assert fit.cloud(0).rows["label"].min() >= -1
+    with pytest.raises(ValueError, match="single scans with labels only"):
+        gl.data.SemanticKITTI(tmp_path, "test")
+
+
+def test_the_shared_pack_is_whole(shared_data):
+    data = gl.data.SemanticKITTI(shared_data / "semantickitti_22_scans.npz", "train")
+    assert len(data) == 22
+    cloud = data.cloud(0)
+    assert len(cloud) == 124668
+    assert cloud.coords.abs().max() < 130
+    assert (cloud.rows["label"] >= 0).float().mean() > 0.9
+
+
+def test_the_recipe_trains_whole_scans_and_labels_a_scene(release, tmp_path, capsys):
+    out, small = tmp_path / "run", ["width=8", "levels=2", "radius=0.5"]
+    words = [word for change in small for word in ("--set", f"model.{change}")]
+    words += ["--set", "data_options.grid=0.2", "--epochs", "2", "--set", "validate_every=1", "--device", "cpu"]
+    assert main(["train", "semantickitti", "--data", str(release), "--out", str(out), *words]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert 0 <= result["valid_mean_iou"] <= 1
+    weights = str(out / "weights.safetensors")
+    assert main(["evaluate", weights, "--data", str(release), "--split", "validation", "--device", "cpu"]) == 0
+    assert "mIoU" in capsys.readouterr().out
+    file = release / "sequences" / "08" / "velodyne" / "000000.bin"
+    assert main(["predict", str(file), "--weights", weights, "--out", str(tmp_path / "a.ply"), "--device", "cpu"]) == 0
+    found = gl.read_cloud(tmp_path / "a.ply")
+    assert torch.equal(found.coords, gl.read_cloud(file).coords)
+    assert found.rows["label"].shape == (400,)
+    # What it says of the scan as a whole, turned as in training, is what it says tile by tile.
+    model = gl.load(weights)
+    data = load_data(Recipe.from_dict(model.about["recipe"]), release, "validation")
+    one = data.draw(None, 0, 0, torch.tensor([0]))
+    back = one.coords @ torch.tensor([[1.0, 0, 0], [0, 0, 1], [0, -1, 0]])
+    samples = gl.nearest(gl.Cloud.of(found.coords), gl.Cloud.of(back), 1).source.long()
+    torch.testing.assert_close(found.coords[samples], back)
+    with torch.no_grad():
+        said = model(model.plan(one)).argmax(1)
+    # A scene has another order of points, so that other ones are sampled: the labels are alike, not the same.
+    assert (said == found.rows["label"][samples]).float().mean() > 0.7
