@@ -262,11 +262,6 @@ class PointResNetPlus(nn.Module):
         return self.head(torch.cat([self.max_pool(x, geometry), self.mean_pool(x, geometry)], 1))
 
 
-def point_resnet_plus(classes: int = 40, **changes: Any) -> PointResNetPlus:
-    """The modern variant at the size that the shipped weights have."""
-    return PointResNetPlus(classes, **changes)
-
-
 class PointEnsemble(nn.Module):
     """Several `PointResNetPlus` over one geometry, trained side by side: the log of their mean probabilities.
 
@@ -290,7 +285,7 @@ class PointEnsemble(nn.Module):
 
 
 def point_ensemble(classes: int = 40, members: int = 3, **member: Any) -> PointEnsemble:
-    """Several of the modern variant, whose errors differ."""
+    """Several of the modern variant, whose errors differ; `member` are the arguments of `PointResNetPlus`."""
     return PointEnsemble(classes, members, member)
 
 
@@ -368,11 +363,6 @@ class PointUNet(nn.Module):
         points = judged.sum().clamp(min=1)
         right = ((logits.argmax(1) == part) & judged).sum()
         return torch.where(judged, each, 0.0).sum() / points, right / points * cloud.num_examples
-
-
-def point_unet(classes: int, **changes: Any) -> PointUNet:
-    """The segmentation network at the size of the paper's large encoder."""
-    return PointUNet(classes, **changes)
 
 
 class PointUNetPlus(nn.Module):
@@ -488,6 +478,6 @@ class PointUNetPlus(nn.Module):
         return -torch.where(real, each, 0.0).sum() / points, right / points * cloud.num_examples
 
 
-def point_unet_plus(parts: Sequence[int] = (50,), **changes: Any) -> PointUNetPlus:
-    """The modern segmentation network at the size that is trained on ShapeNetPart."""
-    return PointUNetPlus(parts, **changes)
+# Sizes that are the defaults of their networks: the modern variant, segmentation with the encoder of the paper's large
+# network, and the modern segmentation network.
+point_resnet_plus, point_unet, point_unet_plus = PointResNetPlus, PointUNet, PointUNetPlus
