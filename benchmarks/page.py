@@ -93,7 +93,7 @@ splits were never used here, neither to train nor to choose.
 # name in a recipe -> (title, terms)
 DATA = {
     "modelnet40": ("ModelNet40, PointNet++'s release, xyz of the first 1,024 points", "for research (Princeton)"),
-    "ncars": ("N-Cars, 100 ms recordings", "for research (Prophesee); ask Prophesee for anything else"),
+    "n_cars": ("N-Cars, 100 ms recordings", "for research (Prophesee); ask Prophesee for anything else"),
     "shapenetpart": ("ShapeNetPart, xyz of 2,048 points", "for research (ShapeNet's terms)"),
 }
 FIGURES = {

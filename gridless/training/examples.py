@@ -227,12 +227,12 @@ def _ragged(begin: Tensor, counts: Tensor, device: torch.device) -> tuple[Tensor
 
 # name -> (class in gridless.data, what the paper does to its recordings; N-Cars and glyphs: what we do)
 SETS: dict[str, tuple[str, Callable[[bool], Chain]]] = {
-    "nmnist": ("NMNIST", augment.n_mnist),
+    "n_mnist": ("NMNIST", augment.n_mnist),
     "mnist_dvs": ("MNISTDVS", augment.mnist_dvs),
     "cifar10_dvs": ("CIFAR10DVS", augment.cifar10_dvs),
-    "ncaltech101": ("NCaltech101", augment.n_caltech101),
+    "n_caltech101": ("NCaltech101", augment.n_caltech101),
     "asl_dvs": ("ASLDVS", augment.asl_dvs),
-    "ncars": ("NCars", augment.n_cars),
+    "n_cars": ("NCars", augment.n_cars),
     "glyphs": ("MovingGlyphs", lambda train: Chain((StartAtZero(),))),
 }
 # A folder of the user's: clouds or recordings, as the network is for.

@@ -22,6 +22,8 @@ FOLDERS = (Path(__file__).parents[2] / "recipes", Path(__file__).parents[1] / "r
 
 GEOMETRY = ("online", "workers", "offline")
 DATA = (*CLOUDS, *RECORDINGS, FOLDER)
+# What data sets were called in the recipes that earlier runs saved.
+FORMER = {"nmnist": "n_mnist", "ncaltech101": "n_caltech101", "ncars": "n_cars"}
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Recipe:
     frozen: list[str] = field(default_factory=list)
     """Parts of the network, such as [downs, blocks], that stay as they begin, their normalisation included."""
     data: str = "modelnet40"
-    """The data set: modelnet40, semantickitti, shapenetpart, shapes; nmnist, mnist_dvs, cifar10_dvs, ncaltech101,
-    asl_dvs, ncars, glyphs; or folder: your own files, of the kind that the network takes."""
+    """The data set: modelnet40, semantickitti, shapenetpart, shapes; n_mnist, mnist_dvs, cifar10_dvs, n_caltech101,
+    asl_dvs, n_cars, glyphs; or folder: your own files, of the kind that the network takes."""
     data_options: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the data set, such as `scale: 4` of MNIST-DVS, `size: 1200` of one that is generated, or
     `up: z` of a folder (`gl.data.CloudFolder`)."""
@@ -157,6 +159,8 @@ class Recipe:
 
             values["model"] = {**read_about(values["start"])[1]["model"], **(values.get("model") or {})}
         _known(values, cls, "recipe")
+        if isinstance(values.get("data"), str):
+            values["data"] = FORMER.get(values["data"], values["data"])
         augment = dict(values.pop("augment", None) or {})
         _known(augment, Policy, "recipe: augment")
         if "scale" in augment:

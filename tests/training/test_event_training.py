@@ -111,11 +111,16 @@ def test_processes_divide_a_batch_of_recordings(glyphs):
 
 
 def test_transforms_of_a_recipe_come_before_the_preparation():
-    steps = chain(recipe(data="nmnist", transforms=["ReverseTime", {"Zoom": [0.9, 1.1]}]), train=True).steps
+    steps = chain(recipe(data="n_mnist", transforms=["ReverseTime", {"Zoom": [0.9, 1.1]}]), train=True).steps
     assert [type(s).__name__ for s in steps] == ["ReverseTime", "Zoom", "Recentre", "StartAtZero"]
     assert (steps[1].low, steps[1].high) == (0.9, 1.1)
-    assert type(chain(recipe(data="nmnist"), train=True).steps[0]).__name__ == "ReverseTime"
-    assert [type(s).__name__ for s in chain(recipe(data="nmnist"), train=False).steps] == ["Recentre", "StartAtZero"]
+    assert type(chain(recipe(data="n_mnist"), train=True).steps[0]).__name__ == "ReverseTime"
+    assert [type(s).__name__ for s in chain(recipe(data="n_mnist"), train=False).steps] == ["Recentre", "StartAtZero"]
+
+
+def test_a_recipe_of_an_earlier_run_may_use_the_former_name_of_its_data_set():
+    values = recipe(data="n_cars").to_dict()
+    assert Recipe.from_dict({**values, "data": "ncars"}) == Recipe.from_dict(values)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,7 @@ def test_transforms_of_a_recipe_come_before_the_preparation():
         ({"transforms": [{"Zoom": 2}]}, "transforms: Zoom: "),
         ({"augment": {"jitter": 0.1}}, "augment is for clouds"),
         ({"capture": True}, "no graph can be captured"),
-        ({"data": "mnist"}, "data must be one of modelnet40, semantickitti, shapenetpart, shapes, nmnist"),
+        ({"data": "mnist"}, "data must be one of modelnet40, semantickitti, shapenetpart, shapes, n_mnist"),
     ],
 )
 def test_what_a_recipe_cannot_mean_is_refused(changes, words):
@@ -254,19 +259,19 @@ def test_a_recording_of_a_larger_camera_is_refused(glyphs):
 
 def test_training_on_a_real_data_set_needs_its_folder(capsys):
     assert main(["train", "n-mnist"]) != 0
-    assert "the folder of nmnist is needed: give it with --data" in capsys.readouterr().err
+    assert "the folder of n_mnist is needed: give it with --data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("name", "data", "parameters"),
     [
-        ("n-mnist", "nmnist", 1_849_490),
+        ("n-mnist", "n_mnist", 1_849_490),
         ("mnist-dvs", "mnist_dvs", 1_890_466),
         ("cifar10-dvs", "cifar10_dvs", 1_890_466),
-        ("n-caltech101", "ncaltech101", 7_432_414),
+        ("n-caltech101", "n_caltech101", 7_432_414),
         ("asl-dvs", "asl_dvs", 7_412_368),
-        ("n-cars", "ncars", None),
-        ("n-cars-stream", "ncars", None),
+        ("n-cars", "n_cars", None),
+        ("n-cars-stream", "n_cars", None),
         ("glyphs", "glyphs", None),
         ("shapes", "shapes", None),
         ("shapenetpart", "shapenetpart", None),
