@@ -3,7 +3,7 @@
 One kernel makes the sums N F of a tile of targets and multiplies them by Theta while they are in registers: of all
 channels where those fit, strip by strip where there are many targets. Otherwise N F is written for as many targets as
 the second-level cache holds, and a library product reads it from there. The backward pass does the same with
-B = N^T dF' over the transposed edges; depthwise, one kernel does either. No atomics: every sum has one owner.
+B = N^T dF' over the transposed edges; depthwise, the same kernel does either. No atomics: every sum has one owner.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from gridless.ops.point_conv.gpu.tiles import (
     GROUP,
     HELD,
     Tile,
+    depthwise_dot_tile,
     depthwise_tile,
     dot_block,
     fused_backward_tile,
     fused_tile,
     gather_tile,
+    processors,
     side_by_side,
     wide_backward_tiles,
 )  # fmt: skip
 from gridless.ops.point_conv.gpu.triton_coords import coords_kernel, sums_kernel
-from gridless.ops.point_conv.gpu.triton_depthwise import depthwise_kernel
+from gridless.ops.point_conv.gpu.triton_depthwise import depthwise_dot_kernel, depthwise_kernel
 from gridless.ops.point_conv.gpu.triton_kernels import (
     contract_kernel,
     fused_backward_kernel,
@@ -49,7 +51,8 @@ TRANSFORMED = 64 << 20
 _GATHER, _FUSED, _FUSED_BACKWARD, _WEIGHT, _CONTRACT = map(
     Launcher, (gather_kernel, fused_kernel, fused_backward_kernel, weight_kernel, contract_kernel)
 )
-_DEPTHWISE, _SUMS, _COORDS = map(Launcher, (depthwise_kernel, sums_kernel, coords_kernel))
+_DEPTHWISE, _DEPTHWISE_DOT = map(Launcher, (depthwise_kernel, depthwise_dot_kernel))
+_SUMS, _COORDS = map(Launcher, (sums_kernel, coords_kernel))
 
 _TYPES = {
     torch.float16: tl.float16,
@@ -362,19 +365,28 @@ def _depthwise(
     """The convolution, with the bias as `other`; or with a walk over transposed edges the gradients of the features,
     which are then `other`, and of the weight from that of the result."""
     terms, channels = weight.shape
-    block, tile = depthwise_tile(features.dtype, channels, need_weight)
-    tiles, across = cdiv(walk.rows, tile.rows), cdiv(channels, block)
+    tile = depthwise_dot_tile(features.dtype, terms, channels, _precision())
+    if tile is not None:
+        runs, block = processors(features.device), tile.strip
+        each = cdiv(cdiv(walk.rows, tile.rows), runs)
+        launcher, tiles, sizes = _DEPTHWISE_DOT, runs * each, (walk.rows, runs, each)
+        flags: dict[str, Any] = {"T": tile.rows, "L": block}
+    else:
+        block, tile = depthwise_tile(features.dtype, channels)
+        tiles = cdiv(walk.rows, tile.rows)
+        launcher, sizes, flags = _DEPTHWISE, (walk.rows, tiles), tile.strips(block)
+    across = cdiv(channels, block)
     programs = min(tiles, max(side_by_side(features.device, tile) // across, 1)) if need_weight else tiles
     dtype = compute_dtype(features.dtype)
     parts = features.new_empty(programs if need_weight else 0, terms, channels, dtype=dtype)
     # What several launches add up, they add up in the dtype of the sums.
     sums = out if out is None or terms <= GROUP else out.to(dtype)
     after = (weight, weight if other is None else other, parts if sums is None else sums, parts)
-    flags: Any = {"HAS_BIAS": other is not None and not walk.flip, "NEED_OUT": out is not None}
+    flags |= {"HAS_BIAS": other is not None and not walk.flip, "NEED_OUT": out is not None}
     flags |= {"NEED_W": need_weight, "C": channels}
     for base, size in walk.groups():
-        how = (walk.rows, tiles), tile.warps, channels, base, size
-        walk.launch(_DEPTHWISE, (programs, across, 1), (features,), after, *how, **flags, **tile.strips(block))
+        how = sizes, tile.warps, channels, base, size
+        walk.launch(launcher, (programs, across, 1), (features,), after, *how, **flags)
     if out is not None and sums is not None and sums is not out:
         out.copy_(sums)
     return parts.sum(0).to(weight.dtype) if need_weight else None

@@ -140,7 +140,7 @@ def gather_tile(dtype: torch.dtype, block: int) -> Tile:
     return Tile(128 // strip, 2, 1, strip=strip, ahead=dtype != torch.float64)
 
 
-def depthwise_tile(dtype: torch.dtype, channels: int, need_weight: bool) -> tuple[int, Tile]:
+def depthwise_tile(dtype: torch.dtype, channels: int) -> tuple[int, Tile]:
     """Channels of a program, and its tile: as in `gather_tile`, a few rows for one warp.
 
     Each lane makes the values of its row's edges for itself: 8 channels of it share them. Their sums take 8 registers a
@@ -148,6 +148,13 @@ def depthwise_tile(dtype: torch.dtype, channels: int, need_weight: bool) -> tupl
     """
     block = 64 if channels % 64 == 0 else min(32, max(4, power_of_two(channels)))
     return block, gather_tile(dtype, block)._replace(beside=8)
+
+
+def depthwise_dot_tile(dtype: torch.dtype, terms: int, channels: int, precision: str) -> Tile | None:
+    """The tile in which the kernels of the channels are matrix products, where TF32 is enough for these: a lane of the
+    warp makes the edge values of a row."""
+    exact = dtype == torch.float64 or (dtype == torch.float32 and precision != "tf32")
+    return None if exact or terms > GROUP or channels < 16 else Tile(32, 1, 1, 8, strip=32)
 
 
 def busy(rows: int, tile: Tile, device: torch.device) -> float:
