@@ -27,7 +27,7 @@ from gridless.kernels.simd_lists import (
     prefetch,
     scan_ball,
     size_of,
-    store_id,
+    store_scalar,
 )
 
 # What is done at a leaf: keep rows in the order they are met, count them, or write them where they belong.
@@ -149,7 +149,7 @@ def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, fi
         to = base + 4 * begin[np.uint64(load_id(ids + 4 * k) - first)]
         if hits < 16:
             for n in range(hits):
-                store_id(to + 4 * n, load_id(row + 4 * n))
+                store_scalar(to + 4 * n, load_id(row + 4 * n))
         else:
             for n in range(0, hits - 15, 16):
                 copy_vector(row + 4 * n, to + 4 * n)

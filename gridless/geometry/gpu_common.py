@@ -1,7 +1,4 @@
-"""What the GPU searches and samplers share: facts about a cloud read back once, and small Triton helpers.
-
-Rows of a cloud are loaded as eight scalars or vectors, of which the first D mean something: Triton has no lists.
-"""
+"""What the GPU searches and samplers share: facts about a cloud read back once, and small Triton helpers."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.geometry.checks import squared_radius
-from gridless.kernels.launch import EXACT
+from gridless.kernels.launch import Launcher, cdiv
 from gridless.structures import Cloud
 
 
@@ -35,17 +32,16 @@ def facts(cloud: Cloud, what: str) -> Facts:
         if rows == 0 or cloud.num_examples == 0:
             cloud.check(what)
             return Facts(0, 0, (0.0,) * 3, (0.0,) * 3)
-        programs = min(triton.cdiv(rows, 1024), 512)
+        programs = min(cdiv(rows, 1024), 512)
         partial = torch.empty((8, programs), dtype=torch.float64, device=device)
         result = torch.empty(9, dtype=torch.float64, device=device)
-        _partial_facts[(programs,)](cloud.coords, partial, rows, D=cloud.dim, ROWS=1024, num_warps=4, **EXACT)
-        end = rows - cloud.padding
-        _facts[(1,)](partial, cloud.splits, result, programs, cloud.num_examples, end, BLOCK=1024, num_warps=4, **EXACT)
+        _PARTIAL_FACTS((programs, 1, 1), (cloud.coords, partial), (rows,), (cloud.dim, 1024))
+        sizes = (programs, cloud.num_examples, rows - cloud.padding)
+        _FACTS((1, 1, 1), (partial, cloud.splits, result), sizes, (1024,))
         bad, smallest, largest, *box = result.tolist()
         if bad:
             cloud.check(what)
         cloud.trusted()
-        remember_sizes(cloud.splits, int(smallest), int(largest))
         return Facts(int(smallest), int(largest), tuple(box[:3]), tuple(box[3:]))
 
     return cloud.cached("gpu_facts", make)
@@ -53,16 +49,10 @@ def facts(cloud: Cloud, what: str) -> Facts:
 
 def sizes(cloud: Cloud, what: str) -> tuple[int, int]:
     """The number of points of the smallest and of the largest example."""
-    known = getattr(cloud.splits, "_gridless_sizes", None)
-    # Sizes belong to the splits; that the points are finite must be known of this cloud.
-    if known is not None and cloud.is_checked:
-        return known
+    # A sampler has read them back; that the points are finite must be known, too.
+    if cloud.is_checked and cloud.keeps("sizes"):
+        return cloud.cached("sizes", tuple)
     return facts(cloud, what)[:2]
-
-
-def remember_sizes(splits: Tensor, smallest: int, largest: int) -> None:
-    """Keep what a kernel has already read back beside the splits it describes."""
-    splits._gridless_sizes = (smallest, largest)  # type: ignore[attr-defined]
 
 
 def squared_bits(radius: float, dtype: torch.dtype) -> tuple[int, int]:
@@ -86,10 +76,9 @@ def sort_rows(splits: Tensor, values: Tensor, longest: int) -> Tensor:
         return (torch.sort(row << 32 | values).values & 0xFFFFFFFF).int()
     ordered = torch.empty_like(values)
     rows = len(splits) - 1
-    _sort_short[(triton.cdiv(rows, 8),)](splits, values, ordered, rows, SHORT=_SHORT, ROWS=8, num_warps=1, **EXACT)
+    _SORT_SHORT((cdiv(rows, 8), 1, 1), (splits, values, ordered), (rows,), (_SHORT, 8), 1)
     if longest > _SHORT:
-        grid = (triton.cdiv(rows, 64), 8)
-        _sort_long[grid](splits, values, ordered, rows, SHORT=_SHORT, ROWS=64, BLOCK=128, num_warps=1, **EXACT)
+        _SORT_LONG((cdiv(rows, 64), 8, 1), (splits, values, ordered), (rows,), (_SHORT, 64, 128), 1)
     return ordered
 
 
@@ -100,59 +89,21 @@ _LONGEST = 4096
 
 @triton.jit
 def load_point(coords, row, mask, D: tl.constexpr):
-    """The coordinates of `row` as eight values; those past D repeat the first and are not used."""
-    at = coords + row * D
-    a = tl.load(at, mask=mask, other=0.0)
-    b = a
-    c = a
-    d = a
-    e = a
-    f = a
-    g = a
-    h = a
-    if D > 1:
-        b = tl.load(at + 1, mask=mask, other=0.0)
-    if D > 2:
-        c = tl.load(at + 2, mask=mask, other=0.0)
-    if D > 3:
-        d = tl.load(at + 3, mask=mask, other=0.0)
-    if D > 4:
-        e = tl.load(at + 4, mask=mask, other=0.0)
-    if D > 5:
-        f = tl.load(at + 5, mask=mask, other=0.0)
-    if D > 6:
-        g = tl.load(at + 6, mask=mask, other=0.0)
-    if D > 7:
-        h = tl.load(at + 7, mask=mask, other=0.0)
-    return a, b, c, d, e, f, g, h
+    """The D coordinates of `row`, as a tuple."""
+    point = ()
+    for k in tl.static_range(D):
+        point = point + (tl.load(coords + row * D + k, mask=mask, other=0.0),)
+    return point
 
 
 @triton.jit
-def squared_to(coords, at, mask, step, a, b, c, d, e, f, g, h, D: tl.constexpr):
-    """Squared distance from (a, b, ...) to the point whose coordinates lie `step` apart from `at`, rounded in order."""
-    s = tl.load(coords + at, mask=mask) - a
-    total = s * s
-    if D > 1:
-        s = tl.load(coords + at + step, mask=mask) - b
-        total = total + s * s
-    if D > 2:
-        s = tl.load(coords + at + 2 * step, mask=mask) - c
-        total = total + s * s
-    if D > 3:
-        s = tl.load(coords + at + 3 * step, mask=mask) - d
-        total = total + s * s
-    if D > 4:
-        s = tl.load(coords + at + 4 * step, mask=mask) - e
-        total = total + s * s
-    if D > 5:
-        s = tl.load(coords + at + 5 * step, mask=mask) - f
-        total = total + s * s
-    if D > 6:
-        s = tl.load(coords + at + 6 * step, mask=mask) - g
-        total = total + s * s
-    if D > 7:
-        s = tl.load(coords + at + 7 * step, mask=mask) - h
-        total = total + s * s
+def squared_to(coords, at, mask, step, point, D: tl.constexpr):
+    """Squared distance from a point to the one whose coordinates lie `step` apart from `at`, rounded in order."""
+    apart = tl.load(coords + at, mask=mask) - point[0]
+    total = apart * apart
+    for k in tl.static_range(1, D):
+        apart = tl.load(coords + at + k * step, mask=mask) - point[k]
+        total = total + apart * apart
     return total
 
 
@@ -202,36 +153,29 @@ def _partial_facts(coords, partial, rows, D: tl.constexpr, ROWS: tl.constexpr):
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     bad = tl.zeros([ROWS], tl.int32)
-    low0 = tl.full([ROWS], float("inf"), tl.float64)
-    low1 = low0
-    low2 = low0
-    high0 = -low0
-    high1 = high0
-    high2 = high0
+    low = ()
+    high = ()
+    for _ in tl.static_range(3):
+        low = low + (tl.full([ROWS], float("inf"), tl.float64),)
+        high = high + (tl.full([ROWS], float("-inf"), tl.float64),)
     for start in range(program * ROWS, rows, programs * ROWS):
         row = start + tl.arange(0, ROWS).to(tl.int64)
         ok = row < rows
+        point = load_point(coords, row, ok, D)
         for k in tl.static_range(D):
-            x = tl.load(coords + row * D + k, mask=ok, other=0.0)
-            bad = bad | (x - x != 0).to(tl.int32)
-            down = tl.where(ok, x.to(tl.float64), float("inf"))
-            up = tl.where(ok, x.to(tl.float64), float("-inf"))
-            if k == 0:
-                low0 = tl.minimum(low0, down)
-                high0 = tl.maximum(high0, up)
-            if k == 1:
-                low1 = tl.minimum(low1, down)
-                high1 = tl.maximum(high1, up)
-            if k == 2:
-                low2 = tl.minimum(low2, down)
-                high2 = tl.maximum(high2, up)
+            bad = bad | (point[k] - point[k] != 0).to(tl.int32)
+        new_low = ()
+        new_high = ()
+        for k in tl.static_range(3):
+            x = point[k if k < D else 0].to(tl.float64)
+            new_low = new_low + (tl.minimum(low[k], tl.where(ok, x, float("inf"))),)
+            new_high = new_high + (tl.maximum(high[k], tl.where(ok, x, float("-inf"))),)
+        low = new_low
+        high = new_high
     tl.store(partial + program, tl.max(bad, 0).to(tl.float64))
-    tl.store(partial + programs * 1 + program, tl.min(low0, 0))
-    tl.store(partial + programs * 2 + program, tl.min(low1, 0))
-    tl.store(partial + programs * 3 + program, tl.min(low2, 0))
-    tl.store(partial + programs * 4 + program, tl.max(high0, 0))
-    tl.store(partial + programs * 5 + program, tl.max(high1, 0))
-    tl.store(partial + programs * 6 + program, tl.max(high2, 0))
+    for k in tl.static_range(3):
+        tl.store(partial + programs * (1 + k) + program, tl.min(low[k], 0))
+        tl.store(partial + programs * (4 + k) + program, tl.max(high[k], 0))
 
 
 @triton.jit(do_not_specialize=["programs", "examples", "end"])
@@ -297,3 +241,8 @@ def _place_block(values, ordered, begin, count, BLOCK: tl.constexpr):
             other = tl.load(values + first + k, mask=first + k < count, other=0x7FFFFFFF)
             place += (other < mine).to(tl.int32)
     tl.store(ordered + place, mine, mask=at < count)
+
+
+_PARTIAL_FACTS, _FACTS, _SORT_SHORT, _SORT_LONG = (
+    Launcher(kernel, exact=True) for kernel in (_partial_facts, _facts, _sort_short, _sort_long)
+)

@@ -32,10 +32,12 @@ class Launcher:
 
     A compiled kernel then takes addresses and numbers as they are (`compiled[grid](...)`, as in Triton's tutorials).
     Any other launch goes through Triton: the first of its kind, tensors that begin elsewhere, sizes beyond int32.
+
+    With `exact` no product is fused with a sum.
     """
 
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: Any, exact: bool = False) -> None:
+        self.kernel, self._options = kernel, EXACT if exact else FUSED
         self._compiled: dict[tuple, Any] = {}
 
     def ordered(self, given: int, constants: dict[str, Any]) -> tuple:
@@ -61,7 +63,7 @@ class Launcher:
         if simple and (compiled := self._compiled.get(key)) is not None:
             compiled[grid](*pointers, *sizes, *constants)
             return compiled
-        compiled = self.kernel[grid](*tensors, *sizes, *constants, num_warps=warps, maxnreg=registers, **FUSED)
+        compiled = self.kernel[grid](*tensors, *sizes, *constants, num_warps=warps, maxnreg=registers, **self._options)
         if simple and compiled is not None:
             self._compiled[key] = compiled
         return compiled

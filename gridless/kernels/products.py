@@ -4,8 +4,8 @@
 
 The sums stay in registers while k runs. `a(i, k)` lies at a_at + i a_row + k a_step and b(k) at b_at + k b_row; in
 `add_gathered` it lies at b_at + index[index_at + k] b_row, so that b is gathered while it is multiplied. All offsets
-count elements from the beginning of the arrays, which must be contiguous. All are of one float type, but b may be
-bfloat16 where the others are float32. Nothing is checked here.
+count elements from the beginning of the arrays, which must be contiguous and of one float type. Nothing is checked
+here.
 """
 
 from __future__ import annotations
@@ -15,21 +15,13 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 from gridless.kernels.compile import njit
+from gridless.kernels.llvm import I64, cpu_features, element, float_type, splat
 
-_I32 = ir.IntType(32)
-_I64 = ir.IntType(64)
-
-
-def _features() -> list[str]:
-    return str(cpu_target.target_context.codegen().magic_tuple()[2]).split(",")
-
-
-_WIDE = "+avx512f" in _features()
-_VECTOR_BYTES = 64 if _WIDE else 32 if "+avx" in _features() else 16
+_WIDE = "+avx512f" in cpu_features()
+_VECTOR_BYTES = 64 if _WIDE else 32 if "+avx" in cpu_features() else 16
 
 # Rows of a block: with two vectors each they fill the registers (32 with AVX-512, else 16) and leave room for b.
 BLOCK = 8 if _WIDE else 4
@@ -42,78 +34,54 @@ def lanes(dtype: Any) -> int:
     return _VECTOR_BYTES // np.dtype(dtype).itemsize
 
 
-def _pointer(context, builder, ty, value, *offset):
-    data = context.make_array(ty)(context, builder, value).data
-    return data if not offset else builder.gep(data, list(offset), inbounds=True)
-
-
 def _vectors(builder, pointer, vector, count):
     """Pointers to `count` vectors, one behind the other."""
     first = builder.bitcast(pointer, vector.as_pointer())
-    return [builder.gep(first, [_I64(n)], inbounds=True) for n in range(count)]
-
-
-def _everywhere(builder, value, vector):
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _I32(0))
-    zeros = ir.Constant(ir.VectorType(_I32, vector.count), None)
-    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), zeros)
-
-
-def _load_b(builder, pointer, ty, vector, width):
-    """`width` vectors of b; bfloat16, seen as uint16, is the upper half of a float32."""
-    if ty.dtype != types.uint16:
-        return [builder.load(p, align=ty.dtype.bitwidth // 8) for p in _vectors(builder, pointer, vector, width)]
-    halves, words = (ir.VectorType(ir.IntType(n), vector.count) for n in (16, 32))
-    shift = ir.Constant(words, [16] * vector.count)
-    return [
-        builder.bitcast(builder.shl(builder.zext(builder.load(p, align=2), words), shift), vector)
-        for p in _vectors(builder, pointer, halves, width)
-    ]
+    return [builder.gep(first, [I64(n)], inbounds=True) for n in range(count)]
 
 
 def _emit(context, builder, signature, args, gathered):
     rows, width = signature.args[0].literal_value, signature.args[1].literal_value
     c_ty, a_ty, b_ty = signature.args[2], signature.args[5], signature.args[9]
     c_at, c_row, a_at, a_row, a_step, b_at, b_row, steps = (args[n] for n in (3, 4, 6, 7, 8, 10, 11, 12))
-    element = ir.FloatType() if c_ty.dtype == types.float32 else ir.DoubleType()
     size = c_ty.dtype.bitwidth // 8
-    vector = ir.VectorType(element, _VECTOR_BYTES // size)
+    vector = ir.VectorType(float_type(c_ty.dtype), _VECTOR_BYTES // size)
 
     def at_row(i):
-        return builder.add(c_at, builder.mul(c_row, _I64(i)))
+        return builder.add(c_at, builder.mul(c_row, I64(i)))
 
     places = [
         p for i in range(rows)
-        for p in _vectors(builder, _pointer(context, builder, c_ty, args[2], at_row(i)), vector, width)
+        for p in _vectors(builder, element(context, builder, c_ty, args[2], at_row(i)), vector, width)
     ]  # fmt: skip
     before = [builder.load(p, align=size) for p in places]
     a_rows = [
-        _pointer(context, builder, a_ty, args[5], builder.add(a_at, builder.mul(a_row, _I64(i)))) for i in range(rows)
+        element(context, builder, a_ty, args[5], builder.add(a_at, builder.mul(a_row, I64(i)))) for i in range(rows)
     ]
-    b_base = _pointer(context, builder, b_ty, args[9], b_at)
+    b_base = element(context, builder, b_ty, args[9], b_at)
     if gathered:
-        index = _pointer(context, builder, signature.args[13], args[13], args[14])
+        index = element(context, builder, signature.args[13], args[13], args[14])
 
     entry = builder.block
     body, done = builder.append_basic_block("body"), builder.append_basic_block("done")
-    builder.cbranch(builder.icmp_signed(">", steps, _I64(0)), body, done)
+    builder.cbranch(builder.icmp_signed(">", steps, I64(0)), body, done)
 
     builder.position_at_end(body)
-    k = builder.phi(_I64)
+    k = builder.phi(I64)
     sums = [builder.phi(vector) for _ in places]
-    k.add_incoming(_I64(0), entry)
-    row = builder.sext(builder.load(builder.gep(index, [k], inbounds=True)), _I64) if gathered else k
+    k.add_incoming(I64(0), entry)
+    row = builder.sext(builder.load(builder.gep(index, [k], inbounds=True)), I64) if gathered else k
     b_pointer = builder.gep(b_base, [builder.mul(row, b_row)], inbounds=True)
-    b = _load_b(builder, b_pointer, b_ty, vector, width)
+    b = [builder.load(p, align=size) for p in _vectors(builder, b_pointer, vector, width)]
     along = builder.mul(k, a_step)
     after = []
     for i in range(rows):
-        a = _everywhere(builder, builder.load(builder.gep(a_rows[i], [along], inbounds=True)), vector)
+        a = splat(builder, builder.load(builder.gep(a_rows[i], [along], inbounds=True)), vector.count)
         for n in range(width):
             # Allowed to contract: one fused instruction where the CPU has it.
             product = builder.fmul(a, b[n], flags=("contract",))
             after.append(builder.fadd(sums[i * width + n], product, flags=("contract",)))
-    following = builder.add(k, _I64(1))
+    following = builder.add(k, I64(1))
     k.add_incoming(following, body)
     for total, first, last in zip(sums, before, after):
         total.add_incoming(first, entry)

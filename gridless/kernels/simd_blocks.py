@@ -15,6 +15,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from gridless.kernels.llvm import I32, I64, element, float_type, splat
+
 BLOCK = 64
 
 
@@ -26,14 +28,11 @@ class _Emit:
         self.bits = dtype.bitwidth
         self.lanes = 512 // self.bits
         self.parts = BLOCK // self.lanes
-        self.scalar = ir.FloatType() if self.bits == 32 else ir.DoubleType()
-        self.vector = ir.VectorType(self.scalar, self.lanes)
-        self.whole = ir.IntType(64)
+        self.vector = ir.VectorType(float_type(dtype), self.lanes)
 
     def pointer(self, array_type: Any, array: Any, offset: Any) -> Any:
         """The address of element `offset`."""
-        data = self.context.make_array(array_type)(self.context, self.builder, array).data
-        return self.builder.gep(data, [offset])
+        return element(self.context, self.builder, array_type, array, offset)
 
     def load(self, pointer: Any, part: int) -> Any:
         return self.builder.load(self._at(pointer, part), align=self.bits // 8)
@@ -42,13 +41,11 @@ class _Emit:
         self.builder.store(value, self._at(pointer, part), align=self.bits // 8)
 
     def _at(self, pointer: Any, part: int) -> Any:
-        moved = self.builder.gep(pointer, [self.whole(part * self.lanes)])
+        moved = self.builder.gep(pointer, [I64(part * self.lanes)])
         return self.builder.bitcast(moved, self.vector.as_pointer())
 
     def splat(self, value: Any) -> Any:
-        one = self.builder.insert_element(ir.Constant(self.vector, ir.Undefined), value, ir.IntType(32)(0))
-        order = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
-        return self.builder.shuffle_vector(one, ir.Constant(self.vector, ir.Undefined), order)
+        return splat(self.builder, value, self.lanes)
 
     def zeros(self) -> Any:
         return ir.Constant(self.vector, [0.0] * self.lanes)
@@ -65,13 +62,13 @@ class _Emit:
         before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
         builder.position_at_end(loop)
-        d = builder.phi(self.whole)
+        d = builder.phi(I64)
         sums = [builder.phi(self.vector) for _ in range(self.parts)]
         totals = [builder.fadd(s, builder.fmul(x, x)) for s, x in zip(sums, step(d), strict=True)]
-        following = builder.add(d, self.whole(1))
+        following = builder.add(d, I64(1))
         end = builder.block
         builder.cbranch(builder.icmp_signed("<", following, dim), loop, after)
-        d.add_incoming(self.whole(0), before)
+        d.add_incoming(I64(0), before)
         d.add_incoming(following, end)
         for s, t in zip(sums, totals, strict=True):
             s.add_incoming(self.zeros(), before)
@@ -81,10 +78,10 @@ class _Emit:
 
     def mask(self, conditions: list[Any]) -> Any:
         """One bit for each point of a block."""
-        builder, found = self.builder, self.whole(0)
+        builder, found = self.builder, I64(0)
         for part, condition in enumerate(conditions):
-            bits = builder.zext(builder.bitcast(condition, ir.IntType(self.lanes)), self.whole)
-            found = builder.or_(found, builder.shl(bits, self.whole(part * self.lanes)))
+            bits = builder.zext(builder.bitcast(condition, ir.IntType(self.lanes)), I64)
+            found = builder.or_(found, builder.shl(bits, I64(part * self.lanes)))
         return found
 
     def largest(self, vectors: list[Any]) -> Any:
@@ -95,7 +92,7 @@ class _Emit:
         vector = vectors[0]
         while vector.type.count > 1:
             vector = self.larger(*self._halves(vector))
-        return self.builder.extract_element(vector, ir.IntType(32)(0))
+        return self.builder.extract_element(vector, I32(0))
 
     def fold(self, vectors: list[Any]) -> list[Any]:
         """Half as many values, each the smaller of two."""
@@ -106,9 +103,22 @@ class _Emit:
 
     def _halves(self, vector: Any) -> list[Any]:
         half = vector.type.count // 2
-        nothing, whole = ir.Constant(vector.type, ir.Undefined), ir.VectorType(ir.IntType(32), half)
+        nothing, whole = ir.Constant(vector.type, ir.Undefined), ir.VectorType(I32, half)
         orders = [list(range(half)), list(range(half, 2 * half))]
         return [self.builder.shuffle_vector(vector, nothing, ir.Constant(whole, order)) for order in orders]
+
+
+def _squares(emit, x, coords, block, dim, point, own):
+    """The squared distances from a point to the points of a block."""
+    builder = emit.builder
+    start = emit.pointer(x, coords, builder.mul(builder.mul(block, I64(BLOCK)), dim))
+
+    def step(d):
+        mine = emit.splat(builder.load(emit.pointer(point, own, d)))
+        axis = builder.gep(start, [builder.mul(d, I64(BLOCK))])
+        return [builder.fsub(emit.load(axis, part), mine) for part in range(emit.parts)]
+
+    return emit.over_axes(dim, step)
 
 
 @intrinsic
@@ -118,17 +128,9 @@ def lower(typingctx, x, block, dim, point, closest):
     def code(context, builder, signature, arguments):
         emit = _Emit(context, builder, x.dtype)
         coords, at, axes, own, distances = arguments
-        first = builder.mul(at, emit.whole(BLOCK))
-        start = emit.pointer(x, coords, builder.mul(first, axes))
-
-        def step(d):
-            mine = emit.splat(builder.load(emit.pointer(point, own, d)))
-            axis = builder.gep(start, [builder.mul(d, emit.whole(BLOCK))])
-            return [builder.fsub(emit.load(axis, part), mine) for part in range(emit.parts)]
-
-        there = emit.pointer(closest, distances, first)
+        there = emit.pointer(closest, distances, builder.mul(at, I64(BLOCK)))
         values = []
-        for part, total in enumerate(emit.over_axes(axes, step)):
+        for part, total in enumerate(_squares(emit, x, coords, at, axes, point, own)):
             values.append(emit.smaller(total, emit.load(there, part)))
             emit.store(values[-1], there, part)
         return emit.largest(values)
@@ -143,15 +145,8 @@ def distances(typingctx, x, block, dim, point, bound, out):
     def code(context, builder, signature, arguments):
         emit = _Emit(context, builder, x.dtype)
         coords, at, axes, own, limit, found = arguments
-        start = emit.pointer(x, coords, builder.mul(builder.mul(at, emit.whole(BLOCK)), axes))
-
-        def step(d):
-            mine = emit.splat(builder.load(emit.pointer(point, own, d)))
-            axis = builder.gep(start, [builder.mul(d, emit.whole(BLOCK))])
-            return [builder.fsub(emit.load(axis, part), mine) for part in range(emit.parts)]
-
-        there, limits, inside = emit.pointer(out, found, emit.whole(0)), emit.splat(limit), []
-        for part, total in enumerate(emit.over_axes(axes, step)):
+        there, limits, inside = emit.pointer(out, found, I64(0)), emit.splat(limit), []
+        for part, total in enumerate(_squares(emit, x, coords, at, axes, point, own)):
             emit.store(total, there, part)
             inside.append(builder.fcmp_ordered("<=", total, limits))
         return emit.mask(inside)
@@ -165,12 +160,12 @@ def _gaps(emit, low, high, lows, highs, block, dim, point, own):
     They are rounded as those to points; rounding is monotone, so no point inside a box has a smaller one.
     """
     builder = emit.builder
-    offset = builder.mul(builder.mul(block, emit.whole(BLOCK)), dim)
+    offset = builder.mul(builder.mul(block, I64(BLOCK)), dim)
     low_start, high_start = emit.pointer(low, lows, offset), emit.pointer(high, highs, offset)
 
     def step(d):
         mine = emit.splat(builder.load(emit.pointer(point, own, d)))
-        shift = builder.mul(d, emit.whole(BLOCK))
+        shift = builder.mul(d, I64(BLOCK))
         below, above = builder.gep(low_start, [shift]), builder.gep(high_start, [shift])
         gaps = []
         for part in range(emit.parts):
@@ -189,7 +184,7 @@ def touched(typingctx, low, high, block, dim, point, most):
         emit = _Emit(context, builder, low.dtype)
         lows, highs, at, axes, own, mosts = arguments
         gaps = _gaps(emit, low, high, lows, highs, at, axes, point, own)
-        there = emit.pointer(most, mosts, builder.mul(at, emit.whole(BLOCK)))
+        there = emit.pointer(most, mosts, builder.mul(at, I64(BLOCK)))
         return emit.mask([builder.fcmp_ordered("<", gap, emit.load(there, p)) for p, gap in enumerate(gaps)])
 
     return types.uint64(low, high, types.int64, types.int64, point, most), code
@@ -223,18 +218,18 @@ def insert(typingctx, values, vectors, value):
         before, loop, after = builder.block, builder.append_basic_block(), builder.append_basic_block()
         builder.branch(loop)
         builder.position_at_end(loop)
-        v = builder.phi(emit.whole)
+        v = builder.phi(I64)
         v.add_incoming(count, before)
-        here = emit.pointer(values, array, builder.mul(v, emit.whole(emit.lanes)))
+        here = emit.pointer(values, array, builder.mul(v, I64(emit.lanes)))
         # Whole vectors are read, as they were written, and moved up by one place in registers: that does not wait
         # for memory. Vectors are written from the last to the first, so what moves up is still the old value.
         mine, before_mine = emit.load(here, 0), emit.load(here, -1)
-        up = ir.Constant(ir.VectorType(ir.IntType(32), emit.lanes), list(range(emit.lanes - 1, 2 * emit.lanes - 1)))
+        up = ir.Constant(ir.VectorType(I32, emit.lanes), list(range(emit.lanes - 1, 2 * emit.lanes - 1)))
         moved = builder.shuffle_vector(before_mine, mine, up)
         emit.store(emit.larger(moved, emit.smaller(mine, new)), here, 0)
-        following = builder.sub(v, emit.whole(1))
+        following = builder.sub(v, I64(1))
         v.add_incoming(following, builder.block)
-        builder.cbranch(builder.icmp_signed(">", following, emit.whole(0)), loop, after)
+        builder.cbranch(builder.icmp_signed(">", following, I64(0)), loop, after)
         builder.position_at_end(after)
         return context.get_dummy_value()
 
@@ -247,23 +242,29 @@ def largest(typingctx, values, block):
 
     def code(context, builder, signature, arguments):
         emit = _Emit(context, builder, values.dtype)
-        there = emit.pointer(values, arguments[0], builder.mul(arguments[1], emit.whole(BLOCK)))
+        there = emit.pointer(values, arguments[0], builder.mul(arguments[1], I64(BLOCK)))
         return emit.largest([emit.load(there, part) for part in range(emit.parts)])
 
     return values.dtype(values, types.int64), code
 
 
-@intrinsic
-def equal(typingctx, values, block, value):
-    """A mask of the values of a block that equal `value`."""
+def _compared(test: str):
+    @intrinsic
+    def compared(typingctx, values, block, bound):
+        def code(context, builder, signature, arguments):
+            emit = _Emit(context, builder, values.dtype)
+            there = emit.pointer(values, arguments[0], builder.mul(arguments[1], I64(BLOCK)))
+            limit = emit.splat(arguments[2])
+            return emit.mask([builder.fcmp_ordered(test, emit.load(there, p), limit) for p in range(emit.parts)])
 
-    def code(context, builder, signature, arguments):
-        emit = _Emit(context, builder, values.dtype)
-        there = emit.pointer(values, arguments[0], builder.mul(arguments[1], emit.whole(BLOCK)))
-        wanted = emit.splat(arguments[2])
-        return emit.mask([builder.fcmp_ordered("==", emit.load(there, p), wanted) for p in range(emit.parts)])
+        return types.uint64(values, types.int64, values.dtype), code
 
-    return types.uint64(values, types.int64, values.dtype), code
+    return compared
+
+
+# Masks of the values of a block that equal a number, and of those that are not above it.
+equal = _compared("==")
+within = _compared("<=")
 
 
 @intrinsic
@@ -272,37 +273,14 @@ def enough(typingctx, values, k):
 
     def code(context, builder, signature, arguments):
         emit = _Emit(context, builder, values.dtype)
-        there = emit.pointer(values, arguments[0], emit.whole(0))
+        there = emit.pointer(values, arguments[0], I64(0))
         vectors = [emit.load(there, part) for part in range(emit.parts)]
         groups, bound = BLOCK, emit.largest(vectors)
         while groups > 8:
             groups //= 2
             vectors = emit.fold(vectors)
-            fits = builder.icmp_signed("<=", arguments[1], emit.whole(groups))
+            fits = builder.icmp_signed("<=", arguments[1], I64(groups))
             bound = builder.select(fits, emit.largest(vectors), bound)
         return bound
 
     return values.dtype(values, types.int64), code
-
-
-@intrinsic
-def within(typingctx, values, block, bound):
-    """A mask of the values of a block that are not above `bound`."""
-
-    def code(context, builder, signature, arguments):
-        emit = _Emit(context, builder, values.dtype)
-        there = emit.pointer(values, arguments[0], builder.mul(arguments[1], emit.whole(BLOCK)))
-        limit = emit.splat(arguments[2])
-        return emit.mask([builder.fcmp_ordered("<=", emit.load(there, p), limit) for p in range(emit.parts)])
-
-    return types.uint64(values, types.int64, values.dtype), code
-
-
-@intrinsic
-def first_bit(typingctx, mask):
-    """The number of the lowest bit that is set."""
-
-    def code(context, builder, signature, arguments):
-        return builder.cttz(arguments[0], ir.IntType(1)(1))
-
-    return types.int64(types.uint64), code

@@ -10,38 +10,23 @@ they are found one by one in the mask. Both give the same lists. Nothing here le
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.registry import cpu_target
 from numba.extending import intrinsic, overload
 
 from gridless.kernels.compile import njit
-
-_BIT = ir.IntType(1)
-_I32 = ir.IntType(32)
-_I64 = ir.IntType(64)
-
-
-def lanes(dtype: Any) -> int:
-    """Points tested together: 64 bytes of coordinates."""
-    return 64 // np.dtype(dtype).itemsize
+from gridless.kernels.llvm import I32, I64, cpu_features, first_bit, float_type, splat
 
 
 def has_compress() -> bool:
     """Whether kernels are compiled for a CPU that can pack the chosen lanes of a vector."""
-    codegen = cpu_target.target_context.codegen()
-    features = str(codegen.magic_tuple()[2]).split(",")
-    return "+avx512f" in features and "+avx512vl" in features
+    return {"+avx512f", "+avx512vl"} <= cpu_features()
 
 
 def _float(ty: types.Type) -> tuple[ir.Type, int]:
-    if ty == types.float32:
-        return ir.FloatType(), 16
-    return ir.DoubleType(), 8
+    return float_type(ty), 64 // (ty.bitwidth // 8)
 
 
 def _load(builder: ir.IRBuilder, address: ir.Value, ty: ir.Type, align: int) -> ir.Value:
@@ -56,23 +41,17 @@ def _store(builder: ir.IRBuilder, value: ir.Value, address: ir.Value, align: int
     builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
 
 
-def _spread(builder: ir.IRBuilder, value: ir.Value, count: int) -> ir.Value:
-    vector = ir.VectorType(value.type, count)
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, _I32(0))
-    return builder.shuffle_vector(one, ir.Constant(vector, ir.Undefined), ir.Constant(ir.VectorType(_I32, count), None))
-
-
 def _planes(builder: ir.IRBuilder, at: ir.Value, stride: ir.Value, dim: int, ty: ir.Type, width: int) -> list[ir.Value]:
     vector, align = ir.VectorType(ty, width), 64 // width
-    return [_load(builder, builder.add(at, builder.mul(stride, _I64(d))), vector, align) for d in range(dim)]
+    return [_load(builder, builder.add(at, builder.mul(stride, I64(d))), vector, align) for d in range(dim)]
 
 
 def _as_bits(builder: ir.IRBuilder, mask: ir.Value, width: int) -> ir.Value:
-    return builder.zext(builder.bitcast(mask, ir.IntType(width)), _I64)
+    return builder.zext(builder.bitcast(mask, ir.IntType(width)), I64)
 
 
 def _as_mask(builder: ir.IRBuilder, bits: ir.Value, width: int) -> ir.Value:
-    return builder.bitcast(builder.trunc(bits, ir.IntType(width)), ir.VectorType(_BIT, width))
+    return builder.bitcast(builder.trunc(bits, ir.IntType(width)), ir.VectorType(ir.IntType(1), width))
 
 
 @njit(nogil=True, cache=True)
@@ -89,7 +68,7 @@ def load_point(typingctx, at, stride, axes, like):
     def codegen(context, builder, signature, args):
         ty = _float(like)[0]
         values = [
-            _load(builder, builder.add(args[0], builder.mul(args[1], _I64(d))), ty, like.bitwidth // 8)
+            _load(builder, builder.add(args[0], builder.mul(args[1], I64(d))), ty, like.bitwidth // 8)
             for d in range(len(axes))
         ]
         return context.make_tuple(builder, result, values)
@@ -106,10 +85,10 @@ def ball_mask(typingctx, at, stride, point, reach):
         total = None
         values = cgutils.unpack_tuple(builder, args[2], len(point))
         for x, p in zip(_planes(builder, args[0], args[1], len(point), ty, width), values, strict=True):
-            d = builder.fsub(x, _spread(builder, p, width))
+            d = builder.fsub(x, splat(builder, p, width))
             square = builder.fmul(d, d)
             total = square if total is None else builder.fadd(total, square)
-        return _as_bits(builder, builder.fcmp_ordered("<=", total, _spread(builder, args[3], width)), width)
+        return _as_bits(builder, builder.fcmp_ordered("<=", total, splat(builder, args[3], width)), width)
 
     return types.uint64(types.int64, types.int64, point, reach), codegen
 
@@ -120,7 +99,7 @@ def _side_mask(test: str):
         def codegen(context, builder, signature, args):
             ty, width = _float(bound)
             x = _load(builder, args[0], ir.VectorType(ty, width), 64 // width)
-            return _as_bits(builder, builder.fcmp_ordered(test, x, _spread(builder, args[1], width)), width)
+            return _as_bits(builder, builder.fcmp_ordered(test, x, splat(builder, args[1], width)), width)
 
         return types.uint64(types.int64, bound), codegen
 
@@ -139,11 +118,11 @@ def plane_bounds(typingctx, at, vectors, like):
     def codegen(context, builder, signature, args):
         ty, width = _float(like)
         vector = ir.VectorType(ty, width)
-        infinity = _spread(builder, ir.Constant(ty, float("inf")), width)
+        infinity = splat(builder, ir.Constant(ty, float("inf")), width)
         low = cgutils.alloca_once_value(builder, infinity)
         high = cgutils.alloca_once_value(builder, builder.fneg(infinity))
         with cgutils.for_range(builder, args[1]) as loop:
-            x = _load(builder, builder.add(args[0], builder.mul(loop.index, _I64(64))), vector, 64 // width)
+            x = _load(builder, builder.add(args[0], builder.mul(loop.index, I64(64))), vector, 64 // width)
             a, b = builder.load(low), builder.load(high)
             builder.store(builder.select(builder.fcmp_ordered("<", x, a), x, a), low)
             builder.store(builder.select(builder.fcmp_ordered(">", x, b), x, b), high)
@@ -152,10 +131,10 @@ def plane_bounds(typingctx, at, vectors, like):
             v, n = kept, width
             while n > 1:
                 n //= 2
-                order = ir.Constant(ir.VectorType(_I32, width), [(i % n) + n if i < n else i for i in range(width)])
+                order = ir.Constant(ir.VectorType(I32, width), [(i % n) + n if i < n else i for i in range(width)])
                 other = builder.shuffle_vector(v, v, order)
                 v = builder.select(builder.fcmp_ordered(test, v, other), v, other)
-            ends.append(builder.extract_element(v, _I32(0)))
+            ends.append(builder.extract_element(v, I32(0)))
         return context.make_tuple(builder, result, ends)
 
     return result(types.int64, types.int64, like), codegen
@@ -166,7 +145,7 @@ def copy_vector(typingctx, source, to):
     """Copy 64 bytes."""
 
     def codegen(context, builder, signature, args):
-        _store(builder, _load(builder, args[0], ir.VectorType(_I32, 16), 4), args[1], 4)
+        _store(builder, _load(builder, args[0], ir.VectorType(I32, 16), 4), args[1], 4)
         return context.get_dummy_value()
 
     return types.none(types.int64, types.int64), codegen
@@ -178,16 +157,18 @@ def prefetch(typingctx, at):
 
     def codegen(context, builder, signature, args):
         pointer = builder.inttoptr(args[0], ir.IntType(8).as_pointer())
-        kind = ir.FunctionType(ir.VoidType(), [pointer.type, _I32, _I32, _I32])
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
         name = "llvm.prefetch.p0" if _OPAQUE else "llvm.prefetch.p0i8"
-        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [pointer, _I32(1), _I32(3), _I32(1)])
+        builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [pointer, I32(1), I32(3), I32(1)])
         return context.get_dummy_value()
 
     return types.none(types.int64), codegen
 
 
 @intrinsic
-def _store_scalar(typingctx, to, value):
+def store_scalar(typingctx, to, value):
+    """Write a number at an address."""
+
     def codegen(context, builder, signature, args):
         _store(builder, args[1], args[0], value.bitwidth // 8)
         return context.get_dummy_value()
@@ -206,7 +187,7 @@ def _load_scalar(typingctx, at, like):
 @intrinsic
 def size_of(typingctx, like):
     """Bytes of a number of this type."""
-    return types.int64(like), lambda context, builder, signature, args: _I64(like.bitwidth // 8)
+    return types.int64(like), lambda context, builder, signature, args: I64(like.bitwidth // 8)
 
 
 @intrinsic
@@ -214,30 +195,14 @@ def load_id(typingctx, at):
     """The int32 at an address."""
 
     def codegen(context, builder, signature, args):
-        return _load(builder, args[0], _I32, 4)
+        return _load(builder, args[0], I32, 4)
 
     return types.int32(types.int64), codegen
 
 
 @intrinsic
-def store_id(typingctx, to, value):
-    """Write an int32 at an address."""
-
-    def codegen(context, builder, signature, args):
-        _store(builder, args[1], args[0], 4)
-        return context.get_dummy_value()
-
-    return types.none(types.int64, types.int32), codegen
-
-
-@intrinsic
 def _count_bits(typingctx, bits):
     return types.int64(types.uint64), lambda context, builder, signature, args: builder.ctpop(args[0])
-
-
-@intrinsic
-def _first_bit(typingctx, bits):
-    return types.int64(types.uint64), lambda context, builder, signature, args: builder.cttz(args[0], _BIT(1))
 
 
 @intrinsic
@@ -270,7 +235,7 @@ def _fill_nan(typingctx, to, like):
 
     def codegen(context, builder, signature, args):
         ty, width = _float(like)
-        _store(builder, _spread(builder, ir.Constant(ty, float("nan")), width), args[0], 64 // width)
+        _store(builder, splat(builder, ir.Constant(ty, float("nan")), width), args[0], 64 // width)
         return context.get_dummy_value()
 
     return types.none(types.int64, like), codegen
@@ -296,10 +261,10 @@ def _append_for_target(at, stride, ids, bits, to, to_stride, to_ids, axes, like)
     def one_by_one(at, stride, ids, bits, to, to_stride, to_ids, axes, like):
         k = 0
         while bits:
-            lane = _first_bit(bits)
+            lane = first_bit(bits)
             for d in range(dim):
-                _store_scalar(to + d * to_stride + k * size, _load_scalar(at + d * stride + lane * size, like))
-            _store_scalar(to_ids + k * 4, load_id(ids + lane * 4))
+                store_scalar(to + d * to_stride + k * size, _load_scalar(at + d * stride + lane * size, like))
+            store_scalar(to_ids + k * 4, load_id(ids + lane * 4))
             k += 1
             bits &= bits - np.uint64(1)
 
@@ -373,7 +338,7 @@ def _scan_ball_for_target(at, stride, count, point, reach, out):
                 bits = ball_mask(at + first * size, stride, point, reach)
                 word |= bits << np.uint64(first - block)
             while word:
-                _store_scalar(end, load_id(ids + 4 * (block + _first_bit(word))))
+                store_scalar(end, load_id(ids + 4 * (block + first_bit(word))))
                 end += 4
                 word &= word - np.uint64(1)
         return (end - out) // 4

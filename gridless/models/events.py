@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, TypedDict, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -85,15 +85,14 @@ class EventResNet(nn.Module):
         blocks: int = 0,
         counts: bool = False,
     ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
         for name, value, known in (("form", form, ("scan", "edges")), ("head", head, ("voxel", "stream"))):
             if value not in known:
                 raise ValueError(f"EventResNet: {name} must be one of {', '.join(map(repr, known))}, not {value!r}")
         if not 0 <= pooled < levels:
             raise ValueError(f"EventResNet: pooled must be one of the {levels} levels, counted from 0, not {pooled}")
-        arguments = dict(locals())
-        self.config: dict[str, Any] = {"model": "EventResNet"} | {k: arguments[k] for k in _ARGUMENTS}
-        self.config["sensor"] = list(map(int, sensor))
+        self.config: dict[str, Any] = {"model": "EventResNet", **arguments, "sensor": list(map(int, sensor))}
         plan = self.plan = Plan()  # what pixels and times alone decide
         window = WINDOW if form == "edges" else None
         clock = stream = plan.events(sensor)
@@ -155,12 +154,6 @@ class EventResNet(nn.Module):
                 work = layer.hidden.weight.numel() + (2 + self.config["classes"]) * layer.hidden.out_features
                 parts[name] = len(geometry[layer.stream]) * work / events
         return parts | {"total": sum(parts.values())}
-
-
-_ARGUMENTS = (
-    "classes", "sensor", "width", "levels", "pooled", "decay_time", "threshold", "reset",
-    "head", "duration", "form", "rates", "dropout", "squash", "blocks", "counts",
-)  # fmt: skip
 
 
 def _conv_cost(layer: EventConv, geometry: Geometry) -> float:
@@ -331,46 +324,65 @@ class StreamHead(nn.Module):
         return (every * weight).sum() / events.num_examples, self.last(logits, geometry, None, self.logits.bias)
 
 
-def event_resnet(classes: int, sensor: tuple[int, int], **options: Any) -> EventResNet:
+class Options(TypedDict, total=False):
+    """The arguments of `EventResNet` behind `classes` and `sensor`, which every size below takes."""
+
+    width: int
+    levels: int
+    pooled: int
+    decay_time: float
+    threshold: float
+    reset: float
+    head: str
+    duration: int | None
+    form: str
+    rates: str
+    dropout: float
+    squash: bool
+    blocks: int
+    counts: bool
+
+
+def event_resnet(classes: int, sensor: tuple[int, int], **options: Unpack[Options]) -> EventResNet:
     """The paper's event network of any size; see `EventResNet`."""
     return EventResNet(classes, sensor, **options)
 
 
-def n_mnist(classes: int = 10, sensor: tuple[int, int] = (34, 34), **options: Any) -> EventResNet:
+def n_mnist(classes: int = 10, sensor: tuple[int, int] = (34, 34), **options: Unpack[Options]) -> EventResNet:
     """The paper's N-MNIST network: 3 levels from 32 channels, all of them pooled; 1,849,490 parameters."""
-    sizes = {"width": 32, "levels": 3, "pooled": 0, "decay_time": 2000.0, "threshold": 1.5, "reset": -3.0}
+    sizes: Options = {"width": 32, "levels": 3, "pooled": 0, "decay_time": 2000.0, "threshold": 1.5, "reset": -3.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
-def mnist_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Any) -> EventResNet:
+def mnist_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Unpack[Options]) -> EventResNet:
     """The paper's MNIST-DVS network: 5 levels from 8 channels; 1,890,466 parameters."""
-    sizes = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 10000.0, "threshold": 1.5, "reset": -2.0}
+    sizes: Options = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 10000.0, "threshold": 1.5, "reset": -2.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
-def cifar10_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Any) -> EventResNet:
+def cifar10_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Unpack[Options]) -> EventResNet:
     """The paper's CIFAR10-DVS network: 5 levels from 8 channels; 1,890,466 parameters."""
-    sizes = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 4000.0, "threshold": 1.6, "reset": -3.0}
+    sizes: Options = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 4000.0, "threshold": 1.6, "reset": -3.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
-def n_caltech101(classes: int = 102, sensor: tuple[int, int] = (117, 87), **options: Any) -> EventResNet:
+def n_caltech101(classes: int = 102, sensor: tuple[int, int] = (117, 87), **options: Unpack[Options]) -> EventResNet:
     """The paper's N-Caltech101 network, on recordings of half resolution: 5 levels from 16; 7,432,414 parameters."""
-    sizes = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.25, "reset": -2.0}
+    sizes: Options = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.25, "reset": -2.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
-def asl_dvs(classes: int = 24, sensor: tuple[int, int] = (120, 90), **options: Any) -> EventResNet:
+def asl_dvs(classes: int = 24, sensor: tuple[int, int] = (120, 90), **options: Unpack[Options]) -> EventResNet:
     """The paper's ASL-DVS network, on recordings of half resolution: 5 levels from 16; 7,412,368 parameters."""
-    sizes = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.0, "reset": -3.0}
+    sizes: Options = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.0, "reset": -3.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
-def n_cars(classes: int = 2, sensor: tuple[int, int] = (120, 100), **options: Any) -> EventResNet:
+def n_cars(classes: int = 2, sensor: tuple[int, int] = (120, 100), **options: Unpack[Options]) -> EventResNet:
     """A network for N-Cars, of our own sizing: 4 levels from 16 channels, the last three pooled.
 
     Threshold and decay time let half of the recordings fire 30 events or more on the last level, at 41 thousand
     multiply-adds per input event with the stream head.
     """
-    sizes = {"width": 16, "levels": 4, "pooled": 1, "decay_time": 8000.0, "threshold": 1.0, "reset": -2.0}
+    sizes: Options = {"width": 16, "levels": 4, "pooled": 1, "decay_time": 8000.0, "threshold": 1.0, "reset": -2.0}
     return EventResNet(classes, sensor, **sizes | options)

@@ -19,17 +19,25 @@ Save = Callable[[Any, tuple, Any], None]
 
 
 def operator(
-    name: str, fake: Callable, save: Save | None = None, backward: Callable | None = None
+    name: str,
+    fake: Callable,
+    save: Save | None = None,
+    backward: Callable | None = None,
+    schema: str | None = None,
 ) -> Callable[[Callable], Callable[..., Any]]:
     """Decorates the forward function of tensors and plain numbers, whose first argument is a tensor.
 
-    `name` is that of the registered operator, `fake` makes empty outputs while a graph is traced. `save(ctx, inputs,
-    output)` and `backward(ctx, *grads)` are those of `torch.library.register_autograd`; without `backward` a second
-    derivative is refused.
+    Args:
+        name: of the registered operator.
+        fake: makes empty outputs while a graph is traced.
+        save: `save(ctx, inputs, output)`, as of `torch.library.register_autograd`.
+        backward: `backward(ctx, *grads)`, likewise; without it a second derivative is refused.
+        schema: the arguments and results in torch's words, where the function's own signature does not say them.
     """
 
     def decorate(forward: Callable) -> Callable[..., Any]:
-        registered = torch.library.custom_op(f"gridless::{name}", _without_tangents(name, forward), mutates_args=())
+        function = _without_tangents(name, forward)
+        registered = torch.library.custom_op(f"gridless::{name}", function, mutates_args=(), schema=schema)
         registered.register_fake(_without_tangents(name, fake))
         registered.register_autograd(backward or _refuse_second, setup_context=save or _keep_nothing)
         run = eager(name, save, backward)(forward)

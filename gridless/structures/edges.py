@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gridless import backends
 from gridless.structures.base import Structure, as_splits, check_splits, index, same, size, splits_of
+from gridless.structures.transpose import reference
 
 MAX_EDGES = 2**31 - 1
 
@@ -162,7 +163,7 @@ def transpose(edges: Edges) -> Edges:
     """`Edges.transpose` without its memory: the same edges with source and target exchanged."""
     if not isinstance(edges, Edges):
         raise TypeError(f"transpose: expected Edges, not {type(edges).__name__}")
-    module = backends.implementation("gridless.structures.transpose", edges.device)
+    module = backends.implementation(reference, edges.device)
     splits, target = module.transpose(edges.splits, edges.source, edges.num_source, edges.padding)
     # `limit` is of the targets, and does not hold for the other side.
     back = Edges.made(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 
 import pytest
@@ -10,6 +11,7 @@ from streams import cut, of, stream
 
 import gridless as gl
 from gridless.models import EventResNet, asl_dvs, build, cifar10_dvs, mnist_dvs, n_caltech101, n_cars, n_mnist
+from gridless.models.events import Options
 
 SMALL = {"width": 4, "levels": 2, "pooled": 0, "decay_time": 100.0, "threshold": 0.6, "reset": -0.3}
 
@@ -35,6 +37,12 @@ def recordings() -> list[gl.Events]:
 )
 def test_sizes_are_those_of_the_paper(size, parameters):
     assert sum(p.numel() for p in size().parameters()) == parameters
+
+
+def test_sizes_take_every_option_of_the_network():
+    arguments = inspect.signature(EventResNet).parameters
+    assert ["classes", "sensor", *Options.__annotations__] == list(arguments)
+    assert n_mnist(levels=2, pooled=1, rates="ones").config["rates"] == "ones"
 
 
 def test_a_network_called_with_events_says_what_it_expects():

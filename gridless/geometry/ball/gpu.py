@@ -16,13 +16,14 @@ from gridless.geometry import gpu_common as common
 from gridless.geometry.ball import grid_gpu
 from gridless.geometry.checks import check_edge_count
 from gridless.geometry.gpu_common import count_bits, from_bits, load_point, lowest_bit, squared_to
-from gridless.kernels.launch import EXACT
+from gridless.kernels.launch import Launcher, cdiv
 from gridless.structures import Cloud
 
 # The largest example whose pairs are all tested.
 ALL_PAIRS = 2048
 
 _FILL_ROWS = 32
+_BLOCK = 128
 
 
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor]:
@@ -61,37 +62,21 @@ def _test_pairs(
     """0 and the neighbours of each target (1 + S') int32, and a bit for each source of its example (words, S')."""
     coords = source.coords
     counts = torch.zeros(len(target) + 1, dtype=torch.int32, device=coords.device)
-    bits = torch.empty((triton.cdiv(most_source, 32), len(target)), dtype=torch.int32, device=coords.device)
+    bits = torch.empty((cdiv(most_source, 32), len(target)), dtype=torch.int32, device=coords.device)
     # Four targets per thread share each load of a source; small examples would leave them idle.
     rows = 128 if most_target > 64 else 64 if most_target > 32 else 32
-    grid = (source.num_examples, triton.cdiv(most_target, rows))
-    high, low = common.squared_bits(radius, coords.dtype)
-    _test[grid](
-        coords,
-        source.splits,
-        target.coords,
-        target.splits,
-        counts,
-        bits,
-        len(target),
-        high,
-        low,
-        D=source.dim,
-        ROWS=rows,
-        DOUBLE=coords.dtype == torch.float64,
-        num_warps=1,
-        **EXACT,
-    )
+    grid = (source.num_examples, cdiv(most_target, rows), 1)
+    tensors = (coords, source.splits, target.coords, target.splits, counts, bits)
+    sizes = (len(target), *common.squared_bits(radius, coords.dtype))
+    _TEST(grid, tensors, sizes, (source.dim, rows, coords.dtype == torch.float64), 1)
     return counts, bits
 
 
 def _fill(source: Cloud, target: Cloud, splits: Tensor, bits: Tensor, total: int, most_target: int) -> Tensor:
     found = torch.empty(total, dtype=torch.int32, device=splits.device)
     if total:
-        grid = (source.num_examples, triton.cdiv(most_target, _FILL_ROWS))
-        _expand[grid](
-            source.splits, target.splits, splits, bits, found, len(target), ROWS=_FILL_ROWS, num_warps=1, **EXACT
-        )
+        grid = (source.num_examples, cdiv(most_target, _FILL_ROWS), 1)
+        _EXPAND(grid, (source.splits, target.splits, splits, bits, found), (len(target),), (_FILL_ROWS,), 1)
     return found
 
 
@@ -105,12 +90,11 @@ def keep_nearest(source: Cloud, target: Cloud, splits: Tensor, found: Tensor, li
     distance = torch.empty(total, dtype=source.coords.dtype, device=device)
     keep = torch.empty(total, dtype=torch.int32, device=device)
     chosen = torch.empty(kept, dtype=torch.int32, device=device)
-    block = 128
-    grid = (triton.cdiv(total, block),)
-    _measure[grid](source.coords, target.coords, found, row, distance, total, D=source.dim, BLOCK=block, **EXACT)
-    _rank[grid](splits, row, distance, keep, total, limit, BLOCK=block, **EXACT)
+    grid = (cdiv(total, _BLOCK), 1, 1)
+    _MEASURE(grid, (source.coords, target.coords, found, row, distance), (total,), (source.dim, _BLOCK))
+    _RANK(grid, (splits, row, distance, keep), (total, limit), (_BLOCK,))
     at = torch.cumsum(keep, 0)
-    _choose[grid](found, keep, at, chosen, total, BLOCK=block, **EXACT)
+    _CHOOSE(grid, (found, keep, at, chosen), (total,), (_BLOCK,))
     return chosen
 
 
@@ -136,7 +120,7 @@ def _test(
     if tl.program_id(1) * ROWS < here:
         inside = local < here
         row = first + local
-        a, b, c, d, e, f, g, h = load_point(target, row, inside, D)
+        point = load_point(target, row, inside, D)
         begin = tl.load(source_splits + example)
         size = (tl.load(source_splits + example + 1) - begin).to(tl.int32)
         reach = from_bits(high, low, DOUBLE)
@@ -148,7 +132,7 @@ def _test(
             for k in tl.static_range(32):
                 # Past the end the last source is tested again, and its bits are cleared below.
                 j = tl.minimum(word * 32 + k, size - 1)
-                hit = squared_to(near, j * D, None, 1, a, b, c, d, e, f, g, h, D) <= reach
+                hit = squared_to(near, j * D, None, 1, point, D) <= reach
                 hits |= tl.where(hit, (1 << k) if k < 31 else -2147483648, 0)
             left = size - word * 32
             hits = tl.where(left < 32, hits & ((1 << tl.minimum(left, 31)) - 1), hits)
@@ -194,11 +178,11 @@ def _measure(source, target, found, row, distance, total, D: tl.constexpr, BLOCK
     ok = edge < total
     i = tl.load(row + edge, mask=ok, other=0).to(tl.int64)
     j = tl.load(found + edge, mask=ok, other=0).to(tl.int64)
-    a, b, c, d, e, f, g, h = load_point(target, i, ok, D)
-    tl.store(distance + edge, squared_to(source, j * D, ok, 1, a, b, c, d, e, f, g, h, D), mask=ok)
+    point = load_point(target, i, ok, D)
+    tl.store(distance + edge, squared_to(source, j * D, ok, 1, point, D), mask=ok)
 
 
-@triton.jit(do_not_specialize=["total"])
+@triton.jit(do_not_specialize=["total", "limit"])
 def _rank(splits, row, distance, keep, total, limit, BLOCK: tl.constexpr):
     """Keep an edge when fewer than `limit` of its row are nearer, or as near and before it."""
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -220,3 +204,8 @@ def _choose(found, keep, at, chosen, total, BLOCK: tl.constexpr):
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     take = tl.load(keep + edge, mask=edge < total, other=0) > 0
     tl.store(chosen + tl.load(at + edge, mask=take, other=1) - 1, tl.load(found + edge, mask=take, other=0), mask=take)
+
+
+_TEST, _EXPAND, _MEASURE, _RANK, _CHOOSE = (
+    Launcher(kernel, exact=True) for kernel in (_test, _expand, _measure, _rank, _choose)
+)

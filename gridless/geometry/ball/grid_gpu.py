@@ -22,7 +22,7 @@ from torch import Tensor
 from gridless.geometry import gpu_common as common
 from gridless.geometry.checks import check_edge_count
 from gridless.geometry.gpu_common import example_of, from_bits, load_point, squared_to
-from gridless.kernels.launch import EXACT
+from gridless.kernels.launch import Launcher, cdiv
 from gridless.structures import Cloud
 
 _BLOCK = 128
@@ -81,9 +81,8 @@ def make_grid(source: Cloud, radius: float) -> Grid:
     # Whole multiples of 16 bytes, so that the second row begins as the first does: kernels are compiled for where.
     table = torch.zeros((2, -(-across * up * source.num_examples // 4) * 4), dtype=torch.int32, device=device)
     end = points - source.padding
-    _arrange[(triton.cdiv(points, _BLOCK),)](
-        source.coords, key, order, coords, table[0], table[1], points, end, levels, D=source.dim, BLOCK=_BLOCK, **EXACT
-    )
+    tensors = (source.coords, key, order, coords, table[0], table[1])
+    _ARRANGE((cdiv(points, _BLOCK), 1, 1), tensors, (points, end, levels), (source.dim, _BLOCK))
     return grid._replace(key=key, coords=coords, index=order, start=table[0], end=table[1])
 
 
@@ -114,21 +113,8 @@ def _frame(source: Cloud, box: common.Facts, radius: float) -> tuple[int, int, l
 def _sort(cloud: Cloud, grid: Grid) -> tuple[Tensor, Tensor]:
     """Keys of a cloud in the grid, ascending, and the rows they belong to; padding comes last."""
     key = torch.empty(len(cloud), dtype=torch.int32, device=cloud.device)
-    across, up = grid.columns
-    _keys[(triton.cdiv(len(cloud), _BLOCK),)](
-        cloud.coords,
-        cloud.splits,
-        grid.frame,
-        key,
-        len(cloud),
-        cloud.num_examples,
-        across,
-        up,
-        grid.levels,
-        D=cloud.dim,
-        BLOCK=_BLOCK,
-        **EXACT,
-    )
+    tensors, sizes = (cloud.coords, cloud.splits, grid.frame, key), (len(cloud), cloud.num_examples)
+    _KEYS((cdiv(len(cloud), _BLOCK), 1, 1), tensors, (*sizes, *grid.columns, grid.levels), (cloud.dim, _BLOCK))
     key, order = torch.sort(key)
     return key, order.int()
 
@@ -144,34 +130,12 @@ def _run(
     splits: Tensor | None,
     found: Tensor | None,
 ) -> None:
-    high, low = common.squared_bits(radius, source.coords.dtype)
-    _search[(triton.cdiv(len(target), _TARGETS),)](
-        target.coords,
-        key,
-        order,
-        grid.frame,
-        grid.coords,
-        grid.key,
-        grid.index,
-        grid.start,
-        grid.end,
-        counts,
-        counts if splits is None else splits,
-        counts if found is None else found,
-        len(target),
-        target.num_examples,
-        len(source),
-        *grid.columns,
-        grid.levels,
-        high,
-        low,
-        D=source.dim,
-        BLOCK=_TARGETS,
-        DOUBLE=source.coords.dtype == torch.float64,
-        FILL=found is not None,
-        num_warps=1,
-        **EXACT,
-    )
+    gridded = (grid.frame, grid.coords, grid.key, grid.index, grid.start, grid.end)
+    out = (counts, counts if splits is None else splits, counts if found is None else found)
+    bits = common.squared_bits(radius, source.coords.dtype)
+    sizes = (len(target), target.num_examples, len(source), *grid.columns, grid.levels, *bits)
+    constants = (source.dim, _TARGETS, source.coords.dtype == torch.float64, found is not None)
+    _SEARCH((cdiv(len(target), _TARGETS), 1, 1), (target.coords, key, order, *gridded, *out), sizes, constants, 1)
 
 
 @triton.jit
@@ -187,7 +151,7 @@ def _keys(coords, splits, frame, key, rows, examples, across, up, levels, D: tl.
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < rows
     example = example_of(splits, row, examples)
-    x, y, z = _axes(coords, row, ok, D)
+    x, y, z = _axes(load_point(coords, row, ok, D), D)
     cx = _cell(x, 0.0, tl.load(frame), tl.load(frame + 1), across)
     cy = _cell(y, 0.0, tl.load(frame + 2), tl.load(frame + 3), up)
     cz = _cell(z, 0.0, tl.load(frame + 4), tl.load(frame + 5), levels)
@@ -197,17 +161,9 @@ def _keys(coords, splits, frame, key, rows, examples, across, up, levels, D: tl.
 
 
 @triton.jit
-def _axes(coords, row, ok, D: tl.constexpr):
+def _axes(point, D: tl.constexpr):
     """The three coordinates that are gridded; the last of them is the one sources are sorted along."""
-    x = tl.load(coords + row * D, mask=ok, other=0.0)
-    y = x
-    z = x
-    if D == 2:
-        z = tl.load(coords + row * D + 1, mask=ok, other=0.0)
-    if D > 2:
-        y = tl.load(coords + row * D + 1, mask=ok, other=0.0)
-        z = tl.load(coords + row * D + 2, mask=ok, other=0.0)
-    return x, y, z
+    return point[0], point[1 if D > 2 else 0], point[2 if D > 2 else D - 1]
 
 
 @triton.jit(do_not_specialize=["rows", "filled", "levels"])
@@ -258,17 +214,12 @@ def _search(
     example = tl.load(key + at, mask=at < rows, other=0) // levels // (across * up)
     ok = (at < rows) & (example < examples)
     row = tl.load(order + at, mask=ok, other=0).to(tl.int64)
-    a, b, c, d, e, f, g, h = load_point(target, row, ok, D)
-    y = b
-    z = c
-    if D == 1:
-        z = a
-    if D == 2:
-        z = b
+    point = load_point(target, row, ok, D)
+    x, y, z = _axes(point, D)
     within = from_bits(high, low, DOUBLE)
     reach = tl.load(frame + 6)
-    x_first = _cell(a, -reach, tl.load(frame), tl.load(frame + 1), across)
-    x_last = _cell(a, reach, tl.load(frame), tl.load(frame + 1), across)
+    x_first = _cell(x, -reach, tl.load(frame), tl.load(frame + 1), across)
+    x_last = _cell(x, reach, tl.load(frame), tl.load(frame + 1), across)
     y_first = _cell(y, -reach, tl.load(frame + 2), tl.load(frame + 3), up)
     y_last = _cell(y, reach, tl.load(frame + 2), tl.load(frame + 3), up)
     z_first = _cell(z, -reach, tl.load(frame + 4), tl.load(frame + 5), levels)
@@ -308,7 +259,7 @@ def _search(
             for k in range(0, tl.max(stop - begin, 0)):
                 p = begin + k
                 here = p < stop
-                hit = here & (squared_to(arranged, p, here, sources, a, b, c, d, e, f, g, h, D) <= within)
+                hit = here & (squared_to(arranged, p, here, sources, point, D) <= within)
                 if FILL:
                     tl.store(out, tl.load(index + p, mask=hit, other=0), mask=hit)
                     out += hit.to(tl.int32)
@@ -316,3 +267,6 @@ def _search(
                     total += hit.to(tl.int32)
     if not FILL:
         tl.store(counts + 1 + row, total, mask=ok)
+
+
+_KEYS, _ARRANGE, _SEARCH = (Launcher(kernel, exact=True) for kernel in (_keys, _arrange, _search))

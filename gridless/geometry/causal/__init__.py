@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import torch
 from torch import Tensor
 
 from gridless.backends import implementation
-from gridless.geometry.lif import check_events
-from gridless.geometry.taps import Kernel, check_stride, coarser, offsets
+from gridless.geometry.causal import reference
+from gridless.geometry.causal.link import Link, link
+from gridless.geometry.taps import Kernel
 from gridless.structures import Edges, Events, Structure
 from gridless.structures.base import index, same, size
 
@@ -28,47 +28,7 @@ class Runs(NamedTuple):
 
 def by_pixel(events: Events) -> Runs:
     """The runs of `events`, made once and kept beside them. Padding rows come last and belong to no pixel."""
-    return events.cached("by_pixel", lambda: Runs(*implementation(__name__, events.device).by_pixel(events)))
-
-
-class Link(NamedTuple):
-    """Two streams and the kernel that joins them: what all searches and convolutions on events walk.
-
-    Target i sees, at tap u, the events of its example at the source pixel stride * pixel_i + offset_u that arrived up
-    to and including row `until[i]` of the source.
-    """
-
-    source: Events
-    target: Events
-    until: Tensor
-    offsets: tuple[tuple[int, int], ...]
-    stride: int
-
-
-def link(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1, what: str = "causal") -> Link:
-    """Check that `target` was made from `source`, or is `source` itself: then each event sees up to itself."""
-    taps = offsets(kernel)
-    grid = coarser(source.sensor, check_stride(stride))
-    for events in (source, target):
-        check_events(what, events)
-    if target.sensor != grid:
-        raise ValueError(
-            f"{what}: a stride of {stride} leaves a grid of {grid[0]} x {grid[1]} of the source's "
-            f"{source.sensor[0]} x {source.sensor[1]}, but the target's is {target.sensor[0]} x {target.sensor[1]}"
-        )
-    if source.device != target.device or source.num_examples != target.num_examples:
-        raise ValueError(f"{what}: source and target must be on one device and of the same examples")
-    if target is source:
-        until = source.cached("rows", lambda: torch.arange(len(source), device=source.device))
-    elif target.cause is None:
-        raise ValueError(f"{what}: the target does not know its causes: it must be the source, or made from it by lif")
-    elif target.num_parent != len(source):
-        raise ValueError(
-            f"{what}: the target was made from {target.num_parent} events, but the source has {len(source)}"
-        )
-    else:
-        until = target.cause
-    return Link(source, target, until, taps, stride)
+    return events.cached("by_pixel", lambda: Runs(*implementation(reference, events.device).by_pixel(events)))
 
 
 def causal(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1, window: float | None = None) -> Edges:
@@ -94,14 +54,14 @@ def causal(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1, 
         raise ValueError(f"causal: window must be a number of microseconds, 0 or more, not {window}")
     # Ages are whole microseconds, so that a fraction of one changes nothing.
     reach = 2**62 if window is None or window >= 2**62 else int(window)
-    splits, edges = implementation(__name__, source.device).causal(joined, reach)
+    splits, edges = implementation(reference, source.device).causal(joined, reach)
     return Edges(splits, edges, len(source)).trusted()
 
 
 def latest(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1) -> Latest:
     """For every target and tap the latest event that `causal`, with these arguments, would find, or -1."""
     joined = link(source, target, kernel, stride, "latest")
-    row = implementation(__name__, source.device).latest(joined)
+    row = implementation(reference, source.device).latest(joined)
     return Latest(row, len(source)).trusted()
 
 

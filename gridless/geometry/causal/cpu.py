@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.geometry.causal import Link
 from gridless.geometry.causal import by_pixel as runs_of
+from gridless.geometry.causal.link import Link
 from gridless.kernels.compile import njit
 from gridless.kernels.threads import even_ranges, in_threads, num_threads, row_ranges
 from gridless.structures import MAX_EDGES, Events

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gridless.geometry.causal import Link
 from gridless.geometry.causal import by_pixel as runs_of
+from gridless.geometry.causal.link import Link
 from gridless.kernels.launch import EXACT
 from gridless.structures import MAX_EDGES, Events
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gridless.geometry.causal import Link
+from gridless.geometry.causal.link import Link
 from gridless.structures import Events
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from gridless.geometry.blocks import aligned, bound_blocks, bound_boxes, sort_into_blocks, squared
 from gridless.geometry.work import CROSSING, cut_examples, refuse_crossing
 from gridless.kernels.compile import njit
-from gridless.kernels.simd_blocks import BLOCK, equal, first_bit, largest, lower, touched
+from gridless.kernels.llvm import first_bit
+from gridless.kernels.simd_blocks import BLOCK, equal, largest, lower, touched
 from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud, Edges
 

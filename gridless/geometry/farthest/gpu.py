@@ -15,7 +15,7 @@ from torch import Tensor
 from gridless.geometry import gpu_common as common
 from gridless.geometry.gpu_common import load_point, squared_to
 from gridless.geometry.rejection.gpu import check_within_examples, collect, decide, rejecting_rows, squared_to_sample
-from gridless.kernels.launch import EXACT
+from gridless.kernels.launch import EXACT, Launcher, cdiv, power_of_two
 from gridless.structures import Cloud, Edges
 
 # Numbers of a cloud that fit into the registers of one program: points times (dimensions + 1), in float32.
@@ -31,43 +31,21 @@ def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: 
     taken = torch.empty(int(splits[-1]), dtype=torch.int64, device=cloud.device)
     if len(taken) == 0:
         return taken
-    block = triton.next_power_of_2(largest)
+    block = power_of_two(largest)
     width = 2 if cloud.coords.dtype == torch.float64 else 1
     if near is None and block * (cloud.dim + 1) * width <= _ON_CHIP:
-        _on_chip[(cloud.num_examples,)](
-            cloud.coords,
-            cloud.splits,
-            splits,
-            taken,
-            start,
-            D=cloud.dim,
-            BLOCK=block,
-            num_warps=min(max(block // 256, 1), 16),
-            **EXACT,
-        )
+        tensors, warps = (cloud.coords, cloud.splits, splits, taken), min(max(block // 256, 1), 16)
+        _ALL_ON_CHIP((cloud.num_examples, 1, 1), tensors, (start,), (cloud.dim, block), warps)
         return taken
     if near is None and (share := _share(cloud, largest)):
         _take_together(cloud, splits, taken, start, largest, share)
         return taken
     closest, kept, kept_splits = _begin(cloud, near, reject)
     block = min(block, 4096)
-    _in_memory[(cloud.num_examples,)](
-        cloud.coords,
-        cloud.splits,
-        splits,
-        cloud.splits if near is None else near.splits,
-        cloud.splits if near is None else near.source,
-        kept,
-        kept_splits,
-        closest,
-        taken,
-        start,
-        D=cloud.dim,
-        BLOCK=block,
-        NEAR=near is not None,
-        num_warps=min(max(block // 256, 1), 16),
-        **EXACT,
-    )
+    edges = (cloud.splits, cloud.splits) if near is None else (near.splits, near.source)
+    tensors = (cloud.coords, cloud.splits, splits, *edges, kept, kept_splits, closest, taken)
+    constants = (cloud.dim, block, near is not None)
+    _IN_MEMORY((cloud.num_examples, 1, 1), tensors, (start,), constants, min(max(block // 256, 1), 16))
     return taken
 
 
@@ -76,13 +54,13 @@ def _share(cloud: Cloud, largest: int) -> int:
     if cloud.coords.dtype != torch.float32 or cloud.dim > 3 or cloud.device.type != "cuda":
         return 0
     at_once = torch.cuda.get_device_properties(cloud.device).multi_processor_count
-    return next((n for n in _SHARES if cloud.num_examples * triton.cdiv(largest, n) <= at_once), 0)
+    return next((n for n in _SHARES if cloud.num_examples * cdiv(largest, n) <= at_once), 0)
 
 
 def _take_together(cloud: Cloud, splits: Tensor, taken: Tensor, start: int, largest: int, share: int) -> None:
     best = torch.zeros(len(taken), dtype=torch.int64, device=cloud.device)
     arrived = torch.zeros(len(taken), dtype=torch.int32, device=cloud.device)
-    _together[(cloud.num_examples, triton.cdiv(largest, share))](
+    _together[(cloud.num_examples, cdiv(largest, share))](
         cloud.coords,
         cloud.splits,
         splits,
@@ -105,12 +83,12 @@ def _begin(cloud: Cloud, near: Edges | None, reject: bool) -> tuple[Tensor, Tens
     if near is not None and reject:
         rows = rejecting_rows(cloud, near, None)
         kept = decide(cloud, rows)
-        return squared_to_sample(cloud, rows, kept), *collect(cloud, kept)
+        return squared_to_sample(cloud, rows, kept), *collect(cloud, kept)[:2]
     closest = torch.full((len(cloud),), torch.inf, dtype=cloud.coords.dtype, device=cloud.device)
     return closest, torch.zeros_like(cloud.splits), torch.zeros_like(cloud.splits)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start"])
 def _on_chip(coords, splits, taken_splits, taken, start, D: tl.constexpr, BLOCK: tl.constexpr):
     example = tl.program_id(0)
     first = tl.load(splits + example)
@@ -119,13 +97,13 @@ def _on_chip(coords, splits, taken_splits, taken, start, D: tl.constexpr, BLOCK:
     size = (tl.load(taken_splits + example + 1) - out).to(tl.int32)
     lane = tl.arange(0, BLOCK)
     here = lane < points
-    a, b, c, d, e, f, g, h = load_point(coords, first + lane, here, D)
+    point = load_point(coords, first + lane, here, D)
     # Taken points have -1, lanes without a point -2.
     closest = tl.where(here, float("inf"), -2.0).to(coords.dtype.element_ty)
     current = points * 0 + start
     for k in range(0, size):
         tl.store(taken + out + k, first + current)
-        d2 = squared_to(coords, (first + current) * D, None, 1, a, b, c, d, e, f, g, h, D)
+        d2 = squared_to(coords, (first + current) * D, None, 1, point, D)
         closest = tl.minimum(closest, d2)
         closest = tl.where(lane == current, -1.0, closest)
         current = tl.argmax(closest, 0)
@@ -142,13 +120,13 @@ def _together(coords, splits, taken_splits, taken, best, arrived, start, D: tl.c
     size = (tl.load(taken_splits + example + 1) - out).to(tl.int32)
     lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     here = lane < points
-    a, b, c, d, e, f, g, h = load_point(coords, first + lane, here, D)
+    point = load_point(coords, first + lane, here, D)
     closest = tl.where(here, float("inf"), -2.0)
     current = points * 0 + start
     for k in range(0, size):
         if tl.program_id(1) == 0:
             tl.store(taken + out + k, first + current)
-        d2 = squared_to(coords, (first + current) * D, None, 1, a, b, c, d, e, f, g, h, D)
+        d2 = squared_to(coords, (first + current) * D, None, 1, point, D)
         closest = tl.minimum(closest, d2)
         closest = tl.where(lane == current, -1.0, closest)
         # Bits of distances ascend as they do; 0 is below all of them, for what was taken.
@@ -161,7 +139,7 @@ def _together(coords, splits, taken_splits, taken, best, arrived, start, D: tl.c
         current = 0x7FFFFFFF - (tl.load(best + out + k, volatile=True) & 0x7FFFFFFF).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["start"])
 def _in_memory(
     coords,
     splits,
@@ -199,12 +177,12 @@ def _in_memory(
             tl.store(taken + out + k, current)
             # Every lane has read before any writes.
             tl.debug_barrier()
-            a, b, c, d, e, f, g, h = load_point(coords, current + lane * 0, lane >= 0, D)
+            point = load_point(coords, current + lane * 0, lane >= 0, D)
             end = tl.load(near_splits + current + 1)
             for at in range(tl.load(near_splits + current), end, BLOCK):
                 ok = at + lane < end
                 j = tl.load(near + at + lane, mask=ok, other=0).to(tl.int64)
-                d2 = squared_to(coords, j * D, ok, 1, a, b, c, d, e, f, g, h, D)
+                d2 = squared_to(coords, j * D, ok, 1, point, D)
                 lower = tl.minimum(tl.load(closest + j, mask=ok, other=0.0), d2)
                 tl.store(closest + j, tl.where(j == current, -1.0, lower), mask=ok)
             # The point itself, where a search does not list it.
@@ -217,8 +195,8 @@ def _in_memory(
             for at in range(first, last, BLOCK):
                 row = at + lane
                 ok = row < last
-                a, b, c, d, e, f, g, h = load_point(coords, row, ok, D)
-                d2 = squared_to(coords, current * D, None, 1, a, b, c, d, e, f, g, h, D)
+                point = load_point(coords, row, ok, D)
+                d2 = squared_to(coords, current * D, None, 1, point, D)
                 value = tl.minimum(tl.load(closest + row, mask=ok, other=-2.0), d2)
                 value = tl.where(row == current, -1.0, value)
                 tl.store(closest + row, value, mask=ok)
@@ -239,3 +217,6 @@ def _farthest(closest, first, last, lane, BLOCK: tl.constexpr):
         best = tl.where(more, value, best)
         where = tl.where(more, at + lane, where)
     return tl.min(tl.where(best == tl.max(best, 0), where, last), 0)
+
+
+_ALL_ON_CHIP, _IN_MEMORY = Launcher(_on_chip, exact=True), Launcher(_in_memory, exact=True)

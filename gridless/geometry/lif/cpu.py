@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.geometry.lif import Rule
+from gridless.geometry.lif.rule import Rule
 from gridless.kernels.compile import njit
 from gridless.kernels.threads import in_threads
 from gridless.structures import Events

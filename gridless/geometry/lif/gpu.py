@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gridless.geometry.lif import Rule
+from gridless.geometry.lif.rule import Rule
 from gridless.kernels.launch import EXACT
 from gridless.structures import Events
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gridless.geometry.lif import Rule
+from gridless.geometry.lif.rule import Rule
 from gridless.structures import Events
 
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from gridless.geometry.blocks import aligned, bound_blocks, bound_boxes, sort_into_blocks
 from gridless.geometry.work import cut_examples
 from gridless.kernels.compile import njit
-from gridless.kernels.simd_blocks import BLOCK, distances, enough, first_bit, insert, reached, within
+from gridless.kernels.llvm import first_bit
+from gridless.kernels.simd_blocks import BLOCK, distances, enough, insert, reached, within
 from gridless.kernels.threads import in_threads, num_threads
 from gridless.structures import Cloud
 

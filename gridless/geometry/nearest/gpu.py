@@ -18,11 +18,12 @@ from gridless.geometry import gpu_common as common
 from gridless.geometry.ball import gpu as ball_gpu
 from gridless.geometry.ball import grid_gpu
 from gridless.geometry.gpu_common import load_point, squared_to
-from gridless.kernels.launch import EXACT
+from gridless.kernels.launch import Launcher, cdiv, power_of_two
 from gridless.structures import Cloud
 
 # The largest example whose distances are kept on chip.
 ON_CHIP = 4096
+_BLOCK = 128
 
 
 def search(source: Cloud, target: Cloud, k: int) -> tuple[Tensor, Tensor]:
@@ -55,24 +56,11 @@ def _select_all(
     source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor, most: int, most_target: int
 ) -> None:
     double = source.coords.dtype == torch.float64
-    block = max(triton.next_power_of_2(most), 32)
+    block = max(power_of_two(most), 32)
     rows = max((2048 if double else 4096) // block, 1)
-    grid = (source.num_examples, triton.cdiv(most_target, rows))
-    _select[grid](
-        source.coords,
-        source.splits,
-        target.coords,
-        target.splits,
-        splits,
-        found,
-        k,
-        D=source.dim,
-        ROWS=rows,
-        BLOCK=block,
-        DOUBLE=double,
-        num_warps=4,
-        **EXACT,
-    )
+    grid = (source.num_examples, cdiv(most_target, rows), 1)
+    tensors = (source.coords, source.splits, target.coords, target.splits, splits, found)
+    _SELECT(grid, tensors, (k,), (source.dim, rows, block, double))
 
 
 def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor) -> None:
@@ -87,10 +75,8 @@ def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor) -
         near = ball_gpu.keep_nearest(source, rest, full, near, k, kept)
         counts = kept_splits.diff()
         done = counts == splits[row + 1] - splits[row]
-        block = 128
-        _place[(triton.cdiv(len(row), block),)](
-            kept_splits, near, done, row, splits, found, len(row), BLOCK=block, **EXACT
-        )
+        tensors = (kept_splits, near, done, row, splits, found)
+        _PLACE((cdiv(len(row), _BLOCK), 1, 1), tensors, (len(row),), (_BLOCK,))
         left = ~done
         before = torch.cat([left.new_zeros(1, dtype=torch.int64), left.cumsum(0)])
         rest = Cloud(rest.coords[left], before[rest.splits]).trusted()
@@ -130,7 +116,7 @@ def _first_radius(source: Cloud, target: Cloud, k: int) -> float:
     return radius
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["k"])
 def _select(
     source,
     source_splits,
@@ -155,8 +141,8 @@ def _select(
         size = (tl.load(source_splits + example + 1) - begin).to(tl.int32)
         lane = tl.arange(0, BLOCK)[None, :]
         some = lane < size
-        a, b, c, d, e, f, g, h = load_point(target, row[:, None], inside[:, None], D)
-        d2 = squared_to(source, (begin + lane) * D, some, 1, a, b, c, d, e, f, g, h, D)
+        point = load_point(target, row[:, None], inside[:, None], D)
+        d2 = squared_to(source, (begin + lane) * D, some, 1, point, D)
         if DOUBLE:
             value = tl.where(some, d2.to(tl.int64, bitcast=True), 0x7FFFFFFFFFFFFFFF)
             one = tl.full([ROWS], 1, tl.int64)
@@ -193,3 +179,6 @@ def _place(near_splits, near, done, row, splits, found, rows, BLOCK: tl.constexp
     out = tl.load(splits + tl.load(row + at, mask=ready, other=0), mask=ready, other=0)
     for k in range(0, tl.max(count, 0)):
         tl.store(found + out + k, tl.load(near + start + k, mask=k < count, other=0), mask=k < count)
+
+
+_SELECT, _PLACE = Launcher(_select, exact=True), Launcher(_place, exact=True)

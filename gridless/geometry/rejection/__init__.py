@@ -22,7 +22,8 @@ def rejection_sample(
     No two samples are neighbours, and every point is a sample or a neighbour of one.
 
     A backend's `sample(cloud, near, radius, distance)` gets a checked cloud and either edges or a radius rounded to the
-    dtype, and returns the rows of the samples int64, their splits (B + 1) int64, and the distances (S) or None.
+    dtype, and returns the rows of the samples int64, their splits (B + 1) int64, the distances (S) or None, and, where
+    it has read them back, the sizes of the smallest and largest example.
 
     Args:
         cloud: S points.
@@ -40,8 +41,12 @@ def rejection_sample(
         check_near("rejection_sample", cloud, near)
     if radius is not None:
         radius = check_radius("rejection_sample", radius, cloud.coords.dtype)
-    kept, splits, to_sample = backends.implementation(reference, cloud.device).sample(cloud, near, radius, distance)
-    return cloud.sampled(kept, splits, to_sample)
+    backend = backends.implementation(reference, cloud.device)
+    kept, splits, to_sample, sizes = backend.sample(cloud, near, radius, distance)
+    sample = cloud.sampled(kept, splits, to_sample)
+    if sizes is not None:
+        sample.cached("sizes", lambda: sizes)
+    return sample
 
 
 def doubtful_depth(near: Edges, depth: Tensor, known: float, radius: float) -> float:

@@ -183,7 +183,7 @@ def _compact(kept, splits, counts, ends, out):
 
 def sample(
     cloud: Cloud, near: Edges | None, radius: float | None, distance: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, None]:
     coords, splits = cloud.coords.detach().contiguous().numpy(), cloud.splits.numpy()
     closest = np.full(len(coords) if distance else 0, np.inf, coords.dtype)
     kept = np.empty(len(coords), np.int64)
@@ -202,7 +202,8 @@ def sample(
     index = np.empty(ends[-1], np.int64)
     _compact(kept, splits, counts, ends, index)
     closest[splits[-1] :] = 0
-    return torch.from_numpy(index), torch.from_numpy(ends), torch.from_numpy(closest).sqrt() if distance else None
+    far = torch.from_numpy(closest).sqrt() if distance else None
+    return torch.from_numpy(index), torch.from_numpy(ends), far, None
 
 
 @njit(nogil=True, cache=True)

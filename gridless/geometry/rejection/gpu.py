@@ -12,12 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gridless.geometry import gpu_common as common
 from gridless.geometry.ball.gpu import ball
 from gridless.geometry.gpu_common import load_point, squared_to
 from gridless.geometry.rejection.reference import doubtful_depth as doubtful_depth  # torch, a few rounds
 from gridless.geometry.work import CROSSING, refuse_crossing
-from gridless.kernels.launch import EXACT
+from gridless.kernels.launch import Launcher, cdiv
 from gridless.structures import Cloud, Edges
 
 _BLOCK = 128
@@ -25,11 +24,11 @@ _BLOCK = 128
 
 def sample(
     cloud: Cloud, near: Edges | None, radius: float | None, distance: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, int]]:
     rows = rejecting_rows(cloud, near, radius)
     kept = decide(cloud, rows)
-    index, splits = collect(cloud, kept)
-    return index, splits, squared_to_sample(cloud, rows, kept).sqrt() if distance else None
+    index, splits, sizes = collect(cloud, kept)
+    return index, splits, squared_to_sample(cloud, rows, kept).sqrt() if distance else None, sizes
 
 
 def rejecting_rows(cloud: Cloud, near: Edges | None, radius: float | None) -> Edges:
@@ -61,25 +60,22 @@ def decide(cloud: Cloud, rows: Edges) -> Tensor:
     # Kept or not, a ticket counter, and the state of every point.
     memory = torch.zeros(2 * points + 1, dtype=torch.int32, device=device)
     if end:
-        _decide[(triton.cdiv(end, 32),)](
-            rows.splits, rows.source, memory, points, end, ROWS=32, WINDOW=8, num_warps=1, **EXACT
-        )
+        _DECIDE((cdiv(end, 32), 1, 1), (rows.splits, rows.source, memory), (points, end), (32, 8), 1)
     return memory[:points]
 
 
-def collect(cloud: Cloud, kept: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of the samples (S') int64 and their splits; one read-back."""
+def collect(cloud: Cloud, kept: Tensor) -> tuple[Tensor, Tensor, tuple[int, int]]:
+    """Rows of the samples (S') int64, their splits, and the sizes of the smallest and largest; one read-back."""
     device, examples = cloud.device, cloud.num_examples
     at = torch.cumsum(kept, 0)
     splits = torch.empty(examples + 1, dtype=torch.int64, device=device)
     result = torch.empty(3, dtype=torch.int64, device=device)
-    _sample_splits[(1,)](cloud.splits, at, splits, result, examples, BLOCK=1024, num_warps=4, **EXACT)
+    _SAMPLE_SPLITS((1, 1, 1), (cloud.splits, at, splits, result), (examples,), (1024,))
     total, smallest, largest = result.tolist()
     index = torch.empty(total, dtype=torch.int64, device=device)
     if total:
-        _collect[(triton.cdiv(len(kept), 1024),)](kept, at, index, len(kept), BLOCK=1024, **EXACT)
-    common.remember_sizes(splits, smallest, largest)
-    return index, splits
+        _COLLECT((cdiv(len(kept), 1024), 1, 1), (kept, at, index), (len(kept),), (1024,))
+    return index, splits, (smallest, largest)
 
 
 def squared_to_sample(cloud: Cloud, rows: Edges, kept: Tensor) -> Tensor:
@@ -87,17 +83,8 @@ def squared_to_sample(cloud: Cloud, rows: Edges, kept: Tensor) -> Tensor:
     result = torch.zeros(len(cloud), dtype=cloud.coords.dtype, device=cloud.device)
     end = len(cloud) - cloud.padding
     if end:
-        _closest[(triton.cdiv(end, _BLOCK),)](
-            cloud.coords,
-            rows.splits,
-            rows.source,
-            kept,
-            result,
-            end,
-            D=cloud.dim,
-            BLOCK=_BLOCK,
-            **EXACT,
-        )
+        tensors = (cloud.coords, rows.splits, rows.source, kept, result)
+        _CLOSEST((cdiv(end, _BLOCK), 1, 1), tensors, (end,), (cloud.dim, _BLOCK))
     return result
 
 
@@ -165,13 +152,18 @@ def _closest(coords, splits, source, kept, result, end, D: tl.constexpr, BLOCK: 
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < end
     rejected = ok & (tl.load(kept + row, mask=ok, other=1) == 0)
-    a, b, c, d, e, f, g, h = load_point(coords, row, ok, D)
+    point = load_point(coords, row, ok, D)
     start = tl.load(splits + row, mask=ok, other=0)
     count = tl.where(rejected, (tl.load(splits + row + 1, mask=ok, other=0) - start).to(tl.int32), 0)
     best = tl.where(rejected, float("inf"), 0.0).to(result.dtype.element_ty)
     for k in range(0, tl.max(count, 0)):
         j = tl.load(source + start + k, mask=k < count, other=0).to(tl.int64)
         sample = (k < count) & (tl.load(kept + j, mask=k < count, other=0) > 0)
-        d2 = squared_to(coords, j * D, sample, 1, a, b, c, d, e, f, g, h, D)
+        d2 = squared_to(coords, j * D, sample, 1, point, D)
         best = tl.where(sample, tl.minimum(best, d2), best)
     tl.store(result + row, best, mask=ok)
+
+
+_DECIDE, _SAMPLE_SPLITS, _COLLECT, _CLOSEST = (
+    Launcher(kernel, exact=True) for kernel in (_decide, _sample_splits, _collect, _closest)
+)

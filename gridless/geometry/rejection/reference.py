@@ -15,7 +15,7 @@ from gridless.structures import Cloud, Edges
 
 def sample(
     cloud: Cloud, near: Edges | None, radius: float | None, distance: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, int] | None]:
     coords, splits = cloud.coords.detach(), cloud.splits.tolist()
     closest = torch.full((len(cloud),), torch.inf, dtype=coords.dtype, device=cloud.device)
     kept: list[int] = []
@@ -25,7 +25,7 @@ def sample(
         ends.append(len(kept))
     closest[splits[-1] :] = 0
     index = torch.tensor(kept, dtype=torch.int64, device=cloud.device)
-    return index, torch.tensor(ends, device=cloud.device), closest.sqrt() if distance else None
+    return index, torch.tensor(ends, device=cloud.device), closest.sqrt() if distance else None, None
 
 
 def neighbours(near: Edges, i: int, first: int, last: int) -> Tensor:

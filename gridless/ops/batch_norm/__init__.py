@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
+from gridless.ops.batch_norm import reference
 from gridless.ops.operator import operator
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -91,7 +92,7 @@ def _norm_backward(
     after: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of x (S, C), and of bias and weight (2, C)."""
-    package = implementation(__name__, x.device)
+    package = implementation(reference, x.device)
     return package.backward(grad.contiguous(), x.contiguous(), count, weight, bias, mean, scale, before, after)
 
 
@@ -124,7 +125,7 @@ def _norm(
     x: Tensor, count: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, before: bool, after: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """y, mean, 1 / sqrt(var + eps), unbiased variance."""
-    return implementation(__name__, x.device).forward(x.contiguous(), count, weight, bias, eps, before, after)
+    return implementation(reference, x.device).forward(x.contiguous(), count, weight, bias, eps, before, after)
 
 
 def _run_track(
@@ -136,7 +137,7 @@ def _run_track(
     tracked: Tensor,
     momentum: float,
 ) -> None:
-    implementation(__name__, mean.device).track(mean, var, count, running_mean, running_var, tracked, momentum)
+    implementation(reference, mean.device).track(mean, var, count, running_mean, running_var, tracked, momentum)
 
 
 _TRACKED = ("running_mean", "running_var", "tracked")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
+from gridless.ops.edge_max import reference
 from gridless.ops.operator import operator
 from gridless.structures import Edges
 
@@ -41,7 +42,7 @@ def _fake_backward(grad, row, back_splits, back_source):  # type: ignore[no-unty
 @operator("edge_max_backward", _fake_backward)
 def _max_backward(grad: Tensor, row: Tensor, back_splits: Tensor, back_source: Tensor) -> Tensor:
     """The gradient of the features: row j sums grad[i] over the targets i of source j where row[i] is j."""
-    return implementation(__name__, grad.device).backward(grad.contiguous(), row, back_splits, back_source)
+    return implementation(reference, grad.device).backward(grad.contiguous(), row, back_splits, back_source)
 
 
 def _fake(features, splits, source, back_splits, back_source):  # type: ignore[no-untyped-def]
@@ -63,4 +64,4 @@ def _max(
     features: Tensor, splits: Tensor, source: Tensor, back_splits: Tensor, back_source: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Values (S', C), and the source of each (S', C) int32, -1 where there is none."""
-    return implementation(__name__, features.device).forward(features.contiguous(), splits, source)
+    return implementation(reference, features.device).forward(features.contiguous(), splits, source)

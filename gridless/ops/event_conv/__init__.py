@@ -30,7 +30,9 @@ from torch import Tensor
 from gridless.backends import backend_for, implementation
 from gridless.geometry.causal import Link, link
 from gridless.geometry.taps import Kernel
-from gridless.ops.event_conv.autograd import convolve, fitted
+from gridless.ops.event_conv import reference
+from gridless.ops.event_conv.autograd import convolve
+from gridless.ops.event_conv.neighbourhoods import fitted
 from gridless.ops.point_conv import ORDERS, cheaper_order
 from gridless.structures import Edges, Events
 
@@ -142,7 +144,7 @@ def event_gather_step(
             f"not {kinds[0]} on {kinds[2]} and {kinds[1]} on {kinds[3]}: convert it"
         )
     with torch.no_grad():
-        backend = implementation(__name__, features.device)
+        backend = implementation(reference, features.device)
         values = (features.detach().contiguous(), rate.detach().contiguous())
         gathered, trace, time = backend.scan_step(*values, joined, float(decay_time), *(t.contiguous() for t in memory))
     return gathered, EventMemory(trace, time)

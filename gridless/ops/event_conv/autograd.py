@@ -5,15 +5,13 @@ its part of the weight, and dropped. With g the gradient of the result, B = g we
 
     d weight = A^T g,   d features = gather^T B,   d rate = <B, d A / d rate>
 
-A backend has `gather(features, rate, walk)`, which returns A as a matrix (S', U V Q), and, given the gradient of that
-matrix, `scatter(grad, features, rate, walk, wanted, total)`, which returns the gradients of the features, if `wanted`
-(added to `total`, where that is given), and of the rate. All tensors are contiguous.
+A backend is a `Backend`. All tensors are contiguous.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -22,6 +20,8 @@ from torch import Tensor
 
 from gridless.backends import backend_for, implementation, module_of
 from gridless.geometry.causal import Link
+from gridless.ops.event_conv import reference
+from gridless.ops.event_conv.neighbourhoods import Backend, Neighbourhoods, at_one_pixel, fitted
 from gridless.ops.operator import eager, operator, traced, without_autocast
 from gridless.structures import Edges, Events
 
@@ -29,16 +29,6 @@ from gridless.structures import Edges, Events
 # many temporal taps of a tap, because each tile walks the streams again.
 SMALL_TILE = 2**24
 TOGETHER = 4
-
-
-@dataclass(frozen=True)
-class Walk:
-    """What the kernels walk: the two streams, their edges if they are written out, and which taps are meant."""
-
-    link: Link
-    decay_time: float
-    edges: Edges | None = None
-    first_tap: int = 0
 
 
 def convolve(
@@ -65,25 +55,19 @@ def convolve(
         link = link._replace(source=one, target=one)
     if name == "reference":
         return _by_reference(features, weight, rate, bias, link, decay_time, edges, transform_first)
-    backend = module_of("gridless.ops.event_conv", name, features.device)
-    return _eager(features, weight, rate, bias, Walk(link, decay_time, edges), transform_first, backend)
+    backend = _module(name, features)
+    return _eager(features, weight, rate, bias, Neighbourhoods(link, decay_time, edges), transform_first, backend)
 
 
-def at_one_pixel(events: Events) -> Events:
-    """The same events on a sensor of one pixel."""
-
-    def make() -> Events:
-        fields = {"time": events.time, "splits": events.splits, "padding": events.padding}
-        return Events.made(pixel=torch.zeros_like(events.pixel), polarity=None, sensor=(1, 1), **fields).trusted()
-
-    return events.cached("at one pixel", make)
+def _module(name: str, where: Tensor) -> Backend:
+    return module_of("gridless.ops.event_conv", name, where.device)
 
 
 def _by_reference(
     features: Tensor, weight: Tensor | None, rate: Tensor, bias: Tensor | None, link: Link, decay_time: float,
     edges: Edges | None, transform_first: bool,
 ) -> Tensor:  # fmt: skip
-    backend = implementation("gridless.ops.event_conv", features.device)
+    backend = implementation(reference, features.device)
     if weight is None:
         return backend.gather(features, rate, link, decay_time, edges).flatten(1)
     if transform_first:
@@ -96,21 +80,21 @@ def _by_reference(
 
 
 class _Tile(NamedTuple):
-    """Part of the taps: its walk, its rate (u, v), and its rows of the weight (U V Q, P), or None for all."""
+    """Part of the taps: its neighbourhoods, its rate (u, v), and its rows of the weight (U V Q, P), or None for all."""
 
-    walk: Walk
+    near: Neighbourhoods
     rate: Tensor
     rows: slice | None
 
 
-def _tiles(walk: Walk, rate: Tensor, weight: Tensor) -> list[_Tile]:
+def _tiles(near: Neighbourhoods, rate: Tensor, weight: Tensor) -> list[_Tile]:
     """Tiles whose part of A has room: whole taps, or parts of one."""
-    (taps, temporal), channels, room = rate.shape, weight.shape[2], _room(walk, weight)
+    (taps, temporal), channels, room = rate.shape, weight.shape[2], _room(near, weight)
     if 0 < taps * temporal <= room:
-        return [_Tile(walk, rate, None)]
+        return [_Tile(near, rate, None)]
     tiles = []
     for u0, u1 in _even(taps, room // max(temporal, 1)):
-        part = replace(walk, link=walk.link._replace(offsets=walk.link.offsets[u0:u1]), first_tap=u0)
+        part = replace(near, link=near.link._replace(offsets=near.link.offsets[u0:u1]), first_tap=u0)
         for v0, v1 in [(0, temporal)] if (u1 - u0) * temporal <= room else _halves(temporal, room):
             rows = slice((u0 * temporal + v0) * channels, ((u1 - 1) * temporal + v1) * channels)
             tiles.append(_Tile(part, rate[u0:u1, v0:v1], rows))
@@ -132,9 +116,9 @@ def _halves(size: int, most: int) -> list[tuple[int, int]]:
     return [(a, min(a + step, size)) for a in range(0, size, step)]
 
 
-def _room(walk: Walk, weight: Tensor) -> int:
+def _room(near: Neighbourhoods, weight: Tensor) -> int:
     """The (S', Q) matrices of A that a tile may have."""
-    (_, temporal, channels, width), sources, targets = weight.shape, len(walk.link.source), len(walk.link.target)
+    (_, temporal, channels, width), sources, targets = weight.shape, len(near.link.source), len(near.link.target)
     allowed = max(SMALL_TILE, sources * channels, targets * width)
     return max(allowed // max(targets * channels, 1), min(temporal, TOGETHER))
 
@@ -145,26 +129,26 @@ def _dense(x: Tensor) -> Tensor:
 
 @without_autocast
 def _forward(
-    features: Tensor, weight: Tensor | None, rate: Tensor, bias: Tensor | None, walk: Walk, transform_first: bool,
-    backend: Any,
+    features: Tensor, weight: Tensor | None, rate: Tensor, bias: Tensor | None, near: Neighbourhoods,
+    transform_first: bool, backend: Backend,
 ) -> Tensor:  # fmt: skip
     features, rate = _dense(features), _dense(rate)
     if weight is None:
-        return backend.gather(features, rate, walk)
+        return backend.gather(features, rate, near)
     if transform_first:
         # The P channels of features weight_uv are walked, one v of one tap at a time.
-        out = features.new_zeros(len(walk.link.target), weight.shape[3])
-        for u, v, part, one in _each(walk, rate):
+        out = features.new_zeros(len(near.link.target), weight.shape[3])
+        for u, v, part, one in _each(near, rate):
             out += backend.gather(features @ weight[u, v], one, part)
         return out if bias is None else out.add_(bias)
     matrix, out = weight.flatten(0, 2), None
-    for part, tile, rows in _tiles(walk, rate, weight):
+    for part, tile, rows in _tiles(near, rate, weight):
         gathered = backend.gather(features, tile, part)
         kernel = matrix if rows is None else matrix[rows]
         out = torch.mm(gathered, kernel) if out is None else out.addmm_(gathered, kernel)
         del gathered
     if out is None:
-        out = features.new_zeros(len(walk.link.target), weight.shape[3])
+        out = features.new_zeros(len(near.link.target), weight.shape[3])
     return out if bias is None else out.add_(bias)
 
 
@@ -174,24 +158,25 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 @eager("event_conv_backward")
 @without_autocast
 def _backward(
-    grad: Tensor, features: Tensor, weight: Tensor | None, rate: Tensor, walk: Walk, transform_first: bool,
-    backend: Any, wanted: tuple[bool, ...],
+    grad: Tensor, features: Tensor, weight: Tensor | None, rate: Tensor, near: Neighbourhoods, transform_first: bool,
+    backend: Backend, wanted: tuple[bool, ...],
 ) -> Gradients:  # fmt: skip
     """Gradients of features, weight, rate and bias: those that are wanted."""
     grad, features, rate = _dense(grad), _dense(features), _dense(rate)
     d_bias = grad.sum(0) if wanted[3] else None
     if weight is None:
-        d_features, d_rate = backend.scatter(grad, features, rate, walk, wanted[0], None)
+        d_features, d_rate = backend.scatter(grad, features, rate, near, wanted[0], None)
         return d_features, None, d_rate if wanted[2] else None, d_bias
     if transform_first:
         d_features, d_weight, d_rate = torch.zeros_like(features), torch.zeros_like(weight), torch.zeros_like(rate)
-        for u, v, part, one in _each(walk, rate):
+        for u, v, part, one in _each(near, rate):
             d_moved, d_rate[u, v] = backend.scatter(grad, features @ weight[u, v], one, part, True, None)
+            assert d_moved is not None
             d_features.addmm_(d_moved, weight[u, v].t())
             d_weight[u, v] = features.t() @ d_moved
         return d_features, d_weight, d_rate, d_bias
     wants_features, wants_weight, wants_rate, _ = wanted
-    matrix, tiles = weight.flatten(0, 2), _tiles(walk, rate, weight)
+    matrix, tiles = weight.flatten(0, 2), _tiles(near, rate, weight)
     d_features, d_rates = None, []
     d_matrix = torch.empty_like(matrix) if wants_weight and len(tiles) != 1 else matrix
     for part, tile, rows in tiles:
@@ -218,10 +203,10 @@ def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
     return torch.cat([part.view(-1) for part in parts]).view(like.shape) if parts else torch.zeros_like(like)
 
 
-def _each(walk: Walk, rate: Tensor) -> Iterator[tuple[int, int, Walk, Tensor]]:
-    """Every u and v, with the walk and the rate (1, 1) of that one."""
+def _each(near: Neighbourhoods, rate: Tensor) -> Iterator[tuple[int, int, Neighbourhoods, Tensor]]:
+    """Every u and v, with the neighbourhoods and the rate (1, 1) of that one."""
     for u, v in product(*map(range, rate.shape)):
-        part = replace(walk, link=walk.link._replace(offsets=walk.link.offsets[u : u + 1]), first_tap=u)
+        part = replace(near, link=near.link._replace(offsets=near.link.offsets[u : u + 1]), first_tap=u)
         yield u, v, part, rate[u : u + 1, v : v + 1].contiguous()
 
 
@@ -240,11 +225,11 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _eager = eager("event_conv", _save, _differentiate)(_forward)
 
 
-# Under torch.compile: operators of tensors and plain numbers, which make the walk anew.
+# Under torch.compile: operators of tensors and plain numbers, which make the neighbourhoods anew.
 
 
 def _parts(link: Link, edges: Edges | None, anywhere: bool) -> tuple:
-    """A walk as tensors and numbers."""
+    """Neighbourhoods as tensors and numbers: what `_NEAR` names, less the decay time."""
     source, target = link.source, link.target
     numbers = [*source.sensor, source.padding, *target.sensor, target.padding, link.stride, int(target is source)]
     numbers.append(int(anywhere))
@@ -255,11 +240,17 @@ def _parts(link: Link, edges: Edges | None, anywhere: bool) -> tuple:
     return *streams, *along, numbers, [x for offset in link.offsets for x in offset]
 
 
-def _walk(
+_NEAR = (
+    "Tensor pixel, Tensor time, Tensor splits, Tensor target_pixel, Tensor target_time, Tensor target_splits, "
+    "Tensor until, Tensor? edge_splits, Tensor? edge_source, SymInt[] numbers, SymInt[] offsets, float decay_time"
+)
+
+
+def _near(
     pixel: Tensor, time: Tensor, splits: Tensor, target_pixel: Tensor, target_time: Tensor, target_splits: Tensor,
     until: Tensor, edge_splits: Tensor | None, edge_source: Tensor | None, numbers: list[int], offsets: list[int],
     decay_time: float,
-) -> Walk:  # fmt: skip
+) -> Neighbourhoods:  # fmt: skip
     width, height, padding, target_width, target_height, target_padding, stride, same, anywhere, *rest = numbers
     facts: dict[str, Any] = {"polarity": None, "sensor": (width, height), "padding": padding}
     source = target = Events.made(pixel=pixel, time=time, splits=splits, **facts)
@@ -271,9 +262,9 @@ def _walk(
         target = Events.made(pixel=target_pixel, time=target_time, splits=target_splits, **facts)
     link = Link(source, target, until, tuple(zip(offsets[::2], offsets[1::2], strict=True)), stride)
     if edge_splits is None:
-        return Walk(link, decay_time)
+        return Neighbourhoods(link, decay_time)
     edges = Edges.made(splits=edge_splits, source=edge_source, num_source=rest[0], padding=rest[1])
-    return Walk(link, decay_time, fitted(edges, link))
+    return Neighbourhoods(link, decay_time, fitted(edges, link))
 
 
 def _fake_backward(grad, features, weight, rate, *rest):  # type: ignore[no-untyped-def]
@@ -282,34 +273,18 @@ def _fake_backward(grad, features, weight, rate, *rest):  # type: ignore[no-unty
     return *made, grad.new_empty(grad.shape[1] if wants[3] else 0)
 
 
-@operator("event_conv_backward", _fake_backward)
-def _traced_backward(
-    grad: Tensor,
-    features: Tensor,
-    weight: Tensor | None,
-    rate: Tensor,
-    pixel: Tensor,
-    time: Tensor,
-    splits: Tensor,
-    target_pixel: Tensor,
-    target_time: Tensor,
-    target_splits: Tensor,
-    until: Tensor,
-    edge_splits: Tensor | None,
-    edge_source: Tensor | None,
-    numbers: list[int],
-    offsets: list[int],
-    decay_time: float,
-    transform_first: bool,
-    wanted: list[bool],
-    backend: str,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    streams = pixel, time, splits, target_pixel, target_time, target_splits, until, edge_splits, edge_source
-    walk = _walk(*streams, numbers, offsets, decay_time)
-    module = module_of("gridless.ops.event_conv", backend, grad.device)
-    found = _backward(grad, features, weight, rate, walk, transform_first, module, tuple(wanted))
+@operator(
+    "event_conv_backward",
+    _fake_backward,
+    schema=f"(Tensor grad, Tensor features, Tensor? weight, Tensor rate, {_NEAR}, bool transform_first, bool[] wanted, "
+    "str backend) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _traced_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    features, weight, rate, *near, transform_first, wanted, backend = given
+    module = _module(backend, grad)
+    found = _backward(grad, features, weight, rate, _near(*near), transform_first, module, tuple(wanted))
     # Operators return tensors: an empty one stands for a gradient that nobody wants.
-    return tuple(x if want and x is not None else grad.new_empty(0) for x, want in zip(found, wanted, strict=True))  # type: ignore[return-value]
+    return tuple(x if want and x is not None else grad.new_empty(0) for x, want in zip(found, wanted, strict=True))
 
 
 def _fake(features, weight, rate, bias, pixel, time, splits, target_pixel, *rest):  # type: ignore[no-untyped-def]
@@ -329,51 +304,14 @@ def _differentiate_traced(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return *(x if want else None for x, want in zip(found, wanted, strict=True)), *(None,) * 14
 
 
-@operator("event_conv", _fake, _save_traced, _differentiate_traced)
-def _traced(
-    features: Tensor,
-    weight: Tensor | None,
-    rate: Tensor,
-    bias: Tensor | None,
-    pixel: Tensor,
-    time: Tensor,
-    splits: Tensor,
-    target_pixel: Tensor,
-    target_time: Tensor,
-    target_splits: Tensor,
-    until: Tensor,
-    edge_splits: Tensor | None,
-    edge_source: Tensor | None,
-    numbers: list[int],
-    offsets: list[int],
-    decay_time: float,
-    transform_first: bool,
-    backend: str,
-) -> Tensor:
-    streams = pixel, time, splits, target_pixel, target_time, target_splits, until, edge_splits, edge_source
-    walk = _walk(*streams, numbers, offsets, decay_time)
-    module = module_of("gridless.ops.event_conv", backend, features.device)
-    return _forward(features, weight, rate, bias, walk, transform_first, module)
-
-
-def fitted(edges: Edges, joined: Link) -> Edges:
-    """The edges with a row for every (target, tap), padding rows too."""
-    rows = len(joined.target) * len(joined.offsets)
-    padded = joined.target.padding or edges.padding
-    if edges.num_source != len(joined.source) or (edges.num_target != rows and not padded):
-        raise ValueError(
-            f"event_conv: edges must join {len(joined.source)} sources and {rows} (target, tap) rows, "
-            f"not {edges.num_source} and {edges.num_target}: make them with causal(source, target, kernel, stride)"
-        )
-    if edges.device != joined.source.device:
-        raise ValueError(f"event_conv: edges are on {edges.device}, the events on {joined.source.device}: move one")
-    if edges.num_target == rows:
-        return edges
-
-    def make() -> Edges:
-        # Targets and (target, tap) rows were padded to different sizes; the rows in question have no edges.
-        more = max(rows - edges.num_target, 0)
-        splits = torch.cat([edges.splits[: rows + 1], edges.splits[-1:].expand(more)])
-        return Edges(splits, edges.source, edges.num_source, padding=edges.padding).trusted()
-
-    return edges.cached("fitted", make)
+@operator(
+    "event_conv",
+    _fake,
+    _save_traced,
+    _differentiate_traced,
+    schema=f"(Tensor features, Tensor? weight, Tensor rate, Tensor? bias, {_NEAR}, bool transform_first, str backend) "
+    "-> Tensor",
+)
+def _traced(features: Tensor, *given: Any) -> Tensor:
+    weight, rate, bias, *near, transform_first, backend = given
+    return _forward(features, weight, rate, bias, _near(*near), transform_first, _module(backend, features))

@@ -10,7 +10,6 @@ of threads does not change a bit.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,42 +19,40 @@ from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.cpu import share_cells, source_cell
 from gridless.kernels.compile import njit
 from gridless.kernels.threads import even_ranges, in_threads
+from gridless.ops.event_conv.neighbourhoods import Neighbourhoods
 from gridless.structures import Edges, Structure
-
-if TYPE_CHECKING:
-    from gridless.ops.event_conv.autograd import Walk
 
 CUTOFF = 80.0
 _PARTS = 8
 
 
-def gather(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
-    gathered = features.new_empty(len(walk.link.target), *rate.shape, features.shape[1])
+def gather(features: Tensor, rate: Tensor, near: Neighbourhoods) -> Tensor:
+    gathered = features.new_empty(len(near.link.target), *rate.shape, features.shape[1])
     values = (features.detach().numpy(), rate.detach().numpy(), gathered.numpy())
-    if walk.edges is not None:
-        jobs = [(a, b, *_edge_arrays(walk, walk.edges), *values) for a, b in even_ranges(len(gathered), _PARTS)]
+    if near.edges is not None:
+        jobs = [(a, b, *_edge_arrays(near, near.edges), *values) for a, b in even_ranges(len(gathered), _PARTS)]
         in_threads(_gather_edges, jobs)
         return gathered.flatten(1)
-    _zero_padding(gathered, walk.link)
+    _zero_padding(gathered, near.link)
     nothing = np.empty((0, 0, 0, 0), values[0].dtype), np.empty(0, np.int64)
-    cuts = share_cells(by_pixel(walk.link.target).splits, _PARTS)
-    shared = _arrays(walk.link, walk.decay_time)
+    cuts = share_cells(by_pixel(near.link.target).splits, _PARTS)
+    shared = _arrays(near.link, near.decay_time)
     in_threads(_gather, [(a, b, *shared, *values, *nothing) for a, b in cuts])
     return gathered.flatten(1)
 
 
 def scatter(
-    grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, wanted: bool, total: Tensor | None
+    grad: Tensor, features: Tensor, rate: Tensor, near: Neighbourhoods, wanted: bool, total: Tensor | None
 ) -> tuple[Tensor | None, Tensor]:
     if wanted and total is None:
         total = torch.zeros_like(features)
     add_to = (features.detach()[:0] if total is None else total).numpy()
-    if walk.edges is not None:
+    if near.edges is not None:
         # Only targets of one example share sources.
-        cuts, arrays, kernel = _share_examples(walk.link.target.splits), _edge_arrays(walk, walk.edges), _scatter_edges
+        cuts, arrays, kernel = _share_examples(near.link.target.splits), _edge_arrays(near, near.edges), _scatter_edges
     else:
-        cuts = share_cells(by_pixel(walk.link.source).splits, _PARTS)
-        arrays, kernel = _arrays(walk.link, walk.decay_time), _scatter
+        cuts = share_cells(by_pixel(near.link.source).splits, _PARTS)
+        arrays, kernel = _arrays(near.link, near.decay_time), _scatter
     jobs = [(a, b, *arrays) for a, b in cuts]
     parts = np.zeros((len(jobs), *rate.shape))
     grad = grad.view(len(grad), *rate.shape, features.shape[1])
@@ -96,12 +93,12 @@ def _arrays(link: Link, decay_time: float) -> tuple:
     return taps, grids, *runs, link.until.numpy(), *times, 1 / decay_time, longest
 
 
-def _edge_arrays(walk: Walk, edges: Edges) -> tuple:
-    link = walk.link
+def _edge_arrays(near: Neighbourhoods, edges: Edges) -> tuple:
+    link = near.link
     taps = edges.num_target // max(len(link.target), 1)
     times = (link.source.time.numpy(), link.target.time.numpy())
     longest = _longest(edges, edges.splits)
-    return edges.splits.numpy(), edges.source.numpy(), taps, walk.first_tap, *times, 1 / walk.decay_time, longest
+    return edges.splits.numpy(), edges.source.numpy(), taps, near.first_tap, *times, 1 / near.decay_time, longest
 
 
 def _longest(of: Structure, splits: Tensor) -> int:

@@ -6,7 +6,6 @@ Kernels see microseconds: rates are scaled as they are read.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -14,17 +13,15 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.kernels.launch import Launcher, cdiv, power_of_two
+from gridless.ops.event_conv.neighbourhoods import Neighbourhoods
 from gridless.structures import Edges
-
-if TYPE_CHECKING:
-    from gridless.ops.event_conv.autograd import Walk
 
 _ELEMENTS = 256
 
 
-def along_edges(features: Tensor, rate: Tensor, walk: Walk, edges: Edges) -> Tensor:
+def along_edges(features: Tensor, rate: Tensor, near: Neighbourhoods, edges: Edges) -> Tensor:
     """A (S', U V Q)."""
-    link = walk.link
+    link = near.link
     (taps, temporal), channels, targets = rate.shape, features.shape[1], len(link.target)
     gathered = features.new_empty(targets, taps * temporal * channels)
     if not gathered.numel():
@@ -34,8 +31,8 @@ def along_edges(features: Tensor, rate: Tensor, walk: Walk, edges: Edges) -> Ten
     _GATHER(
         (cdiv(targets, rows), taps, cdiv(temporal * channels, lanes)),
         (edges.splits, edges.source, link.source.time, link.target.time,
-         per_microsecond(walk.decay_time, rate.dtype, rate.device), features, rate, gathered),
-        (targets, walk.first_tap),
+         per_microsecond(near.decay_time, rate.dtype, rate.device), features, rate, gathered),
+        (targets, near.first_tap),
         (edges.num_target // targets, temporal, channels, rows, lanes, rate.dtype == torch.float64),
         2,
     )  # fmt: skip
@@ -43,16 +40,16 @@ def along_edges(features: Tensor, rate: Tensor, walk: Walk, edges: Edges) -> Ten
 
 
 def back_along_edges(
-    grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, edges: Edges, wanted: bool, total: Tensor | None
+    grad: Tensor, features: Tensor, rate: Tensor, near: Neighbourhoods, edges: Edges, wanted: bool, total: Tensor | None
 ) -> tuple[Tensor | None, Tensor]:
     """The gradients of the features, if wanted (added to `total`, where that is given), and of the rate."""
-    link = walk.link
+    link = near.link
     (taps, temporal), channels, targets = rate.shape, features.shape[1], len(link.target)
     adds = total is not None
     if not (grad.numel() and len(edges)):
         return torch.zeros_like(features) if wanted and not adds else total, torch.zeros_like(rate)
     all_taps = edges.num_target // targets
-    times = (link.source.time, link.target.time, per_microsecond(walk.decay_time, rate.dtype, rate.device))
+    times = (link.source.time, link.target.time, per_microsecond(near.decay_time, rate.dtype, rate.device))
     # Two at least: Triton 3.6 does not compile every shape of one.
     vs = max(power_of_two(temporal), 2)
     lanes = min(power_of_two(channels), max(_ELEMENTS // vs, 1))
@@ -65,7 +62,7 @@ def back_along_edges(
             (cdiv(len(features), rows), cdiv(channels, lanes), 1),
             (back.splits, back.source, *times, grad, rate, total),
             # Not constants: with those Triton 3.6 does not compile every shape of this one.
-            (len(features), walk.first_tap, temporal, channels),
+            (len(features), near.first_tap, temporal, channels),
             (all_taps, taps, adds, *sizes[2:]),
             2,
         )
@@ -74,11 +71,11 @@ def back_along_edges(
     _TURN(
         grid,
         (edges.splits, edges.source, *times, grad, features, rate, partial),
-        (targets, walk.first_tap),
+        (targets, near.first_tap),
         (all_taps, *sizes),
         2,
     )
-    return total, (partial.sum((0, 2), dtype=torch.float64)[:, :temporal] / walk.decay_time).to(rate.dtype)
+    return total, (partial.sum((0, 2), dtype=torch.float64)[:, :temporal] / near.decay_time).to(rate.dtype)
 
 
 @cache

@@ -11,7 +11,7 @@ vectors.
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,10 +22,8 @@ from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.gpu import tap_table
 from gridless.kernels.launch import EXACT, Launcher, cdiv, power_of_two
 from gridless.ops.event_conv.edges_gpu import along_edges, back_along_edges, decay, per_microsecond
+from gridless.ops.event_conv.neighbourhoods import Neighbourhoods
 from gridless.structures import Events
-
-if TYPE_CHECKING:
-    from gridless.ops.event_conv.autograd import Walk
 
 # Lanes of a program, and of a warp: `benchmarks/event_conv.py --tune` times others.
 _ELEMENTS = 256
@@ -36,18 +34,18 @@ _STRAYS = 32
 _FOLD = 4096
 
 
-def gather(features: Tensor, rate: Tensor, walk: Walk) -> Tensor:
-    if walk.edges is not None:
-        return along_edges(features, rate, walk, walk.edges)
-    return _scan(features, rate, walk.link, walk.decay_time, None, None)
+def gather(features: Tensor, rate: Tensor, near: Neighbourhoods) -> Tensor:
+    if near.edges is not None:
+        return along_edges(features, rate, near, near.edges)
+    return _scan(features, rate, near.link, near.decay_time, None, None)
 
 
 def scatter(
-    grad: Tensor, features: Tensor, rate: Tensor, walk: Walk, wanted: bool, total: Tensor | None
+    grad: Tensor, features: Tensor, rate: Tensor, near: Neighbourhoods, wanted: bool, total: Tensor | None
 ) -> tuple[Tensor | None, Tensor]:
-    if walk.edges is not None:
-        return back_along_edges(grad, features, rate, walk, walk.edges, wanted, total)
-    link, (taps, temporal), (rows, channels), device = walk.link, rate.shape, features.shape, rate.device
+    if near.edges is not None:
+        return back_along_edges(grad, features, rate, near, near.edges, wanted, total)
+    link, (taps, temporal), (rows, channels), device = near.link, rate.shape, features.shape, rate.device
     cells = _visited(link.source)
     if not (cells and channels and grad.numel()):
         return torch.zeros_like(features) if wanted and total is None else total, torch.zeros_like(rate)
@@ -62,7 +60,7 @@ def scatter(
     elif wanted:
         shares = total = torch.zeros_like(features) if total is None else total
     partial = rate.new_empty(taps, walks, shape.vs)
-    scale = per_microsecond(walk.decay_time, rate.dtype, device)
+    scale = per_microsecond(near.decay_time, rate.dtype, device)
     double = rate.dtype == torch.float64
     _SCATTER(
         (programs, groups, shape.blocks),

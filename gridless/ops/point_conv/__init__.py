@@ -1,40 +1,7 @@
 """The point convolution: F' = sum over m of N(m) F Theta(m), in either order, depthwise, with or without features.
 
-What a backend provides (`cpu/`, `gpu/`). All tensors are contiguous and on one device; `function` is an `EdgeFunction`
-(edge_function.py), which also gives the formula and the derivatives of the edge values n_m. Edge values are made on the
-fly and never stored; sums are kept in float64 for float64 features and in float32 for all others.
-
-    conv(features (S, Q), weight (M, Q, P), bias (P) or None, splits (S' + 1), source (E) int32, source_coords (S, D),
-         target_coords (S', D), function, transform_first)
-        -> out (S', P) in the dtype of the features, inverse (S') in the compute dtype
-        `inverse` is 1 / W of each target, 0 where W is 0; an empty tensor (0) where the function does not normalise.
-
-    conv_backward(grad (S', P), features, weight, inverse, back_splits (S + 1), back_source (E) int32, source_coords,
-                  target_coords, function, need_features, need_weight)
-        -> grad_features (S, Q) or None, grad_weight (M, Q, P) or None
-        The edges are the transposed ones: row j of `back_splits` lists the targets i of source j. One gather
-        B[j, m] = sum over i of n_m(i, j) grad[i], then dF = sum of B[:, m] Theta(m)^T and dTheta(m) = F^T B[:, m].
-        The same for both orders.
-
-    A depthwise weight is (M, C): Theta(m) is then the diagonal matrix of its row m, and all of this holds as it is.
-
-    conv_coords_backward(grad, features, weight, inverse, splits, source, back_splits, back_source, source_coords,
-                         target_coords, function, need_source, need_target)
-        -> grad_source_coords (S, D) or None, grad_target_coords (S', D) or None, in the dtype of the coordinates
-        With c_m = <grad[i], F[j] Theta(m)>, a = sum of c_m p_m and D_i = sum over the row of a w / W:
-        dL/dv = sum of c_m (w / W) dp_m/dv + (a - D_i if normalise else a) / W dw/dv;
-        targets gather +dL/dv / radius over `splits`, sources -dL/dv / radius over `back_splits`.
-
-    edge_sums(splits, source, source_coords, target_coords, function)
-        -> sums (S', M) of the edge values in the dtype of the coordinates, inverse (S') or (0)
-
-    edge_sums_backward(grad (S', M), sums (S', M), inverse, splits, source, back_splits, back_source, source_coords,
-                       target_coords, function, need_source, need_target)
-        -> grad_source_coords or None, grad_target_coords or None
-        As above with c_m = grad[i, m], so that D_i = <grad[i], sums[i]>.
-
-`back_splits` and `back_source` are None where only the targets' coordinates need gradients. `reference.py` is the
-specification of all of it: it takes the structures themselves and is differentiated by autograd.
+`contract.py` says what a backend provides, `edge_function.py` has the formula of the edge values n_m. `reference.py` is
+the specification of all of it: it takes the structures themselves and is differentiated by autograd.
 """
 
 from __future__ import annotations
@@ -103,35 +70,13 @@ def point_conv(
         from gridless.ops.point_conv import reference
 
         with torch.autocast(features.device.type, enabled=False):
-            return reference.conv(
-                features,
-                weight,
-                bias,
-                edges,
-                source_coords,
-                target_coords,
-                basis,
-                float(radius),
-                function.falloff,
-                normalise,
-                transform_first,
-            )
+            settings = (basis, float(radius), function.falloff, normalise, transform_first)
+            return reference.conv(features, weight, bias, edges, source_coords, target_coords, *settings)
     _check_described(function, basis, backend)
     back = _transposed(edges, features, weight, source_coords)
-    out, _ = registered.conv(
-        features,
-        weight,
-        bias,
-        edges.splits,
-        edges.source,
-        *back,
-        source_coords.contiguous(),
-        target_coords.contiguous(),
-        *registered.numbers(function),
-        transform_first,
-        backend,
-    )
-    return out
+    coords = (source_coords.contiguous(), target_coords.contiguous())
+    near = (edges.splits, edges.source, *back, *coords, *registered.numbers(function))
+    return registered.conv(features, weight, bias, *near, transform_first, backend)[0]
 
 
 def featureless_conv(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gridless.backends import implementation
 from gridless.ops.operator import operator
+from gridless.ops.segment_pool import reference
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -70,7 +71,7 @@ def _max_backward(ctx, grad: Tensor, _) -> tuple[Tensor, None]:
 @operator("segment_max", _fake_max, _save_max, _max_backward)
 def _max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
     """Values (B, C), and the row each came from (B, C) int64, the number of rows where there is none."""
-    return implementation(__name__, features.device).segment_max(features.contiguous(), splits.contiguous())
+    return implementation(reference, features.device).segment_max(features.contiguous(), splits.contiguous())
 
 
 def _fake_mean(features: Tensor, splits: Tensor) -> Tensor:
@@ -89,7 +90,7 @@ def _mean_backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
 
 @operator("segment_mean", _fake_mean, _save_mean, _mean_backward)
 def _mean(features: Tensor, splits: Tensor) -> Tensor:
-    return implementation(__name__, features.device).segment_mean(features.contiguous(), splits.contiguous())
+    return implementation(reference, features.device).segment_mean(features.contiguous(), splits.contiguous())
 
 
 def _fake_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:

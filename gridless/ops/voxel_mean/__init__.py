@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gridless.backends import implementation
 from gridless.ops.operator import operator
+from gridless.ops.voxel_mean import reference
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -61,7 +62,7 @@ def _mean_backward(ctx, grad: Tensor, _) -> tuple[Tensor, None, None]:
 def _mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tensor]:
     """Means (cells, C), and the number of rows of each cell (cells) int64."""
     _check_range(cell, cells)
-    return implementation(__name__, features.device).voxel_mean(features.contiguous(), cell.contiguous(), cells)
+    return implementation(reference, features.device).voxel_mean(features.contiguous(), cell.contiguous(), cells)
 
 
 def _fake_spread(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 from gridless.kernels.compile import njit
 from gridless.kernels.products import BLOCK, lanes, matmul, matmul_transposed, pack
 from gridless.kernels.threads import in_threads
+from gridless.ops.point_conv.contract import Gradients, Neighbours
 from gridless.ops.point_conv.cpu.coords import conv_coords_backward, edge_sums_backward
 from gridless.ops.point_conv.cpu.gathers import gather_tile
 from gridless.ops.point_conv.cpu.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight
@@ -30,26 +31,18 @@ from gridless.ops.point_conv.cpu.values import (
     run_of_rows,
     vectors,
 )
-from gridless.ops.point_conv.edge_function import EdgeFunction, compute_dtype
+from gridless.ops.point_conv.edge_function import compute_dtype
 
 __all__ = ["conv", "conv_backward", "conv_coords_backward", "edge_sums", "edge_sums_backward"]
 
 
 def conv(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    splits: Tensor,
-    source: Tensor,
-    source_coords: Tensor,
-    target_coords: Tensor,
-    function: EdgeFunction,
-    transform_first: bool,
+    features: Tensor, weight: Tensor, bias: Tensor | None, near: Neighbours, transform_first: bool
 ) -> tuple[Tensor, Tensor]:
     compute = numpy_dtype(features)
-    targets = len(splits) - 1
+    targets = len(near.splits) - 1
     out = torch.empty(targets, weight.shape[-1], dtype=compute_dtype(features.dtype))
-    inverse = out.new_empty(targets if function.normalise else 0)
+    inverse = out.new_empty(targets if near.function.normalise else 0)
     if not weight.numel():
         return out.copy_(torch.zeros(1) if bias is None else bias).to(features.dtype), inverse.zero_()
     f, theta = wide(features, compute), wide_weight(weight, compute)
@@ -62,8 +55,8 @@ def conv(
         packed, channels = np.empty(0, compute), p
     else:
         packed, channels = theta.ravel() if weight.ndim == 2 else pack(theta.reshape(-1, p)), q
-    edges = (splits.numpy(), source.numpy(), source_coords.detach().numpy(), target_coords.detach().numpy())
-    rule = recipe(function, edges[2].dtype, f.dtype)
+    edges = _arrays(near.splits, near.source, near)
+    rule = recipe(near.function, edges[2].dtype, f.dtype)
     arrays = (f, packed, start, out.numpy(), inverse.numpy())
     sizes = (size, channels, p, tile_height(size * channels, compute), lanes(compute), weight.ndim == 2)
     in_threads(_forward, [(a, b, *edges, *rule, *arrays, *sizes) for a, b in ranges(edges[0])])
@@ -71,18 +64,9 @@ def conv(
 
 
 def conv_backward(
-    grad: Tensor,
-    features: Tensor,
-    weight: Tensor,
-    inverse: Tensor,
-    back_splits: Tensor,
-    back_source: Tensor,
-    source_coords: Tensor,
-    target_coords: Tensor,
-    function: EdgeFunction,
-    need_features: bool,
-    need_weight: bool,
-) -> tuple[Tensor | None, Tensor | None]:
+    grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
+    need_features: bool, need_weight: bool,
+) -> Gradients:  # fmt: skip
     if not weight.numel():
         return torch.zeros_like(features), torch.zeros_like(weight)
     compute = numpy_dtype(features)
@@ -93,8 +77,8 @@ def conv_backward(
         turned = theta.ravel()
     else:
         turned = pack(np.ascontiguousarray(theta.transpose(0, 2, 1)).reshape(-1, q))
-    edges = (back_splits.numpy(), back_source.numpy(), source_coords.detach().numpy(), target_coords.detach().numpy())
-    rule = recipe(function, edges[2].dtype, g.dtype)
+    edges = _arrays(*near.back, near)
+    rule = recipe(near.function, edges[2].dtype, g.dtype)
     cuts = ranges(edges[0])
     shape = features.shape if need_features else (0, 0)
     d_features = torch.empty(shape, dtype=compute_dtype(features.dtype))
@@ -113,16 +97,18 @@ def conv_backward(
     return d_features.to(features.dtype) if need_features else None, total.to(weight.dtype).contiguous()
 
 
-def edge_sums(
-    splits: Tensor, source: Tensor, source_coords: Tensor, target_coords: Tensor, function: EdgeFunction
-) -> tuple[Tensor, Tensor]:
-    sums = target_coords.new_empty(len(splits) - 1, function.size)
-    inverse = target_coords.new_empty(len(sums) if function.normalise else 0)
-    edges = (splits.numpy(), source.numpy(), source_coords.detach().numpy(), target_coords.detach().numpy())
-    rule = recipe(function, edges[2].dtype, edges[2].dtype)
+def edge_sums(near: Neighbours) -> tuple[Tensor, Tensor]:
+    sums = near.target_coords.new_empty(len(near.splits) - 1, near.function.size)
+    inverse = sums.new_empty(len(sums) if near.function.normalise else 0)
+    edges = _arrays(near.splits, near.source, near)
+    rule = recipe(near.function, edges[2].dtype, edges[2].dtype)
     arrays = (sums.detach().numpy(), inverse.detach().numpy())
     in_threads(_sums, [(a, b, *edges, *rule, *arrays) for a, b in ranges(edges[0])])
     return sums, inverse
+
+
+def _arrays(splits: Tensor, columns: Tensor, near: Neighbours) -> tuple[np.ndarray, ...]:
+    return tuple(t.detach().numpy() for t in (splits, columns, near.source_coords, near.target_coords))
 
 
 @njit(nogil=True, cache=True)

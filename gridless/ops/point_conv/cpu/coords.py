@@ -15,30 +15,20 @@ from torch import Tensor
 from gridless.kernels.compile import njit
 from gridless.kernels.products import BLOCK, lanes, matmul, pack
 from gridless.kernels.threads import in_threads
+from gridless.ops.point_conv.contract import Gradients, Neighbours
 from gridless.ops.point_conv.cpu.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight
 from gridless.ops.point_conv.cpu.values import falloffs, longest, recipe, run_of_rows, vectors
-from gridless.ops.point_conv.edge_function import MONOMIALS, EdgeFunction
+from gridless.ops.point_conv.edge_function import MONOMIALS
 
 
 def conv_coords_backward(
-    grad: Tensor,
-    features: Tensor,
-    weight: Tensor,
-    inverse: Tensor,
-    splits: Tensor,
-    source: Tensor,
-    back_splits: Tensor | None,
-    back_source: Tensor | None,
-    source_coords: Tensor,
-    target_coords: Tensor,
-    function: EdgeFunction,
-    need_source: bool,
-    need_target: bool,
-) -> tuple[Tensor | None, Tensor | None]:
+    grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
+    need_source: bool, need_target: bool,
+) -> Gradients:  # fmt: skip
     if not grad.numel() or not features.numel():
         return (
-            torch.zeros_like(source_coords) if need_source else None,
-            torch.zeros_like(target_coords) if need_target else None,
+            torch.zeros_like(near.source_coords) if need_source else None,
+            torch.zeros_like(near.target_coords) if need_target else None,
         )
     compute = numpy_dtype(features)
     g, f, theta = wide(grad, compute), wide(features, compute), wide_weight(weight, compute)
@@ -49,53 +39,34 @@ def conv_coords_backward(
         _, q, p = theta.shape
         to_q = pack(np.ascontiguousarray(theta.transpose(2, 0, 1)).reshape(p, -1))
         to_p = pack(np.ascontiguousarray(theta.transpose(1, 0, 2)).reshape(q, -1))
-    return _both_ends(
-        (g, to_q, f), (f, to_p, g), inverse, np.zeros(len(splits) - 1 if function.normalise else 0, compute),
-        splits, source, back_splits, back_source, source_coords, target_coords, function, need_source, need_target,
-    )  # fmt: skip
+    return _both_ends((g, to_q, f), (f, to_p, g), inverse, near, need_source, need_target)
 
 
 def edge_sums_backward(
-    grad: Tensor,
-    sums: Tensor,
-    inverse: Tensor,
-    splits: Tensor,
-    source: Tensor,
-    back_splits: Tensor | None,
-    back_source: Tensor | None,
-    source_coords: Tensor,
-    target_coords: Tensor,
-    function: EdgeFunction,
-    need_source: bool,
-    need_target: bool,
-) -> tuple[Tensor | None, Tensor | None]:
+    grad: Tensor, sums: Tensor, inverse: Tensor, near: Neighbours, need_source: bool, need_target: bool
+) -> Gradients:
     g = grad.detach().numpy()
     none = np.empty((0, 0), g.dtype)
-    return _both_ends(
-        (g, none.ravel(), none), (none, none.ravel(), g), inverse,
-        np.zeros(len(splits) - 1 if function.normalise else 0, g.dtype),
-        splits, source, back_splits, back_source, source_coords, target_coords, function, need_source, need_target,
-    )  # fmt: skip
+    return _both_ends((g, none.ravel(), none), (none, none.ravel(), g), inverse, near, need_source, need_target)
 
 
 def _both_ends(
-    of_targets: tuple, of_sources: tuple, inverse: Tensor, shared: np.ndarray,
-    splits: Tensor, source: Tensor, back_splits: Tensor | None, back_source: Tensor | None,
-    source_coords: Tensor, target_coords: Tensor, function: EdgeFunction, need_source: bool, need_target: bool,
-) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    of_targets: tuple, of_sources: tuple, inverse: Tensor, near: Neighbours, need_source: bool, need_target: bool
+) -> Gradients:
     """`of_targets`: features of the rows, what they are multiplied with, features of the columns; and for sources."""
-    x, y = source_coords.detach().numpy(), target_coords.detach().numpy()
+    x, y = near.source_coords.detach(), near.target_coords.detach()
     compute = of_targets[0].dtype
-    rule = recipe(function, x.dtype, compute)
+    rule = recipe(near.function, x.numpy().dtype, compute)
+    # The sources of normalised rows need the D of the targets, which the pass over the targets leaves here.
+    shared = np.zeros(len(y) if near.function.normalise else 0, compute)
     d_source = d_target = None
-    # The sources of normalised rows need the D of the targets, which the pass over the targets leaves in `shared`.
-    if need_target or function.normalise:
-        d_target = target_coords.new_empty(target_coords.shape).detach()
-        edges = (splits.numpy(), source.numpy(), y, x)
+    if need_target or near.function.normalise:
+        d_target = torch.empty_like(y)
+        edges = (near.splits.numpy(), near.source.numpy(), y.numpy(), x.numpy())
         _run(True, edges, rule, of_targets, inverse, shared, d_target)
-    if need_source and back_splits is not None and back_source is not None:
-        d_source = source_coords.new_empty(source_coords.shape).detach()
-        edges = (back_splits.numpy(), back_source.numpy(), x, y)
+    if need_source:
+        d_source = torch.empty_like(x)
+        edges = (*(t.numpy() for t in near.back), x.numpy(), y.numpy())
         _run(False, edges, rule, of_sources, inverse, shared, d_source)
     return d_source, d_target if need_target else None
 

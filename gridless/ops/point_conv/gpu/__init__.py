@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gridless.backends import interpreting
 from gridless.kernels.launch import Launcher, cdiv, power_of_two
+from gridless.ops.point_conv.contract import Gradients, Neighbours
 from gridless.ops.point_conv.edge_function import EdgeFunction, compute_dtype
 from gridless.ops.point_conv.gpu import gluon
 from gridless.ops.point_conv.gpu.tiles import (
@@ -63,32 +64,24 @@ _TYPES = {
 
 
 def conv(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    splits: Tensor,
-    source: Tensor,
-    source_coords: Tensor,
-    target_coords: Tensor,
-    function: EdgeFunction,
-    transform_first: bool,
+    features: Tensor, weight: Tensor, bias: Tensor | None, near: Neighbours, transform_first: bool
 ) -> tuple[Tensor, Tensor]:
     terms, channels, width = *weight.shape[:2], weight.shape[-1]
-    rows = target_coords.shape[0]
-    out = features.new_empty(rows, width)
-    inverse = features.new_empty(rows if function.normalise else 0, dtype=compute_dtype(features.dtype))
-    if rows == 0 or width == 0:
+    count = near.target_coords.shape[0]
+    out = features.new_empty(count, width)
+    inverse = features.new_empty(count if near.function.normalise else 0, dtype=compute_dtype(features.dtype))
+    if count == 0 or width == 0:
         return out, inverse.zero_()
-    walk = _Walk(target_coords, source_coords, splits, source, inverse, function, False, features.dtype)
+    rows = _Rows(near, inverse, False, features.dtype)
     if weight.ndim == 2:
-        _depthwise(walk, features, weight, bias, out, False)
+        _depthwise(rows, features, weight, bias, out, False)
     elif transform_first:
-        _transform_first(walk, features, weight, bias, out)
-    elif (tile := fused_tile(features.dtype, *weight.shape, rows, walk.edges, out.device)) is not None:
-        _fused(walk, features, weight, bias, out, tile)
+        _transform_first(rows, features, weight, bias, out)
+    elif (tile := fused_tile(features.dtype, *weight.shape, count, rows.edges, out.device)) is not None:
+        _fused(rows, features, weight, bias, out, tile)
     else:
         flat = weight.view(terms * channels, width)
-        for first, last, sums in walk.chunks(features):
+        for first, last, sums in rows.chunks(features):
             if bias is None:
                 torch.mm(sums, flat, out=out[first:last])
             else:
@@ -97,36 +90,27 @@ def conv(
 
 
 def conv_backward(
-    grad: Tensor,
-    features: Tensor,
-    weight: Tensor,
-    inverse: Tensor,
-    back_splits: Tensor,
-    back_source: Tensor,
-    source_coords: Tensor,
-    target_coords: Tensor,
-    function: EdgeFunction,
-    need_features: bool,
-    need_weight: bool,
-) -> tuple[Tensor | None, Tensor | None]:
+    grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
+    need_features: bool, need_weight: bool,
+) -> Gradients:  # fmt: skip
     terms, channels, width = *weight.shape[:2], weight.shape[-1]
     d_features = torch.empty_like(features) if need_features else None
     if features.numel() == 0 or grad.numel() == 0:
         zeros = torch.zeros_like(weight) if need_weight else None
         return None if d_features is None else d_features.zero_(), zeros
-    walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, function, True, features.dtype)
+    rows = _Rows(near, inverse, True, features.dtype)
     if weight.ndim == 2:
-        return d_features, _depthwise(walk, grad, weight, features, d_features, need_weight)
-    tile = fused_backward_tile(features.dtype, *weight.shape, walk.rows, walk.edges, grad.device)
+        return d_features, _depthwise(rows, grad, weight, features, d_features, need_weight)
+    tile = fused_backward_tile(features.dtype, *weight.shape, rows.count, rows.edges, grad.device)
     if tile is not None:
-        return d_features, _fused_backward(walk, grad, features, weight, d_features, need_weight, tile)
-    if (tiles := wide_backward_tiles(features.dtype, *weight.shape, walk.rows)) is not None:
+        return d_features, _fused_backward(rows, grad, features, weight, d_features, need_weight, tile)
+    if (tiles := wide_backward_tiles(features.dtype, *weight.shape, rows.count)) is not None:
         if d_features is not None:
-            _fused(walk, grad, weight, None, d_features, tiles[0])
-        return d_features, _weight(walk, grad, features, weight, tiles[1]) if need_weight else None
+            _fused(rows, grad, weight, None, d_features, tiles[0])
+        return d_features, _weight(rows, grad, features, weight, tiles[1]) if need_weight else None
     across = weight.transpose(1, 2).reshape(terms * width, channels) if need_features else None
     total = None
-    for first, last, sums in walk.chunks(grad):
+    for first, last, sums in rows.chunks(grad):
         if d_features is not None and across is not None:
             torch.mm(sums, across, out=d_features[first:last])
         if need_weight:
@@ -138,99 +122,65 @@ def conv_backward(
 
 
 def conv_coords_backward(
-    grad: Tensor,
-    features: Tensor,
-    weight: Tensor,
-    inverse: Tensor,
-    splits: Tensor,
-    source: Tensor,
-    back_splits: Tensor | None,
-    back_source: Tensor | None,
-    source_coords: Tensor,
-    target_coords: Tensor,
-    function: EdgeFunction,
-    need_source: bool,
-    need_target: bool,
-) -> tuple[Tensor | None, Tensor | None]:
+    grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
+    need_source: bool, need_target: bool,
+) -> Gradients:  # fmt: skip
     terms, channels, width = *weight.shape[:2], weight.shape[-1]
     depthwise = weight.ndim == 2
     along = torch.empty_like(inverse)
-    d_source, d_target = torch.zeros_like(source_coords), torch.zeros_like(target_coords)
+    d_source, d_target = torch.zeros_like(near.source_coords), torch.zeros_like(near.target_coords)
     if features.numel() and grad.numel():
-        if need_target or function.normalise:
-            walk = _Walk(target_coords, source_coords, splits, source, inverse, function, False, features.dtype)
+        if need_target or near.function.normalise:
             across = weight if depthwise else weight.permute(2, 0, 1).reshape(width, terms * channels)
-            walk.coords(grad, across, features, along, d_target)
+            _Rows(near, inverse, False, features.dtype).coords(grad, across, features, along, d_target)
         if need_source:
-            assert back_splits is not None
-            assert back_source is not None
-            walk = _Walk(
-                source_coords, target_coords, back_splits, back_source, inverse, function, True, features.dtype
-            )
             along_weight = weight if depthwise else weight.transpose(0, 1).reshape(channels, terms * width)
-            walk.coords(features, along_weight, grad, along, d_source)
+            _Rows(near, inverse, True, features.dtype).coords(features, along_weight, grad, along, d_source)
     return d_source if need_source else None, d_target if need_target else None
 
 
-def edge_sums(
-    splits: Tensor, source: Tensor, source_coords: Tensor, target_coords: Tensor, function: EdgeFunction
-) -> tuple[Tensor, Tensor]:
-    rows = target_coords.shape[0]
-    sums = target_coords.new_empty(rows, function.size)
-    inverse = target_coords.new_empty(rows if function.normalise else 0)
-    if rows == 0:
+def edge_sums(near: Neighbours) -> tuple[Tensor, Tensor]:
+    function, count = near.function, near.target_coords.shape[0]
+    sums = near.target_coords.new_empty(count, function.size)
+    inverse = near.target_coords.new_empty(count if function.normalise else 0)
+    if count == 0:
         return sums, inverse
-    walk = _Walk(target_coords, source_coords, splits, source, inverse, function, False, target_coords.dtype)
-    for base, size in walk.groups():
-        walk.launch(_SUMS, (cdiv(rows, 32), 1, 1), (), (sums,), (rows,), 4, function.dim, base, size, T=32, K=8)
+    rows = _Rows(near, inverse, False, sums.dtype)
+    for base, size in rows.groups():
+        rows.launch(_SUMS, (cdiv(count, 32), 1, 1), (), (sums,), (count,), 4, function.dim, base, size, T=32, K=8)
     return sums, inverse
 
 
 def edge_sums_backward(
-    grad: Tensor,
-    sums: Tensor,
-    inverse: Tensor,
-    splits: Tensor,
-    source: Tensor,
-    back_splits: Tensor | None,
-    back_source: Tensor | None,
-    source_coords: Tensor,
-    target_coords: Tensor,
-    function: EdgeFunction,
-    need_source: bool,
-    need_target: bool,
-) -> tuple[Tensor | None, Tensor | None]:
-    along = (grad * sums).sum(1) if function.normalise else inverse
-    d_source, d_target = torch.zeros_like(source_coords), torch.zeros_like(target_coords)
+    grad: Tensor, sums: Tensor, inverse: Tensor, near: Neighbours, need_source: bool, need_target: bool
+) -> Gradients:
+    along = (grad * sums).sum(1) if near.function.normalise else inverse
+    d_source, d_target = torch.zeros_like(near.source_coords), torch.zeros_like(near.target_coords)
     if need_target and grad.numel():
-        walk = _Walk(target_coords, source_coords, splits, source, inverse, function, False, grad.dtype)
-        walk.coords_featureless(grad, along.clone(), d_target)
-    if need_source and source_coords.numel():
-        assert back_splits is not None
-        assert back_source is not None
-        walk = _Walk(source_coords, target_coords, back_splits, back_source, inverse, function, True, grad.dtype)
-        walk.coords_featureless(grad, along, d_source)
+        _Rows(near, inverse, False, grad.dtype).coords_featureless(grad, along.clone(), d_target)
+    if need_source and d_source.numel():
+        _Rows(near, inverse, True, grad.dtype).coords_featureless(grad, along, d_source)
     return d_source if need_source else None, d_target if need_target else None
 
 
-class _Walk:
-    """Rows, their edges and their columns, and how kernels are told of them."""
+class _Rows:
+    """Targets with their sources, or with `flip` sources with their targets, and how kernels are told of them."""
 
-    def __init__(
-        self, row_coords: Tensor, col_coords: Tensor, splits: Tensor, cols: Tensor, inverse: Tensor,
-        function: EdgeFunction, flip: bool, dtype: torch.dtype,
-    ) -> None:  # fmt: skip
-        self.tensors = (row_coords, col_coords, splits, cols, inverse)
-        self.function, self.flip = function, flip
-        self.rows, self.columns, self.edges = row_coords.shape[0], col_coords.shape[0], cols.shape[0]
+    def __init__(self, near: Neighbours, inverse: Tensor, flip: bool, dtype: torch.dtype) -> None:
+        ends = (near.target_coords, near.source_coords)
+        mine, theirs = reversed(ends) if flip else ends
+        splits, columns = near.back if flip else near[:2]
+        self.tensors = (mine, theirs, splits, columns, inverse)
+        self.function, self.flip = near.function, flip
+        self.count, self.columns, self.edges = mine.shape[0], theirs.shape[0], columns.shape[0]
         self.dtype = _TYPES[compute_dtype(dtype)]
         # W beside the sums takes a line of the device's own language, for float32.
         self.total = torch.version.cuda is not None and not interpreting() and self.dtype is tl.float32
-        self.scale = _scale(function.radius)
+        self.scale = _scale(near.function.radius)
 
     def index(self, width: int) -> Any:
         """The integer type in which `width` numbers per row or column can be addressed."""
-        return tl.int64 if max(max(self.rows, self.columns) * width, self.edges + (1 << 24)) >= 1 << 31 else tl.int32
+        return tl.int64 if max(max(self.count, self.columns) * width, self.edges + (1 << 24)) >= 1 << 31 else tl.int32
 
     def groups(self) -> list[tuple[int, int]]:
         """First term and number of terms of each group."""
@@ -247,8 +197,8 @@ class _Walk:
         sizes: tuple[int, ...], warps: int, width: int, base: int = 0, size: int | None = None,
         registers: int | None = None, **more: Any,
     ) -> None:  # fmt: skip
-        """Tensors stand before and after those of the walk. The kernel addresses `width` numbers per row, and sums
-        `size` terms (all) from `base` on; `more` are the constants that the walk does not know."""
+        """Tensors stand before and after those of the rows. The kernel addresses `width` numbers per row, and sums
+        `size` terms (all) from `base` on; `more` are the constants that the rows do not know."""
         tensors, numbers, function = (*before, *self.tensors, *after), (*sizes, *self.scale), self.function
         how = self.flip, self.dtype, self.total, self.index(width), base, function.size if size is None else size
         constants = _constants(launcher, len(tensors) + len(numbers), function, *how, **more)
@@ -268,9 +218,9 @@ class _Walk:
         """(first row, last row, N F of these rows), in one buffer of at most CHUNK bytes."""
         width = self.function.size * features.shape[1]
         step = max(CHUNK // (width * features.element_size()) // 128, 1) * 128
-        buffer = features.new_empty(min(step, self.rows), width)
-        for first in range(0, self.rows, step):
-            last = min(first + step, self.rows)
+        buffer = features.new_empty(min(step, self.count), width)
+        for first in range(0, self.count, step):
+            last = min(first + step, self.count)
             self.gather(features, first, last, buffer)
             yield first, last, buffer[: last - first]
 
@@ -282,8 +232,8 @@ class _Walk:
         terms, channels = self.function.size, theirs.shape[1]
         step = max(CHUNK // (terms * channels * mine.element_size()) // 128, 1) * 128
         block = min(64, max(4, power_of_two(channels)))
-        for first in range(0, self.rows, step):
-            last = min(first + step, self.rows)
+        for first in range(0, self.count, step):
+            last = min(first + step, self.count)
             some = mine[first:last]
             transformed = some[:, None] * weight if weight.shape == (terms, channels) else some @ weight
             tile = gather_tile(theirs.dtype, block)
@@ -295,37 +245,37 @@ class _Walk:
 
     def coords_featureless(self, grad: Tensor, along: Tensor, out: Tensor) -> None:
         for base, size in self.groups():
-            grid, how = (cdiv(self.rows, 32), 1, 1), ((0, self.rows), 1, grad.shape[1], base, size)
+            grid, how = (cdiv(self.count, 32), 1, 1), ((0, self.count), 1, grad.shape[1], base, size)
             self.launch(_COORDS, grid, (grad, grad), (along, out), *how, C=1, FEATURES=False, T=32, CB=1)
 
 
-def _fused(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> None:
-    """(N F) Theta + bias, or with a walk over transposed edges the gradient of the features from that of the result."""
+def _fused(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile: Tile) -> None:
+    """(N F) Theta + bias, or where the rows are sources the gradient of the features from that of the result."""
     channels, width = features.shape[1], out.shape[1]
     precision = _precision()
-    if precision == "tf32" and not walk.flip and gluon.forward(walk, features, weight, bias, out):
+    if precision == "tf32" and not rows.flip and gluon.forward(rows, features, weight, bias, out):
         return
     # Sums of all channels, or strip by strip.
-    together = dot_block(channels) if walk.function.size * dot_block(channels) <= HELD else tile.strip
+    together = dot_block(channels) if rows.function.size * dot_block(channels) <= HELD else tile.strip
     # tf32x3 needs more registers, so one program per multiprocessor.
     beside = tile.beside if precision == "tf32" else 1
     registers = 65536 // (32 * tile.warps * beside) if beside > 1 else None
-    grid, after = (cdiv(walk.rows, tile.rows), 1, 1), (weight, weight if bias is None else bias, out)
-    walk.launch(
-        _FUSED, grid, (features,), after, (walk.rows,), tile.warps, channels, registers=registers, C=channels, P=width,
+    grid, after = (cdiv(rows.count, tile.rows), 1, 1), (weight, weight if bias is None else bias, out)
+    rows.launch(
+        _FUSED, grid, (features,), after, (rows.count,), tile.warps, channels, registers=registers, C=channels, P=width,
         PB=dot_block(width), HAS_BIAS=bias is not None, PRECISION=precision, **tile.strips(together),
     )  # fmt: skip
 
 
-def _weight(walk: _Walk, grad: Tensor, features: Tensor, weight: Tensor, tile: Tile) -> Tensor:
+def _weight(rows: _Rows, grad: Tensor, features: Tensor, weight: Tensor, tile: Tile) -> Tensor:
     """The gradient of the weight alone: 64 of the Q channels and a strip of the P in each program."""
     _, channels, width = weight.shape
-    block, tiles = min(64, dot_block(channels)), cdiv(walk.rows, tile.rows)
+    block, tiles = min(64, dot_block(channels)), cdiv(rows.count, tile.rows)
     across = (cdiv(width, tile.strip), cdiv(channels, block))
     programs = min(max(side_by_side(grad.device, tile) // (across[0] * across[1]), 1), tiles)
     parts = torch.empty(programs, *weight.shape, dtype=torch.float32, device=grad.device)
-    walk.launch(
-        _WEIGHT, (programs, *across), (grad, features), (parts,), (walk.rows, tiles), tile.warps, max(channels, width),
+    rows.launch(
+        _WEIGHT, (programs, *across), (grad, features), (parts,), (rows.count, tiles), tile.warps, max(channels, width),
         Q=channels, P=width, QB=block, PRECISION=_precision(), L=tile.strip, T=tile.rows, U=tile.unroll,
         AHEAD=tile.ahead,
     )  # fmt: skip
@@ -333,7 +283,7 @@ def _weight(walk: _Walk, grad: Tensor, features: Tensor, weight: Tensor, tile: T
 
 
 def _fused_backward(
-    walk: _Walk,
+    rows: _Rows,
     grad: Tensor,
     features: Tensor,
     weight: Tensor,
@@ -344,15 +294,15 @@ def _fused_backward(
     _, channels, width = weight.shape
     precision = _precision()
     if precision == "tf32":
-        parts = gluon.backward(walk, grad, features, weight, d_features, need_weight)
+        parts = gluon.backward(rows, grad, features, weight, d_features, need_weight)
         if parts is not None:
             return parts.sum(0) if need_weight else None
-    tiles = cdiv(walk.rows, tile.rows)
+    tiles = cdiv(rows.count, tile.rows)
     programs = min(tiles, side_by_side(grad.device, tile)) if need_weight else tiles
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
     after = (weight, features if d_features is None else d_features, parts)
-    walk.launch(
-        _FUSED_BACKWARD, (programs, 1, 1), (grad, features), after, (walk.rows, tiles), tile.warps,
+    rows.launch(
+        _FUSED_BACKWARD, (programs, 1, 1), (grad, features), after, (rows.count, tiles), tile.warps,
         max(channels, width), Q=channels, P=width, QB=dot_block(channels), PRECISION=precision,
         NEED_F=d_features is not None, NEED_W=need_weight, **tile.strips(dot_block(width)),
     )  # fmt: skip
@@ -360,21 +310,21 @@ def _fused_backward(
 
 
 def _depthwise(
-    walk: _Walk, features: Tensor, weight: Tensor, other: Tensor | None, out: Tensor | None, need_weight: bool
+    rows: _Rows, features: Tensor, weight: Tensor, other: Tensor | None, out: Tensor | None, need_weight: bool
 ) -> Tensor | None:
-    """The convolution, with the bias as `other`; or with a walk over transposed edges the gradients of the features,
-    which are then `other`, and of the weight from that of the result."""
+    """The convolution, with the bias as `other`; or, where the rows are sources, the gradients of the features, which
+    are then `other`, and of the weight from that of the result."""
     terms, channels = weight.shape
     tile = depthwise_dot_tile(features.dtype, terms, channels, _precision())
     if tile is not None:
         runs, block = processors(features.device), tile.strip
-        each = cdiv(cdiv(walk.rows, tile.rows), runs)
-        launcher, tiles, sizes = _DEPTHWISE_DOT, runs * each, (walk.rows, runs, each)
+        each = cdiv(cdiv(rows.count, tile.rows), runs)
+        launcher, tiles, sizes = _DEPTHWISE_DOT, runs * each, (rows.count, runs, each)
         flags: dict[str, Any] = {"T": tile.rows, "L": block}
     else:
         block, tile = depthwise_tile(features.dtype, channels)
-        tiles = cdiv(walk.rows, tile.rows)
-        launcher, sizes, flags = _DEPTHWISE, (walk.rows, tiles), tile.strips(block)
+        tiles = cdiv(rows.count, tile.rows)
+        launcher, sizes, flags = _DEPTHWISE, (rows.count, tiles), tile.strips(block)
     across = cdiv(channels, block)
     programs = min(tiles, max(side_by_side(features.device, tile) // across, 1)) if need_weight else tiles
     dtype = compute_dtype(features.dtype)
@@ -382,17 +332,17 @@ def _depthwise(
     # What several launches add up, they add up in the dtype of the sums.
     sums = out if out is None or terms <= GROUP else out.to(dtype)
     after = (weight, weight if other is None else other, parts if sums is None else sums, parts)
-    flags |= {"HAS_BIAS": other is not None and not walk.flip, "NEED_OUT": out is not None}
+    flags |= {"HAS_BIAS": other is not None and not rows.flip, "NEED_OUT": out is not None}
     flags |= {"NEED_W": need_weight, "C": channels}
-    for base, size in walk.groups():
+    for base, size in rows.groups():
         how = sizes, tile.warps, channels, base, size
-        walk.launch(launcher, (programs, across, 1), (features,), after, *how, **flags)
+        rows.launch(launcher, (programs, across, 1), (features,), after, *how, **flags)
     if out is not None and sums is not None and sums is not out:
         out.copy_(sums)
     return parts.sum(0).to(weight.dtype) if need_weight else None
 
 
-def _transform_first(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def _transform_first(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
     """N (F Theta), as many output channels at a time as F Theta has room for."""
     terms, channels, width = weight.shape
     per_channel = max(features.shape[0], 1) * terms * features.element_size()
@@ -403,9 +353,9 @@ def _transform_first(walk: _Walk, features: Tensor, weight: Tensor, bias: Tensor
         transformed = features @ part.transpose(0, 1).reshape(channels, terms * some)  # (S, M * some)
         block = min(64, max(4, power_of_two(some)))
         tile = gather_tile(features.dtype, block)
-        grid, after = (cdiv(walk.rows, tile.rows), cdiv(some, block), 1), (features if bias is None else bias, out)
-        walk.launch(
-            _CONTRACT, grid, (transformed,), after, (walk.rows, column), tile.warps, terms * some, T=tile.rows,
+        grid, after = (cdiv(rows.count, tile.rows), cdiv(some, block), 1), (features if bias is None else bias, out)
+        rows.launch(
+            _CONTRACT, grid, (transformed,), after, (rows.count, column), tile.warps, terms * some, T=tile.rows,
             CB=block, HAS_BIAS=bias is not None, WIDTH=some, STRIDE=width,
         )  # fmt: skip
 

@@ -31,18 +31,18 @@ GENERATION = 9
 FETCHED = 24 << 20
 
 
-def forward(walk: Any, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
-    """Writes the convolution to `out` and 1 / W to the walk's tensor; False, and nothing, where no kernel suits."""
+def forward(rows: Any, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
+    """Writes the convolution to `out` and 1 / W to the rows' tensor; False, and nothing, where no kernel suits."""
     _, channels, width = weight.shape
-    tile = gluon_tile(*weight.shape, walk.rows, walk.edges, out.device)
-    if tile is None or not _suits(walk, features, weight):
+    tile = gluon_tile(*weight.shape, rows.count, rows.edges, out.device)
+    if tile is None or not _suits(rows, features, weight):
         return False
-    tiles = cdiv(walk.rows, tile.rows)
-    fetched = (features.numel(), walk.edges) if features.nbytes + 4 * walk.edges <= FETCHED else (0, 0)
+    tiles = cdiv(rows.count, tile.rows)
+    fetched = (features.numel(), rows.edges) if features.nbytes + 4 * rows.edges <= FETCHED else (0, 0)
     kernel = _launch(
         "forward_kernel", min(tiles, processors(out.device)),
-        (features, *walk.tensors, weight, weight if bias is None else bias, out),
-        (walk.rows, tiles, *fetched, walk.scale[0]), (channels, width, *_function(walk), bias is not None), tile.warps,
+        (features, *rows.tensors, weight, weight if bias is None else bias, out),
+        (rows.count, tiles, *fetched, rows.scale[0]), (channels, width, *_function(rows), bias is not None), tile.warps,
     )  # fmt: skip
     if kernel is None:
         return False
@@ -51,23 +51,23 @@ def forward(walk: Any, features: Tensor, weight: Tensor, bias: Tensor | None, ou
 
 
 def backward(
-    walk: Any, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None, need_weight: bool
+    rows: Any, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None, need_weight: bool
 ) -> Tensor | None:
     """Writes the gradient of the features, and returns parts (programs, M, Q, P) whose sum is the weight's gradient
     (none of them without `need_weight`); None, and writes nothing, where no kernel suits."""
     _, channels, width = weight.shape
-    tile = gluon_backward_tile(*weight.shape, walk.rows, walk.edges, grad.device)
-    if tile is None or not _suits(walk, features, weight):
+    tile = gluon_backward_tile(*weight.shape, rows.count, rows.edges, grad.device)
+    if tile is None or not _suits(rows, features, weight):
         return None
-    tiles = cdiv(walk.rows, tile.rows)
+    tiles = cdiv(rows.count, tile.rows)
     each = cdiv(tiles, processors(grad.device)) if need_weight else 1
     programs = cdiv(tiles, each)
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
     kernel = _launch(
         "backward_kernel", programs,
-        (grad, features, *walk.tensors, weight, features if d_features is None else d_features, parts),
-        (walk.rows, tiles, each, walk.scale[0]),
-        (channels, width, *_function(walk), d_features is not None, need_weight), tile.warps,
+        (grad, features, *rows.tensors, weight, features if d_features is None else d_features, parts),
+        (rows.count, tiles, each, rows.scale[0]),
+        (channels, width, *_function(rows), d_features is not None, need_weight), tile.warps,
     )  # fmt: skip
     if kernel is None:
         return None
@@ -76,15 +76,15 @@ def backward(
     return parts
 
 
-def _suits(walk: Any, features: Tensor, weight: Tensor) -> bool:
+def _suits(rows: Any, features: Tensor, weight: Tensor) -> bool:
     """Whether types, dimensions and the device are those of the kernels; sizes are left to the tiles."""
     return (
         GLUON
         and gluon_kernels is not None
         and features.dtype == torch.float32
-        and walk.tensors[0].dtype == torch.float32
-        and walk.function.dim == 3
-        and walk.index(max(weight.shape[1:])) is tl.int32
+        and rows.tensors[0].dtype == torch.float32
+        and rows.function.dim == 3
+        and rows.index(max(weight.shape[1:])) is tl.int32
         and _runs_on(features.device)
     )
 
@@ -96,9 +96,9 @@ def _runs_on(device: torch.device) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] == GENERATION
 
 
-def _function(walk: Any) -> tuple:
-    terms = walk.terms()
-    return *(terms[name] for name in ("M", "KIND", "TABLE", "SHARP")), walk.function.falloff, walk.function.normalise
+def _function(rows: Any) -> tuple:
+    terms = rows.terms()
+    return *(terms[name] for name in ("M", "KIND", "TABLE", "SHARP")), rows.function.falloff, rows.function.normalise
 
 
 @cache

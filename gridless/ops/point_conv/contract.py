@@ -1,0 +1,85 @@
+"""What a backend of the point convolution is given, and what it provides."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from gridless.ops.point_conv.edge_function import EdgeFunction
+
+Gradients = tuple[Tensor | None, Tensor | None]
+
+
+class Neighbours(NamedTuple):
+    """Who sees whom, both ways, and what turns a pair into edge values n_m. Contiguous, and on one device.
+
+    Row i of `splits` lists the sources of target i, row j of `back_splits` the targets of source j; these two are None
+    where no gradient needs them.
+    """
+
+    splits: Tensor  # (S' + 1)
+    source: Tensor  # (E) int32
+    back_splits: Tensor | None  # (S + 1)
+    back_source: Tensor | None  # (E) int32
+    source_coords: Tensor  # (S, D)
+    target_coords: Tensor  # (S', D)
+    function: EdgeFunction
+
+    @property
+    def back(self) -> tuple[Tensor, Tensor]:
+        """The transposed edges, which must be there."""
+        assert self.back_splits is not None
+        assert self.back_source is not None
+        return self.back_splits, self.back_source
+
+
+class Backend(Protocol):
+    """What `cpu/` and `gpu/` provide.
+
+    Features are (S, Q), weights (M, Q, P), or (M, C) depthwise: Theta(m) is then the diagonal matrix of row m, and all
+    of this holds as it is. Edge values are made on the fly and never stored; sums are kept in the compute dtype:
+    float64 for float64 features, float32 for all others. Gradients that are not needed are None.
+    """
+
+    def conv(
+        self, features: Tensor, weight: Tensor, bias: Tensor | None, near: Neighbours, transform_first: bool
+    ) -> tuple[Tensor, Tensor]:
+        """out (S', P) in the dtype of the features, inverse (S') in the compute dtype.
+
+        `inverse` is 1 / W of each target, 0 where W is 0; an empty tensor (0) where the function does not normalise.
+        """
+        ...
+
+    def conv_backward(
+        self, grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
+        need_features: bool, need_weight: bool,
+    ) -> Gradients:  # fmt: skip
+        """Gradients of features (S, Q) and weight (M, Q, P), from that of the result (S', P).
+
+        One gather over the transposed edges, B[j, m] = sum over i of n_m(i, j) grad[i], then dF = sum of
+        B[:, m] Theta(m)^T and dTheta(m) = F^T B[:, m]. The same for both orders.
+        """
+        ...
+
+    def conv_coords_backward(
+        self, grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
+        need_source: bool, need_target: bool,
+    ) -> Gradients:  # fmt: skip
+        """Gradients of the coordinates of sources (S, D) and targets (S', D), in their dtype.
+
+        With c_m = <grad[i], F[j] Theta(m)>, a = sum of c_m p_m and D_i = sum over the row of a w / W:
+        dL/dv = sum of c_m (w / W) dp_m/dv + (a - D_i if normalise else a) / W dw/dv;
+        targets gather +dL/dv / radius over the edges, sources -dL/dv / radius over the transposed ones.
+        """
+        ...
+
+    def edge_sums(self, near: Neighbours) -> tuple[Tensor, Tensor]:
+        """Sums (S', M) of the edge values in the dtype of the coordinates, and `inverse` as of `conv`."""
+        ...
+
+    def edge_sums_backward(
+        self, grad: Tensor, sums: Tensor, inverse: Tensor, near: Neighbours, need_source: bool, need_target: bool
+    ) -> Gradients:
+        """As `conv_coords_backward`, with c_m = grad[i, m] of the sums (S', M), so that D_i = <grad[i], sums[i]>."""
+        ...
