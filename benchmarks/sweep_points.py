@@ -65,6 +65,10 @@ VARIANTS: dict[str, tuple[str, dict]] = {
         "modelnet40-plus",
         {"model__depthwise": 1.0, "model__expansion": 4, "model__depth": 2, "model__drop_path": 0.15},
     ),
+    "plus-depthwise-place": (
+        "modelnet40-plus",
+        {"model__depthwise": 2.0, "model__drop_path": 0.15, "model__place_loss": 0.05},
+    ),
     "plus-depthwise-deepest": (
         "modelnet40-plus",
         {"model__depthwise": 1.0, "model__expansion": 4, "model__depth": 4, "model__drop_path": 0.2, "epochs": 250},

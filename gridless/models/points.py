@@ -10,7 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from gridless.nn.blocks import Dense, DownBlock, InvertedBlock, ResBlock, UpBlock, WideBlock, with_coords
+from gridless.nn.blocks import (
+    Dense,
+    DownBlock,
+    InvertedBlock,
+    PlaceLoss,
+    ResBlock,
+    UpBlock,
+    WideBlock,
+    with_coords,
+)
 from gridless.nn.conv import FeaturelessConv, PointConv
 from gridless.nn.norm import BatchNorm
 from gridless.nn.pool import MaxPool, MeanPool, Spread
@@ -185,6 +194,7 @@ class PointResNetPlus(nn.Module):
         expansion: with it an `InvertedBlock` of so many times the channels follows each in-place block.
         depthwise: with it in-place blocks have a depthwise convolution of so many times their channels; `ratio` is that
             of down-sampling blocks alone then.
+        place_loss: in training, weight of an auxiliary loss at each level: that of `gl.nn.PlaceLoss`.
         dim: dimensions of the points.
         in_channels: features of each point, as those of `PointResNet`.
     """
@@ -206,6 +216,7 @@ class PointResNetPlus(nn.Module):
         drop_path: float = 0.0,
         expansion: int = 0,
         depthwise: float = 0.0,
+        place_loss: float = 0.0,
         dim: int = 3,
         in_channels: int = 0,
     ) -> None:
@@ -232,6 +243,8 @@ class PointResNetPlus(nn.Module):
                 )
                 if expansion:
                     self.blocks.append(InvertedBlock(coarse, 2 * width, expansion, drop_path))
+            if place_loss:
+                self.blocks.append(PlaceLoss(near, 2 * width, place_loss))
             cloud, width, spacing = coarse, 2 * width, 2 * spacing
         self.last, self.coords = cloud, coords
         self.lift = Dense(width + (dim if coords else 0), lift, bias=False)
@@ -392,6 +405,7 @@ class PointUNetPlus(nn.Module):
         drop_path: float = 0.0,
         expansion: int = 0,
         depthwise: float = 0.0,
+        place_loss: float = 0.0,
         dim: int = 3,
         in_channels: int = 0,
     ) -> None:
@@ -422,6 +436,8 @@ class PointUNetPlus(nn.Module):
                 blocks.append(WideBlock(near, 2 * width, 2 * width, drop_path=drop_path, **in_place))
                 if expansion:
                     blocks.append(InvertedBlock(coarse, 2 * width, expansion, drop_path))
+            if place_loss:
+                blocks.append(PlaceLoss(near, 2 * width, place_loss))
             self.encoder.append(blocks)
             cloud, width, spacing = coarse, 2 * width, 2 * spacing
         self.last = cloud

@@ -1,7 +1,17 @@
 """Layers over the ops. A layer is given names of a plan's lines, and finds the results in the geometry."""
 
 from gridless.nn.basis import Basis, GaussianBumps, KernelPoints, Monomials
-from gridless.nn.blocks import Bottleneck, Dense, DownBlock, DropPath, InvertedBlock, ResBlock, UpBlock, WideBlock
+from gridless.nn.blocks import (
+    Bottleneck,
+    Dense,
+    DownBlock,
+    DropPath,
+    InvertedBlock,
+    PlaceLoss,
+    ResBlock,
+    UpBlock,
+    WideBlock,
+)
 from gridless.nn.conv import DepthwiseConv, FeaturelessConv, PointConv
 from gridless.nn.events import (
     DownConv,
@@ -39,6 +49,7 @@ __all__ = [
     "MaxPool",
     "MeanPool",
     "Monomials",
+    "PlaceLoss",
     "PointConv",
     "PolarityConv",
     "ResBlock",

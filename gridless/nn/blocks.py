@@ -6,6 +6,8 @@ features of the source cloud and the geometry, and returns features of the targe
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ from gridless.nn.conv import DepthwiseConv, PointConv
 from gridless.nn.norm import BatchNorm
 from gridless.ops.edge_max import edge_max
 from gridless.plan import Name
-from gridless.structures import Geometry
+from gridless.structures import Edges, Geometry
 
 
 class Dense(nn.Linear):
@@ -115,6 +117,8 @@ class WideBlock(nn.Module):
         depthwise: bool = False,
     ) -> None:
         super().__init__()
+        if not ratio > 0:
+            raise ValueError(f"WideBlock: ratio must be positive, not {ratio}")
         self.drop_path = DropPath(edges.target, drop_path)
         inner = max(8, round(out_channels * ratio / 8) * 8)
         self.edges, self.source, self.target, self.coords, self.pooled = (
@@ -171,6 +175,56 @@ class InvertedBlock(nn.Module):
         y = self.norm1(self.expand(features), geometry)
         y = self.norm2(self.reduce(y), geometry)
         return (features + self.drop_path(y, geometry)).relu()
+
+
+class PlaceLoss(nn.Module):
+    """An auxiliary loss in training: the features of two neighbours have to tell where one lies from the other.
+
+    (S, C) to (S, C), as they are. For one neighbour j of each point i, drawn at random, `weight` times the mean over
+    the points of |dense(relu(norm(dense(F_j - F_i)))) - (x_j - x_i) / radius|^2 is added to whatever loss follows: its
+    gradient joins that of the features. After Chen and others, Decoupled Local Aggregation for Point Cloud Learning.
+    """
+
+    def __init__(self, near: Name, channels: int, weight: float, inner: int = 32) -> None:
+        super().__init__()
+        if not 0 < weight < float("inf"):
+            raise ValueError(f"PlaceLoss: the weight must be positive and finite, not {weight}")
+        self.near, self.weight = near, weight
+        self.reduce = Dense(channels, inner, bias=False)
+        self.norm = BatchNorm(inner, near.target, momentum=0.1, relu="after")
+        self.tell = Dense(inner, near.dim, bias=False)
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        return _AddedLoss.apply(features, self.weight * self.loss(features, geometry)) if self.training else features
+
+    def loss(self, features: Tensor, geometry: Geometry) -> Tensor:
+        edges, coords = geometry[self.near], geometry[self.near.target].coords
+        counts, last = edges.counts, edges.splits[1:] - 1
+        drawn = edges.splits[:-1] + (torch.rand(len(counts), device=counts.device) * counts).long()
+        neighbour = edges.source[torch.minimum(drawn, last).clamp(min=0)]
+        one = torch.arange(len(counts) + 1, device=counts.device)
+        # The largest of one neighbour, whose gradient has the same bits in every run.
+        other = edge_max(features, Edges.made(splits=one, source=neighbour, num_source=edges.num_source))
+        told = self.tell(self.norm(self.reduce(other - features), geometry))
+        square = (told.float() - (coords[neighbour.long()] - coords) / self.near.radius).square().sum(1)
+        real = counts > 0  # padding has no neighbours
+        return torch.where(real, square, 0.0).sum() / real.sum().clamp(min=1)
+
+    def extra_repr(self) -> str:
+        return f"{self.near}, weight={self.weight}"
+
+
+class _AddedLoss(torch.autograd.Function):
+    """Features as they are, and backwards a gradient of 1 for the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, loss: Tensor) -> Tensor:
+        ctx.dtype = loss.dtype
+        return features.view_as(features)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return grad, grad.new_ones((), dtype=ctx.dtype)
 
 
 class DropPath(nn.Module):

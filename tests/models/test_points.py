@@ -189,6 +189,50 @@ def test_depthwise_networks_have_wide_inverted_blocks_in_place_and_dense_ones_be
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_a_place_loss_adds_its_gradient_and_changes_nothing_else(cloud):
+    plan = gl.Plan()
+    points = plan.points()
+    near = plan.ball(points, points, 0.3)
+    geometry, layer = plan(cloud), gl.nn.PlaceLoss(near, 5, weight=0.25)
+    features = torch.randn(len(cloud), 5, requires_grad=True)
+    torch.manual_seed(3)
+    out = layer(features, geometry)
+    assert torch.equal(out, features)
+    out.sum().backward()
+    torch.manual_seed(3)
+    loss = features.sum() + 0.25 * layer.loss(features, geometry)
+    expected = torch.autograd.grad(loss, [features, layer.tell.weight])
+    torch.testing.assert_close(features.grad, expected[0])
+    torch.testing.assert_close(layer.tell.weight.grad, expected[1])
+    assert layer.eval()(features, geometry) is features
+    with pytest.raises(ValueError, match="weight must be positive"):
+        gl.nn.PlaceLoss(near, 5, weight=-1.0)
+
+
+def test_a_place_loss_looks_at_one_neighbour_of_each_point():
+    """Where each point has one other neighbour, and nothing is told, the loss is known."""
+    plan = gl.Plan()
+    points = plan.points()
+    near = plan.ball(points, points, 1.0)
+    geometry = plan(torch.tensor([[0.0, 0, 0], [0.5, 0, 0], [9, 0, 0], [9, 0.5, 0]]))
+    layer = gl.nn.PlaceLoss(near, 3, weight=1.0)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        layer.tell.weight.zero_()
+    losses = {round(layer.loss(geometry[points].coords, geometry).item(), 6) for _ in range(100)}
+    # Of four points, none to four drew the other one, half a radius away.
+    assert losses == {round(k * 0.25 / 4, 6) for k in range(5)}
+
+
+@pytest.mark.parametrize("make", [models.point_resnet_plus, lambda **more: models.point_unet_plus([5], **more)])
+def test_networks_have_a_place_loss_for_each_level(make, cloud):
+    model = make(width=8, levels=2, place_loss=0.1)
+    layers = [m for m in model.modules() if isinstance(m, gl.nn.PlaceLoss)]
+    assert [layer.near.source for layer in layers] == ["X1", "X2"]
+    model(model.plan(cloud)).square().mean().backward()
+    assert all(layer.tell.weight.grad.any() for layer in layers)
+
+
 def test_drop_path_leaves_the_branches_of_whole_clouds_out(cloud):
     model = small("point_resnet_plus", drop_path=0.5, expansion=2, levels=1)
     path = model.blocks[1].drop_path

@@ -105,8 +105,8 @@ def depthwise_dot_kernel(
     """As `depthwise_kernel`, for up to 16 terms: one edge of every row at a time, the kernels of whose channels are a
     matrix product of edge values (T, 16) and theta (16, L). The weight's gradient is one of the same values.
 
-    Tiles lie in `runs` runs of `each`, one for each multiprocessor; these take programs in turn. What those on one gather
-    is near then, and in its first-level cache.
+    Tiles lie in `runs` runs of `each`, one for each multiprocessor; they take programs in turn. What those of one
+    gather is near then, and in its first-level cache.
     """
     MINE: tl.constexpr = NORMALISE and not FLIP
     scale = _scale(high, low, ROW_X)
