@@ -118,7 +118,7 @@ def knn_graph(
     """
     edges, distance = knn(x, x, k if loop else k + 1, batch, batch, cosine, 1, batch_size, return_distances=True)
     if not loop:
-        others = _others(edges, k)
+        others = _others(edges, k, len(x))
         edges, distance = edges[:, others], distance[others]
     edges = _flowing(edges, flow)
     return (edges, distance) if return_distances else edges
@@ -195,6 +195,8 @@ def radius_by_splits(
     if not reach > 0 or limit == 0 or not len(x) or not len(y):
         edges = torch.empty(2, 0, dtype=torch.int64, device=x.device)
     elif source.shape[1] <= _DIMENSIONS:
+        if limit is not None and limit >= int(splits_x.diff().max()):
+            limit = None
         # Squares of larger radii are beyond float32; nothing that is finite is farther away than that.
         found = geometry.ball(*_clouds(source, target, splits_x, splits_y), min(reach, 1e18), limit)
         edges = torch.stack([found.target.long(), found.source.long()])
@@ -205,7 +207,7 @@ def radius_by_splits(
             row, at = (distance[:, :limit] <= reach).nonzero(as_tuple=True)
             parts.append(torch.stack([row + first, order[row, at] + begin]))
         edges = torch.cat(parts, 1)
-    return edges[:, _others(edges, max_num_neighbors)] if ignore_same_index else edges
+    return edges[:, _others(edges, max_num_neighbors, len(y))] if ignore_same_index else edges
 
 
 def knn_by_splits(
@@ -260,12 +262,22 @@ def _nearest(
         return torch.empty(2, 0, dtype=torch.int64, device=x.device), source.new_empty(0)
     if source.shape[1] <= _DIMENSIONS:
         found = geometry.nearest(*_clouds(source, target, splits_x, splits_y), k)
-        row, column = found.target.long(), found.source.long()
-        distance = (source[column] - target[row]).square_().sum(1)
-        # By distance in each row; the second sort leaves that order alone.
-        order = distance.argsort(stable=True)
-        order = order[row[order].argsort(stable=True)]
-        edges, distance = torch.stack([row, column[order]]), distance[order]
+        column, even = found.source.long(), len(found) == k * len(target)
+        row = torch.arange(len(target), device=x.device)
+        row = row[:, None].expand(-1, k) if even else torch.repeat_interleave(row, found.counts)
+        column = column.view(row.shape)
+        distance = torch.zeros(row.shape, dtype=source.dtype, device=x.device)
+        for there, here in zip(source.unbind(1), target.unbind(1)):
+            distance += (there[column] - (here[:, None] if even else here[row])).square_()
+        if even:
+            distance, order = distance.sort(dim=1, stable=True)
+            column = column.gather(1, order)
+        else:
+            # By distance in each row; the second sort leaves that order alone.
+            order = distance.argsort(stable=True)
+            order = order[row[order].argsort(stable=True)]
+            column, distance = column[order], distance[order]
+        edges, distance = torch.stack([row.flatten(), column.flatten()]), distance.flatten()
     else:
         parts = []
         for first, begin, pairs in _distances(source, target, splits_x, splits_y):
@@ -298,10 +310,11 @@ def _farthest(x: Tensor, size: int) -> Tensor:
     return taken
 
 
-def _others(edges: Tensor, limit: int | None) -> Tensor:
+def _others(edges: Tensor, limit: int | None, points: int) -> Tensor:
     """Which edges do not join a point with itself; the first `limit` of each row of `edges[0]`, which ascends."""
     other = edges[0] != edges[1]
-    if limit is None or not len(other):
+    # Where points coincide, a point may not be among its own neighbours, and there is one other too many.
+    if limit is None or len(other) - int(other.sum()) == points:
         return other
     before = other.cumsum(0) - other.long()
     return other & (before - before[torch.searchsorted(edges[0], edges[0])] < limit)

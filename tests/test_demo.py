@@ -1,6 +1,7 @@
 """The demo runs from end to end on its own data, and its page opens in a browser without a complaint."""
 
 import json
+import re
 import shutil
 import subprocess
 
@@ -21,7 +22,10 @@ def test_the_demo_trains_runs_live_and_reports(made, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["live_error"] < 1e-5
     text = (made / "report.html").read_text()
-    assert text.count("<canvas") == 2
+    assert text.count("<canvas") == 4
+    # Radii are rounded, and the weights that come with the package were asked.
+    assert not re.search(r"radius=\d+\.\d{6}", text)
+    assert "A drawn cone: cone" in text
     assert "https://" not in text
     assert "http://" not in text
     for name in ("shapes", "glyphs"):
@@ -39,5 +43,5 @@ def test_the_report_opens_without_a_complaint(made):
          "--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    assert done.stdout.count("<canvas") == 2
+    assert done.stdout.count("<canvas") == 4
     assert "CONSOLE" not in done.stderr

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 BLUE, RED, GREY, GREEN = "#3178c6", "#d1382c", "#8a94a1", "#2b8a3e"
+# Figures that stand beside each other are equally large: neither leaves a gap.
+SIDE_BY_SIDE = (6.0, 5.2)
 
 
 def _figure(width: float, height: float) -> Any:
@@ -101,12 +103,12 @@ def space_time(events: np.ndarray, colours: np.ndarray, title: str = "") -> Any:
 
 def curves(series: dict[str, Sequence[float]], label: str = "accuracy (%)", x: str = "epoch") -> Any:
     """Learning curves, one line per entry."""
-    figure = _figure(6, 3.6)
+    figure = _figure(*SIDE_BY_SIDE)
     axes = figure.add_subplot()
     for (name, values), colour in zip(series.items(), (BLUE, RED, GREEN, GREY) * 4, strict=False):
         axes.plot(np.arange(1, len(values) + 1), values, label=name, color=colour, linewidth=2)
     axes.set(xlabel=x, ylabel=label)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
@@ -115,10 +117,9 @@ def curves(series: dict[str, Sequence[float]], label: str = "accuracy (%)", x: s
 def confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
     """Rows are what was shown, columns what was answered; each row adds up to one."""
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    side = 1.6 + 0.36 * len(names)
-    figure = _figure(side, side)
+    figure = _figure(*SIDE_BY_SIDE)
     axes = figure.add_subplot()
-    axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    axes.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
     axes.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
     axes.set_yticks(range(len(names)), names, fontsize=9)
     for i, j in zip(*np.nonzero(counts), strict=True):
@@ -126,6 +127,16 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
             j, i, int(counts[i, j]), ha="center", va="center", fontsize=7, color="w" if share[i, j] > 0.5 else "k"
         )
     axes.set(xlabel="answered", ylabel="shown")
+    return figure
+
+
+def bars(values: Sequence[float], x: str, y: str) -> Any:
+    """One bar for each of several percentages."""
+    figure = _figure(*SIDE_BY_SIDE)
+    axes = figure.add_subplot()
+    axes.bar(range(1, len(values) + 1), values, color=BLUE)
+    axes.set(xlabel=x, ylabel=y, ylim=(0, 101))
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -145,6 +156,6 @@ def live(time: np.ndarray, probability: np.ndarray, names: Sequence[str], truth:
             alpha=1 if k in leaders else 0.25,
         )
     axes.set(xlabel="time (ms)", ylabel="probability", ylim=(0, 1.02))
-    axes.legend(frameon=False, ncols=2, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -68,7 +68,7 @@ class Page:
 def image(figure: Any, caption: str = "") -> str:
     """A matplotlib figure as a card."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
+    figure.savefig(buffer, format="png", dpi=150)
     data = base64.b64encode(buffer.getvalue()).decode()
     return _card(f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">', caption)
 
