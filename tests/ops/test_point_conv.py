@@ -19,6 +19,11 @@ from gridless.nn import GaussianBumps, KernelPoints, Monomials
 from gridless.ops.point_conv import cheaper_order, registered
 from gridless.structures import Edges, collate
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from tests.interpreter import quicken
+
+    quicken()
+
 RADIUS = 0.5
 SETTINGS = [("linear", True), ("linear", False), (None, True), (None, False)]
 

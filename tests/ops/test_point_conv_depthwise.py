@@ -16,6 +16,11 @@ from gridless.nn import GaussianBumps, KernelPoints, Monomials
 from gridless.ops.point_conv import registered
 from gridless.structures import Edges, collate
 
+if os.environ.get("TRITON_INTERPRET") == "1":
+    from tests.interpreter import quicken
+
+    quicken()
+
 RADIUS = 0.5
 SETTINGS = [("linear", True), ("linear", False), (None, True), (None, False)]
 
@@ -217,12 +222,11 @@ def test_bad_weights_and_orders_are_refused():
 # The GPU's kernel, where there is no GPU.
 
 TINY = [
-    (torch.float64, Monomials(2, 1), 3, "linear", True),
+    (torch.float64, Monomials(1, 1), 3, "linear", True),
     (torch.float64, GaussianBumps(((0.1,), (-0.3,)), 0.5), 2, None, False),
-    (torch.float32, Monomials(2, 1), 64, "linear", True),
-    (torch.float32, Monomials(2, 1), 70, None, True),  # one program for two tiles of sources
+    (torch.float32, Monomials(1, 2), 64, "linear", True),
+    (torch.float32, Monomials(1, 1), 70, None, True),  # one program for two tiles of sources
     (torch.float16, Monomials(1, 17), 5, "linear", True),  # more terms than one launch sums
-    (torch.bfloat16, Monomials(1, 1), 5, "linear", False),
     (torch.bfloat16, Monomials(2, 1), 20, "linear", True),  # matrix products
     (torch.float16, GaussianBumps(((0.1,), (-0.3,)), 0.5), 40, None, False),
 ]
@@ -232,7 +236,7 @@ TINY = [
 @pytest.mark.parametrize("case", TINY, ids=str)
 def test_interpreted_kernel(case):
     dtype, basis, channels, falloff, normalise = case
-    tensors, edges, _ = problem("cpu", dtype, sources=6, targets=5, channels=channels, basis=basis)
+    tensors, edges, _ = problem("cpu", dtype, sources=6, targets=4, channels=channels, basis=basis)
     tolerance = {torch.float64: 1e-13, torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}[dtype]
     with gl.use_backend("reference"):
         edges.transpose()
@@ -265,7 +269,7 @@ def test_interpreted_products_add_up_more_tiles_than_programs(monkeypatch):
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
 def test_interpreted_gradients_one_at_a_time():
     with gl.use_backend("reference"):
-        tensors, edges, basis = problem(sources=5, targets=4, channels=2, basis=Monomials(1, 1))
+        tensors, edges, basis = problem(sources=3, targets=3, channels=2, basis=Monomials(1, 1))
         edges.transpose()
     with gl.use_backend("gpu"):
         assert_each_alone(tensors, edges, basis)
