@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "predict": ("gridless.training.commands:predict", "class and probabilities of your own files"),
     "stream": ("gridless.streaming.command:stream", "run an event network live"),
     "export": ("gridless.streaming.export.command:export", "write an event network as C"),
+    "compile": ("gridless.compilation:compile_kernels", "compile all CPU kernels for this machine, ahead of time"),
     "demo": ("gridless.demo:demo", "train two small networks, run one live, write a report"),
     "show": ("gridless.pictures.command:show", "draw a cloud or a recording"),
 }

@@ -10,10 +10,13 @@ import hashlib
 import itertools
 import math
 import secrets
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from gridless import geometry
 from gridless.geometry.grid import KEEPS
@@ -425,10 +428,27 @@ def _points(x: Any, dim: int) -> Cloud:
             f"this plan begins with points: call it with an (S, {dim}) tensor or array, a list of them, or a Cloud, "
             f"not with {x!r}; a file is read with gl.read_cloud(path)"
         )
-    cloud = Cloud.of(x)
+    cloud = Cloud.of(_single(x))
     if cloud.dim != dim:
         raise ValueError(f"this plan is for points of {dim} dimensions, not {cloud.dim}")
     return cloud
+
+
+def _single(x: Any) -> Any:
+    """float64 arrays, which NumPy makes unasked, as float32, where that moves no point by a millionth of the extent.
+
+    Kernels for both are compiled apart, and networks have weights of 32 bits. Tensors are taken at their word.
+    """
+    if isinstance(x, list | tuple) and len(x) and isinstance(x[0], np.ndarray):
+        return [_single(one) for one in x]
+    if not isinstance(x, np.ndarray) or x.dtype != np.float64 or not x.size:
+        return x
+    small = x.astype(np.float32)
+    if not np.abs(small - x).max() <= 1e-6 * np.ptp(x):
+        return x
+    words = "a float64 array is used as float32, as networks are; for 64 bits pass a tensor, torch.from_numpy(x)"
+    warnings.warn(words, stacklevel=5)
+    return small
 
 
 def _events(x: Any, sensor: tuple[int, int]) -> Events:

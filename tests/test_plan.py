@@ -324,3 +324,16 @@ def test_reach_refuses_what_is_global_by_name(line, reason):
     line(plan, plan.points())
     with pytest.raises(ValueError, match=reason):
         plan.reach()
+
+
+def test_float64_arrays_are_used_as_float32_with_a_word_and_tensors_are_not():
+    plan = gl.Plan()
+    plan.points(dim=3)
+    x = np.random.default_rng(0).random((20, 3))
+    with pytest.warns(UserWarning, match="a float64 array is used as float32"):
+        assert plan(x)["X0"].coords.dtype == torch.float32
+    with pytest.warns(UserWarning, match="a float64 array is used as float32"):
+        assert plan([x, x])["X0"].coords.dtype == torch.float32
+    assert plan(torch.from_numpy(x))["X0"].coords.dtype == torch.float64
+    # Metres far from the origin need all their digits.
+    assert plan(x + 5_000_000)["X0"].coords.dtype == torch.float64

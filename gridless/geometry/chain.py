@@ -30,8 +30,13 @@ _NOT_FINITE = 1
 _MOST = 1 << 22
 
 
+# Not written out where they are used, because Numba compiles a function anew for every constant that it is called with,
+# and `search`, seven seconds of it, is the one that batches use.
+_CONSTANTS = np.array([0, 1, SCAN])
+
+
 @njit(nogil=True, cache=True)
-def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, wholes, sources, sizes):
+def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, wholes, sources, sizes, constants):
     """Run `lines` (operation, cloud, cloud or edges) on the points x; clouds and edges are numbered by their lines.
 
     Results follow one another: in `wholes` the splits of each search, and the rows and the splits of each sample; in
@@ -39,6 +44,7 @@ def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, whol
     Returns 0, or what was too small, or that the points are not finite; and copies of the three that just hold them.
     """
     n, dim = x.shape
+    zero, one, scan = constants[0], constants[1], constants[2]
     bad = 0
     for i in range(n):
         for d in range(dim):
@@ -61,10 +67,11 @@ def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, whol
             at, targets = begins[b, 0], begins[b, 2]
             target = x if b == 0 else coords[at : at + targets]
             wholes[used_wholes] = 0
+            target_splits = whole if b == 0 else wholes[begins[b, 1] : begins[b, 1] + 2]
             _, total, short = search(
-                source, splits, target, whole if b == 0 else wholes[begins[b, 1] : begins[b, 1] + 2], 0, 1, a == b,
-                False, settings[line, 0], settings[line, 1], settings[line, 2], settings[line, 3], axes, work, boxes,
-                stack, SCAN, 0, found, rows[0], rows[1], wholes[used_wholes + 1 :], 0, sources[used_sources:],
+                source, splits, target, target_splits, zero, one, a == b, zero > one, settings[line, 0],
+                settings[line, 1], settings[line, 2], settings[line, 3], axes, work, boxes, stack, scan, zero, found,
+                rows[0], rows[1], wholes[used_wholes + 1 :], zero, sources[used_sources:],
             )  # fmt: skip
             if short:
                 return short, wholes[:0], sources[:0], coords[:0]
@@ -75,7 +82,7 @@ def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, whol
         else:
             kept = wholes[used_wholes : used_wholes + points]
             over_edges(
-                source, splits, 0, 1, wholes[begins[b, 1] :], sources[begins[b, 0] :], coords[0, :0],
+                source, splits, zero, one, wholes[begins[b, 1] :], sources[begins[b, 0] :], coords[0, :0],
                 np.zeros(points, np.bool_), kept, count,
             )  # fmt: skip
             left = count[0]
@@ -158,7 +165,7 @@ class Chain:
         while True:
             short, *found = _run(
                 x, self.table, self._settings(points.dtype), AXES[dim], space.work, space.boxes, space.stack,
-                space.found, space.rows, results.coords, results.wholes, results.sources, results.sizes,
+                space.found, space.rows, results.coords, results.wholes, results.sources, results.sizes, _CONSTANTS,
             )  # fmt: skip
             if not short:
                 return self._structures(cloud, found, results.sizes.tolist())

@@ -128,7 +128,7 @@ def _forward(
     for t in range(first, last, tile_rows):
         end = min(t + tile_rows, last)
         if transformed:
-            tile[:] = start
+            _begin(tile, start)
         else:
             tile[:] = 0
         gather_tile(
@@ -136,14 +136,29 @@ def _forward(
             normalise, True, inverse, f, v, w, p, tile, stride, transformed, size, channels, lane,
         )  # fmt: skip
         if transformed:
-            out[t:end] = tile[: end - t, : out.shape[1]]
+            _copy(tile, out, t, end)
         elif depthwise:
             _scale_and_add(tile, packed, size, channels, start, out[t:end])
         else:
-            result[:] = start
+            _begin(result, start)
             rows = (end - t + BLOCK - 1) // BLOCK * BLOCK
             matmul(result, tile, stride, packed, rows, p_channels, size * channels, lane)
-            out[t:end] = result[: end - t, : out.shape[1]]
+            _copy(result, out, t, end)
+
+
+# Loops, because what Numba makes of an array assigned to a slice takes four seconds to compile: it words its error.
+@njit(nogil=True, cache=True)
+def _begin(tile, start):
+    for i in range(tile.shape[0]):
+        for j in range(tile.shape[1]):
+            tile[i, j] = start[j]
+
+
+@njit(nogil=True, cache=True)
+def _copy(tile, out, first, last):
+    for i in range(first, last):
+        for j in range(out.shape[1]):
+            out[i, j] = tile[i - first, j]
 
 
 @njit(nogil=True, cache=True)
@@ -181,7 +196,7 @@ def _backward(
             result[:] = 0
             rows = (end - t + BLOCK - 1) // BLOCK * BLOCK
             matmul(result, tile, stride, turned, rows, q_channels, steps, lane)
-            d_features[t:end] = result[: end - t, : d_features.shape[1]]
+            _copy(result, d_features, t, end)
         if d_weight.shape[0] > 0:
             a_at = t * q_channels
             matmul_transposed(d_weight, f, a_at, q_channels, tile, stride, q_channels, steps, end - t, lane)

@@ -140,7 +140,9 @@ def _gradients(
                 for n in range(size * channels):
                     made[r, n] = row_features[t + r, n % channels] * packed[n]
         elif len(packed) > 0:
-            rows_in[: stop - t] = row_features[t:stop]
+            for i in range(t, stop):
+                for j in range(steps):
+                    rows_in[i - t, j] = row_features[i, j]
             made[:] = 0
             matmul(made, rows_in, steps, packed, (stop - t + BLOCK - 1) // BLOCK * BLOCK, size * channels, steps, lane)
         i = t

@@ -1,0 +1,108 @@
+"""`gridless compile`: every CPU kernel for this machine, ahead of its first use."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+import typer
+
+from gridless.progress import track
+
+
+def compile_kernels(
+    double: Annotated[
+        bool, typer.Option("--double", help="Also for coordinates and features of 64 bits: as long again.")
+    ] = False,
+    dimensions: Annotated[list[int] | None, typer.Option(help="Of points; may be repeated. Else 2 and 3.")] = None,
+) -> None:
+    """Compile the CPU kernels of points, events, training and streams for this machine, once, and keep them on disk.
+
+    Otherwise each is compiled when it is first used. Another CPU, Numba or version of gridless compiles them again.
+    Readers of files are left out: theirs take under a second each.
+    """
+    began = time.perf_counter()
+    jobs = [
+        (f"points in {dim} dimensions, {dtype}", lambda dim=dim, dtype=dtype: points(dim, dtype))
+        for dtype in (torch.float32, *([torch.float64] if double else []))
+        for dim in dimensions or (3, 2)
+    ]
+    others: list[tuple[str, Callable[[], object]]] = [
+        ("point networks", networks),
+        ("events", events),
+        ("event networks", event_networks),
+    ]
+    for name, job in track([*jobs, *others], "compile"):
+        at = time.perf_counter()
+        job()
+        print(f"{name}: {time.perf_counter() - at:.1f} s", file=sys.stderr, flush=True)
+    print(f"compiled, or found compiled, in {time.perf_counter() - began:.0f} s")
+
+
+def points(dim: int, dtype: torch.dtype = torch.float32) -> None:
+    """Searches, samplings and convolutions of clouds, one and several, with gradients."""
+    import gridless as gl
+
+    generator = torch.Generator().manual_seed(0)
+    one = torch.rand(200, dim, generator=generator, dtype=dtype)
+    plan = gl.Plan()
+    cloud = plan.points(dim)
+    near = plan.ball(cloud, cloud, 0.3)
+    coarse = plan.rejection_sample(near)
+    down = plan.ball(cloud, coarse, 0.5)
+    few = plan.ball(cloud, cloud, 0.3, limit=4)
+    plan.nearest(cloud, coarse, 4)
+    plan.farthest_sample(coarse, 8)
+    plan.grid_sample(cloud, 0.2)
+    layers = [gl.nn.FeaturelessConv(near, 8), gl.nn.PointConv(down, 8, 12), gl.nn.PointConv(few, 8, 8)]
+    stem, wide, narrow = (layer.to(dtype) for layer in layers)
+    back = gl.nn.PointConv(plan.transpose(down), 12, 8).to(dtype)
+    for x in (one, gl.Cloud.of([one, one[:150]])):
+        geometry = plan(x)
+        features = narrow(stem(geometry), geometry)
+        (back(wide(features, geometry), geometry) + features).sum().backward()
+    many = gl.Cloud.of(torch.rand(20_000, dim, generator=generator, dtype=dtype))
+    gl.rejection_sample(many, gl.ball(many, many, 0.02))
+    moving = torch.rand(60, dim, generator=generator, dtype=dtype, requires_grad=True)
+    for order in ("gather_first", "transform_first"):
+        conv = gl.nn.PointConv(near, 4, 4, order=order).to(dtype)
+        conv(torch.rand(60, 4, dtype=dtype), plan(gl.Cloud.of(moving))).sum().backward()
+
+
+def networks() -> None:
+    """A training step of point networks."""
+    import gridless as gl
+
+    cloud = gl.Cloud.of(list(gl.data.Shapes(4, points=200).coords), features=[torch.rand(200, 3)] * 4)
+    cloud = gl.augment.Jitter(0.01)(gl.augment.Shuffle()(cloud))
+    models = [
+        gl.models.point_resnet_plus(4, width=8, lift=16, in_channels=3, pooled=True),
+        gl.models.point_unet_plus([3], width=8, levels=2),
+    ]
+    for model in models:
+        model(model.plan(cloud)).exp().sum().backward()
+
+
+def events() -> None:
+    """Firing, neighbourhoods and convolutions of events, and recordings that are made."""
+    import gridless as gl
+
+    recording = gl.collate([example for example, _ in (gl.data.MovingGlyphs(4)[i] for i in range(4))])
+    for form in ("scan", "edges"):
+        model = gl.models.event_resnet(10, (34, 34), width=8, levels=2, pooled=0, threshold=1.0, form=form)
+        model.loss(model.plan(recording), torch.arange(4))[0].backward()
+
+
+def event_networks() -> None:
+    """Both heads, in training and live."""
+    import gridless as gl
+
+    recording, _ = gl.data.MovingGlyphs(1)[0]
+    for head in ("stream", "voxel"):
+        settings = {"width": 8, "levels": 2, "pooled": 0, "threshold": 1.0, "head": head, "duration": 100_000}
+        model = gl.models.event_resnet(10, (34, 34), **settings)
+        model.loss(model.plan(recording), torch.zeros(1, dtype=torch.int64))[0].backward()
+        gl.stream(model.eval())(recording[:400])
