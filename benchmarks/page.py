@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ DOCS = ROOT / "docs"
 HEAD = """# Benchmarks
 
 Made by `python benchmarks/page.py` from `benchmarks/results/*.json`; nothing here is typed by hand. Each script checks
-its results before it times anything; peers are of the same run. What was predicted, what happened, and why, is in
-`benchmarks/NOTES.md`. Shipped weights have [cards](models.md).
+its results before it times anything; peers are of the same run. *Ratio* is the best peer's time over ours, or our rate
+over the best peer's: above 1 we are faster. What was predicted, what happened, and why, is in `benchmarks/NOTES.md`.
+Shipped weights have [cards](models.md).
 
 Figures from the two-core machine were taken while other work ran on it, most of them as the CPU time of the process:
-compare ratios, not absolute figures.
+compare ratios, not absolute figures. *Eager* is what a plain loop gets; *captured* is a step or a call as a CUDA
+graph, as `gridless train` and `gl.capture` make it.
 """
 
 
@@ -59,6 +63,229 @@ def rendered(value: Any) -> str:
     if isinstance(value, dict) and value and all(isinstance(row, dict) for row in value.values()):
         return rendered([{"": name, **row} for name, row in value.items()])
     return table(["", ""], [[", ".join(path), leaf] for path, leaf in leaves(value)])
+
+
+def origin(content: dict[str, Any]) -> str:
+    """On which machine, with what, and when, in a line."""
+    found = {**content, **content.get("about", {})} if isinstance(content.get("about"), dict) else dict(content)
+    machine = found.get("machine", found.get("device", ""))
+    if isinstance(machine, dict):
+        found, machine = {**found, **machine}, machine.get("gpu") or machine.get("device") or machine.get("cpu")
+        machine = machine or found.get("processor", "")
+    machine = {
+        "x86_64": "2-core Xeon",
+        "Intel(R) Xeon(R) Processor": "2-core Xeon",
+        ", 1 threads": "2-core Xeon, 1 thread",
+    }.get(str(machine), str(machine))
+    commit = str(found.get("commit", ""))
+    words = [
+        machine,
+        f"PyTorch {found['torch']}" if "torch" in found else "",
+        str(found.get("date") or _date(commit))[:10],
+    ]
+    return ", ".join(word for word in [*words, f"commit {commit}" if commit else ""] if word) + "."
+
+
+@cache
+def _date(commit: str) -> str:
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%cs", commit]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() if commit else ""
+
+
+Made = tuple[str, str, list[str], list[list[Any]]]  # title, words, columns, rows
+
+
+def best(ours: float, peers: dict[str, float], more_is_better: bool) -> list[Any]:
+    """Our figure, the peers', the best first, and how many times better ours is."""
+    order = sorted(peers, key=lambda name: peers[name], reverse=more_is_better)
+    if not order:
+        return [ours, "", ""]
+    first = peers[order[0]]
+    return [
+        ours,
+        ", ".join(f"{name} {number(peers[name])}" for name in order),
+        ours / first if more_is_better else first / ours,
+    ]
+
+
+COLUMNS = ["", "unit", "gridless", "others", "ratio"]
+
+
+def chains(r: dict[str, Any]) -> Made:
+    rows = []
+    for name, words in (("geometry_chain", "AVX-512"), ("geometry_chain_x86-64", "plain x86-64 code")):
+        rates = {row["who"]: row["clouds/s"] for row in r[name]["rows"]}
+        peers = {who: rate for who, rate in rates.items() if not who.startswith(("gridless", "floor"))}
+        for who, rate in rates.items():
+            if who.startswith("gridless"):
+                rows.append([f"{who.removeprefix('gridless, ')}, {words}", "clouds/s", *best(rate, peers, True)])
+    words = "The paper's 7 searches and 3 samplings, ModelNet40 clouds of 1,024 points, one core."
+    return "Geometry on the CPU", f"{words} {origin(r['geometry_chain'])}", COLUMNS, rows
+
+
+def large(r: dict[str, Any]) -> Made:
+    rows = []
+    for cores in (1, 2):
+        found = [row for row in r["geometry_large"]["rows"] if row.get("cores") == cores and "seconds" in row]
+        times = {row["who"]: row["seconds"] for row in found if not row["who"].startswith("floor")}
+        ours = times.pop("gridless")
+        rows.append([f"{cores} core{'s' * (cores > 1)}", "s", *best(ours, times, False)])
+    words = "All pairs within a radius, a million points, 20.6 million edges (SciPy's `query_pairs`: each pair once)."
+    return "Ball search", f"{words} {origin(r['geometry_large'])}", COLUMNS, rows
+
+
+def samplers(r: dict[str, Any]) -> Made:
+    rows = []
+    for name, row in r["samplers"]["rows"].items():
+        what, _, unit = name.rpartition(", ")
+        peers = {who: value for who, value in row.items() if who != "gridless"}
+        rows.append([what, unit, *best(row["gridless"], peers, unit != "seconds")])
+    return "Samplings and nearest points", f"One core. {origin(r['samplers'])}", COLUMNS, rows
+
+
+def geometry_gpu(r: dict[str, Any]) -> Made:
+    rows = [[name.replace("ugly", "clouds of ugly shapes"), v] for name, v in r["geometry_gpu"]["results"].items()]
+    words = "The chain is of 1,024 clouds at once. Median, host time included."
+    return "Geometry on the GPU", f"{words} {origin(r['geometry_gpu'])}", ["", "ms"], rows
+
+
+SETTINGS = {"paper": "the paper's setting", "clouds": "128 clouds of 1,024 points", "million": "a million points"}
+
+
+def convolutions(r: dict[str, Any]) -> Made:
+    rows = []
+    files = [name for name in ("conv_cuda_float32", "conv_cuda_bfloat16", "conv_cpu_float32") if name in r]
+    for file in files:
+        where, dtype = file.split("_")[1:]
+        for setting, words in SETTINGS.items():
+            for pass_, named in (("forward", "forward"), ("both", "with gradients")):
+                found = {who: row.get(pass_) for who, row in r[file].get(setting, {}).items() if who != "floors"}
+                known = {who: t / 1000 for who, t in found.items() if isinstance(t, float) and not math.isnan(t)}
+                if "ours" in known:
+                    ours = known.pop("ours")
+                    what = f"{words}, {named}, {'H200' if where == 'cuda' else 'CPU'}, {dtype}"
+                    rows.append([what, "ms", *best(ours, known, False)])
+    words = "One layer; on the GPU captured. `index_add`, CSR and PyG do the same with stored edge values."
+    return "Point convolution", f"{words} {origin(r[files[0]])}", COLUMNS, rows
+
+
+def eager(r: dict[str, Any]) -> Made:
+    rows = [
+        [name.replace(", both", ", with gradients"), row["host_ms"], row["device_ms"], row["kernels"]]
+        for name, row in r["calls"]["rows"].items()
+        if "host_ms" in row
+    ]
+    words = "A call from Python, public interface, as a plain loop makes it: the longer of the two is what it costs."
+    return "Eager calls", f"{words} {origin(r['calls'])}", ["", "host, ms", "GPU, ms", "kernels"], rows
+
+
+def lidar(r: dict[str, Any]) -> Made:
+    rows = []
+    for name, row in r["scenes"]["rows"]["convolutions"].items():
+        for key, words in (("kept", "forward"), ("both", "with gradients"), ("anew", "forward, geometry made anew")):
+            if f"spconv {key} ms" in row:
+                what = f"{name}, {words}"
+                rows.append([what, "ms", *best(row[f"ours {key} ms"], {"spconv": row[f"spconv {key} ms"]}, False)])
+    words = "One layer over a scan of SemanticKITTI, voxels of 5 and 10 cm, eager."
+    return "A LiDAR scan", f"{words} {origin(r['scenes'])}", COLUMNS, rows
+
+
+def epochs(r: dict[str, Any]) -> Made:
+    rows = []
+    for row in r["epochs"]["rows"]:
+        how = "captured" if row.get("captured") else "eager"
+        made = f"{row.get('geometry', 'online')}, {row.get('points', 'full')} points"
+        figures = [row.get("seconds_per_epoch", row.get("error")), row.get("peak_mib", "")]
+        rows.append([row["network"], row["batch"], made, how, *figures])
+    loop = r["calls"]["rows"]["large: whole loop, other sizes"]["epoch_s"]
+    rows.append(["modelnet40-large, a plain loop", 128, "online, full points", "eager", loop, ""])
+    columns = ["network", "batch", "geometry", "steps", "s an epoch", "peak MiB"]
+    return "Epochs of ModelNet40", f"PointNet2 and DGCNN are PyG's. {origin(r['epochs'])}", columns, rows
+
+
+def event_layers(r: dict[str, Any]) -> Made:
+    rows = []
+    for file, words in (
+        ("event_conv_cpu", "200,000 events, one core"),
+        ("event_conv_cuda", "16 x 200,000 events, H200"),
+    ):
+        times = {form: part["ms"] for form, part in r[file]["network"].items()}
+        peers = {"as sparse products in torch": times["paper"]}
+        for form in ("scan", "edges"):
+            rows.append([f"{form}, {words}", "ms", *best(times[form], peers, False)])
+    words = "A training pass of the CIFAR10-DVS network's convolutions."
+    return "Event convolutions", f"{words} {origin(r['event_conv_cuda'])}", COLUMNS, rows
+
+
+def live(r: dict[str, Any]) -> Made:
+    results = r["streaming"]["results"]
+    rows = [
+        [name, row["voxel"]["Mev/s"], row["stream"]["Mev/s"], row["stream"]["state MB"], row["error"]["engine"]]
+        for name, row in results.items()
+        if "error" in row
+    ]
+    late = results["latency"]["cifar10_dvs"]
+    soak = r["soak"]["results"]
+    words = (
+        "One core, inside the compiled loop: what a call from Python adds is not in it. An event of the CIFAR10-DVS "
+        f"network takes {late['p50 us']:.2f} us (median), {late['p99 us']:.1f} (99 of 100), {late['max us']:.0f} at "
+        f"most. {soak['events']:,} events through one engine left its memory at {soak['bytes after']:,} bytes."
+    )
+    columns = [
+        "network",
+        "voxel head, M events/s",
+        "stream head, M events/s",
+        "state, MB",
+        "difference to the whole recording",
+    ]
+    return "Live", f"{words} {origin(r['streaming'])}", columns, rows
+
+
+def event_files(r: dict[str, Any]) -> Made:
+    rows = []
+    for name, row in r["event_files"]["speed"].items():
+        peers = {who: value for who, value in row.items() if who != "gridless"}
+        rows.append([name, "M events/s", *best(row["gridless"], peers, True)])
+    return "Reading event files", f"One core. {origin(r['event_files'])}", COLUMNS, rows
+
+
+def fewer_points(r: dict[str, Any]) -> Made:
+    name = next(key for key in r["accuracy"] if key.startswith("by number"))
+    rows = [[row["points"], *(100 * row[k] for k in list(row)[1:])] for row in r["accuracy"][name]]
+    columns = ["points", *(f"{key}, %" for key in list(r["accuracy"][name][0])[1:])]
+    words = "Accuracy on held-out training clouds of ModelNet40; the authors' is on the test set."
+    return "Fewer points", f"{words} {origin(r['accuracy'])}", columns, rows
+
+
+def drives(r: dict[str, Any]) -> Made:
+    folds = [f"fold {k}" for k in range(5)]
+    rows = [
+        [row["name"], 100 * row["mean"], 100 * row["spread"], *(100 * row[k] if k in row else "" for k in folds)]
+        for row in r["ncars_variants"]["table"]
+    ]
+    cnn = {f"fold {run['fold']}": 100 * run["accuracy"] for run in r["ncars_cnn"]["runs"]}
+    rows.append(["a plain CNN on event counts", 100 * r["ncars_cnn"]["mean"], 100 * r["ncars_cnn"]["spread"]])
+    rows[-1] += [cnn.get(k, "") for k in folds]
+    words = "Accuracy, %, on drives that were not learned from, variants of the network."
+    return "N-Cars by drives", f"{words} {origin(r['ncars_cnn'])}", ["", "mean", "spread", *folds], rows
+
+
+# table -> the files that it says all of
+TABLES: dict[Any, tuple[str, ...]] = {
+    chains: ("geometry_chain", "geometry_chain_x86-64"),
+    large: ("geometry_large",),
+    samplers: ("samplers",),
+    geometry_gpu: ("geometry_gpu",),
+    convolutions: ("conv_cuda_float32", "conv_cuda_bfloat16", "conv_cpu_float32"),
+    eager: ("calls",),
+    lidar: ("scenes",),
+    epochs: ("epochs",),
+    event_layers: ("event_conv_cpu", "event_conv_cuda"),
+    live: ("streaming", "soak"),
+    event_files: ("event_files",),
+    fewer_points: ("accuracy",),
+    drives: ("ncars_variants", "ncars_cnn"),
+}
 
 
 def section(path: Path) -> str:
@@ -145,8 +372,15 @@ def cards() -> str:
 
 
 def benchmarks() -> str:
-    files = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
-    return "\n".join([HEAD, *map(section, files)])
+    files = {path.stem: path for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))}
+    results = {name: json.loads(path.read_text()) for name, path in files.items()}
+    parts, said = [HEAD], set()
+    for make, names in TABLES.items():
+        title, words, columns, rows = make(results)
+        parts.append(f"## {title}\n\n{words}\n\n{table(columns, rows)}")
+        said.update(names)
+    # What no table knows is shown as it was written.
+    return "\n".join([*parts, *(section(path) for name, path in files.items() if name not in said)])
 
 
 PAGES = {"benchmarks.md": benchmarks, "models.md": cards}

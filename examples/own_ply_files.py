@@ -1,7 +1,7 @@
-"""Train on your own files: a folder of PLY files, one subfolder per class.
+"""Train on your own files: a folder of clouds, one subfolder per class. `gridless train own-clouds` does more of it.
 
 python examples/own_ply_files.py               writes a few files into a temporary folder first
-python examples/own_ply_files.py my_scans/     my_scans/CLASS/*.ply, any number of points, any scale
+python examples/own_ply_files.py my_scans/     my_scans/CLASS/*.ply (or .las, .npy, .off ...), any number of points
 """
 
 import argparse
@@ -10,32 +10,9 @@ from pathlib import Path
 
 import torch
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import gridless as gl
-
-
-class Folder(Dataset):
-    """FOLDER/CLASS/*.ply as (example, class number). `gl.read_cloud` also takes PCD, LAS, NPY, XYZ and more."""
-
-    def __init__(self, folder: Path, transform: list) -> None:
-        self.classes = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        self.files = [
-            (file, k) for k, name in enumerate(self.classes) for file in sorted((folder / name).glob("*.ply"))
-        ]
-        if not self.files:
-            raise FileNotFoundError(f"{folder} has no CLASS/*.ply in it")
-        self.transform = transform
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, i: int) -> tuple[gl.Geometry, int]:
-        file, label = self.files[i]
-        example = gl.read_cloud(file, torch.float32, rows=())  # places only, without colours and the like
-        for step in self.transform:
-            example = step(example)
-        return example, label
 
 
 def write_files(folder: Path, per_class: int) -> None:
@@ -65,17 +42,14 @@ def main(argv: list[str] | None = None) -> float:
 
 def train(folder: Path, epochs: int) -> float:
     torch.manual_seed(0)
-    classes = Folder(folder, []).classes
+    # Centred, on the unit sphere, y up. Whole sessions are held out where names tell them, else the last of each class.
+    held_out = gl.data.CloudFolder(folder, "validation", points=400, up="z")
+    classes = held_out.class_names
     model = gl.models.point_resnet_plus(len(classes), width=16, lift=128, spacing=0.12, levels=2, stem_radius=0.2)
-    scale = gl.augment.Normalise()  # centre, unit sphere: radii are in these units
-    augment = [gl.augment.Shuffle(), gl.augment.RotateAboutUp(up=2), gl.augment.Jitter(0.01, 0.02)]
-    new = Folder(folder, [scale, *augment, model.plan])
-    plain = Folder(folder, [scale, model.plan])
-    # Every fifth file is kept for the test.
-    test_rows = range(0, len(plain), 5)
-    train_rows = [i for i in range(len(plain)) if i % 5]
-    batches = DataLoader(torch.utils.data.Subset(new, train_rows), 16, shuffle=True, collate_fn=gl.collate)
-    test = gl.collate([plain[i] for i in test_rows])
+    augment = [gl.augment.Shuffle(), gl.augment.RotateAboutUp(up=1), gl.augment.Jitter(0.01, 0.02)]
+    learned = gl.data.CloudFolder(folder, "fit", points=400, up="z", transform=[*augment, model.plan])
+    batches = DataLoader(learned, 16, shuffle=True, collate_fn=gl.collate)
+    test = model.plan(gl.collate([held_out[i][0] for i in range(len(held_out))]))
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for epoch in range(epochs):
         model.train()
@@ -85,8 +59,8 @@ def train(folder: Path, epochs: int) -> float:
             loss.backward()
             optimiser.step()
         with torch.no_grad():
-            right = (model.eval()(test[0]).argmax(1) == test[1]).float().mean().item()
-        print(f"epoch {epoch + 1}: {right:.1%} of {len(test_rows)} files that were not trained on")
+            right = (model.eval()(test).argmax(1) == held_out.labels).float().mean().item()
+        print(f"epoch {epoch + 1}: {right:.1%} of {len(held_out)} files that were not trained on")
     return right
 
 

@@ -9,7 +9,7 @@ from gridless.kernels import openmp as _openmp
 from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Events, Geometry, collate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Imported when first touched, so that `import gridless` stays quick: name -> module.
 _LAZY: dict[str, str] = {

@@ -65,7 +65,10 @@ def points(dim: int, dtype: torch.dtype = torch.float32) -> None:
         features = narrow(stem(geometry), geometry)
         (back(wide(features, geometry), geometry) + features).sum().backward()
     many = gl.Cloud.of(torch.rand(20_000, dim, generator=generator, dtype=dtype))
-    gl.rejection_sample(many, gl.ball(many, many, 0.02))
+    gl.rejection_sample(many, radius=0.02)
+    crowd = gl.ball(many, many, 0.02)
+    gl.farthest_sample(many, 8, near=crowd, reject=True)
+    gl.rejection_sample(many, crowd, distance=True)
     moving = torch.rand(60, dim, generator=generator, dtype=dtype, requires_grad=True)
     for order in ("gather_first", "transform_first"):
         conv = gl.nn.PointConv(near, 4, 4, order=order).to(dtype)
@@ -105,4 +108,6 @@ def event_networks() -> None:
         settings = {"width": 8, "levels": 2, "pooled": 0, "threshold": 1.0, "head": head, "duration": 100_000}
         model = gl.models.event_resnet(10, (34, 34), **settings)
         model.loss(model.plan(recording), torch.zeros(1, dtype=torch.int64))[0].backward()
-        gl.stream(model.eval())(recording[:400])
+        engine = gl.stream(model.eval())
+        engine(recording[:400])
+        engine.predict()

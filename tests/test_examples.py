@@ -43,7 +43,7 @@ def test_own_files_can_be_trained_on():
 
 
 def test_a_folder_without_files_is_refused_by_name(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="has no CLASS"):
+    with pytest.raises(FileNotFoundError, match="holds no CLASS/FILE"):
         example("own_ply_files").main([str(tmp_path)])
 
 

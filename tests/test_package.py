@@ -132,6 +132,15 @@ def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]):
     assert "--help" in text
 
 
+def test_kernels_are_compiled_ahead(capsys: pytest.CaptureFixture[str]):
+    assert command_line.main(["compile", "--dimensions", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert "compiled, or found compiled, in " in out
+    assert [line.split(":")[0] for line in err.splitlines() if line.endswith(" s")] == [
+        "points in 3 dimensions, torch.float32", "point networks", "events", "event networks",
+    ]  # fmt: skip
+
+
 def test_an_unknown_command_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]):
     assert command_line.main(["trian"]) == 2
     assert "'trian': there are train, precompute, evaluate" in capsys.readouterr().err

@@ -22,6 +22,8 @@ _LAZY = {
     "TrainStep": "gridless.training.step",
     "accuracy": "gridless.training.evaluate",
     "accuracy_by_points": "gridless.training.evaluate",
+    "classify": "gridless.training.predict",
+    "classify_events": "gridless.training.predict",
     "load_data": "gridless.training.examples",
     "load_recipe": "gridless.training.recipe",
     "probabilities": "gridless.training.evaluate",
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from gridless.training.examples import load_data as load_data
     from gridless.training.loader import Loader as Loader
     from gridless.training.module import StepCounter as StepCounter
+    from gridless.training.predict import classify as classify
+    from gridless.training.predict import classify_events as classify_events
     from gridless.training.recipe import Recipe as Recipe
     from gridless.training.recipe import load_recipe as load_recipe
     from gridless.training.step import Average as Average
