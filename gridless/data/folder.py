@@ -25,6 +25,7 @@ from torch import Tensor
 
 from gridless.data import clouds, formats, splits
 from gridless.data.prepare import Preparation, blocks, joined, padded, prepare, read_points, row
+from gridless.geometry import grid_sample
 from gridless.kernels.threads import in_threads
 from gridless.plan import Plan
 from gridless.progress import bar
@@ -163,6 +164,7 @@ class CloudFolder(torch.utils.data.Dataset):
         points: each cloud's points at most, drawn at random.
         label: the row with the labels of points, `auto` for one of the usual names; then folders are no classes.
             `NAME.2` is a column of a row.
+        grid: where points have labels, one point is kept of every cell of this side, before anything else.
         held_out_list: a file that lists those for validation, as training leaves in OUT/split.txt.
         names: of labels of points, such as {2: ground}.
         transform: callables applied to the cloud, in order.
@@ -178,15 +180,16 @@ class CloudFolder(torch.utils.data.Dataset):
         split: str = "train",
         points: int = 1024,
         label: str | None = None,
+        grid: float | None = None,
         held_out_list: str | Path | None = None,
         names: dict[Any, str] | None = None,
         transform: Sequence[Callable[[Any], Any]] = (),
         progress: bool = False,
         **how: Any,
     ) -> None:
-        self.how, self.transform, self.points = Preparation(**how), tuple(transform), points
-        if self.how.block and not label:
-            raise ValueError("CloudFolder: blocks are cut where points have labels: give the row, label='auto'")
+        self.how, self.transform, self.points, self.grid = Preparation(**how), tuple(transform), points, grid
+        if (self.how.block or grid) and not label:
+            raise ValueError("CloudFolder: block and grid are for points with labels: give the row, label='auto'")
         self.listing = listing(root, CLOUDS, label is None, held_out_list)
         chosen = self.listing.rows(split)
         # Labels are numbered through all files, whatever the split.
@@ -227,6 +230,8 @@ class CloudFolder(torch.utils.data.Dataset):
         cloud = read_points(file, self.points)
         if label:
             cloud = Cloud.of(cloud, part=_labels(cloud, file, label))
+            cloud.check(str(file))
+            cloud = grid_sample(cloud, self.grid) if self.grid else cloud
         kept = (*self.how.features, "part") if label else self.how.features
         pieces = blocks(cloud, self.how) if label else [torch.arange(len(cloud))]
         return [prepare(cloud[piece], str(file), self.points, self.how, kept) for piece in pieces]

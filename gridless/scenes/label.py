@@ -150,14 +150,16 @@ def label_scene(
         arguments |= {"folder": str(folder.resolve()), "source": str(source.resolve())}
         first = Labeller(**{**arguments, "weights": model})
         classes, count, tiles = model.config["classes"], first.tiles.scene.count, first.tiles
-        _check_classes(source, out, classes)
-        dtype = np.dtype(np.uint8 if classes <= 256 else np.uint16)
+        # What the classes were called in the files that the network learned from.
+        values = np.array(getattr(model, "about", {}).get("values") or range(classes))
+        _check_classes(source, out, int(values.max()) + 1)
+        dtype = np.dtype(np.uint8 if values.max() < 256 else np.uint16 if values.max() < 65536 else np.int32)
         labels = folder / "labels"
         try:
             with labels.open("ab") as file:
                 file.truncate(count * dtype.itemsize)
             _label_all(first, arguments, folder, labels, dtype, workers, ray)
-            _write(tiles.scene, source, out, labels, dtype)
+            _write(tiles.scene, source, out, labels, values.astype(dtype))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -207,9 +209,11 @@ def _label_all(
             advance(len(index))
 
 
-def _write(scene: Scene, source: Path, out: Path, labels: Path, dtype: np.dtype) -> None:
+def _write(scene: Scene, source: Path, out: Path, labels: Path, values: np.ndarray) -> None:
+    dtype = values.dtype
+
     def part(first: int, count: int) -> np.ndarray:
-        return np.fromfile(labels, dtype, count, offset=first * dtype.itemsize)
+        return values[np.fromfile(labels, dtype, count, offset=first * dtype.itemsize)]
 
     if out.suffix.lower() == ".npy":
         with whole_file(out) as file:

@@ -45,7 +45,8 @@ class Clouds:
 
     Where clouds are of several sizes, the first sizes[i] (N, on the CPU) points of each count. `rows` (N, P, ...) are
     those of points, by name: with `part`, what is learned is the part of every point, and the label is the category.
-    Those named in `features` are what the network sees, side by side; `parts` are the names of parts.
+    Those named in `features` are what the network sees, side by side; `parts` are the names of parts, and `values` what
+    they are in the files.
     """
 
     points: Tensor
@@ -55,6 +56,7 @@ class Clouds:
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     features: Sequence[str] = ()
     parts: Sequence[str] = ()
+    values: Sequence[int] = ()
 
     ahead: ClassVar[int] = 1
 
@@ -298,7 +300,7 @@ def load_folder(recipe: Recipe, root: str | Path, split: str, held_out_list: Pat
     except TypeError as error:
         raise ValueError(f"recipe: data_options: {error}") from None
     data = (found.coords, found.labels, found.class_names, found.sizes, found.rows)
-    return Clouds(*data, found.how.features, found.part_names)
+    return Clouds(*data, found.how.features, found.part_names, found.values)
 
 
 def load_clouds(

@@ -97,7 +97,8 @@ def write_parts(
     rgb = torch.tensor(COLOURS, dtype=torch.uint8)[part % len(COLOURS)]
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{Path(file).stem}.ply"
-    ply.write(path, Cloud.of(cloud.coords, part=part, rgb=rgb))
+    values = torch.tensor(model.about.get("values") or range(parts[kind]))
+    ply.write(path, Cloud.of(cloud.coords, part=values[part], rgb=rgb))
     return path, dict(zip(names, torch.bincount(part, minlength=parts[kind]).tolist()))
 
 

@@ -117,7 +117,7 @@ def run(
             results["valid_accuracy_by_votes"] = _accuracy(place, module.best, recipe, recipe.votes)
     split = "train" if valid is None else "fit"
     about: dict[str, Any] = {"classes": data.classes, "split": split, "recipe": recipe.to_dict(), "results": results}
-    about |= {"parts": list(data.parts)} if isinstance(data, Clouds) and data.parts else {}
+    about |= {"parts": list(data.parts), "values": list(data.values)} if isinstance(data, Clouds) and data.parts else {}
     save(module.best, out / "weights", **about)
     results["history"] = module.history
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")

@@ -178,24 +178,34 @@ def sites(tmp_path):
     return tmp_path / "sites"
 
 
-def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(sites, tmp_path, capsys):
-    tiny = ["--set", "model.width=8", "--set", "model.levels=2", "--set", "model.hidden=16", "--set", "points=256"]
-    names = ["--set", "data_options.names={2: ground, 5: pole}", "--set", "model.stem_radius=1.5"]
-    assert run(tmp_path / "run", "own-scans", "--data", str(sites), *tiny, *names) == 0
+LOCAL = "{model: point_unet, width: 8, levels: 2, radius: 1.5}"
+WHOLE = "{model: point_unet_plus, width: 8, levels: 2, hidden: 16, spacing: 0.8, stem_radius: 1.5}"
+
+
+@pytest.mark.parametrize(
+    ("model", "found", "rows"), [(LOCAL, "labels", "label"), (WHOLE, "parts", "part")], ids=["local", "whole"]
+)
+def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(
+    sites, tmp_path, capsys, model, found, rows
+):
+    options = ["model=" + model, "points=256", "data_options.grid=0.1", "data_options.names={2: ground, 5: pole}"]
+    changes = [word for option in options for word in ("--set", option)]
+    assert run(tmp_path / "run", "own-scans", "--data", str(sites), *changes) == 0
     out, err = capsys.readouterr()
     assert "valid_instance_iou" in json.loads(out)
     assert "3 files; held out: the last fifth" in err
     assert "points: ground " in err
     weights = str(tmp_path / "run" / "weights.safetensors")
-    assert gl.load(weights).config["parts"] == [2]
     words = ["--weights", weights, "--out", str(tmp_path / "found"), "--json", "--device", "cpu"]
     assert main(["predict", str(sites / "site_2.ply"), *words]) == 0
     line = json.loads(capsys.readouterr().out)
-    assert set(line["parts"]) == {"ground", "pole"}
-    assert sum(line["parts"].values()) == 600
+    assert set(line[found]) <= {"ground", "pole"}
+    assert sum(line[found].values()) == 600
     labelled = gl.read_cloud(line["written"])
     assert len(labelled) == 600
-    assert labelled.rows["part"].max() <= 1
+    assert {int(v) for v in labelled.rows[rows].unique()} <= {2, 5}, "the classes have the numbers that files gave them"
+    assert main(["evaluate", weights, "--data", str(sites), "--split", "validation", "--device", "cpu"]) == 0
+    assert "instance mIoU" in capsys.readouterr().out
 
 
 def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
