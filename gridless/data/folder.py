@@ -199,7 +199,9 @@ class CloudFolder(torch.utils.data.Dataset):
             self.values = sorted({int(v) for pieces in read.values() for p in pieces for v in p.rows["part"].unique()})
             for piece in (p for pieces in read.values() for p in pieces):
                 piece.rows["part"].copy_(torch.searchsorted(torch.tensor(self.values), piece.rows["part"]))
-        self.part_names = [str((names or {}).get(value, value)) for value in self.values]
+        # Keys are words where a recipe went through JSON.
+        named = {str(value): name for value, name in (names or {}).items()}
+        self.part_names = [named.get(str(value), str(value)) for value in self.values]
         pieces = [(i, piece) for i in chosen for piece in read[i]]
         self.files = [self.listing.files[i] for i, _ in pieces]
         self.labels = torch.tensor([self.listing.labels[i] for i, _ in pieces])

@@ -70,7 +70,8 @@ def judged(
                 found.append(scores(model, batch))
             advance(len(batch.labels))
     model.train(was_training)
-    return figures(torch.cat(found), data.labels, data.classes)
+    names = getattr(data, "parts", ()) if "classes" in getattr(model, "config", {}) else ()
+    return figures(torch.cat(found), data.labels, names or data.classes)
 
 
 def accuracy(model: nn.Module, data: TrainingSet, **settings: Any) -> float:

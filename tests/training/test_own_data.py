@@ -192,7 +192,7 @@ def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(
     changes = [word for option in options for word in ("--set", option)]
     assert run(tmp_path / "run", "own-scans", "--data", str(sites), *changes) == 0
     out, err = capsys.readouterr()
-    assert "valid_instance_iou" in json.loads(out)
+    assert ("valid_mean_iou" if found == "labels" else "valid_instance_iou") in json.loads(out)
     assert "3 files; held out: the last fifth" in err
     assert "points: ground " in err
     weights = str(tmp_path / "run" / "weights.safetensors")
@@ -204,8 +204,12 @@ def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(
     labelled = gl.read_cloud(line["written"])
     assert len(labelled) == 600
     assert {int(v) for v in labelled.rows[rows].unique()} <= {2, 5}, "the classes have the numbers that files gave them"
-    assert main(["evaluate", weights, "--data", str(sites), "--split", "validation", "--device", "cpu"]) == 0
-    assert "instance mIoU" in capsys.readouterr().out
+    judge = ["evaluate", weights, "--data", str(sites), "--split", "validation", "--device", "cpu"]
+    assert main(judge) == 0
+    assert " mIoU, " in capsys.readouterr().out
+    if found == "labels":
+        assert main([*judge, "--json"]) == 0
+        assert set(json.loads(capsys.readouterr().out)["by_class"]) == {"ground", "pole"}
 
 
 def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
