@@ -27,6 +27,7 @@ from gridless.data.seeds import seed_of
 from gridless.data.shards import MAGIC, Shard, flatten, write
 from gridless.plan import Plan
 from gridless.progress import bar
+from gridless.tasks import run
 
 # Files a process keeps open: each costs it a file descriptor.
 _OPEN = 256
@@ -62,6 +63,7 @@ class Precomputed(Dataset):
             place, differs by more than 2e-7 of the sum of their sizes. That is rounding, or one coordinate of 1,000
             points in a unit cube moved by less than 3e-4. Without it the key alone decides, and `verify` is the way to
             ask later.
+        ray: the address of a Ray cluster that makes what is missing instead; all its machines see the folder.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Precomputed(Dataset):
         num_workers: int = 0,
         version: str = "",
         check: bool = True,
+        ray: str | None = None,
     ) -> None:
         if repeats < 1 or shard < 1:
             raise ValueError(f"Precomputed: repeats and shard must be at least 1, not {repeats} and {shard}")
@@ -86,7 +89,7 @@ class Precomputed(Dataset):
         self.folder = Path(folder) / self.key
         self.epoch = 0
         self._shards: dict[Path, Shard] = {}
-        self._make(num_workers, check)
+        self._make(num_workers, check, ray)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -121,7 +124,7 @@ class Precomputed(Dataset):
             for number, start in enumerate(range(0, len(self), self.shard)):
                 yield self._path(repeat, number), repeat, range(start, min(start + self.shard, len(self)))
 
-    def _make(self, num_workers: int, check: bool) -> None:
+    def _make(self, num_workers: int, check: bool, ray: str | None) -> None:
         files = list(self._files())
         missing = [entry for entry in files if not entry[0].exists()]
         if check:
@@ -130,20 +133,26 @@ class Precomputed(Dataset):
             with whole_file(self.folder / "about.json") as file:
                 file.write(json.dumps(self.about, indent=2).encode())
             sweep(self.folder)
-            work = _Work(self.dataset, self.plan, self.seed, self.key, missing)
-            # A generator of its own: the loader draws a seed for its workers, and torch's must stay as it is.
-            generator = torch.Generator()
-            loader = DataLoader(
-                work, batch_size=None, num_workers=num_workers, collate_fn=_unchanged, generator=generator
-            )
             sizes = [len(members) for *_, members in missing]
             total = self.repeats * len(self)
             with bar("geometry", total, done=total - sum(sizes)) as advance:
-                for size, full in zip(sizes, loader, strict=True):
+                for n, full in self._made(missing, num_workers, ray):
                     if full:
                         self._refuse_full_disk(full)
-                    advance(size)
+                    advance(sizes[n])
         self._open(files)
+
+    def _made(self, missing: list[_File], num_workers: int, ray: str | None) -> Iterator[tuple[int, int]]:
+        """Make each of the files; gives its number, and the error number of a full disk or 0."""
+        work = _Work(self.dataset, self.plan, self.seed, self.key, missing)
+        if ray is not None:
+            here = [(path.resolve(), repeat, members) for path, repeat, members in missing]
+            arguments = {"dataset": self.dataset, "plan": self.plan, "seed": self.seed, "key": self.key, "files": here}
+            return run(_Work, arguments, range(len(missing)), ray=ray)
+        # A generator of its own: the loader draws a seed for its workers, and torch's must stay as it is.
+        generator = torch.Generator()
+        loader = DataLoader(work, batch_size=None, num_workers=num_workers, collate_fn=_unchanged, generator=generator)
+        return enumerate(loader)  # type: ignore[return-value]
 
     def _open(self, files: Iterable[_File]) -> None:
         for path, _, members in files:
@@ -187,6 +196,9 @@ class _Work(Dataset):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def __call__(self, n: int) -> int:
+        return self[n]
 
     def __getitem__(self, n: int) -> int:
         path, repeat, members = self.files[n]

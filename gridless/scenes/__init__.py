@@ -3,8 +3,7 @@
     for tile in gl.tiles("city.laz", size=50.0, halo=plan.reach()):
         tile, geometry = tile.run(plan)
 
-`scene.py` reads files and arrays piece by piece; `tiling.py` cuts them; `label.py` is `gridless predict` for a scene;
-`tasks.py` runs such work in processes, or on a Ray cluster.
+`scene.py` reads files and arrays piece by piece; `tiling.py` cuts them; `label.py` is `gridless predict` for a scene.
 """
 
 from gridless.scenes.scene import Scene

@@ -26,9 +26,9 @@ from gridless.data.prepare import Preparation, turned
 from gridless.geometry import nearest
 from gridless.progress import bar
 from gridless.scenes.scene import Scene
-from gridless.scenes.tasks import run
 from gridless.scenes.tiling import Tiles, layers_of
 from gridless.structures import Cloud
+from gridless.tasks import run
 
 # Points of a tile and its halo, about as many as fit in a gigabyte with what a network makes of them.
 POINTS = 1 << 19
@@ -90,7 +90,7 @@ class Labeller:
     @torch.no_grad()
     def label(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """The rows in the scene of the points inside a tile (S) int64, and their labels (S) int64."""
-        tile = self.tiles.tile(key, self.tiles.halo)
+        tile = self.tiles.tile(key)
         prepare = lambda cloud: turned(cloud, self.how, self.source)  # noqa: E731
         tile, geometry = tile.run(self.model.plan, self.layers, self.device, self.around, prepare)
         found = self.model(geometry).argmax(1)

@@ -40,7 +40,8 @@ class Scene:
     as float32 around its own middle, and no distance depends on where that is. Those of float32 stay as they are.
 
     Args:
-        source: a file, a folder of files, an array or tensor (S, D), or a `Cloud` of one example.
+        source: a file, a folder of files, an array or tensor (S, D), a `Cloud` of one example, or `Parts`, a reader of
+            your own.
         resolution: a power of two, in the units of the coordinates.
         rows: the names of the rows that are wanted; all by default.
     """
@@ -128,9 +129,17 @@ class Scene:
                 first = self.name(int(piece.index[bad[0]]))
                 raise ValueError(f"{first} is not finite, nor are {len(bad) - 1} that follow it: remove them")
             low[k], high[k] = piece.coords.min(0), piece.coords.max(0)
-            found, many = np.unique(cells_of(piece.coords, cell), axis=0, return_counts=True)
-            for (i, j), n in zip(found.tolist(), many.tolist()):
-                counts[i, j] = counts.get((i, j), 0) + n
+            cells = cells_of(piece.coords, cell)
+            (i0, j0), (wide, tall) = cells.min(0).tolist(), (np.ptp(cells, axis=0) + 1).tolist()
+            # As one number each, which is quicker to count; Python's, that grow as they must.
+            if wide * tall < 1 << 62:
+                found, many = np.unique((cells[:, 0] - i0) * tall + (cells[:, 1] - j0), return_counts=True)
+                pairs = [(i0 + code // tall, j0 + code % tall) for code in found.tolist()]
+            else:
+                found, many = np.unique(cells, axis=0, return_counts=True)
+                pairs = [(i, j) for i, j in found.tolist()]
+            for key, n in zip(pairs, many.tolist(), strict=True):
+                counts[key] = counts.get(key, 0) + n
         self.low, self.high = low, high
         if known is not None:
             with whole_file(known) as file:
@@ -280,6 +289,9 @@ def _files(source: Any) -> Iterator[tuple[str, Parts]]:
                 raise FileNotFoundError(f"{path} holds no clouds: there are readers for {', '.join(sorted(READERS))}")
         for file in files:
             yield str(file), read_parts(file)
+        return
+    if isinstance(source, Parts):
+        yield "the scene", source
         return
     cloud = source if isinstance(source, Cloud) else Cloud.of(source)
     if cloud.num_examples != 1 or cloud.padding:

@@ -48,7 +48,7 @@ def tiles(
     Args:
         source: a file, a folder of files, an array or tensor (S, D), or a `Cloud` of one example.
         size: the side of a tile; math.inf makes one of the whole scene.
-        halo: how far around it a tile has points, too: `plan.reach()`.
+        halo: how far around it, at least, a tile has points, too: `plan.reach()`.
         grid: keep the first point of each cell of this size; the cells are those of the scene.
         rows: the names of the rows that are wanted; all by default.
         resolution: what float64 coordinates are rounded to, a power of two; float32 ones are not.
@@ -74,6 +74,8 @@ class Tiles(Sequence):
         if grid is not None and not 0 < grid < math.inf:
             raise ValueError(f"tiles: grid must be positive, not {grid}")
         self.scene, self.size, self.halo, self.grid = scene, float(size), float(halo), grid
+        # What runs on other tiles needed: the next one begins with that.
+        self.usual = self.halo
         self.counts = {} if not scene.count else (scene.scan(self.size) if counts is None else counts)
         # Back and forth, so that a tile follows its neighbour.
         self.keys = sorted(self.counts, key=lambda key: (key[0], key[1] if key[0] % 2 else -key[1]))
@@ -90,10 +92,10 @@ class Tiles(Sequence):
     def __getitem__(self, k: Any) -> Any:
         if isinstance(k, slice):
             return [self[i] for i in range(len(self))[k]]
-        return self.tile(self.keys[k], self.halo)
+        return self.tile(self.keys[k])
 
     def __iter__(self) -> Iterator[Tile]:
-        return (self.tile(key, self.halo) for key in self.keys)
+        return map(self.tile, self.keys)
 
     def box(self, key: tuple[int, int], halo: float) -> tuple[np.ndarray, np.ndarray]:
         """Where a tile and its halo begin and end, over the first axes."""
@@ -102,8 +104,9 @@ class Tiles(Sequence):
         numbers = np.array(key[: self._axes], np.float64)
         return numbers * self.size - halo, (numbers + 1) * self.size + halo
 
-    def tile(self, key: tuple[int, int], halo: float) -> Tile:
-        """The tile of a cell (i, j) with a halo of its own."""
+    def tile(self, key: tuple[int, int], halo: float | None = None) -> Tile:
+        """The tile of a cell (i, j) with a halo of its own, or that of the others."""
+        halo = self.usual if halo is None else halo
         low, high = self.box(key, halo)
         points = self.scene.window(low, high)
         # A hash of the coordinates, then the index: an order that no tile changes.
@@ -187,6 +190,7 @@ class Tile:
             if needed < tile.halo or bool(depth.isinf().all()):
                 return tile, geometry
             tile = tile.wider(max(1.1 * needed, 1.3 * tile.halo))
+            self.tiles.usual = max(self.tiles.usual, 1.1 * needed)
 
     def _depth(self, device: torch.device | str) -> Tensor:
         """How far each point of the cloud is from where the tile ends; infinite where the scene ends first."""

@@ -86,6 +86,9 @@ def precompute(
     changes: Changes = None,
     repeats: Repeats = None,
     workers: Workers = None,
+    ray: Annotated[
+        str | None, typer.Option(help="The address of a Ray cluster that makes it instead, or auto.")
+    ] = None,
     limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -99,7 +102,7 @@ def precompute(
     _check_writable(cache, "--cache")
     learn = _examples(chosen, data, all_data, limit)
     chosen = chosen.fitted(learn)
-    files = precomputed(chosen, learn, chosen.make_model().plan, cache, processes(workers))
+    files = precomputed(chosen, learn, chosen.make_model().plan, cache, processes(workers), ray)
     size = sum(path.stat().st_size for path in files.folder.iterdir())
     if as_json:
         facts = {"folder": str(files.folder), "examples": len(files), "repeats": files.repeats, "bytes": size}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gridless as gl
+from gridless.geometry.rejection import doubtful_depth
 
 
 def reference(cloud: gl.Cloud, *args, **kwargs) -> gl.Cloud:
@@ -192,3 +193,18 @@ def test_points_that_are_not_finite_are_named():
         gl.rejection_sample(gl.Cloud.of([x, x]), radius=0.1)
     with pytest.raises(TypeError, match=r"Cloud\.of"):
         gl.rejection_sample(x, radius=0.1)
+
+
+def test_deeper_than_doubt_goes_no_sample_depends_on_what_is_missing(backend, device):
+    x = scattered(600, 3) * torch.tensor([30.0, 4.0, 1.0])
+    cloud = gl.Cloud.of(x, index=torch.arange(600)).to(device)
+    near = gl.ball(cloud, cloud, 0.7)
+    depth = torch.minimum(cloud.coords[:, 0], 30 - cloud.coords[:, 0]).double()
+    found = doubtful_depth(near, depth, 0.2, 0.7)
+    with gl.use_backend("reference"):
+        assert found == doubtful_depth(near.cpu(), depth.cpu(), 0.2, 0.7)
+    assert 0.7 < found < 10
+    kept = set(gl.rejection_sample(cloud, near).rows["index"].tolist())
+    again = set(gl.rejection_sample(cloud[depth > 0.2], radius=0.7).rows["index"].tolist())
+    deep = set(cloud.rows["index"][depth > found].tolist())
+    assert kept & deep == again & deep

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gridless as gl
-from gridless.geometry.rejection import doubtful_depth
 from gridless.scenes import layers_of
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
@@ -98,7 +97,8 @@ def test_a_halo_that_does_not_suffice_is_widened():
     tiles = gl.tiles(street(), 5.0, halo=0.25)
     widened = [tile.run(network_plan(levels=1))[0].halo for tile in tiles]
     assert min(widened) > 0.5
-    assert all(tile.halo == 0.25 for tile in tiles)
+    # Later tiles begin with what others needed.
+    assert tiles[0].halo > 0.5
 
 
 @pytest.mark.parametrize("grid", [None, 0.4])
@@ -270,20 +270,3 @@ def test_a_truncated_laz_is_refused(cut, tmp_path):
     (tmp_path / "a.laz").write_bytes(data[: int(cut * len(data))])
     with pytest.raises(gl.data.FormatError, match=r"a\.laz"):
         gl.tiles(tmp_path / "a.laz", 5.0)
-
-
-def test_backends_agree_how_deep_doubt_goes(backend, device):
-    x = street(600)
-    cloud = gl.tiles(x, math.inf)[0].cloud.to(device)
-    near = gl.ball(cloud, cloud, 0.7)
-    depth = torch.minimum(cloud.coords[:, 0], 30 - cloud.coords[:, 0]).double()
-    with gl.use_backend("reference"):
-        wanted = doubtful_depth(near.cpu(), depth.cpu(), 0.2, 0.7)
-    assert doubtful_depth(near, depth, 0.2, 0.7) == wanted
-    assert 0.7 < wanted < 10
-    # Every sample that is deeper stays when what is shallower is lost.
-    kept = set(gl.rejection_sample(cloud, near).rows["index"].tolist())
-    part = cloud[depth > 0.2]
-    again = set(gl.rejection_sample(part, radius=0.7).rows["index"].tolist())
-    deep = set(cloud.rows["index"][depth > wanted].tolist())
-    assert kept & deep == again & deep

@@ -1,0 +1,141 @@
+"""Tasks give the same results here, in processes, and on a Ray cluster that loses a machine."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import gridless as gl
+from gridless.tasks import run
+
+
+class Powers:
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+    def __call__(self, task: int) -> int:
+        if task < 0:
+            raise ValueError(f"no power {task}")
+        return self.base**task
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_task_is_done_once_by_as_many_processes_as_asked(workers):
+    assert dict(run(Powers, {"base": 3}, range(8), workers)) == {n: 3**n for n in range(8)}
+
+
+def test_an_error_of_a_task_is_raised():
+    with pytest.raises(ValueError, match="no power -1"):
+        list(run(Powers, {"base": 3}, [-1]))
+
+
+class Points(torch.utils.data.Dataset):
+    fingerprint = "points"
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.rand(200, 3), i % 3
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes as processes of their own, each with one CPU."""
+    pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    yield cluster
+    import ray
+
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def plan() -> gl.Plan:
+    made = gl.Plan()
+    cloud = made.points()
+    made.rejection_sample(made.ball(cloud, cloud, 0.2))
+    return made
+
+
+# The order matters: the last one kills a node.
+
+
+def test_precomputed_files_of_a_cluster_are_those_of_one_machine(cluster, tmp_path):
+    here = gl.Precomputed(Points(), tmp_path / "here", plan(), shard=5)
+    there = gl.Precomputed(Points(), tmp_path / "there", plan(), shard=5, ray=cluster.address)
+    names = [sorted(p.name for p in files.folder.glob("*.shard")) for files in (here, there)]
+    assert names[0] == names[1]
+    for name in names[0]:
+        assert (here.folder / name).read_bytes() == (there.folder / name).read_bytes()
+
+
+def test_an_error_of_a_task_comes_back_by_name(cluster):
+    with pytest.raises(ValueError, match="no power -1"):
+        list(run(Powers, {"base": 3}, [2, -1], ray=cluster.address))
+
+
+def test_a_class_for_ray_data_labels_tiles(cluster, tmp_path, scene):
+    ray_data = pytest.importorskip("ray.data")
+    from gridless.scenes.label import Labeller
+
+    city, model, labels = scene
+    one = Labeller(city, model, size=8.0)
+    keys = [{"i": i, "j": j} for i, j in one.tiles.keys]
+    arguments = {"source": city, "weights": model, "size": 8.0}
+    rows = ray_data.from_items(keys).map_batches(Labeller, fn_constructor_kwargs=arguments, batch_size=2, concurrency=1)
+    found = np.full(len(labels), -1)
+    for row in rows.take_all():
+        assert found[row["index"]] == -1
+        found[row["index"]] = row["label"]
+    assert np.array_equal(found, labels)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    """A scene, a network, and the labels that one machine gives."""
+    from gridless.scenes.label import label_scene
+
+    folder = tmp_path_factory.mktemp("scene")
+    x = np.random.default_rng(0).random((3000, 3)) * [40, 12, 1]
+    np.save(folder / "city.npy", x)
+    torch.manual_seed(0)
+    model = gl.models.point_unet(4, width=8, levels=1, radius=0.5).eval()
+    with torch.no_grad():
+        logits = model(model.plan(torch.from_numpy(x).float()))
+        model.head.bias -= logits.mean(0)
+    label_scene(folder / "city.npy", model, folder / "one.npy", size=8.0)
+    labels = np.load(folder / "one.npy")
+    assert len(np.unique(labels)) > 1
+    return folder / "city.npy", model, labels
+
+
+def test_a_cluster_that_loses_a_node_labels_every_point_once(cluster, scene, tmp_path, monkeypatch):
+    from gridless.scenes import label
+
+    city, model, labels = scene
+    seen, nodes = [], list(cluster.list_all_nodes())
+
+    def losing(*arguments):
+        for number, (key, result) in enumerate(run(*arguments)):
+            if number == 1:
+                cluster.remove_node(nodes[-1], allow_graceful=False)
+            seen.append(key)
+            yield key, result
+
+    monkeypatch.setattr(label, "run", losing)
+    label.label_scene(city, model, tmp_path / "out.npy", size=3.0, ray=cluster.address)
+    assert len(seen) == len(set(seen)) > 10
+    assert np.array_equal(np.load(tmp_path / "out.npy"), labels)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"gridless\[scale\]"):
+        list(run(Powers, {"base": 2}, [1], ray="auto"))
