@@ -1,8 +1,8 @@
 """A user's own training step: eager, by torch.compile, captured by `gl.capture`, and as `gridless train` makes it.
 
-    python benchmarks/captured.py [--compile] [--out results/captured.json]
+    python benchmarks/captured.py [--batch 128] [--compile] [--out results/captured.json]
 
-`point_resnet_large`, batches of 128 clouds of 1,024 points (ModelNet40 where it lies beside the project, else points on
+`point_resnet_large`, batches of clouds of 1,024 points (ModelNet40 where it lies beside the project, else points on
 ellipsoids), forward, loss, backward and AdamW. Before anything is timed, the captured step is compared with the eager
 one. `kept` is a step on geometry that was made before, `anew` one whose geometry is made for each batch (by the loop
 itself, or by a loader that prepares the next batches meanwhile), in milliseconds, and in seconds for an epoch of 9,843
@@ -31,7 +31,7 @@ from gridless.training import Batch, Clouds, Loader, load_recipe
 from gridless.training.batch import Group, transposed
 from gridless.training.step import begin_step
 
-BATCH, STEPS, EPOCH = 128, 40, 9843
+STEPS, EPOCH = 40, 9843
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -84,14 +84,16 @@ def compare(plan: Any, batches: list[tuple]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--compile", action="store_true", help="torch.compile too: a minute or two")
     parser.add_argument("--out", type=Path, default=RESULTS / "captured.json")
     given = parser.parse_args()
     torch.backends.cuda.matmul.fp32_precision = "tf32"
-    what, points = modelnet(1280 if DEVICE == "cuda" else 256)
+    batch = given.batch
+    what, points = modelnet(10 * batch)
     labels = torch.randint(0, 40, (len(points),), generator=torch.Generator().manual_seed(0))
     data = Clouds(torch.from_numpy(points), labels).to(DEVICE)
-    batches = [(gl.Cloud.of(list(x)), y) for x, y in zip(data.points.split(BATCH), data.labels.split(BATCH))]
+    batches = [(gl.Cloud.of(list(x)), y) for x, y in zip(data.points.split(batch), data.labels.split(batch))]
     plan = Own().model.plan
     kept = [(plan(clouds), labels) for clouds, labels in batches]
     apart = compare(plan, batches)
@@ -102,7 +104,7 @@ def main() -> None:
         rows.append({"who": who})
         for name, value in (("kept", kept_ms), ("anew", anew_ms)):
             if value is not None:
-                rows[-1] |= {f"{name}, ms": value, f"{name}, s/epoch": value * EPOCH / BATCH / 1e3}
+                rows[-1] |= {f"{name}, ms": value, f"{name}, s/epoch": value * EPOCH / batch / 1e3}
         print(rows[-1], flush=True)
 
     def over(own: Own, step: Callable[..., Any]) -> tuple[float, float]:
@@ -120,14 +122,14 @@ def main() -> None:
     step = gl.capture(own.step, plan)
     row("gl.capture", *over(own, step))
     own = Own()
-    step = gl.capture(lambda batch: own.step(batch.geometry, batch.labels))
-    loader = Loader(data, plan, BATCH, epochs=100)
+    step = gl.capture(lambda b: own.step(b.geometry, b.labels))
+    loader = Loader(data, plan, batch, epochs=100)
     row("gl.capture, gl.training.Loader", None, milliseconds(step, ((b,) for _ in range(100) for b in loader)))
-    run = Run(load_recipe("modelnet40-large").changed(augment={}, batch_size=BATCH), data)
+    run = Run(load_recipe("modelnet40-large").changed(augment={}, batch_size=batch), data)
 
-    def train(number: int, batch: Any) -> None:
+    def train(number: int, some: Any) -> None:
         begin_step(run.recipe, run.schedule, run.optimiser, 0, number, 77)
-        run.step(batch)
+        run.step(some)
 
     anew = ((i, b) for _ in range(100) for i, b in enumerate(run.loader))
     made = [(i, Batch(Group(plan, transposed(g), y))) for i, (g, y) in enumerate(kept)]
@@ -140,7 +142,7 @@ def main() -> None:
         value = milliseconds(compiled.step, turn)
         row("torch.compile, reduce-overhead, two batches padded to powers of two", value, None)
         print(f"with compilation {time.perf_counter() - began:.0f} s", flush=True)
-    report(given.out, rows, data=what, largest_difference=apart)
+    report(given.out, rows, data=what, batch=batch, largest_difference=apart)
 
 
 if __name__ == "__main__":

@@ -392,11 +392,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--targets", type=int, nargs="+", default=list(TARGETS), help="compute capabilities, as 90")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--first", action="store_true", help="each kernel in one variant only")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     given = parser.parse_args()
     torch.set_num_threads(1)
     launches = launched(given.only)
     missing = forgotten(launches) if given.only == list(CASES) else []
+    if given.first:
+        launches = list({launch.name: launch for launch in reversed(launches)}.values())
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder):
         results = list(compiled(launches, given.targets, given.processes))
     print(f"Triton {triton.__version__}, {', '.join(f'sm_{t}' for t in given.targets)}: {len(results)} compilations\n")

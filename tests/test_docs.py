@@ -21,8 +21,9 @@ from gridless.__main__ import COMMANDS
 from gridless.training import Recipe, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
-# A block is skipped where the line before it says `<!-- gpu -->` and there is none, or `<!-- not run: reason -->`.
-BLOCK = re.compile(r"(?:<!-- (gpu|not run: [^>]+) -->\n+)?^```python\n(.*?)^```$", re.S | re.M)
+# A block is skipped where the line before it says `<!-- gpu -->` or `<!-- needs PACKAGE -->` and there is none, or
+# `<!-- not run: reason -->`.
+BLOCK = re.compile(r"(?:<!-- (gpu|needs \w+|not run: [^>]+) -->\n+)?^```python\n(.*?)^```$", re.S | re.M)
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ALL = [path.relative_to(ROOT).as_posix() for path in FILES]
 PAGES = [page for page in ALL if "```python" in (ROOT / page).read_text()]
@@ -33,7 +34,9 @@ def blocks(page: str) -> list[str]:
     text = (ROOT / page).read_text()
     found = []
     for match in BLOCK.finditer(text):
-        if match[1] is None or (match[1] == "gpu" and torch.cuda.is_available()):
+        kind, _, package = (match[1] or "").partition(" ")
+        runs = {"": True, "gpu": torch.cuda.is_available(), "needs": kind == "needs" and find_spec(package) is not None}
+        if runs.get(kind, False):
             found.append("\n" * text[: match.start(2)].count("\n") + match[2])
     return found
 

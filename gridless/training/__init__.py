@@ -18,7 +18,7 @@ _LAZY = {
     "Policy": "gridless.augment.policy",
     "Recipe": "gridless.training.recipe",
     "Recordings": "gridless.training.examples",
-    "StepCounter": "gridless.training.module",
+    "StepCounter": "gridless.training.step",
     "TrainStep": "gridless.training.step",
     "accuracy": "gridless.training.evaluate",
     "accuracy_by_points": "gridless.training.evaluate",
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from gridless.training.examples import Recordings as Recordings
     from gridless.training.examples import load_data as load_data
     from gridless.training.loader import Loader as Loader
-    from gridless.training.module import StepCounter as StepCounter
     from gridless.training.predict import classify as classify
     from gridless.training.predict import classify_events as classify_events
     from gridless.training.recipe import Recipe as Recipe
     from gridless.training.recipe import load_recipe as load_recipe
     from gridless.training.step import Average as Average
+    from gridless.training.step import StepCounter as StepCounter
     from gridless.training.step import TrainStep as TrainStep
 
 

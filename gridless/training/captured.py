@@ -67,6 +67,9 @@ class Captured:
             return self.function(*inputs)
         for optimiser in self._optimisers.values():
             if optimiser.restored():
+                if torch.cuda.is_available():
+                    # No graph is dropped while it runs.
+                    torch.cuda.synchronize()
                 self._steps.clear()
         key = (len(batch.labels), *((t.shape, t.dtype, t.device) for t in tensors))
         if key not in self._steps:
@@ -112,7 +115,8 @@ class Captured:
         """The function, launch by launch; the optimisers that it steps are made to fit a graph."""
 
         def prepare(optimiser: torch.optim.Optimizer, *_: Any) -> None:
-            self._optimisers.setdefault(id(optimiser), _Optimiser(optimiser))
+            if id(optimiser) not in self._optimisers:
+                self._optimisers[id(optimiser)] = _Optimiser(optimiser)
 
         hook = register_optimizer_step_pre_hook(prepare)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from gridless.training.examples import Clouds, Recordings
 from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
 from gridless.training.scores import figures, scores
-from gridless.training.step import Average, TrainStep, autocast, begin_step, make_step
+from gridless.training.step import Average, StepCounter, TrainStep, autocast, begin_step, make_step
 from gridless.training.workers import WorkerLoader, precomputed, processes
 
 
@@ -177,26 +176,3 @@ class Classifier(lightning.LightningModule):
         self._restored = checkpoint["gridless"]
         # Here and not when training starts, which it does not where the last step was made.
         self.history = checkpoint["gridless"]["history"]
-
-
-class StepCounter(torch.optim.Optimizer):
-    """An optimiser as Lightning sees it, where the closure is a whole training step, perhaps a captured one.
-
-    >>> self.optimizers().step(lambda: self.captured(geometry, labels))
-
-    The closure steps the optimiser itself; Lightning counts the steps, by which it saves checkpoints and stops.
-    """
-
-    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
-        self.optimiser = optimiser
-        super().__init__(optimiser.param_groups, {})
-
-    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
-        with torch.enable_grad():
-            return closure()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.optimiser.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.optimiser.load_state_dict(state_dict)

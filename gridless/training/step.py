@@ -147,3 +147,26 @@ def begin_step(
     """The learning rate and the random numbers (of dropout) of a step, by its position alone."""
     set_rate(optimiser, schedule(epoch + number / steps))
     torch.manual_seed(int(keys(recipe.seed, epoch, torch.tensor([-2 - number]))[0]))
+
+
+class StepCounter(torch.optim.Optimizer):
+    """An optimiser as Lightning sees it, where the closure is a whole training step, perhaps a captured one.
+
+    >>> self.optimizers().step(lambda: self.captured(geometry, labels))
+
+    The closure steps the optimiser itself; Lightning counts the steps, by which it saves checkpoints and stops.
+    """
+
+    def __init__(self, optimiser: torch.optim.Optimizer) -> None:
+        self.optimiser = optimiser
+        super().__init__(optimiser.param_groups, {})
+
+    def step(self, closure: Callable[[], Any]) -> Any:  # type: ignore[override]
+        with torch.enable_grad():
+            return closure()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimiser.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimiser.load_state_dict(state_dict)
