@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -11,10 +13,13 @@ from gridless.streaming.packets import Prediction, Stream
 from gridless.streaming.program import Program
 from gridless.streaming.session import Session
 
+if TYPE_CHECKING:
+    from gridless.streaming.compiled import Compiled
+
 __all__ = ["Engine", "Prediction", "Program", "Session", "Stream", "stream"]
 
 
-def stream(model: nn.Module, features: Iterable[str] = ()) -> Engine:
+def stream(model: nn.Module, features: Iterable[str] = (), compiled: str | Path | None = None) -> Engine | Compiled:
     """A trained event network as a live engine.
 
     >>> engine = gl.stream(model.eval())
@@ -26,5 +31,14 @@ def stream(model: nn.Module, features: Iterable[str] = ()) -> Engine:
     weights are copied: training the model further does not change the engine.
 
     `features`: names of modules whose values at the events of the last packet are kept, such as "blocks.0".
+
+    `compiled`: a folder. The stream then runs the C that `gl.export` writes there, compiled by this machine's compiler:
+    what a board will compute, to the bit. Such a stream keeps no features.
     """
-    return Engine(model, features)
+    if compiled is None:
+        return Engine(model, features)
+    if list(features):
+        raise ValueError("stream: a compiled stream keeps no features: leave out features= or compiled=")
+    from gridless.streaming.compiled import Compiled
+
+    return Compiled(model, compiled)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import base64
+import re
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from browser import CHROMIUM, Browser
+from live import KINDS, assert_close, busy, settled, trained
+from topologies import TOPOLOGIES, Drawn
 
 import gridless as gl
 from gridless.__main__ import main
+from gridless.streaming import Prediction, Session
 from gridless.streaming import export as package
 from gridless.streaming.export import check as checking
 from gridless.streaming.export.check import check, compilers, ways
 from gridless.streaming.export.golden import recording
+from gridless.streaming.export.page import web
 from gridless.streaming.export.writer import Writer
 from gridless.streaming.program import Program
-
-from live import trained  # isort: skip
+from gridless.streaming.sources import encode
 
 CC = compilers()
 needs_compiler = pytest.mark.skipif(not CC, reason="no C compiler")
@@ -28,17 +36,18 @@ NETWORKS = {
     "stream": {"head": "stream"},
     "voxel": {"duration": 15_000},
     "squash": {"duration": 15_000, "blocks": 1, "squash": True},
+    "counts": {"duration": 15_000, "blocks": 1, "counts": True},
 }
 
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(package, "GOLDEN", 4000)
+    monkeypatch.setattr(package, "GOLDEN", 2500)
 
 
 def small(head: str, **options) -> torch.nn.Module:
     torch.manual_seed(3)
-    sizes = {"width": 4, "levels": 3, "pooled": 1, "threshold": 0.8, "reset": -0.5}
+    sizes = {"width": 4, "levels": 2, "pooled": 0, "threshold": 0.8, "reset": -0.5}
     return trained(gl.models.event_resnet(3, (21, 18), **sizes | NETWORKS[head] | options))
 
 
@@ -52,7 +61,7 @@ def test_c_answers_as_the_session_does_and_with_the_same_bits_at_every_level(tmp
     folder = gl.export(small(head), tmp_path / "network")
     # Neither a level of optimisation nor the fused products of this machine and dialect may change a bit.
     levels = [*local("-std=c99", "-O0"), *local(*checking.NATIVE)] if head != "stream" else ways()[: 5 * len(CC)]
-    results = list(check(folder, 6000, levels))
+    results = list(check(folder, 4000, levels))
     assert len(results) == len(levels)
     assert max(result.error for result in results) < 1e-5
 
@@ -61,7 +70,7 @@ def test_c_answers_as_the_session_does_and_with_the_same_bits_at_every_level(tmp
 def test_nothing_is_read_or_written_out_of_bounds(tmp_path: Path):
     safe = local("-std=c99", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")[:1]
     for head, chunk in (("stream", 1), ("squash", 50)):
-        assert list(check(gl.export(small(head), tmp_path / head, chunk=chunk), 5000, safe))
+        assert list(check(gl.export(small(head), tmp_path / head, chunk=chunk), 2500, safe))
 
 
 @needs_compiler
@@ -98,7 +107,7 @@ def test_weights_of_16_bits_are_half_the_size_and_answer_nearly_the_same(tmp_pat
     (result,) = check(gl.export(model, tmp_path / "small", bits=16), 4000, local("-O2")[:1])
     assert result.error < 1e-3
     sizes = [writer.weights.size * 2 + writer.constants.size * 4 for writer in written(model, 16, 32)]
-    assert sizes[0] < 0.65 * sizes[1]
+    assert sizes[0] < 0.7 * sizes[1]
 
 
 def written(model: torch.nn.Module, *bits: int) -> list[Writer]:
@@ -142,6 +151,90 @@ int main() {
         ["g++", "-std=c++11", "-Wall", "-Werror", "main.cpp", "network.o", "-o", "main"], cwd=folder, check=True
     )
     subprocess.run(["./main"], cwd=folder, check=True)
+
+
+LOADED = "location.protocol == 'file:' && document.readyState == 'complete'"
+
+
+def first_words(folder: Path, tmp_path: Path) -> str:
+    subprocess.run([*CC[0], "-O1", "network.c", "test.c", "-o", str(tmp_path / "test")], cwd=folder, check=True)
+    return subprocess.run([str(tmp_path / "test")], check=True, capture_output=True, text=True).stdout
+
+
+@needs_compiler
+@pytest.mark.skipif(not checking.zig(), reason="no compiler for WebAssembly (ziglang)")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
+def test_the_page_gives_the_golden_bits_and_shows_digits_recordings_and_the_webcam(tmp_path: Path):
+    model = small("stream")
+    native = first_words(gl.export(model, tmp_path / "c"), tmp_path)
+    url = (web(model, tmp_path / "web") / "index.html").as_uri()
+    with Browser(f"{url}#golden", tmp_path / "golden") as page:
+        page.wait(LOADED)
+        page.wait("$('status').textContent.startsWith('golden')")
+        words = page.value("$('status').textContent")
+        assert words.partition("bits ")[2] == re.search(r"logits +([\w ]+)", native)[1]  # type: ignore[index]
+        assert f" {words.split()[1]} predictions" in native
+        frame = base64.b64encode(encode(gl.Events.of(recording(0, 3000, (21, 18)), sensor=(21, 18)))).decode()
+        page.value(f"play(new File([Uint8Array.from(atob('{frame}'), c => c.charCodeAt(0))], 'one.gle'))")
+        assert page.value("[seen, $('status').textContent]") == [3000, "one.gle: 3,000 events"]
+        assert page.value("net.predictions()") > 0
+        assert not page.complaints
+    for source in ("", "#webcam"):
+        camera = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+        with Browser(url + source, tmp_path / f"live{source}", *camera) as page:
+            page.wait(LOADED)
+            page.wait("seen > 200 && net.predictions() > 0 && $('bars').children.length == classes")
+            assert not page.complaints
+
+
+def run(live, events: gl.Events, size: int):
+    found = [p for a in range(0, len(events), size) for p in live.push(events[a : a + size])]
+    return [p.time for p in found], torch.stack([p.logits for p in found or [Prediction(0, live.predict())]])
+
+
+@needs_compiler
+@pytest.mark.parametrize("make", [*TOPOLOGIES, *(partial(Drawn, seed) for seed in range(6))])
+def test_the_c_of_any_network_equals_the_session_on_adversarial_streams(tmp_path: Path, make: Callable):
+    model = settled(make)
+    live = gl.stream(model, compiled=tmp_path / "network")
+    for kind in KINDS:
+        events = busy(kind, live.sensor, 300)
+        # A network that answers when it is asked does so at the end of each packet.
+        asked = live.program.answers is None and live.duration is None
+        for size in (300,) if asked else (300, 1, 7):
+            times, logits = run(live, events, size)
+            now = live.predict()
+            expected, session = run(Session(model), events, 300), Session(model)
+            session(events)
+            assert times == expected[0]
+            assert_close(logits, expected[1], 1e-5)
+            assert_close(now, session.predict(), 1e-5)
+            live.reset()
+
+
+@needs_compiler
+def test_a_compiled_stream_is_a_stream(tmp_path: Path):
+    model, folder = small("voxel"), tmp_path / "network"
+    live, events = gl.stream(model, compiled=folder), busy("plain", (21, 18), 1500)
+    live(events[:700])
+    state = live.state_dict()
+    last = live(events[700:])
+    again = gl.stream(model, compiled=folder)
+    again.load_state_dict(state)
+    assert torch.equal(again(events[700:]), last)
+    assert (again.events_seen, again.time) == (1500, int(events.time[-1]))
+    assert again.memory_bytes > 1000
+    assert len(list(folder.glob("*.so"))) == 1
+    with pytest.raises(ValueError, match="before the last one"):
+        again(events[:10])
+    with pytest.raises(ValueError, match="keeps no features"):
+        again.features("blocks.0")
+    with pytest.raises(ValueError, match="keeps no features"):
+        gl.stream(model, ["blocks.0"], compiled=folder)
+    model.head.lift.bias.data += 1
+    other = gl.stream(model, compiled=folder)
+    other(events)
+    assert not torch.equal(other.predict(), again.predict())
 
 
 others = [way for way in ways() if way[0] != "this machine"]

@@ -36,6 +36,11 @@ def export(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048)
         bits: of the weights: 32, or 16 (whole numbers with a scale for every column, an error of 2e-5 of the largest).
         chunk: input events that go through the network together. A small one needs less memory, for small boards.
     """
+    return write(out, texts(model, bits, chunk))
+
+
+def texts(model: nn.Module, bits: int = 32, chunk: int = 2048) -> dict[str, str]:
+    """The files of an export, by name."""
     program = Program.of(model)
     writer = Writer(program, bits, chunk)
     code = writer.text
@@ -48,14 +53,17 @@ def export(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048)
         "ERROR": ERROR[bits], "LOGITS": ", ".join(f"{v:.9g}" for v in logits), "SIZES": _sizes(writer),
         "COST": _cost(program, counts), "BITS": bits,
     }  # fmt: skip
-    texts = {"network.c": code}
-    for path in sorted((HERE / "files").iterdir()):
-        texts[path.name] = path.read_text()
-        for word, value in words.items():
-            texts[path.name] = texts[path.name].replace(f"@{word}@", str(value))
+    found = {path.name: path.read_text() for path in sorted((HERE / "files").iterdir())}
+    for word, value in words.items():
+        found = {name: text.replace(f"@{word}@", str(value)) for name, text in found.items()}
+    return {"network.c": code, **found}
+
+
+def write(out: str | Path, files: dict[str, str]) -> Path:
+    """Write files to a folder, each whole or not at all."""
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
+    for name, text in files.items():
         with whole_file(folder / name) as file:
             file.write(text.encode())
     return folder
@@ -69,7 +77,8 @@ def _golden(model: nn.Module, program: Program) -> tuple[np.ndarray, int, dict[s
     sensor = program.streams[0].sensor
     # In float64, so that what C rounds is all that is between them.
     session = Session(deepcopy(model).double())
-    predictions = sum(len(list(session.push(recording(at, at + 1000, sensor)))) for at in range(0, GOLDEN, 1000))
+    packets = (recording(at, min(at + 1000, GOLDEN), sensor) for at in range(0, GOLDEN, 1000))
+    predictions = sum(len(list(session.push(packet))) for packet in packets)
     if program.answers is None and program.duration is None:
         predictions = 0  # C answers when it is asked; a session at the end of each packet
     geometry = model.plan(Events.of(recording(0, GOLDEN, sensor), sensor=sensor))  # type: ignore[operator]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
 import shutil
@@ -60,13 +61,13 @@ def zig() -> list[str]:
     return ["zig", "cc"] if shutil.which("zig") else []
 
 
-def library(folder: Path) -> Path:
-    """The network as a shared library, compiled for this machine."""
+def library(folder: Path, out: Path) -> Path:
+    """The network as a shared library `out`, compiled for this machine."""
     if not compilers():
         raise RuntimeError(f"no C compiler was found: {REMEDY}")
-    out = folder / "libnetwork.so"
-    _compile([*compilers()[0], *NATIVE, "-fPIC", "-shared", "network.c", "-o", str(out)], folder)
-    return out
+    part = out.with_suffix(f".{os.getpid()}")
+    compiled([*compilers()[0], *NATIVE, "-fPIC", "-shared", "network.c", "-o", str(part.resolve())], folder)
+    return part.replace(out)
 
 
 def ways() -> list[tuple[str, list[str]]]:
@@ -97,7 +98,7 @@ def check(
         for target, command in chosen:
             program = Path(name) / "program"
             compiler = " ".join(["zig" if "-target" in command else Path(command[0]).name, *_options(command)])
-            _compile([*command, "network.c", "test.c", "-o", str(program)], folder)
+            compiled([*command, "network.c", "test.c", "-o", str(program)], folder)
             text = _run(target, program, [str(events)])
             found = [re.search(pattern, text) for pattern in _PATTERNS]
             if not all(found):
@@ -130,7 +131,8 @@ def runner(target: str) -> list[str] | None:
     return [path] if path else None
 
 
-def _compile(command: list[str], folder: Path) -> None:
+def compiled(command: list[str], folder: Path) -> None:
+    """Run a compiler in a folder; what it says where it fails is the error."""
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")

@@ -10,7 +10,8 @@ import typer
 
 def export(
     weights: Annotated[str, typer.Argument(help="Shipped weights by name, or the path of a .safetensors file.")],
-    out: Annotated[Path, typer.Option(help="The folder to write.")],
+    out: Annotated[Path | None, typer.Option(help="The folder for the C.")] = None,
+    web: Annotated[Path | None, typer.Option(help="A folder for a page with the network, as WebAssembly.")] = None,
     bits: Annotated[int, typer.Option(help="Bits of a weight: 32, or 16 for half the size.")] = 32,
     chunk: Annotated[
         int, typer.Option(help="Input events that are worked on together: few need less memory, many less time.")
@@ -29,11 +30,20 @@ def export(
     from gridless.streaming.export.check import check as checked
     from gridless.weights import load
 
-    folder = write(load(weights), out, bits, chunk)
-    print(f"{folder}: network.c, network.h, network.hpp, test.c, golden.h, Makefile, CMakeLists.txt, README.md")
+    if out is None and web is None:
+        raise ValueError("say where to write: --out DIR for C, --web DIR for a page")
+    if check and out is None:
+        raise ValueError("--check checks the C: say where to write it with --out DIR")
+    model = load(weights)
+    if web is not None:
+        from gridless.streaming.export.page import web as page
+
+        print(f"{page(model, web, bits, chunk) / 'index.html'}: open it in a browser")
+    if out is not None:
+        print(f"{write(model, out, bits, chunk)}: network.c and network.h; README.md says the rest")
     if check:
         results = []
-        for result in checked(folder, events):
+        for result in checked(str(out), events):
             print(result, flush=True)
             results.append(result)
         print(f"the same bits in all {len(results)} ways, {events:,} events each")

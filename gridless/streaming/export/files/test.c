@@ -1,5 +1,5 @@
 /*
- * The network on a recording that is made here, by whole numbers only: test [EVENTS [PACKET]].
+ * The network on the recording of golden.h: test [EVENTS [PACKET]].
  *
  * Prints a digest of the bits of every prediction, which is the same for every compiler, machine and size of packets, and
  * the time per event. Fails where the logits after the first GOLDEN_EVENTS events are not those of golden.h, where packed
@@ -11,7 +11,6 @@
 #include <time.h>
 
 #include "golden.h"
-#include "network.h"
 
 static net_state state, saved;
 
@@ -19,33 +18,6 @@ typedef struct {
     uint64_t digest;
     unsigned long predictions;
 } result;
-
-static uint64_t mixed(uint64_t i) {
-    i += 0x9E3779B97F4A7C15u;
-    i = (i ^ i >> 30) * 0xBF58476D1CE4E5B9u;
-    i = (i ^ i >> 27) * 0x94D049BB133111EBu;
-    return i ^ i >> 31;
-}
-
-/* To and fro between 0 and size - 1. */
-static int swing(uint64_t step, int size) {
-    int most = size > 1 ? size - 1 : 1, at = (int)(step % (uint64_t)(2 * most));
-    at = at < most ? at : 2 * most - at;
-    return at < size ? at : size - 1;
-}
-
-static int within(int x, int size) { return x < 0 ? 0 : x < size ? x : size - 1; }
-
-/* Event i: somewhere around a place that wanders over the sensor. */
-static net_event golden_event(uint64_t i) {
-    net_event e = {0, 0, 0, 0, {0, 0, 0}};
-    uint64_t h = mixed(i);
-    e.time = (int64_t)(10 * i + h % 10);
-    e.x = (uint16_t)within(swing(i >> 6, NET_WIDTH) + (int)((h >> 8 & 255) % 9 + (h >> 16 & 255) % 9) - 8, NET_WIDTH);
-    e.y = (uint16_t)within(swing(i >> 7, NET_HEIGHT) + (int)((h >> 24 & 255) % 9 + (h >> 32 & 255) % 9) - 8, NET_HEIGHT);
-    e.polarity = (uint8_t)(h >> 40 & 1);
-    return e;
-}
 
 /* Seconds of the processor; WebAssembly has no such clock. */
 static double now(void) {
@@ -141,6 +113,13 @@ int main(int count, char **words) {
         largest = largest > -size ? largest : -size;
     }
     printf("golden     %lu predictions, relative error %.2g\n", golden.predictions, error / largest);
+    printf("logits    ");
+    for (k = 0; k < NET_CLASSES; k++) {
+        uint32_t bits;
+        memcpy(&bits, &logits[k], sizeof bits);
+        printf(" %08lx", (unsigned long)bits);
+    }
+    printf("\n");
     if (golden.predictions != GOLDEN_PREDICTIONS || !(error <= GOLDEN_ERROR * largest)) {
         printf("FAILED: these are not the golden logits\n");
         return 1;

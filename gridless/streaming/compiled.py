@@ -1,0 +1,87 @@
+"""A live stream through the C of a network, compiled on this machine and loaded into Python."""
+
+from __future__ import annotations
+
+from ctypes import CDLL, CFUNCTYPE, POINTER, c_float, c_int, c_int64, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gridless.streaming.export import export
+from gridless.streaming.export.check import library
+from gridless.streaming.export.writer import Writer
+from gridless.streaming.packets import Prediction, Stream
+from gridless.streaming.program import Program
+from gridless.streaming.sources import RECORD
+from gridless.structures import Events
+
+_CALLBACK = CFUNCTYPE(None, c_void_p, c_int64, POINTER(c_float))
+
+
+class Compiled(Stream):
+    """A live stream through `network.c` in a folder: what a board or a robot will compute, to the bit.
+
+    The folder is written by `gl.export` unless it holds this very network already, and compiled with the C compiler of
+    this machine. Used as an `Engine`; it keeps no features.
+    """
+
+    def __init__(self, model: nn.Module, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        super().__init__(model)
+
+    def _prepare(self) -> None:
+        program = self.program = Program.of(self.model)
+        self.duration, writer, code = program.duration, Writer(program), self._folder / "network.c"
+        text = writer.text
+        if not code.is_file() or code.read_text() != text:
+            export(self.model, self._folder)
+        path = self._folder / f"libnetwork-{writer.digest}.so"
+        self._library = CDLL(str((path if path.is_file() else library(self._folder, path)).resolve()))
+        self._library.net_push.argtypes = [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p]
+        self._library.net_push.restype = c_int
+        for name in ("net_reset", "net_predict"):
+            function = getattr(self._library, name)
+            function.argtypes, function.restype = [c_void_p] * (1 + (name == "net_predict")), None
+        self._state = np.zeros(writer.bytes // 8, np.int64)
+        self._logits = np.zeros(program[program.output].channels, np.float32)
+        self._found: list[Prediction] = []
+        self._tell = _CALLBACK(self._predicted)
+
+    def _predicted(self, user: Any, time: int, logits: Any) -> None:
+        values = np.ctypeslib.as_array(logits, self._logits.shape).copy()
+        self._found.append(Prediction(time, torch.from_numpy(values)))
+
+    def reset(self) -> None:
+        self._library.net_reset(self._state.ctypes.data)
+        self._numbers([0, -(2**63), 0])
+
+    def _take(self, events: Events) -> list[Prediction]:
+        records = np.empty(len(events), RECORD)
+        records["t"], records["p"] = events.time.numpy(), events.polarity.numpy()  # type: ignore[union-attr]
+        records["x"], records["y"] = events.pixel.numpy().T
+        self._found = []
+        bad = self._library.net_push(self._state.ctypes.data, records.ctypes.data, len(records), self._tell, None)
+        if bad:
+            raise ValueError(f"stream: event {bad - 1} of the packet is not known to C; the packet was not taken")
+        self._numbers([self.events_seen + len(records), int(records["t"][-1]), 0])
+        if self.program.answers is None and self.duration is None:
+            return [Prediction(self.time, self.predict())]
+        return self._found
+
+    def predict(self) -> Tensor:
+        self._library.net_predict(self._state.ctypes.data, self._logits.ctypes.data)
+        return torch.from_numpy(self._logits.copy())
+
+    def features(self, name: str) -> tuple[Events, Tensor]:
+        raise ValueError("a compiled stream keeps no features: use gl.stream(model, features=[...])")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the stream holds, constant while it runs, without the weights."""
+        return self._state.nbytes
+
+    def _memory(self) -> dict[str, Tensor]:
+        return {"state": torch.from_numpy(self._state)}

@@ -1,0 +1,47 @@
+"""`gridless export --web`: the same C as WebAssembly, in a page that opens offline and makes its own events."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from gridless.streaming.export import texts, write
+from gridless.streaming.export.check import compiled, zig
+from gridless.streaming.export.writer import HERE
+
+FLAGS = ("-std=c99", "-O3", "-msimd128", "-nostdlib", "-Wl,--no-entry", "-Wl,--strip-all")
+
+
+def web(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048) -> Path:
+    """Write a page with the network to the folder `out`: `index.html`, which opens without a server, and `network.js`.
+
+    Its events come from moving digits, from a recording that is dropped onto it, or from the webcam, whose frames
+    become events where the logarithm of the light changes. Needs a compiler for WebAssembly: pip install ziglang, or
+    clang and lld.
+    """
+    files = texts(model, bits, chunk)
+    classes = int(files["network.h"].partition("#define NET_CLASSES ")[2].split()[0])
+    about: Any = getattr(model, "about", {})
+    names = about.get("classes") or [str(k) for k in range(classes)]
+    title = files["README.md"].splitlines()[0].removeprefix("# ")
+    with tempfile.TemporaryDirectory() as name:
+        folder = write(name, files | {"web.c": (HERE / "web" / "web.c").read_text()})
+        compiled([*_compiler(), *FLAGS, "web.c", "-o", "network.wasm"], folder)
+        code = base64.b64encode((folder / "network.wasm").read_bytes()).decode()
+    page = (HERE / "web" / "index.html").read_text().replace("@TITLE@", title).replace("@NAMES@", json.dumps(names))
+    # A script, because pages that are files may not fetch other files.
+    return write(out, {"index.html": page, "network.js": f'const NETWORK = "{code}";\n'})
+
+
+def _compiler() -> list[str]:
+    if zig():
+        return [*zig(), "-target", "wasm32-freestanding"]
+    if shutil.which("clang") and shutil.which("wasm-ld"):
+        return ["clang", "--target=wasm32"]
+    raise RuntimeError("no compiler for WebAssembly was found: pip install ziglang, or install clang and lld")
