@@ -22,10 +22,11 @@ def test_the_demo_trains_runs_live_and_reports(made, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["live_error"] < 1e-5
     text = (made / "report.html").read_text()
-    assert text.count("<canvas") == 4
+    assert text.count("<canvas") == 3
     # Radii are rounded, and the weights that come with the package were asked.
     assert not re.search(r"radius=\d+\.\d{6}", text)
-    assert "A drawn cone: cone" in text
+    assert "A drawn chair and its parts" in text
+    assert "<td>cone</td><td>cone " in text
     assert "https://" not in text
     assert "http://" not in text
     for name in ("shapes", "glyphs"):
@@ -43,5 +44,5 @@ def test_the_report_opens_without_a_complaint(made):
          "--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom", page.as_uri()],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
-    assert done.stdout.count("<canvas") == 4
+    assert done.stdout.count("<canvas") == 3
     assert "CONSOLE" not in done.stderr

@@ -59,7 +59,7 @@ def mesh(corners: np.ndarray, title: str = "") -> Any:
 def image(pixels: np.ndarray, title: str = "") -> Any:
     """An image (H, W, 3) uint8, its first row on top."""
     height, width = pixels.shape[:2]
-    figure = _figure(6, max(6 * height / width, 1) + 0.5)
+    figure = _figure(6, max(6 * height / width, 1) + 0.2)
     axes = figure.add_subplot()
     axes.imshow(pixels, interpolation="nearest")
     axes.set(xlabel="x", ylabel="y")
@@ -106,7 +106,8 @@ def curves(series: dict[str, Sequence[float]], label: str = "accuracy (%)", x: s
     figure = _figure(*SIDE_BY_SIDE)
     axes = figure.add_subplot()
     for (name, values), colour in zip(series.items(), (BLUE, RED, GREEN, GREY) * 4, strict=False):
-        axes.plot(np.arange(1, len(values) + 1), values, label=name, color=colour, linewidth=2)
+        # A single epoch is a dot.
+        axes.plot(np.arange(1, len(values) + 1), values, "o-", label=name, color=colour, linewidth=2, markersize=3)
     axes.set(xlabel=x, ylabel=label)
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     axes.grid(alpha=0.25)
