@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> float:
     quick = parser.parse_args(argv).quick
     torch.manual_seed(0)
 
-    names = gl.data.Shapes.names
+    names = gl.data.Shapes.class_names
     model = gl.models.point_resnet_plus(len(names), width=16, lift=128, spacing=0.12, levels=2, stem_radius=0.2)
     print(model.plan, end="\n\n")  # what coordinates alone decide, a line each
 

@@ -79,7 +79,7 @@ class MovingGlyphs(torch.utils.data.Dataset):
         transform: callables applied to the events, in order.
     """
 
-    names: tuple[str, ...] = tuple(STROKES)
+    class_names: tuple[str, ...] = tuple(STROKES)
 
     def __init__(
         self,
@@ -102,10 +102,9 @@ class MovingGlyphs(torch.utils.data.Dataset):
             raise ValueError("MovingGlyphs: threshold must be positive; noise, refractory and background 0 or more")
         from gridless.data._camera import simulate
 
-        self.class_names = self.names
         self.sensor = sensor
         self.transform = tuple(transform)
-        self.labels: Tensor = torch.arange(size) % len(self.names)
+        self.labels: Tensor = torch.arange(size) % len(self.class_names)
         images = glyph_images()
         settings = (*sensor, duration, _STEP, (threshold, threshold_noise), refractory, background)
         shares = even_ranges(size, min(max(size, 1), 4 * num_threads()))

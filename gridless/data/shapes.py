@@ -264,12 +264,12 @@ class Shapes(torch.utils.data.Dataset):
         size: how many examples.
         points: points per cloud.
         seed: another seed is another set, e.g. for validation.
-        classes: names to keep, in the order of their numbers; all of `Shapes.names` by default.
+        classes: names to keep, in the order of their numbers; all of `Shapes.class_names` by default.
         noise: standard deviation of the jitter, in units of the object before scaling.
         transform: callables applied to the coordinates, in order.
     """
 
-    names: tuple[str, ...] = tuple(CLASSES)
+    class_names: tuple[str, ...] = tuple(CLASSES)
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ class Shapes(torch.utils.data.Dataset):
     ) -> None:
         if size < 0 or points < 1:
             raise ValueError(f"Shapes: size must be 0 or more and points 1 or more, not {size} and {points}")
-        self.class_names = tuple(self.names if classes is None else classes)
+        self.class_names = tuple(self.class_names if classes is None else classes)
         unknown = [c for c in self.class_names if c not in CLASSES]
         if unknown:
             raise ValueError(f"Shapes: no class {unknown[0]!r}; there are {', '.join(CLASSES)}")

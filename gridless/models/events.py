@@ -31,7 +31,7 @@ WINDOW = 4
 
 
 class EventResNet(nn.Module):
-    """The paper's event classifier: every stream and kernel is written once, here.
+    """The paper's event classifier: every stream and convolution is written once, here.
 
     Per level: the stream fires a coarser one (LIF), a strided 3 x 3 convolution takes the features along, and an
     inception block works in place; channels and decay time double from level to level, and the block already has the

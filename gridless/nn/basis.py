@@ -1,4 +1,4 @@
-"""Bases: the fixed functions of an edge's vector whose learned combinations are a convolution's kernel."""
+"""Bases: the fixed functions of an edge's vector whose learned combinations make a convolution."""
 
 from __future__ import annotations
 

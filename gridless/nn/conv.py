@@ -12,7 +12,7 @@ from gridless.structures import Geometry, expect_geometry
 
 
 class _Conv(nn.Module):
-    """What the convolutions share: where their edges are found, and the kernel over them."""
+    """What the convolutions share: where their edges are found, and the values of an edge."""
 
     def __init__(
         self, edges: Name, basis: Basis | None, falloff: str | None, normalise: bool, radius: float | None
@@ -40,7 +40,7 @@ class _Conv(nn.Module):
             self.normalise,
         )
 
-    def _kernel_repr(self) -> str:
+    def _values_repr(self) -> str:
         normalised = ", normalise=False" if not self.normalise else ""
         return f"{self.basis}, radius={self.radius:g}, falloff={self.falloff!r}{normalised}"
 
@@ -82,11 +82,11 @@ class PointConv(_Conv):
         return point_conv(features, self.weight, self.bias, *self._geometry(geometry), order=self.order)
 
     def extra_repr(self) -> str:
-        return f"{self.edges}, {self.in_channels}, {self.out_channels}, {self._kernel_repr()}"
+        return f"{self.edges}, {self.in_channels}, {self.out_channels}, {self._values_repr()}"
 
 
 class DepthwiseConv(_Conv):
-    """The convolution in which each channel has a kernel of its own: F'_ic = sum over m, j of n_m(i, j) F_jc theta_mc.
+    """The convolution in which each channel has weights of its own: F'_ic = sum over m, j of n_m(i, j) F_jc theta_mc.
 
     features (S, channels) to (S', channels): M weights a channel, in place of a matrix for each of the M terms. The
     weight (M, channels) begins uniform within +-sqrt(3 / M), the bias at zero. Arguments as in `PointConv`.
@@ -117,7 +117,7 @@ class DepthwiseConv(_Conv):
         return point_conv(features, self.weight, self.bias, *self._geometry(geometry))
 
     def extra_repr(self) -> str:
-        return f"{self.edges}, {self.channels}, {self._kernel_repr()}"
+        return f"{self.edges}, {self.channels}, {self._values_repr()}"
 
 
 class FeaturelessConv(_Conv):
@@ -151,7 +151,7 @@ class FeaturelessConv(_Conv):
         return featureless_conv(self.weight, self.bias, *self._geometry(geometry))
 
     def extra_repr(self) -> str:
-        return f"{self.edges}, {self.out_channels}, {self._kernel_repr()}"
+        return f"{self.edges}, {self.out_channels}, {self._values_repr()}"
 
 
 def _glorot_uniform(weight: Tensor, fan_in: int, fan_out: int) -> None:

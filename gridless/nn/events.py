@@ -33,7 +33,7 @@ class EventConv(nn.Module):
     `gridless.ops.event_conv`. `near` is a line `plan.causal(...)`: with a window the convolution runs along its edges,
     without one by scan, over all history. weight (U, V, in_channels, out_channels), V = `temporal`; ages are in units
     of `decay_time`. The rate (U, V) is exp(log_rate), so it is positive. It begins spread evenly in logarithm from 1/4
-    to 4 along v, so that the kernel sees several time scales at once, or at 1 (`rates="ones"`, as the authors). `order`
+    to 4 along v, so that a tap sees several time scales at once, or at 1 (`rates="ones"`, as the authors). `order`
     is that of `gl.event_conv`.
     """
 
@@ -106,7 +106,7 @@ class PolarityConv(EventConv):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         taps, temporal, q, p = self.weight.shape
-        # As the authors, whose kernel counts v among the input channels only.
+        # As the authors, who count v among the input channels only.
         bound = math.sqrt(6 / (taps * (q * temporal + p)))
         nn.init.uniform_(self.weight, -bound, bound)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gridless.backends import implementation
 from gridless.geometry.causal import reference
 from gridless.geometry.causal.link import Link, link
-from gridless.geometry.taps import Kernel
+from gridless.geometry.taps import Taps
 from gridless.structures import Edges, Events, Structure
 from gridless.structures.base import index, same, size
 
@@ -31,7 +31,7 @@ def by_pixel(events: Events) -> Runs:
     return events.cached("by_pixel", lambda: Runs(*implementation(reference, events.device).by_pixel(events)))
 
 
-def causal(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1, window: float | None = None) -> Edges:
+def causal(source: Events, target: Events, kernel: Taps = 3, stride: int = 1, window: float | None = None) -> Edges:
     """Edges from every (target, tap) to the earlier events at that tap's pixel, sources ascending.
 
         edge (i * U + u, j)  when  pixel_j = stride * pixel_i + offset_u,  j <= until_i  and  time_i - time_j <= window
@@ -58,7 +58,7 @@ def causal(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1, 
     return Edges(splits, edges, len(source)).trusted()
 
 
-def latest(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1) -> Latest:
+def latest(source: Events, target: Events, kernel: Taps = 3, stride: int = 1) -> Latest:
     """For every target and tap the latest event that `causal`, with these arguments, would find, or -1."""
     joined = link(source, target, kernel, stride, "latest")
     row = implementation(reference, source.device).latest(joined)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from gridless.geometry.lif import check_events
-from gridless.geometry.taps import Kernel, check_stride, coarser, offsets
+from gridless.geometry.taps import Taps, check_stride, coarser, offsets
 from gridless.structures import Events
 
 
 class Link(NamedTuple):
-    """Two streams and the kernel that joins them: what all searches and convolutions on events walk.
+    """Two streams and the taps that join them: what all searches and convolutions on events are given.
 
     Target i sees, at tap u, the events of its example at the source pixel stride * pixel_i + offset_u that arrived up
     to and including row `until[i]` of the source.
@@ -26,7 +26,7 @@ class Link(NamedTuple):
     stride: int
 
 
-def link(source: Events, target: Events, kernel: Kernel = 3, stride: int = 1, what: str = "causal") -> Link:
+def link(source: Events, target: Events, kernel: Taps = 3, stride: int = 1, what: str = "causal") -> Link:
     """Check that `target` was made from `source`, or is `source` itself: then each event sees up to itself."""
     taps = offsets(kernel)
     grid = coarser(source.sensor, check_stride(stride))

@@ -40,7 +40,7 @@ def lif(
 ) -> Events:
     """The events that `events` fire on a grid `stride` times coarser.
 
-    An input event at time t adds 1/n to the potential V of each of the n output pixels whose kernel covers it (only
+    An input event at time t adds 1/n to the potential V of each of the n output pixels that have it at a tap (only
     those on the grid count, so that every event adds 1 in all). For each of them, row by row (y outer, x inner),
 
         V <- V decay(t - T) + 1/n,   T <- t,   and if V > threshold (strictly):   V <- reset, and an event is fired

@@ -1,4 +1,4 @@
-"""The event convolution: a kernel that decays with the age of what it sees.
+"""The event convolution: weights that decay with the age of what they meet.
 
     out_i = bias + sum over taps u and v of  A_iuv  weight_uv
     A_iuv = sum over the events j that target i sees at tap u of  exp(-rate_uv age_ij) features_j
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from gridless.backends import backend_for, implementation
 from gridless.geometry.causal import Link, link
-from gridless.geometry.taps import Kernel
+from gridless.geometry.taps import Taps
 from gridless.ops.event_conv import reference
 from gridless.ops.event_conv.autograd import convolve
 from gridless.ops.event_conv.neighbourhoods import fitted
@@ -63,7 +63,7 @@ def event_conv(
     bias: Tensor | None,
     source: Events,
     target: Events,
-    kernel: Kernel = 3,
+    kernel: Taps = 3,
     stride: int = 1,
     decay_time: float = 1000.0,
     edges: Edges | None = None,
@@ -94,7 +94,7 @@ def event_conv_step(
     bias: Tensor | None,
     source: Events,
     target: Events,
-    kernel: Kernel = 3,
+    kernel: Taps = 3,
     stride: int = 1,
     decay_time: float = 1000.0,
     memory: EventMemory | None = None,
@@ -123,7 +123,7 @@ def event_gather(features: Tensor, rate: Tensor, events: Events, decay_time: flo
 
 
 def event_gather_step(
-    features: Tensor, rate: Tensor, source: Events, target: Events, kernel: Kernel = 3, stride: int = 1,
+    features: Tensor, rate: Tensor, source: Events, target: Events, kernel: Taps = 3, stride: int = 1,
     decay_time: float = 1000.0, memory: EventMemory | None = None,
 ) -> tuple[Tensor, EventMemory]:  # fmt: skip
     """A (S', U, V, Q) of the next packet of each stream: memory in (None before the first), memory out."""
@@ -158,7 +158,7 @@ def _weightless(features: Tensor, rate: Tensor) -> Tensor:
 
 def _checked(
     features: Tensor, weight: Tensor, rate: Tensor, bias: Tensor | None,
-    source: Events, target: Events, kernel: Kernel, stride: int, decay_time: float,
+    source: Events, target: Events, kernel: Taps, stride: int, decay_time: float,
 ) -> Link:  # fmt: skip
     joined = link(source, target, kernel, stride, "event_conv")
     taps = len(joined.offsets)

@@ -144,8 +144,8 @@ def _forward(
     matrix, out = weight.flatten(0, 2), None
     for part, tile, rows in _tiles(near, rate, weight):
         gathered = backend.gather(features, tile, part)
-        kernel = matrix if rows is None else matrix[rows]
-        out = torch.mm(gathered, kernel) if out is None else out.addmm_(gathered, kernel)
+        theta = matrix if rows is None else matrix[rows]
+        out = torch.mm(gathered, theta) if out is None else out.addmm_(gathered, theta)
         del gathered
     if out is None:
         out = features.new_zeros(len(near.link.target), weight.shape[3])

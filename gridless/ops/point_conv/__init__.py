@@ -40,7 +40,7 @@ def point_conv(
     kept in float32 (float64 for float64 features).
 
     features         (S, Q) float32, float64, bfloat16 or float16
-    weight, bias     (M, Q, P), or (M, Q) for a depthwise convolution, in which each channel has a kernel of its own
+    weight, bias     (M, Q, P), or (M, Q) for a depthwise convolution, in which each channel has weights of its own
                      (P = Q); and (P) or None; of the same dtype
     edges            which sources each target sees. Up-sampling is a convolution over `edges.transpose()`, with the
                      coarse cloud as the source
