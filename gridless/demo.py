@@ -168,7 +168,7 @@ def _shipped(out: Path, recordings: int = 20) -> Shipped:
     ply.write(file, gl.Cloud.of(torch.as_tensor(gl.data.Shapes(2, points=2048, classes=["chair"])[1][0])))
     path, parts = write_parts(gl.load("shapenetpart"), file, out / "parts", "chair", up="z")
     points: Any = gl.load("modelnet40-plus")
-    names = [n for n in gl.data.Shapes.names if n in points.about["classes"]]
+    names = [n for n in gl.data.Shapes.class_names if n in points.about["classes"]]
     drawn = gl.data.Shapes(len(names), points=1024, classes=names)
     shapes = []
     for xyz, label in (drawn[i] for i in range(len(names))):
