@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,14 @@ from torch import Tensor
 from gridless.streaming.lowering import Lowered
 from gridless.streaming.packets import Prediction, Stream
 from gridless.streaming.program import Program, Row
-from gridless.streaming.table import ANSWERS, AT, DONE, FINISHED, S_COUNT, S_EVENT, SEEN, START, TIME, WATCH, WINDOW
+
+from gridless.streaming.table import (  # isort: skip
+    ANSWERS, CHUNK, DONE, FINISHED, REFUSED, S_COUNT, S_EVENT, SEEN, START, TIME, WATCH, WINDOW,
+)  # fmt: skip
 from gridless.structures import Events
+
+# Events of a structured array that are read by its bytes; longer ones take the way of all arrays.
+MANY = 256
 
 
 class Engine(Stream):
@@ -41,15 +48,21 @@ class Engine(Stream):
             last = {"before": np.zeros(out.channels, np.float32)}
             newest = Row(f"{out.name} now", "last", None, (out.name,), out.shape, {}, last, 4 * out.channels)
             program = replace(program, rows=(*program.rows, newest), output=newest.name)
-        self._lane = lanes(np.float32)
-        lowered = self._lowered = Lowered(program, rows.values(), self._lane)
+        lowered = self._lowered = Lowered(program, rows.values(), lanes(np.float32))
         self._i, self._f, self._d = lowered.i, lowered.f, lowered.d
         self._answers = -1
         if program.answers is not None:
             self._answers = lowered.at(list(lowered.streams).index(program.answers))
             self._i[ANSWERS] = self._answers
         self._i[WATCH] = 2 if rows else 1 if program.answers is not None else 0
-        self._run, self._answer = loop.run, work.answer
+        self._run, self._unpack, self._answer = loop.run, loop.unpack, work.answer
+        # Of short arrays, events go through these columns.
+        self._columns = np.empty((MANY, 2), np.int32), np.empty(MANY, np.int64), np.empty(MANY, np.bool_)
+        self._addresses = [column.ctypes.data for column in self._columns]
+        self._layouts: dict[np.dtype, np.ndarray] = {}
+        self._when_asked = program.answers is None and program.duration is None
+        self._plain = not self._when_asked and not rows
+        self._given: tuple[int, ...] = (0, 0, 0, 0)
         self._output = lowered.place(program.output)
         self._each = lowered.place(program[program.output].inputs[0]) if program.answers is not None else None
         lowered.clear()
@@ -58,6 +71,10 @@ class Engine(Stream):
 
     def __str__(self) -> str:
         return str(self.program)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The compiled loop knows addresses, so that a copy is made anew.
+        return _again, (self.model, self._names, self.state_dict())
 
     @property
     def events_seen(self) -> int:  # type: ignore[override]
@@ -79,27 +96,81 @@ class Engine(Stream):
         self._numbers([0, -(2**63), 0])
         self._recorded: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in self._names}
 
-    def _take(self, events: Events) -> Iterator[Prediction]:
-        found = []
-        for status in self._steps(events):
+    def __call__(self, packet: Any) -> Tensor | None:
+        # Most packets of one event bring no prediction: for them this is all there is, and every microsecond counts.
+        if type(packet) is Events and self._plain and packet.sensor == self.sensor and not packet.padding:
+            pixel, time, polarity = packet.pixel, packet.time, packet.polarity
+            if polarity is not None and packet.splits.numel() == 2 and pixel.is_cpu:
+                self._given = given = pixel.data_ptr(), time.data_ptr(), polarity.data_ptr(), time.numel()
+                status = self._run(self._i, *given, True)
+                if status == DONE:
+                    return None
+                self._packet = packet
+                return self._newest(self._seen(status))
+        return self._newest(self._begin(packet))
+
+    def _newest(self, status: int) -> Tensor | None:
+        """Run to the end of the packet: its last answer."""
+        last = None
+        while status != DONE:
+            if status == WINDOW:
+                last = self._logits()
+            elif self._answers >= 0 and (count := int(self._i[self._answers + S_COUNT])):
+                place, pitch, classes = self._each  # type: ignore[misc]
+                at = place + (count - 1) * pitch
+                last = torch.from_numpy(self._f[at : at + classes].copy())
+            status = self._go(False)
+        return self.predict() if self._when_asked and self._given[3] else last
+
+    def push(self, packet: Any) -> Iterator[Prediction]:
+        found: list[Prediction] = []
+        status = self._begin(packet)
+        while status != DONE:
             if status == WINDOW:
                 found.append(Prediction(int(self._i[FINISHED]), self._logits()))
             elif self._answers >= 0:
                 found += self._predictions()
-        if self._answers < 0 and self.duration is None:
+            status = self._go(False)
+        if self._when_asked and self._given[3]:
             found.append(Prediction(self.time, self.predict()))
         return iter(found)
 
-    def _steps(self, events: Events) -> Iterator[int]:
-        """Run the events, and stop wherever there is something to see."""
+    def _begin(self, packet: Any) -> int:
+        """Check a packet and run its events, until there is something to see."""
+        given = self._unpacked(packet) if isinstance(packet, np.ndarray | np.void) else None
+        if given is None:
+            packet = self._events(packet)
+            columns = packet.pixel, packet.time, packet.polarity
+            given = *(column.data_ptr() for column in columns), len(packet)
+        self._given, self._packet = given, packet
         for parts in self._recorded.values():
             parts.clear()
-        self._i[AT] = 0
-        arguments = events.pixel.data_ptr(), events.time.data_ptr(), events.polarity.data_ptr(), len(events)  # type: ignore
-        while (status := self._run(self._i, self._f, self._d, *arguments, self._lane)) != DONE:
-            for name, row in self._rows.items() if status != WINDOW else ():
+        return self._go(True)
+
+    def _go(self, fresh: bool) -> int:
+        return self._seen(self._run(self._i, *self._given, fresh))
+
+    def _seen(self, status: int) -> int:
+        """Refuse a bad packet, and keep the features of a chunk."""
+        if status == REFUSED:
+            events, self._given = self._packet, (0, 0, 0, 0)
+            self._check(events if isinstance(events, Events) else Events.of(np.atleast_1d(events), sensor=self.sensor))
+        if status == CHUNK:
+            for name, row in self._rows.items():
                 self._recorded[name].append(self._lowered.rows(row))
-            yield status
+        return status
+
+    def _unpacked(self, packet: Any) -> tuple[int, ...] | None:
+        """The addresses of the events of a short structured array of whole numbers, copied; None for other arrays."""
+        if type(packet) is np.void:
+            packet = np.array(packet, ndmin=1)
+        layout = self._layouts.get(packet.dtype)
+        if layout is None:
+            layout = self._layouts[packet.dtype] = _layout(packet.dtype)
+        count = len(packet) if packet.ndim == 1 and packet.flags.c_contiguous and len(layout) else MANY + 1
+        if count > MANY or not self._unpack(packet.view(np.uint8), layout, count, *self._columns):
+            return None
+        return *self._addresses, count
 
     def _predictions(self) -> list[Prediction]:
         """Those of the events of the stream that answers, which are in its buffer."""
@@ -134,3 +205,21 @@ class Engine(Stream):
 
     def _memory(self) -> dict[str, Tensor]:
         return {name: torch.from_numpy(array) for name, array in self._lowered.state.items()}
+
+
+def _again(model: Any, names: list[str], state: dict[str, Tensor]) -> Engine:
+    engine = Engine(model, names)
+    engine.load_state_dict(state)
+    return engine
+
+
+def _layout(dtype: np.dtype) -> np.ndarray:
+    """Offset and size (negative: signed) of t, x, y and p, and the size of all; empty where these are no fields."""
+    fields = dtype.fields or {}
+    numbers: list[int] = []
+    for name in "txyp":
+        kind, at = fields.get(name, (np.dtype(object), 0))[:2]
+        if kind.kind not in "iub" or not kind.isnative:
+            return np.empty(0, np.int64)
+        numbers += [at, -kind.itemsize if kind.kind == "i" else kind.itemsize]
+    return np.array([*numbers, dtype.itemsize], np.int64)

@@ -12,17 +12,19 @@ Rows depend on rows of the same stream and of the streams that fire it, so that 
 from __future__ import annotations
 
 import numpy as np
+from numba import carray
 
 from gridless.kernels.compile import njit
-from gridless.streaming.simd import load8, load32, load64
+from gridless.streaming.simd import load8, load32, load64, pointer
 from gridless.streaming.traces import convolve
 from gridless.streaming.work import answer, work
 
 from gridless.streaming.table import (  # isort: skip
-    ANSWERS, AT, C, CELLS, CHUNK, CLOCK, CONVOLVE, COUNT, DONE, DURATION, ENTERED, FINISHED, HEAD, IN_PLACE, OP, ROW,
-    ROWS, SEEN, START, STREAM, STREAMS, SUM, S_BITS, S_BOUND, S_CAPACITY, S_CHARGED, S_COARSE, S_COARSE_SIZE,
-    S_COUNT, S_EVENT, S_FINE, S_HIGH_X, S_HIGH_Y, S_LIMITS, S_LOW_X, S_LOW_Y, S_MARK, S_POTENTIAL, S_ROWS, S_ROW_COUNT,
-    S_SHARE, S_SOURCE, S_WIDTH, TIME, VOXEL, WATCH, WHOLE, WHOLES, WINDOW,
+    ANSWERS, AT, C, CELLS, CHUNK, CLOCK, CONVOLVE, COUNT, DONE, DOUBLES, DOUBLE_COUNT, DURATION, ENTERED, FINISHED,
+    FLOATS, FLOAT_COUNT, HEAD, IN_PLACE, LANE, OP, REFUSED, ROW, ROWS, SEEN, START, STREAM, STREAMS, SUM, S_BITS,
+    S_BOUND, S_CAPACITY, S_CHARGED, S_COARSE, S_COARSE_SIZE, S_COUNT, S_EVENT, S_FINE, S_HEIGHT, S_HIGH_X, S_HIGH_Y,
+    S_LIMITS, S_LOW_X, S_LOW_Y, S_MARK, S_POTENTIAL, S_ROWS, S_ROW_COUNT, S_SHARE, S_SOURCE, S_WIDTH, TIME, VOXEL,
+    WATCH, WHOLE, WHOLES, WINDOW,
 )  # fmt: skip
 
 TOP, FIELDS, ROW_FIELDS = len(HEAD), len(STREAM), len(ROW)
@@ -129,37 +131,6 @@ def _restart(i, d, t):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def run(i, f, d, pixel, time, polarity, count, lane):
-    """Push the packet's events (addresses of int32 (S, 2), int64 and bool) from i[AT] on.
-
-    It stops where there is something to see: CHUNK, the buffers hold events that are watched; WINDOW, one has ended,
-    and its answer is there; DONE otherwise.
-    """
-    while True:
-        _clear(i)
-        if i[AT] >= count:
-            return DONE
-        if i[SEEN] == 0:
-            i[START] = load64(time, 0)
-        ended = _take(i, f, pixel, time, polarity, count)
-        new = i[TOP + S_COUNT]
-        i[SEEN] += new
-        if new:
-            for k in range(i[STREAMS]):
-                _pass(i, f, d, TOP + k * FIELDS, lane)
-            if i[WATCH] == 2 or (i[WATCH] == 1 and i[i[ANSWERS] + S_COUNT] > 0):
-                return CHUNK
-        elif ended:
-            some = i[TIME] >= i[START]
-            if some:
-                answer(i, f, d, i[WHOLE], i[WHOLES], ROW_FIELDS, lane)
-                i[FINISHED] = i[START] + i[DURATION]
-            _restart(i, d, load64(time, i[AT]))
-            if some:
-                return WINDOW
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
 def fault(pixel, time, count, width, height, latest):
     """(kind, row) of the first event outside the sensor, or else the first that steps back in time or is negative."""
     for k in range(count):
@@ -175,3 +146,68 @@ def fault(pixel, time, count, width, height, latest):
     if count and load64(time, 0) < latest:
         return BEFORE, 0
     return 0, 0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def run(i, pixel, time, polarity, count, fresh):
+    """Push a packet's events (addresses of int32 (S, 2), int64 and bool); a fresh packet is checked first, and else it
+    goes on where it stopped.
+
+    It stops where there is something to see: CHUNK, the buffers hold events that are watched; WINDOW, one has ended,
+    and its answer is there; DONE at the end.
+    """
+    f = carray(pointer(i[FLOATS]), (i[FLOAT_COUNT],), np.float32)
+    d = carray(pointer(i[DOUBLES]), (i[DOUBLE_COUNT],), np.float64)
+    if fresh:
+        if fault(pixel, time, count, i[TOP + S_WIDTH], i[TOP + S_HEIGHT], i[TIME])[0]:
+            return REFUSED
+        i[AT] = 0
+    while True:
+        _clear(i)
+        if i[AT] >= count:
+            return DONE
+        if i[SEEN] == 0:
+            i[START] = load64(time, 0)
+        ended = _take(i, f, pixel, time, polarity, count)
+        new = i[TOP + S_COUNT]
+        i[SEEN] += new
+        if new:
+            for k in range(i[STREAMS]):
+                _pass(i, f, d, TOP + k * FIELDS, i[LANE])
+            if i[WATCH] == 2 or (i[WATCH] == 1 and i[i[ANSWERS] + S_COUNT] > 0):
+                return CHUNK
+        elif ended:
+            some = i[TIME] >= i[START]
+            if some:
+                answer(i, f, d)
+                i[FINISHED] = i[START] + i[DURATION]
+            _restart(i, d, load64(time, i[AT]))
+            if some:
+                return WINDOW
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def unpack(records, layout, count, pixel, time, polarity):
+    """Records of bytes as the columns of events, by the offset and the size (negative: signed) of t, x, y and p; False
+    where a number is too large, or a polarity is none.
+    """
+    fits = True
+    for k in range(count):
+        for field in range(4):
+            at, size = k * layout[8] + layout[2 * field], layout[2 * field + 1]
+            value = np.uint64(0)
+            for byte in range(abs(size)):
+                value |= np.uint64(records[at + byte]) << np.uint64(8 * byte)
+            number = np.int64(value)
+            if size < 0 and -size < 8 and number >> (8 * -size - 1):
+                number -= np.int64(1) << (8 * -size)
+            if field == 0:
+                time[k] = number
+                fits &= size != 8 or number >= 0
+            elif field == 3:
+                polarity[k] = number > 0
+                fits &= 0 <= number <= 1
+            else:
+                pixel[k, field - 1] = number
+                fits &= -(2**31) <= number < 2**31
+    return fits

@@ -13,7 +13,7 @@ from gridless.geometry.taps import offsets
 from gridless.streaming.program import Program, Row, Stream
 
 from gridless.streaming.table import (  # isort: skip
-    CONVOLVE_CELLS, EACH, EIGHTS, HEAD, NUMBER, OPERATIONS, ROW, ROWS, SIXTEENS, STREAM, S_COUNT, WHOLE, WHOLES,
+    CONVOLVE_CELLS, EACH, EIGHTS, HEAD, NUMBER, OPERATIONS, ROW, ROWS, SIXTEENS, STREAM, S_COUNT,
 )  # fmt: skip
 
 # Bytes of a cache line.
@@ -402,7 +402,9 @@ class Lowered:
 
         self.i, self.f, self.d = self.flat.arrays()
         head = dict.fromkeys(HEAD, 0) | {"streams": len(self.streams), "duration": self.program.duration or 0}
-        head |= {"whole": self.whole, "wholes": len(entries[None])}
+        head |= {"whole": self.whole, "wholes": len(entries[None]), "lane": self.lane}
+        head |= {"floats": self.f.ctypes.data, "float_count": len(self.f)}
+        head |= {"doubles": self.d.ctypes.data, "double_count": len(self.d)}
         table = list(head.values())
         for fields in self.streams.values():
             fields = {key: number(fields[key]) for key in STREAM}
@@ -445,7 +447,7 @@ class Lowered:
 
     def answer(self, run: Any) -> None:
         """Compute all rows without a stream, by `work.answer`."""
-        run(self.i, self.f, self.d, self.i[WHOLE], self.i[WHOLES], len(ROW), self.lane)
+        run(self.i, self.f, self.d)
 
     def settle(self) -> None:
         """After the answer before the first event: from now on grids compute what differs from it."""

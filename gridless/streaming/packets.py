@@ -97,6 +97,14 @@ class Stream:
 
     def push(self, packet: Any) -> Iterator[Prediction]:
         """Take in a packet: `Events` of one recording, or an array that `Events.of` takes. Yields predictions."""
+        events = self._events(packet)
+        if not len(events):
+            return iter(())
+        self._check(events)
+        return iter(self._take(events))
+
+    def _events(self, packet: Any) -> Events:
+        """The packet as events of this sensor."""
         events = packet if isinstance(packet, Events) else Events.of(packet, sensor=self.sensor)
         if events.sensor != self.sensor:
             raise ValueError(f"stream: the network is for a sensor of {self.sensor}, the packet is of {events.sensor}")
@@ -106,10 +114,9 @@ class Stream:
             raise ValueError("stream: the events of a packet need a polarity")
         if events.padding:
             raise ValueError(f"stream: a packet has no padding, this one has {events.padding} rows of it")
-        if not len(events):
-            return iter(())
-        self._check(events)
-        return iter(self._take(events))
+        if events.device.type != "cpu":
+            raise ValueError(f"stream: a live stream runs on the CPU, this packet is on {events.device}: move it")
+        return events
 
     def _check(self, events: Events) -> None:
         """Refuse by index what `Events.check` refuses, and what is before the last event."""

@@ -136,6 +136,16 @@ def _elementwise(kind: str) -> Any:
 affine, add, multiply, relu = (_elementwise(kind) for kind in ("affine", "add", "multiply", "relu"))
 
 
+@intrinsic
+def pointer(typingctx: Any, address: Any) -> Any:
+    """An address as what `numba.carray` takes."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), emit
+
+
 def _load(kind: Any) -> Any:
     """The element `index` of an array of this type at an address."""
 

@@ -18,8 +18,13 @@ HEAD = (
     # How far the packet has come, when the window that just ended did, streams, duration (0: no windows), what Python
     # wants to see after each chunk of events: 0 nothing, 1 the events of the stream that answers, 2 everything.
     "at", "finished", "streams", "duration", "watch", "answers", "whole", "wholes",
+    # Addresses and lengths of `f` and `d`: a call from Python costs less with fewer arrays. Floats of a vector.
+    "floats", "float_count", "doubles", "double_count", "lane",
 )  # fmt: skip
-SEEN, TIME, START, AT, FINISHED, STREAMS, DURATION, WATCH, ANSWERS, WHOLE, WHOLES = range(len(HEAD))
+(
+    SEEN, TIME, START, AT, FINISHED, STREAMS, DURATION, WATCH, ANSWERS, WHOLE, WHOLES, FLOATS, FLOAT_COUNT, DOUBLES,
+    DOUBLE_COUNT, LANE,
+) = range(len(HEAD))  # fmt: skip
 
 STREAM = (
     # Sizes; events in the buffer and where they are (x, y, t, then cause or polarity); rows of the table that an event
@@ -76,5 +81,5 @@ OPERATIONS = (
 # every float with a rate of its own, where there are fewer channels than eight.
 EIGHTS, SIXTEENS, EACH = range(3)
 
-# What the loop returns: the packet is through; a chunk of events is; a window has ended.
-DONE, CHUNK, WINDOW = range(3)
+# What the loop returns: the packet is through; a chunk of events is; a window has ended; the packet is refused.
+DONE, CHUNK, WINDOW, REFUSED = range(4)

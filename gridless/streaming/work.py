@@ -13,11 +13,11 @@ from gridless.streaming.panels import product, spread
 from gridless.streaming.simd import add, affine, decays, multiply, relu
 
 from gridless.streaming.table import (  # isort: skip
-    A, A_KEPT, A_MASK, A_PITCH, ADD, AFFINE, B, B_KEPT, B_MASK, C, CAUSE, CELLS, CLOCK, CONVOLVE_CELLS, COPY, COUNT,
-    DENSE, DURATION, ELU, EMPTY, EXP, FACTOR, FIRST, FLATTEN, GATHERED, GELU, GRID, KEPT, LAST, LATEST, LAYER_NORM,
-    LEAKY_RELU, LOG1P, LOG_SOFTMAX, MASK, MEAN, MULTIPLY, NUMBER, OP, PITCH, PLACE, POLARITY, POOL_MAX, POOL_MEAN,
-    RATE, REDUCE_MAX, REDUCE_MEAN, RELU, ROWS, SCALE, SHIFT, SIGMOID, SILU, SOFTMAX, SOFTPLUS, START, STEPS, SUM,
-    S_EVENT, S_HEIGHT, S_WIDTH, TANH, TRACE, VALUE, VOXEL, WEIGHT,
+    A, ADD, AFFINE, A_KEPT, A_MASK, A_PITCH, B, B_KEPT, B_MASK, C, CAUSE, CELLS, CLOCK, CONVOLVE_CELLS, COPY, COUNT,
+    DENSE, DURATION, ELU, EMPTY, EXP, FACTOR, FIRST, FLATTEN, GATHERED, GELU, GRID, KEPT, LANE, LAST, LATEST,
+    LAYER_NORM, LEAKY_RELU, LOG1P, LOG_SOFTMAX, MASK, MEAN, MULTIPLY, NUMBER, OP, PITCH, PLACE, POLARITY, POOL_MAX,
+    POOL_MEAN, RATE, REDUCE_MAX, REDUCE_MEAN, RELU, ROW, ROWS, SCALE, SHIFT, SIGMOID, SILU, SOFTMAX, SOFTPLUS,
+    START, STEPS, SUM, S_EVENT, S_HEIGHT, S_WIDTH, TANH, TRACE, VALUE, VOXEL, WEIGHT, WHOLE, WHOLES,
 )  # fmt: skip
 
 
@@ -209,10 +209,11 @@ def _pool(i, f, d, r, n, a, largest):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def answer(i, f, d, rows, count, size, lane):
+def answer(i, f, d):
     """All rows without a stream, as of now."""
-    for index in range(count):
-        r = rows + index * size
+    lane = i[LANE]
+    for index in range(i[WHOLES]):
+        r = i[WHOLE] + index * len(ROW)
         op, c, pitch, cells, to, mask = i[r + OP], i[r + C], i[r + PITCH], i[r + CELLS], i[r + VALUE], i[r + MASK]
         if op == VOXEL:
             for cell in range(cells):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from live import busy, network
@@ -53,3 +55,17 @@ def test_a_state_with_wrong_numbers_leaves_the_stream_as_it_was(make, wrong):
         other.load_state_dict(state)
     after = other.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_copy_of_an_engine_is_a_stream_of_its_own():
+    model = network("n_mnist", head="stream", width=8, levels=2, pooled=1)
+    events = busy("plain", (34, 34), 300)
+    one = stream(model)
+    one(events[:200])
+    other = copy.deepcopy(one)
+    before = one.predict()
+    other(events[200:])
+    assert other.events_seen == 300
+    assert torch.equal(one.predict(), before)
+    one(events[200:])
+    assert torch.equal(one.predict(), other.predict())

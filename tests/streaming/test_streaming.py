@@ -150,6 +150,45 @@ def test_a_bad_packet_is_refused_whole_and_leaves_the_stream_as_it_was(kind, mak
     assert all(torch.equal(before[k], after[k]) for k in before)
 
 
+def test_arrays_are_packets_whatever_their_fields_and_records_too():
+    model = network("n_mnist", head="stream", width=8, levels=2, pooled=1, threshold=0.5, reset=-0.5)
+    events = busy("plain", (34, 34), 300)
+    expected = [p.logits for p in stream(model).push(events)]
+    fields = (
+        [("x", "<u2"), ("y", "<i2"), ("p", "i1"), ("t", "<u4")],
+        [("t", "<i8"), ("x", "<i4"), ("y", "<u1"), ("p", "?")],
+    )
+    for names in fields:
+        array = np.empty(300, np.dtype(names, align=True))
+        array["t"], (array["x"], array["y"]), array["p"] = events.time, events.pixel.T, events.polarity
+        engine = stream(model)
+        got = [p.logits for k in range(0, 300, 3) for p in engine.push(array[k : k + 3])]
+        assert len(got) == len(expected)
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+        engine.reset()
+        answers = [engine(record) for record in array]
+        assert torch.equal([a for a in answers if a is not None][-1], expected[-1])
+        before = engine.state_dict()
+        for name, value, words in (
+            ("x", 34, "row 0 of recording 0 is at pixel"),
+            ("t", 1, "event 0 of the packet is at 1 us"),
+        ):
+            bad = array[-1:].copy()
+            bad[name] = value
+            with pytest.raises(ValueError, match=words):
+                engine(bad)
+        assert all(torch.equal(before[k], v) for k, v in engine.state_dict().items())
+    array = np.zeros(2, fields[0])
+    array["t"] = 10**6
+    array["p"] = -1, 1
+    assert engine.events_seen == 300
+    engine(array)
+    assert engine.events_seen == 302
+    array["p"] = 3
+    with pytest.raises(ValueError, match="polarity 3"):
+        engine(array)
+
+
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 @pytest.mark.parametrize("make", [Engine, Session])
 def test_negative_times_are_refused(make, head):
