@@ -14,28 +14,33 @@ from gridless.progress import track
 
 
 def compile_kernels(
+    what: Annotated[list[str] | None, typer.Argument(help="points, events or live; all by default.")] = None,
+    dimensions: Annotated[list[int] | None, typer.Option(help="Of points; may be repeated. Else 2 and 3.")] = None,
     double: Annotated[
         bool, typer.Option("--double", help="Also for coordinates and features of 64 bits: as long again.")
     ] = False,
-    dimensions: Annotated[list[int] | None, typer.Option(help="Of points; may be repeated. Else 2 and 3.")] = None,
 ) -> None:
-    """Compile the CPU kernels of points, events, training and streams for this machine, once, and keep them on disk.
+    """Compile the CPU kernels for this machine, once, and keep them on disk.
 
     Otherwise each is compiled when it is first used. Another CPU, Numba or version of gridless compiles them again.
     Readers of files are left out: theirs take under a second each.
     """
-    began = time.perf_counter()
-    jobs = [
+    dtypes = (torch.float32, torch.float64) if double else (torch.float32,)
+    clouds = [
         (f"points in {dim} dimensions, {dtype}", lambda dim=dim, dtype=dtype: points(dim, dtype))
-        for dtype in (torch.float32, *([torch.float64] if double else []))
+        for dtype in dtypes
         for dim in dimensions or (3, 2)
     ]
-    others: list[tuple[str, Callable[[], object]]] = [
-        ("point networks", networks),
-        ("events", events),
-        ("event networks", event_networks),
-    ]
-    for name, job in track([*jobs, *others], "compile"):
+    known: dict[str, list[tuple[str, Callable[[], object]]]] = {
+        "points": [*clouds, ("point networks", networks)],
+        "events": [("events", events)],
+        "live": [("event networks live", live)],
+    }
+    for word in what or ():
+        if word not in known:
+            raise ValueError(f"no kernels {word!r}: there are {', '.join(known)}")
+    began = time.perf_counter()
+    for name, job in track([job for word in what or known for job in known[word]], "compile"):
         at = time.perf_counter()
         job()
         print(f"{name}: {time.perf_counter() - at:.1f} s", file=sys.stderr, flush=True)
@@ -99,8 +104,8 @@ def events() -> None:
         model.loss(model.plan(recording), torch.arange(4))[0].backward()
 
 
-def event_networks() -> None:
-    """Both heads, in training and live."""
+def live() -> None:
+    """Networks of both heads, in training and live."""
     import gridless as gl
 
     recording, _ = gl.data.MovingGlyphs(1)[0]
