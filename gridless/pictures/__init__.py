@@ -13,15 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from gridless.pictures.colours import BLUE, RED, row_colours
 from gridless.structures import Cloud, Edges, Events
 
-BLUE, RED = np.array([49, 120, 198], np.uint8), np.array([209, 56, 44], np.uint8)
-# For whole numbers: blue, red, green, ochre, violet, turquoise, pink, brown, grey, olive.
-PALETTE = np.array(
-    [BLUE, RED, (43, 138, 62), (224, 160, 30), (123, 79, 181), (23, 162, 162), (227, 119, 194), (140, 86, 75)]
-    + [(138, 148, 161), (154, 165, 43)],
-    np.uint8,
-)
 SUFFIXES = (".png", ".svg", ".pdf", ".html", ".gif", ".mp4")
 VIEWS = ("space", "frame", "surface")
 # The axis that points up, and which coordinates then are to the right, to the back and up.
@@ -280,23 +274,3 @@ def read(file: Path) -> Any:
         if suffix not in (".npy", ".npz", ".csv", ".txt", ".bin"):
             raise
         return read_cloud(file)
-
-
-def row_colours(name: str, rows: Any) -> np.ndarray:
-    """Colours (N, 3) uint8 of rows: of colours, of whole numbers, or of numbers."""
-    values = rows.detach().cpu().numpy()
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.ndim == 2 and values.shape[1] in (3, 4):
-        most = 1.0 if values.dtype.kind == "f" else 255 if values.dtype == np.uint8 else values.max(initial=1)
-        return (np.clip(np.nan_to_num(values[:, :3]) / most, 0, 1) * 255).astype(np.uint8)
-    if values.ndim != 1:
-        raise ValueError(
-            f"show: rows {name!r} of shape {values.shape} are no colours: (S, 3), or (S); of logits, logits.argmax(1)"
-        )
-    if values.dtype.kind in "biu":
-        return PALETTE[values.astype(np.int64) % len(PALETTE)]
-    some = values[np.isfinite(values)]
-    low, high = (some.min(), some.max()) if len(some) else (0, 1)
-    share = np.clip(np.nan_to_num((values - low) / max(high - low, 1e-30)), 0, 1)[:, None]
-    return ((1 - share) * BLUE + share * RED).astype(np.uint8)

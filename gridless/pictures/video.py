@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gridless.data.files import whole_file, write_whole
 from gridless.images import frames
-from gridless.pictures import BLUE, RED
+from gridless.pictures.colours import BLUE, RED
 from gridless.structures import Events
 
 # Small sensors are drawn with so many pixels across, in whole multiples.
