@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from scipy.spatial import cKDTree
 
 from gridless.torch_cluster import fps, grid_cluster, knn, knn_graph, nearest, radius, radius_graph
 
@@ -55,13 +54,13 @@ def test_radius_graph_joins_neighbours_and_never_more_than_it_may(dtype):
 
 
 def test_radius_is_without_its_surface_and_may_be_endless():
-    x = torch.tensor([[0.0], [1.0], [2.0], [2.0]])
+    x = torch.tensor([[0.0, 0], [1, 0], [2, 0], [2, 0]])
     assert pairs(radius(x, x[:1], 2)) == {(0, 0), (0, 1)}
     assert pairs(radius(x, x[:1], 2.001)) == {(0, 0), (0, 1), (0, 2), (0, 3)}
     assert radius(x, x[:1], math.inf, max_num_neighbors=None).shape == (2, 4)
     assert radius(x, x, 0).shape == (2, 0)
     # More than eight dimensions are searched in another way.
-    wide = torch.nn.functional.pad(x, (0, 11))
+    wide = torch.nn.functional.pad(x, (0, 10))
     assert pairs(radius(wide, wide[:1], 2)) == {(0, 0), (0, 1)}
     assert pairs(radius(wide, wide[:1], 2.001, max_num_neighbors=3)) == {(0, 0), (0, 1), (0, 2)}
 
@@ -69,7 +68,7 @@ def test_radius_is_without_its_surface_and_may_be_endless():
 @pytest.mark.parametrize("dim", [3, 20])
 def test_large_searches_are_those_of_a_tree(dim):
     x = torch.randn(1000, dim, generator=torch.Generator().manual_seed(29))
-    tree = cKDTree(x.numpy())
+    tree = pytest.importorskip("scipy.spatial").cKDTree(x.numpy())
     reach = 0.5 if dim == 3 else 4.0
     edges = radius_graph(x, r=reach, flow="target_to_source", loop=True, max_num_neighbors=2000)
     assert pairs(edges) == {(i, j) for i, near in enumerate(tree.query_ball_point(x, reach)) for j in near}
@@ -179,6 +178,33 @@ def test_nothing_is_found_in_nothing_and_bad_batches_are_refused():
 def test_compiled_code_may_call_them():
     x = torch.tensor(SQUARE, dtype=torch.float)
     assert pairs(torch.compile(radius_graph, backend="eager")(x, r=2.5, flow="target_to_source")) == SIDES
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("dim", [3, 20])
+def test_cuda_gives_what_the_cpu_gives(dtype, dim):
+    draw = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(n, dim, generator=draw).to(dtype) for n in (3000, 1000))
+    batch_x, batch_y = torch.arange(3000) // 1000 * 2, torch.arange(1000) // 334 * 2
+    reach, size = (0.5, torch.full((dim,), 0.7, dtype=dtype)) if dim == 3 else (4.5, torch.full((dim,), 3, dtype=dtype))
+    functions = {
+        "radius": lambda x, y, a, b: radius(x, y, reach, a, b, max_num_neighbors=None),
+        "knn": lambda x, y, a, b: knn(x, y, 8, a, b),
+        "cosine": lambda x, y, a, b: knn(x, y, 8, a, b, cosine=True),
+        "knn_graph": lambda x, y, a, b: knn_graph(x, 8, a),
+        "radius_graph": lambda x, y, a, b: radius_graph(x, reach, a, max_num_neighbors=1000),
+        "nearest": nearest,
+        "fps": lambda x, y, a, b: fps(x, a, torch.tensor([0.1, 0.5, 0.2, 0.5, 0.3], device=x.device), False),
+        "grid": lambda x, y, a, b: grid_cluster(x[:, :3], size[:3].to(x.device)),
+    }
+    for name, function in functions.items():
+        here = function(x, y, batch_x, batch_y)
+        there = function(*(v.cuda() for v in (x, y, batch_x, batch_y))).cpu()
+        # Of nearly equal distances in many dimensions the order may differ by rounding.
+        wrong = len(pairs(here) ^ pairs(there)) if here.ndim == 2 else int((here != there).sum())
+        assert wrong <= (0 if dim == 3 and name != "cosine" else 0.002 * here.shape[-1]), name
 
 
 # PyG, in a process of its own: `enable` is for the whole process.
