@@ -23,11 +23,11 @@ class Draws:
         return generator if isinstance(generator, Draws) else Draws(generator)
 
     def uniform(self, batch: Ragged, *shape: int, each: str = "example", dtype: torch.dtype = torch.float32) -> Tensor:
-        """From 0 to 1: (B, *shape) for each example, or (S, *shape) for `each="row"`."""
+        """From 0 to 1, of `dtype`: (B, *shape) for each example of the batch, or (S, *shape) for `each="row"`."""
         return self._drawn(torch.rand, batch, shape, each, dtype)
 
     def normal(self, batch: Ragged, *shape: int, each: str = "example", dtype: torch.dtype = torch.float32) -> Tensor:
-        """Of mean 0 and variance 1, in the same shapes."""
+        """Of mean 0 and variance 1; the arguments are those of `uniform`."""
         return self._drawn(torch.randn, batch, shape, each, dtype)
 
     def _drawn(self, function, batch: Ragged, shape: tuple[int, ...], each: str, dtype: torch.dtype) -> Tensor:  # type: ignore[no-untyped-def]

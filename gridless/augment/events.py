@@ -40,7 +40,7 @@ class EventTransform:
 
 
 def draw(events: Events, draws: Draws, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """A uniform number for each recording (B) float64."""
+    """A number from `low` to `high` for each recording of the events (B) float64, uniform, out of `draws`."""
     return low + (high - low) * draws.uniform(events, dtype=torch.float64)
 
 

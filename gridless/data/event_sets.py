@@ -5,9 +5,6 @@ Each is a map-style data set of (`Events`, class number). `split` is one of
 - `"train"` and `"test"`: the official parts; where there are none, the shipped lists (`gridless.data.splits`);
 - `"fit"` and `"validation"`: the training part divided nine to one (N-Cars: four to one, by drives), for choosing
   without looking at the test part.
-
-`transform` is applied in order; its event transforms draw from torch's generator, or, where `seed` is given, from one
-made of the seed, the epoch (`set_epoch`) and the number of the example. `partial=True` allows files to be missing.
 """
 
 from __future__ import annotations
@@ -30,7 +27,17 @@ Step = Callable[[Any], Any]
 
 
 class EventSet(torch.utils.data.Dataset):
-    """What the data sets share. Subclasses say where the recordings of a split are."""
+    """What the data sets share. Subclasses say where the recordings of a split are.
+
+    Args:
+        root: the folder that the archive was unpacked to.
+        split: "train", "test", "fit" or "validation", see above.
+        transform: steps applied in order: event transforms, then for instance a plan.
+        seed: where given, the transforms of example i draw from the seed, the epoch (`set_epoch`) and i alone;
+            otherwise from torch's generator, which a DataLoader seeds in each worker.
+        repair: what to do with faults in files, as of `gl.read_events`.
+        partial: allow files to be missing.
+    """
 
     title: ClassVar[str]
     home: ClassVar[str]
@@ -155,7 +162,7 @@ class NMNIST(EventSet):
     """N-MNIST: 60,000 and 10,000 recordings of digits, 34 x 34; `Train/5/00001.bin`. CC BY-SA 4.0.
 
     `"validation"` is a tenth of the training part, chosen by the hash of the number. Also reads a pack of training
-    recordings, `nmnist_*train.npz.xz`, in the order of their numbers from 1 on.
+    recordings, `nmnist_*train.npz.xz`, in the order of their numbers from 1 on. The arguments are those of `EventSet`.
     """
 
     title, sensor = "N-MNIST", (34, 34)
@@ -188,7 +195,8 @@ class NCars(EventSet):
     `n-cars_train/cars/obj_004396_td.dat` (also `train/cars/...`). `"validation"` is one `fold` of five of the training
     part, a contiguous range of file numbers of each class: recordings with neighbouring numbers are cut from the same
     drive, and those of other drives are what a network must know. The test part comes before fold 0. Also reads packs
-    of training recordings, `ncars_train_*.npz.xz`; their file numbers are in `ncars_train_file_numbers.npz`.
+    of training recordings, `ncars_train_*.npz.xz`; their file numbers are in `ncars_train_file_numbers.npz`. The other
+    arguments are those of `EventSet`.
     """
 
     title, sensor = "N-Cars", (120, 100)
@@ -197,11 +205,14 @@ class NCars(EventSet):
     sizes: ClassVar[dict[str, int]] = {"train": 15_422, "test": 8_607}
     folds: ClassVar[int] = 5
 
-    def __init__(self, root: str | Path, split: str = "train", fold: int = 0, **options: Any) -> None:
+    def __init__(
+        self, root: str | Path, split: str = "train", fold: int = 0, transform: Sequence[Step] | Step = (),
+        seed: int | None = None, repair: str | Sequence[str] = (), partial: bool = False,
+    ) -> None:  # fmt: skip
         if fold not in range(self.folds):
             raise ValueError(f"N-Cars: the fold is 0 to {self.folds - 1}, not {fold!r}")
         self.fold = fold
-        super().__init__(root, split, **options)
+        super().__init__(root, split, transform, seed, repair, partial)
 
     def _find(self) -> None:
         packs = self._packs("ncars_train_[0-9]*.npz.xz")
@@ -260,17 +271,21 @@ class MNISTDVS(ListedSet):
     """MNIST-DVS at one scale (4, 8 or 16): 10,000 recordings, 128 x 128.
 
     `grabbed_data0/scale16/mnist_0_scale16_0001.aedat`. A tenth is for testing, the same recordings at every scale.
+    The other arguments are those of `EventSet`.
     """
 
     name, title, sensor = "mnist_dvs", "MNIST-DVS", (128, 128)
     home = "http://www2.imse-cnm.csic.es/caviar/MNISTDVS.html"
     class_names = tuple("0123456789")
 
-    def __init__(self, root: str | Path, split: str = "train", scale: int = 16, **options: Any) -> None:
+    def __init__(
+        self, root: str | Path, split: str = "train", scale: int = 16, transform: Sequence[Step] | Step = (),
+        seed: int | None = None, repair: str | Sequence[str] = (), partial: bool = False,
+    ) -> None:  # fmt: skip
         if scale not in (4, 8, 16):
             raise ValueError(f"MNIST-DVS: the scale is 4, 8 or 16, not {scale}")
         self.scale = scale
-        super().__init__(root, split, **options)
+        super().__init__(root, split, transform, seed, repair, partial)
 
     def _file(self, label: str, number: int) -> str:
         return f"grabbed_data{label}/scale{self.scale}/mnist_{label}_scale{self.scale:02d}_{number:04d}.aedat"
@@ -280,6 +295,7 @@ class CIFAR10DVS(ListedSet):
     """CIFAR10-DVS: 10,000 recordings, 128 x 128; `airplane/cifar10_airplane_0.aedat`. A tenth is for testing.
 
     Pixels and polarity are as stored, as the paper used them: mirrored, ON and OFF exchanged, against what jAER shows.
+    The arguments are those of `EventSet`.
     """
 
     name, title, sensor = "cifar10_dvs", "CIFAR10-DVS", (128, 128)
@@ -291,7 +307,7 @@ class CIFAR10DVS(ListedSet):
 class NCaltech101(ListedSet):
     """N-Caltech101: 8,709 recordings of 101 classes (background among them), 234 x 174. CC BY 4.0.
 
-    `Caltech101/accordion/image_0001.bin`. A tenth of each class is for testing.
+    `Caltech101/accordion/image_0001.bin`. A tenth of each class is for testing. The arguments are those of `EventSet`.
     """
 
     name, title, sensor = "n_caltech101", "N-Caltech101", (234, 174)
@@ -301,7 +317,10 @@ class NCaltech101(ListedSet):
 
 
 class ASLDVS(ListedSet):
-    """ASL-DVS: 24 letters (no j, no z) signed 4,200 times each, 240 x 180; `a/a_0001.mat`. A fifth is for testing."""
+    """ASL-DVS: 24 letters (no j, no z) signed 4,200 times each, 240 x 180; `a/a_0001.mat`. A fifth is for testing.
+
+    The arguments are those of `EventSet`.
+    """
 
     name, title, sensor = "asl_dvs", "ASL-DVS", (240, 180)
     home = "https://github.com/PIX2NVS/NVS2Graph"

@@ -28,7 +28,10 @@ class Dense(nn.Linear):
 
 
 class Bottleneck(nn.Module):
-    """Dense Q to P/4, ReLU, norm; convolution P/4, ReLU, norm; Dense P, norm, dropout: (S, Q) to (S', P)."""
+    """Dense Q to P/4, ReLU, norm; convolution P/4, ReLU, norm; Dense P, norm, dropout: (S, Q) to (S', P).
+
+    Q and P are `in_channels` and `out_channels`; the convolution is along `edges`.
+    """
 
     def __init__(self, edges: Name, in_channels: int, out_channels: int, dropout: float = 0.5) -> None:
         super().__init__()
@@ -63,7 +66,7 @@ class ResBlock(nn.Module):
 class DownBlock(nn.Module):
     """The paper's down-sampling residual block, (S, Q) to (S', P), S' a sample of S.
 
-    relu(bottleneck(F) + dropout(norm(dense(F[sampled]))))
+    relu(bottleneck(F) + dropout(norm(dense(F[sampled])))), with `in_channels` Q, `out_channels` P and edges `down`.
     """
 
     def __init__(self, down: Name, in_channels: int, out_channels: int, dropout: float = 0.5) -> None:
@@ -102,7 +105,8 @@ class WideBlock(nn.Module):
     that a deep network starts as a shallow one; down-sampling, it is a linear map of the sampled points, or with
     `pooled` of the maximum over the neighbours of each. In training the branch of a cloud is left out in place with
     probability `drop_path`. With `depthwise` the convolution is a depthwise one, which a `ratio` over 1 suits: an
-    inverted bottleneck.
+    inverted bottleneck. Q and P are `in_channels` and `out_channels`; the convolution, of about `ratio` P channels, is
+    along `edges`.
     """
 
     def __init__(
@@ -158,8 +162,11 @@ class WideBlock(nn.Module):
 
 
 class InvertedBlock(nn.Module):
-    """Point by point, wide in the middle: relu(F + norm(dense(relu(norm(dense(F)))))), (S, C) to (S, C), C `expansion`
-    times as many inside. The last norm begins at zero."""
+    """Point by point, wide in the middle: relu(F + norm(dense(relu(norm(dense(F)))))), (S, C) to (S, C).
+
+    F are the features of `cloud`, C is `channels`; inside there are `expansion` times as many. The last norm begins at
+    zero. In training the branch of a cloud is left out with probability `drop_path`.
+    """
 
     def __init__(self, cloud: Name, channels: int, expansion: int = 4, drop_path: float = 0.0) -> None:
         super().__init__()
@@ -182,7 +189,8 @@ class PlaceLoss(nn.Module):
 
     (S, C) to (S, C), as they are. For one neighbour j of each point i, drawn at random, `weight` times the mean over
     the points of |dense(relu(norm(dense(F_j - F_i)))) - (x_j - x_i) / radius|^2 is added to whatever loss follows: its
-    gradient joins that of the features. After Chen and others, Decoupled Local Aggregation for Point Cloud Learning.
+    gradient joins that of the features. Neighbours are those of the edges `near`, C is `channels`, and `inner` are the
+    channels between the two dense maps. After Chen and others, Decoupled Local Aggregation for Point Cloud Learning.
     """
 
     def __init__(self, near: Name, channels: int, weight: float, inner: int = 32) -> None:

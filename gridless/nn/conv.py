@@ -124,6 +124,7 @@ class FeaturelessConv(_Conv):
     """The first convolution of a cloud without features: the sums of the edge values of each target, times Theta.
 
     geometry to (S', out_channels). The weight (M, out_channels) begins uniform within +-sqrt(6 / (M + out_channels)).
+    The other arguments are those of `PointConv`.
     """
 
     def __init__(

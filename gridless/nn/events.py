@@ -128,6 +128,7 @@ class InceptionBlock(nn.Module):
 
     cross: the row and the column of 5 x 5 pixels; point: the event's own pixel, with four times the temporal taps and
     the decay time; dense: C to 4 C, ReLU, to C. The two convolutions are linear. `squash` takes log(1 + relu) for relu.
+    C is `channels`; `decay_time`, `temporal` and `rates` are those of `EventConv`, of the cross.
     """
 
     def __init__(
@@ -157,7 +158,8 @@ class InceptionBlock(nn.Module):
 class DownConv(nn.Module):
     """A strided convolution, ReLU, norm and dropout: (S, Q) to (S', P). Without features, on polarity.
 
-    `squash` takes log(1 + relu) for relu: sums over many events then grow as a logarithm of their number.
+    `squash` takes log(1 + relu) for relu: sums over many events then grow as a logarithm of their number. `in_channels`
+    is None for polarity; `near`, `out_channels`, `decay_time`, `temporal` and `rates` are those of `EventConv`.
     """
 
     def __init__(
@@ -195,7 +197,7 @@ class VoxelMemory(NamedTuple):
 
 
 class VoxelMean(nn.Module):
-    """The mean feature of the events of each voxel: (S, C) to (B, frames, H, W, C), 0 where there are none.
+    """The mean feature of the events of `stream` in each voxel: (S, C) to (B, frames, H, W, C), 0 where there are none.
 
         frame = floor(frames (time - start) / duration)
 
@@ -256,9 +258,9 @@ class VoxelMean(nn.Module):
 class VoxelCount(VoxelMean):
     """log(1 + number of OFF, of ON events) in each voxel: (B, frames, H, W, 2), of the camera's own stream, `clock`.
 
-    Frames are those of `VoxelMean`, pixels those of `stream`, which was fired from the camera's: `size` x `size` pixels
-    of the camera are one of them, and a rest at the border belongs to the last. Every event counts, however few are
-    fired. Live, the counts are those of the window so far.
+    `frames` and `duration` are as of `VoxelMean`, pixels those of `stream`, which was fired from the camera's: `size` x
+    `size` pixels of the camera are one of them, and a rest at the border belongs to the last. Every event counts,
+    however few are fired. Live, the counts are those of the window so far.
     """
 
     def __init__(self, stream: Name, clock: Name, frames: int, size: int, duration: int | None = None) -> None:

@@ -19,7 +19,7 @@ class BatchNorm(nn.Module):
     Otherwise as torch.nn.BatchNorm1d (same state), with the defaults of the paper's networks: running statistics keep
     0.99 of their value (momentum 0.01 in torch's convention), eps 1e-3. Nothing waits for the device.
 
-    `relu` is "before" for norm(relu(x)) and "after" for relu(norm(x)).
+    `relu` is "before" for norm(relu(x)) and "after" for relu(norm(x)); without `affine` there is no weight and no bias.
 
     Where `synchronised` is set (see `synchronise`), statistics are those of the rows of all processes together.
     """

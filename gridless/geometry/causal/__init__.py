@@ -59,7 +59,10 @@ def causal(source: Events, target: Events, kernel: Taps = 3, stride: int = 1, wi
 
 
 def latest(source: Events, target: Events, kernel: Taps = 3, stride: int = 1) -> Latest:
-    """For every target and tap the latest event that `causal`, with these arguments, would find, or -1."""
+    """For every target and tap the latest event that `causal` would find, or -1.
+
+    The arguments are those of `causal`.
+    """
     joined = link(source, target, kernel, stride, "latest")
     row = implementation(reference, source.device).latest(joined)
     return Latest(row, len(source)).trusted()

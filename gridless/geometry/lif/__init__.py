@@ -24,7 +24,14 @@ class LIFState(NamedTuple):
 
     @classmethod
     def start(cls, sensor: tuple[int, int], stride: int = 2, examples: int = 1, device: str = "cpu") -> LIFState:
-        """Before the first event: all zero. `sensor` is that of the input."""
+        """Before the first event: all zero.
+
+        Args:
+            sensor: (width, height) of the input.
+            stride: how much coarser the grid of the output is.
+            examples: how many streams there are.
+            device: where the state is.
+        """
         width, height = coarser(sensor, stride)
         shape = (examples, height, width)
         return cls(torch.zeros(shape, device=device), torch.zeros(shape, dtype=torch.int64, device=device))

@@ -35,7 +35,8 @@ def batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x (S, C), count () int64, weight and bias (C): y (S, C), mean (C), and variance divided by rows - 1 (C).
 
-    Differentiable once, in x, weight and bias; the statistics that are returned carry no gradient.
+    `eps` is added to the variance; `before` and `after` say where the ReLU is. Differentiable once, in x, weight and
+    bias; the statistics that are returned carry no gradient.
     """
     if x.ndim != 2 or x.dtype not in FLOATS:
         raise ValueError(f"batch_norm: x must be floating point (rows, channels), not {x.dtype} {tuple(x.shape)}")
@@ -62,7 +63,8 @@ def track(
     tracked: Tensor,
     momentum: float,
 ) -> None:
-    """Move the running statistics (C) by `momentum` towards these, and count the batch, unless it had no row."""
+    """Move `running_mean` and `running_var` (C) by `momentum` towards `mean` and `var` (C), and count the batch in
+    `tracked` (), unless `count` () says that it had no row."""
     for name, value in (("var", var), ("running_mean", running_mean), ("running_var", running_var)):
         if value.shape != mean.shape or value.device != mean.device:
             found = f"{tuple(value.shape)} on {value.device}"

@@ -19,7 +19,7 @@ def forward(
     if real == 0:
         return torch.zeros_like(x), mean, torch.full_like(mean, eps**-0.5), unbiased
     z = x[:real].relu() if before else x[:real]
-    # Running statistics that forget everything are the statistics of this batch.
+    # With a momentum of 1 the running statistics are those of this batch.
     w, b = _wide(wide, weight, bias)
     y, _, scale = torch.native_batch_norm(z, w, b, mean, unbiased, True, 1.0, eps)
     y = y.relu_() if after else y

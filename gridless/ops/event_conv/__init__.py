@@ -71,9 +71,21 @@ def event_conv(
 ) -> Tensor:
     """features (S, Q) of the source events to (S', P) of the target events, by scan, or by edges if they are given.
 
-    float32 or float64. Gradients go to features, weight, rate and bias. `order` is "gather_first" (walk the features,
-    then multiply by the weight) or "transform_first", by default the one with fewer multiply-adds. Refused: what does
-    not fit together, by name.
+    float32 or float64. Gradients go to features, weight, rate and bias. Refused: what does not fit together, by name.
+
+    Args:
+        features: (S, Q), a row for each source event.
+        weight: (U, V, Q, P).
+        rate: (U, V), in units of 1 / decay_time.
+        bias: (P), or None.
+        source: the events that are seen.
+        target: the events that see them: the source itself, or what `lif` made from it.
+        kernel: the side of the window of pixels, odd, or the name of one: U taps.
+        stride: how much coarser the target's grid is.
+        decay_time: microseconds in which a rate of 1 decays to 1/e.
+        edges: of `gl.geometry.causal` with a window; None for all history.
+        order: "gather_first" (gather the features, then multiply by the weight) or "transform_first", by default the
+            one with fewer multiply-adds.
     """
     joined = _checked(features, weight, rate, bias, source, target, kernel, stride, decay_time)
     if edges is not None and not torch.compiler.is_compiling():
@@ -102,7 +114,7 @@ def event_conv_step(
     """The scan form on the next packet of each stream: memory in (None before the first), memory out.
 
     How a stream is cut into packets does not change a bit. The memory given is left as it was. For inference: it keeps
-    no gradients.
+    no gradients. The other arguments are those of `event_conv`.
     """
     _checked(features, weight, rate, bias, source, target, kernel, stride, decay_time)
     gathered, memory = event_gather_step(features, rate, source, target, kernel, stride, decay_time, memory)
@@ -114,7 +126,7 @@ def event_conv_step(
 def event_gather(features: Tensor, rate: Tensor, events: Events, decay_time: float = 1000.0) -> Tensor:
     """A (S, 1, V, Q) itself, by scan, of one tap that sees the events of its recording wherever they are.
 
-    Gradients go to features (S, Q) and rate (1, V).
+    Gradients go to features (S, Q) and rate (1, V), in units of 1 / decay_time (microseconds).
     """
     joined = _checked(features, _weightless(features, rate), rate, None, events, events, 1, 1, decay_time)
     return convolve(features, None, rate, None, joined, float(decay_time), anywhere=True).unflatten(
@@ -126,7 +138,10 @@ def event_gather_step(
     features: Tensor, rate: Tensor, source: Events, target: Events, kernel: Taps = 3, stride: int = 1,
     decay_time: float = 1000.0, memory: EventMemory | None = None,
 ) -> tuple[Tensor, EventMemory]:  # fmt: skip
-    """A (S', U, V, Q) of the next packet of each stream: memory in (None before the first), memory out."""
+    """A (S', U, V, Q) of the next packet of each stream: memory in (None before the first), memory out.
+
+    The other arguments are those of `event_conv`.
+    """
     weight = _weightless(features, rate)
     joined = _checked(features, weight, rate, None, source, target, kernel, stride, decay_time)
     if memory is None:

@@ -283,7 +283,7 @@ def _traced_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     features, weight, rate, *near, transform_first, wanted, backend = given
     module = _module(backend, grad)
     found = _backward(grad, features, weight, rate, _near(*near), transform_first, module, tuple(wanted))
-    # Operators return tensors: an empty one stands for a gradient that nobody wants.
+    # Operators return tensors: an empty one stands for a gradient that is not needed.
     return tuple(x if want and x is not None else grad.new_empty(0) for x, want in zip(found, wanted, strict=True))
 
 

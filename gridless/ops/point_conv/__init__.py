@@ -122,7 +122,10 @@ def featureless_conv(
 
 
 def cheaper_order(num_edges: int, num_source: int, num_target: int, in_channels: int, out_channels: int) -> str:
-    """The order with fewer multiply-adds: M Q (E + S' P) to gather first, M P (E + S Q) to transform first."""
+    """The order with fewer multiply-adds: M Q (E + S' P) to gather first, M P (E + S Q) to transform first.
+
+    E, S, S', Q and P are `num_edges`, `num_source`, `num_target`, `in_channels` and `out_channels`.
+    """
     gather_first = in_channels * (num_edges + num_target * out_channels)
     transform_first = out_channels * (num_edges + num_source * in_channels)
     return "gather_first" if gather_first <= transform_first else "transform_first"

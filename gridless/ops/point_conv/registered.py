@@ -44,7 +44,7 @@ def _near(given: Sequence[Any]) -> Neighbours:
 
 
 def _filled(like: Tensor, grads: Gradients) -> tuple[Tensor, Tensor]:
-    """Operators return tensors: an empty one stands for a gradient that nobody wants."""
+    """Operators return tensors: an empty one stands for a gradient that is not needed."""
     first, second = grads
     return like.new_empty(0) if first is None else first, like.new_empty(0) if second is None else second
 

@@ -3,7 +3,7 @@
     segment_max(F, splits)[b, c]  = max  of F[s, c] over s in splits[b] .. splits[b + 1] - 1
     segment_mean(F, splits)[b, c] = mean of F[s, c] over the same rows
 
-Examples without rows give 0. Rows after splits[-1] are padding and belong to nobody: they are not read, and their
+Examples without rows give 0. Rows after splits[-1] are padding and belong to no example: they are not read, and their
 gradient is 0. The gradient of a maximum goes to the first row that holds it; a NaN counts as the largest value.
 float16 and bfloat16 are summed in float32. Both are deterministic, and can be differentiated twice.
 """
