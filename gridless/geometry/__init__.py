@@ -7,12 +7,12 @@ from gridless.geometry.ball import ball
 from gridless.geometry.causal import causal, latest
 from gridless.geometry.farthest import farthest_sample, random_sample
 from gridless.geometry.grid import grid_sample
-from gridless.geometry.lif import LIFState, lif, lif_step
+from gridless.geometry.lif import LIFMemory, lif, lif_step
 from gridless.geometry.nearest import nearest
 from gridless.geometry.rejection import rejection_sample
 
 __all__ = [
-    "LIFState",
+    "LIFMemory",
     "ball",
     "causal",
     "farthest_sample",

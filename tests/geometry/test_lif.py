@@ -8,7 +8,7 @@ import torch
 from streams import cut, of, stream, ugly
 
 import gridless as gl
-from gridless.geometry import LIFState, lif, lif_step
+from gridless.geometry import LIFMemory, lif, lif_step
 from gridless.geometry.lif import decay_tables
 
 SETTINGS = {"decay_time": 100.0, "threshold": 0.8, "reset": -0.5}
@@ -28,10 +28,10 @@ def reference(events: gl.Events, **settings) -> gl.Events:
 def test_an_event_adds_one_in_all_shared_by_the_pixels_it_reaches(device):
     # Of 8 x 8 pixels: even coordinates reach one output pixel, odd ones two, odd ones at the far border one.
     for pixel, reached in (((2, 2), 1), ((1, 2), 2), ((3, 3), 4), ((7, 7), 1), ((7, 3), 2), ((0, 0), 1)):
-        _, state = lif_step(of([pixel], [0]).to(device), None, **SETTINGS | {"threshold": 9.0})
-        assert int((state.potential > 0).sum()) == reached
-        assert state.potential.max() == 1 / reached
-        assert float(state.potential.sum()) == 1
+        _, memory = lif_step(of([pixel], [0]).to(device), None, **SETTINGS | {"threshold": 9.0})
+        assert int((memory.potential > 0).sum()) == reached
+        assert memory.potential.max() == 1 / reached
+        assert float(memory.potential.sum()) == 1
 
 
 def test_fires_above_the_threshold_and_not_at_it(device):
@@ -43,9 +43,9 @@ def test_fires_above_the_threshold_and_not_at_it(device):
 
 def test_potentials_leak_with_the_decay_time(device):
     events = of([(2, 2), (2, 2)], [0, 700]).to(device)
-    _, state = lif_step(events, None, decay_time=1000.0, threshold=5.0, reset=0.0)
-    assert float(state.potential[0, 1, 1]) == pytest.approx(1 + np.exp(-0.7), rel=3e-7)
-    assert int(state.time[0, 1, 1]) == 700
+    _, memory = lif_step(events, None, decay_time=1000.0, threshold=5.0, reset=0.0)
+    assert float(memory.potential[0, 1, 1]) == pytest.approx(1 + np.exp(-0.7), rel=3e-7)
+    assert int(memory.time[0, 1, 1]) == 700
 
 
 def test_fired_events_are_ordered_by_cause_then_row_by_row(device):
@@ -77,15 +77,15 @@ def test_how_a_stream_is_cut_does_not_matter(device, sizes):
         pytest.skip("too slow under the interpreter")
     for events in (stream((150,), span=900), ugly()["silence"]):
         whole, end = lif_step(events.to(device), None, **SETTINGS)
-        state, at, parts = None, 0, []
+        memory, at, parts = None, 0, []
         for packet in cut(events, sizes):
-            fired, state = lif_step(packet.to(device), state, **SETTINGS)
+            fired, memory = lif_step(packet.to(device), memory, **SETTINGS)
             parts.append((fired.pixel, fired.cause + at))
             at += len(packet)
         assert torch.equal(torch.cat([p for p, _ in parts]), whole.pixel)
         assert torch.equal(torch.cat([c for _, c in parts]), whole.cause)
-        assert torch.equal(state.potential, end.potential)
-        assert torch.equal(state.time, end.time)
+        assert torch.equal(memory.potential, end.potential)
+        assert torch.equal(memory.time, end.time)
 
 
 def test_a_batch_fires_what_its_recordings_fire_alone(device):
@@ -103,10 +103,10 @@ def test_padding_fires_nothing(device):
     assert fired.num_parent == len(padded)
 
 
-def test_the_state_given_is_left_as_it_was(device):
-    state = LIFState.start((7, 6), 2, 3, str(device))
-    lif_step(stream().to(device), state, **SETTINGS)
-    assert not state.potential.any()
+def test_the_memory_given_is_left_as_it_was(device):
+    memory = LIFMemory.start((7, 6), 2, 3, str(device))
+    lif_step(stream().to(device), memory, **SETTINGS)
+    assert not memory.potential.any()
 
 
 @pytest.mark.parametrize("decay_time", [0.01, 1.0, 777.5, 64000.0, 3e7])
@@ -130,9 +130,9 @@ def test_impossible_settings_are_refused(settings, word):
         lif(stream(), **SETTINGS | settings)
 
 
-def test_a_state_of_another_stream_is_refused():
-    with pytest.raises(ValueError, match="potential of the state"):
-        lif_step(stream((5,)), LIFState.start((9, 9)), **SETTINGS)
+def test_a_memory_of_another_stream_is_refused():
+    with pytest.raises(ValueError, match="potential of the memory"):
+        lif_step(stream((5,)), LIFMemory.start((9, 9)), **SETTINGS)
 
 
 def test_events_out_of_order_are_refused_by_row():

@@ -13,24 +13,24 @@ from gridless.geometry.lif.rule import Rule, decay_tables
 from gridless.geometry.taps import coarser
 from gridless.structures import Events
 
-__all__ = ["LIFState", "Rule", "decay_tables", "lif", "lif_step"]
+__all__ = ["LIFMemory", "Rule", "decay_tables", "lif", "lif_step"]
 
 
-class LIFState(NamedTuple):
+class LIFMemory(NamedTuple):
     """What a stream leaves behind: potential (B, H', W') float32 and the time (B, H', W') int64 it was true at."""
 
     potential: Tensor
     time: Tensor
 
     @classmethod
-    def start(cls, sensor: tuple[int, int], stride: int = 2, examples: int = 1, device: str = "cpu") -> LIFState:
+    def start(cls, sensor: tuple[int, int], stride: int = 2, examples: int = 1, device: str = "cpu") -> LIFMemory:
         """Before the first event: all zero.
 
         Args:
             sensor: (width, height) of the input.
             stride: how much coarser the grid of the output is.
             examples: how many streams there are.
-            device: where the state is.
+            device: where the memory is.
         """
         width, height = coarser(sensor, stride)
         shape = (examples, height, width)
@@ -76,34 +76,34 @@ def lif(
 
 def lif_step(
     events: Events,
-    state: LIFState | None,
+    memory: LIFMemory | None,
     kernel: int = 3,
     stride: int = 2,
     decay_time: float = 1000.0,
     threshold: float = 1.5,
     reset: float = -3.0,
-) -> tuple[Events, LIFState]:
-    """`lif` of the next packet of each stream: state in (None before the first), events and state out.
+) -> tuple[Events, LIFMemory]:
+    """`lif` of the next packet of each stream: memory in (None before the first), events and memory out.
 
-    Causes are rows of the packet. The state given is left as it was. The other arguments are those of `lif`.
+    Causes are rows of the packet. The memory given is left as it was. The other arguments are those of `lif`.
     """
     rule = Rule.of(events.sensor, kernel, stride, decay_time, threshold, reset)
     check_events("lif", events)
     width, height = rule.grid
     shape = (events.num_examples, height, width)
-    if state is None:
-        state = LIFState.start(events.sensor, stride, events.num_examples, str(events.device))
-    for name, value, dtype in zip(state._fields, state, (torch.float32, torch.int64), strict=True):
+    if memory is None:
+        memory = LIFMemory.start(events.sensor, stride, events.num_examples, str(events.device))
+    for name, value, dtype in zip(memory._fields, memory, (torch.float32, torch.int64), strict=True):
         if value.shape != shape or value.dtype != dtype or value.device != events.device:
-            raise ValueError(f"lif: the {name} of the state must be {shape} {dtype} on {events.device}")
+            raise ValueError(f"lif: the {name} of the memory must be {shape} {dtype} on {events.device}")
     backend = implementation(reference, events.device)
-    cause, at, potential, time = backend.fire(events, rule, state.potential, state.time)
+    cause, at, potential, time = backend.fire(events, rule, memory.potential, memory.time)
     pixel = torch.stack([at % width, at // width], 1).int()
     splits = torch.searchsorted(cause, events.splits)
     fired = Events(
         pixel, events.time[cause], None, splits, rule.grid, cause, len(events), rows=events.rows.taken(cause)
     )
-    return fired.trusted(), LIFState(potential, time)
+    return fired.trusted(), LIFMemory(potential, time)
 
 
 def check_events(what: str, events: Events) -> None:

@@ -10,7 +10,7 @@ from gridless.structures import Events
 
 
 def fire(events: Events, rule: Rule, potential: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """cause (S') int64, output pixel y * W' + x (S') int64, and the state after."""
+    """cause (S') int64, output pixel y * W' + x (S') int64, and the memory after."""
     potential, time = potential.clone(), time.clone()
     coarse, fine = torch.from_numpy(rule.coarse), torch.from_numpy(rule.fine)
     threshold, reset = torch.tensor(rule.threshold), torch.tensor(rule.reset)
