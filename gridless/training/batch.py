@@ -5,6 +5,7 @@ Examples do not see each other, so that a cut is what the plan would have found 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -98,23 +99,24 @@ class Group(Sequence):
     @cached_property
     def table(self) -> np.ndarray:
         """(batches, fields, 4) int64: where a batch's rows begin, how many they are, what is taken off, what pads."""
-        table = np.zeros((len(self), len(self.fields), 4), np.int64)
-        for i, field in enumerate(self.fields):
-            rows, into = self.where[field.of], self.where[field.into or EXAMPLES]
-            table[:, i, 0], table[:, i, 1] = rows[:-1], np.diff(rows) + field.splits
-            if field.into is not None:
-                table[:, i, 2] = into[:-1]
-                table[:, i, 3] = np.diff(into) if field.splits else 0
-        return table
+        begins = {name: at[:-1] for name, at in self.where.items()}
+        counts = {name: np.diff(at) for name, at in self.where.items()}
+        none = np.zeros(len(self), np.int64)
+        columns = (
+            [begins[field.of] for field in self.fields],
+            [counts[field.of] + field.splits for field in self.fields],
+            [none if field.into is None else begins[field.into] for field in self.fields],
+            [counts[field.into or EXAMPLES] if field.splits else none for field in self.fields],
+        )
+        return np.array(columns).transpose(2, 1, 0)
 
     @cached_property
     def addresses(self) -> Tensor:
         """The table on the device, with an address for the first row and units for rows."""
-        table = self.table.copy()
-        for i, field in enumerate(self.fields):
-            width = field.tensor[:1].numel() * field.tensor.element_size()
-            table[:, i, 0] = field.tensor.data_ptr() + table[:, i, 0] * width
-            table[:, i, 1] *= width // unit(field.tensor)
+        table, tensors = self.table.copy(order="C"), [field.tensor for field in self.fields]
+        widths = np.array([t.element_size() * math.prod(t.shape[1:]) for t in tensors])
+        table[..., 0] = table[..., 0] * widths + [t.data_ptr() for t in tensors]
+        table[..., 1] *= widths // [unit(t) for t in tensors]
         return send(torch.from_numpy(table), self.labels.device)
 
     def parts(self, k: int) -> Iterator[tuple[Tensor, int]]:
