@@ -5,7 +5,8 @@
 
 One point of each 5 cm cell, a ball of 20 cm around each, and a rejection sample over it; with --label the network of
 the recipe `semantickitti`, with random weights, instead. Each number of points is a process of its own, whose peak of
-memory is the figure. First it is checked that tiles of two sizes give the same samples. `reading` is the first pass alone.
+memory is the figure. First it is checked that tiles of two sizes give the same samples. `reading` is the first pass.
+A core second is one of CPU time, over all threads: what other processes do matters less.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def measured(scans: str, points: float, device: str, label: bool) -> dict[str, A
     if device == "cuda" or label:
         # What is compiled is compiled.
         _ = worker(tiles.keys[0]) if label else tiles[0].run(plan(), device=device)
-    begin, last = time.perf_counter(), 0.0
+    begin, before, last = time.perf_counter(), time.process_time(), 0.0
     for key in tiles.keys:
         if label:
             done += len(worker(key)[0])
@@ -104,6 +105,7 @@ def measured(scans: str, points: float, device: str, label: bool) -> dict[str, A
             done += int(tile.every.rows["inside"].sum())
         last = time.perf_counter() - begin
     assert done == result["points"], (done, result)
+    result["points/core second"] = round(done / (time.process_time() - before))
     result |= {"tiles": len(tiles), "samples": kept, "seconds": round(last, 1), "points/s": round(done / last)}
     result["peak, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     if device == "cuda":

@@ -254,7 +254,13 @@ def _work(out: Path, settings: dict[str, Any]) -> Iterator[Path]:
             folder.mkdir()
             with whole_file(about) as kept:
                 kept.write(words.encode())
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            # What was refused before any tile was looked at leaves no trace.
+            if not (folder / "done").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 @contextmanager

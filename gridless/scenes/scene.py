@@ -6,12 +6,13 @@ import os
 import tempfile
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from gridless.data.clouds import READERS, read_parts
+from gridless.data.clouds import IN_PARTS, READERS, read_parts
 from gridless.data.clouds.base import Parts, Points, part_sizes
 from gridless.data.files import whole_file
 from gridless.structures import Cloud
@@ -60,13 +61,17 @@ class Scene:
         self.dtype = np.dtype(np.float64)
         self._cache: OrderedDict[int, Piece] = OrderedDict()
         self._sorted: _Sorted | None = None
-        if where:
-            head = [self._read(self._where.index((f, 0))) for f in sorted({f for f, _ in self._where})]
-            self.dim = head[0].coords.shape[1]
-            self.dtype = np.result_type(*(points.dtype for points in head))
-            for (name, _), points in zip(self.files, head):
+        kinds = []
+        for k, (f, part) in enumerate(self._where):
+            if part == 0:
+                points = self._read(k)
+                kinds.append(points.dtype)
+                self.dim = points.coords.shape[1] if len(kinds) == 1 else self.dim
                 if points.coords.shape[1] != self.dim:
+                    name = self.files[f][0]
                     raise ValueError(f"{name} has {points.coords.shape[1]} coordinates, files beside it {self.dim}")
+        if kinds:
+            self.dtype = np.result_type(*kinds)
 
     def __len__(self) -> int:
         return self.count
@@ -279,6 +284,18 @@ def _curve(cells: np.ndarray) -> np.ndarray:
     return cells[:, 0] | cells[:, 1] << np.uint64(1)
 
 
+def _opened(file: Path) -> Parts:
+    state = file.stat() if file.exists() else None
+    if state is None or file.suffix.lower() not in IN_PARTS:
+        return read_parts(file)
+    return _known(file, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(64)
+def _known(file: Path, *state: int) -> Parts:
+    return read_parts(file)
+
+
 def _files(source: Any) -> Iterator[tuple[str, Parts]]:
     if isinstance(source, str | os.PathLike):
         path = Path(source)
@@ -288,7 +305,8 @@ def _files(source: Any) -> Iterator[tuple[str, Parts]]:
             if not files:
                 raise FileNotFoundError(f"{path} holds no clouds: there are readers for {', '.join(sorted(READERS))}")
         for file in files:
-            yield str(file), read_parts(file)
+            # Opened again for each piece: of thousands of files few are open at a time, and none is kept in memory.
+            yield str(file), Parts(_opened(file).sizes, lambda k, file=file: _opened(file).read(k))
         return
     if isinstance(source, Parts):
         yield "the scene", source

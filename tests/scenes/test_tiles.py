@@ -168,6 +168,20 @@ def test_files_are_cut_like_arrays_with_all_their_rows(suffix, tmp_path):
     assert sorted(seen) == list(range(200))
 
 
+def test_of_thousands_of_files_few_are_open_and_none_is_held(tmp_path):
+    resource = pytest.importorskip("resource")
+    x = street(300)
+    for i in range(150):
+        np.save(tmp_path / f"{i:03d}.npy", x[2 * i : 2 * i + 2])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(140, hard), hard))
+    try:
+        seen = [i for tile in gl.tiles(tmp_path, 7.0, 1.0) for i in inside(tile.cloud).tolist()]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert sorted(seen) == list(range(300))
+
+
 def test_centimetres_matter_a_million_metres_away():
     x = np.array([[1e6, 2e6, 0.0], [1e6 + 0.01, 2e6, 0.0], [1e6 + 0.03, 2e6, 0.0]])
     tile = gl.tiles(x, 10.0)[0]

@@ -27,6 +27,8 @@ READERS = {
     ".bin": "lidar", ".csv": "text", ".las": "las", ".laz": "las", ".npy": "arrays", ".npz": "arrays", ".pcd": "pcd",
     ".ply": "ply", ".pts": "text", ".txt": "text", ".xyz": "text",
 }  # fmt: skip
+# Read piece by piece where that is asked for.
+IN_PARTS = (".las", ".laz", ".npy", ".ply")
 MESHES = (".off", ".obj", ".stl", ".glb", ".gltf")
 
 
@@ -85,7 +87,7 @@ def read_parts(path: Path) -> Parts:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     suffix = path.suffix.lower()
-    if suffix not in (".las", ".laz", ".npy", ".ply") or not path.stat().st_size:
+    if suffix not in IN_PARTS or not path.stat().st_size:
         points = _read(path, None)
         return Parts([len(points.coords)], lambda k: points)
     return import_module(f"gridless.data.clouds.{READERS[suffix]}").parts(Source.mapped(path))
