@@ -93,22 +93,9 @@ def test_every_basis_dimension_and_width(place, basis, channels):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.bfloat16, 1.5e-2), (torch.float16, 2e-3)])
 @pytest.mark.parametrize("basis", [Monomials(3, 2), Monomials(3, 3)])
 def test_half_precision_features_keep_float32_sums(place, dtype, tolerance, basis):
-    given = problem(place, dtype, sources=200, targets=60, channels=16, basis=basis)
+    given = problem(place, dtype, sources=200, targets=60, channels=64, basis=basis)
     assert apply(*given).dtype == dtype
     assert_diagonal(*given, tolerance)
-
-
-@pytest.mark.parametrize("channels", [16, 64, 100])
-def test_products_in_tf32_are_as_exact_as_those_of_matrices(place, channels, monkeypatch):
-    if place == "cpu":
-        pytest.skip("the rule is that of the GPU's kernels")
-    from gridless.ops.point_conv import gpu
-
-    monkeypatch.setattr(gpu, "_precision", lambda: "tf32")
-    given = problem(place, torch.float32, sources=5000, targets=4000, channels=channels)
-    assert_diagonal(*given, 1e-3)
-    for a, b in zip(with_gradients(*given), with_gradients(*given)):
-        assert torch.equal(a, b)
 
 
 def test_gradcheck_of_everything(place):
@@ -227,8 +214,7 @@ TINY = [
     (torch.float32, Monomials(1, 2), 64, "linear", True),
     (torch.float32, Monomials(1, 1), 70, None, True),  # one program for two tiles of sources
     (torch.float16, Monomials(1, 17), 5, "linear", True),  # more terms than one launch sums
-    (torch.bfloat16, Monomials(2, 1), 20, "linear", True),  # matrix products
-    (torch.float16, GaussianBumps(((0.1,), (-0.3,)), 0.5), 40, None, False),
+    (torch.bfloat16, Monomials(1, 1), 64, "linear", True),
 ]
 
 
@@ -242,28 +228,6 @@ def test_interpreted_kernel(case):
         edges.transpose()
     with gl.use_backend("gpu"):
         assert_diagonal(tensors, edges, basis, tolerance, falloff, normalise)
-
-
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
-def test_interpreted_products_add_up_more_tiles_than_programs(monkeypatch):
-    from gridless.ops.point_conv import gpu
-
-    monkeypatch.setattr(gpu, "_precision", lambda: "tf32")
-    monkeypatch.setattr(gpu, "side_by_side", lambda *given: 3)
-    # Five tiles of 32, two neighbours each.
-    near = (torch.arange(140)[:, None] + torch.arange(2)) % 140
-    edges = Edges(torch.arange(141) * 2, near.sort(1).values.flatten(), 140)
-    (features, weight, bias, x, _), _, basis = problem("cpu", torch.float32, 140, channels=17, basis=Monomials(1, 1))
-    found = []
-    for backend in ("reference", "gpu"):
-        f, w = features.clone().requires_grad_(), weight.clone().requires_grad_()
-        with gl.use_backend("reference"):
-            edges.transpose()
-        with gl.use_backend(backend):
-            out = apply((f, w, bias, x, x), edges, basis)
-            found.append([out, *torch.autograd.grad(out.square().sum(), (f, w))])
-    for a, b in zip(*found):
-        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
@@ -286,4 +250,4 @@ def test_the_gpu_kernel_agrees_with_diagonal_matrices_under_the_interpreter():
         timeout=250,
     )
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
-    assert f"{len(TINY) + 2} passed" in run.stdout
+    assert f"{len(TINY) + 1} passed" in run.stdout

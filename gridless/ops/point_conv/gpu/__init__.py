@@ -26,18 +26,16 @@ from gridless.ops.point_conv.gpu.tiles import (
     GROUP,
     HELD,
     Tile,
-    depthwise_dot_tile,
     depthwise_tile,
     dot_block,
     fused_backward_tile,
     fused_tile,
     gather_tile,
-    processors,
     side_by_side,
     wide_backward_tiles,
 )  # fmt: skip
 from gridless.ops.point_conv.gpu.triton_coords import coords_kernel, sums_kernel
-from gridless.ops.point_conv.gpu.triton_depthwise import depthwise_dot_kernel, depthwise_kernel
+from gridless.ops.point_conv.gpu.triton_depthwise import depthwise_kernel
 from gridless.ops.point_conv.gpu.triton_kernels import (
     contract_kernel,
     fused_backward_kernel,
@@ -52,8 +50,7 @@ TRANSFORMED = 64 << 20
 _GATHER, _FUSED, _FUSED_BACKWARD, _WEIGHT, _CONTRACT = map(
     Launcher, (gather_kernel, fused_kernel, fused_backward_kernel, weight_kernel, contract_kernel)
 )
-_DEPTHWISE, _DEPTHWISE_DOT = map(Launcher, (depthwise_kernel, depthwise_dot_kernel))
-_SUMS, _COORDS = map(Launcher, (sums_kernel, coords_kernel))
+_DEPTHWISE, _SUMS, _COORDS = map(Launcher, (depthwise_kernel, sums_kernel, coords_kernel))
 
 _TYPES = {
     torch.float16: tl.float16,
@@ -315,28 +312,19 @@ def _depthwise(
     """The convolution, with the bias as `other`; or, where the rows are sources, the gradients of the features, which
     are then `other`, and of the weight from that of the result."""
     terms, channels = weight.shape
-    tile = depthwise_dot_tile(features.dtype, terms, channels, _precision())
-    if tile is not None:
-        runs, block = processors(features.device), tile.strip
-        each = cdiv(cdiv(rows.count, tile.rows), runs)
-        launcher, tiles, sizes = _DEPTHWISE_DOT, runs * each, (rows.count, runs, each)
-        flags: dict[str, Any] = {"T": tile.rows, "L": block}
-    else:
-        block, tile = depthwise_tile(features.dtype, channels)
-        tiles = cdiv(rows.count, tile.rows)
-        launcher, sizes, flags = _DEPTHWISE, (rows.count, tiles), tile.strips(block)
-    across = cdiv(channels, block)
+    block, tile = depthwise_tile(features.dtype, channels)
+    tiles, across = cdiv(rows.count, tile.rows), cdiv(channels, block)
     programs = min(tiles, max(side_by_side(features.device, tile) // across, 1)) if need_weight else tiles
     dtype = compute_dtype(features.dtype)
     parts = features.new_empty(programs if need_weight else 0, terms, channels, dtype=dtype)
     # What several launches add up, they add up in the dtype of the sums.
     sums = out if out is None or terms <= GROUP else out.to(dtype)
     after = (weight, weight if other is None else other, parts if sums is None else sums, parts)
-    flags |= {"HAS_BIAS": other is not None and not rows.flip, "NEED_OUT": out is not None}
+    flags: Any = {"HAS_BIAS": other is not None and not rows.flip, "NEED_OUT": out is not None}
     flags |= {"NEED_W": need_weight, "C": channels}
     for base, size in rows.groups():
-        how = sizes, tile.warps, channels, base, size
-        rows.launch(launcher, (programs, across, 1), (features,), after, *how, **flags)
+        how = (rows.count, tiles), tile.warps, channels, base, size
+        rows.launch(_DEPTHWISE, (programs, across, 1), (features,), after, *how, **flags, **tile.strips(block))
     if out is not None and sums is not None and sums is not out:
         out.copy_(sums)
     return parts.sum(0).to(weight.dtype) if need_weight else None

@@ -147,14 +147,9 @@ def depthwise_tile(dtype: torch.dtype, channels: int) -> tuple[int, Tile]:
     term, and as many again for the gradient of the weight.
     """
     block = 64 if channels % 64 == 0 else min(32, max(4, power_of_two(channels)))
-    return block, gather_tile(dtype, block)._replace(beside=8)
-
-
-def depthwise_dot_tile(dtype: torch.dtype, terms: int, channels: int, precision: str) -> Tile | None:
-    """The tile in which the kernels of the channels are matrix products, where TF32 is enough for these: a lane of the
-    warp makes the edge values of a row."""
-    exact = dtype == torch.float64 or (dtype == torch.float32 and precision != "tf32")
-    return None if exact or terms > GROUP or channels < 16 else Tile(32, 1, 1, 8, strip=32)
+    tile = gather_tile(dtype, block)
+    # 16 bytes of features to a lane.
+    return block, tile._replace(strip=block if dtype.itemsize == 2 else tile.strip, beside=8)
 
 
 def busy(rows: int, tile: Tile, device: torch.device) -> float:
