@@ -33,7 +33,7 @@ def export(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048)
     Args:
         model: any network that `gl.stream` runs, in evaluation mode.
         out: a folder; it is made, and files of these names in it are replaced.
-        bits: of the weights: 32, or 16 (whole numbers with a scale for every column, an error of 2e-5 of the largest).
+        bits: of the weights: 32, or 16 (whole numbers with a scale for every column: wrong by 2e-5 of its largest).
         chunk: input events that go through the network together. A small one needs less memory, for small boards.
     """
     return write(out, texts(model, bits, chunk))

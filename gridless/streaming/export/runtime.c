@@ -218,7 +218,19 @@ APART void gather(const convolution *conv, event e, float *restrict row, const f
     }
 }
 
-/* Four sums at a time. The vectors of 32-bit ARM are left alone: they take the smallest numbers for zero. */
+/*
+ * Four sums at a time. The vectors of 32-bit ARM are left alone: they take the smallest numbers for zero. Compiled with
+ * -DNET_FUSED, sums of products are fused where the processor can: faster, but the last bits then depend on it.
+ */
+#if defined(NET_FUSED) && defined(__aarch64__)
+#include <arm_neon.h>
+#define ADD(sum, x, w) vfmaq_n_f32(sum, w, x)
+#elif defined(NET_FUSED) && defined(__FMA__)
+#include <immintrin.h>
+#define ADD(sum, x, w) _mm_fmadd_ps(_mm_set1_ps(x), w, sum)
+#else
+#define ADD(sum, x, w) ((sum) + (x) * (w))
+#endif
 #if defined(__GNUC__) && !defined(__arm__)
 typedef float four __attribute__((vector_size(16)));
 #if SHORT_WEIGHTS
@@ -228,14 +240,18 @@ typedef weight four_weights __attribute__((vector_size(8), aligned(2), may_alias
 typedef weight four_weights __attribute__((vector_size(16), aligned(4), may_alias));
 #define WEIGHTS(w) (*(const four_weights *)(w))
 #endif
-#define SUM_OF(sum, c) (sum)[c]
+typedef float four_floats __attribute__((vector_size(16), aligned(4), may_alias));
+INLINE void keep(float *to, four sum) { *(four_floats *)to = sum; }
 INLINE four none(void) { return (four){0.0f, 0.0f, 0.0f, 0.0f}; }
-INLINE four add(four sum, float x, const weight *w) { return sum + x * WEIGHTS(w); }
+INLINE four add(four sum, float x, const weight *w) { return ADD(sum, x, WEIGHTS(w)); }
 #else
 typedef struct {
     float sum[4];
 } four;
-#define SUM_OF(four, c) (four).sum[c]
+INLINE void keep(float *to, four sum) {
+    int c;
+    for (c = 0; c < 4; c++) to[c] = sum.sum[c];
+}
 INLINE four none(void) {
     four zero = {{0.0f, 0.0f, 0.0f, 0.0f}};
     return zero;
@@ -251,11 +267,11 @@ INLINE four add(four old, float x, const weight *w) {
 #endif
 
 /* The sums of a panel, with the bias. */
-INLINE void store(float *restrict out, four low, four high, int at, int columns, const float *restrict bias,
+INLINE void store(float *restrict out, const float *restrict sums, int at, int columns, const float *restrict bias,
                   const float *restrict scale) {
     int c, kept = least(COLUMNS, columns - at);
     for (c = 0; c < kept; c++) {
-        float sum = c < 4 ? SUM_OF(low, c) : SUM_OF(high, c - 4);
+        float sum = sums[c];
 #if SHORT_WEIGHTS
         sum = sum * scale[at + c];
 #endif
@@ -268,6 +284,7 @@ INLINE void store(float *restrict out, four low, four high, int at, int columns,
 INLINE void product_of_some(float *restrict out, int count, int columns, const float *restrict rows, int steps,
                             const weight *restrict panel, int at, const float *bias, const float *scale) {
     four low[TOGETHER], high[TOGETHER];
+    float sums[TOGETHER][COLUMNS];
     int r, k;
     for (r = 0; r < TOGETHER; r++) low[r] = high[r] = none();
     for (k = 0; k < steps; k++, panel += COLUMNS) {
@@ -276,13 +293,15 @@ INLINE void product_of_some(float *restrict out, int count, int columns, const f
             low[r] = add(low[r], x, panel), high[r] = add(high[r], x, panel + 4);
         }
     }
-    for (r = 0; r < least(count, TOGETHER); r++) store(out + r * columns, low[r], high[r], at, columns, bias, scale);
+    for (r = 0; r < TOGETHER; r++) keep(sums[r], low[r]), keep(sums[r] + 4, high[r]);
+    for (r = 0; r < least(count, TOGETHER); r++) store(out + r * columns, sums[r], at, columns, bias, scale);
 }
 
 /* Four panels, for one row. */
 INLINE void product_of_one(float *restrict out, int columns, const float *restrict row, int steps,
                            const weight *restrict panel, int at, const float *bias, const float *scale) {
     four low[TOGETHER], high[TOGETHER];
+    float sums[TOGETHER][COLUMNS];
     ptrdiff_t next = (ptrdiff_t)steps * COLUMNS;
     int r, k;
     for (r = 0; r < TOGETHER; r++) low[r] = high[r] = none();
@@ -290,24 +309,29 @@ INLINE void product_of_one(float *restrict out, int columns, const float *restri
         for (r = 0; r < TOGETHER; r++)
             low[r] = add(low[r], row[k], panel + r * next), high[r] = add(high[r], row[k], panel + r * next + 4);
     }
-    for (r = 0; r < TOGETHER; r++) store(out, low[r], high[r], at + r * COLUMNS, columns, bias, scale);
+    for (r = 0; r < TOGETHER; r++) keep(sums[r], low[r]), keep(sums[r] + 4, high[r]);
+    for (r = 0; r < TOGETHER; r++) store(out, sums[r], at + r * COLUMNS, columns, bias, scale);
 }
 
 /* out (count, columns) = bias + rows (count, steps) weights (steps, columns). Every sum goes from the first step on. */
 APART void product(float *restrict out, int count, int columns, const float *restrict rows, int steps,
                          const weight *restrict weights, const float *bias, const float *scale) {
-    int at = 0, i;
-    for (i = 0; i < count; i += TOGETHER) {
-        float *to = out + (ptrdiff_t)i * columns;
-        const float *from = rows + (ptrdiff_t)i * steps;
-        if (count - i == 1) {
-            for (at = 0; at + TOGETHER * COLUMNS <= columns; at += TOGETHER * COLUMNS)
-                product_of_one(to, columns, from, steps, weights + (ptrdiff_t)at * steps, at, bias, scale);
-        } else {
-            at = 0;
-        }
+    int at = 0, i, single = count % TOGETHER == 1;
+    /* A last row by itself: several panels at a time. */
+    if (single) {
+        float *to = out + (ptrdiff_t)(count - 1) * columns;
+        const float *from = rows + (ptrdiff_t)(count - 1) * steps;
+        for (; at + TOGETHER * COLUMNS <= columns; at += TOGETHER * COLUMNS)
+            product_of_one(to, columns, from, steps, weights + (ptrdiff_t)at * steps, at, bias, scale);
         for (; at < columns; at += COLUMNS)
-            product_of_some(to, count - i, columns, from, steps, weights + (ptrdiff_t)at * steps, at, bias, scale);
+            product_of_some(to, 1, columns, from, steps, weights + (ptrdiff_t)at * steps, at, bias, scale);
+    }
+    /* Every panel is read once, for all rows. */
+    for (at = 0; at < columns; at += COLUMNS) {
+        const weight *panel = weights + (ptrdiff_t)at * steps;
+        for (i = 0; i < count - single; i += TOGETHER)
+            product_of_some(out + (ptrdiff_t)i * columns, count - i, columns, rows + (ptrdiff_t)i * steps, steps, panel, at,
+                            bias, scale);
     }
 }
 
