@@ -6,6 +6,7 @@ Capacities are a little above what was seen; the padding belongs to no example a
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -120,8 +121,12 @@ class Captured:
 
         hook = register_optimizer_step_pre_hook(prepare)
         try:
+            with warnings.catch_warnings():
+                # torch warns of steps outside a graph, of which there are a few.
+                warnings.filterwarnings("ignore", message="(?s).*capturable=True")
+                result = self.function(*inputs)
             # A loss that someone keeps would keep its graph, and with it the stream that gradients are added up on.
-            return _each(self.function(*inputs), Tensor.detach)
+            return _each(result, Tensor.detach)
         finally:
             hook.remove()
 

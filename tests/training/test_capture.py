@@ -45,7 +45,16 @@ def graphs(monkeypatch):
 
 def network():
     torch.manual_seed(0)
-    return models.point_resnet_small(3, width=8, dropout=0.0).double().to(DEVICE)
+    model = models.point_resnet_small(3, width=8, dropout=0.0).double().to(DEVICE)
+    for module in model.modules():
+        if isinstance(module, gl.nn.BatchNorm):
+            # Exact in float32, as which a kernel on the GPU is given it; small differences grow from step to step.
+            module.eps = 1 / 1024
+    return model
+
+
+# Sums have another order in the kernels that know of padding.
+CLOSE = {"rtol": 1e-6, "atol": 1e-8} if DEVICE == "cpu" else {"rtol": 1e-4, "atol": 1e-6}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +103,7 @@ def assert_same(batches, optimise, make_between=lambda: lambda k, optimiser: Non
     plain, _ = trained(batches, optimise, lambda step, plan: step, make_between())
     found, step = trained(batches, optimise, gl.capture, make_between())
     for one, other in zip(found, plain, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(one, other, **CLOSE)
     return step
 
 
@@ -158,7 +167,7 @@ def test_batches_of_a_loader_need_no_plan(graphs):
             step(batch)
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     assert step.graphs == 2
-    torch.testing.assert_close(*weights, rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(*weights, **CLOSE)
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="on a GPU a graph is captured")
