@@ -230,8 +230,8 @@ def live(r: dict[str, Any]) -> Made:
     words = (
         "One core, packets of 10,000 events, random weights. One event per call of `engine(packet)` from Python takes "
         f"{min(median):.1f} to {max(median):.1f} us (median), {min(most):.0f} to {max(most):.0f} (99 of 100), over the "
-        f"six networks and two heads ({r['latency']['machine']}). {soak['events']:,} events through one engine left its "
-        f"memory at {soak['bytes after']:,} bytes."
+        f"six networks and two heads ({r['latency']['machine']}). {soak['events']:,} events through one engine left "
+        f"its memory at {soak['bytes after']:,} bytes."
     )
     columns = [
         "network",
