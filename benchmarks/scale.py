@@ -86,7 +86,7 @@ def measured(scans: str, points: float, device: str, label: bool) -> dict[str, A
         how = gl.data.prepare.Preparation(up="z", features=("intensity",))
         worker = Labeller(
             source, model, grid=GRID, how=how, device=device, points=1 << (22 if device == "cuda" else 19)
-        )  # type: ignore[arg-type]
+        )
         tiles = worker.tiles
     else:
         tiles = Tiles(Scene(source, rows=[]), APART / 2, plan().reach(), GRID)
@@ -130,11 +130,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     check(arguments.scans, arguments.device)
-    results = []
+    results: dict[str, Any] = {}
     for points in arguments.points:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            results.append(pool.apply(measured, (arguments.scans, points, arguments.device, arguments.label)))
-        print(json.dumps(results[-1]), flush=True)
+            found = pool.apply(measured, (arguments.scans, points, arguments.device, arguments.label))
+        results[f"{found.pop('points'):,} points"] = found
+        print(json.dumps(results), flush=True)
     if arguments.out:
         arguments.out.write_text(
             json.dumps({"machine": machine(), "label": arguments.label, "results": results}, indent=1)

@@ -42,7 +42,7 @@ class Labeller:
     columns `i` and `j`: `dataset.map_batches(Labeller, fn_constructor_kwargs={...}, batch_size=1)`.
 
     Args:
-        source: a file or a folder of files.
+        source: a file or a folder of files, or whatever else `gl.tiles` takes.
         weights: a network, or the name or path of its weights.
         size: the side of a tile.
         grid: the cell of which one point is looked at; every other has the label of the nearest. None: all are.
@@ -54,7 +54,7 @@ class Labeller:
 
     def __init__(
         self,
-        source: str | Path,
+        source: Any,
         weights: Any,
         size: float | None = None,
         grid: float | None = None,
