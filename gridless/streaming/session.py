@@ -59,7 +59,8 @@ class Session(Stream):
         for mean in self._means:
             if mean in self._layers:
                 self._layers[mean] = self._layers[mean]._replace(start=torch.tensor([self.start]))
-        geometry, self._lif = self.model.plan.step(events, self._lif)
+        plan: Any = self.model.plan
+        geometry, self._lif = plan.step(events, self._lif)
         # What these layers were given, and what they return.
         notes = [layer.register_forward_hook(partial(_note, self._returned, n)) for n, layer in self._noted.items()]
         try:
