@@ -131,6 +131,8 @@ def stream(
         raise ValueError(re.sub(r"repair='(\w+)'", r"--repair \1", str(error))) from error
     finally:
         sys.setswitchinterval(switch)
+        if isinstance(packets, Buffered):
+            packets.close()
         if shown is not None:
             shown.close()
         meter.close(getattr(raw, "reason", ""))

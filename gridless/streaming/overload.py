@@ -52,13 +52,15 @@ class Buffered:
         self._waiting: deque[tuple[float, Events | NewStream]] = deque()
         self._events = 0
         self._error: BaseException | None = None
-        self._done = False
+        self._done = self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._read, daemon=True, name="gridless-source")
 
     def _read(self) -> None:
         try:
             for packet in self._source:
+                if self._closed:
+                    break
                 self._put(packet, time.perf_counter())
         except BaseException as error:
             self._error = error
@@ -70,7 +72,7 @@ class Buffered:
         size = len(packet) if isinstance(packet, Events) else 0
         with self._changed:
             # A packet larger than the room passes alone.
-            while self._events and self._events + size > self._room:
+            while self._events and self._events + size > self._room and not self._closed:
                 if self.overload is not Overload.wait:
                     self.dropped_packets += 1
                     self.dropped_events += size
@@ -102,6 +104,17 @@ class Buffered:
             begin = time.perf_counter()
             yield events
             self._budget.spent(len(events), time.perf_counter() - begin)
+
+    def close(self) -> None:
+        """Take no more packets. The reader ends with the packet it is at; one that waits for its source is left behind.
+
+        A thread that is at work when the interpreter ends can take the process down with it.
+        """
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(0.2)
 
     def _taken(self) -> list[Events] | NewStream:
         """All packets that wait, up to the next new stream; or that."""

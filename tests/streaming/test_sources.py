@@ -292,6 +292,19 @@ def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events):
     assert got + dropping.dropped_events == 400
 
 
+@pytest.mark.parametrize("overload", Overload)
+def test_the_reader_of_a_source_that_goes_on_ends_when_it_is_closed(events, overload):
+    def forever():
+        while True:
+            yield events
+
+    buffered = Buffered(forever(), overload)
+    next(iter(buffered))
+    buffered.close()
+    buffered._thread.join(20)
+    assert not buffered._thread.is_alive()
+
+
 def test_an_error_in_the_source_reaches_the_consumer():
     def broken():
         raise OSError("unplugged")
