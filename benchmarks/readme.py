@@ -135,7 +135,7 @@ def event_conv_gpu(r: Results) -> Row:
 def live(r: Results) -> Row:
     results = r["streaming"]["results"]
     rates = [row[head]["Mev/s"] for row in results.values() for head in ("voxel", "stream")]
-    what = "live, one core, packets of 10,000 events, six networks (random weights)"
+    what = f"live, one core of an {r['streaming']['machine']}, packets of 10,000 events, six networks (random weights)"
     rate = results["cifar10_dvs"]["stream"]["Mev/s"]
     return what, f"{min(rates):.1f} to {max(rates):.1f} million events/s; the CIFAR10-DVS network {rate:.1f}", ""
 

@@ -280,8 +280,8 @@ def _live(page: Page, glyphs: Trained, live: Live) -> None:
     page.text(
         f"That rate is of this network on this machine, in one call for each recording of about {live.events:,.0f} "
         f"events; for every one that comes in, {_listed(live.levels)} events reach the levels behind it. The README's "
-        "5.2 million are of the CIFAR10-DVS network, inside the compiled loop, on the machine named there; "
-        "benchmarks/streaming.py measures them on any."
+        "largest rate is that of the CIFAR10-DVS network, in packets of 10,000 events, on the machine named there; "
+        "benchmarks/streaming.py measures it on any."
     )
     shown = live.time <= live.ends[min(5, len(live.ends) - 1)]
     figure = figures.live(live.time[shown], live.probability[shown], glyphs.data.classes)
