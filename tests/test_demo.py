@@ -2,14 +2,12 @@
 
 import json
 import re
-import shutil
 import subprocess
 
 import pytest
+from browser import CHROMIUM
 
 from gridless.__main__ import main
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,21 @@ class _Conv(nn.Module):
         self.basis = Monomials(edges.dim, 2) if basis is None else basis
         self.falloff, self.normalise = falloff, normalise
 
+    def _learn(self, *channels: int, bias: bool) -> None:
+        """The weight (M, *channels) and the bias of the last of them."""
+        self.weight = nn.Parameter(torch.empty(self.basis.size, *channels))
+        self.bias = nn.Parameter(torch.empty(channels[-1])) if bias else None
+        self.reset_parameters()
+
+    def _fans(self) -> tuple[int, int]:
+        """How many numbers come in and go out, as the weight begins by them."""
+        raise NotImplementedError
+
+    def reset_parameters(self) -> None:
+        _glorot_uniform(self.weight, *self._fans())
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
     def _geometry(self, geometry: Geometry) -> tuple:
         expect_geometry(geometry)
         edges = self.edges
@@ -68,15 +83,10 @@ class PointConv(_Conv):
     ) -> None:
         super().__init__(edges, basis, falloff, normalise, radius)
         self.in_channels, self.out_channels, self.order = in_channels, out_channels, order
-        self.weight = nn.Parameter(torch.empty(self.basis.size, in_channels, out_channels))
-        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
-        self.reset_parameters()
+        self._learn(in_channels, out_channels, bias=bias)
 
-    def reset_parameters(self) -> None:
-        size, q, p = self.weight.shape
-        _glorot_uniform(self.weight, size * q, size * p)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+    def _fans(self) -> tuple[int, int]:
+        return self.basis.size * self.in_channels, self.basis.size * self.out_channels
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         return point_conv(features, self.weight, self.bias, *self._geometry(geometry), order=self.order)
@@ -104,14 +114,10 @@ class DepthwiseConv(_Conv):
     ) -> None:
         super().__init__(edges, basis, falloff, normalise, radius)
         self.channels = channels
-        self.weight = nn.Parameter(torch.empty(self.basis.size, channels))
-        self.bias = nn.Parameter(torch.empty(channels)) if bias else None
-        self.reset_parameters()
+        self._learn(channels, bias=bias)
 
-    def reset_parameters(self) -> None:
-        _glorot_uniform(self.weight, self.basis.size, self.basis.size)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+    def _fans(self) -> tuple[int, int]:
+        return self.basis.size, self.basis.size
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         return point_conv(features, self.weight, self.bias, *self._geometry(geometry))
@@ -139,14 +145,10 @@ class FeaturelessConv(_Conv):
     ) -> None:
         super().__init__(edges, basis, falloff, normalise, radius)
         self.out_channels = out_channels
-        self.weight = nn.Parameter(torch.empty(self.basis.size, out_channels))
-        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
-        self.reset_parameters()
+        self._learn(out_channels, bias=bias)
 
-    def reset_parameters(self) -> None:
-        _glorot_uniform(self.weight, *self.weight.shape)
-        if self.bias is not None:
-            nn.init.zeros_(self.bias)
+    def _fans(self) -> tuple[int, int]:
+        return self.basis.size, self.out_channels
 
     def forward(self, geometry: Geometry) -> Tensor:
         return featureless_conv(self.weight, self.bias, *self._geometry(geometry))

@@ -217,17 +217,14 @@ class VoxelMean(nn.Module):
         events, clock = geometry[self.stream], geometry[self.clock]
         width, height = events.sensor
         shape = (events.num_examples, self.frames, height, width, features.shape[1])
+        start, span = self._window(clock, memory)
+        cell = self._cell(events, start, span)
         if memory is None:
-            first, last = _ends(clock)
-            span = (last - first + 1) if self.duration is None else torch.full_like(first, self.duration)
-            return voxel_mean(features, self._cell(events, first, span), math.prod(shape[:4])).view(shape)
-        if self.duration is None:
-            raise ValueError("the voxel head of this network waits for the end of the recording: give it a duration")
+            return voxel_mean(features, cell, math.prod(shape[:4])).view(shape)
         mine = memory.get(self)
         if mine is None:
             total = features.new_zeros(math.prod(shape[:4]), shape[4])
-            mine = VoxelMemory(total, torch.zeros(len(total), dtype=torch.int64, device=total.device), _ends(clock)[0])
-        cell = self._cell(events, mine.start, torch.full_like(mine.start, self.duration))
+            mine = VoxelMemory(total, torch.zeros(len(total), dtype=torch.int64, device=total.device), start)
         kept = cell >= 0
         count = mine.count + torch.bincount(cell[kept], minlength=len(mine.count))
         total = mine.total.index_add(0, cell[kept], features[kept])
@@ -240,6 +237,17 @@ class VoxelMean(nn.Module):
         if mine is not None and self.duration is not None:
             nothing = torch.zeros_like(mine.total), torch.zeros_like(mine.count)
             memory[self] = VoxelMemory(*nothing, mine.start + self.duration)
+
+    def _window(self, clock: Events, memory: Memory | None) -> tuple[Tensor, Tensor]:
+        """When the window of each recording begins (B), and how long it is (B), in microseconds."""
+        if memory is None and self.duration is None:
+            first, last = _ends(clock)
+            return first, last - first + 1
+        if self.duration is None:
+            raise ValueError("the voxel head of this network waits for the end of the recording: give it a duration")
+        mine: VoxelMemory | None = None if memory is None else memory.get(self)
+        start = _ends(clock)[0] if mine is None else mine.start
+        return start, torch.full_like(start, self.duration)
 
     def _cell(self, events: Events, start: Tensor, span: Tensor, size: int = 1) -> Tensor:
         width, height = self.stream.sensor
@@ -273,15 +281,12 @@ class VoxelCount(VoxelMean):
             raise ValueError("VoxelCount: these events have no polarity: clock must be the plan's events")
         width, height = self.stream.sensor
         shape = (events.num_examples, self.frames, height, width, 2)
-        first, last = _ends(events)
+        start, span = self._window(events, memory)
+        cell = self._cell(events, start, span, self.size)
         mine = None if memory is None else memory.get(self)
         if mine is None:
             total = torch.zeros(math.prod(shape[:4]), 2, device=events.device)
-            mine = VoxelMemory(total, torch.zeros(0, dtype=torch.int64, device=events.device), first)
-        span = (last - first + 1) if self.duration is None else torch.full_like(first, self.duration)
-        if memory is not None and self.duration is None:
-            raise ValueError("the voxel head of this network waits for the end of the recording: give it a duration")
-        cell = self._cell(events, mine.start, span, self.size)
+            mine = VoxelMemory(total, torch.zeros(0, dtype=torch.int64, device=events.device), start)
         kept = (cell >= 0).to(mine.total.dtype)
         at = 2 * cell.clamp(min=0) + events.polarity
         # Whole numbers: the order of these sums does not matter.

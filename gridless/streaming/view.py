@@ -115,7 +115,7 @@ class Page(View):
 
     def __init__(self, sensor: tuple[int, int], names: list[str], meter: Any, port: int = 0) -> None:
         self._news = threading.Condition()
-        self._message, self._number = "", 0
+        self._message, self._last_one, self._number = "", False, 0
         self._watched = threading.Event()
         self._watching: set[threading.Thread] = set()
         try:
@@ -139,7 +139,8 @@ class Page(View):
     def show(self, picture: dict[str, Any]) -> None:
         frames = {name: base64.b64encode(picture[name].tobytes()).decode() for name in ("on", "off")}
         with self._news:
-            self._message, self._number = json.dumps(picture | frames), self._number + 1
+            self._message, self._last_one = json.dumps(picture | frames), picture["ended"]
+            self._number += 1
             self._news.notify_all()
 
     def close(self) -> None:
@@ -182,8 +183,7 @@ class Page(View):
                         with view._news:
                             while view._number == seen:
                                 view._news.wait()
-                            message, seen = view._message, view._number
-                        ended = '"ended": true' in message
+                            message, seen, ended = view._message, view._number, view._last_one
                         self.wfile.write(f"data: {message}\n\n".encode())
                         self.wfile.flush()
                 except OSError:

@@ -1,17 +1,15 @@
 """Pictures save in every format, whole or not at all, and pages stand alone."""
 
-import shutil
 import subprocess
 
 import numpy as np
 import pytest
 import torch
+from browser import CHROMIUM
 
 import gridless as gl
 from gridless.pictures import Picture, show
 from gridless.pictures.page import Page, cloud, image
-
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 @pytest.fixture
