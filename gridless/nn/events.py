@@ -33,8 +33,9 @@ class EventConv(nn.Module):
     `gridless.ops.event_conv`. `near` is a line `plan.causal(...)`: with a window the convolution runs along its edges,
     without one by scan, over all history. weight (U, V, in_channels, out_channels), V = `temporal`; ages are in units
     of `decay_time`. The rate (U, V) is exp(log_rate), so it is positive. It begins spread evenly in logarithm from 1/4
-    to 4 along v, so that a tap sees several time scales at once, or at 1 (`rates="ones"`, as the authors). `order`
-    is that of `gl.event_conv`.
+    to 4 along v, so that a tap sees several time scales at once, or at 1 (`rates="ones"`, as the authors). With
+    `rates="shared"` it is spread, and stays the same at all taps: a pixel then needs one trace for all that see it.
+    `order` is that of `gl.event_conv`.
     """
 
     def __init__(
@@ -49,27 +50,27 @@ class EventConv(nn.Module):
         order: str | None = None,
     ) -> None:
         super().__init__()
-        if rates not in ("spread", "ones"):
-            raise ValueError(f"EventConv: rates must be 'spread' or 'ones', not {rates!r}")
+        if rates not in ("spread", "ones", "shared"):
+            raise ValueError(f"EventConv: rates must be 'spread', 'ones' or 'shared', not {rates!r}")
         self.near, self.decay_time, self.rates, self.order = near, float(decay_time), rates, order
         taps = len(offsets(near.kernel))
         self.weight = nn.Parameter(torch.empty(taps, temporal, in_channels, out_channels))
-        self.log_rate = nn.Parameter(torch.empty(taps, temporal))
+        self.log_rate = nn.Parameter(torch.empty(1 if rates == "shared" else taps, temporal))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
     @property
     def rate(self) -> Tensor:
         """(U, V), in units of 1 / decay_time."""
-        return self.log_rate.exp()
+        return self.log_rate.exp().expand(len(self.weight), -1).contiguous()
 
     def reset_parameters(self) -> None:
         taps, temporal, q, p = self.weight.shape
         bound = math.sqrt(6 / (taps * temporal * (q + p)))
         nn.init.uniform_(self.weight, -bound, bound)
-        spread = math.log(4) if self.rates == "spread" and temporal > 1 else 0.0
+        spread = math.log(4) if self.rates != "ones" and temporal > 1 else 0.0
         with torch.no_grad():
-            self.log_rate.copy_(torch.linspace(-spread, spread, temporal).expand(taps, -1))
+            self.log_rate.copy_(torch.linspace(-spread, spread, temporal).expand_as(self.log_rate))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 

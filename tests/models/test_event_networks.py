@@ -244,6 +244,19 @@ def test_rates_begin_spread_over_time_scales_or_at_one():
     assert (ones == 1).all()
 
 
+def test_shared_rates_are_those_of_every_tap_and_learn_together():
+    model = small(rates="shared")
+    conv, events = model.blocks[0].cross, recordings()[0]
+    assert conv.log_rate.shape == (1, 4)
+    assert conv.rate.shape == (9, 4)
+    model(model.plan(events)).square().sum().backward()
+    tied = conv.log_rate.grad.clone()
+    other = small()
+    other.load_state_dict({name: v.expand_as(other.state_dict()[name]) for name, v in model.state_dict().items()})
+    other(other.plan(events)).square().sum().backward()
+    torch.testing.assert_close(tied, other.blocks[0].cross.log_rate.grad.sum(0, keepdim=True))
+
+
 def test_polarity_matters_and_none_is_refused():
     model = small().double().eval()
     events = recordings()[0]
