@@ -54,6 +54,12 @@ EVEN: list[Any] = [
 # 3 x 3 convolutions of the voxel grids of all levels, over narrow streams.
 GRID = {"model__pooled": 0, "model__blocks": 1, "model__width": 12}
 
+SMALL = {"prepare": [{"PoolPixels": 2}]}
+BOARD = {
+    "model": "n_cars", "head": "stream", "sensor": [60, 50], "levels": 3, "pooled": 0, "rates": "shared",
+    "dropout": 0.1, "threshold": 1.5, "decay_time": 16000.0,
+}  # fmt: skip
+
 # name -> changes of the recipe n-cars
 VARIANTS: dict[str, dict[str, Any]] = {
     "shipped": {},
@@ -93,6 +99,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "count2-even": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__blocks": 2},
     "count-even-slow": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__decay_time": 32000.0},
     "count-wide-even": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__width": 20},
+    "count-erase": {"transforms": [*SHIPPED, {"Erase": [0.1, 0.6]}], **FIT, **GRID, "model__counts": True},
+    # Networks with the stream head for small boards: half the resolution, few traces.
+    "stream": {**FIT, "model": {"model": "n_cars", "head": "stream", "dropout": 0.1}},
+    "small": {**FIT, **SMALL, "model": {**BOARD, "width": 12}},
+    "small-8": {**FIT, **SMALL, "model": {**BOARD, "width": 8}},
     "dense-stream": {
         "transforms": SWAP, **DENSE,
         "model": {"model": "n_cars", "head": "stream", "dropout": 0.3, **{k[7:]: v for k, v in DENSE.items()}},

@@ -5,8 +5,8 @@ from typing import Any
 
 _MODULES = ("events", "points")
 
-_EVENTS = "Chain Crop FirstEvents FirstMicroseconds Flip PoolPixels Recentre Repair ReverseTime Rotate StartAtZero"
-_EVENTS += " StretchTime Thin Translate Zoom"
+_EVENTS = "Chain Crop Erase FirstEvents FirstMicroseconds Flip PoolPixels Recentre Repair ReverseTime Rotate"
+_EVENTS += " StartAtZero StretchTime Thin Translate Zoom"
 
 _POINTS = "Drop DropToFirst First Jitter Mirror Normalise RollAxes RotateAboutUp Scale Shift Shuffle Tilt Wobble"
 _POINTS += " authors_recipe pointnet2_recipe"

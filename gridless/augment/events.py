@@ -246,6 +246,36 @@ class Jitter(EventTransform):
 
 
 @dataclass(frozen=True)
+class Erase(EventTransform):
+    """Leave out the events of one rectangle of each recording, with a probability: something stands before the camera.
+
+    Each side is a share of that of the recording, uniform between `least` and `most`; its middle is anywhere.
+    """
+
+    least: float
+    most: float
+    probability: float = 0.7
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least <= self.most:
+            raise ValueError(f"Erase: needs 0 <= least <= most, not {self.least} and {self.most}")
+
+    def apply(self, events: Events, draws: Draws) -> Events:
+        if not len(events):
+            return events
+        at, ends = events.example[:, None].expand(-1, 2), []
+        for beyond, way in ((2**30, "amin"), (-1, "amax")):
+            end = torch.full((events.num_examples, 2), beyond, dtype=torch.int32, device=events.device)
+            ends.append(end.scatter_reduce_(0, at, events.pixel, way))
+        low, high = ends
+        side = torch.stack([draw(events, draws, self.least, self.most) for _ in range(2)], 1) * (high - low + 1)
+        middle = low + torch.stack([draw(events, draws) for _ in range(2)], 1) * (high - low)
+        side = side * (draw(events, draws) < self.probability)[:, None]
+        inside = ((events.pixel - middle[events.example]).abs() < side[events.example] / 2).all(1)
+        return events[~inside]
+
+
+@dataclass(frozen=True)
 class ToOrigin(EventTransform):
     """Move each recording so that its smallest x and its smallest y are 0."""
 

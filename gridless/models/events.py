@@ -58,8 +58,8 @@ class EventResNet(nn.Module):
         duration: microseconds that the voxels span; the whole recording when left out.
         form: how convolutions are computed: "scan" sees all history; "edges" writes the neighbourhoods out, cut after 4
             decay times as in the paper. Both have the same parameters.
-        rates: how decay rates begin: "spread" over time scales, or at 1 ("ones"), as the authors'. "shared": spread, and
-            the same at all taps of a convolution, which needs a third of the memory in C.
+        rates: how decay rates begin: "spread" over time scales, or at 1 ("ones"), as the authors'. "shared": spread,
+            and the same at all taps of a convolution, which needs a third of the memory in C.
         dropout: probability, in down-sampling blocks and in the head.
         squash: log(1 + relu) for relu after the convolutions, so that dense recordings differ less from sparse ones.
         blocks: 3 x 3 convolutions of each voxel grid of the voxel head.

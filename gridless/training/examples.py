@@ -5,7 +5,7 @@ ModelNet40 is 121 MB; N-Cars has 60 million events in 15,422 recordings, 1 GB.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -246,13 +246,16 @@ GENERATED = ("glyphs", "shapes")
 
 
 def chain(recipe: Recipe, train: bool) -> Chain:
-    """What is done to a recording: augmentation (the recipe's, or else the data set's), then its preparation."""
+    """What is done to a recording: augmentation (the recipe's, or else the data set's), then preparation (both's)."""
     whole = SETS["glyphs" if recipe.data == FOLDER else recipe.data][1]
-    if not train:
-        return whole(False)
-    if recipe.transforms is None:
-        return whole(True)
-    return Chain((*map(transform_of, recipe.transforms), *whole(False).steps))
+    own = whole(False).steps
+    altered: Iterable[EventTransform] = ()
+    if train and recipe.transforms is None:
+        steps = whole(True).steps
+        altered = steps[: len(steps) - len(own)]
+    elif train:
+        altered = map(transform_of, recipe.transforms or ())
+    return Chain((*altered, *map(transform_of, recipe.prepare), *own))
 
 
 def transform_of(entry: Any) -> EventTransform:

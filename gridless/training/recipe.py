@@ -48,6 +48,9 @@ class Recipe:
     """What is done to each training cloud."""
     transforms: list[Any] | None = None
     """What is done to each training recording, such as [ReverseTime, {Zoom: [0.8, 1.2]}]; None: as the data set's."""
+    prepare: list[Any] = field(default_factory=list)
+    """What is done to every recording before the data set's own preparation, in training and afterwards, such as
+    [{PoolPixels: 2}]."""
     geometry: str = "online"
     """Where geometry for training is made: `online`, on the device; `workers`, in processes; `offline`, in files."""
     repeats: int = 8
@@ -114,7 +117,9 @@ class Recipe:
             raise ValueError("recipe: augment is for clouds; what is done to recordings is said by transforms")
         if self.recordings and self.capture:
             raise ValueError("recipe: capture: recordings have no common size, so that no graph can be captured")
-        for entry in self.transforms or ():
+        if self.prepare and not self.recordings:
+            raise ValueError("recipe: prepare is for recordings; what is done to clouds is said by augment")
+        for entry in [*(self.transforms or ()), *self.prepare]:
             transform_of(entry)
         if self.frozen and self.start is None:
             raise ValueError("recipe: frozen parts would keep random weights: say which to begin with, start: NAME")

@@ -43,6 +43,7 @@ ALL = [
     ev.SwapPolarity(),
     ev.Stretch(0.8, 1.25),
     ev.Jitter(0.7),
+    ev.Erase(0.1, 0.6),
     ev.ToOrigin(),
     ev.FirstEvents(100),
     ev.FirstMicroseconds(50_000),
@@ -236,6 +237,7 @@ def test_a_chain_ends_in_a_plan_or_any_other_step():
         lambda: ev.Thin(1.0),
         lambda: ev.PoolPixels(0),
         lambda: ev.StretchTime(2, 1),
+        lambda: ev.Erase(0.5, 0.2),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make):
@@ -277,6 +279,22 @@ def test_jitter_moves_each_event_by_itself():
     by = (made.pixel - 100).double()
     assert by.std().item() == pytest.approx(2.0, abs=0.1)
     assert abs(by.mean().item()) < 0.1
+
+
+def test_a_rectangle_of_each_recording_is_erased():
+    everywhere = torch.cartesian_prod(torch.arange(30), torch.arange(20)).int()
+    one = recording(600, sensor=(60, 40))._changed(pixel=everywhere + 5)
+    made = parts(ev.Erase(0.3, 0.5, probability=0.75)(gl.collate([one] * 40), seed()))
+    untouched = sum(len(each) == 600 for each in made)
+    assert 2 < untouched < 20
+    for each in made:
+        kept = {tuple(pixel) for pixel in (each.pixel - 5).tolist()}
+        gone = torch.tensor([pixel for pixel in everywhere.tolist() if tuple(pixel) not in kept])
+        if len(gone):
+            sides = gone.amax(0) - gone.amin(0) + 1
+            assert len(gone) == sides.prod()
+            assert bool((sides <= torch.tensor([15, 10])).all())
+    assert same(ev.Erase(0.0, 0.0)(one, seed()), one)
 
 
 def test_a_recording_moves_to_the_origin():

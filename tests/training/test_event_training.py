@@ -118,6 +118,17 @@ def test_transforms_of_a_recipe_come_before_the_preparation():
     assert [type(s).__name__ for s in chain(recipe(data="n_mnist"), train=False).steps] == ["Recentre", "StartAtZero"]
 
 
+def test_what_a_recipe_prepares_is_done_in_training_and_afterwards():
+    settings = recipe(data="n_mnist", transforms=["ReverseTime"], prepare=[{"PoolPixels": 2}])
+    names = [[type(step).__name__ for step in chain(settings, train).steps] for train in (True, False)]
+    assert names == [
+        ["ReverseTime", "PoolPixels", "Recentre", "StartAtZero"],
+        ["PoolPixels", "Recentre", "StartAtZero"],
+    ]
+    with pytest.raises(ValueError, match="prepare is for recordings"):
+        load_recipe("shapes").changed(prepare=["ToOrigin"])
+
+
 def test_a_recipe_of_an_earlier_run_may_use_the_former_name_of_its_data_set():
     values = recipe(data="n_cars").to_dict()
     assert Recipe.from_dict({**values, "data": "ncars"}) == Recipe.from_dict(values)
@@ -126,7 +137,7 @@ def test_a_recipe_of_an_earlier_run_may_use_the_former_name_of_its_data_set():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"transforms": ["Tilt"]}, "no event transform 'Tilt': there are Crop, FirstEvents, "),
+        ({"transforms": ["Tilt"]}, "no event transform 'Tilt': there are Crop, Erase, FirstEvents, "),
         ({"transforms": [{"Zoom": 2}]}, "transforms: Zoom: "),
         ({"augment": {"jitter": 0.1}}, "augment is for clouds"),
         ({"capture": True}, "no graph can be captured"),
