@@ -57,7 +57,7 @@ GRID = {"model__pooled": 0, "model__blocks": 1, "model__width": 12}
 SMALL = {"prepare": [{"PoolPixels": 2}]}
 BOARD = {
     "model": "n_cars", "head": "stream", "sensor": [60, 50], "levels": 3, "pooled": 0, "rates": "shared",
-    "dropout": 0.1, "threshold": 1.5, "decay_time": 16000.0,
+    "dropout": 0.1,
 }  # fmt: skip
 
 # name -> changes of the recipe n-cars
