@@ -1,22 +1,38 @@
 """A city of any size: real scans side by side, generated on the fly, searched, sampled and labelled tile by tile.
 
-    python benchmarks/scale.py --scans semantickitti_22_scans.npz --points 1e7 1e8 [--out results/scale.json]
-    python benchmarks/scale.py --scans semantickitti_22_scans.npz --points 1e7 --label --device cuda
+    python benchmarks/scale.py sample --points 1e7 1e8 1e9 --processes 2
+    python benchmarks/scale.py label --points 1e7 1e8 --device cuda
+    python benchmarks/scale.py precompute --processes 1 2 4 8 16
+    python benchmarks/scale.py scans --device cuda --epochs 60
+    python benchmarks/scale.py peers --points 1e7
 
-One point of each 5 cm cell, a ball of 20 cm around each, and a rejection sample over it; with --label the network of
-the recipe `semantickitti`, with random weights, instead. Each number of points is a process of its own, whose peak of
-memory is the figure. First it is checked that tiles of two sizes give the same samples. `reading` is the first pass.
-A core second is one of CPU time, over all threads: what other processes do matters less.
+    sample      one point of each 5 cm cell, a ball of 20 cm around each, and a rejection sample over it
+    label       the network of the recipe `semantickitti`, with random weights
+    precompute  `gl.Precomputed` of the scans, the same ones for each process; ideal is the work of one times processes
+    scans       the recipe `semantickitti` trained on 18 scans, and judged on 4: mIoU, time and memory of each
+    peers       Open3D's cells and balls on one scene in memory, laspy reading alone, and ours, on one core each
+
+First it is checked that tiles of two sizes and the whole scene give the same samples, or labels. Each number of points
+is a process, or processes, of its own, whose peaks of memory are added up. `reading` is the first pass. A core second
+is one of CPU time, over all processes and threads: what others do on the machine matters less. Nothing needs laspy but
+`peers`. What is found is kept in `--out`, beside what is there already, after each number of points.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
+import os
 import resource
+import shutil
+import statistics
 import sys
+import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +40,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
-from common import machine
+from common import DATA, machine
 
 import gridless as gl
 from gridless.data.clouds.base import Parts, Points
+from gridless.data.prepare import Preparation, turned
+from gridless.data.semantickitti import PACK
 from gridless.scenes import Scene, Tiles
 from gridless.scenes.label import Labeller
+from gridless.tasks import run
 
 # Scans are this far apart, and cut where the next begins.
 APART = 160.0
 GRID, RADIUS = 0.05, 0.2
+HOW = Preparation(up="z", features=("intensity",))
+Rows = dict[str, Any]
 
 
 def city(scans: str, points: float) -> Parts:
@@ -44,9 +65,11 @@ def city(scans: str, points: float) -> Parts:
         cloud = data.cloud(i)
         each.append(cloud[(cloud.coords[:, :2].abs() < APART / 2).all(1)])
     sizes: list[int] = []
-    while sum(sizes) < points:
+    total = 0
+    while total < points:
         sizes.append(len(each[len(sizes) % len(each)]))
-    side = int(np.ceil(len(sizes) ** 0.5))
+        total += sizes[-1]
+    side = math.ceil(len(sizes) ** 0.5)
 
     def read(k: int) -> Points:
         cloud = each[k % len(each)]
@@ -64,82 +87,251 @@ def plan() -> gl.Plan:
     return made
 
 
-def samples(tiles: Tiles, device: str) -> list[int]:
-    """The rows in the scene of all samples inside tiles."""
-    found: list[int] = []
-    for tile in tiles:
-        _, geometry = tile.run(plan(), device=device)
-        rows = geometry["X1"].rows
-        found += rows["index"][rows["inside"]].tolist()
-    return sorted(found)
+def peak() -> int:
+    """The most memory that this process ever had, in MiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
-def measured(scans: str, points: float, device: str, label: bool) -> dict[str, Any]:
-    source = city(scans, points)
-    result: dict[str, Any] = {"points": sum(source.sizes), "scans": len(source.sizes)}
-    begin = time.perf_counter()
-    if label:
-        torch.manual_seed(0)
-        from gridless.training.recipe import load_recipe
+def alone(work: Callable[..., Any], *words: Any) -> Any:
+    """work(*words) in a process of its own, which may have others."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *words).result()
 
-        model = load_recipe("semantickitti").make_model()
-        how = gl.data.prepare.Preparation(up="z", features=("intensity",))
-        worker = Labeller(
-            source, model, grid=GRID, how=how, device=device, points=1 << (22 if device == "cuda" else 19)
-        )
-        tiles = worker.tiles
-    else:
-        tiles = Tiles(Scene(source, rows=[]), APART / 2, plan().reach(), GRID)
-    result["reading, points/s"] = round(result["points"] / (time.perf_counter() - begin))
-    kept = done = 0
-    if device == "cuda" or label:
-        # What is compiled is compiled.
-        _ = worker(tiles.keys[0]) if label else tiles[0].run(plan(), device=device)
-    begin, before, last = time.perf_counter(), time.process_time(), 0.0
-    for key in tiles.keys:
-        if label:
-            done += len(worker(key)[0])
-        else:
-            tile, geometry = tiles.tile(key).run(plan(), device=device)
+
+class Sampler:
+    """Searches and samples tiles, given by their keys: how many points and samples are inside, and what it took."""
+
+    def __init__(self, scans: str, points: float, folder: str, device: str = "cpu") -> None:
+        scene, size = Scene(city(scans, points), rows=[]), APART / 2
+        counts = scene.scan(size, Path(folder) / "scan.npz")
+        self.tiles, self.device = Tiles(scene, size, plan().reach(), GRID, counts=counts), device
+
+    def __call__(self, keys: tuple) -> tuple[int, int, float, int, int]:
+        done = kept = 0
+        begin = time.process_time()
+        for key in keys:
+            tile, geometry = self.tiles.tile(key).run(plan(), device=self.device)
             kept += int(geometry["X1"].rows["inside"].sum())
             done += int(tile.every.rows["inside"].sum())
-        last = time.perf_counter() - begin
-    assert done == result["points"], (done, result)
-    result["points/core second"] = round(done / (time.process_time() - before))
-    result |= {"tiles": len(tiles), "samples": kept, "seconds": round(last, 1), "points/s": round(done / last)}
-    result["peak, MiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
-    if device == "cuda":
+        return done, kept, time.process_time() - begin, os.getpid(), peak()
+
+
+def sampled(scans: str, points: float, device: str, processes: int) -> Rows:
+    begin, before = time.perf_counter(), time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        words = {"scans": scans, "points": points, "folder": folder, "device": device}
+        # The first pass, which the others find in the folder.
+        tiles = Sampler(**words).tiles
+        total, reading = tiles.scene.count, time.perf_counter() - begin
+        # A task is the tiles of a few scans that stand together: each scan is made once or twice.
+        groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        for i, j in tiles.keys:
+            groups.setdefault((i // 2, j // 8), []).append((i, j))
+        cores, peaks, done, kept, shown = time.process_time() - before, {os.getpid(): peak()}, 0, 0, 0.0
+        for _, (inside, samples, seconds, who, most) in run(Sampler, words, map(tuple, groups.values()), processes):
+            done, kept, cores, peaks[who] = done + inside, kept + samples, cores + seconds, most
+            if time.perf_counter() - shown > 20:
+                shown = time.perf_counter()
+                now = f"{done:,} of {total:,} points, {shown - begin:.0f} s, {sum(peaks.values())} MiB"
+                print(now, file=sys.stderr, flush=True)
+    assert done == total, (done, total)
+    seconds = time.perf_counter() - begin
+    return {
+        "points": total, "processes": processes, "tiles": len(tiles), "samples": kept, "seconds": round(seconds, 1),
+        "reading, points/s": round(total / reading), "points/s": round(total / seconds),
+        "points/core second": round(total / cores), "peak, MiB": sum(peaks.values()), "load": os.getloadavg()[1],
+    }  # fmt: skip
+
+
+def check_samples(scans: str, device: str) -> None:
+    """Tiles of two sizes, none of which is a scan, and the whole scene at once give the same samples."""
+    source, found = city(scans, 4e5), []
+    for size in (37.0, 93.0, math.inf):
+        ours: list[int] = []
+        for tile in Tiles(Scene(source, rows=[]), size, plan().reach(), GRID):
+            rows = tile.run(plan(), device=device)[1]["X1"].rows
+            ours += rows["index"][rows["inside"]].tolist()
+        found.append(sorted(ours))
+    assert found[0] == found[1] == found[2]
+    print(f"checked: {len(found[0]):,} samples of {sum(source.sizes):,} points are those of the whole, in two tilings")
+
+
+def network(scans: str) -> Any:
+    """With random weights, and no class that wins everywhere."""
+    from gridless.training.recipe import load_recipe
+
+    torch.manual_seed(0)
+    model: Any = load_recipe("semantickitti").make_model().eval()
+    some = turned(gl.data.SemanticKITTI(scans, "train").cloud(0)[:20_000], HOW, "a scan")
+    with torch.no_grad():
+        model.head.bias -= model(model.plan(some)).mean(0)
+    return model
+
+
+def labelled(scans: str, points: float, device: str) -> Rows:
+    source, on_gpu = city(scans, points), device.startswith("cuda")
+    begin = time.perf_counter()
+    worker = Labeller(source, network(scans), grid=GRID, how=HOW, device=device, points=1 << (21 if on_gpu else 19))
+    tiles, total = worker.tiles, sum(source.sizes)
+    result: Rows = {"points": total, "tiles": len(tiles), "of side, m": round(tiles.size)}
+    result["reading, points/s"] = round(total / (time.perf_counter() - begin))
+    # Threads that cut tiles beside each other need none of their own.
+    torch.set_num_threads(1 if on_gpu else torch.get_num_threads())
+    # What is compiled is compiled. Then each half of the work alone.
+    some = tiles.keys[len(tiles) // 2 :][:3]
+    worker(some[0])
+    begin = time.perf_counter()
+    cut = [tiles.tile(key) for key in some]
+    cutting = time.perf_counter() - begin
+    begin = time.perf_counter()
+    inside = sum(len(worker.label(tile)[0]) for tile in cut)
+    result["cutting on one core, points/s"] = round(inside / cutting)
+    result["labelling, points/s"] = round(inside / (time.perf_counter() - begin))
+    del cut
+    begin, before, done = time.perf_counter(), time.process_time(), 0
+    for _, (index, _) in worker.over(tiles.keys):
+        done += len(index)
+    assert done == total, (done, total)
+    seconds = time.perf_counter() - begin
+    result |= {"seconds": round(seconds, 1), "points/s": round(done / seconds)}
+    result |= {"points/core second": round(done / (time.process_time() - before)), "peak, MiB": peak()}
+    if on_gpu:
         result["peak on the GPU, MiB"] = torch.cuda.max_memory_allocated() >> 20
     return result
 
 
-def check(scans: str, device: str) -> None:
-    """Tiles of two sizes, none of which is a scan, give the same samples."""
-    source = city(scans, 4e5)
-    ours = [samples(Tiles(Scene(source, rows=[]), size, plan().reach(), GRID), device) for size in (37.0, 93.0)]
-    assert ours[0] == ours[1]
-    print(f"checked: {len(ours[0])} samples of {sum(source.sizes)} points, the same with tiles of 37 m and 93 m")
+def check_labels(scans: str, device: str) -> None:
+    source, model, found = city(scans, 4e5 if device.startswith("cuda") else 1e5), network(scans), []
+    for size in (60.0, 150.0, math.inf):
+        worker = Labeller(source, model, size=size, grid=GRID, how=HOW, device=device)
+        labels = np.full(sum(source.sizes), -1)
+        for _, (index, mine) in worker.over(worker.tiles.keys):
+            labels[index] = mine
+        assert labels.min() >= 0
+        found.append(labels)
+    other = [int((labels != found[-1]).sum()) for labels in found[:-1]]
+    many, classes = len(found[-1]), len(np.unique(found[-1]))
+    print(f"checked: of {many:,} labels, of {classes} classes, {other} are not those of the whole, in two tilings")
+    assert max(other) <= 1e-5 * many, other
+
+
+class Repeated(torch.utils.data.Dataset):
+    """For each of some processes the same scans: entry i is of number i // processes."""
+
+    fingerprint = "scans"
+
+    def __init__(self, scans: str, processes: int, each: int) -> None:
+        self.data = gl.data.SemanticKITTI(scans, "train", grid=GRID)
+        self.processes, self.each = processes, each
+
+    def __len__(self) -> int:
+        return self.processes * self.each
+
+    def __getitem__(self, i: int) -> gl.Cloud:
+        return self.data.cloud(i // self.processes % len(self.data))
+
+
+def precomputed(scans: str, processes: int, each: int) -> float:
+    """Seconds for `each` scans in each of some processes; files, of 10 MB a scan, are in memory where there is room."""
+    data, memory = Repeated(scans, processes, each), Path("/dev/shm")
+    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 2e7 * processes * each
+    with tempfile.TemporaryDirectory(dir=memory if roomy else None) as folder:
+        begin = time.perf_counter()
+        gl.Precomputed(data, folder, plan(), shard=1, num_workers=processes)
+        return time.perf_counter() - begin
+
+
+def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
+    # What is compiled is compiled; and how many scans take so long.
+    precomputed(scans, 1, 2)
+    one = (precomputed(scans, 1, 12) - precomputed(scans, 1, 2)) / 10
+    each = max(4, round(seconds / one))
+    found = {n: precomputed(scans, n, each) for n in processes}
+    return {
+        f"{n} processes": {
+            "scans": n * each, "seconds": round(took, 2), "scans/s": round(n * each / took, 2),
+            "of linear": round(found[processes[0]] / took, 3), "load": os.getloadavg()[0],
+        }
+        for n, took in found.items()
+    }  # fmt: skip
+
+
+def trained(scans: str, device: str, epochs: int) -> Rows:
+    """The recipe's mIoU, and what a held-out scan takes, searches, sampling and network."""
+    from gridless.__main__ import main as command
+    from gridless.training.evaluate import judged
+    from gridless.training.examples import load_data
+    from gridless.training.recipe import load_recipe
+    from gridless.weights import load
+
+    recipe, on_gpu = load_recipe("semantickitti"), device.startswith("cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        words = ["train", "semantickitti", "--data", scans, "--out", folder, "--device", device]
+        assert command([*words, "--epochs", str(epochs)]) == 0
+        seconds = time.perf_counter() - begin
+        model: Any = load(Path(folder) / "weights.safetensors", device).eval()
+    result: Rows = {"epochs": epochs, "training, s": round(seconds, 1), "s/epoch": round(seconds / epochs, 2)}
+    if on_gpu:
+        result["peak on the GPU in training, MiB"] = torch.cuda.max_memory_allocated() >> 20
+    for split in ("fit", "validation"):
+        score = judged(model, load_data(recipe, scans, split).to(device), recipe, 1)
+        result[split] = {"scans": score["examples"], "mIoU": score["mean_iou"], "accuracy": score["accuracy"]}
+    data, times = gl.data.SemanticKITTI(scans, "validation", grid=GRID), []
+    clouds = [turned(data.cloud(i), HOW, "a scan").to(device) for i in range(len(data))]
+    sync = torch.cuda.synchronize if on_gpu else lambda: None
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    with torch.no_grad():
+        for cloud in clouds * 6:
+            sync()
+            begin = time.perf_counter()
+            model(model.plan(cloud)).argmax(1)
+            sync()
+            times.append(time.perf_counter() - begin)
+    result["points of a scan"] = round(statistics.mean(map(len, clouds)))
+    result["a scan, ms"] = round(1e3 * statistics.median(times[len(clouds) :]), 2)
+    if on_gpu:
+        result["peak on the GPU, MiB"] = torch.cuda.max_memory_allocated() >> 20
+    return result
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scans", required=True)
+    parser.add_argument("what", choices=["sample", "label", "precompute", "scans", "peers"])
+    parser.add_argument("--scans", default=str(DATA / PACK), help="the pack, or the folder of the release")
     parser.add_argument("--points", type=float, nargs="+", default=[1e7])
+    parser.add_argument("--processes", type=int, nargs="+", default=[1])
+    parser.add_argument("--seconds", type=float, default=15.0, help="of precompute: for each number of processes")
+    parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--label", action="store_true")
     parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    check(arguments.scans, arguments.device)
-    results: dict[str, Any] = {}
-    for points in arguments.points:
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found = pool.apply(measured, (arguments.scans, points, arguments.device, arguments.label))
-        results[f"{found.pop('points'):,} points"] = found
-        print(json.dumps(results), flush=True)
-    if arguments.out:
-        arguments.out.write_text(
-            json.dumps({"machine": machine(), "label": arguments.label, "results": results}, indent=1)
-        )
+    words = parser.parse_args()
+    found: Rows = {}
+
+    def keep(rows: Rows) -> None:
+        found.update(rows)
+        print(json.dumps(rows), flush=True)
+        if words.out:
+            known = json.loads(words.out.read_text()) if words.out.exists() else {}
+            known[words.what] = {"machine": machine(), "results": found}
+            words.out.write_text(json.dumps(known, indent=1) + "\n")
+
+    if words.what == "sample":
+        alone(check_samples, words.scans, words.device)
+        for points in words.points:
+            for processes in words.processes:
+                row = alone(sampled, words.scans, points, words.device, processes)
+                keep({f"{row.pop('points'):,} points, {processes} processes": row})
+    elif words.what == "label":
+        alone(check_labels, words.scans, words.device)
+        for points in words.points:
+            row = alone(labelled, words.scans, points, words.device)
+            keep({f"{row.pop('points'):,} points": row})
+    elif words.what == "precompute":
+        keep(precomputing(words.scans, words.processes, words.seconds))
+    elif words.what == "scans":
+        keep(trained(words.scans, words.device, words.epochs))
 
 
 if __name__ == "__main__":

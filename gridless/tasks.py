@@ -16,7 +16,6 @@ def run(
     tasks: Iterable[Any],
     workers: int = 1,
     ray: str | None = None,
-    here: Callable[[Any], Any] | None = None,
 ) -> Iterator[tuple[Any, Any]]:
     """(task, result) of each task, in the order in which they are finished.
 
@@ -24,9 +23,8 @@ def run(
         worker: `worker(**arguments)` is made once in each process, and called with a task.
         arguments: what is pickled for it.
         tasks: what is pickled for a call.
-        workers: processes on this machine; 1 calls `here`.
+        workers: processes on this machine; 1 is this one.
         ray: the address of a Ray cluster instead, with as many actors as it has room for.
-        here: a worker of this process, where there is one already.
     """
     if ray is not None:
         yield from _on_ray(worker, arguments, list(tasks), ray)
@@ -36,7 +34,7 @@ def run(
         with context.Pool(workers, _begin, (worker, arguments)) as pool:
             yield from pool.imap_unordered(_do, tasks)
     else:
-        made = here or worker(**arguments)
+        made = worker(**arguments)
         for task in tasks:
             yield task, made(task)
 

@@ -11,7 +11,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,16 @@ from gridless.data.prepare import Preparation, turned
 from gridless.geometry import nearest
 from gridless.progress import bar
 from gridless.scenes.scene import Scene
-from gridless.scenes.tiling import Tiles, layers_of
+from gridless.scenes.tiling import Key, Tile, Tiles, layers_of
 from gridless.structures import Cloud
 from gridless.tasks import run
 
+# The rows in the scene of some points (S) int64, and their labels (S) int64.
+Labels = tuple[np.ndarray, np.ndarray]
 # Points of a tile and its halo, about as many as fit in a gigabyte with what a network makes of them.
 POINTS = 1 << 19
+# Tiles that threads cut while a GPU labels another.
+_AHEAD = 4
 OUTPUTS = (".las", ".laz", ".ply", ".npy")
 
 
@@ -87,10 +93,21 @@ class Labeller:
             grouped[key] = grouped.get(key, 0) + n
         self.tiles = Tiles(scene, scale * base, halo, grid, place, grouped)
 
+    def over(
+        self, keys: Sequence[Key], ahead: int | None = None
+    ) -> Iterator[tuple[Key, tuple[np.ndarray, np.ndarray]]]:
+        """Each key with its rows and labels, in order; for a GPU threads cut the next tiles, `ahead` of them."""
+        ahead = _AHEAD * (self.device.type != "cpu") if ahead is None else ahead
+        with ThreadPoolExecutor(max(ahead, 1), thread_name_prefix="gridless-tiles") as pool:
+            waiting: deque[Future[Tile]] = deque()
+            for n, key in enumerate(keys):
+                for later in keys[n + len(waiting) : n + 1 + ahead]:
+                    waiting.append(pool.submit(self.tiles.tile, later))
+                yield key, self.label(waiting.popleft().result())
+
     @torch.no_grad()
-    def label(self, key: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    def label(self, tile: Tile) -> Labels:
         """The rows in the scene of the points inside a tile (S) int64, and their labels (S) int64."""
-        tile = self.tiles.tile(key)
         prepare = lambda cloud: turned(cloud, self.how, self.source)  # noqa: E731
         tile, geometry = tile.run(self.model.plan, self.layers, self.device, self.around, prepare)
         found = self.model(geometry).argmax(1)
@@ -103,8 +120,8 @@ class Labeller:
 
     def __call__(self, key: Any) -> Any:
         if not isinstance(key, dict):
-            return self.label(key)
-        found = [self.label((int(i), int(j))) for i, j in zip(key["i"], key["j"], strict=True)]
+            return self.label(self.tiles.tile(key))
+        found = [self.label(self.tiles.tile((int(i), int(j)))) for i, j in zip(key["i"], key["j"], strict=True)]
         return {name: np.concatenate(part) for name, part in zip(("index", "label"), zip(*found), strict=True)}
 
 
@@ -195,7 +212,8 @@ def _label_all(
     ):
         # A line that a killed run did not finish is written over.
         notes.truncate(notes.seek(sum(len(line) + 1 for line in lines)))
-        for key, (index, found) in run(Labeller, arguments, left, workers, ray, first):
+        alone = workers == 1 and ray is None
+        for key, (index, found) in first.over(left) if alone else run(Labeller, arguments, left, workers, ray):
             if len(index) != tiles.counts[key]:
                 raise RuntimeError(f"tile {key} has {len(index)} points, not {tiles.counts[key]}")
             # Mapped for one tile only: what is mapped counts as memory.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import lru_cache
@@ -15,6 +16,7 @@ import numpy as np
 from gridless.data.clouds import IN_PARTS, READERS, read_parts
 from gridless.data.clouds.base import Parts, Points, part_sizes
 from gridless.data.files import whole_file
+from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud
 from gridless.structures.interchange import plain
 
@@ -60,6 +62,7 @@ class Scene:
         self.low = self.high = np.empty((0, 0))
         self.dtype = np.dtype(np.float64)
         self._cache: OrderedDict[int, Piece] = OrderedDict()
+        self._lock = threading.Lock()
         self._sorted: _Sorted | None = None
         kinds = []
         for k, (f, part) in enumerate(self._where):
@@ -89,17 +92,19 @@ class Scene:
 
     def piece(self, k: int) -> Piece:
         """Piece k, in its place."""
-        if k in self._cache:
-            self._cache.move_to_end(k)
-            return self._cache[k]
+        with self._lock:
+            if k in self._cache:
+                self._cache.move_to_end(k)
+                return self._cache[k]
         if self._sorted is not None:
             made = self._sorted.piece(k)
         else:
             points = self._read(k)
             made = Piece(self.placed(points.coords), np.arange(*self.first[k : k + 2]), self._rows(k, points))
-        self._cache[k] = made
-        while len(self._cache) > 1 and sum(len(piece.index) for piece in self._cache.values()) > _KEPT:
-            self._cache.popitem(last=False)
+        with self._lock:
+            self._cache[k] = made
+            while len(self._cache) > 1 and sum(len(piece.index) for piece in self._cache.values()) > _KEPT:
+                self._cache.popitem(last=False)
         return made
 
     def _rows(self, k: int, points: Points) -> dict[str, np.ndarray]:
@@ -125,31 +130,39 @@ class Scene:
             with np.load(known, allow_pickle=False) as kept:
                 self.low, self.high = kept["low"], kept["high"]
                 return {(i, j): n for i, j, n in kept["counts"].tolist()}
-        low, high = np.empty((len(self.sizes), self.dim)), np.empty((len(self.sizes), self.dim))
+        # Pieces are small, but those of some formats, whole files, of which one is enough at a time.
+        jobs = [(k, cell) for k in range(len(self.sizes))]
+        looks = in_threads(self._look, jobs) if self.sizes.max() <= _KEPT else [self._look(*job) for job in jobs]
+        low, high = (np.array([look[end] for look in looks]) for end in (0, 1))
         counts: dict[tuple[int, int], int] = {}
-        for k in range(len(self.sizes)):
-            piece = self.piece(k)
-            bad = np.flatnonzero(~np.isfinite(piece.coords).all(1))
-            if len(bad):
-                first = self.name(int(piece.index[bad[0]]))
-                raise ValueError(f"{first} is not finite, nor are {len(bad) - 1} that follow it: remove them")
-            low[k], high[k] = piece.coords.min(0), piece.coords.max(0)
-            cells = cells_of(piece.coords, cell)
-            (i0, j0), (wide, tall) = cells.min(0).tolist(), (np.ptp(cells, axis=0) + 1).tolist()
-            # As one number each, which is quicker to count; Python's, that grow as they must.
-            if wide * tall < 1 << 62:
-                found, many = np.unique((cells[:, 0] - i0) * tall + (cells[:, 1] - j0), return_counts=True)
-                pairs = [(i0 + code // tall, j0 + code % tall) for code in found.tolist()]
-            else:
-                found, many = np.unique(cells, axis=0, return_counts=True)
-                pairs = [(i, j) for i, j in found.tolist()]
-            for key, n in zip(pairs, many.tolist(), strict=True):
+        for *_, found in looks:
+            for key, n in found:
                 counts[key] = counts.get(key, 0) + n
         self.low, self.high = low, high
         if known is not None:
             with whole_file(known) as file:
                 np.savez(file, low=low, high=high, counts=[[*key, n] for key, n in counts.items()])
         return counts
+
+    def _look(self, k: int, cell: float) -> tuple[list[float], list[float], list[tuple[tuple[int, int], int]]]:
+        """Where piece k begins and ends, and the points in each cell."""
+        piece = self.piece(k)
+        # Column by column: NumPy is slow along short axes.
+        low, high = [x.min() for x in piece.coords.T], [x.max() for x in piece.coords.T]
+        if not np.isfinite([low, high]).all():
+            bad = np.flatnonzero(~np.isfinite(piece.coords).all(1))
+            first = self.name(int(piece.index[bad[0]]))
+            raise ValueError(f"{first} is not finite, nor are {len(bad) - 1} that follow it: remove them")
+        cells = cells_of(piece.coords, cell)
+        (i0, wide), (j0, tall) = ((int(x.min()), int(np.ptp(x)) + 1) for x in cells.T)
+        # As one number each, which is quicker to count; Python's, that grow as they must.
+        if wide * tall < 1 << 62:
+            found, many = np.unique((cells[:, 0] - i0) * tall + (cells[:, 1] - j0), return_counts=True)
+            pairs = [(i0 + code // tall, j0 + code % tall) for code in found.tolist()]
+        else:
+            found, many = np.unique(cells, axis=0, return_counts=True)
+            pairs = [(i, j) for i, j in found.tolist()]
+        return low, high, list(zip(pairs, many.tolist(), strict=True))
 
     def within(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         """The pieces that may have points in a box over the first axes."""
@@ -161,18 +174,17 @@ class Scene:
         axes, found = len(low), []
         for k in self.within(low, high):
             piece = self.piece(int(k))
-            mine = (piece.coords[:, :axes] >= low).all(1) & (piece.coords[:, :axes] <= high).all(1)
+            mine = np.ones(len(piece.index), np.bool_)
+            for x, first, last in zip(piece.coords.T[:axes], low, high, strict=True):
+                mine &= (x >= first) & (x <= last)
             if mine.any():
-                rows = {name: values[mine] for name, values in piece.rows.items()}
-                found.append(Piece(piece.coords[mine], piece.index[mine], rows))
+                found.append(taken(piece, np.flatnonzero(mine)))
         if not found:
             return Piece(np.empty((0, self.dim)), np.empty(0, np.int64), {})
         whole = _joined(self, found)
         if self._sorted is None:
             return whole
-        order = whole.index.argsort(kind="stable")
-        rows = {name: values[order] for name, values in whole.rows.items()}
-        return Piece(whole.coords[order], whole.index[order], rows)
+        return taken(whole, whole.index.argsort(kind="stable"))
 
     def sort(self, cell: float, folder: str | Path | None = None) -> None:
         """Copy the points into a file of compact pieces: for scenes whose own pieces are spread all over.
@@ -261,8 +273,15 @@ def _runs(scene: Scene) -> Iterator[Piece]:
             waiting = []
 
 
+def taken(piece: Piece, where: np.ndarray) -> Piece:
+    rows = {name: values.take(where, 0) for name, values in piece.rows.items()}
+    return Piece(piece.coords.take(where, 0), piece.index.take(where), rows)
+
+
 def _joined(scene: Scene, pieces: list[Piece]) -> Piece:
     first = pieces[0]
+    if len(pieces) == 1:
+        return first
     for piece in pieces:
         if set(piece.rows) != set(first.rows):
             odd = set(piece.rows) ^ set(first.rows)

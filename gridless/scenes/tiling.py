@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from gridless.geometry import grid_sample
 from gridless.geometry.rejection import doubtful_depth
 from gridless.plan import Plan
-from gridless.scenes.scene import RESOLUTION, Scene, cells_of
+from gridless.scenes.scene import RESOLUTION, Scene, cells_of, taken
 from gridless.structures import Cloud, Geometry
 
+Key = tuple[int, int]
 # How often a point may be read, over all tiles, before a scene is sorted first.
 _OFTEN = 6.0
 
@@ -110,8 +111,7 @@ class Tiles(Sequence):
         low, high = self.box(key, halo)
         points = self.scene.window(low, high)
         # A hash of the coordinates, then the index: an order that no tile changes.
-        order = _hash(points.coords).argsort(kind="stable")
-        coords, index = points.coords[order], points.index[order]
+        coords, index, found = taken(points, _hash(points.coords).argsort(kind="stable"))
         offset = self._offset(
             np.maximum(low, self._ends[0][: self._axes]), np.minimum(high, self._ends[1][: self._axes])
         )
@@ -121,11 +121,12 @@ class Tiles(Sequence):
                 f"tiles: a tile of {np.ptp(coords, axis=0).max():g} is too large for float32 at a resolution of "
                 f"{self.scene.resolution:g}: take smaller tiles, or a coarser resolution"
             )
-        rows: dict[str, Any] = {name: values[order] for name, values in points.rows.items()}
-        taken = {"index", "inside"} & rows.keys()
-        if taken:
-            raise ValueError(f"tiles: the rows {taken.pop()!r} of the scene would be lost: choose others, rows=[...]")
-        rows |= {"index": index, "inside": (cells_of(coords, self.size) == np.array(key)).all(1)}
+        lost = {"index", "inside"} & found.keys()
+        if lost:
+            raise ValueError(f"tiles: the rows {lost.pop()!r} of the scene would be lost: choose others, rows=[...]")
+        cells = cells_of(coords, self.size)
+        inside = (cells[:, 0] == key[0]) & (cells[:, 1] == key[1])
+        rows: dict[str, Any] = {**found, "index": index, "inside": inside}
         every = Cloud.of(near, **rows)
         cloud = every if self.grid is None else grid_sample(every, self.grid, origin=offset.tolist())
         return Tile(self, key, halo, offset, every, cloud)

@@ -109,17 +109,17 @@ def test_a_run_that_was_killed_goes_on(city, weights, tmp_path, monkeypatch):
     label_scene(city, weights, tmp_path / "whole.npy", size=6.0)
     made, whole = [], Labeller.label
 
-    def counted(self, key):
-        made.append(key)
-        return whole(self, key)
+    def counted(self, tile):
+        made.append(tile.key)
+        return whole(self, tile)
 
     monkeypatch.setattr(Labeller, "label", counted)
     out = tmp_path / "cut.npy"
 
-    def dies(self, key):
+    def dies(self, tile):
         if len(made) == 3:
             raise KeyboardInterrupt
-        return counted(self, key)
+        return counted(self, tile)
 
     monkeypatch.setattr(Labeller, "label", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -169,6 +169,15 @@ def test_processes_give_the_same_labels(city, weights, tmp_path):
     assert np.array_equal(np.load(tmp_path / "one.npy"), np.load(tmp_path / "two.npy"))
 
 
+def test_tiles_that_threads_cut_ahead_give_the_same_labels(city, weights):
+    worker = Labeller(city, weights, size=6.0)
+    keys = worker.tiles.keys
+    for (key, (index, labels)), (other, (rows, found)) in zip(worker.over(keys), worker.over(keys, 3), strict=True):
+        assert key == other
+        assert np.array_equal(index, rows)
+        assert np.array_equal(labels, found)
+
+
 def test_the_command_prints_how_many_points_have_each_label(city, weights, tmp_path, capsys):
     words = [
         "predict",
@@ -192,7 +201,7 @@ def test_the_command_prints_how_many_points_have_each_label(city, weights, tmp_p
 def test_two_runs_to_one_output_are_refused(city, weights, tmp_path, monkeypatch):
     out = tmp_path / "out.laz"
 
-    def second(self, key):
+    def second(self, tile):
         with pytest.raises(ValueError, match=r"another run is writing .*out\.laz"):
             label_scene(city, weights, out)
         raise KeyboardInterrupt
