@@ -6,17 +6,19 @@ The device of the tensors decides; `use_backend` overrides it, and an explicit c
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, wraps
 from importlib import import_module
 from types import ModuleType
-from typing import Any, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 import torch
 
 Module = TypeVar("Module")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 BACKENDS = ("reference", "cpu", "gpu")
 
@@ -57,6 +59,24 @@ def backend_for(device: torch.device) -> str:
 
 # A compiled graph keeps the backend that was current when it was traced.
 backend_for._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def uncompiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """`function`, for torch.compile to call and not to trace: where it traces Numba's compiler, that fails.
+
+    It is `torch.compiler.disable` at the first call that is traced: that loads dynamo, which takes 3.5 s.
+    """
+    disabled: list[Callable[Given, Result]] = []
+
+    @wraps(function)
+    def call(*given: Given.args, **named: Given.kwargs) -> Result:
+        if not torch.compiler.is_compiling():
+            return function(*given, **named)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*given, **named)
+
+    return call
 
 
 @overload

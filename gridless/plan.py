@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gridless import geometry
+from gridless.backends import uncompiled
 from gridless.geometry.grid import KEEPS
 from gridless.geometry.taps import coarser
 from gridless.structures import Cloud, Edges, Events, Geometry, collate, fixed
@@ -259,6 +260,7 @@ class Plan:
         spare = cloud[:1].examples[int(cloud.sizes.nonzero()[0])]
         return fixed(collate([self(cloud), self(spare)]), like)
 
+    @uncompiled
     def step(self, x: Any, memory: dict[str, Any] | None = None) -> tuple[Geometry, dict[str, Any]]:
         """The geometry of the next packet of a stream: memory in (None before the first), memory out.
 

@@ -337,3 +337,31 @@ def test_float64_arrays_are_used_as_float32_with_a_word_and_tensors_are_not():
     assert plan(torch.from_numpy(x))["X0"].coords.dtype == torch.float64
     # Metres far from the origin need all their digits.
     assert plan(x + 5_000_000)["X0"].coords.dtype == torch.float64
+
+
+EVENTS = np.array([(0, 0, 0, 1), (5, 1, 0, 1), (9, 1, 1, 0)], [("t", "i8"), ("x", "i2"), ("y", "i2"), ("p", "i1")])
+
+
+def test_compiled_code_calls_plans_searches_and_samplers_and_traces_none_of_them():
+    """Dynamo breaks Numba's compiler when it traces it: what is traced is what the user wrote, here two sums."""
+    torch.manual_seed(0)
+    cloud, events = gl.Cloud.of(torch.rand(60, 3)), gl.Events.of(EVENTS, (2, 2))
+    plan = paper(0.3, 1)
+    traced = []
+
+    def remember(graph, inputs):
+        traced.extend(node.meta["stack_trace"] for node in graph.graph.nodes if node.op.startswith("call"))
+        return graph.forward
+
+    def user(coords, cloud, events):
+        doubled, near = coords * 2, gl.ball(cloud, cloud, 0.3)
+        found = [near.transpose().source, gl.rejection_sample(cloud, near).coords, gl.farthest_sample(cloud, 7).coords]
+        found += [gl.causal(events, events).source, gl.lif(events).time, plan(cloud)["N11"].source]
+        return [doubled, *found, coords + 1]
+
+    given = cloud.coords, cloud, events
+    with gl.use_backend("cpu"):
+        for a, b in zip(torch.compile(user, backend=remember)(*given), user(*given), strict=True):
+            assert a.equal(b)
+    assert len(traced) == 2
+    assert not any("gridless/geometry" in where or "gridless/plan" in where for where in traced)

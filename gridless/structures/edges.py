@@ -159,6 +159,7 @@ class Edges(Structure):
         return cls(splits, source[order], matrix.shape[1])
 
 
+@backends.uncompiled
 def transpose(edges: Edges) -> Edges:
     """`Edges.transpose` without its memory: the same edges with source and target exchanged."""
     if not isinstance(edges, Edges):

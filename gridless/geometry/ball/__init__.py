@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from gridless.backends import implementation
+from gridless.backends import implementation, uncompiled
 from gridless.geometry.ball import reference
 from gridless.geometry.checks import check_clouds, check_radius
 from gridless.structures import Cloud, Edges
 
 
+@uncompiled
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None = None) -> Edges:
     """Edges from every target to the sources of its example within `radius`, inclusive, sources ascending.
 

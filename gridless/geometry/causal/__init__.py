@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from gridless.backends import implementation
+from gridless.backends import implementation, uncompiled
 from gridless.geometry.causal import reference
 from gridless.geometry.causal.link import Link, link
 from gridless.geometry.taps import Taps
@@ -31,6 +31,7 @@ def by_pixel(events: Events) -> Runs:
     return events.cached("by_pixel", lambda: Runs(*implementation(reference, events.device).by_pixel(events)))
 
 
+@uncompiled
 def causal(source: Events, target: Events, kernel: Taps = 3, stride: int = 1, window: float | None = None) -> Edges:
     """Edges from every (target, tap) to the earlier events at that tap's pixel, sources ascending.
 
@@ -58,6 +59,7 @@ def causal(source: Events, target: Events, kernel: Taps = 3, stride: int = 1, wi
     return Edges(splits, edges, len(source)).trusted()
 
 
+@uncompiled
 def latest(source: Events, target: Events, kernel: Taps = 3, stride: int = 1) -> Latest:
     """For every target and tap the latest event that `causal` would find, or -1.
 

@@ -15,6 +15,7 @@ from gridless.structures import Cloud, Edges
 Size = int | float | Sequence[int] | Tensor
 
 
+@backends.uncompiled
 def farthest_sample(cloud: Cloud, size: Size, start: int = 0, near: Edges | None = None, reject: bool = False) -> Cloud:
     """Iterative farthest points (IFP): each sample is the point farthest from the samples before it.
 
@@ -55,6 +56,7 @@ def farthest_sample(cloud: Cloud, size: Size, start: int = 0, near: Edges | None
     return cloud.sampled(taken, _splits(sizes))
 
 
+@backends.uncompiled
 def random_sample(cloud: Cloud, size: Size, generator: torch.Generator | None = None) -> Cloud:
     """Points drawn without replacement, all equally likely, in random order; `size` as in `farthest_sample`.
 

@@ -18,6 +18,7 @@ REDUCTIONS = ("kept", "mean", "most")
 _FAR = float(1 << 53)
 
 
+@backends.uncompiled
 def grid_sample(
     cloud: Cloud,
     cell: float,

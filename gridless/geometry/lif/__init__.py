@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gridless.backends import implementation
+from gridless.backends import implementation, uncompiled
 from gridless.geometry.lif import reference
 from gridless.geometry.lif.rule import Rule, decay_tables
 from gridless.geometry.taps import coarser
@@ -37,6 +37,7 @@ class LIFMemory(NamedTuple):
         return cls(torch.zeros(shape, device=device), torch.zeros(shape, dtype=torch.int64, device=device))
 
 
+@uncompiled
 def lif(
     events: Events,
     kernel: int = 3,
@@ -74,6 +75,7 @@ def lif(
     return lif_step(events, None, kernel, stride, decay_time, threshold, reset)[0]
 
 
+@uncompiled
 def lif_step(
     events: Events,
     memory: LIFMemory | None,

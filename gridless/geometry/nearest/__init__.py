@@ -8,6 +8,7 @@ from gridless.geometry.nearest import reference
 from gridless.structures import MAX_EDGES, Cloud, Edges
 
 
+@backends.uncompiled
 def nearest(source: Cloud, target: Cloud, k: int) -> Edges:
     """The k sources nearest to each target, example by example.
 

@@ -10,6 +10,7 @@ from gridless.geometry.rejection import reference
 from gridless.structures import Cloud, Edges
 
 
+@backends.uncompiled
 def rejection_sample(
     cloud: Cloud, near: Edges | None = None, *, radius: float | None = None, distance: bool = False
 ) -> Cloud:

@@ -67,8 +67,8 @@ def conv(
     count = near.target_coords.shape[0]
     out = features.new_empty(count, width)
     inverse = features.new_empty(count if near.function.normalise else 0, dtype=compute_dtype(features.dtype))
-    if count == 0 or width == 0:
-        return out, inverse.zero_()
+    if out.numel() == 0 or channels == 0:
+        return out.zero_() if bias is None else out.copy_(bias), inverse.zero_()
     rows = _Rows(near, inverse, False, features.dtype)
     if weight.ndim == 2:
         _depthwise(rows, features, weight, bias, out, False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gridless.ops.point_conv.gpu.triton_kernels import _gather, _invert, _row_inverse, _scale
+from gridless.ops.point_conv.gpu.triton_kernels import _gather, _kept_inverse, _scale
 
 
 @triton.jit(do_not_specialize=["last", "tiles"])
@@ -36,14 +36,9 @@ def depthwise_kernel(
             F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
             C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, J, L, U, AHEAD, MINE and TOTAL,
         )  # fmt: skip
-        inverse = tl.zeros([T], DTYPE) + 1.0
-        if MINE:
-            if TOTAL:
-                inverse = _invert(tl.max(total, axis=1))
-            else:
-                inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
-            if tl.program_id(1) == 0:
-                tl.store(INVERSE + row, inverse, mask=live)
+        inverse = _kept_inverse(
+            ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale, total, D, FALLOFF, DTYPE, INDEX, T, MINE, TOTAL
+        )
         new = ()
         for j in tl.static_range(J):
             channel = start + j * L + tl.arange(0, L)

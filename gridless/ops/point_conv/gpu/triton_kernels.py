@@ -100,6 +100,23 @@ def _row_inverse(
 
 
 @triton.jit
+def _kept_inverse(
+    ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale, total, D: tl.constexpr, FALLOFF: tl.constexpr,
+    DTYPE: tl.constexpr, INDEX: tl.constexpr, T: tl.constexpr, MINE: tl.constexpr, TOTAL: tl.constexpr,
+):  # fmt: skip
+    """1 / W of each row, written to INVERSE, or 1 if not MINE. With TOTAL, W is in every column of `total` (T, L)."""
+    inverse = tl.zeros([T], DTYPE) + 1.0
+    if MINE:
+        if TOTAL:
+            inverse = _invert(tl.max(total, axis=1))
+        else:
+            inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
+        if tl.program_id(1) == 0:
+            tl.store(INVERSE + row, inverse, mask=live)
+    return inverse
+
+
+@triton.jit
 def _load_cols(COLS, edge, end, U: tl.constexpr):
     cols = ()
     for u in tl.static_range(U):
@@ -201,23 +218,18 @@ def gather_kernel(
 
     With TOTAL, W comes out of the walk over the edges; otherwise from another.
     """
+    MINE: tl.constexpr = NORMALISE and not FLIP
     scale = _scale(high, low, ROW_X)
     row = first + tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
     start = tl.program_id(1) * J * L
     acc, total = _gather(
         F, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
-        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, J, L, U, AHEAD,
-        NORMALISE and TOTAL and not FLIP,
+        C, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DTYPE, INDEX, T, J, L, U, AHEAD, MINE and TOTAL,
     )  # fmt: skip
-    inverse = tl.zeros([T], DTYPE) + 1.0
-    if NORMALISE and not FLIP:
-        if TOTAL:
-            inverse = _invert(tl.max(total, axis=1))
-        else:
-            inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
-        if tl.program_id(1) == 0:
-            tl.store(INVERSE + row, inverse, mask=live)
+    inverse = _kept_inverse(
+        ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale, total, D, FALLOFF, DTYPE, INDEX, T, MINE, TOTAL
+    )
     for j in tl.static_range(J):
         channel = start + j * L + tl.arange(0, L)
         at = (row - first).to(tl.int64)[:, None] * (TERMS * C) + channel[None, :]
@@ -398,9 +410,9 @@ def contract_kernel(
             g = tl.load(G + at, mask=on[:, None] & (c[None, :] < WIDTH), other=0.0).to(DTYPE)
             acc += _value(v, w, m, KIND, TABLE, SHARP, D)[:, None] * g
     if NORMALISE:
-        inverse = _row_inverse(ROW_X, COL_X, SPLITS, COLS, row, live, scale, D, FALLOFF, DTYPE, INDEX, T, K=16)
-        if tl.program_id(1) == 0:
-            tl.store(INVERSE + row, inverse, mask=live)
+        inverse = _kept_inverse(
+            ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale, acc, D, FALLOFF, DTYPE, INDEX, T, True, False
+        )
         acc = acc * inverse[:, None]
     if HAS_BIAS:
         acc += tl.load(BIAS + column + c, mask=c < WIDTH, other=0.0).to(DTYPE)[None, :]
