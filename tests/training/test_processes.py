@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from small_run import shapes
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DistributedSampler
 
 from gridless.nn import synchronise
 from gridless.training import Clouds, Loader
@@ -28,7 +29,62 @@ from gridless.training.run import run
 
 if __name__ == "__main__":
     clouds = shapes(40)
-    run(Recipe.from_dict(json.loads({recipe!r})), clouds, clouds, Path({out!r}), devices=2, progress=False)
+    run(
+        Recipe.from_dict(json.loads({recipe!r})), clouds, clouds, Path({out!r}), devices=2, progress=False, workers=0,
+        cache=Path({out!r}) / "cache",
+    )
+"""
+
+# Nothing of ours but the files, the network and `collate`: Lightning's own sampler and DDP.
+PLAIN = """
+import json
+import lightning, torch
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+import gridless as gl
+torch.set_num_threads(1)
+
+
+class Sizes(torch.utils.data.Dataset):
+    fingerprint = "sizes"
+
+    def __len__(self):
+        return 23
+
+    def __getitem__(self, i):
+        return torch.rand(10 + 7 * i, 3), i
+
+
+class Network(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.model = gl.models.PointResNet(classes=3, width=8, levels=2, radius=0.3)
+        gl.nn.synchronise(self.model)
+        self.seen = []
+
+    def training_step(self, batch, number):
+        geometry, label = batch
+        self.seen.append((self.current_epoch, label.tolist()))
+        return cross_entropy(self.model(geometry), label % 3)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+
+    def on_train_end(self):
+        weights = torch.cat([v.double().flatten() for v in self.model.state_dict().values()])
+        json.dump({{"seen": self.seen, "weights": weights.tolist()}}, open(f"{out}/{{self.global_rank}}.json", "w"))
+
+
+if __name__ == "__main__":
+    network = Network()
+    files = gl.Precomputed(Sizes(), "{out}", network.model.plan, shard=5)
+    loader = DataLoader(files, 4, shuffle=True, collate_fn=gl.collate)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=2, strategy="ddp", max_epochs=2, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )
+    trainer.fit(network, loader)
 """
 
 
@@ -36,15 +92,13 @@ def results(folder: Path) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
-def in_two_processes(recipe, folder: Path) -> dict:
+def in_two_processes(script: str, folder: Path, **words: str) -> None:
     folder.mkdir()
-    script = folder / "script.py"
-    tests, values = str(Path(__file__).parent), json.dumps(recipe.to_dict())
-    script.write_text(SCRIPT.format(tests=tests, recipe=values, out=str(folder)))
+    (folder / "script.py").write_text(script.format(out=str(folder), **words))
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=280)
+    command = [sys.executable, str(folder / "script.py")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
-    return results(folder)
 
 
 def gradients(recipe, rank: int = 0, world: int = 1) -> dict[str, torch.Tensor]:
@@ -77,14 +131,36 @@ def test_the_gradients_of_two_processes_average_to_that_of_one(recipe, tmp_path)
         torch.testing.assert_close(theirs[name], grad, atol=1e-11, rtol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
 
 
-def test_two_processes_reach_the_loss_of_one(recipe, tmp_path):
+def test_two_processes_that_read_files_reach_the_loss_of_one(recipe, tmp_path):
     # Here, lest every process of the test above imports it.
     from gridless.training.run import run
 
     # Dropout is drawn per process, and so is left out; a large epsilon keeps Adam from amplifying rounding.
     recipe = recipe.changed(model__dropout=0.0, epochs=2, average=None, epsilon=1e-2, batch_size=15)
     run(recipe, shapes(40), shapes(40), tmp_path / "one", progress=False)
-    one, two = results(tmp_path / "one"), in_two_processes(recipe, tmp_path / "two")
+    recipe = recipe.changed(geometry="offline", repeats=2)
+    tests, values = str(Path(__file__).parent), json.dumps(recipe.to_dict())
+    in_two_processes(SCRIPT, tmp_path / "two", tests=tests, recipe=values)
+    one, two = results(tmp_path / "one"), results(tmp_path / "two")
     assert abs(one["train_loss"] - two["train_loss"]) < 1e-4
     assert one["train_accuracy"] == two["train_accuracy"]
     assert one["learning_rate"] == two["learning_rate"]
+
+
+def test_lightnings_ddp_as_it_is_reads_files_of_unequal_sizes(tmp_path):
+    folder = tmp_path / "two"
+    in_two_processes(PLAIN, folder)
+    files = sorted(folder.glob("*/*.shard"))
+    assert len(files) == 5
+    assert len({file.stat().st_size for file in files}) == 5
+    ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    for rank, found in enumerate(ranks):
+        sampler = DistributedSampler(range(23), 2, rank, shuffle=True)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            assert [i for at, part in found["seen"] for i in part if at == epoch] == list(sampler)
+    # Twelve for each process: one example of 23 is seen twice.
+    seen = [i for found in ranks for at, part in found["seen"] for i in part if at == 0]
+    assert set(seen) == set(range(23))
+    assert len(seen) == 24
+    assert ranks[0]["weights"] == ranks[1]["weights"]
