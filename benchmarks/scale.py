@@ -33,6 +33,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
-from common import DATA, machine
+from common import DATA, machine, on_cores
 
 import gridless as gl
 from gridless.data.clouds.base import Parts, Points
@@ -296,6 +297,94 @@ def trained(scans: str, device: str, epochs: int) -> Rows:
     return result
 
 
+def rate(points: int, work: Callable[[], Any]) -> Rows:
+    """Points in a core second, and the most memory of the process."""
+    begin = time.process_time()
+    work()
+    return {"points/core second": round(points / (time.process_time() - begin)), "peak, MiB": peak()}
+
+
+def open3d_search(scans: str, points: float) -> Rows:
+    """A point of each cell, then the ball of each, of a scene in memory."""
+    import open3d  # type: ignore[import-not-found]
+
+    source = city(scans, points)
+    coords = np.concatenate([source.read(k).coords for k in range(len(source.sizes))])
+    coords = (coords - coords.mean(0)).astype(np.float32)
+    cloud = open3d.t.geometry.PointCloud(open3d.core.Tensor.from_numpy(coords))
+
+    def work() -> None:
+        found = cloud.voxel_down_sample(GRID).point.positions
+        index = open3d.core.nns.NearestNeighborSearch(found)
+        index.fixed_radius_index(RADIUS)
+        index.fixed_radius_search(found, RADIUS, sort=False)
+
+    return rate(len(coords), work)
+
+
+def our_search(scans: str, points: float) -> Rows:
+    """The same, and the rejection sample, tile by tile; both passes."""
+    with tempfile.TemporaryDirectory() as folder:
+        # What is compiled is compiled.
+        Sampler(scans, 1.0, folder)(((0, 0),))
+        (Path(folder) / "scan.npz").unlink()
+        source = city(scans, points)
+
+        def work() -> None:
+            tiles = Tiles(Scene(source, rows=[]), APART / 2, plan().reach(), GRID)
+            for key in tiles.keys:
+                tiles.tile(key).run(plan())
+
+        return rate(sum(source.sizes), work)
+
+
+def laspy_read(file: str) -> Rows:
+    """Every point once, a million at a time, and its three coordinates."""
+    import laspy
+
+    with laspy.open(file, laz_backend=laspy.LazBackend.Lazrs) as reader:
+
+        def work() -> None:
+            for part in reader.chunk_iterator(1_000_000):
+                np.array(part.x), np.array(part.y), np.array(part.z)
+
+        return rate(reader.header.point_count, work)
+
+
+def our_read(file: str) -> Rows:
+    """The first pass: every point once, and where it is."""
+    scene = Scene(file, rows=[])
+    return rate(scene.count, lambda: scene.scan(APART / 2))
+
+
+def write_laz(scans: str, points: float, file: str) -> None:
+    import laspy
+
+    source, header = city(scans, points), laspy.LasHeader(version="1.4", point_format=6)
+    header.scales, header.offsets = np.full(3, 0.001), np.zeros(3)
+    with laspy.open(file, "w", header=header, laz_backend=laspy.LazBackend.Lazrs) as writer:
+        for k in range(len(source.sizes)):
+            read = source.read(k)
+            part = laspy.ScaleAwarePointRecord.zeros(len(read.coords), header=header)
+            part.x, part.y, part.z = read.coords.T
+            part.intensity = (read.rows["intensity"] * 65535).astype(np.uint16)
+            writer.write_points(part)
+
+
+def peers(scans: str, points: float) -> Rows:
+    result = {"gridless, cells, balls and samples, in tiles": on_cores(1, our_search, scans, points)}
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/city.laz"
+        on_cores(1, write_laz, scans, points, file)
+        result["laspy, reading a LAZ file alone"] = on_cores(1, laspy_read, file)
+        result["gridless, the first pass over it"] = on_cores(1, our_read, file)
+    if find_spec("open3d") is None:
+        print("Open3D is not installed: pip install open3d", file=sys.stderr)
+    else:
+        result["Open3D, cells and balls, in memory"] = on_cores(1, open3d_search, scans, points)
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["sample", "label", "precompute", "scans", "peers"])
@@ -332,6 +421,9 @@ def main() -> None:
         keep(precomputing(words.scans, words.processes, words.seconds))
     elif words.what == "scans":
         keep(trained(words.scans, words.device, words.epochs))
+    else:
+        for points in words.points:
+            keep({f"{points:,.0f} points": peers(words.scans, points)})
 
 
 if __name__ == "__main__":

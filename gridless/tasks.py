@@ -73,9 +73,11 @@ def _on_ray(
 
     class Actor:
         def __init__(self, given: dict[str, Any]) -> None:
-            self.made = worker(**given)
+            self.given, self.made = given, None
 
         def do(self, task: Any) -> Any:
+            # Here, where an error is that of a task and comes back, and not that of an actor, which is tried again.
+            self.made = self.made or worker(**self.given)
             return self.made(task)
 
     remote: Any = ray.remote(num_cpus=0 if on_gpu else 1, num_gpus=1 if on_gpu else 0)(Actor)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from gridless.tasks import run
 
 class Powers:
     def __init__(self, base: int) -> None:
+        if base < 0:
+            raise ValueError(f"no base {base}")
         self.base = base
 
     def __call__(self, task: int) -> int:
@@ -44,16 +48,19 @@ class Points(torch.utils.data.Dataset):
 @pytest.fixture(scope="module")
 def cluster():
     """Two nodes as processes of their own, each with one CPU."""
-    pytest.importorskip("ray")
+    ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
+    # Workers import this module, for the classes in it.
+    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", os.pathsep.join(paths))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
     yield cluster
-    import ray
-
     ray.shutdown()
     cluster.shutdown()
+    patch.undo()
 
 
 def plan() -> gl.Plan:
@@ -78,6 +85,8 @@ def test_precomputed_files_of_a_cluster_are_those_of_one_machine(cluster, tmp_pa
 def test_an_error_of_a_task_comes_back_by_name(cluster):
     with pytest.raises(ValueError, match="no power -1"):
         list(run(Powers, {"base": 3}, [2, -1], ray=cluster.address))
+    with pytest.raises(ValueError, match="no base -3"):
+        list(run(Powers, {"base": -3}, [2], ray=cluster.address))
 
 
 def test_a_class_for_ray_data_labels_tiles(cluster, tmp_path, scene):

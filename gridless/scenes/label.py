@@ -85,7 +85,7 @@ class Labeller:
         halo = self.model.plan.reach(self.layers) + self.around + (grid or 0.0)
         place = None if folder is None else Path(folder)
         base = halo if size is None else float(size)
-        counts = scene.scan(base, None if place is None else place / "scan.npz")
+        counts = scene.scan(base, None if place is None else place / "scan.npz", rows)
         scale = 1 if size is not None else _largest(counts, points)
         grouped: dict[tuple[int, int], int] = {}
         for (i, j), n in counts.items():

@@ -6,7 +6,7 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,17 +121,18 @@ class Scene:
             return coords.astype(np.float64) + 0.0
         return np.round(coords.astype(np.float64) / self.resolution) * self.resolution + 0.0
 
-    def scan(self, cell: float, known: Path | None = None) -> dict[tuple[int, int], int]:
+    def scan(self, cell: float, known: Path | None = None, finite: Sequence[str] = ()) -> dict[tuple[int, int], int]:
         """Find the box of each piece, and count the points in cells of a grid over the first two axes.
 
-        What is found is kept in the file `known`, and taken from there the next time.
+        What is found is kept in the file `known`, and taken from there the next time. Points that are not finite, in
+        their coordinates or in the rows `finite`, are refused.
         """
         if known is not None and known.exists():
             with np.load(known, allow_pickle=False) as kept:
                 self.low, self.high = kept["low"], kept["high"]
                 return {(i, j): n for i, j, n in kept["counts"].tolist()}
         # Pieces are small, but those of some formats, whole files, of which one is enough at a time.
-        jobs = [(k, cell) for k in range(len(self.sizes))]
+        jobs = [(k, cell, finite) for k in range(len(self.sizes))]
         looks = in_threads(self._look, jobs) if self.sizes.max() <= _KEPT else [self._look(*job) for job in jobs]
         low, high = (np.array([look[end] for look in looks]) for end in (0, 1))
         counts: dict[tuple[int, int], int] = {}
@@ -144,9 +145,16 @@ class Scene:
                 np.savez(file, low=low, high=high, counts=[[*key, n] for key, n in counts.items()])
         return counts
 
-    def _look(self, k: int, cell: float) -> tuple[list[float], list[float], list[tuple[tuple[int, int], int]]]:
+    def _look(
+        self, k: int, cell: float, finite: Sequence[str]
+    ) -> tuple[list[float], list[float], list[tuple[tuple[int, int], int]]]:
         """Where piece k begins and ends, and the points in each cell."""
         piece = self.piece(k)
+        for name in finite:
+            bad = np.argwhere(~np.isfinite(piece.rows[name]))
+            if len(bad):
+                first = self.name(int(piece.index[bad[0, 0]]))
+                raise ValueError(f"{first} has {name!r} that is not finite: remove such points, or replace it")
         # Column by column: NumPy is slow along short axes.
         low, high = [x.min() for x in piece.coords.T], [x.max() for x in piece.coords.T]
         if not np.isfinite([low, high]).all():

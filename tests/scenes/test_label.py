@@ -16,6 +16,7 @@ import torch
 
 import gridless as gl
 from gridless.__main__ import main
+from gridless.data.prepare import Preparation
 from gridless.scenes.label import Labeller, label_scene
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
@@ -196,6 +197,17 @@ def test_the_command_prints_how_many_points_have_each_label(city, weights, tmp_p
     assert found["written"] == str(tmp_path / "city.laz")
     assert list(found["labels"]) == ["a", "b", "c", "d", "e"]
     assert sum(found["labels"].values()) == 4000
+
+
+def test_a_feature_that_is_not_finite_is_named_before_any_work(tmp_path):
+    rows = np.zeros((500, 4), np.float32)
+    rows[:, :3] = np.random.default_rng(0).random((500, 3))
+    rows[321, 3] = np.nan
+    rows.tofile(tmp_path / "scan.bin")
+    model = gl.models.point_unet(3, width=8, levels=1, radius=0.4, in_channels=1)
+    with pytest.raises(ValueError, match=r"point 321 of .*scan\.bin has 'intensity' that is not finite"):
+        label_scene(tmp_path / "scan.bin", model, tmp_path / "out.npy", how=Preparation(features=("intensity",)))
+    assert [file.name for file in tmp_path.iterdir()] == ["scan.bin"]
 
 
 def test_two_runs_to_one_output_are_refused(city, weights, tmp_path, monkeypatch):
