@@ -134,6 +134,8 @@ def main() -> None:
     anew = ((i, b) for _ in range(100) for i, b in enumerate(run.loader))
     made = [(i, Batch(Group(plan, transposed(g), y))) for i, (g, y) in enumerate(kept)]
     row("gridless train", milliseconds(train, chain.from_iterable(repeat(made))), milliseconds(train, anew))
+    facts = {"data": what, "batch": batch, "largest_difference": apart}
+    report(given.out, rows, **facts)
     if given.compile:
         padded = [transposed(gl.collate([g], bucket="power_of_two")) for g, _ in kept[:2]]
         compiled = Own(compiled=True)
@@ -142,7 +144,7 @@ def main() -> None:
         value = milliseconds(compiled.step, turn)
         row("torch.compile, reduce-overhead, two batches padded to powers of two", value, None)
         print(f"with compilation {time.perf_counter() - began:.0f} s", flush=True)
-    report(given.out, rows, data=what, batch=batch, largest_difference=apart)
+        report(given.out, rows, **facts)
 
 
 if __name__ == "__main__":

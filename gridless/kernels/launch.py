@@ -5,10 +5,16 @@ Triton's own `cdiv` and `next_power_of_2` serve its compiler too, and take micro
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from functools import reduce
 from operator import or_
 from typing import Any
 
+import torch
 from torch import Tensor
 
 INT32 = 2**31
@@ -39,6 +45,7 @@ class Launcher:
     def __init__(self, kernel: Any, exact: bool = False) -> None:
         self.kernel, self._options = kernel, EXACT if exact else FUSED
         self._compiled: dict[tuple, Any] = {}
+        self._begun: dict[tuple, Future] = {}
 
     def ordered(self, given: int, constants: dict[str, Any]) -> tuple:
         """Constants by name, in the order of the kernel, whose first `given` arguments are tensors and sizes."""
@@ -57,16 +64,53 @@ class Launcher:
 
         `registers` is the most that a thread may have, or None to leave it to the compiler.
         """
-        pointers = [t.data_ptr() for t in tensors]
         key = (tensors[0].device, warps, registers, constants, *[t.dtype for t in tensors])
+        if _ahead.pool is not None:
+            return self._begin(_ahead.pool, key, sizes)
+        pointers = [t.data_ptr() for t in tensors]
         simple = not reduce(or_, pointers) & 15 and max(sizes, default=0) < INT32
         if simple and (compiled := self._compiled.get(key)) is not None:
             compiled[grid](*pointers, *sizes, *constants)
             return compiled
+        if (begun := self._begun.pop(key, None)) is not None:
+            # Triton then has it, or meets the same error itself.
+            with suppress(Exception):
+                begun.result()
         compiled = self.kernel[grid](*tensors, *sizes, *constants, num_warps=warps, maxnreg=registers, **self._options)
         if simple and compiled is not None:
             self._compiled[key] = compiled
         return compiled
+
+    def _begin(self, pool: Executor, key: tuple, sizes: tuple[float, ...]) -> None:
+        if key not in self._compiled and key not in self._begun:
+            device, warps, registers, constants, *types = key
+            options = {"num_warps": warps, "maxnreg": registers, **self._options}
+            self._begun[key] = pool.submit(_compile, self.kernel, device, (*types, *sizes, *constants), options)
+
+
+def _compile(kernel: Any, device: torch.device, arguments: tuple, options: dict[str, Any]) -> None:
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        kernel.warmup(*arguments, grid=(1,), **options)
+
+
+class _Ahead(threading.local):
+    pool: Executor | None = None
+
+
+_ahead = _Ahead()
+
+
+@contextmanager
+def compiling_ahead() -> Iterator[None]:
+    """Launches inside the block launch nothing: what is not compiled yet begins to compile, each kernel in a thread of
+    its own, while the block and what follows it go on. A later launch waits for its kernel."""
+    # Threads are enough: four fifths of a compilation need no interpreter.
+    _ahead.pool = ThreadPoolExecutor(os.cpu_count(), "gridless-compile")
+    try:
+        yield
+    finally:
+        _ahead.pool.shutdown(wait=False)
+        _ahead.pool = None
 
 
 def cdiv(a: int, b: int) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from contextlib import suppress
+from weakref import WeakSet
+
 import torch
 from torch import Tensor, nn
 
 from gridless.nn.basis import Basis, Monomials
-from gridless.ops.point_conv import featureless_conv, point_conv
+from gridless.ops.point_conv import compile_ahead, featureless_conv, point_conv
 from gridless.plan import Name
 from gridless.structures import Geometry, expect_geometry
 
@@ -25,6 +29,11 @@ class _Conv(nn.Module):
         self.edges, self.radius = edges, float(radius)
         self.basis = Monomials(edges.dim, 2) if basis is None else basis
         self.falloff, self.normalise = falloff, normalise
+        _LAYERS[edges.plan].add(self)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        _LAYERS[self.edges.plan].add(self)
 
     def _learn(self, *channels: int, bias: bool) -> None:
         """The weight (M, *channels) and the bias of the last of them."""
@@ -41,10 +50,15 @@ class _Conv(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def compile_ahead(self, geometry: Geometry) -> None:
+        """Tells what this layer will launch, see `gridless.ops.point_conv.compile_ahead`."""
+
     def _geometry(self, geometry: Geometry) -> tuple:
         expect_geometry(geometry)
         edges = self.edges
         clouds = geometry[edges.source], geometry[edges.target]
+        if clouds[0].coords.is_cuda and not torch.compiler.is_compiling():
+            _compile_once(edges.plan, geometry, clouds[0].coords.device)
         return (
             geometry[edges],
             clouds[0].coords,
@@ -91,6 +105,9 @@ class PointConv(_Conv):
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         return point_conv(features, self.weight, self.bias, *self._geometry(geometry), order=self.order)
 
+    def compile_ahead(self, geometry: Geometry) -> None:
+        compile_ahead(self.weight, self.bias, *self._geometry(geometry), order=self.order)
+
     def extra_repr(self) -> str:
         return f"{self.edges}, {self.in_channels}, {self.out_channels}, {self._values_repr()}"
 
@@ -121,6 +138,9 @@ class DepthwiseConv(_Conv):
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         return point_conv(features, self.weight, self.bias, *self._geometry(geometry))
+
+    def compile_ahead(self, geometry: Geometry) -> None:
+        compile_ahead(self.weight, self.bias, *self._geometry(geometry))
 
     def extra_repr(self) -> str:
         return f"{self.edges}, {self.channels}, {self._values_repr()}"
@@ -155,6 +175,32 @@ class FeaturelessConv(_Conv):
 
     def extra_repr(self) -> str:
         return f"{self.edges}, {self.out_channels}, {self._values_repr()}"
+
+
+# The layers of each plan, and what was compiled for them: the first that runs on a GPU knows the sizes of all.
+_LAYERS: defaultdict[str, WeakSet[_Conv]] = defaultdict(WeakSet)
+_compiled: set[tuple] = set()
+
+
+def _compile_once(plan: str, geometry: Geometry, device: torch.device) -> None:
+    """The kernels of all layers of a plan begin to compile together, when the first of them runs."""
+    key = plan, device, torch.is_grad_enabled(), torch.is_autocast_enabled(device.type)
+    if key not in _compiled:
+        _compiled.add(key)
+        # A guess that fails costs time alone: whatever is wrong is said by the launch itself.
+        with suppress(Exception):
+            _compile_layers(plan, geometry, device)
+
+
+def _compile_layers(plan: str, geometry: Geometry, device: torch.device) -> None:
+    from gridless.kernels.launch import compiling_ahead
+
+    layers = [layer for layer in _LAYERS[plan] if layer.edges in geometry and layer.weight.device == device]
+    # In the order in which they run, nearly: that of the lines of the plan.
+    layers.sort(key=lambda layer: list(geometry).index(layer.edges))
+    with compiling_ahead():
+        for layer in layers:
+            layer.compile_ahead(geometry)
 
 
 def _glorot_uniform(weight: Tensor, fan_in: int, fan_out: int) -> None:

@@ -7,7 +7,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from gridless.kernels.launch import Launcher, cdiv, power_of_two
+import gridless as gl
+from gridless.kernels import launch as launching
+from gridless.kernels.launch import Launcher, cdiv, compiling_ahead, power_of_two
+from gridless.nn import conv
 
 
 class Kernel:
@@ -16,6 +19,14 @@ class Kernel:
     def __init__(self) -> None:
         self.through_triton: list[tuple] = []
         self.at_once: list[tuple] = []
+        self.ahead: list[tuple] = []
+
+    def warmup(self, *arguments, grid, num_warps, maxnreg, enable_fp_fusion):
+        self.ahead.append((arguments, num_warps))
+        if self.refuses:
+            raise ValueError("this kernel does not compile")
+
+    refuses = False
 
     def __getitem__(self, grid):
         def launch(*arguments, num_warps, maxnreg, enable_fp_fusion):
@@ -82,6 +93,62 @@ def test_a_tensor_that_begins_anywhere_goes_through_triton():
     assert [arguments[0].data_ptr() % 16 for _, arguments, _ in kernel.through_triton] == [4, 0, 4, 4]
     launch((1, 1, 1), (even,), (5,), (3,), 1)
     assert kernel.at_once[0][0].first[0] is even
+
+
+def test_a_kernel_that_is_compiled_ahead_is_compiled_once_and_not_launched():
+    kernel = Kernel()
+    launch = Launcher(kernel)
+    given = (2, 1, 1), (torch.zeros(8), torch.zeros(8, dtype=torch.int32)), (5,), (True, 3), 8
+    with compiling_ahead():
+        launch(*given)
+        launch(*given)
+    assert not kernel.through_triton
+    launch(*given)
+    launch(*given)
+    assert kernel.ahead == [((torch.float32, torch.int32, 5, True, 3), 8)]
+    assert len(kernel.through_triton) == len(kernel.at_once) == 1
+    with compiling_ahead():
+        launch(*given)
+    assert len(kernel.ahead) == 1
+
+
+def test_what_failed_ahead_is_left_to_the_launch():
+    kernel = Kernel()
+    kernel.refuses = True
+    launch = Launcher(kernel)
+    with compiling_ahead():
+        launch((1, 1, 1), (torch.zeros(8),), (5,), (3,))
+    launch((1, 1, 1), (torch.zeros(8),), (5,), (3,))
+    assert len(kernel.ahead) == len(kernel.through_triton) == 1
+
+
+def test_the_first_layer_of_a_plan_knows_what_all_of_them_launch(monkeypatch):
+    plan = gl.Plan()
+    cloud = plan.points()
+    near = plan.ball(cloud, cloud, 0.3)
+    coarse = plan.rejection_sample(near)
+    down = plan.ball(cloud, coarse, 0.4)
+    stem, same = gl.nn.FeaturelessConv(near, 8), gl.nn.PointConv(near, 8, 8)
+    alone, wide = gl.nn.DepthwiseConv(near, 8), gl.nn.PointConv(down, 8, 40, order="transform_first")
+    geometry = plan(torch.rand(40, 3))
+    geometry[down].transpose()
+    begun, launched = set(), set()
+
+    def note(self, grid, tensors, sizes, constants, warps=4, registers=None):
+        if "point_conv" in self.kernel.fn.__module__:
+            found = launched if launching._ahead.pool is None else begun
+            found.add((self.kernel.fn.__name__, constants, warps, registers, *(t.dtype for t in tensors)))
+
+    monkeypatch.setattr(Launcher, "__call__", note)
+    monkeypatch.setattr(gl.backends, "interpreting", lambda: True)  # CPU tensors are taken
+    with gl.use_backend("gpu"):
+        conv._compile_layers(near.plan, geometry, torch.device("cpu"))
+        features = stem(geometry)
+        wide(alone(same(features, geometry), geometry), geometry).sum().backward()
+    # The first layer has its own kernel, and compiles it meanwhile.
+    assert {name for name, *_ in launched - begun} == {"sums_kernel"}
+    assert {name for name, *_ in begun} >= {"fused_kernel", "fused_backward_kernel", "depthwise_kernel"}
+    assert begun <= launched
 
 
 def test_sizes_of_programs():

@@ -7,16 +7,19 @@ order. Large examples: a sorted grid, see `grid_gpu.py`.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from gridless.backends import interpreting
 from gridless.geometry import gpu_common as common
 from gridless.geometry.ball import grid_gpu
 from gridless.geometry.checks import check_edge_count
 from gridless.geometry.gpu_common import count_bits, from_bits, load_point, lowest_bit, squared_to
-from gridless.kernels.launch import Launcher, cdiv
+from gridless.kernels.launch import Launcher, cdiv, compiling_ahead
 from gridless.structures import Cloud
 
 # The largest example whose pairs are all tested.
@@ -27,6 +30,8 @@ _BLOCK = 128
 
 
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor]:
+    if len(source) <= ALL_PAIRS * source.num_examples:
+        _compile_once(source.device, source.coords.dtype, source.dim)
     _, most_source = common.sizes(source, "ball: source")
     _, most_target = common.sizes(target, "ball: target")
     if most_source == 0 or most_target == 0:
@@ -43,6 +48,20 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
     if limit is None:
         return splits, found
     return wanted, keep_nearest(source, target, splits, found, limit, kept)
+
+
+@cache
+def _compile_once(device: torch.device, dtype: torch.dtype, dim: int) -> None:
+    """All that searches of small examples launch begins to compile while the first one looks at its points."""
+    if interpreting():
+        return
+    # Types are all that counts.
+    splits = torch.empty(2, dtype=torch.int64, device=device)
+    cloud = Cloud.made(coords=torch.empty(1, dim, dtype=dtype, device=device), splits=splits)
+    with compiling_ahead():
+        for most in (ALL_PAIRS, 64, 32):
+            _, bits = _test_pairs(cloud, cloud, 1.0, 1, most)
+            _fill(cloud, cloud, splits, bits, 1, 1)
 
 
 def _totals(what: str, splits: Tensor, wanted: Tensor, limit: int | None) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gridless import backends
 from gridless.ops.point_conv import registered
+from gridless.ops.point_conv.contract import Backend, Neighbours
 from gridless.ops.point_conv.edge_function import Basis, EdgeFunction
 from gridless.structures import Edges
 
@@ -57,14 +58,7 @@ def point_conv(
     features, weight, bias = _autocast(edges.device.type, features, weight, bias)
     function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
     _check_features(features, weight, bias, edges, basis)
-    if weight.ndim == 2:
-        if order is not None:
-            raise ValueError(f"point_conv: a depthwise weight (M, C) leaves no choice of order: drop order={order!r}")
-    elif order is None:
-        order = cheaper_order(len(edges), edges.num_source, edges.num_target, features.shape[1], weight.shape[2])
-    elif order not in ORDERS:
-        raise ValueError(f"point_conv: order must be one of {ORDERS} or None, not {order!r}")
-    transform_first = order == "transform_first"
+    transform_first = _transforms_first(order, weight, edges)
     backend = backends.backend_for(features.device)
     if backend == "reference":
         from gridless.ops.point_conv import reference
@@ -119,6 +113,41 @@ def featureless_conv(
             edges.splits, edges.source, *back, *coords, *registered.numbers(function), backend
         )
     return torch.nn.functional.linear(sums.to(weight.dtype), weight.t(), bias)
+
+
+def compile_ahead(
+    weight: Tensor,
+    bias: Tensor | None,
+    edges: Edges,
+    source_coords: Tensor,
+    target_coords: Tensor,
+    radius: float,
+    basis: Basis,
+    falloff: str | None = "linear",
+    normalise: bool = True,
+    order: str | None = None,
+) -> None:
+    """Inside `compiling_ahead`: what `point_conv` will launch on the GPU, and its gradients where they are on."""
+    function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
+    gpu: Backend = backends.implementation(__name__, edges.device)
+    device, sources, targets = edges.device, edges.num_source, edges.num_target
+    dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        # Types and shapes are all that counts: one number serves all places.
+        return torch.empty((), dtype=dtype, device=device).expand(shape)
+
+    coords = [empty(n, basis.dim, dtype=source_coords.dtype) for n in (sources, targets)]
+    splits = [empty(n + 1, dtype=torch.int64) for n in (targets, sources)]
+    columns = empty(len(edges), dtype=torch.int32)
+    near = Neighbours(splits[0], columns, splits[1], columns, coords[0], coords[1], function)
+    features, like = empty(sources, weight.shape[1]), empty(*weight.shape)
+    added = None if bias is None else empty(*bias.shape)
+    backward = torch.is_grad_enabled()
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        out, inverse = gpu.conv(features, like, added, near, _transforms_first(order, weight, edges))
+        if backward:
+            gpu.conv_backward(out, features, like, inverse, near, True, True)
 
 
 def cheaper_order(num_edges: int, num_source: int, num_target: int, in_channels: int, out_channels: int) -> str:
@@ -203,6 +232,17 @@ def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges
     for name, tensor in (("features", features), ("weight", weight)):
         if tensor.device != edges.device:
             raise ValueError(f"point_conv: {name} are on {tensor.device}, the edges on {edges.device}: use .to(...)")
+
+
+def _transforms_first(order: str | None, weight: Tensor, edges: Edges) -> bool:
+    if weight.ndim == 2:
+        if order is not None:
+            raise ValueError(f"point_conv: a depthwise weight (M, C) leaves no choice of order: drop order={order!r}")
+    elif order is None:
+        order = cheaper_order(len(edges), edges.num_source, edges.num_target, *weight.shape[1:])
+    elif order not in ORDERS:
+        raise ValueError(f"point_conv: order must be one of {ORDERS} or None, not {order!r}")
+    return order == "transform_first"
 
 
 def _check_bias(bias: Tensor | None, weight: Tensor) -> None:

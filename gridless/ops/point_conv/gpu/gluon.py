@@ -107,7 +107,8 @@ def _launcher(kernels: ModuleType, name: str) -> Launcher:
 
 
 def _launch(name: str, programs: int, tensors: tuple, sizes: tuple, constants: tuple, warps: int) -> Any:
-    """The kernel, launched; None, and a word once, where this version of Triton cannot compile it."""
+    """The kernel, launched (True where it only begins to compile); None, and a word once, where this version of Triton
+    cannot compile it."""
     global GLUON
     try:
         return _launcher(gluon_kernels, name)((programs, 1, 1), tensors, sizes, constants, warps) or True
@@ -126,7 +127,8 @@ def _launch(name: str, programs: int, tensors: tuple, sizes: tuple, constants: t
 def _leave_cache(kernel: Any, device: torch.device) -> None:
     """From its next launch on, a kernel of one program per multiprocessor leaves the first-level cache all the shared
     memory that it does not use. Triton asks for the most there is, and loads on their way then have nowhere to go."""
-    _carve(kernel.function, kernel.metadata.shared, device)
+    if kernel is not True:
+        _carve(kernel.function, kernel.metadata.shared, device)
 
 
 @cache
