@@ -17,6 +17,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from gridless import geometry
 from gridless.backends import uncompiled
@@ -277,6 +278,8 @@ class Plan:
                 values[name] = _INPUTS[step.op](self._given(x, settings.pop("name", None)), **settings)
                 if chain is not None and name == chain.first:
                     values |= chain.run(values[name])
+                    if len(values) == len(self.steps):
+                        break
                 continue
             inputs = [values[i] for i in step.inputs]
             if step.op in _REMEMBERS:
@@ -423,6 +426,17 @@ def _rebuild(key: str, *lines: tuple) -> Plan:
 
 
 def _points(x: Any, dim: int) -> Cloud:
+    if type(x) is Tensor:
+        cloud = Cloud.of(x)
+    else:
+        _check_points(x, dim)
+        cloud = Cloud.of(_single(x))
+    if cloud.dim != dim:
+        raise ValueError(f"this plan is for points of {dim} dimensions, not {cloud.dim}")
+    return cloud
+
+
+def _check_points(x: Any, dim: int) -> None:
     if isinstance(x, Events):
         raise TypeError("this plan begins with points, but it was called with Events")
     if x is None or isinstance(x, str | bytes | PurePath):
@@ -430,10 +444,6 @@ def _points(x: Any, dim: int) -> Cloud:
             f"this plan begins with points: call it with an (S, {dim}) tensor or array, a list of them, or a Cloud, "
             f"not with {x!r}; a file is read with gl.read_cloud(path)"
         )
-    cloud = Cloud.of(_single(x))
-    if cloud.dim != dim:
-        raise ValueError(f"this plan is for points of {dim} dimensions, not {cloud.dim}")
-    return cloud
 
 
 def _single(x: Any) -> Any:

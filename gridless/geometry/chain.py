@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -97,30 +96,18 @@ def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, whol
     return 0, wholes[:used_wholes].copy(), sources[:used_sources].copy(), coords[:used_coords].copy()
 
 
-@dataclass
 class _Results:
     """Where the lines of one thread write, until it is known how much they give."""
 
-    coords: np.ndarray
-    wholes: np.ndarray
-    sources: np.ndarray
-    sizes: np.ndarray
+    def __init__(self, x: np.ndarray, lines: int) -> None:
+        # Every line gives at most as many points, and as many splits and rows of points, as there are points, and two.
+        room = lines * (len(x) + 2)
+        self.points, self.lines = len(x), lines
+        self.coords, self.wholes = np.empty((room, x.shape[1]), x.dtype), np.empty(room, np.int64)
+        self.sources, self.sizes = np.empty(1 << 17, np.int32), np.empty(3 * lines, np.int64)
 
 
 _kept = threading.local()
-
-
-def _results(x: np.ndarray, lines: int) -> _Results:
-    """Memory of this thread for so many lines on the points x."""
-    key = f"{x.dtype.char}{x.shape[1]}"
-    kept = _kept.__dict__.get(key)
-    # Every line gives at most as many points, and as many splits and rows of points, as there are points, and two more.
-    room = lines * (len(x) + 2)
-    if kept is None or len(kept.wholes) < room or len(kept.sizes) < 3 * lines:
-        coords, wholes = np.empty((room, x.shape[1]), x.dtype), np.empty(room, np.int64)
-        kept = _Results(coords, wholes, np.empty(1 << 17, np.int32), np.empty(3 * lines, np.int64))
-        _kept.__dict__[key] = kept
-    return kept
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,19 +143,23 @@ class Chain:
         """What the lines give by name; nothing where this is not for such a cloud, and lines are run one by one."""
         points = cloud.coords
         count, dim = points.shape
-        fits = 0 < count <= SMALL and cloud.splits.shape[0] == 2 and not (cloud.padding or points.requires_grad)
-        if not fits or points.device.type != "cpu" or backends.backend_for(points.device) != "cpu":
+        if not 0 < count <= SMALL or cloud.splits.shape[0] != 2 or cloud.padding or points.requires_grad:
             return {}
-        x = points.numpy()
-        space, results = scratch(x.dtype), _results(x, len(self.lines))
+        if not points.is_cpu or backends.backend_for(points.device) != "cpu":
+            return {}
+        x, lines, key = points.numpy(), len(self.lines), (points.dtype, dim)
+        results = _kept.__dict__.get(key)
+        if results is None or results.points < count or results.lines < lines:
+            results = _kept.__dict__[key] = _Results(x, lines)
+        space = scratch(x.dtype)
         space.widen(count)
         while True:
-            short, *found = _run(
+            short, wholes, sources, coords = _run(
                 x, self.table, self._settings(points.dtype), AXES[dim], space.work, space.boxes, space.stack,
                 space.found, space.rows, results.coords, results.wholes, results.sources, results.sizes, _CONSTANTS,
             )  # fmt: skip
             if not short:
-                return self._structures(cloud, found, results.sizes.tolist())
+                return self._structures(cloud, wholes, sources, coords, results.sizes.tolist())
             if short == _NOT_FINITE:
                 check_finite("ball: source", cloud)
             if short != MORE_OUT:
@@ -178,31 +169,31 @@ class Chain:
             else:
                 results.sources = np.empty(2 * len(results.sources), np.int32)
 
-    def _structures(self, cloud: Cloud, found: list[np.ndarray], sizes: list[int]) -> dict[str, Structure]:
+    def _structures(
+        self, cloud: Cloud, wholes: np.ndarray, sources: np.ndarray, coords: np.ndarray, sizes: list[int]
+    ) -> dict[str, Structure]:
         """What the lines gave; all have pieces of the same three tensors."""
-        searches, samples = len(self.names) - self.samples, self.samples
-        ends = 0, searches + 2 * samples, 2 * (searches + samples), 2 * searches + 3 * samples
-        wholes, sources, coords = (
-            iter(torch.split_with_sizes(torch.from_numpy(array), sizes[a:b]))
-            for array, (a, b) in zip(found, pairwise(ends), strict=True)
+        first, second = len(self.lines) + self.samples, 2 * len(self.lines)
+        whole, source, kept = (
+            iter(torch.unsafe_split_with_sizes(torch.from_numpy(array), sizes[a:b]))
+            for array, a, b in ((wholes, 0, first), (sources, first, second), (coords, second, second + self.samples))
         )
         made: list[Any] = [cloud.trusted()]
         counts = [cloud.coords.shape[0]]
+        rows, directions = cloud.rows, cloud.directions
         for operation, a, b in self.lines:
-            size = 0
             if operation == _SEARCH:
-                line = Edges.made(
-                    splits=next(wholes), source=next(sources), num_source=counts[a], symmetric=a == b, _checked=True,
-                )  # fmt: skip
+                counts.append(0)
+                made.append(Edges.made(
+                    splits=next(whole), source=next(source), num_source=counts[a], symmetric=a == b, _checked=True,
+                ))  # fmt: skip
             else:
-                kept, parent = next(wholes), made[a]
-                size = kept.shape[0]
-                line = Cloud.made(
-                    coords=next(coords), splits=next(wholes), parent_index=kept, num_parent=counts[a],
-                    rows=parent.rows.taken(kept), directions=parent.directions, _checked=True,
-                )  # fmt: skip
-            made.append(line)
-            counts.append(size)
+                index, points = next(whole), next(kept)
+                counts.append(points.shape[0])
+                made.append(Cloud.made(
+                    coords=points, splits=next(whole), parent_index=index, num_parent=counts[a],
+                    rows=made[a].rows.taken(index) if rows else rows, directions=directions, _checked=True,
+                ))  # fmt: skip
         return dict(zip(self.names, made[1:], strict=True))
 
     def _settings(self, dtype: torch.dtype) -> np.ndarray:

@@ -81,6 +81,8 @@ class Cloud(Ragged):
             rows: what belongs to each point, by name: tensors or arrays (S, ...) of any type, found again in `rows`;
                 with a list of examples, a list of them.
         """
+        if type(x) is Tensor and x.ndim == 2 and not rows and not directions:
+            return cls.made(coords=_checked(x), splits=_splits_of_one(x))
         if isinstance(x, Cloud):
             if not rows and not directions:
                 return x
@@ -104,11 +106,7 @@ class Cloud(Ragged):
             splits = torch.arange(batch + 1) * points
             each = {name: tensor_of(value) for name, value in rows.items()}
             rows = {n: v.flatten(0, 1) if tuple(v.shape[:2]) == (batch, points) else v for n, v in each.items()}
-        if splits is None:
-            # From an array: several times as fast as torch.tensor.
-            splits = torch.from_numpy(np.array((0, coords.shape[0])))
-        if coords.device.type != "cpu":
-            splits = splits.to(coords.device)
+        splits = _splits_of_one(coords) if splits is None else splits.to(coords.device)
         if not rows and not directions:
             return cls.made(coords=_checked(coords), splits=splits)
         return cls(
@@ -226,11 +224,18 @@ def _is_point(x: Any) -> bool:
 def _checked(coords: Any) -> Tensor:
     if not isinstance(coords, Tensor):
         raise TypeError(f"Cloud: coords must be a tensor, not {type(coords).__name__}: use Cloud.of(...)")
-    if coords.ndim != 2 or not 1 <= coords.shape[1] <= 8:
-        raise ValueError(f"Cloud: coords must be (points, 1 to 8 dimensions), not {tuple(coords.shape)}")
+    shape = coords.shape
+    if len(shape) != 2 or not 1 <= shape[1] <= 8:
+        raise ValueError(f"Cloud: coords must be (points, 1 to 8 dimensions), not {tuple(shape)}")
     if coords.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"Cloud: coords must be float32 or float64, not {coords.dtype}: convert with .float()")
     return coords.detach().contiguous() if not coords.requires_grad else coords
+
+
+def _splits_of_one(coords: Tensor) -> Tensor:
+    # From an array: several times as fast as torch.tensor.
+    splits = torch.from_numpy(np.array((0, coords.shape[0])))
+    return splits if coords.is_cpu else splits.to(coords.device)
 
 
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:

@@ -75,8 +75,10 @@ def test_memory_that_is_too_small_grows(monkeypatch):
     wanted = one_by_one(plan, x)
     results = chain._Results
 
-    def small(coords, wholes, sources, sizes):
-        return results(coords, wholes, sources[:128], sizes)
+    def small(x, lines):
+        made = results(x, lines)
+        made.sources = made.sources[:128]
+        return made
 
     monkeypatch.setattr(chain, "_kept", threading.local())
     monkeypatch.setattr(chain, "_Results", small)
