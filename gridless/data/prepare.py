@@ -82,7 +82,7 @@ def prepare(
         if size == 0:
             raise ValueError(f"{what}: all {len(coords)} points are the same")
         coords = coords / size
-    rows = {name: _feature(row(cloud, name, what), name) for name in kept}
+    rows = {name: _feature(cloud, name, what) for name in kept}
     if "normal" in rows:
         rows["normal"] = rows["normal"][:, order] * signs
     directions = ("normal",) if "normal" in rows else ()
@@ -99,10 +99,13 @@ def row(cloud: Cloud, name: str, what: str) -> Tensor:
     return cloud.rows[whole].flatten(1)[:, int(column)]
 
 
-def _feature(values: Tensor, name: str) -> Tensor:
+def _feature(cloud: Cloud, name: str, what: str) -> Tensor:
     """As float32 (S, channels); whole numbers of one or two bytes from 0 to 1. Labels stay as they are."""
+    values = row(cloud, name, what)
     if name == "part":
         return values
+    if values.is_floating_point() and not values.isfinite().all():
+        raise ValueError(f"{what}: points have {name!r} that is not finite: remove such points, or replace it")
     values = values[:, None] if values.ndim == 1 else values.flatten(1)
     # Readers widen what has two bytes.
     return values.float() / {torch.uint8: 255, torch.int32: 65535}.get(values.dtype, 1)
@@ -121,7 +124,7 @@ def turned(cloud: Cloud, how: Preparation, what: str, kept: Sequence[str] = ()) 
     """A scan, or a part of a scene, as the network sees it: turned, y up, neither centred nor scaled, with its features
     in one row and the rows `kept`."""
     order, signs = map(torch.tensor, _TURNS[how.up])
-    rows = {name: _feature(row(cloud, name, what), name) for name in how.features}
+    rows = {name: _feature(cloud, name, what) for name in how.features}
     others = {name: cloud.rows[name] for name in kept} | (
         {"features": torch.cat(list(rows.values()), 1)} if rows else {}
     )

@@ -11,6 +11,7 @@ import torch
 import gridless as gl
 from gridless.__main__ import main
 from gridless.data.folder import held_out, listing
+from gridless.data.prepare import Preparation, prepare, turned
 from gridless.training.recipe import load_recipe
 
 SMALL = ["--device", "cpu", "--epochs", "1", "--set", "batch_size=4"]
@@ -218,6 +219,13 @@ def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
     write_cloud(sites / "site_9.ply", torch.randn(9, 3), classification=torch.randn(9))
     assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
     assert "labels must be whole numbers from 0 up" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seen", [prepare, lambda cloud, what, kept: turned(cloud, Preparation(features=kept), what)])
+def test_a_feature_that_is_not_finite_is_refused(seen):
+    cloud = gl.Cloud.of(torch.randn(5, 3), heat=torch.tensor([1.0, 2.0, torch.nan, 3.0, 4.0]))
+    with pytest.raises(ValueError, match=r"site: points have 'heat' that is not finite"):
+        seen(cloud, "site", kept=("heat",))
 
 
 def test_columns_without_names_may_be_labels_and_features(tmp_path):
