@@ -148,9 +148,10 @@ class Chain:
         if not points.is_cpu or backends.backend_for(points.device) != "cpu":
             return {}
         x, lines, key = points.numpy(), len(self.lines), (points.dtype, dim)
-        results = _kept.__dict__.get(key)
+        kept: dict[Any, _Results] = _kept.__dict__
+        results = kept.get(key)
         if results is None or results.points < count or results.lines < lines:
-            results = _kept.__dict__[key] = _Results(x, lines)
+            results = kept[key] = _Results(x, lines)
         space = scratch(x.dtype)
         space.widen(count)
         while True:

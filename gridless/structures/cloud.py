@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from numbers import Number
 from typing import Any, ClassVar
 
@@ -125,10 +126,14 @@ class Cloud(Ragged):
                 raise ValueError(f"Cloud.of: {name} must be a list of {len(x)} arrays, one for each example")
         if any(isinstance(one, Cloud) for one in x):
             raise TypeError("Cloud.of: a list of Clouds becomes a batch with gl.collate([...])")
+        if not rows and not directions and all(type(one) is Tensor and one.ndim == 2 for one in x):
+            # Without a cloud for each, whose splits a GPU would get one by one.
+            coords, sizes = torch.cat([_checked(one) for one in x]), [one.shape[0] for one in x]
+            return cls(coords, torch.tensor([0, *accumulate(sizes)], device=coords.device))
         each = [cls.of(one, directions=directions, **{n: v[i] for n, v in rows.items()}) for i, one in enumerate(x)]
         coords = torch.cat([one.coords for one in each])
         sizes = [n for one in each for n in ([len(one)] if one.num_examples == 1 else one.sizes.tolist())]
-        splits = torch.tensor([0, *sizes], device=coords.device).cumsum(0)
+        splits = torch.tensor([0, *accumulate(sizes)], device=coords.device)
         joined = Rows.joined([one.rows for one in each], "Cloud.of")
         return cls(coords, splits, rows=joined, directions=each[0].directions)
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.sparse import coo_array, csr_array
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gridless as gl
 
@@ -60,6 +61,21 @@ def test_a_cloud_is_made_of_one_array_or_of_several():
     assert gl.Cloud.of(several) is several
     with pytest.raises(IndexError, match="example 3"):
         several.examples[3]
+
+
+def test_a_batch_goes_to_its_device_once_however_many_clouds_it_has():
+    class Copies(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            self.count += operation.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_)
+            return operation(*args, **kwargs or {})
+
+    clouds = [torch.empty(n, 3, device="meta") for n in (4, 1, 6, 2)]
+    with Copies() as copies:
+        batch = gl.Cloud.of(clouds)
+    assert batch.splits.shape == (5,)
+    assert copies.count <= 1
 
 
 def test_sources_that_32_bits_do_not_hold_are_refused():
