@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from clouds import crowded, lattice, scattered, ugly
 
 import gridless as gl
 from gridless.structures import pad
@@ -186,26 +187,48 @@ def test_rejection_sample_refuses_edges_between_examples():
 
 @runs_here
 @pytest.mark.parametrize("size", [6, 0.4])
-@pytest.mark.parametrize("memory", [False, True])
-def test_farthest_sample(size: int | float, memory: bool, monkeypatch: pytest.MonkeyPatch):
-    from gridless.geometry.farthest import gpu as farthest_gpu
-
-    if memory:
-        monkeypatch.setattr(farthest_gpu, "_ON_CHIP", 0)
-        monkeypatch.setattr(farthest_gpu, "_share", lambda *_: 0)
+def test_farthest_sample(size: int | float):
     cloud = cloud_of(3, torch.float32)
     same_sample(lambda on: gl.farthest_sample(on(cloud), size))
 
 
-@runs_here
-def test_farthest_sample_by_programs_that_agree_in_memory(monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small clouds are sampled as large ones are: several blocks, tiles of blocks and chunks of samples."""
     from gridless.geometry.farthest import gpu as farthest_gpu
 
-    monkeypatch.setattr(farthest_gpu, "_ON_CHIP", 0)
-    # The interpreter runs programs one after the other: there, one must hold the example.
-    monkeypatch.setattr(farthest_gpu, "_share", lambda *_: 2048)
-    cloud = cloud_of(3, torch.float32, (40, 0, 7) if INTERPRET else (9000, 0, 7))
-    same_sample(lambda on: gl.farthest_sample(on(cloud), 9))
+    for name, value in (("_ON_CHIP", 0), ("_BLOCK", 4), ("_TILE", 32), ("_CHUNK", 4)):
+        monkeypatch.setattr(farthest_gpu, name, value)
+
+
+@runs_here
+@pytest.mark.parametrize(("dim", "dtype"), [(1, torch.float32), (3, torch.float32), (2, torch.float64)])
+def test_farthest_sample_in_rounds(in_rounds: None, dim: int, dtype: torch.dtype):
+    cloud = ugly(dim, dtype, 30)
+    same_sample(lambda on: gl.farthest_sample(on(cloud), [1, 5, 1, 30, 12, 9, 2, 3][: cloud.num_examples]))
+
+
+@runs_here
+def test_farthest_sample_in_rounds_of_padded_and_overflowing_clouds(in_rounds: None):
+    padded = pad(cloud_of(3, torch.float32, (7, 20)), [40])
+    same_sample(lambda on: gl.farthest_sample(on(padded), 12, start=3))
+    far = gl.Cloud.of((scattered(30, 3) - 0.5) * 3e38)
+    same_sample(lambda on: gl.farthest_sample(on(far), 30, start=3))
+
+
+@runs_here
+def test_farthest_sample_in_rounds_of_crowded_clouds(in_rounds: None):
+    cloud = gl.Cloud.of([*crowded(24).values(), lattice(24, 3)])
+    same_sample(lambda on: gl.farthest_sample(on(cloud), 10))
+
+
+@pytest.mark.skipif(INTERPRET or not torch.cuda.is_available(), reason="programs that wait for each other need a GPU")
+@pytest.mark.parametrize("name", [*crowded(1), "lattice", "scattered"])
+def test_programs_that_share_an_example_take_the_points_of_the_reference(name: str):
+    make = {"lattice": lambda n: lattice(n, 3), "scattered": lambda n: scattered(n, 3)}
+    x = make[name](20_000) if name in make else crowded(20_000)[name]
+    for cloud in (gl.Cloud.of(x), gl.Cloud.of([x, x[:9000], x[:5]])):
+        same_sample(lambda on, cloud=cloud: gl.farthest_sample(on(cloud), 700, start=2))
 
 
 @runs_here
