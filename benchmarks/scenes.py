@@ -2,10 +2,14 @@
 
     python benchmarks/scenes.py --scans semantickitti_22_scans.npz [--all] [--network] [--out results/scenes.json]
 
-As a user gets it: eager, one call after the other, median of 30 from call to finished result. A scan becomes voxel
-centres of 5 or 10 cm; our ball holds the 3 x 3 x 3 neighbourhood, with 10 monomials; spconv's is SubMConv3d of 27
+As a user gets it: eager, one call after the other, median of --repeats from call to finished result. A scan becomes
+voxel centres of 5 or 10 cm; our ball holds the 3 x 3 x 3 neighbourhood, with 10 monomials; spconv's is SubMConv3d of 27
 weights. `kept`: edges (indices) from an earlier call; `anew`: the search is part of the call. MiB are the peak of the
 call above its inputs. With --all every scan is taken, and figures are medians over scans; without, the first.
+
+The network is a U-Net of five levels, all of the same width: two convolutions a level on the way down, one on the way
+up, each with batch normalisation and ReLU. Its geometry, that is every search and sampling or index, is made anew for
+each scan. Ours thins a level by rejection sampling, spconv's by convolutions of 2 x 2 x 2 with stride 2.
 """
 
 from __future__ import annotations
@@ -27,12 +31,14 @@ from common import machine
 
 import gridless as gl
 
+spconv: Any
 try:
     import spconv.pytorch as spconv
 except ImportError:
     spconv = None
 
 REPEAT = 30
+LEVELS = 5
 WIDTHS = (32, 64, 128)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -50,7 +56,7 @@ def load_scans(path: str) -> list[np.ndarray]:
 
 def measured(work: Callable[[], Any]) -> tuple[float, float]:
     """Milliseconds from call to finished result, and MiB above what was there before."""
-    for _ in range(3):
+    for _ in range(2):
         work()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -157,6 +163,132 @@ def convolutions(scans: list[np.ndarray]) -> dict[str, dict[str, Any]]:
     return rows
 
 
+class Norm(torch.nn.Module):
+    """A convolution along edges, then batch normalisation and ReLU."""
+
+    def __init__(self, edges: Any, inputs: int, width: int) -> None:
+        super().__init__()
+        self.conv = gl.nn.PointConv(edges, inputs, width, bias=False)
+        self.norm = gl.nn.BatchNorm(width, edges.target, relu="after")
+
+    def forward(self, x: torch.Tensor, geometry: gl.Geometry) -> torch.Tensor:
+        return self.norm(self.conv(x, geometry), geometry)
+
+
+class OurUNet(torch.nn.Module):
+    def __init__(self, width: int, size: float, inputs: int = 4) -> None:
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        cloud, radius = plan.points(dim=3), size * 3**0.5 * 1.001
+        near = plan.ball(cloud, cloud, radius)
+        self.stem = Norm(near, inputs, width)
+        self.places, self.down, self.up, self.merge = (torch.nn.ModuleList() for _ in range(4))
+        self.places.append(Norm(near, width, width))
+        for _ in range(LEVELS - 1):
+            coarse = plan.rejection_sample(near)
+            down = plan.ball(cloud, coarse, radius)
+            self.down.append(Norm(down, width, width))
+            self.up.append(Norm(plan.transpose(down), width, width))
+            self.merge.append(Norm(near, width, width))
+            cloud, radius = coarse, 2 * radius
+            near = plan.ball(cloud, cloud, radius)
+            self.places.append(torch.nn.ModuleList([Norm(near, width, width) for _ in range(2)]))
+
+    def on(self, coords: torch.Tensor, features: torch.Tensor) -> Callable[[], torch.Tensor]:
+        # A new cloud each time: nothing that was found for it is kept.
+        return lambda: self(features, self.plan(gl.Cloud.of(coords)))
+
+    def forward(self, features: torch.Tensor, geometry: gl.Geometry) -> torch.Tensor:
+        x, skips = self.places[0](self.stem(features, geometry), geometry), []
+        for down, places in zip(self.down, list(self.places)[1:], strict=True):
+            skips.append(x)
+            x = down(x, geometry)
+            for place in places:  # type: ignore[attr-defined]
+                x = place(x, geometry)
+        for up, merge in zip(reversed(self.up), reversed(self.merge), strict=True):
+            x = merge(up(x, geometry) + skips.pop(), geometry)
+        return x
+
+
+class TheirUNet(torch.nn.Module):
+    def __init__(self, width: int, inputs: int = 4) -> None:
+        super().__init__()
+
+        def norm(conv: Any) -> Any:
+            return spconv.SparseSequential(conv, torch.nn.BatchNorm1d(width), torch.nn.ReLU())
+
+        def place(level: int, inputs: int = width) -> Any:
+            return norm(spconv.SubMConv3d(inputs, width, 3, bias=False, indice_key=f"near{level}"))
+
+        self.places, self.down, self.up, self.merge = (torch.nn.ModuleList() for _ in range(4))
+        self.places.append(spconv.SparseSequential(place(0, inputs), place(0)))
+        for i in range(LEVELS - 1):
+            self.down.append(norm(spconv.SparseConv3d(width, width, 2, 2, bias=False, indice_key=f"down{i}")))
+            self.up.append(norm(spconv.SparseInverseConv3d(width, width, 2, bias=False, indice_key=f"down{i}")))
+            self.merge.append(place(i))
+            self.places.append(spconv.SparseSequential(place(i + 1), place(i + 1)))
+
+    def on(self, voxels: torch.Tensor, features: torch.Tensor) -> Callable[[], torch.Tensor]:
+        it = Theirs(voxels)
+        return lambda: self(spconv.SparseConvTensor(features, it.indices, it.shape, 1))
+
+    def forward(self, x: Any) -> torch.Tensor:
+        x, skips = self.places[0](x), []
+        for down, place in zip(self.down, list(self.places)[1:], strict=True):
+            skips.append(x.features)
+            x = place(down(x))
+        for up, merge in zip(reversed(self.up), reversed(self.merge), strict=True):
+            x = up(x)
+            x = merge(x.replace_feature(x.features + skips.pop()))
+        return x.features
+
+
+def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dict[str, dict[str, Any]]:
+    """Milliseconds of a forward pass, and of one with the gradients of all parameters; geometry anew each time."""
+    rows: dict[str, dict[str, Any]] = {}
+    for dtype in (torch.float32, torch.float16):
+        name = f"{width} channels, {str(dtype).removeprefix('torch.')}"
+        found: dict[str, list[float]] = {}
+        ours = OurUNet(width, size).cuda().to(dtype)
+        theirs = None if spconv is None else TheirUNet(width).cuda().to(dtype)
+        for scan in scans:
+            raw = torch.from_numpy(scan).cuda()
+            voxels = torch.unique((raw / size).floor().int(), dim=0)
+            centres = ((voxels.float() + 0.5) * size).contiguous()
+            works: list[tuple[str, Any, torch.Tensor]] = [("ours", ours, centres), ("ours, raw scan", ours, raw)]
+            if theirs is not None:
+                works.append(("spconv", theirs, voxels))
+            for who, model, points in works:
+                forward = model.on(points, torch.randn(len(points), 4, device="cuda", dtype=dtype))
+                whole = both(forward, list(model.parameters()))
+                figures: dict[str, float] = {"points": len(points)}
+                figures["both ms"], figures["both MiB"] = measured(whole)
+                with torch.no_grad():
+                    figures["forward ms"] = measured(forward)[0]
+                if model is ours:
+                    figures["plan ms"] = measured(lambda points=points: ours.plan(gl.Cloud.of(points)))[0]  # noqa: B023
+                if scan is scans[0]:
+                    figures["both, device busy ms"] = busy(whole)
+                for what, value in figures.items():
+                    found.setdefault(f"{who} {what}", []).append(value)
+        row = rows[name] = {what: statistics.median(values) for what, values in found.items()}
+        for what in ("forward", "both") if theirs is not None else ():
+            row[f"{what} ratio"] = row[f"spconv {what} ms"] / row[f"ours {what} ms"]
+        print(f"U-Net, {name}: " + ", ".join(f"{what} {value:.3f}" for what, value in row.items()), flush=True)
+    return rows
+
+
+def busy(work: Callable[[], Any]) -> float:
+    """Milliseconds of one call in which the device works."""
+    from torch.profiler import ProfilerActivity, profile
+
+    work()
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        work()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in seen.key_averages()) / 1e3
+
+
 def searches(scan: np.ndarray) -> dict[str, float]:
     """The raw scan: ball searches, sampling, in milliseconds."""
     cloud = gl.Cloud.of(torch.from_numpy(scan).cuda())
@@ -178,17 +310,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--scans", required=True)
     parser.add_argument("--all", action="store_true")
+    parser.add_argument("--network", action="store_true")
+    parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--out")
     options = parser.parse_args()
+    global REPEAT
+    REPEAT = options.repeats
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     scans = load_scans(options.scans)
-    rows = {"convolutions": convolutions(scans if options.all else scans[:1])}
-    try:
-        rows["raw scan"] = searches(scans[0])
-    except TypeError as error:
-        print(error)
-    if options.out:
-        Path(options.out).write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
+    chosen = scans if options.all else scans[:1]
+    rows: dict[str, Any] = {"scans": len(chosen), "repeats": REPEAT, "raw scan": searches(scans[0])}
+    # What is measured is kept, whatever comes after it.
+    for what, measure in (("network", network), ("convolutions", convolutions)):
+        if what == "convolutions" or options.network:
+            rows[what] = measure(chosen)
+        if options.out:
+            Path(options.out).write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
