@@ -302,6 +302,10 @@ def geometry() -> None:
         gl.rejection_sample(cloud, near, distance=True)
         gl.farthest_sample(cloud, 0.25)
         gl.farthest_sample(cloud, 0.25, near=near, reject=True)
+    cloud = gl.Cloud.of(torch.rand(20_000, 3))
+    for share in farthest._SHARES:
+        with mock.patch.object(farthest, "_share", lambda *given, share=share: share):
+            gl.farthest_sample(cloud, 0.25)
     with mock.patch.object(farthest, "_programs", lambda cloud: 132 // cloud.num_examples):
         for points in (20_000, 120_000, 1_000_000):
             gl.farthest_sample(gl.Cloud.of(torch.rand(points, 3)), 0.1)

@@ -187,9 +187,28 @@ def test_rejection_sample_refuses_edges_between_examples():
 
 @runs_here
 @pytest.mark.parametrize("size", [6, 0.4])
-def test_farthest_sample(size: int | float):
+@pytest.mark.parametrize("memory", [False, True])
+def test_farthest_sample(size: int | float, memory: bool, monkeypatch: pytest.MonkeyPatch):
+    from gridless.geometry.farthest import gpu as farthest_gpu
+
+    if memory:
+        monkeypatch.setattr(farthest_gpu, "_ON_CHIP", 0)
+        monkeypatch.setattr(farthest_gpu, "_MANY", 1 << 30)
+        monkeypatch.setattr(farthest_gpu, "_share", lambda *_: 0)
     cloud = cloud_of(3, torch.float32)
     same_sample(lambda on: gl.farthest_sample(on(cloud), size))
+
+
+@runs_here
+def test_farthest_sample_by_programs_that_agree_in_memory(monkeypatch: pytest.MonkeyPatch):
+    from gridless.geometry.farthest import gpu as farthest_gpu
+
+    monkeypatch.setattr(farthest_gpu, "_ON_CHIP", 0)
+    monkeypatch.setattr(farthest_gpu, "_MANY", 1 << 30)
+    # The interpreter runs programs one after the other: there, one must hold the example.
+    monkeypatch.setattr(farthest_gpu, "_share", lambda *_: 2048)
+    cloud = cloud_of(3, torch.float32, (40, 0, 7) if INTERPRET else (9000, 0, 7))
+    same_sample(lambda on: gl.farthest_sample(on(cloud), 9))
 
 
 @pytest.fixture
@@ -197,7 +216,7 @@ def in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small clouds are sampled as large ones are: several blocks, tiles of blocks and chunks of samples."""
     from gridless.geometry.farthest import gpu as farthest_gpu
 
-    for name, value in (("_ON_CHIP", 0), ("_BLOCK", 4), ("_TILE", 32), ("_CHUNK", 4)):
+    for name, value in (("_ON_CHIP", 0), ("_MANY", 1), ("_BLOCK", 4), ("_TILE", 32), ("_CHUNK", 4)):
         monkeypatch.setattr(farthest_gpu, name, value)
 
 
@@ -218,7 +237,9 @@ def test_farthest_sample_in_rounds_of_padded_and_overflowing_clouds(in_rounds: N
 
 @runs_here
 def test_farthest_sample_in_rounds_of_crowded_clouds(in_rounds: None):
-    cloud = gl.Cloud.of([*crowded(24).values(), lattice(24, 3)])
+    clouds = crowded(20)
+    names = ("repeated", "rounded", "extreme outlier")
+    cloud = gl.Cloud.of([*(clouds[name] for name in names), lattice(20, 3)])
     same_sample(lambda on: gl.farthest_sample(on(cloud), 10))
 
 

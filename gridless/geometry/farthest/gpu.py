@@ -2,15 +2,18 @@
 
 Exact and small: a program per example, coordinates and distances in registers, a sample at a time.
 
-Exact and large: many samples a round. The points of an example lie in spatial order, in blocks with boxes, and each
-block has one candidate: its point with the largest distance, the smaller index where several are equal. A candidate is
-taken where no other block has a point that comes before it and is so near that one could change the other: for each
-block whose candidate comes first, the distance to its box is not below its largest. It then has the distance at which
-one sample after the other would take it, and takes nothing away from those that come before it. Such distances never
-rise from one sample to the next: sorted by them, and by index, samples are in the order of the definition. Candidates
-wait while they are below a part of the largest distance of all, so that few are taken beyond the last one asked for.
+Exact and large, many examples: several programs share one, and agree on each sample through an integer maximum in
+memory.
 
-Approximate: distances lie in memory, in cache, and a program passes over them once per sample.
+Exact and large, few examples: many samples a round. Points lie in spatial order, in blocks with boxes, and each block
+has one candidate: its point with the largest distance, the smaller index where several are equal. A candidate is taken
+where no other block has a point that comes before it and is so near that one could change the other: for each block
+whose candidate comes first, the distance to its box is not below its largest. It then has the distance at which one
+sample after the other would take it, and takes nothing away from those that come before it. Such distances never rise
+from one sample to the next: sorted by them, and by index, samples are in the order of the definition. Candidates wait
+while they are below a part of the largest distance of all, so that few are taken beyond the last one asked for.
+
+Approximate, or too large for that: distances lie in memory, in cache, and a program passes over them once per sample.
 """
 
 from __future__ import annotations
@@ -29,15 +32,21 @@ from gridless.structures import Cloud, Edges
 # Numbers of a cloud that fit into the registers of one program: points times (dimensions + 1), in float32.
 _ON_CHIP = 1 << 15
 
+# Points per program where several share an example.
+_SHARES = (2048, 4096, 8192)
+
+# Many samples a round where so many programs share an example: the fewer, the longer they work between two waits.
+_MANY = 32
+
 # A block has at least so many points, and more where the boxes of all blocks would not fit into registers otherwise.
-_BLOCK = 32
+_BLOCK = 64
 _BOXES = 1 << 15
 
 # Points of a program that are worked on together, samples that are compared with their boxes together, and warps.
-_TILE, _CHUNK, _WARPS = 2048, 128, 16
+_TILE, _CHUNK, _WARPS = 2048, 64, 8
 
 # Candidates wait while their squared distance is below this part of the largest.
-_WAIT = 0.8
+_WAIT = 0.9
 
 
 def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: bool) -> Tensor:
@@ -52,24 +61,28 @@ def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: 
         tensors, warps = (cloud.coords, cloud.splits, splits, taken), min(max(block // 256, 1), 16)
         _ALL_ON_CHIP((cloud.num_examples, 1, 1), tensors, (start,), (cloud.dim, block), warps)
         return taken
-    if near is None:
-        return _in_rounds(cloud, splits, len(taken), start, largest)
+    if near is None and (programs := _programs(cloud)) >= _MANY:
+        return _in_rounds(cloud, splits, len(taken), start, largest, programs)
+    if near is None and (share := _share(cloud, largest)):
+        _take_together(cloud, splits, taken, start, largest, share)
+        return taken
     closest, kept, kept_splits = _begin(cloud, near, reject)
     block = min(block, 4096)
-    tensors = (cloud.coords, cloud.splits, splits, near.splits, near.source, kept, kept_splits, closest, taken)
-    _IN_MEMORY((cloud.num_examples, 1, 1), tensors, (start,), (cloud.dim, block), min(max(block // 256, 1), 16))
+    edges = (cloud.splits, cloud.splits) if near is None else (near.splits, near.source)
+    tensors = (cloud.coords, cloud.splits, splits, *edges, kept, kept_splits, closest, taken)
+    constants = (cloud.dim, block, near is not None)
+    _IN_MEMORY((cloud.num_examples, 1, 1), tensors, (start,), constants, min(max(block // 256, 1), 16))
     return taken
 
 
-def _in_rounds(cloud: Cloud, splits: Tensor, size: int, start: int, largest: int) -> Tensor:
-    """Exact samples of large examples, many at a time."""
+def _in_rounds(cloud: Cloud, splits: Tensor, size: int, start: int, largest: int, programs: int) -> Tensor:
     coords, device, rows, dim = cloud.coords, cloud.device, len(cloud), cloud.dim
     order = _spatial_order(cloud)
     width, block = 2 * dim * coords.element_size() // 4, _BLOCK
     while block * _BOXES < largest * width:
         block *= 2
     blocks = power_of_two(cdiv(largest, block))
-    programs = min(_programs(cloud), blocks)
+    programs = min(programs, blocks)
     own = power_of_two(cdiv(blocks, programs))
     memory = rows // block + cloud.num_examples
     state = torch.empty((3 * dim + 1, memory), dtype=coords.dtype, device=device)
@@ -136,10 +149,38 @@ def _spatial_order(cloud: Cloud) -> Tensor:
     return torch.sort(key).indices
 
 
-def _begin(cloud: Cloud, near: Edges, reject: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _share(cloud: Cloud, largest: int) -> int:
+    """Points per program so that all programs run at once, one on each multiprocessor; 0 where that is impossible."""
+    if cloud.coords.dtype != torch.float32 or cloud.dim > 3 or cloud.device.type != "cuda":
+        return 0
+    at_once = torch.cuda.get_device_properties(cloud.device).multi_processor_count
+    return next((n for n in _SHARES if cloud.num_examples * cdiv(largest, n) <= at_once), 0)
+
+
+def _take_together(cloud: Cloud, splits: Tensor, taken: Tensor, start: int, largest: int, share: int) -> None:
+    best = torch.zeros(len(taken), dtype=torch.int64, device=cloud.device)
+    arrived = torch.zeros(len(taken), dtype=torch.int32, device=cloud.device)
+    _together[(cloud.num_examples, cdiv(largest, share))](
+        cloud.coords,
+        cloud.splits,
+        splits,
+        taken,
+        best,
+        arrived,
+        start,
+        D=cloud.dim,
+        BLOCK=share,
+        num_warps=8 if share == 2048 else 16,
+        **EXACT,
+        launch_cooperative_grid=True,
+    )
+
+
+def _begin(cloud: Cloud, near: Edges | None, reject: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Squared distances before the queue begins, and what rejection sampling has kept."""
-    check_within_examples(cloud, near)
-    if reject:
+    if near is not None:
+        check_within_examples(cloud, near)
+    if near is not None and reject:
         rows = rejecting_rows(cloud, near, None)
         kept = decide(cloud, rows)
         return squared_to_sample(cloud, rows, kept), *collect(cloud, kept)[:2]
@@ -227,6 +268,22 @@ def _choose(closest, row, at, planes, rows, first, block, ok, state, places, mem
     tl.store(places + memory + block, where, mask=ok)
     for k in tl.static_range(D):
         tl.store(state + (1 + k) * memory + block, tl.load(planes + k * rows + first + where, mask=ok), mask=ok)
+
+
+@triton.jit
+def _reached(state, places, memory, b, best, least, low, high, D: tl.constexpr):
+    """1 for each block whose candidate comes before that of block b, and in which points are near enough to it."""
+    mine = tl.load(state + b)
+    before = (best > mine) | ((best == mine) & (least < tl.load(places + b)))
+    apart = _box_distance(_load_all(state + memory, memory, b, b >= 0, D), low, high, D)
+    return (before & (apart < best)).to(tl.int32)
+
+
+@triton.jit
+def _first(word):
+    """The position of the lowest one of an int64."""
+    low = (word & -word).to(tl.uint64, bitcast=True).to(tl.float64)
+    return ((low.to(tl.int64, bitcast=True) >> 52) - 1023).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["start", "rows", "memory"])
@@ -322,14 +379,18 @@ def _rounds(
             takes = tl.zeros([OWN], tl.int32)
             left = tl.sum(pending, 0)
             while left > 0:
+                # Two at a time, the last one twice.
                 b = tl.min(tl.where(pending > 0, own, 0x7FFFFFFF), 0)
-                mine = tl.load(state + b)
-                before = (best > mine) | ((best == mine) & (least < tl.load(places + b)))
-                apart = _box_distance(_load_all(state + memory, memory, b, b >= 0, D), low, high, D)
-                alone = tl.max((before & (apart < best)).to(tl.int32), 0) == 0
-                takes = tl.where((own == b) & alone, 1, takes)
                 pending = tl.where(own == b, 0, pending)
-                left -= 1
+                c = tl.minimum(tl.min(tl.where(pending > 0, own, 0x7FFFFFFF), 0), blocks)
+                c = tl.where(c < blocks, c, b)
+                pending = tl.where(own == c, 0, pending)
+                earlier = _reached(state, places, memory, b, best, least, low, high, D)
+                earlier += _reached(state, places, memory, c, best, least, low, high, D) << 16
+                earlier = tl.sum(earlier, 0)
+                takes = tl.where((own == b) & (earlier & 0xFFFF == 0), 1, takes)
+                takes = tl.where((own == c) & (earlier >> 16 == 0), 1, takes)
+                left -= 2
             count = tl.sum(takes, 0)
             if count > 0:
                 slot = tl.atomic_add(added, count, sem="relaxed") + tl.cumsum(takes, 0) - 1
@@ -353,26 +414,59 @@ def _rounds(
                     sample = _load_all(new, rows, s[None, :], more[None, :], D)
                     inside = tl.load(new_at + s, mask=more, other=0)[None, :] // L == block[:, None]
                     reached = (_box_distance(sample, box_low, box_high, D) < largest[:, None]) | inside
-                    lowers = tl.where(more, tl.max(reached.to(tl.int32), 0), 0)
-                    hits = tl.sum(lowers, 0)
-                    if hits > 0:
+                    lowers = tl.max((reached & more[None, :]).to(tl.int64), 0) << tl.arange(0, CHUNK)
+                    # One bit for each sample that lowers something here.
+                    word = tl.sum(lowers, 0)
+                    if word != 0:
                         at = block[:, None] * L + lane[None, :]
                         here = at < points
                         row = (tl.load(order + first + at, mask=here, other=0) - first).to(tl.int32)
                         point = _load_all(planes + first, rows, at, here, D)
                         closest = tl.load(new + D * rows + at, mask=here, other=-2.0)
-                        while hits > 0:
-                            j = tl.min(tl.where(lowers > 0, s, 0x7FFFFFFF), 0)
-                            closest = tl.minimum(closest, squared_to(new, j, None, rows, point, D))
-                            closest = tl.where(at == tl.load(new_at + j), -1.0, closest)
-                            lowers = tl.where(s == j, 0, lowers)
-                            hits -= 1
+                        while word != 0:
+                            # Four at a time, the last one again where there are fewer.
+                            j = chunk + _first(word)
+                            for _ in tl.static_range(4):
+                                j = tl.where(word != 0, chunk + _first(word), j)
+                                word = word & (word - 1)
+                                closest = tl.minimum(closest, squared_to(new, j, None, rows, point, D))
+                                closest = tl.where(at == tl.load(new_at + j), -1.0, closest)
                         tl.store(new + D * rows + at, closest, mask=here)
                         tl.debug_barrier()
                         _choose(closest, row, at, planes, rows, first, block, ok, state, places, memory, D)
             have = until
             target += programs
             _wait(arrived, target)
+
+
+@triton.jit
+def _together(coords, splits, taken_splits, taken, best, arrived, start, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Each program holds a share of an example. A sample is the largest (distance, -index) of all shares."""
+    example = tl.program_id(0)
+    programs = tl.num_programs(1)
+    first = tl.load(splits + example)
+    points = (tl.load(splits + example + 1) - first).to(tl.int32)
+    out = tl.load(taken_splits + example)
+    size = (tl.load(taken_splits + example + 1) - out).to(tl.int32)
+    lane = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    here = lane < points
+    point = load_point(coords, first + lane, here, D)
+    closest = tl.where(here, float("inf"), -2.0)
+    current = points * 0 + start
+    for k in range(0, size):
+        if tl.program_id(1) == 0:
+            tl.store(taken + out + k, first + current)
+        d2 = squared_to(coords, (first + current) * D, None, 1, point, D)
+        closest = tl.minimum(closest, d2)
+        closest = tl.where(lane == current, -1.0, closest)
+        # Bits of distances ascend as they do; 0 is below all of them, for what was taken.
+        rank = tl.where(closest >= 0, closest.to(tl.int32, bitcast=True) + 1, 0).to(tl.int64)
+        mine = tl.max((rank << 32) | (0x7FFFFFFF - lane), 0)
+        tl.atomic_max(best + out + k, mine, sem="release")
+        count = tl.atomic_add(arrived + out + k, 1, sem="acq_rel") + 1
+        while count < programs:
+            count = tl.atomic_add(arrived + out + k, 0, sem="acquire")
+        current = 0x7FFFFFFF - (tl.load(best + out + k, volatile=True) & 0x7FFFFFFF).to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["start"])
@@ -389,6 +483,7 @@ def _in_memory(
     start,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
+    NEAR: tl.constexpr,
 ):
     example = tl.program_id(0)
     first = tl.load(splits + example)
@@ -406,22 +501,39 @@ def _in_memory(
     tl.debug_barrier()
     current = first + start
     for k in range(already, size):
-        if k > 0:
-            current = _farthest(closest, first, last, lane, BLOCK)
-        tl.store(taken + out + k, current)
-        # Every lane has read before any writes.
-        tl.debug_barrier()
-        point = load_point(coords, current + lane * 0, lane >= 0, D)
-        end = tl.load(near_splits + current + 1)
-        for at in range(tl.load(near_splits + current), end, BLOCK):
-            ok = at + lane < end
-            j = tl.load(near + at + lane, mask=ok, other=0).to(tl.int64)
-            d2 = squared_to(coords, j * D, ok, 1, point, D)
-            lower = tl.minimum(tl.load(closest + j, mask=ok, other=0.0), d2)
-            tl.store(closest + j, tl.where(j == current, -1.0, lower), mask=ok)
-        # The point itself, where a search does not list it.
-        tl.store(closest + current, -1.0)
-        tl.debug_barrier()
+        if NEAR:
+            if k > 0:
+                current = _farthest(closest, first, last, lane, BLOCK)
+            tl.store(taken + out + k, current)
+            # Every lane has read before any writes.
+            tl.debug_barrier()
+            point = load_point(coords, current + lane * 0, lane >= 0, D)
+            end = tl.load(near_splits + current + 1)
+            for at in range(tl.load(near_splits + current), end, BLOCK):
+                ok = at + lane < end
+                j = tl.load(near + at + lane, mask=ok, other=0).to(tl.int64)
+                d2 = squared_to(coords, j * D, ok, 1, point, D)
+                lower = tl.minimum(tl.load(closest + j, mask=ok, other=0.0), d2)
+                tl.store(closest + j, tl.where(j == current, -1.0, lower), mask=ok)
+            # The point itself, where a search does not list it.
+            tl.store(closest + current, -1.0)
+            tl.debug_barrier()
+        else:
+            tl.store(taken + out + k, current)
+            best = tl.full([BLOCK], -2.0, coords.dtype.element_ty)
+            where = tl.zeros([BLOCK], tl.int64) + first
+            for at in range(first, last, BLOCK):
+                row = at + lane
+                ok = row < last
+                point = load_point(coords, row, ok, D)
+                d2 = squared_to(coords, current * D, None, 1, point, D)
+                value = tl.minimum(tl.load(closest + row, mask=ok, other=-2.0), d2)
+                value = tl.where(row == current, -1.0, value)
+                tl.store(closest + row, value, mask=ok)
+                more = ok & (value > best)
+                best = tl.where(more, value, best)
+                where = tl.where(more, row, where)
+            current = tl.min(tl.where(best == tl.max(best, 0), where, last), 0)
 
 
 @triton.jit
