@@ -36,17 +36,17 @@ _ON_CHIP = 1 << 15
 _SHARES = (2048, 4096, 8192)
 
 # Many samples a round where so many programs share an example: the fewer, the longer they work between two waits.
-_MANY = 32
+_MANY = 40
 
 # A block has at least so many points, and more where the boxes of all blocks would not fit into registers otherwise.
 _BLOCK = 64
 _BOXES = 1 << 15
 
-# Points of a program that are worked on together, samples that are compared with their boxes together, and warps.
-_TILE, _CHUNK, _WARPS = 2048, 64, 8
+# Points of a program that are worked on together, and samples that are compared with their boxes together.
+_TILE, _CHUNK = 2048, 128
 
 # Candidates wait while their squared distance is below this part of the largest.
-_WAIT = 0.9
+_WAIT = 0.8
 
 
 def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: bool) -> Tensor:
@@ -114,7 +114,7 @@ def _in_rounds(cloud: Cloud, splits: Tensor, size: int, start: int, largest: int
         TOGETHER=min(own, max(_TILE // block, 1)),
         CHUNK=_CHUNK,
         WAIT=_WAIT,
-        num_warps=_WARPS,
+        num_warps=8 if blocks * width <= 1 << 14 else 16,
         **EXACT,
         # Programs wait for each other: all of them must run.
         launch_cooperative_grid=programs > 1,
@@ -270,22 +270,6 @@ def _choose(closest, row, at, planes, rows, first, block, ok, state, places, mem
         tl.store(state + (1 + k) * memory + block, tl.load(planes + k * rows + first + where, mask=ok), mask=ok)
 
 
-@triton.jit
-def _reached(state, places, memory, b, best, least, low, high, D: tl.constexpr):
-    """1 for each block whose candidate comes before that of block b, and in which points are near enough to it."""
-    mine = tl.load(state + b)
-    before = (best > mine) | ((best == mine) & (least < tl.load(places + b)))
-    apart = _box_distance(_load_all(state + memory, memory, b, b >= 0, D), low, high, D)
-    return (before & (apart < best)).to(tl.int32)
-
-
-@triton.jit
-def _first(word):
-    """The position of the lowest one of an int64."""
-    low = (word & -word).to(tl.uint64, bitcast=True).to(tl.float64)
-    return ((low.to(tl.int64, bitcast=True) >> 52) - 1023).to(tl.int32)
-
-
 @triton.jit(do_not_specialize=["start", "rows", "memory"])
 def _rounds(
     coords,
@@ -379,18 +363,14 @@ def _rounds(
             takes = tl.zeros([OWN], tl.int32)
             left = tl.sum(pending, 0)
             while left > 0:
-                # Two at a time, the last one twice.
                 b = tl.min(tl.where(pending > 0, own, 0x7FFFFFFF), 0)
+                mine = tl.load(state + b)
+                before = (best > mine) | ((best == mine) & (least < tl.load(places + b)))
+                apart = _box_distance(_load_all(state + memory, memory, b, b >= 0, D), low, high, D)
+                alone = tl.max((before & (apart < best)).to(tl.int32), 0) == 0
+                takes = tl.where((own == b) & alone, 1, takes)
                 pending = tl.where(own == b, 0, pending)
-                c = tl.minimum(tl.min(tl.where(pending > 0, own, 0x7FFFFFFF), 0), blocks)
-                c = tl.where(c < blocks, c, b)
-                pending = tl.where(own == c, 0, pending)
-                earlier = _reached(state, places, memory, b, best, least, low, high, D)
-                earlier += _reached(state, places, memory, c, best, least, low, high, D) << 16
-                earlier = tl.sum(earlier, 0)
-                takes = tl.where((own == b) & (earlier & 0xFFFF == 0), 1, takes)
-                takes = tl.where((own == c) & (earlier >> 16 == 0), 1, takes)
-                left -= 2
+                left -= 1
             count = tl.sum(takes, 0)
             if count > 0:
                 slot = tl.atomic_add(added, count, sem="relaxed") + tl.cumsum(takes, 0) - 1
@@ -414,23 +394,20 @@ def _rounds(
                     sample = _load_all(new, rows, s[None, :], more[None, :], D)
                     inside = tl.load(new_at + s, mask=more, other=0)[None, :] // L == block[:, None]
                     reached = (_box_distance(sample, box_low, box_high, D) < largest[:, None]) | inside
-                    lowers = tl.max((reached & more[None, :]).to(tl.int64), 0) << tl.arange(0, CHUNK)
-                    # One bit for each sample that lowers something here.
-                    word = tl.sum(lowers, 0)
-                    if word != 0:
+                    lowers = tl.where(more, tl.max(reached.to(tl.int32), 0), 0)
+                    hits = tl.sum(lowers, 0)
+                    if hits > 0:
                         at = block[:, None] * L + lane[None, :]
                         here = at < points
                         row = (tl.load(order + first + at, mask=here, other=0) - first).to(tl.int32)
                         point = _load_all(planes + first, rows, at, here, D)
                         closest = tl.load(new + D * rows + at, mask=here, other=-2.0)
-                        while word != 0:
-                            # Four at a time, the last one again where there are fewer.
-                            j = chunk + _first(word)
-                            for _ in tl.static_range(4):
-                                j = tl.where(word != 0, chunk + _first(word), j)
-                                word = word & (word - 1)
-                                closest = tl.minimum(closest, squared_to(new, j, None, rows, point, D))
-                                closest = tl.where(at == tl.load(new_at + j), -1.0, closest)
+                        while hits > 0:
+                            j = tl.min(tl.where(lowers > 0, s, 0x7FFFFFFF), 0)
+                            closest = tl.minimum(closest, squared_to(new, j, None, rows, point, D))
+                            closest = tl.where(at == tl.load(new_at + j), -1.0, closest)
+                            lowers = tl.where(s == j, 0, lowers)
+                            hits -= 1
                         tl.store(new + D * rows + at, closest, mask=here)
                         tl.debug_barrier()
                         _choose(closest, row, at, planes, rows, first, block, ok, state, places, memory, D)
