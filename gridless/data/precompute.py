@@ -125,10 +125,11 @@ class Precomputed(Dataset):
                 yield self._path(repeat, number), repeat, range(start, min(start + self.shard, len(self)))
 
     def _make(self, num_workers: int, check: bool, ray: str | None) -> None:
-        files = list(self._files())
-        missing = [entry for entry in files if not entry[0].exists()]
+        there, missing = [], []
+        for entry in self._files():
+            (there if entry[0].exists() else missing).append(entry)
         if check:
-            self._compare(entry for entry in files if entry not in missing)
+            self._compare(there)
         if missing:
             with whole_file(self.folder / "about.json") as file:
                 file.write(json.dumps(self.about, indent=2).encode())
@@ -140,7 +141,8 @@ class Precomputed(Dataset):
                     if full:
                         self._refuse_full_disk(full)
                     advance(sizes[n])
-        self._open(files)
+        # Those that were made just now are whole.
+        self._open(there)
 
     def _made(self, missing: list[_File], num_workers: int, ray: str | None) -> Iterator[tuple[int, int]]:
         """Make each of the files; gives its number, and the error number of a full disk or 0."""
@@ -151,8 +153,11 @@ class Precomputed(Dataset):
             return run(_Work, arguments, range(len(missing)), ray=ray)
         # A generator of its own: the loader draws a seed for its workers, and torch's must stay as it is.
         generator = torch.Generator()
-        loader = DataLoader(work, batch_size=None, num_workers=num_workers, collate_fn=_unchanged, generator=generator)
-        return enumerate(loader)  # type: ignore[return-value]
+        # In any order: a process does not wait for another that is slower.
+        loader = DataLoader(
+            work, batch_size=None, num_workers=num_workers, collate_fn=_unchanged, generator=generator, in_order=False
+        )
+        return iter(loader)
 
     def _open(self, files: Iterable[_File]) -> None:
         for path, _, members in files:
@@ -189,7 +194,7 @@ class Precomputed(Dataset):
 
 
 class _Work(Dataset):
-    """File after file of examples with their geometry. An item is the error number of a full disk, or 0."""
+    """File after file of examples with their geometry; called, it gives the error number of a full disk, or 0."""
 
     def __init__(self, dataset: Any, plan: Plan | None, seed: int, key: str, files: Sequence[_File]) -> None:
         self.dataset, self.plan, self.seed, self.key, self.files = dataset, plan, seed, key, files
@@ -197,10 +202,10 @@ class _Work(Dataset):
     def __len__(self) -> int:
         return len(self.files)
 
-    def __call__(self, n: int) -> int:
-        return self[n]
+    def __getitem__(self, n: int) -> tuple[int, int]:
+        return n, self(n)
 
-    def __getitem__(self, n: int) -> int:
+    def __call__(self, n: int) -> int:
         path, repeat, members = self.files[n]
         raw = [self.raw(repeat, i) for i in members]
         try:
