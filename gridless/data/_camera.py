@@ -9,7 +9,7 @@ import numpy as np
 from gridless.kernels.compile import njit
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _random(state):
     """Splitmix64: the next uniform number in [0, 1), and the state after it."""
     state = state + np.uint64(0x9E3779B97F4A7C15)
@@ -20,14 +20,14 @@ def _random(state):
     return (z >> np.uint64(11)) * (1.0 / 9007199254740992.0), state
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _normal(state):
     u, state = _random(state)
     v, state = _random(state)
     return math.sqrt(-2.0 * math.log(1.0 - u)) * math.cos(2 * math.pi * v), state
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _between(picture, x, y):
     """The picture at (x, y) in cells, between its cells; zero outside."""
     side = picture.shape[0]

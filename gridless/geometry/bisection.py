@@ -47,12 +47,12 @@ def room(count, width):
 
 
 @njit(nogil=True, cache=True)
-def write_list(x, first, last, work, at, stride):
-    """Write points first to last of a cloud as a list, from element `at` of `work` on."""
+def write_list(x, first, last, work, stride):
+    """Write points first to last of a cloud as a list, at the beginning of `work`."""
     dim, n = x.shape[1], last - first
-    ids = work.view(np.int32)[(at + dim * stride) * (x.itemsize // 4) :]
+    ids = work.view(np.int32)[dim * stride * (x.itemsize // 4) :]
     for d in range(dim):
-        plane = work[at + d * stride : at + (d + 1) * stride]
+        plane = work[d * stride : (d + 1) * stride]
         for i in range(n):
             plane[i] = x[first + i, d]
         plane[n : n + 64 // x.itemsize] = np.nan
@@ -74,7 +74,7 @@ def gather_list(x, ids, work, at, stride, axes):
         work[at + d * stride + n : at + d * stride + n + 64 // x.itemsize] = np.nan
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _push(stack, node, t_at, t_stride, t_count, s_at, s_stride, s_count, free, useless):
     stack[node, 0], stack[node, 1], stack[node, 2] = t_at, t_stride, t_count
     stack[node, 3], stack[node, 4], stack[node, 5] = s_at, s_stride, s_count
@@ -89,7 +89,7 @@ def _measure(at, stride, count, like, axes, boxes, node):
         boxes[node, d], boxes[node, 8 + d] = plane_bounds(at + d * stride, vectors, like)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _middle(boxes, node, radius, half, axes):
     """The widest axis of a node's box and its middle; -1 if halving the box would not leave out many sources."""
     axis, widest, middle = -1, radius * half * half * half, radius
@@ -102,7 +102,7 @@ def _middle(boxes, node, radius, half, axes):
     return axis, middle
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _scan_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, found, used, begin, count):
     """Scan the sources for every target of a leaf; the rows follow one another in `found`."""
     size, free, base = size_of(reach), len(found) - s_count - 64, address(found)
@@ -118,7 +118,7 @@ def _scan_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, fi
     return used
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _count_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, limit, count):
     """Count the sources of every target of a leaf; with a limit, no farther than to it."""
     size, ids = size_of(reach), t_at + len(axes) * t_stride
@@ -132,7 +132,7 @@ def _count_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, f
         count[np.uint64(load_id(ids + 4 * k) - first)] = min(hits, limit) if limit > 0 else hits
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, found, begin, out):
     """Write the row of every target of a leaf where it begins in `out`."""
     if s_count + 32 > len(found):
@@ -157,7 +157,7 @@ def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, fi
     return 0
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def descend(
     t_at, t_stride, t_count, s_at, s_stride, s_count, free, end, radius, reach, half, eps, axes, boxes, stack,
     mode, limit, first, found, begin, count, out,
@@ -168,8 +168,10 @@ def descend(
     """
     size = size_of(reach)
     width, planes = 64 // size, len(axes) + 1
-    _push(stack, 0, t_at, t_stride, t_count, s_at, s_stride, s_count, free, 1)
-    depth, used = 1, 0
+    # Not 0 and 1 written out: Numba compiles a function anew for every constant that it is called with.
+    used, useless = np.int64(0), np.int64(1)
+    _push(stack, used, t_at, t_stride, t_count, s_at, s_stride, s_count, free, useless)
+    depth = 1
     while depth > 0:
         depth -= 1
         t_at, t_stride, t_count = stack[depth, 0], stack[depth, 1], stack[depth, 2]
@@ -243,9 +245,9 @@ def search(
         if free > len(work):
             return e, total, MORE_WORK
         if not ready:
-            write_list(x, xs[e], xs[e + 1], work, 0, s_stride)
+            write_list(x, xs[e], xs[e + 1], work, s_stride)
         if not (same or ready):
-            write_list(y, ys[e], ys[e + 1], work, t_at, t_stride)
+            write_list(y, ys[e], ys[e + 1], work[t_at:], t_stride)
         rows = 0 if mode == SCAN else ys[e]
         # A point that is no longer finite reaches no leaf, and so has no row.
         if mode == SCAN:
@@ -265,7 +267,7 @@ def search(
     return e, total, 0
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _copy_rows(found, begin, count, rows, out, total, splits):
     """Copy rows from where they were found into their order; up to a vector behind them may be overwritten."""
     source, to = address(found), address(out)

@@ -22,7 +22,7 @@ def squared(coords, i, j):
     return d2
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def aligned(count, like):
     """An uninitialised array, of the dtype of another, that begins on a cache line."""
     room = np.empty(count + 16, like.dtype)
@@ -30,7 +30,7 @@ def aligned(count, like):
     return room[skip : skip + count]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def sort_into_blocks(coords, x, row):
     """Bring neighbours together: halve the cloud along its longest side until blocks of 64 are left.
 
@@ -104,7 +104,7 @@ def _select(points, row, low, high, middle, d):
             return
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def bound_blocks(x, blocks, dim, low, high):
     """The box of each block of points; boxes are stored in blocks of 64 too."""
     for b in range(blocks):
@@ -119,7 +119,7 @@ def bound_blocks(x, blocks, dim, low, high):
     _fill(high, blocks, dim)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def bound_boxes(low, high, boxes, dim, group_low, group_high):
     """The box of each block of boxes."""
     groups = (boxes + BLOCK - 1) // BLOCK

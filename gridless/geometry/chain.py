@@ -29,13 +29,8 @@ _NOT_FINITE = 1
 _MOST = 1 << 22
 
 
-# Not written out where they are used, because Numba compiles a function anew for every constant that it is called with,
-# and `search`, seven seconds of it, is the one that batches use.
-_CONSTANTS = np.array([0, 1, SCAN])
-
-
 @njit(nogil=True, cache=True)
-def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, wholes, sources, sizes, constants):
+def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, wholes, sources, sizes):
     """Run `lines` (operation, cloud, cloud or edges) on the points x; clouds and edges are numbered by their lines.
 
     Results follow one another: in `wholes` the splits of each search, and the rows and the splits of each sample; in
@@ -43,20 +38,24 @@ def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, whol
     Returns 0, or what was too small, or that the points are not finite; and copies of the three that just hold them.
     """
     n, dim = x.shape
-    zero, one, scan = constants[0], constants[1], constants[2]
+    # Not written out where they are used, because Numba compiles a function anew for every constant that it is called
+    # with, and `search`, seven seconds of it, is the one that batches use.
+    zero, one, scan = np.int64(0), np.int64(1), np.int64(SCAN)
     bad = 0
     for i in range(n):
         for d in range(dim):
             bad += not abs(x[i, d]) < np.inf
     if bad:
         return _NOT_FINITE, wholes[:0], sources[:0], coords[:0]
-    samples = np.sum(lines[:, 0])
+    samples = 0
+    for line in range(len(lines)):
+        samples += lines[line, 0]
     size_wholes, size_sources, size_coords = 0, len(lines) + samples, 2 * len(lines)
     # Of the points and of each line: its first row in `coords` or `sources`, where its splits begin, and its points.
-    begins = np.zeros((len(lines) + 1, 3), np.int64)
+    begins, whole, count = np.empty((len(lines) + 1, 3), np.int64), np.empty(2, np.int64), np.empty(1, np.int64)
     used_coords, used_wholes, used_sources = 0, 0, 0
-    whole, count = np.array([0, n]), np.empty(1, np.int64)
-    begins[0, 2] = n
+    begins[0, 0], begins[0, 1], begins[0, 2] = 0, 0, n
+    whole[0], whole[1] = 0, n
     for line in range(len(lines)):
         operation, a, b = lines[line, 0], lines[line, 1], lines[line, 2]
         at, points = begins[a, 0], begins[a, 2]
@@ -157,7 +156,7 @@ class Chain:
         while True:
             short, wholes, sources, coords = _run(
                 x, self.table, self._settings(points.dtype), AXES[dim], space.work, space.boxes, space.stack,
-                space.found, space.rows, results.coords, results.wholes, results.sources, results.sizes, _CONSTANTS,
+                space.found, space.rows, results.coords, results.wholes, results.sources, results.sizes,
             )  # fmt: skip
             if not short:
                 return self._structures(cloud, wholes, sources, coords, results.sizes.tolist())

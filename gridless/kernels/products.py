@@ -115,7 +115,7 @@ def add_gathered(
     return signature, lambda *how: _emit(*how, gathered=True)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def matmul(c, a, a_row, packed, rows, columns, steps, lane):
     """c (rows, columns) += a (rows, steps) b: rows a multiple of BLOCK, columns of a vector, b as `pack` left it."""
     for column in range(0, columns, 2 * lane):
@@ -135,7 +135,7 @@ def matmul(c, a, a_row, packed, rows, columns, steps, lane):
                     add_product(BLOCK, 1, c, at, columns, a, a_at, a_row, 1, packed, b_at, lane, some)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def matmul_transposed(c, a, a_at, a_row, b, b_row, rows, columns, steps, lane):
     """c (rows, columns) += a^T b, with a (steps, rows) and b (steps, columns); multiples as above."""
     for column in range(0, columns, 2 * lane):
@@ -149,7 +149,7 @@ def matmul_transposed(c, a, a_at, a_row, b, b_row, rows, columns, steps, lane):
                 add_product(BLOCK, 1, c, at, columns, a, a_at + i, 1, a_row, b, column, b_row, steps)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def gather(c, c_at, a, a_at, a_row, b, b_at, b_row, rows, columns, steps, index, index_at, lane):
     """c (rows, columns) += a (rows, steps) b[index] (steps, columns), for any number of rows."""
     for column in range(0, columns, 2 * lane):

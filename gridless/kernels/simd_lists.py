@@ -271,7 +271,7 @@ def _append_for_target(at, stride, ids, bits, to, to_stride, to_ids, axes, like)
     return one_by_one
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def halve(at, stride, count, left, left_stride, right, right_stride, axis, upper, lower, axes):
     """Copy the points with x[axis] <= upper to one list and those with x[axis] > lower to another, in order.
 
@@ -346,7 +346,7 @@ def _scan_ball_for_target(at, stride, count, point, reach, out):
     return word_by_word
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def count_ball(at, stride, count, point, reach):
     """How many points of a list are within reach of `point`."""
     size, total = size_of(reach), 0

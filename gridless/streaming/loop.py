@@ -31,7 +31,7 @@ TOP, FIELDS, ROW_FIELDS = len(HEAD), len(STREAM), len(ROW)
 OUTSIDE, BACK, NEGATIVE, BEFORE = 1, 2, 3, 4
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def _charge(i, f, s):
     """The events that the new events of its source fire in stream s."""
     source = i[s + S_SOURCE]
@@ -83,7 +83,7 @@ def _take(i, f, pixel, time, polarity, count):
     return False
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def _pass(i, f, d, s, lane):
     """All rows of the events of stream s that are in its buffer."""
     rows, size, source = i[s + S_ROWS], i[s + S_ROW_COUNT], i[s + S_SOURCE]
@@ -113,7 +113,7 @@ def _clear(i):
             i[i[s + S_ROWS] + n * ROW_FIELDS + ENTERED] = 0
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def _restart(i, d, t):
     """Begin the window of an event at time t; the one before is forgotten, but only what was touched."""
     i[START] += (t - i[START]) // i[DURATION] * i[DURATION]

@@ -95,7 +95,7 @@ def work(i, f, d, r, s, first, n, lane):
                 f[to + j * pitch + k] = 0.0
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def _activation(op, x, slope):
     if op == LOG1P:
         y = math.log1p(x)
@@ -120,7 +120,7 @@ def _activation(op, x, slope):
     return np.float32(y)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def _copy(i, f, r, to, a, n):
     """Channels first to last of the input become those from `number` on; after the last ones come zeros."""
     pitch, a_pitch, first, last, at = i[r + PITCH], i[r + A_PITCH], i[r + FIRST], i[r + LAST], i[r + NUMBER]
@@ -182,7 +182,7 @@ def _mean(i, f, d, r, s, first, n, to, a):
             f[to + j * pitch + k] = 0.0
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def _take_in(i, f, d, r, s, first, n, a):
     """Events into the voxels of the window: windows are cut before their events come here, so that all are inside."""
     c, pitch, total, count = i[r + C], i[r + A_PITCH], i[r + SUM], i[r + CLOCK]
@@ -271,7 +271,7 @@ def _reduce(i, f, r, largest):
             f[to + k] = np.float32(total / cells)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def _convolve_cells(i, f, r, lane):
     """A convolution over a grid. Cells that see nothing but what an empty window has there keep its value."""
     q, pitch, a_pitch, steps, rows = i[r + FIRST], i[r + PITCH], i[r + A_PITCH], i[r + STEPS], i[r + GATHERED]

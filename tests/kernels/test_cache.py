@@ -43,7 +43,7 @@ INNER = """
 from gridless.kernels.compile import njit
 from sample import steps
 
-@njit(cache=True)
+@njit(cache=True, inner=True)
 def shifted(i):
     return i + steps.STEP
 """
@@ -125,10 +125,24 @@ def test_a_kernel_is_made_of_the_files_that_its_own_imports(monkeypatch: pytest.
     assert [found != now for found in files.values()] == [True, True, False]
 
 
+def test_python_cannot_call_what_only_kernels_call():
+    @njit(inner=True)
+    def double(x: int) -> int:
+        return 2 * x
+
+    @njit()
+    def fourfold(x: int) -> int:
+        return double(double(x))
+
+    assert fourfold(2) == 8
+    with pytest.raises(TypeError, match="double was compiled with inner=True, for other kernels to call"):
+        double(2)
+
+
 def test_without_a_cache_it_is_plain_numba(monkeypatch: pytest.MonkeyPatch):
     def double(x: int) -> int:
         return 2 * x
 
     assert njit()(double)(2) == 4
     monkeypatch.setattr(numba.config, "DISABLE_JIT", True)
-    assert njit(nogil=True, cache=True)(double) is double
+    assert njit(nogil=True, cache=True, inner=True)(double) is double

@@ -47,7 +47,7 @@ def read(file: File) -> Recording:
     return Recording(shrink(pixel, count), shrink(time, count), shrink(polarity, count), sensor, CAMERAS, locate)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _u32(data, i):  # type: ignore[no-untyped-def]
     return (
         np.int64(data[i]) | (np.int64(data[i + 1]) << 8) | (np.int64(data[i + 2]) << 16) | (np.int64(data[i + 3]) << 24)

@@ -199,7 +199,7 @@ def _parse(data, width, decimal, delimiter, values):  # type: ignore[no-untyped-
     return row, 0, i
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _large(data, start, end):  # type: ignore[no-untyped-def]
     """The number whose digits are data[start:end], or -1 where it is 2**63 or more."""
     value = np.int64(0)
@@ -211,7 +211,7 @@ def _large(data, start, end):  # type: ignore[no-untyped-def]
     return value
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _fraction(data, value, digits, i):  # type: ignore[no-untyped-def]
     """Seconds `value` and the decimals at `i` as microseconds, rounded; -1 where they are too many."""
     if value > 9_000_000_000_000:

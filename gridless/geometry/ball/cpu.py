@@ -315,7 +315,7 @@ def _cut(task: _Task, e: int) -> list[_Part]:
 
     def whole(x: np.ndarray, splits: np.ndarray) -> _List:
         made = _List.empty(int(splits[e + 1] - splits[e]), dim + 1, dtype)
-        write_list(x, splits[e], splits[e + 1], made.points, 0, made.stride)
+        write_list(x, splits[e], splits[e + 1], made.points, made.stride)
         return made
 
     infinite = np.full(dim, np.inf, dtype)

@@ -82,7 +82,7 @@ def _sort(pixel, splits, width, height, order, ends):
         order[i] = i
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def source_cell(cell, dx, dy, grids):
     """The source cell that a tap of a target cell looks at, or -1."""
     width, height, grid_width, grid_height, stride = grids[0], grids[1], grids[2], grids[3], grids[4]

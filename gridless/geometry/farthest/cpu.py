@@ -61,7 +61,7 @@ def _scan(coords, start, taken):
         at = where * BLOCK + first_bit(equal(closest, where, best))
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _in_boxes(coords, start, taken):
     """Blocks of neighbouring points, groups of 64 blocks: what is too far from a sample to change is passed by."""
     n, dim = coords.shape
@@ -106,7 +106,7 @@ def _in_boxes(coords, start, taken):
             return
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _take_rest(closest, row, n, taken, first):
     """Fill up with the rows that were not taken, in index order."""
     left = np.empty(n, np.bool_)
@@ -158,7 +158,7 @@ def _lower(closest, most, group_most, i, value):
         group_most[b // BLOCK] = largest(most, b // BLOCK)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _first_farthest(closest, most, group_most):
     """The row of the largest distance, the first where several are equal."""
     best, top = largest(group_most, 0), 0
@@ -186,7 +186,7 @@ def _take(coords, i, first, last, rows, source, closest, met):
     return 0
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _continue(coords, first, last, rows, source, closest, taken):
     """Fill `taken` from a queue of the distances."""
     blocks = (last - first + BLOCK - 1) // BLOCK

@@ -88,7 +88,7 @@ def _cut(near, far, count, bound, k):
     return near[inside:k].max()
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _untied(boxes, t, dim, point, bits, tie, tie_row):
     """Of the boxes `bits` of a block those that hold something nearer than `tie`, or a row before `tie_row`."""
     low, high, least = boxes
@@ -101,7 +101,7 @@ def _untied(boxes, t, dim, point, bits, tie, tie_row):
     return bits
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _home(boxes, groups, dim, n, point):
     """The block whose box is nearest to a point, nearly: that of the nearest group."""
     blocks = (n + BLOCK - 1) // BLOCK
@@ -109,7 +109,7 @@ def _home(boxes, groups, dim, n, point):
     return _nearest_box(boxes[0], boxes[1], dim, g * BLOCK, min(g * BLOCK + BLOCK, blocks), point)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _nearest_box(low, high, dim, first, last, point):
     least, at = point.dtype.type(np.inf), first
     for b in range(first, last):

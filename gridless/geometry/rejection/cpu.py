@@ -110,7 +110,7 @@ def _sort(coords, cell, shape, mask, begin, row, sorted_coords):
             sorted_coords[at, d] = coords[i, d]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _reject(coords, begin, row, i, reach, first, last, rejected, closest):
     """Reject the points in places first to last that are within reach of point i."""
     for at in range(begin[first], begin[last + 1]):
@@ -122,7 +122,7 @@ def _reject(coords, begin, row, i, reach, first, last, rejected, closest):
                 closest[j] = d2
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _one_in_grid(coords, radius, reach, closest, kept):
     n, dim = coords.shape
     cell, shape = np.empty((n, 3), np.int64), np.empty(3, np.int64)

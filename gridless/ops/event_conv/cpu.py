@@ -112,7 +112,7 @@ def _share_examples(splits: Tensor) -> list[tuple[int, int]]:
     return list(pairwise(sorted({0, *cuts, int(ends[-1])}))) or [(0, 0)]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _decays(rate, age, count, factor, bits, power):
     """factor[v, n] = exp(-rate[v] age[n]) for the first `count` ages.
 

@@ -133,7 +133,7 @@ def _forward(
             tile[:] = 0
         gather_tile(
             t, end, splits, source, target_coords, source_coords, kind, table, chain, width, radius, falloff,
-            normalise, True, inverse, f, v, w, p, tile, stride, transformed, size, channels, lane,
+            normalise, inverse, f, v, w, p, tile, stride, size, channels, lane,
         )  # fmt: skip
         if transformed:
             _copy(tile, out, t, end)
@@ -147,14 +147,14 @@ def _forward(
 
 
 # Loops, because what Numba makes of an array assigned to a slice takes four seconds to compile: it words its error.
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _begin(tile, start):
     for i in range(tile.shape[0]):
         for j in range(tile.shape[1]):
             tile[i, j] = start[j]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _copy(tile, out, first, last):
     for i in range(first, last):
         for j in range(out.shape[1]):
@@ -181,7 +181,7 @@ def _backward(
         tile[:] = 0
         gather_tile(
             t, end, splits, target, source_coords, target_coords, kind, table, chain, width, -radius, falloff,
-            normalise, False, inverse, grad, v, w, p, tile, stride, False, size, p_channels, lane,
+            normalise, inverse, grad, v, w, p, tile, stride, size, p_channels, lane,
         )  # fmt: skip
         if depthwise:
             if d_features.shape[0] > 0:
@@ -202,7 +202,7 @@ def _backward(
             matmul_transposed(d_weight, f, a_at, q_channels, tile, stride, q_channels, steps, end - t, lane)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _scale_and_add(tile, theta, size, channels, start, out):
     """out = start + the sum over m of the tile's M runs of channels, each times its own theta."""
     for r in range(len(out)):

@@ -82,7 +82,7 @@ def _run(by_target, edges, rule, operands, inverse, shared, out) -> None:  # typ
     in_threads(_gradients, [(a, b, by_target, *edges, *rule, *arrays, *sizes) for a, b in ranges(edges[0])])
 
 
-@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"})
+@njit(nogil=True, cache=True, fastmath={"reassoc", "contract"}, inner=True)
 def _dot(x, y):
     total = x.dtype.type(0)
     for n in range(len(y)):
@@ -90,7 +90,7 @@ def _dot(x, y):
     return total
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _basis_at(v, kind, table, width, value, slope):
     """value (M) = p_m(v), slope (M, D) = dp_m/dv."""
     size, dim = table.shape
@@ -166,7 +166,7 @@ def _gradients(
             i = end
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def _row_gradient(
     r, start, by_target, splits, column, kind, table, width, radius, falloff, normalise,
     v, w, c, value, slope, vector, total, inverse, shared, out,

@@ -7,13 +7,17 @@ from gridless.kernels.products import gather
 from gridless.ops.point_conv.cpu.values import basis_values, falloffs, normalise_rows, run_of_rows, vectors
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def gather_tile(
     first, last, splits, column, row_coords, column_coords,
-    kind, table, chain, width, radius, falloff, normalise, by_row,
-    inverse, f, v, w, p, tile, stride, transposed_weight, size, channels, lane,
+    kind, table, chain, width, radius, falloff, normalise, inverse, f, v, w, p, tile, stride, size, channels, lane,
 ):  # fmt: skip
-    """tile[i - first] = the M x channels sums over the edges of row i; M = 1 where f holds M runs of channels."""
+    """tile[i - first] = the M x channels sums over the edges of row i; M = 1 where f holds M runs of channels.
+
+    A radius below zero says that rows are sources; `inverse` is of targets. Both are told from arguments that there are,
+    because Numba compiles a function anew for every constant that it is called with.
+    """
+    runs, rows = (size, 1) if stride == channels else (1, size)
     i = first
     while i < last:
         end = run_of_rows(splits, i, last, len(w))
@@ -21,7 +25,7 @@ def gather_tile(
         vectors(i, end, splits, column, row_coords, column_coords, radius, v)
         falloffs(v, count, falloff, w)
         if normalise:
-            if by_row:
+            if radius > 0:
                 normalise_rows(i, end, splits, w, inverse)
             else:
                 for e in range(count):
@@ -30,11 +34,7 @@ def gather_tile(
         for r in range(i, end):
             at, edges = splits[r] - splits[i], splits[r + 1] - splits[r]
             c_at, b_row = (r - first) * stride, f.shape[1]
-            if transposed_weight:
-                for m in range(size):
-                    a_at = m * len(w) + at
-                    b_at = m * channels
-                    gather(tile, c_at, p, a_at, len(w), f, b_at, b_row, 1, channels, edges, column, splits[r], lane)
-            else:
-                gather(tile, c_at, p, at, len(w), f, 0, b_row, size, channels, edges, column, splits[r], lane)
+            for m in range(runs):
+                a_at, b_at = m * len(w) + at, m * channels
+                gather(tile, c_at, p, a_at, len(w), f, b_at, b_row, rows, channels, edges, column, splits[r], lane)
         i = end

@@ -67,7 +67,7 @@ def _chain(kind: int, table: tuple[float, ...], dim: int) -> tuple[np.ndarray, i
     return np.array(steps, np.int64), len(slot)
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def longest(splits, first, last):
     """The most edges that have to be handled together."""
     most = CAPACITY
@@ -76,7 +76,7 @@ def longest(splits, first, last):
     return most
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def run_of_rows(splits, first, last, capacity):
     """The end of the run of rows from `first` whose edges fit."""
     end = first + 1
@@ -85,7 +85,7 @@ def run_of_rows(splits, first, last, capacity):
     return end
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def vectors(first, last, splits, column, row_coords, column_coords, radius, v):
     """v (D, edges) = (row - column) / radius of the edges of some rows; with -radius, where the rows are sources."""
     start = splits[first]
@@ -97,7 +97,7 @@ def vectors(first, last, splits, column, row_coords, column_coords, radius, v):
                 along[e - start] = (x - column_coords[column[e], d]) / radius
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def falloffs(v, count, falloff, w):
     """w = max(0, 1 - |v|), or 1."""
     if not falloff:
@@ -113,7 +113,7 @@ def falloffs(v, count, falloff, w):
         w[e] = max(one - np.sqrt(w[e]), w.dtype.type(0))
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def normalise_rows(first, last, splits, w, inverse):
     """Divide w by its sum over each row, and keep 1 / sum, 0 where the sum is 0."""
     start = splits[first]
@@ -126,7 +126,7 @@ def normalise_rows(first, last, splits, w, inverse):
             w[e] *= inverse[i]
 
 
-@njit(nogil=True, cache=True)
+@njit(nogil=True, cache=True, inner=True)
 def basis_values(v, w, count, kind, table, chain, width, p):
     """p (slots, edges) = p_m(v) w."""
     if kind == MONOMIALS:
