@@ -14,8 +14,8 @@ def gather_tile(
 ):  # fmt: skip
     """tile[i - first] = the M x channels sums over the edges of row i; M = 1 where f holds M runs of channels.
 
-    A radius below zero says that rows are sources; `inverse` is of targets. Both are told from arguments that there are,
-    because Numba compiles a function anew for every constant that it is called with.
+    A radius below zero says that rows are sources; `inverse` is of targets. It is no argument of its own, because Numba
+    compiles a function anew for every constant that it is called with.
     """
     runs, rows = (size, 1) if stride == channels else (1, size)
     i = first
