@@ -107,6 +107,13 @@ def plain_loop(r: Results) -> Row:
     return what, f"{epoch:.1f} s; the GPU works {busy:.1f} ms of a step", ""
 
 
+def own_step(r: Results) -> Row:
+    compiled = "torch.compile, reduce-overhead, two batches padded to powers of two"
+    ours, eager, peer = (r.by_name("captured", who, "kept, ms") for who in ("gl.capture", "eager", compiled))
+    what = "a step of your own, the same network and batch (clouds on ellipsoids), captured by `gl.capture`, H200"
+    return what, f"{ours:.1f} ms", f"eager {eager:.1f}, `torch.compile` {peer:.1f}"
+
+
 def scan(r: Results) -> Row:
     rows = r["scenes"]["rows"]["convolutions"]
     names = ("5 cm, 64 channels, float32", "5 cm, 128 channels, float16")
@@ -155,8 +162,8 @@ def exact(r: Results) -> Row:
 
 
 ROWS: tuple[Callable[[Results], Row], ...] = (
-    chain, chain_gpu, ball, farthest, conv, conv_eager, scan, epochs, plain_loop, event_conv, event_conv_gpu, live,
-    live_calls, exact,
+    chain, chain_gpu, ball, farthest, conv, conv_eager, scan, epochs, plain_loop, own_step, event_conv, event_conv_gpu,
+    live, live_calls, exact,
 )  # fmt: skip
 # Others on the same test splits.
 NCARS = "HATS 90.2, AEGNN 94.5, EVA encoder 96.3, best without pre-training 96.7, MEM (pre-trained) 98.55"
