@@ -66,7 +66,7 @@ def uncompiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
 
     It is `torch.compiler.disable` at the first call that is traced: that loads dynamo, which takes 3.5 s.
     """
-    disabled: list[Callable[Given, Result]] = []
+    disabled: list[Any] = []
 
     @wraps(function)
     def call(*given: Given.args, **named: Given.kwargs) -> Result:
