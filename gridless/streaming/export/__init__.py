@@ -33,7 +33,8 @@ def export(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048)
     Args:
         model: any network that `gl.stream` runs, in evaluation mode.
         out: a folder; it is made, and files of these names in it are replaced.
-        bits: of the weights: 32, or 16 (whole numbers with a scale for every column: wrong by 2e-5 of its largest).
+        bits: of weights and traces: 32, or 16, which needs half the memory, and is faster where the processor fuses
+            products with sums. Logits then move by about 1e-4 of the largest.
         chunk: input events that go through the network together. A small one needs less memory, for small boards.
     """
     return write(out, texts(model, bits, chunk))
@@ -97,7 +98,7 @@ def _when(program: Program) -> str:
 def _sizes(writer: Writer) -> str:
     constants = 4 * writer.constants.size + 2 * writer.weights.size
     rows = {"constants": constants, "state: memory": writer.memory.bytes, "state: working memory": writer.work.bytes}
-    rows["stack, about"] = 12 * writer.factors + 1024
+    rows["stack, about"] = 12 * writer.factors + 64 * writer.block + 1024
     return "\n".join(f"| {name} | {size:,} |" for name, size in rows.items())
 
 

@@ -12,7 +12,7 @@ def export(
     weights: Annotated[str, typer.Argument(help="Shipped weights by name, or the path of a .safetensors file.")],
     out: Annotated[Path | None, typer.Option(help="The folder for the C.")] = None,
     web: Annotated[Path | None, typer.Option(help="A folder for a page with the network, as WebAssembly.")] = None,
-    bits: Annotated[int, typer.Option(help="Bits of a weight: 32, or 16 for half the size.")] = 32,
+    bits: Annotated[int, typer.Option(help="Bits of weights and traces: 32, or 16 for half the size.")] = 32,
     chunk: Annotated[
         int, typer.Option(help="Input events that are worked on together: few need less memory, many less time.")
     ] = 2048,

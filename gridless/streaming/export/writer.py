@@ -1,7 +1,8 @@
 """A live program as C: a function for each stream, a few lines for each row, all constants in one table.
 
-`runtime.c` holds what all networks share (LIF, traces, taps, products), `functions.c` the functions of one number,
-`interface.c` what the caller sees. Here they are joined to the text of one network.
+`arithmetic.c` holds vectors, decays and numbers of 16 bits, `runtime.c` what all networks share (LIF, traces, taps),
+`products.c` sums of products, `functions.c` the functions of one number, `interface.c` what the caller sees. Here they
+are joined to the text of one network.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from gridless.streaming.program import ACTIVATIONS, Program, Row, Stream
 
 HERE = Path(__file__).parent
 
-# Columns of a panel of weights, and rows that are multiplied together, as in runtime.c.
-COLUMNS, TOGETHER = 8, 4
+# Columns of a panel of weights, rows that are multiplied together, and numbers of a vector, as in products.c.
+COLUMNS, TOGETHER, LANES = 16, 4, 4
 
 # Runs of fewer channels than this have a rate for every channel.
 NARROW = 8
@@ -35,9 +36,9 @@ IN_PLACE = (*ACTIVATIONS, "affine", "add", "multiply")
 
 
 class Layout:
-    """Parts of the state: (C type, name, elements; None for one that is no array), those of 8 bytes first."""
+    """Parts of the state: (C type, name, elements; None for one that is no array), the widest first."""
 
-    SIZES = {"int64_t": 8, "double": 8, "event": 24, "float": 4, "int32_t": 4}
+    SIZES = {"int64_t": 8, "double": 8, "event": 24, "float": 4, "int32_t": 4, "int16_t": 2}
 
     def __init__(self) -> None:
         self.parts: list[tuple[str, str, int | None]] = []
@@ -55,11 +56,11 @@ class Layout:
         return sum(self.SIZES[kind] * (1 if count is None else count) for kind, _, count in self.parts)
 
     def __str__(self) -> str:
-        parts = sorted(self.parts, key=lambda part: self.SIZES[part[0]] % 8)
+        parts = sorted(self.parts, key=lambda part: -self.SIZES[part[0]] % 8)
         lines = [f"    {kind} {name}{'' if count is None else f'[{count}]'};" for kind, name, count in parts]
         # It ends at a multiple of 8 bytes, whatever the compiler.
         if self._size % 8:
-            lines.append(f"    int32_t after_{parts[-1][1]};")
+            lines.append(f"    int16_t after_{parts[-1][1]}[{-self._size % 8 // 2}];")
         return "\n".join(lines)
 
 
@@ -85,7 +86,7 @@ class Table:
 
 
 class Writer:
-    """The C text of a program. `bits`: of the weights of products, 32 or 16. `chunk`: input events that go through the
+    """The C text of a program. `bits`: of weights and traces, 32 or 16. `chunk`: input events that go through the
     streams together; a small one needs less memory, a large one less time per event."""
 
     def __init__(self, program: Program, bits: int = 32, chunk: int = 2048) -> None:
@@ -105,7 +106,7 @@ class Writer:
         self.shared: set[str] = set()  # rows whose place is that of another
         self.bodies: dict[str, list[str]] = {}
         self.settings: list[str] = []
-        self.factors, self.steps = 1, 1
+        self.factors, self.taps, self.steps = 1, 1, 1
         self.slow = False
 
     # Sizes.
@@ -125,6 +126,10 @@ class Writer:
     def block(self) -> int:
         return 16 if self.chunk > 16 else TOGETHER
 
+    @property
+    def step(self) -> int:
+        return 256 if self.chunk > 16 else 64
+
     # Constants.
 
     def offset(self, array: np.ndarray) -> int:
@@ -136,24 +141,27 @@ class Writer:
     def matrix(self, weight: np.ndarray, bias: np.ndarray) -> str:
         """The last arguments of a product: weights (steps, columns) in panels, bias, and scales of 16-bit weights."""
         steps, columns = _finite(weight).shape
-        wide = -(-columns // COLUMNS) * COLUMNS
         self.steps = max(self.steps, steps)
         scale = "0"
         if self.bits == 16:
+            # A power of two, so that weights of 11 bits stay as they are.
             largest = np.abs(weight).max(0, initial=0.0)
-            factor = np.where(largest > 0, largest / 32767, 1.0).astype(np.float32)
-            weight, scale = np.rint(weight / factor).clip(-32767, 32767), self.constant(factor)
+            factor = np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0))) - 14).astype(np.float32)
+            weight, scale = _halves(weight / factor), self.constant(factor)
+        wide = -(-columns // (COLUMNS // 2)) * (COLUMNS // 2)
         padded = np.pad(weight, [(0, 0), (0, wide - columns)])
-        panels = padded.reshape(steps, -1, COLUMNS).transpose(1, 0, 2)
+        panels = np.concatenate([padded[:, at : at + COLUMNS].reshape(-1) for at in range(0, wide, COLUMNS)])
         if self.bits == 16:
-            where = f"small + {self.weights.add(panels.astype(np.int16))}"
+            where = f"small + {self.weights.add(panels)}"
         else:
             where = f"constants.value + {self.offset(panels)}"
-        return f"{steps}, {where}, {self.constant(bias)}, {scale}"
+        decoded = "s->decoded" if self.bits == 16 else "0"
+        return f"{steps}, {where}, {self.constant(bias)}, {scale}, {decoded}"
 
     def rates(self, rate: np.ndarray) -> int:
+        """Where they are; whole vectors are read."""
         self.slow |= bool((rate < SLOW).any())
-        return self.offset(rate)
+        return self.offset(np.pad(rate.reshape(-1), (0, LANES)))
 
     # Values.
 
@@ -209,9 +217,21 @@ class Writer:
         ]
 
     def _dense(self, row: Row, n: str) -> list[str]:
-        x, out = self.at[row.inputs[0]], self.buffer(row)
-        matrix = self.matrix(row.constants["weight"], row.constants["bias"])
-        return [f"product({out}, {n}, {row.channels}, {x}, {matrix});"]
+        x, out, p = self.at[row.inputs[0]], self.buffer(row), row.channels
+        matrix, q = self.matrix(row.constants["weight"], row.constants["bias"]), len(row.constants["weight"])
+        if self.bits == 32:
+            return [f"product({out}, {n}, {p}, {x}, {matrix});"]
+        return self._blocks(n, [f"round_all(s->row, {x} + i * {q}, some * {q});"], out, p, matrix)
+
+    def _blocks(self, n: str, fill: list[str], out: str, p: int, matrix: str) -> list[str]:
+        """Rows of a block, filled and then multiplied."""
+        return [
+            f"for (i = 0; i < {n}; i += BLOCK) {{",
+            f"    int some = least(BLOCK, {n} - i);",
+            *(f"    {line}" for line in fill),
+            f"    product({out} + i * {p}, some, {p}, s->row, {matrix});",
+            "}",
+        ]
 
     def _affine(self, row: Row, n: str) -> list[str]:
         x, out, c = self.at[row.inputs[0]], self.buffer(row), row.channels
@@ -281,22 +301,35 @@ class Writer:
         source, target = self.streams[row.settings["source"]], self.streams[str(row.stream)]
         weight, rate, k = row.constants["weight"], row.constants["rate"], self.index[row.name]
         taps, decays, q, p = weight.shape
-        factors, each = (decays * q, 1) if q < NARROW else (decays, q)
-        rates = self.rates(np.repeat(rate, q, 1) if each == 1 else rate)
-        self.factors = max(self.factors, taps * factors)
-        trace = self.memory.add("float", f"trace{k}", target.pixels * taps * decays * q)
+        if q < NARROW:
+            # A rate for every channel, in whole vectors.
+            each, weight, rate = 1, weight.reshape(taps, decays * q, p), np.repeat(rate, q, 1)
+            spare = -decays * q % LANES
+            weight, rate = np.pad(weight, [(0, 0), (0, spare), (0, 0)]), np.pad(rate, [(0, 0), (0, spare)], mode="edge")
+            factors = decays * q + spare
+        else:
+            each, factors = q + -q % LANES, decays
+            weight = np.pad(weight, [(0, 0), (0, 0), (0, each - q), (0, 0)])
+        shared = bool((rate == rate[0]).all()) and source.pixels < target.pixels * taps
+        rates, steps = self.rates(rate), taps * factors * each
+        self.factors, self.taps = max(self.factors, taps * factors + LANES, each), max(self.taps, taps)
+        trace = self.memory.add(
+            "int16_t" if self.bits == 16 else "float",
+            f"trace{k}",
+            (source.pixels if shared else target.pixels * taps) * factors * each,
+        )
         time = self.memory.add("int64_t", f"time{k}", source.pixels)
         (width, height), (columns, rows) = source.sensor, target.sensor
-        out, steps = self.buffer(row), taps * decays * q
+        out = self.buffer(row)
         matrix = self.matrix(weight.reshape(steps, p), row.constants["bias"])
         kernel = row.settings["kernel"]
         window = [reach_of(kernel), int(isinstance(kernel, str)), row.settings["stride"], columns, rows]
-        sizes = f"{width}, {height}, {{{', '.join(map(str, window))}}}, {q}, {taps}, {factors}, {each}"
-        self.settings.append(f"static const convolution conv{k} = {{{sizes}, {rates}}};")
+        sizes = f"{width}, {height}, {{{', '.join(map(str, window))}}}, {q}, {taps}, {factors}, {each}, {int(shared)}"
+        self.settings.append(_CONVOLUTION.format(k=k, sizes=f"{sizes}, {rates}"))
         own = source is target
         cursor = "at" if own else self.memory.add("int32_t", f"at{k}")
         entered = f"s->events_{source.name}[{cursor}], {self.at[row.inputs[0]]} + {cursor} * {q}"
-        enter = f"{cursor}++) enter(&conv{k}, {entered}, {trace}, {time});"
+        enter = f"{cursor}++) enter{k}({entered}, {trace}, {time});"
         if not own:
             # The source's events that fired nothing, before others take their place.
             self.bodies[source.name] += [
@@ -304,17 +337,19 @@ class Writer:
                 f"for (; {cursor} < count; {enter}",
                 f"{cursor} = 0;",
             ]
-        lines = [
-            f"for (i = 0; i < {n}; i += BLOCK) {{",
-            f"    int some = least(BLOCK, {n} - i);",
-            "    for (j = i; j < i + some; j++) {",
-            f"        for (; {cursor} <= {'j' if own else 'e[j].cause'}; {enter}",
-            f"        gather(&conv{k}, e[j], s->row + (j - i) * {steps}, {trace}, {time});",
-            "    }",
-            f"    product({out} + i * {p}, some, {p}, s->row, {matrix});",
-            "}",
-        ]
-        return [lines[0].replace("for (i = 0;", "for (i = 0, at = 0;"), *lines[1:]] if own else lines
+        lines = self._blocks(
+            n,
+            [
+                "for (j = i; j < i + some; j++) {",
+                f"    for (; {cursor} <= {'j' if own else 'e[j].cause'}; {enter}",
+                f"    gather{k}(e[j], s->row + (j - i) * {steps}, {trace}, {time});",
+                "}",
+            ],
+            out,
+            p,
+            matrix,
+        )
+        return ["at = 0;", *lines] if own else lines
 
     # Values without a stream: what the events of a stream add to them, and how they are read.
 
@@ -418,13 +453,10 @@ class Writer:
         steps = len(weight) * q
         sizes = (*row.settings["kernel"], *row.settings["stride"], *row.settings["padding"])
         grid = ", ".join(map(str, (frames, height, width, q, rows, columns, *sizes)))
-        return [
-            f"for (i = 0; i < {row.cells}; i += BLOCK) {{",
-            f"    int some = least(BLOCK, {row.cells} - i);",
-            f"    for (j = 0; j < some; j++) cells(s->row + j * {steps}, {x}, i + j, {grid});",
-            f"    product({out} + i * {p}, some, {p}, s->row, {matrix});",
-            "}",
-        ]
+        fill = [f"for (j = 0; j < some; j++) cells(s->row + j * {steps}, {x}, i + j, {grid});"]
+        if self.bits == 16:
+            fill.append(f"round_all(s->row, s->row, some * {steps});")
+        return self._blocks(str(row.cells), fill, out, p, matrix)
 
     # Functions.
 
@@ -489,7 +521,9 @@ class Writer:
             # Convolutions of later streams add to it.
             self.bodies[stream.name] = self.stream_body(stream)
         answer = self.answer_body()
-        self.work.add("float", "row", self.block * self.steps)
+        self.work.add("float", "row", self.block * self.steps + LANES)
+        if self.bits == 16:
+            self.work.add("float", "decoded", self.step * COLUMNS)
         functions = [_function(f"run_{name}", _RUN, lines, name) for name, lines in self.bodies.items()]
         functions.append(_function("answer", "struct state *s, float *logits", answer))
         if self.program.duration:
@@ -498,15 +532,16 @@ class Writer:
         reset = "".join(f"    {line}\n" for line in self.reset)
         interface = _read("interface.c").replace("@RESET@", reset).replace("@INPUT@", next(iter(self.streams)))
         sizes = {
-            "CHUNK": self.chunk, "BLOCK": self.block, "FACTORS": self.factors,
-            "SHORT_WEIGHTS": int(self.bits == 16), "SLOW_DECAYS": int(self.slow), "LONGEST": "((int64_t)1 << 60)",
+            "CHUNK": self.chunk, "BLOCK": self.block, "FACTORS": self.factors, "TAPS": self.taps, "STEPS": self.step,
+            "SMALL": int(self.bits == 16), "SLOW_DECAYS": int(self.slow), "LONGEST": "((int64_t)1 << 60)",
         }  # fmt: skip
         defined = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
         declared_tables, tables = self._tables()
         code = "\n".join(
             [
-                '#include "network.h"\n', f"{defined}\ntypedef {'int16_t' if self.bits == 16 else 'float'} weight;\n",
-                declared_tables, _read("runtime.c"), *([_read("functions.c")] if self._needs_functions else []),
+                '#include "network.h"\n', defined, declared_tables,
+                *map(_read, ("arithmetic.c", "runtime.c", "products.c")),
+                *([_read("functions.c")] if self._needs_functions else []),
                 _LISTENER,
                 f"struct state {{\n{self.memory}\n    /* Working memory. */\n{self.work}\n}};\n",
                 "\n".join([*self.settings, ""]), declared, *functions, interface, tables,
@@ -540,6 +575,15 @@ class Writer:
         return self.memory.bytes + self.work.bytes
 
 
+# A convolution's functions are its own, so that its sizes are known when they are compiled.
+_CONVOLUTION = """static const convolution conv{k} = {{{sizes}}};
+APART void enter{k}(event e, const float *features, number *trace, int64_t *time) {{
+    enter(&conv{k}, e, features, trace, time);
+}}
+APART void gather{k}(event e, float *row, const number *trace, const int64_t *time) {{
+    gather(&conv{k}, e, row, trace, time);
+}}"""
+
 _RUN = "struct state *s, int count, const listener *to"
 _LISTENER = (
     "/* Whom predictions are told to. */\ntypedef struct {\n    net_callback call;\n    void *user;\n} listener;\n"
@@ -561,6 +605,11 @@ def _number(value: Any) -> str:
     """A float32 as an exact literal."""
     text = float(np.float32(value)).hex() if value else "0x0.0p+0"
     return f"{text}f"
+
+
+def _halves(array: np.ndarray) -> np.ndarray:
+    """Numbers of 16 bits, those under 2^-14 as 0; see arithmetic.c."""
+    return np.where(np.abs(array) < 2**-14, 0, array).astype(np.float16).view(np.int16)
 
 
 def _finite(array: np.ndarray) -> np.ndarray:

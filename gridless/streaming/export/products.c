@@ -1,0 +1,128 @@
+/*
+ * Products of rows and weights. Weights lie in panels of COLUMNS, the last one of half as many where that is enough; sums of
+ * TOGETHER rows and as many columns as there are registers for are made together, over STEPS steps, so that these weights
+ * stay in the fastest cache. Every sum goes from the first step on, in order.
+ */
+#define COLUMNS 16
+#define TOGETHER 4
+
+/* Vectors of sums; ACROSS of them for each row. */
+#define ACROSS 2
+#if LANES == 4 && defined(__AVX__)
+#define SUMS 8
+typedef float sums __attribute__((vector_size(32)));
+typedef float sums_at __attribute__((vector_size(32), aligned(4), may_alias));
+#elif LANES == 4
+#define SUMS 4
+typedef vector sums;
+typedef vector_at sums_at;
+#else
+#define SUMS 1
+typedef float sums;
+typedef float sums_at;
+#endif
+
+/* sum + x w, for a number x. Products of SMALL networks are exact, so that there it changes no bit whether they are fused. */
+#if (defined(NET_FUSED) || SMALL) && LANES == 4 && defined(__aarch64__)
+#include <arm_neon.h>
+#define ADD(sum, x, w) vfmaq_n_f32(sum, w, x)
+#elif (defined(NET_FUSED) || SMALL) && SUMS == 8 && defined(__FMA__)
+#include <immintrin.h>
+#define ADD(sum, x, w) _mm256_fmadd_ps(_mm256_set1_ps(x), w, sum)
+#define ADD_ONE(sum, x, w) _mm_fmadd_ps(_mm_set1_ps(x), w, sum)
+#elif (defined(NET_FUSED) || SMALL) && LANES == 1 && (defined(__FP_FAST_FMAF) || defined(__riscv_flen))
+#define ADD(sum, x, w) __builtin_fmaf(x, w, sum)
+#elif defined(NET_FUSED) && !SMALL
+#error "NET_FUSED needs a processor that fuses products with sums (on x86: -mavx -mfma)"
+#else
+#define ADD(sum, x, w) ((sum) + (x) * (w))
+#endif
+#if !defined(ADD_ONE)
+#define ADD_ONE ADD
+#endif
+
+/* The sums of some columns go on: total (TOGETHER, COLUMNS) += x (TOGETHER, n; `pitch` apart) w (n, wide). */
+INLINE void add(const int across, float *restrict total, const float *restrict x, int pitch, int n, const float *restrict w,
+                int wide) {
+    sums sum[TOGETHER][ACROSS];
+    int r, c, j, k;
+    for (r = 0; r < TOGETHER; r++)
+        for (c = 0; c < across; c++) sum[r][c] = *(const sums_at *)(total + r * COLUMNS + c * SUMS);
+    for (k = 0; k + 4 <= n; k += 4) {
+#if SUMS == 4
+        /* By element of a vector: one instruction on ARM. */
+        vector some[TOGETHER];
+        for (r = 0; r < TOGETHER; r++) some[r] = LOAD(x + (ptrdiff_t)r * pitch + k);
+#else
+        const float *some[TOGETHER];
+        for (r = 0; r < TOGETHER; r++) some[r] = x + (ptrdiff_t)r * pitch + k;
+#endif
+        for (j = 0; j < 4; j++, w += wide)
+            for (c = 0; c < across; c++) {
+                sums weights = *(const sums_at *)(w + c * SUMS);
+                for (r = 0; r < TOGETHER; r++) sum[r][c] = ADD(sum[r][c], some[r][j], weights);
+            }
+    }
+    for (; k < n; k++, w += wide)
+        for (c = 0; c < across; c++) {
+            sums weights = *(const sums_at *)(w + c * SUMS);
+            for (r = 0; r < TOGETHER; r++) sum[r][c] = ADD(sum[r][c], x[(ptrdiff_t)r * pitch + k], weights);
+        }
+    for (r = 0; r < TOGETHER; r++)
+        for (c = 0; c < across; c++) *(sums_at *)(total + r * COLUMNS + c * SUMS) = sum[r][c];
+}
+
+/* The same for one row, all columns of a panel, and numbers as they are stored. */
+INLINE void add_one(const int across, float *restrict total, const float *restrict x, int n, const number *restrict w) {
+    vector sum[COLUMNS / LANES];
+    int c, k;
+    for (c = 0; c < across; c++) sum[c] = LOAD(total + c * LANES);
+    for (k = 0; k < n; k++, w += across * LANES)
+        for (c = 0; c < across; c++) sum[c] = ADD_ONE(sum[c], x[k], numbers(w + c * LANES));
+    for (c = 0; c < across; c++) KEEP(total + c * LANES, sum[c]);
+}
+
+/* out (count, columns) = bias + rows (count, steps) weights (steps, columns). */
+APART void product(float *restrict out, int count, int columns, const float *restrict rows, int steps,
+                   const number *restrict weights, const float *restrict bias, const float *restrict scale,
+                   float *restrict decoded) {
+    float total[BLOCK * COLUMNS];
+    int first, at, i, k, c;
+    for (first = 0; first < count; first += BLOCK, rows += (ptrdiff_t)BLOCK * steps, out += (ptrdiff_t)BLOCK * columns) {
+        int some = least(BLOCK, count - first);
+        for (at = 0; at < columns; at += COLUMNS) {
+            const number *panel = weights + (ptrdiff_t)at * steps;
+            int wide = columns - at > COLUMNS / 2 ? COLUMNS : COLUMNS / 2;
+            for (i = 0; i < BLOCK * COLUMNS; i++) total[i] = 0.0f;
+            for (k = 0; k < steps; k += STEPS, panel += STEPS * wide) {
+                int n = least(STEPS, steps - k);
+                const float *x = rows + k;
+                for (i = 0; i < some - 1; i += TOGETHER, x += (ptrdiff_t)TOGETHER * steps) {
+#if SMALL
+                    const float *part = decoded;
+                    if (i == 0)
+                        for (c = 0; c < n * wide; c += LANES) KEEP(decoded + c, numbers(panel + c));
+#else
+                    const float *part = panel;
+#endif
+                    for (c = 0; c < wide; c += ACROSS * SUMS)
+                        if (c + ACROSS * SUMS <= wide)
+                            add(ACROSS, total + i * COLUMNS + c, x, steps, n, part + c, wide);
+                        else
+                            add(1, total + i * COLUMNS + c, x, steps, n, part + c, wide);
+                }
+                if (i == some - 1 && wide == COLUMNS) add_one(COLUMNS / LANES, total + i * COLUMNS, x, n, panel);
+                if (i == some - 1 && wide != COLUMNS) add_one(COLUMNS / LANES / 2, total + i * COLUMNS, x, n, panel);
+            }
+            for (i = 0; i < some; i++)
+                for (c = 0; c < least(wide, columns - at); c++) {
+                    float sum = total[i * COLUMNS + c];
+#if SMALL
+                    sum = sum * scale[at + c];
+#endif
+                    out[i * columns + at + c] = sum + bias[at + c];
+                }
+        }
+    }
+    (void)scale, (void)decoded;
+}
