@@ -95,8 +95,8 @@ def check(
 ) -> Iterator[Result]:
     """Compile and run the test of an export in the ways that are chosen, or in all.
 
-    Raises where a compiler fails, where the test does, or where two results differ in a bit, of those with fused sums or
-    of those without.
+    Raises where a compiler fails, where the test does, or where two results differ in a bit: of those with fused sums,
+    or of those without.
     """
     folder = Path(folder)
     if not (folder / "network.c").is_file():
