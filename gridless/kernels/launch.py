@@ -6,6 +6,7 @@ Triton's own `cdiv` and `next_power_of_2` serve its compiler too, and take micro
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -18,6 +19,9 @@ import torch
 from torch import Tensor
 
 INT32 = 2**31
+
+# Whether kernels may compile at the same time: Python 3.11 raises a SystemError where threads parse beside each other.
+TOGETHER = sys.version_info >= (3, 12)
 
 # Whether products are fused with sums is said at every launch: what Triton does by itself changes with 3.10. Kernels
 # whose results decide something have the bits of the reference.
@@ -82,7 +86,7 @@ class Launcher:
         return compiled
 
     def _begin(self, pool: Executor, key: tuple, sizes: tuple[float, ...]) -> None:
-        if key not in self._compiled and key not in self._begun:
+        if TOGETHER and key not in self._compiled and key not in self._begun:
             device, warps, registers, constants, *types = key
             options = {"num_warps": warps, "maxnreg": registers, **self._options}
             self._begun[key] = pool.submit(_compile, self.kernel, device, (*types, *sizes, *constants), options)

@@ -95,7 +95,8 @@ def test_a_tensor_that_begins_anywhere_goes_through_triton():
     assert kernel.at_once[0][0].first[0] is even
 
 
-def test_a_kernel_that_is_compiled_ahead_is_compiled_once_and_not_launched():
+def test_a_kernel_that_is_compiled_ahead_is_compiled_once_and_not_launched(monkeypatch):
+    monkeypatch.setattr(launching, "TOGETHER", True)
     kernel = Kernel()
     launch = Launcher(kernel)
     given = (2, 1, 1), (torch.zeros(8), torch.zeros(8, dtype=torch.int32)), (5,), (True, 3), 8
@@ -112,7 +113,8 @@ def test_a_kernel_that_is_compiled_ahead_is_compiled_once_and_not_launched():
     assert len(kernel.ahead) == 1
 
 
-def test_what_failed_ahead_is_left_to_the_launch():
+def test_what_failed_ahead_is_left_to_the_launch(monkeypatch):
+    monkeypatch.setattr(launching, "TOGETHER", True)
     kernel = Kernel()
     kernel.refuses = True
     launch = Launcher(kernel)
@@ -120,6 +122,17 @@ def test_what_failed_ahead_is_left_to_the_launch():
         launch((1, 1, 1), (torch.zeros(8),), (5,), (3,))
     launch((1, 1, 1), (torch.zeros(8),), (5,), (3,))
     assert len(kernel.ahead) == len(kernel.through_triton) == 1
+
+
+def test_a_python_that_cannot_parse_in_threads_compiles_at_the_launch(monkeypatch):
+    monkeypatch.setattr(launching, "TOGETHER", False)
+    kernel = Kernel()
+    launch = Launcher(kernel)
+    with compiling_ahead():
+        launch((1, 1, 1), (torch.zeros(8),), (5,), (3,))
+    launch((1, 1, 1), (torch.zeros(8),), (5,), (3,))
+    assert not kernel.ahead
+    assert len(kernel.through_triton) == 1
 
 
 def test_the_first_layer_of_a_plan_knows_what_all_of_them_launch(monkeypatch):
