@@ -403,7 +403,10 @@ def main() -> None:
         print(json.dumps(rows), flush=True)
         if words.out:
             known = json.loads(words.out.read_text()) if words.out.exists() else {}
-            known[words.what] = {"machine": machine(), "results": found}
+            about = machine()
+            if words.device == "cpu":
+                about |= {"gpu": None, "cpu": f"{about['cores']}-core {about['compiled for']}"}
+            known[words.what] = {"machine": about, "results": found}
             words.out.write_text(json.dumps(known, indent=1) + "\n")
 
     if words.what == "sample":
