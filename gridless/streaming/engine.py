@@ -34,6 +34,7 @@ class Engine(Stream):
         # Imported here: compiled code takes a moment to load.
         from gridless.kernels.products import lanes
         from gridless.streaming import loop, work
+        from gridless.streaming.panels import PANEL
 
         program = self.program = Program.of(self.model)
         self.duration = program.duration
@@ -48,7 +49,7 @@ class Engine(Stream):
             last = {"before": np.zeros(out.channels, np.float32)}
             newest = Row(f"{out.name} now", "last", None, (out.name,), out.shape, {}, last, 4 * out.channels)
             program = replace(program, rows=(*program.rows, newest), output=newest.name)
-        lowered = self._lowered = Lowered(program, rows.values(), lanes(np.float32))
+        lowered = self._lowered = Lowered(program, rows.values(), lanes(np.float32), PANEL)
         self._i, self._f, self._d = lowered.i, lowered.f, lowered.d
         self._answers = -1
         if program.answers is not None:

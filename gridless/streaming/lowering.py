@@ -10,6 +10,7 @@ import numpy as np
 
 from gridless.geometry.lif import Rule
 from gridless.geometry.taps import offsets
+from gridless.ops.event_conv.reference import CUTOFF
 from gridless.streaming.program import Program, Row, Stream
 
 from gridless.streaming.table import (  # isort: skip
@@ -24,6 +25,9 @@ LINE = 64
 CAPACITY = 4096
 FIRED = 1024
 FEWEST = 64
+
+# Taps with fewer floats than this are multiplied together.
+SHORT = 16
 
 # One event of the input must not fire more than this.
 MOST = 2**16
@@ -104,11 +108,12 @@ class Buffers:
 class Lowered:
     """The arrays `i`, `f` and `d` of a program, and where things are in them.
 
-    `watched` are rows whose values must stay until Python has seen them.
+    `watched` are rows whose values must stay until Python has seen them; vectors of the CPU have `lane` floats, and
+    panels of weights `panel` vectors.
     """
 
-    def __init__(self, program: Program, watched: Iterable[str], lane: int) -> None:
-        self.program, self.lane, self.flat = program, lane, Flat()
+    def __init__(self, program: Program, watched: Iterable[str], lane: int, panel: int) -> None:
+        self.program, self.lane, self.panel, self.flat = program, lane, panel * lane, Flat()
         self.unit = max(8, lane)
         self.watched = {*watched, *([self._answered] if program.answers else [])}
         self.streams: dict[str, dict[str, Any]] = {}
@@ -119,7 +124,7 @@ class Lowered:
         self.before: list[tuple[Place, np.ndarray]] = []
         self.values: dict[str, dict[str, Any]] = {}
         self.buffers = Buffers(self.flat)
-        self.gathered = 0
+        self.gathered, self.listed = 0, ROWS
         entries: dict[str | None, list[dict[str, Any]]] = {name: [] for name in (*self.streams, None)}
         for name in self.streams:
             self._rows(name, entries)
@@ -188,7 +193,7 @@ class Lowered:
             kept = stream is not None and (
                 row.name in self.watched or any(s.stream not in (stream, None) for s in uses[row.name])
             )
-            pitch, count = self._pitch(row.channels), -(-row.cells // 8) * 8
+            pitch = self._pitch(row.channels)
             ending = [name for name in set(row.inputs) if name in local and last[name] == n]
             over = row.operation in _IN_PLACE and [name for name in ending if self.values[name]["pitch"] == pitch]
             value = {"c": row.channels, "pitch": pitch, "cells": row.cells, "kept": int(kept)}
@@ -211,13 +216,13 @@ class Lowered:
                 continue
             if kept:
                 size = self.streams[row.stream]["capacity"]  # type: ignore[index]
-                place = self.flat.room("work", -(-size // ROWS) * ROWS * pitch)
+                place = self.flat.room("work", size * pitch)
             elif over:
                 local[row.name] = local.pop(over[0])
                 ending.remove(over[0])
                 place = local[row.name][0]
             else:
-                local[row.name] = self.buffers.take((ROWS if stream else count) * pitch)
+                local[row.name] = self.buffers.take((ROWS if stream else row.cells) * pitch)
                 place = local[row.name][0]
             self.values[row.name] = value | {"value": place, "mask": 0}
             if len(row.shape) > 1:
@@ -271,11 +276,9 @@ class Lowered:
         elif row.operation == "convolve":
             entry |= self._convolve(row)
         elif row.operation == "dense":
-            matrix, bias = constants["weight"], constants["bias"]
-            entry |= {
-                "weight": add("weight", panels_of(fill(matrix, len(matrix), pitch), self.lane)),
-                "shift": add("weight", fill(bias, pitch)), "steps": len(matrix),
-            }  # fmt: skip
+            matrix = fill(constants["weight"], entry["a_pitch"], pitch)
+            entry |= {"weight": add("weight", panels_of(matrix, self.panel))}
+            entry |= {"shift": add("weight", fill(constants["bias"], pitch))}
         elif row.operation in ("affine", "layer_norm"):
             entry |= {key: add("weight", fill(constants[key], pitch)) for key in ("scale", "shift")}
             if row.operation == "layer_norm":
@@ -335,7 +338,8 @@ class Lowered:
         table = []
         for u, (dx, dy) in enumerate(offsets(settings["kernel"])):
             phase = fed[dy % stride, dx % stride]
-            table += [dx, dy, len(phase)]
+            # Beyond this age every decay of the tap is 0, by a margin for the rounding of their product.
+            table += [dx, dy, len(phase), math.ceil(CUTOFF / rate[u].min() * 1.001)]
             phase.append(u)
         phases: list[Any] = []
         for own in fed.values():
@@ -357,9 +361,12 @@ class Lowered:
         if each and self.values[row.inputs[0]]["value"] == -1:
             tiled = [np.tile(np.eye(2, dtype=np.float32)[on], v) for on in range(2)]
             pattern = flat.add("weight", np.stack([fill(part, size) for part in tiled]))
-        self.gathered = max(self.gathered, ROWS * taps * size)
+        # Short slots are better multiplied together, though some of them are empty.
+        lists = taps if size >= SHORT else 1
+        parts = [panels_of(part, self.panel) for part in matrix.reshape(lists, -1, pitch)]
+        self.gathered, self.listed = max(self.gathered, ROWS * taps * size), max(self.listed, lists * (ROWS + 1))
         return {
-            "weight": flat.add("weight", panels_of(matrix.reshape(-1, pitch), self.lane)),
+            "weight": flat.add("weight", np.concatenate(parts)), "lists": lists,
             "shift": flat.add("weight", fill(row.constants["bias"], pitch)),
             "trace": flat.room("trace", at * size), "clock": clock, "steps": q, "taps": taps, "decays": v, "size": size,
             "kind": EACH if each else SIXTEENS if size // v % 16 == 0 else EIGHTS, "stride": stride,
@@ -372,20 +379,20 @@ class Lowered:
         """A convolution over a grid: sizes of the input, kernel, stride, padding, columns and rows, room for cells."""
         flat, settings, pitch = self.flat, row.settings, self._pitch(row.channels)
         weight = row.constants["weight"]
-        steps = weight.shape[0] * weight.shape[1]
+        weight = fill(weight, len(weight), self._pitch(weight.shape[1]), pitch).reshape(-1, pitch)
         numbers = [*self.program[row.inputs[0]].shape[:3], *settings["kernel"], *settings["stride"]]
-        numbers += [*settings["padding"], row.shape[2], row.shape[1], *[0] * ROWS]
-        self.gathered = max(self.gathered, ROWS * (steps + pitch))
+        numbers += [*settings["padding"], row.shape[2], row.shape[1]]
+        self.gathered = max(self.gathered, ROWS * len(weight))
         return {
-            "weight": flat.add("weight", panels_of(fill(weight.reshape(steps, -1), steps, pitch), self.lane)),
-            "shift": flat.add("weight", fill(row.constants["bias"], pitch)), "steps": steps, "first": weight.shape[1],
-            "grid": flat.add("event", numbers), "number": 1, "empty": flat.room("weight", row.cells * pitch),
+            "weight": flat.add("weight", panels_of(weight, self.panel)), "steps": len(weight),
+            "shift": flat.add("weight", fill(row.constants["bias"], pitch)), "grid": flat.add("whole", numbers),
+            "number": 1, "empty": flat.room("weight", row.cells * pitch),
         }  # fmt: skip
 
     # The arrays.
 
     def _finish(self, entries: dict[str | None, list[dict[str, Any]]]) -> None:
-        gathered = self.flat.room("work", self.gathered)
+        gathered, listed = self.flat.room("work", self.gathered), self.flat.room("event", self.listed)
         order = [*self.streams, None]
         begin = len(HEAD) + len(STREAM) * len(self.streams)
         for name in order:
@@ -416,7 +423,7 @@ class Lowered:
                     place, phases = entry["phase"]
                     entry["phase"] = place
                     self.i[number(place) : number(place) + len(phases)] = [number(value) for value in phases]
-                entry["row"] = gathered
+                entry["row"], entry["list"] = gathered, listed
                 table += [number(entry[key]) for key in ROW]
         self.i[: len(table)] = table
         self.entries = {name: entries[name] for name in order}
@@ -483,7 +490,7 @@ def fill(array: np.ndarray, *shape: int) -> np.ndarray:
     return np.pad(array, [(0, big - small) for big, small in zip(shape, array.shape, strict=True)])
 
 
-def panels_of(matrix: np.ndarray, lane: int) -> np.ndarray:
-    """A matrix (steps, columns) as the loop's products read it: in panels of two vectors, each with all its steps."""
-    columns = range(0, matrix.shape[1], 2 * lane)
-    return np.concatenate([matrix[:, at : at + 2 * lane].reshape(-1) for at in columns])
+def panels_of(matrix: np.ndarray, wide: int) -> np.ndarray:
+    """A matrix (steps, columns) as the loop's products read it: in panels of `wide` columns, each with all steps."""
+    columns = range(0, matrix.shape[1], wide)
+    return np.concatenate([matrix[:, at : at + wide].reshape(-1) for at in columns])

@@ -6,16 +6,18 @@ count elements from the beginning of the arrays. Nothing is checked here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-_F32, _I32 = ir.FloatType(), ir.IntType(32)
+from gridless.kernels.llvm import I32, element, splat
+from gridless.ops.event_conv.reference import CUTOFF
 
-# A decay beyond exp(-80) counts as nothing, as in the network's own scan.
-_CUTOFF = 80.0
+_F32 = ir.FloatType()
 
 # What a trace of less than this could add is lost in the rounding of any sum; zero is cheaper than subnormal numbers.
 _TINY = 1e-30
@@ -26,13 +28,7 @@ def _all(value: float, kind: ir.Type = _F32, count: int = 8) -> ir.Constant:
 
 
 def _place(context: Any, builder: Any, ty: Any, array: Any, at: Any, count: int = 8) -> Any:
-    data = context.make_array(ty)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [at], inbounds=True), ir.VectorType(_F32, count).as_pointer())
-
-
-def _everywhere(builder: Any, value: Any, count: int = 8) -> Any:
-    nothing = ir.Constant(ir.VectorType(value.type, count), ir.Undefined)
-    return builder.shuffle_vector(builder.insert_element(nothing, value, _I32(0)), nothing, _all(0, _I32, count))
+    return builder.bitcast(element(context, builder, ty, array, at), ir.VectorType(_F32, count).as_pointer())
 
 
 def _decay(builder: Any, x: Any) -> Any:
@@ -42,8 +38,8 @@ def _decay(builder: Any, x: Any) -> Any:
     def number(value: float, kind: ir.Type = _F32) -> ir.Constant:
         return _all(value, kind, count)
 
-    inside = builder.fcmp_ordered("<=", x, number(_CUTOFF))
-    y = builder.fneg(builder.select(inside, x, number(_CUTOFF)))
+    inside = builder.fcmp_ordered("<=", x, number(CUTOFF))
+    y = builder.fneg(builder.select(inside, x, number(CUTOFF)))
     # Adding and taking away 1.5 * 2^23 rounds to a whole number.
     n = builder.fadd(builder.fmul(y, number(1.44269504088896341)), number(12582912.0))
     n = builder.fsub(n, number(12582912.0))
@@ -52,15 +48,16 @@ def _decay(builder: Any, x: Any) -> Any:
     series = number(1 / 720)
     for factor in (120, 24, 6, 2, 1, 1):
         series = builder.fadd(builder.fmul(series, r, flags=fused), number(1 / factor), flags=fused)
-    bits = builder.add(builder.fptosi(n, ir.VectorType(_I32, count)), number(127, _I32))
-    power = builder.bitcast(builder.shl(bits, number(23, _I32)), ir.VectorType(_F32, count))
+    bits = builder.add(builder.fptosi(n, ir.VectorType(I32, count)), number(127, I32))
+    power = builder.bitcast(builder.shl(bits, number(23, I32)), ir.VectorType(_F32, count))
     return builder.select(inside, builder.fmul(series, power), number(0.0))
 
 
 def _faded(builder: Any, trace: Any, factor: Any) -> Any:
     count = trace.type.count
     z = builder.fmul(trace, factor)
-    size = builder.select(builder.fcmp_ordered("<", z, _all(0.0, count=count)), builder.fneg(z), z)
+    kind = ir.FunctionType(z.type, [z.type])
+    size = builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fabs.v{count}f32"), [z])
     large = builder.fcmp_ordered(">", size, _all(_TINY, count=count))
     return builder.select(large, z, _all(0.0, count=count))
 
@@ -72,7 +69,7 @@ def decays(typingctx: Any, count: Any, out: Any, to: Any, rate: Any, at: Any, ag
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         n = signature.args[0].literal_value
         pick = _place(context, builder, signature.args[3], args[3], args[4], n)
-        x = builder.fmul(builder.load(pick, align=4), _everywhere(builder, args[5], n))
+        x = builder.fmul(builder.load(pick, align=4), splat(builder, args[5], n))
         builder.store(_decay(builder, x), _place(context, builder, signature.args[1], args[1], args[2], n), align=4)
         return context.get_dummy_value()
 
@@ -86,7 +83,7 @@ def enter(typingctx: Any, count: Any, trace: Any, at: Any, x: Any, x_at: Any, fa
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         n = signature.args[0].literal_value
         place = _place(context, builder, signature.args[1], args[1], args[2], n)
-        z = _faded(builder, builder.load(place, align=4), _everywhere(builder, args[5], n))
+        z = _faded(builder, builder.load(place, align=4), splat(builder, args[5], n))
         new = builder.load(_place(context, builder, signature.args[3], args[3], args[4], n), align=4)
         builder.store(builder.fadd(z, new), place, align=4)
         return context.get_dummy_value()
@@ -101,39 +98,47 @@ def read(typingctx: Any, count: Any, out: Any, to: Any, trace: Any, at: Any, fac
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         n = signature.args[0].literal_value
         z = builder.load(_place(context, builder, signature.args[3], args[3], args[4], n), align=4)
-        z = builder.fmul(z, _everywhere(builder, args[5], n))
+        z = builder.fmul(z, splat(builder, args[5], n))
         builder.store(z, _place(context, builder, signature.args[1], args[1], args[2], n), align=4)
         return context.get_dummy_value()
 
     return types.none(count, out, types.int64, trace, types.int64, types.float32), emit
 
 
-def _elementwise(kind: str) -> Any:
-    """out[to:][:8] = kind(x[a:][:8], x[b:][:8], x[c:][:8]), all in one array."""
+def _elementwise(count: int, value: Callable[..., Any]) -> Any:
+    """f(x, to, *places): x[to:][:8] = value of x[place:][:8] of `count` places, all in one array."""
 
-    def typed(typingctx: Any, x: Any, to: Any, a: Any, b: Any, c: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            places = [_place(context, builder, signature.args[0], args[0], at) for at in args[1:]]
-            p, q, r = (builder.load(place, align=4) for place in places[1:])
-            if kind == "affine":
-                product = builder.fmul(p, q, flags=("contract",))
-                value = builder.fadd(product, r, flags=("contract",))
-            elif kind == "add":
-                value = builder.fadd(p, q)
-            elif kind == "multiply":
-                value = builder.fmul(p, q)
-            else:
-                # Not a number stays so.
-                value = builder.select(builder.fcmp_ordered("<", p, _all(0.0)), _all(0.0), p)
-            builder.store(value, places[0], align=4)
-            return context.get_dummy_value()
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, *places = (_place(context, builder, signature.args[0], args[0], at) for at in args[1:])
+        builder.store(value(builder, *(builder.load(place, align=4) for place in places)), to, align=4)
+        return context.get_dummy_value()
 
+    def one(typingctx: Any, x: Any, to: Any, a: Any) -> Any:
+        return types.none(x, *(types.int64,) * 2), emit
+
+    def two(typingctx: Any, x: Any, to: Any, a: Any, b: Any) -> Any:
+        return types.none(x, *(types.int64,) * 3), emit
+
+    def three(typingctx: Any, x: Any, to: Any, a: Any, b: Any, c: Any) -> Any:
         return types.none(x, *(types.int64,) * 4), emit
 
-    return intrinsic(typed)
+    return intrinsic((one, two, three)[count - 1])
 
 
-affine, add, multiply, relu = (_elementwise(kind) for kind in ("affine", "add", "multiply", "relu"))
+def _affine(builder: Any, x: Any, scale: Any, shift: Any) -> Any:
+    return builder.fadd(builder.fmul(x, scale, flags=("contract",)), shift, flags=("contract",))
+
+
+def _relu(builder: Any, x: Any) -> Any:
+    # Not a number stays so.
+    return builder.select(builder.fcmp_ordered("<", x, _all(0.0)), _all(0.0), x)
+
+
+copy = _elementwise(1, lambda builder, x: x)
+relu = _elementwise(1, _relu)
+add = _elementwise(2, lambda builder, x, y: builder.fadd(x, y))
+multiply = _elementwise(2, lambda builder, x, y: builder.fmul(x, y))
+affine = _elementwise(3, _affine)
 
 
 @intrinsic
@@ -169,7 +174,7 @@ def enter_each(typingctx: Any, trace: Any, at: Any, x: Any, x_at: Any, rate: Any
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         place = _place(context, builder, signature.args[0], args[0], args[1])
         rates = builder.load(_place(context, builder, signature.args[4], args[4], args[5]), align=4)
-        factor = _decay(builder, builder.fmul(rates, _everywhere(builder, args[6])))
+        factor = _decay(builder, builder.fmul(rates, splat(builder, args[6], 8)))
         new = builder.load(_place(context, builder, signature.args[2], args[2], args[3]), align=4)
         builder.store(builder.fadd(_faded(builder, builder.load(place, align=4), factor), new), place, align=4)
         return context.get_dummy_value()
@@ -183,7 +188,7 @@ def read_each(typingctx: Any, out: Any, to: Any, trace: Any, at: Any, rate: Any,
 
     def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         rates = builder.load(_place(context, builder, signature.args[4], args[4], args[5]), align=4)
-        factor = _decay(builder, builder.fmul(rates, _everywhere(builder, args[6])))
+        factor = _decay(builder, builder.fmul(rates, splat(builder, args[6], 8)))
         z = builder.fmul(builder.load(_place(context, builder, signature.args[2], args[2], args[3]), align=4), factor)
         builder.store(z, _place(context, builder, signature.args[0], args[0], args[1]), align=4)
         return context.get_dummy_value()

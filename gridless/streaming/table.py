@@ -8,8 +8,8 @@ whole vectors (`pitch`, at least eight), and what is beyond the channels of a ro
 
 from __future__ import annotations
 
-# Events whose rows are multiplied together, at most: a multiple of the blocks (8 or 4) of any CPU.
-ROWS = 32
+# Events whose rows are multiplied together, at most.
+ROWS = 64
 
 # Numbers of the stream as a whole, at the beginning of `i`.
 HEAD = (
@@ -47,22 +47,23 @@ ROW = (
     "op", "c", "pitch", "value", "kept", "a", "a_pitch", "a_kept", "b", "b_kept", "cells",
     # Constants in `f`: a matrix in panels, a bias or shift, a scale; memory in `f`, `i` and `d`.
     "weight", "shift", "scale", "trace", "clock", "sum",
-    # Settings of the operation, and a buffer in `f`.
-    "steps", "first", "last", "number", "row",
+    # Settings of the operation; buffers of products: rows in `f`, and in `i` which rows these are.
+    "steps", "first", "last", "number", "row", "list",
     # Convolutions: taps, decays, floats of a slot (one tap of one source pixel), how they are handled, and whether the
-    # stream is its own source; how many source events have entered. In `i`: dx, dy, slot of each tap; where a pixel's
-    # slots begin, as a sum of what its y and its x (at the phase of y) add; of each phase, where its rates begin and
-    # how many slots it has. In `f`: rates of each tap, and of each phase; decays; patterns of polarity.
-    "taps", "decays", "size", "kind", "in_place", "stride", "entered", "tap", "row_at", "column_at", "phase", "rate",
-    "factor", "pattern",
+    # stream is its own source; how many source events have entered; lists of events, of each tap those that see
+    # something there, or one for all taps. In `i`: dx, dy, slot of each tap, and the age beyond which all of it is 0;
+    # where a pixel's slots begin, as a sum of what its y and its x (at the phase of y) add; of each phase, where its
+    # rates begin and how many slots it has. In `f`: rates of each tap, and of each phase; decays; patterns of polarity.
+    "taps", "decays", "size", "kind", "in_place", "stride", "entered", "lists", "tap", "row_at", "column_at", "phase",
+    "rate", "factor", "pattern",
     # Grids: masks of cells that differ from an empty window, in `i`, of the value and of its inputs; sizes of the
     # input, kernel, stride, padding of a convolution in `i`; its value of an empty window in `f`.
     "mask", "a_mask", "b_mask", "grid", "empty",
 )  # fmt: skip
 (
     OP, C, PITCH, VALUE, KEPT, A, A_PITCH, A_KEPT, B, B_KEPT, CELLS, WEIGHT, SHIFT, SCALE, TRACE, CLOCK, SUM, STEPS,
-    FIRST, LAST, NUMBER, GATHERED, TAPS, DECAYS, SIZE, KIND, IN_PLACE, STRIDE, ENTERED, TAP, ROW_AT, COLUMN_AT, PHASE,
-    RATE, FACTOR, PATTERN, MASK, A_MASK, B_MASK, GRID, EMPTY,
+    FIRST, LAST, NUMBER, GATHERED, LIST, TAPS, DECAYS, SIZE, KIND, IN_PLACE, STRIDE, ENTERED, LISTS, TAP, ROW_AT,
+    COLUMN_AT, PHASE, RATE, FACTOR, PATTERN, MASK, A_MASK, B_MASK, GRID, EMPTY,
 ) = range(len(ROW))  # fmt: skip
 
 # Operations by number. Those up to `affine` and all activations go element by element over whole vectors.

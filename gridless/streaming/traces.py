@@ -2,7 +2,9 @@
 
 A pixel of the source has a slot for every tap that it is of some target: `size` floats, channels of each decay. An
 event fades all slots of its pixel and adds itself. A target reads, at each tap, the slot of that pixel, faded to its
-own time, into a row of `taps` times `size` floats. The rows of a block of events are multiplied by the weights at once.
+own time. What the events of a block read there is multiplied by the weights of the tap at once. Most pixels of a sparse
+stream are empty: no event has been there, or all of it has decayed to nothing. They are left out, unless slots are so
+small that taps are better multiplied together: then a row holds all taps, with zeros where there is nothing.
 """
 
 # pyright: reportCallIssue=false
@@ -16,9 +18,9 @@ from gridless.streaming.panels import product, spread
 from gridless.streaming.simd import decays, enter, enter_each, read, read_each
 
 from gridless.streaming.table import (  # isort: skip
-    A, A_KEPT, A_PITCH, CLOCK, COLUMN_AT, DECAYS, EACH, ENTERED, FACTOR, GATHERED, IN_PLACE, KEPT, KIND, PATTERN,
-    PHASE, PITCH, RATE, ROW_AT, SHIFT, SIXTEENS, SIZE, STRIDE, S_COUNT, S_EVENT, S_HEIGHT, S_WIDTH, STEPS, TAP, TAPS,
-    TRACE, VALUE, WEIGHT,
+    A, A_KEPT, A_PITCH, CLOCK, COLUMN_AT, DECAYS, EACH, ENTERED, FACTOR, GATHERED, IN_PLACE, KEPT, KIND, LIST, LISTS,
+    PATTERN, PHASE, PITCH, RATE, ROWS, ROW_AT, SHIFT, SIXTEENS, SIZE, STRIDE, S_COUNT, S_EVENT, S_HEIGHT, S_WIDTH,
+    STEPS, TAP, TAPS, TRACE, VALUE, WEIGHT,
 )  # fmt: skip
 
 
@@ -30,7 +32,15 @@ def convolve(i, f, r, s, source, first, n, lane):
     )  # fmt: skip
     width, height = i[source + S_WIDTH], i[source + S_HEIGHT]
     targets, sources, trace, clock = i[s + S_EVENT], i[source + S_EVENT], i[r + TRACE], i[r + CLOCK]
-    rates, factor, pattern, tap, to = i[r + RATE], i[r + FACTOR], i[r + PATTERN], i[r + TAP], i[r + GATHERED]
+    rates, factor, pattern, tap, gathered = i[r + RATE], i[r + FACTOR], i[r + PATTERN], i[r + TAP], i[r + GATHERED]
+    lists, listed = i[r + LISTS], i[r + LIST]
+    rows, steps = listed + lists, taps * size // lists
+    for u in range(lists):
+        i[listed + u] = 0
+    if lists == 1:
+        i[listed] = n
+        for k in range(n):
+            i[rows + k] = k
     row_at, column_at, phases = i[r + ROW_AT], i[r + COLUMN_AT], i[r + PHASE]
     features, pitch, entered, q = i[r + A], i[r + A_PITCH], i[r + ENTERED], i[r + STEPS]
     if not i[r + A_KEPT]:
@@ -85,23 +95,28 @@ def convolve(i, f, r, s, source, first, n, lane):
             break
         x, y, t = stride * i[targets + 4 * j], stride * i[targets + 4 * j + 1], i[targets + 4 * j + 2]
         for u in range(taps):
-            sx, sy = x + i[tap + 3 * u], y + i[tap + 3 * u + 1]
+            sx, sy = x + i[tap + 4 * u], y + i[tap + 4 * u + 1]
             then = np.int64(-1)
             if 0 <= sx < width and 0 <= sy < height:
                 then = i[clock + sy * width + sx]
-            if then < 0:
-                # Nothing has been there.
-                for k in range(size):
-                    f[to + k] = 0.0
-                to += size
+            empty = then < 0 or t - then > i[tap + 4 * u + 3]
+            if lists == 1:
+                to = gathered + (j - first) * steps + u * size
+                if empty:
+                    for k in range(size):
+                        f[to + k] = 0.0
+            elif not empty:
+                k = i[listed + u]
+                i[rows + u * ROWS + k], i[listed + u] = j - first, k + 1
+                to = gathered + (u * ROWS + k) * size
+            if empty:
                 continue
             age = np.float32(t - then)
-            slot = i[row_at + 2 * sy] + i[column_at + 2 * (i[row_at + 2 * sy + 1] + sx)] + i[tap + 3 * u + 2]
+            slot = i[row_at + 2 * sy] + i[column_at + 2 * (i[row_at + 2 * sy + 1] + sx)] + i[tap + 4 * u + 2]
             place = trace + slot * size
             if kind == EACH:
                 for k in range(0, size, 8):
                     read_each(f, to + k, f, place + k, f, rates + u * size + k, age)
-                to += size
                 continue
             wide = size // v
             if v <= 4:
@@ -125,7 +140,9 @@ def convolve(i, f, r, s, source, first, n, lane):
                     place += wide
     i[r + ENTERED] = entered
     if n:
-        steps, wide = taps * size, i[r + PITCH]
+        wide = i[r + PITCH]
         value = i[r + VALUE] + (first * wide if i[r + KEPT] else 0)
-        spread(f, i[r + SHIFT], f, value, n, wide)
-        product(f, value, wide, f, i[r + GATHERED], steps, f, i[r + WEIGHT], n, steps, lane)
+        spread(f, i[r + SHIFT], value, n, wide)
+        for u in range(lists):
+            of, weight = gathered + u * ROWS * steps, i[r + WEIGHT] + u * steps * wide
+            product(f, value, wide, i, rows + u * ROWS, of, weight, i[listed + u], steps, lane)

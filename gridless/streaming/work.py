@@ -15,8 +15,8 @@ from gridless.streaming.simd import add, affine, decays, multiply, relu
 from gridless.streaming.table import (  # isort: skip
     A, ADD, AFFINE, A_KEPT, A_MASK, A_PITCH, B, B_KEPT, B_MASK, C, CAUSE, CELLS, CLOCK, CONVOLVE_CELLS, COPY, COUNT,
     DENSE, DURATION, ELU, EMPTY, EXP, FACTOR, FIRST, FLATTEN, GATHERED, GELU, GRID, KEPT, LANE, LAST, LATEST,
-    LAYER_NORM, LEAKY_RELU, LOG1P, LOG_SOFTMAX, MASK, MEAN, MULTIPLY, NUMBER, OP, PITCH, PLACE, POLARITY, POOL_MAX,
-    POOL_MEAN, RATE, REDUCE_MAX, REDUCE_MEAN, RELU, ROW, ROWS, SCALE, SHIFT, SIGMOID, SILU, SOFTMAX, SOFTPLUS,
+    LAYER_NORM, LEAKY_RELU, LIST, LOG1P, LOG_SOFTMAX, MASK, MEAN, MULTIPLY, NUMBER, OP, PITCH, PLACE, POLARITY,
+    POOL_MAX, POOL_MEAN, RATE, REDUCE_MAX, REDUCE_MEAN, RELU, ROW, ROWS, SCALE, SHIFT, SIGMOID, SILU, SOFTMAX, SOFTPLUS,
     START, STEPS, SUM, S_EVENT, S_HEIGHT, S_WIDTH, TANH, TRACE, VALUE, VOXEL, WEIGHT, WHOLE, WHOLES,
 )  # fmt: skip
 
@@ -31,21 +31,25 @@ def work(i, f, d, r, s, first, n, lane):
     b += first * pitch if i[r + B_KEPT] else 0
     shift, scale = i[r + SHIFT], i[r + SCALE]
     if op == DENSE:
-        spread(f, shift, f, to, n, pitch)
-        product(f, to, pitch, f, a, a_pitch, f, i[r + WEIGHT], n, i[r + STEPS], lane)
+        spread(f, shift, to, n, pitch)
+        for k in range(min(n, ROWS)):
+            i[i[r + LIST] + k] = k
+        for k in range(0, n, ROWS):
+            at, of, rows = to + k * pitch, a + k * a_pitch, min(ROWS, n - k)
+            product(f, at, pitch, i, i[r + LIST], of, i[r + WEIGHT], rows, a_pitch, lane)
     elif op == RELU:
         for k in range(0, n * pitch, 8):
-            relu(f, to + k, a + k, a + k, a + k)
+            relu(f, to + k, a + k)
     elif op == AFFINE:
         for j in range(n):
             for k in range(0, pitch, 8):
                 affine(f, to + j * pitch + k, a + j * pitch + k, scale + k, shift + k)
     elif op == ADD:
         for k in range(0, n * pitch, 8):
-            add(f, to + k, a + k, b + k, b + k)
+            add(f, to + k, a + k, b + k)
     elif op == MULTIPLY:
         for k in range(0, n * pitch, 8):
-            multiply(f, to + k, a + k, b + k, b + k)
+            multiply(f, to + k, a + k, b + k)
     elif op == COPY:
         _copy(i, f, r, to, a, n)
     elif op == CAUSE:
@@ -274,14 +278,13 @@ def _reduce(i, f, r, largest):
 @njit(nogil=True, cache=True, error_model="numpy", inner=True)
 def _convolve_cells(i, f, r, lane):
     """A convolution over a grid. Cells that see nothing but what an empty window has there keep its value."""
-    q, pitch, a_pitch, steps, rows = i[r + FIRST], i[r + PITCH], i[r + A_PITCH], i[r + STEPS], i[r + GATHERED]
+    pitch, a_pitch, steps, rows, found = i[r + PITCH], i[r + A_PITCH], i[r + STEPS], i[r + GATHERED], i[r + LIST]
     t, h, w, kt, kh, kw, st, sh, sw, pt, ph, pw = (
         i[i[r + GRID]], i[i[r + GRID] + 1], i[i[r + GRID] + 2], i[i[r + GRID] + 3], i[i[r + GRID] + 4],
         i[i[r + GRID] + 5], i[i[r + GRID] + 6], i[i[r + GRID] + 7], i[i[r + GRID] + 8], i[i[r + GRID] + 9],
         i[i[r + GRID] + 10], i[i[r + GRID] + 11],
     )  # fmt: skip
-    columns, lines = i[i[r + GRID] + 12], i[i[r + GRID] + 13]
-    found, total, gathered = i[r + GRID] + 14, rows + ROWS * steps, 0
+    columns, lines, gathered = i[i[r + GRID] + 12], i[i[r + GRID] + 13], 0
     for cell in range(i[r + CELLS]):
         x, y, z = cell % columns * sw - pw, cell // columns % lines * sh - ph, cell // (columns * lines) * st - pt
         differs = i[r + NUMBER]
@@ -294,23 +297,21 @@ def _convolve_cells(i, f, r, lane):
             for k in range(pitch):
                 f[i[r + VALUE] + cell * pitch + k] = f[i[r + EMPTY] + cell * pitch + k]
         else:
+            spread(f, i[r + SHIFT], i[r + VALUE] + cell * pitch, 1, pitch)
             to = rows + gathered * steps
             for dz in range(kt):
                 for dy in range(kh):
                     for dx in range(kw):
                         inside = 0 <= z + dz < t and 0 <= y + dy < h and 0 <= x + dx < w
                         of = i[r + A] + (((z + dz) * h + y + dy) * w + x + dx) * a_pitch
-                        for k in range(q):
+                        for k in range(a_pitch):
                             f[to + k] = f[of + k] if inside else np.float32(0.0)
-                        to += q
+                        to += a_pitch
             i[found + gathered] = cell
             gathered += 1
         if gathered == ROWS or (gathered and cell + 1 == i[r + CELLS]):
-            spread(f, i[r + SHIFT], f, total, gathered, pitch)
-            product(f, total, pitch, f, rows, steps, f, i[r + WEIGHT], gathered, steps, lane)
-            for j in range(gathered):
-                for k in range(pitch):
-                    f[i[r + VALUE] + i[found + j] * pitch + k] = f[total + j * pitch + k]
-                    if i[r + NUMBER]:
-                        f[i[r + EMPTY] + i[found + j] * pitch + k] = f[total + j * pitch + k]
+            product(f, i[r + VALUE], pitch, i, found, rows, i[r + WEIGHT], gathered, steps, lane)
             gathered = 0
+    if i[r + NUMBER]:
+        for k in range(i[r + CELLS] * pitch):
+            f[i[r + EMPTY] + k] = f[i[r + VALUE] + k]
