@@ -206,7 +206,7 @@ def lidar(r: dict[str, Any]) -> Made:
 def cities(r: dict[str, Any]) -> Made:
     columns, rows = ["points/s", "points/core second", "peak, MiB"], []
     for part in [part for part in ("sample", "sample, busy", "label, busy", "peers") if part in r["scale"]]:
-        where, results = origin(r["scale"][part]).split(",")[0], r["scale"][part]["results"]
+        where, results = r["scale"][part]["machine"]["cpu"], r["scale"][part]["results"]
         if part != "peers":
             how = "searched and sampled" if part.startswith("sample") else "labelled"
             named = {(points, how): row for points, row in results.items()}
@@ -217,7 +217,7 @@ def cities(r: dict[str, Any]) -> Made:
     words = (
         "Scans of SemanticKITTI side by side, made on the fly, tile by tile: one point of each 5 cm, balls of 20 cm, "
         "rejection samples; or labels, by the network of the recipe `semantickitti`. The peak is of all processes "
-        "together, libraries that they share counted for each. *Busy*: about ten other processes on two cores."
+        "together, libraries that they share counted for each. *Busy*: ten to twenty other processes on two cores."
     )
     return "A city", words, ["", "", "machine", *columns], rows
 
