@@ -135,12 +135,14 @@ def noted() -> Iterator[dict[tuple, Launch]]:
         return a.new_zeros(a.shape[0], b.shape[1], dtype=out_dtype) if out is None else out
 
     from gridless import backends
+    from gridless.kernels import launch as launching
     from gridless.ops.point_conv.gpu import gluon
 
     driver.set_active(_Device())  # type: ignore[arg-type]
     with ExitStack() as patches:
         for owner, name, value in (
             (JITFunction, "run", note),
+            (launching, "TOGETHER", False),
             (backends, "interpreting", lambda: True),  # CPU tensors are taken
             (torch.version, "cuda", "12.8"),
             (torch, "mm", product),
