@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections import deque
@@ -86,7 +87,9 @@ class Labeller:
         place = None if folder is None else Path(folder)
         base = halo if size is None else float(size)
         counts = scene.scan(base, None if place is None else place / "scan.npz", rows)
-        scale = 1 if size is not None else _largest(counts, points)
+        # Around its middle, with twice the halo, a tile must fit into float32.
+        widest = math.inf if scene.dtype == np.float32 else scene.resolution * (1 << 24) / base
+        scale = 1 if size is not None else _largest(counts, points, widest)
         grouped: dict[tuple[int, int], int] = {}
         for (i, j), n in counts.items():
             key = i // scale, j // scale
@@ -173,8 +176,7 @@ def label_scene(
         dtype = np.dtype(np.uint8 if values.max() < 256 else np.uint16 if values.max() < 65536 else np.int32)
         labels = folder / "labels"
         try:
-            with labels.open("ab") as file:
-                file.truncate(count * dtype.itemsize)
+            _reserve(labels, count * dtype.itemsize)
             _label_all(first, arguments, folder, labels, dtype, workers, ray)
             _write(tiles.scene, source, out, labels, values.astype(dtype))
         except OSError as error:
@@ -188,6 +190,15 @@ def label_scene(
             found += np.bincount(part, minlength=classes)
         shutil.rmtree(folder)
     return dict(enumerate(found.tolist()))
+
+
+def _reserve(path: Path, size: int) -> None:
+    """A file of that size, with what is in it already. On a disk that were full later, writing where it is mapped would
+    end the process."""
+    with path.open("r+b" if path.exists() else "w+b") as file:
+        file.truncate(size)
+        if size and hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
 
 
 def _label_all(
@@ -337,12 +348,12 @@ def _loaded(weights: Any) -> torch.nn.Module:
     return load(weights)
 
 
-def _largest(counts: dict[tuple[int, int], int], points: int) -> int:
+def _largest(counts: dict[tuple[int, int], int], points: int, widest: float) -> int:
     """How many cells wide tiles can be, a power of two, so that none has more points, with the cells around it."""
     cells = np.array(list(counts), np.int64).reshape(-1, 2)
     sizes = np.array(list(counts.values()), np.int64)
     best, scale = 1, 2
-    while scale <= 1 << 20:
+    while scale <= min(widest, 1 << 20):
         owner, found, many = cells // scale, [], []
         for shift in np.ndindex(3, 3):
             moved = (cells + np.array(shift) - 1) // scale

@@ -210,6 +210,12 @@ def test_a_feature_that_is_not_finite_is_named_before_any_work(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["scan.bin"]
 
 
+@pytest.mark.parametrize("x", [np.zeros((1, 3)), np.ones((50, 3)), np.array([[0.0, 0, 0], [1e6, 1e6, 0]])])
+def test_one_point_equal_points_and_points_far_apart_are_labelled(x, weights, tmp_path):
+    np.save(tmp_path / "in.npy", x)
+    assert sum(label_scene(tmp_path / "in.npy", weights, tmp_path / "out.npy", grid=0.3).values()) == len(x)
+
+
 def test_two_runs_to_one_output_are_refused(city, weights, tmp_path, monkeypatch):
     out = tmp_path / "out.laz"
 
@@ -234,6 +240,11 @@ def test_a_disk_that_fills_loses_nothing(city, weights, tmp_path, monkeypatch):
         with pytest.raises(OSError, match=r"no space left while writing .*make room and start again"):
             label_scene(city, weights, out)
     assert not out.exists()
+    with monkeypatch.context() as patch:
+        # Where labels will be is taken first: memory that is mapped to a full disk ends a process without a word.
+        patch.setattr(os, "posix_fallocate", full, raising=False)
+        with pytest.raises(OSError, match=r"no space left while writing .*make room and start again"):
+            label_scene(city, weights, out)
     monkeypatch.setattr(Labeller, "label", None)
     label_scene(city, weights, out)
     assert len(labels_of(out)) == 4000

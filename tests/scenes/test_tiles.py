@@ -198,6 +198,11 @@ def test_one_point_equal_points_and_fewer_dimensions(x):
     assert found(gl.tiles(x, 2.0), plan) == found(gl.tiles(x, math.inf), plan)
 
 
+def test_a_tile_without_points_gives_nothing():
+    tile, geometry = gl.tiles(street(), 5.0, 1.0).tile((99, 99)).run(network_plan(levels=1))
+    assert len(tile.cloud) == len(geometry["X1"]) == len(geometry["N01"].source) == 0
+
+
 def test_a_scene_without_points_has_no_tiles():
     assert len(gl.tiles(np.zeros((0, 3)), 5.0)) == 0
 
