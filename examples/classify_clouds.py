@@ -52,11 +52,11 @@ def main(argv: list[str] | None = None) -> float:
         print(f"epoch {epoch + 1}: loss {loss.item():.3f}, accuracy on new shapes {accuracy(model, test):.1%}")
 
     with tempfile.TemporaryDirectory() as folder:
-        gl.save(model, Path(folder) / "shapes", classes=list(names))
+        gl.save(model, Path(folder) / "shapes", class_names=list(names))
         again = gl.load(Path(folder) / "shapes")
     cloud, label = gl.data.Shapes(3, points=256, seed=2)[2]
     answer = again(again.plan(cloud)).softmax(1)[0]
-    print(f"a {names[label]}, taken for a {again.about['classes'][answer.argmax()]} ({answer.max():.0%})")
+    print(f"a {names[label]}, taken for a {again.about['class_names'][answer.argmax()]} ({answer.max():.0%})")
     return accuracy(model, test)
 
 

@@ -17,7 +17,7 @@ import gridless as gl
 
 def write_files(folder: Path, per_class: int) -> None:
     """What your scanner does: binary PLY, in millimetres, far from the origin, of different sizes."""
-    shapes = gl.data.Shapes(4 * per_class, points=400, classes=["mug", "chair", "ring", "stairs"])
+    shapes = gl.data.Shapes(4 * per_class, points=400, class_names=["mug", "chair", "ring", "stairs"])
     for i in range(len(shapes)):
         coords, label = shapes[i]
         points = (coords[: 250 + 10 * (i % 15)] * 300 + 1000).numpy()
@@ -46,7 +46,7 @@ def train(folder: Path, epochs: int) -> float:
     held_out = gl.data.CloudFolder(folder, "validation", points=400, up="z")
     classes = held_out.class_names
     model = gl.models.point_resnet_plus(len(classes), width=16, lift=128, spacing=0.12, levels=2, stem_radius=0.2)
-    augment = [gl.augment.Shuffle(), gl.augment.RotateAboutUp(up=1), gl.augment.Jitter(0.01, 0.02)]
+    augment = [gl.augment.Shuffle(), gl.augment.RotateAboutUp(up="y"), gl.augment.Jitter(0.01, 0.02)]
     learned = gl.data.CloudFolder(folder, "fit", points=400, up="z", transform=[*augment, model.plan])
     batches = DataLoader(learned, 16, shuffle=True, collate_fn=gl.collate)
     test = model.plan(gl.collate([held_out[i][0] for i in range(len(held_out))]))

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> float:
     model = PointNet(len(classes))
 
     def loader(size: int, seed: int) -> DataLoader:
-        data = gl.data.Shapes(size, points=256, seed=seed, classes=classes, transform=[model.plan])
+        data = gl.data.Shapes(size, points=256, seed=seed, class_names=classes, transform=[model.plan])
         return DataLoader(data, 16, shuffle=True, collate_fn=gl.collate)
 
     train, test = loader(192 if quick else 384, 0), loader(60 if quick else 120, 1)

@@ -21,7 +21,7 @@ class Parts(Dataset):
     """Geometry whose points know which part they are of: `geometry["X0"].rows["part"]`."""
 
     def __init__(self, size: int, seed: int, plan: gl.Plan) -> None:
-        self.shapes = gl.data.Shapes(size, points=256, seed=seed, classes=["lamp", "table", "bottle"])
+        self.shapes = gl.data.Shapes(size, points=256, seed=seed, class_names=["lamp", "table", "bottle"])
         self.plan = plan
 
     def __len__(self) -> int:

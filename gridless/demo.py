@@ -40,7 +40,7 @@ class Trained:
         return float((self.answers == self.data.labels).double().mean())
 
     def confusion(self) -> np.ndarray:
-        counts = np.zeros((len(self.data.classes),) * 2, int)
+        counts = np.zeros((len(self.data.class_names),) * 2, int)
         np.add.at(counts, (self.data.labels.numpy(), self.answers.numpy()), 1)
         return counts
 
@@ -52,7 +52,7 @@ class Shipped:
     chair: gl.Cloud
     parts: dict[str, int]
     shapes: list[tuple[str, Tensor]]
-    classes: list[str]
+    class_names: list[str]
     recording: gl.Events
     background: Tensor
 
@@ -165,11 +165,11 @@ def _shipped(out: Path, recordings: int = 20) -> Shipped:
     from gridless.training.recipe import Recipe
 
     file = out / "shape.ply"
-    ply.write(file, gl.Cloud.of(torch.as_tensor(gl.data.Shapes(2, points=2048, classes=["chair"])[1][0])))
+    ply.write(file, gl.Cloud.of(torch.as_tensor(gl.data.Shapes(2, points=2048, class_names=["chair"])[1][0])))
     path, parts = write_parts(gl.load("shapenetpart"), file, out / "parts", "chair", up="z")
     points: Any = gl.load("modelnet40-plus")
-    names = [n for n in gl.data.Shapes.class_names if n in points.about["classes"]]
-    drawn = gl.data.Shapes(len(names), points=1024, classes=names)
+    names = [n for n in gl.data.Shapes.class_names if n in points.about["class_names"]]
+    drawn = gl.data.Shapes(len(names), points=1024, class_names=names)
     shapes = []
     for xyz, label in (drawn[i] for i in range(len(names))):
         # ModelNet40 has y up, in the unit sphere.
@@ -183,8 +183,8 @@ def _shipped(out: Path, recordings: int = 20) -> Shipped:
     events = gl.collate([digits[i][0] for i in range(recordings)])
     data = Recordings.of(events, torch.zeros(recordings, dtype=torch.int64), [])
     answers = data.probabilities(cars, Recipe.from_dict(cars.about["recipe"]), 1, None)
-    background = answers[:, cars.about["classes"].index("background")]
-    return Shipped(gl.read_cloud(path), parts, shapes, points.about["classes"], digits[3][0], background)
+    background = answers[:, cars.about["class_names"].index("background")]
+    return Shipped(gl.read_cloud(path), parts, shapes, points.about["class_names"], digits[3][0], background)
 
 
 def _sampling() -> tuple[Any, int, int]:
@@ -223,7 +223,7 @@ def _points(page: Page, shapes: Trained) -> None:
     page.text(
         f"{_count(shapes.model):,} parameters, trained for {shapes.results['seconds']:.0f} s on "
         f"{shapes.results['examples']:,} clouds of {shapes.data.points.shape[1]} points of "
-        f"{len(shapes.data.classes)} kinds of object, all of them generated. The network writes a plan of what "
+        f"{len(shapes.data.class_names)} kinds of object, all of them generated. The network writes a plan of what "
         "coordinates alone decide; this is it:"
     )
     page.code(re.sub(r"\d+\.\d{5,}", lambda number: f"{float(number[0]):.4g}", str(shapes.model.plan)))
@@ -236,7 +236,7 @@ def _points(page: Page, shapes: Trained) -> None:
         colours[source[splits[i] : splits[i + 1]]] = (240, 160, 30)
     colours[sample.parent_index.numpy()] = (209, 56, 44)
     sizes[sample.parent_index.numpy()] = 11
-    name = shapes.data.classes[int(shapes.data.labels[6])]
+    name = shapes.data.class_names[int(shapes.data.labels[6])]
     figure, kept, total = _sampling()
     page.row(
         cloud(example.numpy(), colours, sizes, f"A {name}: samples red, a few neighbourhoods orange. Drag to turn."),
@@ -245,13 +245,13 @@ def _points(page: Page, shapes: Trained) -> None:
     )  # fmt: skip
     page.row(
         image(_curve(shapes), "Accuracy by epoch."),
-        image(figures.confusion(shapes.confusion(), shapes.data.classes), "Held-out clouds."),
+        image(figures.confusion(shapes.confusion(), shapes.data.class_names), "Held-out clouds."),
     )
 
 
 def _events(page: Page, glyphs: Trained) -> None:
     page.heading("An event network")
-    events, label = glyphs.data.events.examples[8], glyphs.data.classes[int(glyphs.data.labels[8])]
+    events, label = glyphs.data.events.examples[8], glyphs.data.class_names[int(glyphs.data.labels[8])]
     span = np.stack([events.time.numpy() / 1500, events.pixel[:, 0].numpy(), -events.pixel[:, 1].numpy()], 1)
     on = events.polarity.numpy()[:, None]
     colours = np.where(on, np.array([209, 56, 44]), np.array([49, 120, 198])).astype(np.uint8)
@@ -264,7 +264,7 @@ def _events(page: Page, glyphs: Trained) -> None:
                    turn="0.9", tilt="0.25"))  # fmt: skip
     page.row(
         image(_curve(glyphs), "Accuracy by epoch."),
-        image(figures.confusion(glyphs.confusion(), glyphs.data.classes), "Held-out recordings."),
+        image(figures.confusion(glyphs.confusion(), glyphs.data.class_names), "Held-out recordings."),
     )
 
 
@@ -284,11 +284,11 @@ def _live(page: Page, glyphs: Trained, live: Live) -> None:
         "benchmarks/streaming.py measures it on any."
     )
     shown = live.time <= live.ends[min(5, len(live.ends) - 1)]
-    figure = figures.live(live.time[shown], live.probability[shown], glyphs.data.classes)
+    figure = figures.live(live.time[shown], live.probability[shown], glyphs.data.class_names)
     axes = figure.axes[0]
     for begin, end, truth in zip([0, *live.ends[:5]], live.ends[:6], live.truth, strict=False):
         axes.axvline(end, color=figures.GREY, linewidth=0.8)
-        axes.text((begin + end) / 2, 1.03, f"a {glyphs.data.classes[truth]}", ha="center", fontsize=9)
+        axes.text((begin + end) / 2, 1.03, f"a {glyphs.data.class_names[truth]}", ha="center", fontsize=9)
     page.row(image(figure, "The probability of each digit after every millisecond, for six recordings in a row."))
     page.code(
         "engine = gl.stream(model)\nfor packet in camera:            # one event, or thousands\n"
@@ -298,7 +298,7 @@ def _live(page: Page, glyphs: Trained, live: Live) -> None:
 
 def _weights(page: Page, shipped: Shipped) -> None:
     page.heading("Weights that come with the package")
-    right = sum(shipped.classes[int(answer.argmax())] == name for name, answer in shipped.shapes)
+    right = sum(shipped.class_names[int(answer.argmax())] == name for name, answer in shipped.shapes)
     sure = int((shipped.background > 0.5).sum())
     found = ", ".join(f"{name}: {count:,} points" for name, count in shipped.parts.items() if count)
     page.text(
@@ -314,7 +314,7 @@ def _weights(page: Page, shipped: Shipped) -> None:
     page.row(cloud(shipped.chair.coords.numpy(), colours, 6, f"A drawn chair and its parts. {found}."))
     page.table(
         ["drawn", "the network's answer"],
-        [[name, _answers(answer, shipped.classes)] for name, answer in shipped.shapes],
+        [[name, _answers(answer, shipped.class_names)] for name, answer in shipped.shapes],
     )
     frame = gl.show(shipped.recording, view="frame").figure()
     words = f"A digit before the N-Cars network: background, {shipped.background[3]:.0%}."

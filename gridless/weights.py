@@ -22,7 +22,7 @@ SHIPPED = Path(__file__).parent / "pretrained"
 def save(
     model: nn.Module, path: str | Path, bits: int = 32, arguments: dict[str, Any] | None = None, **about: Any
 ) -> Path:
-    """Write `path`.safetensors and `path`.json; `about` (classes, recipe, results...) is kept in the JSON file.
+    """Write `path`.safetensors and `path`.json; `about` (class_names, recipe, results...) is kept in the JSON file.
 
     A network of `gridless.models` knows what it was made with. Of a class of your own say it: `arguments`, plain values
     that its constructor is called with when it is loaded, `gl.load(path, model=Class)`. Whether that makes this network
@@ -58,7 +58,7 @@ def load(
 ) -> nn.Module:
     """The network, ready to evaluate, by the name of shipped weights or by path.
 
-    `model.about` is what was saved with it: classes, recipe, results.
+    `model.about` is what was saved with it: class_names, recipe, results.
 
     Args:
         name: of shipped weights, or the path of a .safetensors file.
@@ -79,7 +79,7 @@ def load(
         head = [key for key, tensor in made.state_dict().items() if tensor.shape != sizes[key]]
         begin_with(made, name, head)
         about = {"model": config, "recipe": {**about.get("recipe", {}), "model": config}, "start": str(name)}
-        about |= {} if isinstance(classes, int) else {"classes": list(classes)}
+        about |= {} if isinstance(classes, int) else {"class_names": list(classes)}
     made.about = about  # type: ignore[assignment]
     if not hasattr(made, "config"):
         made.config = about["model"]
@@ -103,7 +103,7 @@ def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any
         remedy = "give what its constructor was called with, gl.save(model, path, arguments={...})"
     try:
         plain = json.loads(json.dumps(config))
-        # The network's own random numbers are nobody's else.
+        # The random state of the caller stays as it is.
         with torch.random.fork_rng(devices=[]):
             again = _make(plain, kind if own else None, kind.__name__)
     except Exception as error:
@@ -164,6 +164,9 @@ def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
         raise ValueError(f"{words} is not JSON: {error}") from None
     if not isinstance(about, dict) or not isinstance(about.get("model"), dict):
         raise ValueError(f"{words} does not say which model the weights belong to")
+    if "classes" in about:
+        # Versions before 0.2.0 called the names so.
+        about["class_names"] = about.pop("classes")
     return weights, about
 
 

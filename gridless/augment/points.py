@@ -239,18 +239,18 @@ class Wobble(PointTransform):
 
 @dataclass(frozen=True)
 class RotateAboutUp(PointTransform):
-    """Turn about the axis that points up (ModelNet40: 1, y) by any angle."""
+    """Turn about the axis that points up, "x", "y" (as in ModelNet40) or "z", by any angle."""
 
-    up: int = 1
+    up: str = "y"
 
     def __post_init__(self) -> None:
-        if self.up not in (0, 1, 2):
-            raise ValueError(f"RotateAboutUp: up must be 0, 1 or 2 (x, y or z), not {self.up}")
+        if self.up not in ("x", "y", "z"):
+            raise ValueError(f"RotateAboutUp: up must be 'x', 'y' or 'z', not {self.up!r}")
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         _need_3d(cloud, self)
         angle = _uniform(cloud, draws, 0, 2 * torch.pi)
-        axis = torch.eye(3)[self.up].to(angle)
+        axis = torch.eye(3)["xyz".index(self.up)].to(angle)
         return _rotated(cloud, _about(axis.expand(len(angle), 3), angle))
 
 
@@ -318,7 +318,7 @@ def authors_recipe(points: int = 1024, train: bool = True) -> list[PointTransfor
     return [First(points), Shuffle(), Drop(0.875), RollAxes(), jitter, Tilt(0.06, 0.18), Scale(0.8, 1.25)]
 
 
-def pointnet2_recipe(points: int = 1024, train: bool = True, up: int = 1) -> list[PointTransform]:
+def pointnet2_recipe(points: int = 1024, train: bool = True, up: str = "y") -> list[PointTransform]:
     """What PointNet++ is trained with on ModelNet40: any azimuth, and the number of points stays as it is."""
     if not train:
         return [First(points)]

@@ -61,7 +61,7 @@ class Policy(PointTransform):
             (self.drop, Drop(self.drop)),
             (self.jitter, Jitter(self.jitter, self.jitter_clip, ball=self.jitter_clip < math.inf)),
             (self.tilt, Tilt(self.tilt, self.tilt_clip)),
-            (self.azimuth, RotateAboutUp(1)),
+            (self.azimuth, RotateAboutUp("y")),
             (self.scale != (1.0, 1.0), Scale(*self.scale, each_axis=self.stretch)),
             (self.mirror, Mirror(0)),
             (self.mirror, Mirror(2)),

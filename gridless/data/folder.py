@@ -46,7 +46,7 @@ class Listing:
     root: Path
     files: tuple[str, ...]
     labels: tuple[int, ...]
-    classes: tuple[str, ...]
+    class_names: tuple[str, ...]
     parts: tuple[str, ...]
     rule: str
     """How validation was chosen, in words."""
@@ -194,7 +194,7 @@ class CloudFolder(torch.utils.data.Dataset):
         chosen = self.listing.rows(split)
         # Labels are numbered through all files, whatever the split.
         read = self._read_all(range(len(self.listing.files)) if label else chosen, label, progress)
-        self.class_names, self.values = list(self.listing.classes), list[int]()
+        self.class_names, self.values = list(self.listing.class_names), list[int]()
         if label:
             self.values = sorted({int(v) for pieces in read.values() for p in pieces for v in p.rows["part"].unique()})
             for piece in (p for pieces in read.values() for p in pieces):
@@ -269,8 +269,8 @@ def _labels(cloud: Cloud, file: Path, name: str) -> Tensor:
 class EventFolder(torch.utils.data.Dataset):
     """Recordings from FOLDER/CLASS/*: `data[i]` is (`Events`, class number), all on the sensor of the largest.
 
-    `root`, `split`, `held_out_list` and `transform` are those of `CloudFolder`; `sensor` and `repair` those of
-    `read_events`.
+    `root`, `split`, `held_out_list`, `transform` and `progress` are those of `CloudFolder`; `sensor` and `repair`
+    those of `read_events`.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class EventFolder(torch.utils.data.Dataset):
         rows = self.listing.rows(split)
         self.files = [self.listing.files[i] for i in rows]
         self.labels = torch.tensor([self.listing.labels[i] for i in rows])
-        self.class_names = list(self.listing.classes)
+        self.class_names = list(self.listing.class_names)
         self.recordings: list[Events] = []
         given = None if sensor is None else (int(sensor[0]), int(sensor[1]))
         with bar("read", len(self.files), progress) as advance:

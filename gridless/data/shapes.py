@@ -264,7 +264,7 @@ class Shapes(torch.utils.data.Dataset):
         size: how many examples.
         points: points per cloud.
         seed: another seed is another set, e.g. for validation.
-        classes: names to keep, in the order of their numbers; all of `Shapes.class_names` by default.
+        class_names: those to keep, in the order of their numbers; all of `Shapes.class_names` by default.
         noise: standard deviation of the jitter, in units of the object before scaling.
         transform: callables applied to the coordinates, in order.
     """
@@ -276,13 +276,13 @@ class Shapes(torch.utils.data.Dataset):
         size: int = 1024,
         points: int = 512,
         seed: int = 0,
-        classes: Sequence[str] | None = None,
+        class_names: Sequence[str] | None = None,
         noise: float = 0.01,
         transform: Sequence[Callable[[Any], Any]] = (),
     ) -> None:
         if size < 0 or points < 1:
             raise ValueError(f"Shapes: size must be 0 or more and points 1 or more, not {size} and {points}")
-        self.class_names = tuple(self.class_names if classes is None else classes)
+        self.class_names = tuple(self.class_names if class_names is None else class_names)
         unknown = [c for c in self.class_names if c not in CLASSES]
         if unknown:
             raise ValueError(f"Shapes: no class {unknown[0]!r}; there are {', '.join(CLASSES)}")

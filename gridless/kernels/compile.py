@@ -29,7 +29,7 @@ def njit(inner: bool = False, **options: Any) -> Callable[[Callable[..., Any]], 
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(**options, no_cpython_wrapper=inner, no_cfunc_wrapper=True)(function)
-        # Absent without a cache, under NUMBA_DISABLE_JIT, and perhaps in Numbas to come: theirs is as it is then.
+        # Absent without a cache and under NUMBA_DISABLE_JIT; a later Numba without it keeps its own stamp.
         file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
         if hasattr(file, "_source_stamp"):
             file._source_stamp = (file._source_stamp, digest(function.__module__))

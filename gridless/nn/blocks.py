@@ -19,7 +19,10 @@ from gridless.structures import Edges, Geometry
 
 
 class Dense(nn.Linear):
-    """A point-wise linear map, initialised as the paper's: Glorot-uniform weights, zero bias."""
+    """A point-wise linear map, initialised as the paper's: Glorot-uniform weights, zero bias.
+
+    The arguments are those of `torch.nn.Linear`.
+    """
 
     def reset_parameters(self) -> None:
         nn.init.xavier_uniform_(self.weight)

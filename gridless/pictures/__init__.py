@@ -33,7 +33,10 @@ class Triangles(NamedTuple):
 
 
 class Picture:
-    """A drawing. A notebook shows it, to be turned with the mouse; `save` takes .png, .svg, .pdf, .html, .gif, .mp4."""
+    """A drawing. A notebook shows it, to be turned with the mouse; `save` takes .png, .svg, .pdf, .html, .gif, .mp4.
+
+    The arguments are those of `gl.show`; `colours` (N, 3) are uint8, one for each point, or None.
+    """
 
     def __init__(
         self,

@@ -90,7 +90,7 @@ def stream(
         raise ValueError("standard output is closed: the predictions have nowhere to go")
     model: Any = load(weights)
     engine = engine_of(model)
-    names = model.about.get("classes") or [str(k) for k in range(model.config["classes"])]
+    names = model.about.get("class_names") or [str(k) for k in range(model.config["classes"])]
     live = realtime or source in ("-", "camera") or source.startswith("udp://")
     options = {"jump": int(jump * 1e6), "restart": on_jump is Jump.restart, "idle": idle}
     fit, repairs = _fit(engine.sensor, crop, pool, repair or []), [str(name) for name in repair or []]

@@ -30,6 +30,7 @@ class Cloud(Ragged):
     `rows` are what else belongs to each point: a colour, an intensity, a label. They follow the points wherever these
     are cut, put in another order, sampled, batched, padded or moved. The rows named in `directions` are vectors
     (S, ..., D) across the surface, such as normals: augmentation turns them with the coordinates.
+    The last `padding` points belong to no example.
     """
 
     coords: Tensor = per_row()

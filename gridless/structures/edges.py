@@ -25,6 +25,7 @@ class Edges(Structure):
 
     splits (S' + 1) int64, source (E) int32, num_source = S. `limit` is set when the search was told to keep only so
     many neighbours. `symmetric` marks a neighbourhood that is its own transpose (a ball of a cloud with itself).
+    The last `padding` edges belong to no target.
     """
 
     splits: Tensor = splits_of("source")

@@ -39,6 +39,7 @@ class Events(Ragged):
 
     `rows` are what else belongs to each event: a weight, a label. They follow the events wherever these are cut, put in
     order, batched, padded or moved, and events that are fired have those of their causes.
+    The last `padding` events belong to no recording.
     """
 
     pixel: Tensor = per_row()

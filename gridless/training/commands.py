@@ -149,7 +149,7 @@ def evaluate(
             result = judged(model, examples, chosen, batch_size, progress=True)
         else:
             p = examples.probabilities(model, chosen, batch_size, votes, progress=True)
-            result = report(p, examples.labels, examples.classes)
+            result = report(p, examples.labels, examples.class_names)
         results[count] = result | {"seen_in_training": known}
     if as_json:
         print(json.dumps(results if points else next(iter(results.values()))))
@@ -219,7 +219,7 @@ def predict(
     live, parts, scenes = is_event_network(model), "parts" in model.config, model.config["model"] == "PointUNet"
     if (parts or scenes) and len({file.stem for file in files}) < len(files):
         raise ValueError(f"two of the files have one name, and would be one file in {out}: give them in two calls")
-    names = list(model.about.get("classes") or [])
+    names = list(model.about.get("class_names") or [])
     names += [str(i) for i in range(len(names), model.config.get("classes", 0))]
 
     def answer(file: Path) -> str:

@@ -71,7 +71,7 @@ def judged(
             advance(len(batch.labels))
     model.train(was_training)
     names = getattr(data, "parts", ()) if "classes" in getattr(model, "config", {}) else ()
-    return figures(torch.cat(found), data.labels, names or data.classes)
+    return figures(torch.cat(found), data.labels, names or data.class_names)
 
 
 def accuracy(model: nn.Module, data: TrainingSet, **settings: Any) -> float:
@@ -82,15 +82,15 @@ def accuracy(model: nn.Module, data: TrainingSet, **settings: Any) -> float:
 def accuracy_by_points(
     model: nn.Module, data: Clouds, counts: tuple[int, ...] = (32, 64, 128, 256, 512, 1024), **settings: Any
 ) -> dict[int, float]:
-    """Accuracy when each cloud is only its first so many points, without retraining."""
+    """Accuracy of the first n points of each cloud, for each n of `counts`; `settings` are those of `accuracy`."""
     return {n: accuracy(model, data.first(n), **settings) for n in counts if n <= data.points.shape[1]}
 
 
-def report(probability: Tensor, labels: Tensor, classes: Sequence[str]) -> dict[str, Any]:
+def report(probability: Tensor, labels: Tensor, class_names: Sequence[str]) -> dict[str, Any]:
     """Accuracy, its mean over classes, and each class's own."""
     correct = (probability.argmax(1) == labels).double().cpu()
     labels = labels.cpu()
-    each = {name: correct[labels == i].mean().item() for i, name in enumerate(classes) if bool((labels == i).any())}
+    each = {name: correct[labels == i].mean().item() for i, name in enumerate(class_names) if bool((labels == i).any())}
     mean = sum(each.values()) / max(len(each), 1)
     return {"accuracy": correct.mean().item(), "mean_class_accuracy": mean, "examples": len(labels), "by_class": each}
 

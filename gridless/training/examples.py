@@ -51,7 +51,7 @@ class Clouds:
 
     points: Tensor
     labels: Tensor
-    classes: Sequence[str] = ()
+    class_names: Sequence[str] = ()
     sizes: Tensor | None = None
     rows: Mapping[str, Tensor] = field(default_factory=dict)
     features: Sequence[str] = ()
@@ -88,7 +88,7 @@ class Clouds:
         return [self.labels, self.points, *([] if self.sizes is None else [self.sizes]), *self.rows.values()]
 
     def draw(self, augment: Policy | None, seed: int, epoch: int, index: Tensor) -> Cloud:
-        """The clouds `index` (B, on the CPU), augmented, as one ragged batch: see `gridless.training.loader`."""
+        """The clouds `index` (B, on the CPU), as one ragged batch, augmented by `seed` and `epoch`."""
         size, device = self.points.shape[1], self.points.device
         counts = torch.full((len(index),), size) if self.sizes is None else self.sizes[index]
         at, splits = _ragged(index * size, counts, device)
@@ -107,7 +107,10 @@ class Clouds:
     def loader(
         self, recipe: Recipe, plan: Plan, train: bool = True, batch_size: int | None = None, **more: Any
     ) -> Loader:
-        """The batches of training, or those of an evaluation: in order and not augmented."""
+        """The batches of training, or without `train` those of an evaluation: in order and not augmented.
+
+        `batch_size` is the recipe's unless given; `more` goes to `Loader`.
+        """
         data = self.first(recipe.points)
         if not train:
             size = batch_size or max(EVALUATED // data.points.shape[1], recipe.batch_size)
@@ -122,7 +125,10 @@ class Clouds:
         votes: int | None = None,
         progress: bool = False,
     ) -> Tensor:
-        """Class probabilities (N, classes), the mean over `votes` views of each cloud: see `views_of_cloud`."""
+        """Class probabilities (N, classes), the mean over `votes` views of each cloud: see `views_of_cloud`.
+
+        `votes` is the recipe's unless given; `batch_size` clouds are looked at together; `progress` shows a bar.
+        """
         views, data = views_of_cloud(votes or recipe.votes), self.first(recipe.points)
         return probabilities(model, data, views, batch_size or 256, 0, recipe.precision, progress)
 
@@ -141,19 +147,19 @@ class Recordings:
 
     events: Events
     labels: Tensor
-    classes: list[str]
+    class_names: list[str]
     splits: Tensor
 
     ahead: ClassVar[int] = 2
 
     @classmethod
-    def of(cls, events: Events, labels: Tensor, classes: Any) -> Recordings:
+    def of(cls, events: Events, labels: Tensor, class_names: Any) -> Recordings:
         """From events that are checked here, once."""
         if events.num_examples != len(labels):
             raise ValueError(f"there are {events.num_examples} recordings but {len(labels)} labels")
         if not events.is_checked:
             events.check("recordings")
-        return cls(events.trusted(), labels, list(classes), events.splits.cpu())
+        return cls(events.trusted(), labels, list(class_names), events.splits.cpu())
 
     @classmethod
     def read(cls, data: Any) -> Recordings:
@@ -168,10 +174,10 @@ class Recordings:
         return len(self.labels)
 
     def take(self, index: Tensor) -> Recordings:
-        return Recordings.of(self.cut(index), self.labels[index.to(self.labels.device)], self.classes)
+        return Recordings.of(self.cut(index), self.labels[index.to(self.labels.device)], self.class_names)
 
     def to(self, device: torch.device | str) -> Recordings:
-        return Recordings(self.events.to(device), self.labels.to(device), self.classes, self.splits)
+        return Recordings(self.events.to(device), self.labels.to(device), self.class_names, self.splits)
 
     def tensors(self) -> list[Tensor]:
         events = self.events
@@ -187,7 +193,7 @@ class Recordings:
         return events._changed(pixel=events.pixel[at], time=events.time[at], polarity=polarity, splits=splits)
 
     def draw(self, augment: Callable[..., Events], seed: int, epoch: int, index: Tensor) -> Events:
-        """The recordings `index` (B, on the CPU), augmented, as one ragged batch: see `gridless.training.loader`."""
+        """The recordings `index` (B, on the CPU), as one ragged batch, augmented by `seed` and `epoch`."""
         events = self.cut(index)
         draws = Keyed(send(keys(seed, epoch, index), events.device))
         return (augment(events, draws) if len(index) else events).trusted()
@@ -198,7 +204,10 @@ class Recordings:
     def loader(
         self, recipe: Recipe, plan: Plan, train: bool = True, batch_size: int | None = None, **more: Any
     ) -> Loader:
-        """The batches of training, or those of an evaluation: in order and not augmented."""
+        """The batches of training, or without `train` those of an evaluation: in order and not augmented.
+
+        `batch_size` is the recipe's unless given; `more` goes to `Loader`.
+        """
         size = batch_size or (recipe.batch_size if train else 2 * recipe.batch_size)
         return Loader(self, plan, size, chain(recipe, train), recipe.seed, shuffle=train, **more)
 
@@ -210,7 +219,10 @@ class Recordings:
         votes: int | None = None,
         progress: bool = False,
     ) -> Tensor:
-        """Class probabilities (N, classes), the mean over `votes` views: the recording, then augmented ones."""
+        """Class probabilities (N, classes), the mean over `votes` views: the recording, then augmented ones.
+
+        `votes` is the recipe's unless given; `batch_size` recordings are looked at together; `progress` shows a bar.
+        """
         views = [chain(recipe, train=vote > 0) for vote in range(votes or recipe.votes)]
         size = batch_size or 2 * recipe.batch_size
         return probabilities(model, self, views, size, recipe.seed, recipe.precision, progress)
@@ -274,9 +286,10 @@ def transform_of(entry: Any) -> EventTransform:
 def load_data(
     recipe: Recipe, root: str | Path | None, split: str, held_out_list: Path | None = None
 ) -> Clouds | Recordings:
-    """A split of the data set that a recipe names: clouds or recordings.
+    """The `split` ("train", "fit", "validation" or "test") of the data set that a recipe names, in the folder `root`.
 
-    Of a folder of the user's, `held_out_list` is a file that says what is held out, instead of the folder's own rule.
+    Data that is generated needs no folder. Of a folder of the user's, `held_out_list` is a file that says what is held
+    out, instead of the folder's own rule.
     """
     if root is None and recipe.data not in GENERATED:
         raise ValueError(f"the folder of {recipe.data} is needed: give it with --data")

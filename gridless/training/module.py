@@ -156,7 +156,7 @@ class Classifier(lightning.LightningModule):
     def on_validation_epoch_end(self) -> None:
         assert self.valid is not None
         found, labels = (torch.cat(parts) for parts in zip(*self._valid, strict=True))
-        made = figures(found, labels, self.valid.classes)
+        made = figures(found, labels, self.valid.class_names)
         values = {f"valid_{name}": value for name, value in made.items() if isinstance(value, float)}
         self.log_dict(values, rank_zero_only=True)
         if self.history:

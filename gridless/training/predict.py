@@ -78,7 +78,7 @@ def write_parts(
     """
     from gridless.data.clouds import ply
 
-    categories, parts = list(model.about.get("classes") or []), model.config["parts"]
+    categories, parts = list(model.about.get("class_names") or []), model.config["parts"]
     categories += [str(i) for i in range(len(categories), len(parts))]
     if category is None and len(parts) == 1:
         category = categories[0]
@@ -131,7 +131,7 @@ def write_labels(
     if out.suffix.lower() not in OUTPUTS:
         out = out / f"{source.stem}{source.suffix.lower() if source.suffix.lower() in ('.las', '.laz') else '.ply'}"
     counts = label_scene(source, model if weights is None else weights, out, how=how, **settings)
-    names = list(model.about.get("parts") or model.about.get("classes") or [])
+    names = list(model.about.get("parts") or model.about.get("class_names") or [])
     return out, {names[k] if k < len(names) else str(k): n for k, n in counts.items()}
 
 
@@ -152,7 +152,10 @@ def is_event_network(model: Any) -> bool:
 
 
 def classify_events(model: Any, file: str | Path, repair: str | Sequence[str] = (), votes: int | None = None) -> Tensor:
-    """Probabilities (classes) of the recording in a file, prepared as those of the training set were."""
+    """Probabilities (classes) of the recording in a file, prepared as those of the training set were.
+
+    `repair` is that of `read_events`; `votes`, the number of views whose mean is taken, is the recipe's unless given.
+    """
     from gridless.data import read_events
 
     recipe = Recipe.from_dict(getattr(model, "about", {}).get("recipe") or {"model": model.config, "data": "glyphs"})

@@ -145,12 +145,12 @@ class Recipe:
         if self.data != FOLDER:
             return self
         if isinstance(data, Recordings):
-            given = {"sensor": list(data.events.sensor), **self.model, "classes": len(data.classes)}
+            given = {"sensor": list(data.events.sensor), **self.model, "classes": len(data.class_names)}
             return dataclasses.replace(self, model=given)
         channels = sum(data.rows[name].shape[2] for name in data.features)
         seen = {"in_channels": channels} if channels or "in_channels" in self.model else {}
         whole = self.model.get("model") in ("PointUNetPlus", "point_unet_plus")
-        kinds = {"parts": [len(data.parts)]} if whole else {"classes": len(data.parts or data.classes)}
+        kinds = {"parts": [len(data.parts)]} if whole else {"classes": len(data.parts or data.class_names)}
         return dataclasses.replace(self, model={**self.model, **kinds, **seen})
 
     @classmethod

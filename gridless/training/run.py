@@ -116,7 +116,12 @@ def run(
         if place is not None and recipe.votes > 1:
             results["valid_accuracy_by_votes"] = _accuracy(place, module.best, recipe, recipe.votes)
     split = "train" if valid is None else "fit"
-    about: dict[str, Any] = {"classes": data.classes, "split": split, "recipe": recipe.to_dict(), "results": results}
+    about: dict[str, Any] = {
+        "class_names": data.class_names,
+        "split": split,
+        "recipe": recipe.to_dict(),
+        "results": results,
+    }
     about |= {"parts": list(data.parts), "values": list(data.values)} if isinstance(data, Clouds) and data.parts else {}
     save(module.best, out / "weights", **about)
     results["history"] = module.history

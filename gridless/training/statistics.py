@@ -25,7 +25,7 @@ def statistics(recipe: Recipe, listing: Listing, data: Clouds | Recordings, mode
     lines = [f"{listing.root}: {len(listing.files)} files; held out: {listing.rule}"]
     if listing.others:
         lines.append(f"left out, being of other kinds: {', '.join(listing.others[:8])}")
-    for k, name in enumerate(listing.classes):
+    for k, name in enumerate(listing.class_names):
         found = Counter(part for part, label in zip(listing.parts, listing.labels) if label == k)
         counts = ", ".join(f"{found[part]} {part}" for part in ("fit", "validation", "test") if found[part])
         lines.append(f"  {name}: {counts}")

@@ -114,8 +114,8 @@ def test_tilts_are_small_and_turns_about_up_keep_the_height():
     tilted = P.Tilt(10.0, 0.18)(example, generator())
     cosine = torch.nn.functional.cosine_similarity(example, tilted)
     assert float(cosine.min()) >= math.cos(0.18) - 1e-5
-    for up in range(3):
-        torch.testing.assert_close(P.RotateAboutUp(up)(example, generator())[:, up], example[:, up])
+    for up, axis in enumerate("xyz"):
+        torch.testing.assert_close(P.RotateAboutUp(axis)(example, generator())[:, up], example[:, up])
 
 
 def test_normalise_fits_the_unit_sphere():
@@ -144,7 +144,7 @@ def test_the_recipes_are_those_of_the_papers():
 
 
 def test_refuses_settings_and_clouds_that_make_no_sense():
-    for make in (lambda: P.First(0), lambda: P.Drop(1.0), lambda: P.RotateAboutUp(3), lambda: P.Scale(0, 1)):
+    for make in (lambda: P.First(0), lambda: P.Drop(1.0), lambda: P.RotateAboutUp("w"), lambda: P.Scale(0, 1)):
         with pytest.raises(ValueError, match=r"must be|needs"):
             make()
     with pytest.raises(ValueError, match="3 dimensions"):

@@ -233,7 +233,7 @@ def test_rows_can_be_chosen_and_normals_turn(tmp_path):
     (tmp_path / "a.ply").write_bytes(FILES["little.ply"])
     cloud = read_cloud(tmp_path / "a.ply", rows=["normal", "rgb"])
     assert list(cloud.rows) == ["normal", "rgb"]
-    turned = gl.augment.RotateAboutUp(up=0)(cloud)
+    turned = gl.augment.RotateAboutUp(up="x")(cloud)
     assert not torch.equal(turned.rows["normal"], cloud.rows["normal"])
     assert torch.equal(turned.rows["rgb"], cloud.rows["rgb"])
     assert list(read_cloud(tmp_path / "a.ply", rows="quality").rows) == ["quality"]

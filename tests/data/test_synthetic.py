@@ -26,7 +26,7 @@ def test_shapes_fit_the_unit_sphere_and_another_seed_is_another_set():
 @pytest.mark.parametrize("name", ["crate", "drum", "cone"])
 def test_points_fall_uniformly_by_area(name):
     """The share of points in the lower half of a solid is that of its area there."""
-    coords = Shapes(64, points=2000, classes=[name], noise=0.0).coords.double()
+    coords = Shapes(64, points=2000, class_names=[name], noise=0.0).coords.double()
     z = coords[..., 2]
     low, high = z.amin(1, keepdim=True), z.amax(1, keepdim=True)
     share = (z < (low + high) / 2).double().mean()
@@ -43,7 +43,7 @@ def test_points_fall_uniformly_by_area(name):
 
 def test_unknown_shape_names_what_exists():
     with pytest.raises(ValueError, match="no class 'teapot'; there are ball"):
-        Shapes(1, classes=["teapot"])
+        Shapes(1, class_names=["teapot"])
 
 
 def test_glyph_recordings_are_valid_events_in_time_order():

@@ -46,7 +46,7 @@ def weights(tmp_path_factory) -> Path:
         model.head.weight /= logits.std(0)[:, None]
         model.head.bias -= logits.mean(0) / logits.std(0)
     path = tmp_path_factory.mktemp("weights") / "w"
-    return gl.save(model, path, classes=["a", "b", "c", "d", "e"])
+    return gl.save(model, path, class_names=["a", "b", "c", "d", "e"])
 
 
 @pytest.fixture(scope="module")

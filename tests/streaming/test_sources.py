@@ -43,7 +43,9 @@ def events() -> gl.Events:
 def weights(tmp_path_factory) -> str:
     torch.manual_seed(0)
     model = networks.n_mnist(head="stream", width=8, levels=2, pooled=1, threshold=0.9, reset=-0.5).eval()
-    return str(gl.save(model, tmp_path_factory.mktemp("weights") / "small", classes=[f"digit {k}" for k in range(10)]))
+    return str(
+        gl.save(model, tmp_path_factory.mktemp("weights") / "small", class_names=[f"digit {k}" for k in range(10)])
+    )
 
 
 def same(a: gl.Events, b: gl.Events) -> bool:

@@ -102,7 +102,7 @@ def test_the_terminal_holds_the_frame_and_the_words(events, size, monkeypatch, c
 def test_a_browser_shows_a_recording_in_real_time(events, tmp_path):
     torch.manual_seed(0)
     model = networks.n_mnist(head="stream", width=8, levels=2, pooled=1, threshold=0.9, reset=-0.5).eval()
-    weights = gl.save(model, tmp_path / "small", classes=NAMES)
+    weights = gl.save(model, tmp_path / "small", class_names=NAMES)
     gl.write_events(tmp_path / "glyph.npz", events)
     words = [
         "stream",

@@ -276,7 +276,7 @@ def test_directions_turn_with_the_points(examples):
         directions="normal",
     )
     steps = [
-        gl.augment.RotateAboutUp(2),
+        gl.augment.RotateAboutUp("z"),
         gl.augment.Tilt(0.5, 1.0),
         gl.augment.Wobble(0.5, 1.0),
         gl.augment.Mirror(1, 1.0),

@@ -26,19 +26,26 @@ def saved(tmp_path):
     torch.manual_seed(0)
     model = models.PointResNet(3, width=8, levels=2, radius=0.3)
     recipe = {"points": 64, "votes": 2}
-    gl.save(model, tmp_path / "net", classes=["sphere", "disc", "rod"], recipe=recipe)
+    gl.save(model, tmp_path / "net", class_names=["sphere", "disc", "rod"], recipe=recipe)
     return model.eval(), tmp_path / "net.safetensors"
 
 
 def test_weights_come_back_as_they_were_saved(saved):
     model, path = saved
     again = gl.load(path)
-    assert again.about["classes"] == ["sphere", "disc", "rod"]
+    assert again.about["class_names"] == ["sphere", "disc", "rod"]
     assert not again.training
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name])
     cloud = shapes(1).points[0]
     assert torch.equal(model(model.plan(cloud)), again(again.plan(cloud)))
+
+
+def test_names_of_classes_that_earlier_versions_saved_are_read(tmp_path):
+    path = gl.save(gl.models.point_resnet_small(2), tmp_path / "net", class_names=["cup", "pan"])
+    words = path.with_suffix(".json")
+    words.write_text(words.read_text().replace('"class_names"', '"classes"', 1))
+    assert gl.load(path).about["class_names"] == ["cup", "pan"]
 
 
 def test_weights_of_16_bits_are_half_as_large_and_load_as_float32(saved, tmp_path):
@@ -138,13 +145,13 @@ class Own(torch.nn.Module):
 
 def test_a_network_of_your_own_class_is_saved_by_what_it_was_made_with(tmp_path, capsys):
     model = Own(classes=3, radii=(0.4,)).eval()
-    path = gl.save(model, tmp_path / "own", arguments={"classes": 3, "radii": (0.4,)}, classes=["a", "b", "c"])
+    path = gl.save(model, tmp_path / "own", arguments={"classes": 3, "radii": (0.4,)}, class_names=["a", "b", "c"])
     with pytest.raises(ValueError, match=r"is of the class .*test_commands:Own, which gridless does not have: pass it"):
         gl.load(path)
     again = gl.load(path, model=Own)
     cloud = shapes(1).points[0]
     assert torch.equal(model(model.plan(cloud)), again(again.plan(cloud)))
-    assert again.about["classes"] == ["a", "b", "c"]
+    assert again.about["class_names"] == ["a", "b", "c"]
     gl.save(again, tmp_path / "again")
     assert json.loads((tmp_path / "again.json").read_text())["model"]["arguments"] == {"classes": 3, "radii": [0.4]}
     wider = gl.load(path, model=Own, classes=6)
@@ -175,7 +182,7 @@ def test_a_network_with_a_new_head_keeps_the_rest_and_can_be_saved(saved, tmp_pa
     assert "head.5.weight" in head
     assert mine["head.5.bias"].shape == (count,)
     assert new.config["classes"] == count
-    assert new.about.get("classes") == (None if isinstance(classes, int) else classes)
+    assert new.about.get("class_names") == (None if isinstance(classes, int) else classes)
     again = gl.load(gl.save(new, tmp_path / "new"))
     assert torch.equal(again.state_dict()["head.5.weight"], mine["head.5.weight"])
 

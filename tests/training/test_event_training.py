@@ -64,7 +64,7 @@ def test_recordings_are_cut_in_the_order_asked_for(glyphs):
 
 def test_faulty_recordings_and_labels_are_refused(glyphs):
     with pytest.raises(ValueError, match="there are 40 recordings but 39 labels"):
-        Recordings.of(glyphs.events, glyphs.labels[:-1], glyphs.classes)
+        Recordings.of(glyphs.events, glyphs.labels[:-1], glyphs.class_names)
     outside = Events(
         torch.tensor([[3, 99]], dtype=torch.int32),
         torch.tensor([0]),
@@ -189,7 +189,7 @@ def test_a_batch_in_which_recordings_fire_nothing_still_trains(head, silent, gly
     # One event of the silent ones remains, which fires nothing.
     at = torch.arange(len(some.events)) - some.splits[:-1][some.events.example]
     quiet = torch.isin(some.events.example, torch.tensor(silent))
-    data = Recordings.of(some.events[~quiet | (at < 1)], some.labels, some.classes)
+    data = Recordings.of(some.events[~quiet | (at < 1)], some.labels, some.class_names)
     settings = recipe(head, model={**MODEL, "head": head, "threshold": 1.2})
     model = settings.make_model().train()
     step = make_step(settings, model, settings.make_optimiser(model), None, capture=False)

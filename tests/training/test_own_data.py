@@ -60,7 +60,7 @@ def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
 
     weights = str(tmp_path / "run" / "weights.safetensors")
     about = gl.load(weights).about
-    assert about["classes"] == ["disc", "rod"]
+    assert about["class_names"] == ["disc", "rod"]
     assert about["model"]["in_channels"] == 3
     file = str(scans / "rod" / "mon_000.ply")
     assert main(["predict", file, "--weights", weights, "--json", "--device", "cpu"]) == 0
@@ -89,7 +89,7 @@ def test_a_radius_that_does_not_fit_is_warned_of_with_one_that_does(scans, tmp_p
 
 def test_fine_tuning_begins_with_other_weights_and_the_classes_of_the_folder(scans, tmp_path, capsys):
     start = gl.models.point_resnet_plus(3, width=8, levels=1, lift=16)
-    gl.save(start, tmp_path / "start", classes=["a", "b", "c"])
+    gl.save(start, tmp_path / "start", class_names=["a", "b", "c"])
     begin = ["--set", f"start={tmp_path / 'start'}.safetensors", "--set", "model={}", "--set", "learning_rate=1e-9"]
     assert run(tmp_path / "run", "own-fine-tuned", "--data", str(scans), *begin) == 0
     model = gl.load(tmp_path / "run" / "weights")
@@ -112,7 +112,7 @@ def test_folders_of_splits_are_honoured(scans, tmp_path, capsys):
     found = listing(base, [".ply"])
     for split, part in (("fit", "train"), ("validation", "val"), ("test", "test")):
         assert {found.files[i].split("/")[0] for i in found.rows(split)} == {part}
-    assert found.classes == ("disc", "rod")
+    assert found.class_names == ("disc", "rod")
     write_cloud(base / "test" / "cone" / "1.ply", torch.randn(9, 3))
     with pytest.raises(ValueError, match="there is no class 'cone' in"):
         listing(base, [".ply"])
@@ -253,7 +253,7 @@ def test_recordings_are_learned_from_a_folder(tmp_path, capsys):
     assert "held out: 1 of 4 sessions" in err
     assert "20 x 20 pixels" in err
     model = gl.load(tmp_path / "run" / "weights")
-    assert model.about["classes"] == ["high", "low"]
+    assert model.about["class_names"] == ["high", "low"]
     assert model.config["sensor"] == [20, 20]
     files = sorted(map(str, (tmp_path / "digits" / "low").iterdir()))[:2]
     assert main(["predict", *files, "--weights", str(tmp_path / "run" / "weights"), "--json", "--device", "cpu"]) == 0
@@ -271,7 +271,7 @@ def test_normals_turn_with_the_points_that_they_are_features_of(tmp_path):
     assert not torch.allclose(cloud.coords[:60], data.points[0], atol=0.1)
     torch.testing.assert_close(cloud.rows["features"], cloud.coords, atol=1e-5, rtol=0)
     model = gl.models.point_resnet_small(2, width=8, radius=0.5, in_channels=3).eval()
-    turn = gl.augment.RotateAboutUp(up=2)
+    turn = gl.augment.RotateAboutUp(up="z")
     for transform in ([turn], [turn, model.plan]):
         example, _ = gl.data.CloudFolder(tmp_path, features="normal", keep_scale=True, transform=transform)[0]
         turned = example["X0"] if transform[1:] else example

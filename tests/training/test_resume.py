@@ -113,7 +113,7 @@ def test_resuming_with_another_recipe_names_what_differs(begun, changes, words):
 
 def test_resuming_with_other_examples_is_refused(begun):
     folder, recipe, clouds = begun
-    for other in (shapes(41), Clouds(clouds.points, clouds.labels.roll(1), clouds.classes)):
+    for other in (shapes(41), Clouds(clouds.points, clouds.labels.roll(1), clouds.class_names)):
         with pytest.raises(ValueError, match=r"another run: the training examples are others, \d+ of them, was 42"):
             run(recipe, other, None, folder, progress=False, resume=True)
 

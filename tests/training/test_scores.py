@@ -109,7 +109,7 @@ def test_a_cut_and_padded_batch_has_the_loss_of_its_clouds():
     torch.manual_seed(0)
     model = recipe().make_model().double()
     data = labelled(8)
-    data = Clouds(data.points.double(), data.labels, data.classes, data.sizes, data.rows)
+    data = Clouds(data.points.double(), data.labels, data.class_names, data.sizes, data.rows)
     plan = model.plan
     geometry = transposed(plan(data.draw(None, 0, 0, torch.arange(8))))
     group = Group(plan, geometry, data.labels, [1.0, 1.0], [3, 5])

@@ -84,7 +84,7 @@ def _keys(pixel, example, key, rows, examples, width, height, cells, BLOCK: tl.c
     y = tl.load(pixel + 2 * i + 1, live, other=-1).to(tl.int64)
     b = tl.load(example + i, live, other=0).to(tl.int64)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height) & (b < examples)
-    # Strays sort behind the last pixel.
+    # Events outside the sensor sort behind the last pixel.
     cell = tl.where(inside, (b * height + y) * width + x, cells)
     tl.store(key + i, cell.to(key.dtype.element_ty), live)
 

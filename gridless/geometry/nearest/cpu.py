@@ -169,7 +169,7 @@ def _rows(tree, n, target, at_home, i0, i1, k, reach, first, splits, out):
     near, far = np.empty(2 * k + 4 * BLOCK, np.int32), np.empty(2 * k + 4 * BLOCK, x.dtype)
     words, summary = np.zeros((n >> 6) + 1, np.uint64), np.zeros((n >> 12) + 1, np.uint64)
     block_count, group_count = len(boxes[2]), len(groups[2])
-    # Every block is home ^ steps for one of these steps; where few may be in reach, home alone is looked at first.
+    # Every block is home ^ steps for one of these steps; with a finite reach the target's own block alone is first.
     most_steps = 1
     while reach == np.inf and most_steps < block_count:
         most_steps *= 2
@@ -181,7 +181,7 @@ def _rows(tree, n, target, at_home, i0, i1, k, reach, first, splits, out):
         best[lanes:] = reach
         home = i // BLOCK if at_home else _home(boxes, groups, dim, n, point)
         count, steps, tie, tie_row = 0, 0, -reach, n
-        # First the block at home and its relatives, until there are k.
+        # First the target's own block and those beside it in the tree, until there are k.
         while count < k and steps < most_steps:
             b = home ^ steps
             if b < block_count:

@@ -64,7 +64,7 @@ def doubtful_depth(rows: Edges, depth: Tensor, known: float, radius: float) -> f
     target, source = target[source < target], source[source < target]
     here, whole = depth > known, depth > known + radius
     kept, rejected = whole.clone(), torch.zeros_like(whole)
-    # Each depends on earlier ones only: whatever it begins with, this comes to rest at the one answer.
+    # Each depends on earlier ones only, so that this converges to one answer from any start.
     while True:
         first_kept = torch.zeros_like(kept).index_put((target[kept[source]],), torch.tensor(True, device=kept.device))
         open_ = torch.zeros_like(kept).index_put((target[~rejected[source]],), torch.tensor(True, device=kept.device))

@@ -108,7 +108,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     _, mean, scale, unbiased = output
     ctx.save_for_backward(x, count, weight, bias, mean, scale)
     ctx.mark_non_differentiable(mean, scale, unbiased)
-    # No zeros in place of the gradients that the statistics have not.
+    # The statistics have no gradient: None is quicker than zeros.
     ctx.set_materialize_grads(False)
 
 

@@ -232,7 +232,7 @@ def _scatter(
             count = 0
             for s in range(s_end - 1, begin - 1, -1):
                 j = s_order[s]
-                # Nobody saw what came after the last target.
+                # No target sees what came after the last one.
                 if j > latest:
                     continue
                 while k >= first and until[t_order[k]] >= j:

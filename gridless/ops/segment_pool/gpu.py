@@ -104,7 +104,7 @@ def _max(
     holds = tl.where(any_nan[None, :], nan, best == top[None, :]) & (at < count)
     where = first + tl.min(tl.where(holds, at, count), 0)
     out = tl.where(any_nan, float("nan"), top)
-    # Only the first slice speaks for an example without rows.
+    # The first slice alone writes 0 for an example without rows.
     out = tl.where((first < last) | (tl.program_id(2) > 0), out, 0.0)
     at_out = (tl.program_id(2).to(tl.int64) * tl.num_programs(0) + example) * channels + c
     tl.store(value + at_out, out.to(value.dtype.element_ty), inside)

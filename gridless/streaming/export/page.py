@@ -28,7 +28,7 @@ def web(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048) ->
     files = texts(model, bits, chunk)
     classes = int(files["network.h"].partition("#define NET_CLASSES ")[2].split()[0])
     about: Any = getattr(model, "about", {})
-    names = about.get("classes") or [str(k) for k in range(classes)]
+    names = about.get("class_names") or [str(k) for k in range(classes)]
     title = files["README.md"].splitlines()[0].removeprefix("# ")
     with tempfile.TemporaryDirectory() as name:
         folder = write(name, files | {"web.c": (HERE / "web" / "web.c").read_text()})

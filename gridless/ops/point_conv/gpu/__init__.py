@@ -171,7 +171,7 @@ class _Rows:
         self.function, self.flip = near.function, flip
         self.count, self.columns, self.edges = mine.shape[0], theirs.shape[0], columns.shape[0]
         self.dtype = _TYPES[compute_dtype(dtype)]
-        # W beside the sums takes a line of the device's own language, for float32.
+        # W beside the sums takes a line of PTX, which is written for float32.
         self.total = torch.version.cuda is not None and not interpreting() and self.dtype is tl.float32
         self.scale = _scale(near.function.radius)
 
