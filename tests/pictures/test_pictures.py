@@ -1,5 +1,6 @@
 """Pictures save in every format, whole or not at all, and pages stand alone."""
 
+import shutil
 import subprocess
 
 import numpy as np
@@ -200,6 +201,20 @@ def test_mp4_needs_ffmpeg(recording, tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match=r"could not write b.mp4: no such codec"):
         show(recording).video(tmp_path / "b.mp4")
     assert not (tmp_path / "b.mp4").exists()
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not there")
+def test_an_mp4_holds_the_images(recording, tmp_path):
+    from gridless.pictures.video import event_images
+
+    path = show(recording).video(tmp_path / "a.mp4", fps=50, speed=0.5)
+    read = ["ffmpeg", "-loglevel", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    film = np.frombuffer(subprocess.run(read, capture_output=True, check=True).stdout, np.uint8)
+    images = np.stack(list(event_images(recording, fps=50, speed=0.5)))
+    film = film.reshape(images.shape)
+    # Colours are kept at half the resolution.
+    assert np.abs(film.astype(int) - images).mean() < 8
+    assert np.abs(np.roll(film, 1, 0).astype(int) - images).mean() > 12
 
 
 def test_a_page_escapes_text_and_loads_nothing_from_outside(points):
