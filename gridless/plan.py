@@ -12,11 +12,11 @@ import math
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import torch
 from torch import Tensor
 
 from gridless import geometry
@@ -430,7 +430,7 @@ def _points(x: Any, dim: int) -> Cloud:
         cloud = Cloud.of(x)
     else:
         _check_points(x, dim)
-        cloud = Cloud.of(_single(x))
+        cloud = _single(Cloud.of(x), x)
     if cloud.dim != dim:
         raise ValueError(f"this plan is for points of {dim} dimensions, not {cloud.dim}")
     return cloud
@@ -446,21 +446,22 @@ def _check_points(x: Any, dim: int) -> None:
         )
 
 
-def _single(x: Any) -> Any:
-    """float64 arrays, which NumPy makes unasked, as float32, where that moves no point by a millionth of the extent.
+def _single(cloud: Cloud, x: Any) -> Cloud:
+    """float64 that NumPy, Open3D or trimesh chose, as float32, where that moves no point by a millionth of the extent.
 
     Kernels for both are compiled apart, and networks have weights of 32 bits. Tensors are taken at their word.
     """
-    if isinstance(x, list | tuple) and len(x) and isinstance(x[0], np.ndarray):
-        return [_single(one) for one in x]
-    if not isinstance(x, np.ndarray) or x.dtype != np.float64 or not x.size:
-        return x
-    small = x.astype(np.float32)
-    if not np.abs(small - x).max() <= 1e-6 * np.ptp(x):
-        return x
-    words = "a float64 array is used as float32, as networks are; for 64 bits pass a tensor, torch.from_numpy(x)"
+    first = x[0] if isinstance(x, list | tuple) and len(x) else x
+    if cloud.coords.dtype != torch.float64 or isinstance(first, Tensor | Cloud) or hasattr(first, "pos"):
+        return cloud
+    small = cloud.coords.float()
+    for a, b in itertools.pairwise(cloud.splits.tolist()):
+        wide, narrow = cloud.coords[a:b], small[a:b]
+        if b > a and not (wide - narrow).abs().max() <= 1e-6 * (wide.max() - wide.min()):
+            return cloud
+    words = "float64 coordinates are used as float32, as networks are; for 64 bits pass a tensor, torch.from_numpy(x)"
     warnings.warn(words, stacklevel=5)
-    return small
+    return replace(cloud, coords=small)
 
 
 def _events(x: Any, sensor: tuple[int, int]) -> Events:

@@ -62,7 +62,7 @@ def _on_ray(
     try:
         import ray  # type: ignore[import-not-found]
     except ImportError:
-        raise ImportError("--ray needs Ray: pip install 'gridless[scale]'") from None
+        raise ImportError("--ray needs Ray: pip install ray") from None
     if not ray.is_initialized():
         ray.init(address, log_to_driver=False)
     on_gpu = str(arguments.get("device", "cpu")).startswith("cuda")

@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+import trimesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -330,13 +331,18 @@ def test_float64_arrays_are_used_as_float32_with_a_word_and_tensors_are_not():
     plan = gl.Plan()
     plan.points(dim=3)
     x = np.random.default_rng(0).random((20, 3))
-    with pytest.warns(UserWarning, match="a float64 array is used as float32"):
-        assert plan(x)["X0"].coords.dtype == torch.float32
-    with pytest.warns(UserWarning, match="a float64 array is used as float32"):
-        assert plan([x, x])["X0"].coords.dtype == torch.float32
+    table = dict(zip("xyz", x.T, strict=True)) | {"label": np.arange(20)}
+    for held in (x, [x, x], x[None], table, trimesh.PointCloud(x)):
+        with pytest.warns(UserWarning, match="float64 coordinates are used as float32"):
+            cloud = plan(held)["X0"]
+        assert cloud.coords.dtype == torch.float32
+        assert torch.equal(cloud.coords[:20], torch.from_numpy(x).float())
+    with pytest.warns(UserWarning, match="float64 coordinates are used as float32"):
+        assert plan(table)["X0"].rows["label"].tolist() == list(range(20))
     assert plan(torch.from_numpy(x))["X0"].coords.dtype == torch.float64
     # Metres far from the origin need all their digits.
     assert plan(x + 5_000_000)["X0"].coords.dtype == torch.float64
+    assert plan([x, x + 5_000_000])["X0"].coords.dtype == torch.float64
 
 
 EVENTS = np.array([(0, 0, 0, 1), (5, 1, 0, 1), (9, 1, 1, 0)], [("t", "i8"), ("x", "i2"), ("y", "i2"), ("p", "i1")])

@@ -26,9 +26,10 @@ def njit(inner: bool = False, **options: Any) -> Callable[[Callable[..., Any]], 
     """
 
     announce_compilation()
+    options |= {"no_cpython_wrapper": inner, "no_cfunc_wrapper": True}
 
     def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher = numba.njit(**options, no_cpython_wrapper=inner, no_cfunc_wrapper=True)(function)
+        dispatcher = numba.njit(**options)(function)
         # Absent without a cache and under NUMBA_DISABLE_JIT; a later Numba without it keeps its own stamp.
         file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
         if hasattr(file, "_source_stamp"):

@@ -264,7 +264,7 @@ def _lazrs(source: Source) -> Any:
     try:
         import lazrs
     except ImportError:
-        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install 'gridless[data]'") from None
+        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install lazrs") from None
     return lazrs
 
 
