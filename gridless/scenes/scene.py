@@ -231,10 +231,11 @@ class _Sorted:
                 with whole_file(about) as file:
                     np.savez(file, **found)
             except OSError as error:
+                remedy = "make room" if folder is not None else "make room, or set TMPDIR to a larger disk"
                 raise OSError(
                     error.errno,
                     f"{place} cannot hold a sorted copy of {scene.count} points ({os.strerror(error.errno or 0)}): "
-                    "make room, or set TMPDIR to a larger disk",
+                    f"{remedy}",
                 ) from None
         with np.load(about, allow_pickle=False) as kept:
             self._ends, self.low, self.high = kept["ends"], kept["low"], kept["high"]
