@@ -225,7 +225,7 @@ def cities(r: dict[str, Any]) -> Made:
 def processes(r: dict[str, Any]) -> Made:
     found = r["scale"]["precompute"]
     rows = [[name.split()[0], row["scans/s"], row["of linear"]] for name, row in found["results"].items()]
-    words = f"Precomputed geometry of scans, the same ones in each process. {origin(found)}"
+    words = f"Precomputed geometry of scans, the same in each process; 0.9 was aimed at, see the notes. {origin(found)}"
     return "Processes", words, ["processes", "scans/s", "of linear"], rows
 
 
