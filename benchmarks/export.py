@@ -1,0 +1,151 @@
+"""Exported C beside the live engine, on real recordings and one core: time per event, and of calls with one event.
+
+    python benchmarks/export.py [--data ../shared/data] [--only n_cars ...]
+
+Compiled with this machine's compiler at -O3: as it is ("portable": the same bits everywhere), with -DNET_FUSED, and
+with 16 bits. Its logits are held to the engine's before anything is timed. Weights are random, those of N-Cars shipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from streaming import ROOT, _cpu, _error, _long, recordings, trained_like
+
+import gridless as gl
+from gridless.models import n_cars
+from gridless.nn.events import EventConv
+from gridless.nn.norm import BatchNorm
+from gridless.streaming.compiled import RECORD
+from gridless.streaming.export.check import compiled, compilers
+
+WAYS = {"portable": (32, ()), "fused": (32, ("-DNET_FUSED",)), "16 bits": (16, ())}
+
+# One event per call, as a C program would.
+CALLS = """
+#define _POSIX_C_SOURCE 199309L
+#include <time.h>
+#include "network.h"
+void calls(void *state, const net_event *events, size_t n, int64_t *took) {
+    struct timespec a, b;
+    for (size_t i = 0; i < n; i++) {
+        clock_gettime(CLOCK_MONOTONIC, &a);
+        net_push(state, events + i, 1, 0, 0);
+        clock_gettime(CLOCK_MONOTONIC, &b);
+        took[i] = (b.tv_sec - a.tv_sec) * 1000000000ll + (b.tv_nsec - a.tv_nsec);
+    }
+}
+"""
+
+
+def records(events: gl.Events) -> np.ndarray:
+    made = np.zeros(len(events), RECORD)
+    made["t"], made["p"] = events.time.numpy(), events.polarity.numpy()  # type: ignore[union-attr]
+    made["x"], made["y"] = events.pixel.numpy().T
+    return made
+
+
+@torch.no_grad()
+def settled(model: torch.nn.Module, events: gl.Events) -> torch.nn.Module:
+    """Statistics as after training: 16 bits have no room for what grows from level to level."""
+    for layer in model.train().modules():
+        if isinstance(layer, BatchNorm):
+            layer.momentum = 1.0
+    model(model.plan(events))  # type: ignore[operator]
+    return model.eval()
+
+
+def apart(model: torch.nn.Module) -> torch.nn.Module:
+    """Rates as after training. They begin the same at all taps, and C would let these share their traces."""
+    for layer in model.modules():
+        if isinstance(layer, EventConv):
+            layer.log_rate.data += 0.1 * torch.randn_like(layer.log_rate)
+    return model
+
+
+def measure(model: torch.nn.Module, events: gl.Events, packet: int = 1000, count: int = 60_000) -> dict[str, dict]:
+    """Microseconds of processor time per event in packets, best of five rounds; of calls the median and two tails."""
+    events, found = events[:count], {}
+    engine = gl.stream(model)
+    parts = [events[a : a + packet] for a in range(0, len(events), packet)]
+    raw, libraries, states = records(events), {}, {}
+    with tempfile.TemporaryDirectory() as name:
+        for way, (bits, flags) in WAYS.items():
+            folder = gl.export(model, Path(name) / way, bits=bits)
+            (folder / "calls.c").write_text(CALLS)
+            command = [*compilers()[0], "-std=c99", "-O3", *flags, "-fPIC", "-shared", "network.c", "calls.c"]
+            compiled([*command, "-o", "network.so"], folder)
+            library = libraries[way] = ctypes.CDLL(str(folder / "network.so"))
+            library.net_bytes.restype = ctypes.c_size_t
+            library.net_push.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] + [ctypes.c_void_p] * 2
+            library.calls.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t, ctypes.c_void_p]
+            states[way] = np.zeros(library.net_bytes() // 8, np.int64)
+            found[way] = {"state MB": states[way].nbytes / 1e6}
+    rounds: dict[str, list[float]] = {"engine": [], **{way: [] for way in WAYS}}
+    # One after the other in every round, so that all see the same load.
+    for _ in range(5):
+        engine.reset()
+        begin = time.process_time()
+        for part in parts:
+            engine(part)
+        rounds["engine"].append(time.process_time() - begin)
+        for way, library in libraries.items():
+            state = ctypes.c_void_p(states[way].ctypes.data)
+            library.net_reset(state)
+            begin = time.process_time()
+            for a in range(0, len(raw), packet):
+                assert library.net_push(state, raw[a:].ctypes.data, min(packet, len(raw) - a), None, None) == 0
+            rounds[way].append(time.process_time() - begin)
+    for way, library in libraries.items():
+        logits = np.zeros(len(engine.predict()), np.float32)
+        state = ctypes.c_void_p(states[way].ctypes.data)
+        library.net_predict(state, ctypes.c_void_p(logits.ctypes.data))
+        # Before the last stream has fired, both are the bias.
+        same = np.array_equal(logits, engine.predict().numpy())
+        found[way]["error"] = 0.0 if same else _error(torch.from_numpy(logits), engine.predict())
+        assert found[way]["error"] < (1e-5 if WAYS[way][0] == 32 else 1e-2), (way, found)
+        took = np.zeros(len(raw), np.int64)
+        library.net_reset(state)
+        library.calls(state, raw.ctypes.data, len(raw), took.ctypes.data)
+        p50, p90, p99 = np.percentile(took[len(took) // 4 :], [50, 90, 99]) / 1000
+        found[way] |= {"call p50 us": p50, "call p90 us": p90, "call p99 us": p99}
+    found["engine"] = {}
+    for way, seconds in rounds.items():
+        found[way]["us/event"] = 1e6 * float(np.min(seconds)) / len(events)
+    return found
+
+
+def main() -> None:
+    words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    words.add_argument("--only", nargs="*", default=None, help="names of networks")
+    choice = words.parse_args()
+    torch.set_num_threads(1)
+    real = recordings(choice.data)
+    results = {}
+    for name in choice.only or [*real, "n_cars_small"]:
+        if name == "n_cars_small":
+            sizes = {"sensor": (60, 50), "width": 12, "levels": 3, "pooled": 0, "rates": "shared"}
+            events = gl.augment.PoolPixels(2)(_long(real["n_cars"]))
+            model = settled(n_cars(head="stream", dropout=0.0, **sizes), events[:20_000])
+        else:
+            events = _long(real[name])
+            model = gl.load("n-cars-stream") if name == "n_cars" else apart(trained_like(name, head="stream"))
+        results[name] = measure(model, events)
+        print(name, json.dumps(results[name], indent=1), flush=True)
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
+    about = {"machine": _cpu(), "commit": found.stdout.strip()}
+    out = ROOT / "benchmarks" / "results" / "export.json"
+    out.write_text(json.dumps({**about, "results": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
