@@ -41,45 +41,53 @@ typedef float sums_at;
 #define ADD_ONE ADD
 #endif
 
+/* Clang for WebAssembly unrolls no loops by itself: sums would be in memory, and products take 3.5 times as long. */
+#if defined(__GNUC__)
+#define UNROLL _Pragma("GCC unroll 16")
+#else
+#define UNROLL
+#endif
+#define EACH(k, n) UNROLL for (k = 0; k < (n); k++)
+
 /* The sums of some columns go on: total (TOGETHER, COLUMNS) += x (TOGETHER, n; `pitch` apart) w (n, wide). */
 INLINE void add(const int across, float *restrict total, const float *restrict x, int pitch, int n, const float *restrict w,
                 int wide) {
     sums sum[TOGETHER][ACROSS];
     int r, c, j, k;
-    for (r = 0; r < TOGETHER; r++)
-        for (c = 0; c < across; c++) sum[r][c] = *(const sums_at *)(total + r * COLUMNS + c * SUMS);
+    EACH(r, TOGETHER)
+        EACH(c, across) sum[r][c] = *(const sums_at *)(total + r * COLUMNS + c * SUMS);
     for (k = 0; k + 4 <= n; k += 4) {
 #if SUMS == 4
         /* By element of a vector: one instruction on ARM. */
         vector some[TOGETHER];
-        for (r = 0; r < TOGETHER; r++) some[r] = LOAD(x + (ptrdiff_t)r * pitch + k);
+        EACH(r, TOGETHER) some[r] = LOAD(x + (ptrdiff_t)r * pitch + k);
 #else
         const float *some[TOGETHER];
-        for (r = 0; r < TOGETHER; r++) some[r] = x + (ptrdiff_t)r * pitch + k;
+        EACH(r, TOGETHER) some[r] = x + (ptrdiff_t)r * pitch + k;
 #endif
-        for (j = 0; j < 4; j++, w += wide)
-            for (c = 0; c < across; c++) {
+        UNROLL for (j = 0; j < 4; j++, w += wide)
+            EACH(c, across) {
                 sums weights = *(const sums_at *)(w + c * SUMS);
-                for (r = 0; r < TOGETHER; r++) sum[r][c] = ADD(sum[r][c], some[r][j], weights);
+                EACH(r, TOGETHER) sum[r][c] = ADD(sum[r][c], some[r][j], weights);
             }
     }
     for (; k < n; k++, w += wide)
-        for (c = 0; c < across; c++) {
+        EACH(c, across) {
             sums weights = *(const sums_at *)(w + c * SUMS);
-            for (r = 0; r < TOGETHER; r++) sum[r][c] = ADD(sum[r][c], x[(ptrdiff_t)r * pitch + k], weights);
+            EACH(r, TOGETHER) sum[r][c] = ADD(sum[r][c], x[(ptrdiff_t)r * pitch + k], weights);
         }
-    for (r = 0; r < TOGETHER; r++)
-        for (c = 0; c < across; c++) *(sums_at *)(total + r * COLUMNS + c * SUMS) = sum[r][c];
+    EACH(r, TOGETHER)
+        EACH(c, across) *(sums_at *)(total + r * COLUMNS + c * SUMS) = sum[r][c];
 }
 
 /* The same for one row, all columns of a panel, and numbers as they are stored. */
 INLINE void add_one(const int across, float *restrict total, const float *restrict x, int n, const number *restrict w) {
     vector sum[COLUMNS / LANES];
     int c, k;
-    for (c = 0; c < across; c++) sum[c] = LOAD(total + c * LANES);
+    EACH(c, across) sum[c] = LOAD(total + c * LANES);
     for (k = 0; k < n; k++, w += across * LANES)
-        for (c = 0; c < across; c++) sum[c] = ADD_ONE(sum[c], x[k], numbers(w + c * LANES));
-    for (c = 0; c < across; c++) KEEP(total + c * LANES, sum[c]);
+        EACH(c, across) sum[c] = ADD_ONE(sum[c], x[k], numbers(w + c * LANES));
+    EACH(c, across) KEEP(total + c * LANES, sum[c]);
 }
 
 /* out (count, columns) = bias + rows (count, steps) weights (steps, columns). */
