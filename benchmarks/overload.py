@@ -1,16 +1,21 @@
-"""Accuracy against load: what thinning costs when events come faster than they can be worked on.
+"""Accuracy and lag against load: what thinning costs when events come faster than they can be worked on.
 
-    python benchmarks/overload.py --data DIR [--recordings 600]
+    python benchmarks/overload.py --data DIR [--recordings 600] [--only-lag]
 
 At a load of k times what the engine can do, `gridless stream --overload thin` keeps every k-th event, evenly.
-Recordings of N-Cars of the fold that the weights n-cars-counts have not seen are thinned so and judged. Writes
-results/overload.json.
+Recordings of N-Cars of the fold that the weights n-cars-counts have not seen are thinned so and judged.
+
+Lag is that of n-cars-stream, whose engine works on what the buffer hands it, while a source puts in a packet every
+millisecond at so many times the rate that the engine can do. The clock is the processor time that the engine takes, so
+that other processes do not count. Writes results/overload.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +28,58 @@ from common import RESULTS, keep, machine  # noqa: E402
 
 import gridless as gl  # noqa: E402
 from gridless.data import NCars  # noqa: E402
-from gridless.streaming.overload import thinned  # noqa: E402
+from gridless.streaming.overload import Buffered, Overload, joined, thinned  # noqa: E402
 
 LOADS = (1, 1.5, 2, 3, 5, 10, 20)
 WEIGHTS = "n-cars-counts"
+
+
+def lags(engine, events: gl.Events, load: float, seconds: float = 2.0) -> dict[str, float]:
+    """Lag of each packet in milliseconds, at `load` times what the engine can do, for so many seconds of its clock."""
+    begin = time.process_time()
+    engine.reset()
+    for a in range(0, len(events), 1000):
+        engine(events[a : a + 1000])
+    rate = load * len(events) / (time.process_time() - begin)
+    engine.reset()
+    now, found, came, at, kept = 0.0, [], 0, 0, 0
+    source = Buffered(iter(()), Overload.thin, clock=lambda: now)
+    packets = iter(source)
+    while now < seconds:
+        now = max(now, 1e-3 * came)
+        while 1e-3 * came <= now:
+            end = round(1e-3 * rate * (came + 1))
+            rows = torch.arange(at, end) % len(events)
+            again = torch.arange(at, end) // len(events) * (int(events.time[-1]) + 1)
+            splits = torch.tensor([0, len(rows)])
+            times = events.time[rows] + again
+            source._put(gl.Events(events.pixel[rows], times, events.polarity[rows], splits, events.sensor), 1e-3 * came)
+            came, at = came + 1, end
+        packet = next(packets)
+        begin = time.process_time()
+        engine(packet)
+        now += time.process_time() - begin
+        kept += len(packet)
+        found.append(1e3 * (now - source.received))
+    p50, p99 = np.percentile(found, [50, 99])
+    return {"load": load, "events kept of each": kept / at, "p50 ms": p50, "p99 ms": p99, "most ms": max(found)}
+
+
+def lag(data: Path) -> dict:
+    """At every load, with the engine of n-cars-stream."""
+    torch.set_num_threads(1)
+    recordings, parts, end = NCars(data, split="validation", fold=1), [], 0
+    for k in range(0, 2000, 50):
+        events = recordings[k][0]
+        times = events.time + end - int(events.time[0])
+        end = int(times[-1]) + 1
+        parts.append(gl.Events(events.pixel, times, events.polarity, events.splits, events.sensor))
+    engine = gl.stream(gl.load("n-cars-stream"))
+    rows = []
+    for load in LOADS:
+        rows.append(lags(engine, joined(parts), load))
+        print(rows[-1], flush=True)
+    return {"machine": machine(), "about": "n-cars-stream, a packet every ms, bound 5 ms; processor time", "rows": rows}
 
 
 @torch.no_grad()
@@ -34,7 +87,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of N-Cars, or of its packs")
     parser.add_argument("--recordings", type=int, default=600)
+    parser.add_argument("--only-lag", action="store_true", help="keep the accuracies that are there")
     options = parser.parse_args()
+    delays = lag(options.data)
+    if options.only_lag:
+        before = json.loads((RESULTS / "overload.json").read_text())
+        return keep(RESULTS / "overload.json", before | {"lag": delays})
     model = gl.load(WEIGHTS)
     fold = model.about["recipe"]["data_options"]["fold"]
     data = NCars(options.data, split="validation", fold=fold)
@@ -52,7 +110,7 @@ def main() -> None:
         results.append(row | {"events a recording": events / len(rows)})
         print(results[-1], flush=True)
     about = f"{WEIGHTS}, {len(rows)} recordings of fold {fold}, which it has not seen, thinned evenly"
-    keep(RESULTS / "overload.json", {"machine": machine(), "about": about, "rows": results})
+    keep(RESULTS / "overload.json", {"machine": machine(), "about": about, "rows": results, "lag": delays})
 
 
 if __name__ == "__main__":

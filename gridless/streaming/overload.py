@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 
 import torch
@@ -24,6 +24,11 @@ class Overload(StrEnum):
 ROOM = {Overload.wait: 1 << 13, Overload.drop: 1 << 13, Overload.thin: 1 << 20}
 
 
+# Of the lag that an event may have, what the packet that it waits for, and then its own, may each take: less than half,
+# because a packet can be dearer than those before it.
+SHARE = 0.4
+
+
 class Buffered:
     """A source read by a thread of its own, with room for `room` events (`ROOM`). All packets that wait come as one.
 
@@ -32,9 +37,9 @@ class Buffered:
 
     When the room is full the reader waits (nothing is lost), or with `drop` throws the packet away and counts it in
     `dropped_packets` and `dropped_events`. With `thin` it does so too, but the room is hardly ever full: of the events
-    that wait, as many as the consumer can work on in half of `lag` seconds are kept, evenly, and `thinned_events`
+    that wait, as many as the consumer can work on in less than half of `lag` seconds are kept, evenly, and `thinned_events`
     counts the others. No event then waits for longer than the consumer worked before it, so that it is done within
-    `lag`.
+    `lag`. `clock` tells the time in seconds.
     """
 
     def __init__(
@@ -43,12 +48,13 @@ class Buffered:
         overload: Overload = Overload.wait,
         room: int | None = None,
         lag: float = 0.005,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.overload = overload
+        self.overload, self.clock = overload, clock
         self.dropped_packets = self.dropped_events = self.thinned_events = 0
-        # When the first of the packets that are now one was received (`time.perf_counter`).
+        # When the first of the packets that are now one was received.
         self.received = 0.0
-        self._source, self._room, self._budget = source, room or ROOM[overload], Budget(lag / 2)
+        self._source, self._room, self._budget = source, room or ROOM[overload], Budget(SHARE * lag)
         self._waiting: deque[tuple[float, Events | NewStream]] = deque()
         self._events = 0
         self._error: BaseException | None = None
@@ -61,7 +67,7 @@ class Buffered:
             for packet in self._source:
                 if self._closed:
                     break
-                self._put(packet, time.perf_counter())
+                self._put(packet, self.clock())
         except BaseException as error:
             self._error = error
         with self._changed:
@@ -101,9 +107,9 @@ class Buffered:
                 kept = thinned(events, self._budget.events)
                 self.thinned_events += len(events) - len(kept)
                 events = kept
-            begin = time.perf_counter()
+            begin = self.clock()
             yield events
-            self._budget.spent(len(events), time.perf_counter() - begin)
+            self._budget.spent(len(events), self.clock() - begin)
 
     def close(self) -> None:
         """Take no more packets. The reader ends with the packet it is at; one that waits for its source is left behind.
@@ -136,17 +142,23 @@ class Buffered:
 
 
 class Budget:
-    """How many events can be worked on in `target` seconds, as the packets so far tell."""
+    """How many events can be worked on in `target` seconds, as the packets so far tell: the dearest of the last ones.
+
+    What an event costs differs from packet to packet by half, with how many others it makes fire.
+    """
+
+    # What is left of the memory of a dear packet after another one.
+    FADE = 0.99
 
     def __init__(self, target: float) -> None:
-        self.target, self.events = target, 1024
+        self.target, self.events, self.cost = target, 1024, 0.0
 
     def spent(self, events: int, seconds: float) -> None:
         # Only a packet that took too long, or that was as large as allowed, tells: small ones cost more per event.
         if seconds > self.target or events >= self.events:
-            fit = int(events * self.target / max(seconds, 1e-9))
+            self.cost = max(seconds / events, self.FADE * self.cost, 1e-12)
             # By a factor of two at most: one slow packet may be another process's doing.
-            self.events = max(1, self.events // 2, min(fit, 2 * self.events))
+            self.events = max(1, self.events // 2, min(int(self.target / self.cost), 2 * self.events))
 
 
 def thinned(events: Events, keep: int) -> Events:

@@ -259,6 +259,33 @@ def test_thinning_is_even_and_counted(events):
     assert got + source.thinned_events == 1000
 
 
+@pytest.mark.parametrize("load", [0.5, 3.0, 10.0])
+def test_thinning_keeps_the_lag_under_its_bound_whatever_the_load(load):
+    """On a clock of its own: a call takes 50 us and 0.7, 1 or 1.3 us for each event, and every ms brings a packet."""
+    now, lags, seen = 0.0, [], 0
+    size = round(1000 * load)
+    packet = gl.Events.of({"x": [1] * size, "y": [1] * size, "t": range(size), "p": [1] * size}, sensor=(34, 34))
+    # The source is empty: packets are put in as the clock goes on.
+    source = Buffered(iter(()), Overload.thin, lag=0.005, clock=lambda: now)
+    packets, came = iter(source), 0
+    while came < 500:
+        now = max(now, 1e-3 * came)
+        while 1e-3 * came <= now:
+            source._put(packet, 1e-3 * came)
+            came += 1
+        kept = len(next(packets))
+        now += 50e-6 + (0.7e-6, 1e-6, 1.3e-6)[len(lags) % 3] * kept
+        seen += kept
+        lags.append(now - source.received)
+    assert max(lags) <= 0.005
+    assert seen + source.thinned_events == came * size
+    assert source.dropped_events == 0
+    if load < 1:
+        assert source.thinned_events == 0
+    else:
+        assert seen > 0.9e6 * now, "no more is thinned than must be"
+
+
 def test_the_budget_of_thinning_follows_what_packets_cost():
     budget = Budget(0.0025)
     budget.spent(1024, 0.0001)
@@ -268,6 +295,9 @@ def test_the_budget_of_thinning_follows_what_packets_cost():
     budget.spent(100, 0.0001)
     assert budget.events == 2500, "a small packet in good time tells nothing"
     budget.spent(2500, 0.00125)
+    assert 2500 < budget.events < 2600, "a dear packet is remembered"
+    for _ in range(200):
+        budget.spent(budget.events, 0.5e-6 * budget.events)
     assert budget.events == 5000
     budget.spent(5000, 10.0)
     assert budget.events == 2500, "one slow packet does not take all"
