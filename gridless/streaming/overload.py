@@ -37,9 +37,9 @@ class Buffered:
 
     When the room is full the reader waits (nothing is lost), or with `drop` throws the packet away and counts it in
     `dropped_packets` and `dropped_events`. With `thin` it does so too, but the room is hardly ever full: of the events
-    that wait, as many as the consumer can work on in less than half of `lag` seconds are kept, evenly, and `thinned_events`
-    counts the others. No event then waits for longer than the consumer worked before it, so that it is done within
-    `lag`. `clock` tells the time in seconds.
+    that wait, as many as the consumer can work on in less than half of `lag` seconds are kept, evenly, and
+    `thinned_events` counts the others. No event then waits for longer than the consumer worked before it, so that it is
+    done within `lag`. `clock` tells the time in seconds.
     """
 
     def __init__(
