@@ -51,7 +51,7 @@ class Result:
 
     def __str__(self) -> str:
         speed = f"{self.micros:.3f} us per event" if self.micros else ""
-        return f"{self.target:<22}{self.compiler:<36}{self.digest}  error {self.error:.1e}  {speed}".rstrip()
+        return f"{self.target:<22}{self.compiler:<48}{self.digest}  error {self.error:.1e}  {speed}".rstrip()
 
 
 def compilers() -> list[list[str]]:
