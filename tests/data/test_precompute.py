@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -317,6 +318,8 @@ def test_nothing_but_the_documented_error_comes_of_a_damaged_header(tmp_path):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, num_workers):
+    if num_workers and multiprocessing.get_start_method() != "fork":
+        pytest.skip("what is patched here reaches forked workers only")
     whole = gl.Precomputed(shapes(), tmp_path / "whole", plan(), shard=4)
 
     def full_at_last(path: Path, key: str, examples: list, origin: list) -> None:
