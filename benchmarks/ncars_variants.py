@@ -196,7 +196,7 @@ def table(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         row["spread"] = statistics.stdev(each) if len(each) > 1 else 0.0
         row |= {f"fold {f}": folds[f] for f in sorted(folds)}
         rows.append(row | {"train": statistics.mean(e["train_accuracy"] for e in mine)})
-    return sorted(rows, key=lambda row: -row["shared"])
+    return sorted(rows, key=lambda row: -row["shared" if common else "mean"])
 
 
 def main() -> None:

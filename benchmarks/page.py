@@ -291,6 +291,37 @@ def live(r: dict[str, Any]) -> Made:
     return "Live", f"{words} {origin(r['streaming'])}", columns, rows
 
 
+def exported(r: dict[str, Any]) -> Made:
+    ways = {"portable": "C, same bits everywhere", "fused": "C, `-DNET_FUSED`", "16 bits": "C, 16 bits"}
+    rows = [
+        [name, row["engine"]["us/event"], *(row[way]["us/event"] for way in ways), *(row["portable"][k] for k in CALLS)]
+        for name, row in r["export"]["results"].items()
+    ]
+    words = "Microseconds of processor time per event, packets of 1,000; then one event per call of the portable C."
+    columns = ["network", "engine", *ways.values(), *CALLS.values()]
+    return "Exported C", f"{words} {origin(r['export'])}", columns, rows
+
+
+CALLS = {"call p50 us": "a call, median", "call p99 us": "99 of 100 calls"}
+
+
+def thinned(r: dict[str, Any]) -> Made:
+    rows = [
+        [row["load"], 100 * row["events kept of each"], 100 * row["accuracy"], row["events a recording"]]
+        for row in r["overload"]["rows"]
+    ]
+    words = f"What thinning costs: {r['overload']['about']}."
+    return "Overload, accuracy", words, ["times the load", "events kept, %", "accuracy, %", "events a recording"], rows
+
+
+def lag(r: dict[str, Any]) -> Made:
+    kinds = {"p50 ms": "median lag, ms", "p99 ms": "99 of 100 packets, ms", "most ms": "longest, ms"}
+    found = r["overload"]["lag"]
+    rows = [[row["load"], 100 * row["events kept of each"], *(row[kind] for kind in kinds)] for row in found["rows"]]
+    words = f"`--overload thin`: {found['about']}, ARM Neoverse-N1, busy."
+    return "Overload, lag", words, ["times the load", "events kept, %", *kinds.values()], rows
+
+
 def event_files(r: dict[str, Any]) -> Made:
     rows = []
     for name, row in r["event_files"]["speed"].items():
@@ -336,6 +367,9 @@ TABLES: dict[Any, tuple[str, ...]] = {
     epochs: ("epochs",),
     event_layers: ("event_conv_cpu", "event_conv_cuda"),
     live: ("streaming", "soak", "latency"),
+    exported: ("export",),
+    thinned: ("overload",),
+    lag: ("overload",),
     event_files: ("event_files",),
     fewer_points: ("accuracy",),
     drives: ("ncars_variants", "ncars_cnn"),
