@@ -6,7 +6,8 @@ Each run trains by the recipe with its variant's changes on four folds of the dr
 the last epoch: nothing is chosen on the way. Several processes share the GPU, through MPS where that daemon can be
 started; each loads the recordings once and then takes runs from a common list, variant after variant. No run is begun
 after --minutes, so that what is finished can be reported. Finished runs are kept in OUT/runs.jsonl and not made again.
-Prints a table, the best variant first; writes OUT/variants.json.
+NAME@0,4 runs on these folds alone; NAME@all learns from every recording, for weights to ship. Prints a table, the best
+variant first; writes OUT/variants.json.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ HARD: list[Any] = [
     {"Flip": 0}, {"Stretch": [0.6, 1.6]}, "ToOrigin", {"Translate": [6, 6]}, {"StretchTime": [0.7, 1.4]}, {"Thin": 0.7},
     {"Jitter": 0.5}, "SwapPolarity",
 ]  # fmt: skip
+ERASE: list[Any] = [*SHIPPED, {"Erase": [0.1, 0.6]}]
 DENSE = {"model__width": 12, "model__decay_time": 32000.0, "model__threshold": 0.7, "model__reset": -2.0}
 
 # What a longer and freer run learns with; and recordings whose number of events says little.
@@ -99,17 +101,28 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "count2-even": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__blocks": 2},
     "count-even-slow": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__decay_time": 32000.0},
     "count-wide-even": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__width": 20},
-    "count-erase": {"transforms": [*SHIPPED, {"Erase": [0.1, 0.6]}], **FIT, **GRID, "model__counts": True},
+    "count-erase": {"transforms": ERASE, **FIT, **GRID, "model__counts": True},
     # Networks with the stream head for small boards: half the resolution, few traces.
     "stream": {**FIT, "model": {"model": "n_cars", "head": "stream", "dropout": 0.1}},
     "small": {**FIT, **SMALL, "model": {**BOARD, "width": 12}},
     "small-8": {**FIT, **SMALL, "model": {**BOARD, "width": 8}},
+    "small-erase": {**FIT, **SMALL, "transforms": ERASE, "model": {**BOARD, "width": 12}},
+    "half-erase": {**FIT, **SMALL, "transforms": ERASE, "model": {**BOARD, "width": 16, "rates": "spread"}},
+    "count-half-erase": {
+        **FIT, **SMALL, "transforms": ERASE,
+        "model": {
+            **BOARD, "head": "voxel", "duration": 100000, "width": 12, "rates": "spread", "blocks": 1, "counts": True,
+        },
+    },
     "dense-stream": {
         "transforms": SWAP, **DENSE,
         "model": {"model": "n_cars", "head": "stream", "dropout": 0.3, **{k[7:]: v for k, v in DENSE.items()}},
     },
 }  # fmt: skip
 FIRST = ("grid-even-slow", "grid-even-dense", "grid-even", "even", "fit", "grid-even-squash", "grid-even-swap")
+
+# In place of a fold: none is held out.
+ALL = -1
 
 
 def recipe_of(name: str, epochs: int, seed: int, fold: int) -> Any:
@@ -120,8 +133,8 @@ def recipe_of(name: str, epochs: int, seed: int, fold: int) -> Any:
     if "model" in changes:
         base = base.changed(model=changes.pop("model"))
         changes = {k: v for k, v in changes.items() if not k.startswith("model__")}
-    fixed = {"epochs": epochs, "seed": seed, "validate_every": epochs, "data_options__fold": fold}
-    return base.changed(**changes, **fixed)
+    fixed: dict[str, Any] = {"epochs": epochs, "seed": seed, "validate_every": epochs}
+    return base.changed(**changes, **fixed, **({} if fold == ALL else {"data_options__fold": fold}))
 
 
 # What workers are given of the recordings, unpacked once.
@@ -169,9 +182,10 @@ def work(number: int, jobs: Any, done: Any, options: argparse.Namespace) -> None
             learn, held = parts[fold]
             recipe = recipe_of(name, options.epochs, seed, fold)
             out = options.out / f"{name}-{seed}-{fold}"
-            results = run(recipe, learn, held, out, device=options.device, progress=False)
+            some = None if fold == ALL else held
+            results = run(recipe, learn, some, out, device=options.device, progress=False)
             assert results is not None
-            entry = {"name": name, "seed": seed, "fold": fold, "accuracy": results["valid_accuracy"]}
+            entry = {"name": name, "seed": seed, "fold": fold, "accuracy": results.get("valid_accuracy")}
             entry |= {"train_accuracy": results["train_accuracy"], "epochs": options.epochs}
             done.put(entry | {"seconds": time.perf_counter() - began, "process": number})
         except Exception:
@@ -185,6 +199,7 @@ def table(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     folds that every variant has, and decides the order.
     """
     rows = []
+    entries = [e for e in entries if e["fold"] != ALL]
     every = [{e["fold"] for e in entries if e["name"] == name} for name in {e["name"] for e in entries}]
     common = set.intersection(*every) if every else set()
     for name in dict.fromkeys(e["name"] for e in entries):
@@ -212,9 +227,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="so many recordings only, for a trial")
     parser.add_argument("--device", default="cuda")
     options = parser.parse_args()
-    for name in options.names:
+    asked: list[tuple[str, list[int]]] = []
+    for given in options.names or FIRST:
+        name, _, folds = given.partition("@")
         if name not in VARIANTS:
             sys.exit(f"no variant {name!r}: there are {', '.join(VARIANTS)}")
+        some = [ALL if fold == "all" else int(fold) for fold in folds.split(",")] if folds else options.folds
+        asked.append((name, some))
     options.out.mkdir(parents=True, exist_ok=True)
     options.until = time.time() + 60 * options.minutes
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -229,8 +248,8 @@ def main() -> None:
     waiting = [
         (name, seed, fold)
         for seed in range(options.seeds)
-        for name in (options.names or FIRST)
-        for fold in options.folds
+        for name, folds in asked
+        for fold in folds
         if (name, seed, fold) not in known
     ]
     for job in waiting:
