@@ -1,21 +1,25 @@
 """A city of any size: real scans side by side, generated on the fly, searched, sampled and labelled tile by tile.
 
     python benchmarks/scale.py sample --points 1e7 1e8 1e9 --processes 2
-    python benchmarks/scale.py label --points 1e7 1e8 --device cuda
-    python benchmarks/scale.py precompute --processes 1 2 4 8 16
+    python benchmarks/scale.py label --points 1e8 --device cuda --seconds 20
+    python benchmarks/scale.py precompute --processes 1 2 4 8 16 --seconds 15
     python benchmarks/scale.py scans --device cuda --epochs 60
     python benchmarks/scale.py peers --points 1e7
 
     sample      one point of each 5 cm cell, a ball of 20 cm around each, and a rejection sample over it
-    label       the network of the recipe `semantickitti`, with random weights
-    precompute  `gl.Precomputed` of the scans, the same ones for each process; ideal is the work of one times processes
+    label       the network of the recipe `semantickitti`, with random weights, for `--seconds` or the whole scene
+    precompute  `gl.Precomputed` of the scans, the same ones for each process; ideal is the work of one times processes.
+                Beside it what the machine allows: a loop in registers, copying, plans alone, and those with files, each
+                in as many processes that know nothing of each other
     scans       the recipe `semantickitti` trained on 18 scans, and judged on 4: mIoU, time and memory of each
     peers       Open3D's cells and balls on one scene in memory, laspy reading alone, and ours, on one core each
 
-First it is checked that tiles of two sizes and the whole scene give the same samples, or labels. Each number of points
-is a process, or processes, of its own, whose peaks of memory are added up. `reading` is the first pass. A core second
-is one of CPU time, over all processes and threads: what others do on the machine matters less. Nothing needs laspy but
-`peers`. What is found is kept in `--out`, beside what is there already, after each number of points.
+It is checked that tiles of two sizes and the whole scene give the same samples, or labels. Each number of points is a
+process, or processes, of its own. `peak` adds up the most memory that each of them ever had, shared libraries once for
+each; `held` is what they have together, a page that several share once, the most that was seen at the end of a task.
+`reading` is the first pass. A core second is one of CPU time, over all processes and threads: what others do on the
+machine matters less. Nothing needs laspy but `peers`. What is found is kept in `--out`, beside what is there already,
+after each number of points.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -42,9 +47,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import torch
 from common import DATA, machine, on_cores
+from numba import njit
 
 import gridless as gl
 from gridless.data.clouds.base import Parts, Points
+from gridless.data.precompute import _Work
 from gridless.data.prepare import Preparation, turned
 from gridless.data.semantickitti import PACK
 from gridless.scenes import Scene, Tiles
@@ -93,6 +100,24 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
 
+def held(*processes: int) -> int:
+    """The memory that this process and others have, in MiB; a page that several share counts once (Linux)."""
+    kib = _rollup(os.getpid(), "Pss:") + sum(_rollup(process, "Pss:") for process in processes)
+    # The process that started this one has nothing to do but a share in the same libraries.
+    return (kib + _rollup(os.getppid(), "Pss_File:")) >> 10
+
+
+def _rollup(process: int, name: str) -> int:
+    with suppress(OSError):
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(name))
+    return 0
+
+
+def note(begin: float, words: str) -> None:
+    print(f"{time.perf_counter() - begin:6.1f} s  {words}", file=sys.stderr, flush=True)
+
+
 def alone(work: Callable[..., Any], *words: Any) -> Any:
     """work(*words) in a process of its own, which may have others."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -128,19 +153,22 @@ def sampled(scans: str, points: float, device: str, processes: int) -> Rows:
         groups: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for i, j in tiles.keys:
             groups.setdefault((i // 2, j // 8), []).append((i, j))
-        cores, peaks, done, kept, shown = time.process_time() - before, {os.getpid(): peak()}, 0, 0, 0.0
+        here = os.getpid()
+        cores, peaks, together, done, kept, shown = time.process_time() - before, {here: peak()}, 0, 0, 0, 0.0
         for _, (inside, samples, seconds, who, most) in run(Sampler, words, map(tuple, groups.values()), processes):
             done, kept, cores, peaks[who] = done + inside, kept + samples, cores + seconds, most
+            together = max(together, held(*peaks.keys() - {here}))
             if time.perf_counter() - shown > 20:
                 shown = time.perf_counter()
-                now = f"{done:,} of {total:,} points, {shown - begin:.0f} s, {sum(peaks.values())} MiB"
-                print(now, file=sys.stderr, flush=True)
+                memory = f"{sum(peaks.values())} MiB at most, {together} together"
+                note(begin, f"{done:,} of {total:,} points, {memory}")
     assert done == total, (done, total)
     seconds = time.perf_counter() - begin
     return {
         "points": total, "processes": processes, "tiles": len(tiles), "samples": kept, "seconds": round(seconds, 1),
         "reading, points/s": round(total / reading), "points/s": round(total / seconds),
-        "points/core second": round(total / cores), "peak, MiB": sum(peaks.values()), "load": os.getloadavg()[1],
+        "points/core second": round(total / cores), "peak, MiB": sum(peaks.values()), "held, MiB": together,
+        "load": os.getloadavg()[1],
     }  # fmt: skip
 
 
@@ -169,18 +197,21 @@ def network(scans: str) -> Any:
     return model
 
 
-def labelled(scans: str, points: float, device: str) -> Rows:
+def labelled(scans: str, points: float, device: str, limit: float) -> Rows:
+    """The scene's tiles one after the other, for so many seconds; `points` are those that were labelled."""
     source, on_gpu = city(scans, points), device.startswith("cuda")
-    begin = time.perf_counter()
+    begin = started = time.perf_counter()
     worker = Labeller(source, network(scans), grid=GRID, how=HOW, device=device, points=1 << (21 if on_gpu else 19))
     tiles, total = worker.tiles, sum(source.sizes)
-    result: Rows = {"points": total, "tiles": len(tiles), "of side, m": round(tiles.size)}
+    result: Rows = {"of points": total, "of tiles": len(tiles), "of side, m": round(tiles.size)}
     result["reading, points/s"] = round(total / (time.perf_counter() - begin))
+    note(started, f"{total:,} points were read")
     # Threads that cut tiles beside each other need none of their own.
     torch.set_num_threads(1 if on_gpu else torch.get_num_threads())
     # What is compiled is compiled. Then each half of the work alone.
     some = tiles.keys[len(tiles) // 2 :][:3]
     worker(some[0])
+    note(started, "the first tile was labelled")
     begin = time.perf_counter()
     cut = [tiles.tile(key) for key in some]
     cutting = time.perf_counter() - begin
@@ -188,32 +219,62 @@ def labelled(scans: str, points: float, device: str) -> Rows:
     inside = sum(len(worker.label(tile)[0]) for tile in cut)
     result["cutting on one core, points/s"] = round(inside / cutting)
     result["labelling, points/s"] = round(inside / (time.perf_counter() - begin))
+    note(started, f"{result}")
     del cut
-    begin, before, done = time.perf_counter(), time.process_time(), 0
+    begin, before, done, ended, together, shown = time.perf_counter(), time.process_time(), 0, 0, held(), 0.0
     for _, (index, _) in worker.over(tiles.keys):
-        done += len(index)
-    assert done == total, (done, total)
-    seconds = time.perf_counter() - begin
-    result |= {"seconds": round(seconds, 1), "points/s": round(done / seconds)}
-    result |= {"points/core second": round(done / (time.process_time() - before)), "peak, MiB": peak()}
+        done, ended, seconds = done + len(index), ended + 1, time.perf_counter() - begin
+        if seconds > shown + 5 or ended == len(tiles):
+            shown, together = seconds, max(together, held())
+            note(
+                started, f"{done:,} of {total:,} points, {done / seconds:,.0f} points/s, {peak()} MiB, {together} held"
+            )
+        if seconds > limit:
+            break
+    assert seconds > limit or done == total, (done, total)
+    result |= {"points": done, "tiles": ended, "seconds": round(seconds, 1), "points/s": round(done / seconds)}
+    result |= {"points/core second": round(done / (time.process_time() - before))}
+    result |= {"peak, MiB": peak(), "held, MiB": together}
     if on_gpu:
         result["peak on the GPU, MiB"] = torch.cuda.max_memory_allocated() >> 20
     return result
 
 
 def check_labels(scans: str, device: str) -> None:
-    source, model, found = city(scans, 4e5 if device.startswith("cuda") else 1e5), network(scans), []
-    for size in (60.0, 150.0, math.inf):
+    """Labels of two tilings are those of the whole but for ties within rounding; how many logits are, to the bit."""
+    source, model = city(scans, 4e5 if device.startswith("cuda") else 1e5), network(scans)
+    many, found = sum(source.sizes), {}
+    for size in (math.inf, 60.0, 150.0):
         worker = Labeller(source, model, size=size, grid=GRID, how=HOW, device=device)
-        labels = np.full(sum(source.sizes), -1)
-        for _, (index, mine) in worker.over(worker.tiles.keys):
+        labels, logits = np.full(many, -1), np.full((many, 19), np.nan, np.float32)
+        for key in worker.tiles.keys:
+            tile = worker.tiles.tile(key)
+            prepare = lambda cloud: turned(cloud, HOW, "a scan")  # noqa: E731
+            tile, geometry = tile.run(model.plan, worker.layers, worker.device, worker.around, prepare)
+            rows = tile.cloud.rows
+            with torch.no_grad():
+                logits[rows["index"][rows["inside"]]] = model(geometry).cpu()[rows["inside"]]
+            index, mine = worker.label(tile)
             labels[index] = mine
         assert labels.min() >= 0
-        found.append(labels)
-    other = [int((labels != found[-1]).sum()) for labels in found[:-1]]
-    many, classes = len(found[-1]), len(np.unique(found[-1]))
-    print(f"checked: of {many:,} labels, of {classes} classes, {other} are not those of the whole, in two tilings")
-    assert max(other) <= 1e-5 * many, other
+        found[size] = labels, logits
+    whole, known = found.pop(math.inf)
+    best = np.sort(known, 1)
+    for size, (labels, logits) in found.items():
+        asked = ~np.isnan(known[:, 0])
+        off = np.abs(logits - known)[asked].max(1)
+        other = labels != whole
+        tied = asked & (logits.argmax(1) != known.argmax(1))
+        ahead = (best[tied, -1] - best[tied, -2]).max(initial=0.0)
+        print(
+            f"checked: in tiles of {size:g} m, {int(other.sum())} of {many:,} labels are not those of the whole scene; "
+            f"of {len(off):,} points that the network saw, {int((off == 0).sum()):,} have its logits to the bit, the "
+            f"others are off by {off.max():.1e} at most, where logits are up to {np.abs(known[asked]).max():.2f}; of "
+            f"those with other labels the best two are {ahead:.1e} apart at most",
+            flush=True,
+        )
+        assert other.sum() <= 1e-5 * many, int(other.sum())
+        assert ahead <= 2 * off.max(), (ahead, off.max())
 
 
 class Repeated(torch.utils.data.Dataset):
@@ -233,28 +294,101 @@ class Repeated(torch.utils.data.Dataset):
 
 
 def precomputed(scans: str, processes: int, each: int) -> float:
-    """Seconds for `each` scans in each of some processes; files, of 10 MB a scan, are in memory where there is room."""
-    data, memory = Repeated(scans, processes, each), Path("/dev/shm")
-    roomy = memory.is_dir() and shutil.disk_usage(memory).free > 2e7 * processes * each
-    with tempfile.TemporaryDirectory(dir=memory if roomy else None) as folder:
+    """Seconds for `each` scans in each of some processes."""
+    data = Repeated(scans, processes, each)
+    with tempfile.TemporaryDirectory(dir=shared_memory(processes * each)) as folder:
         begin = time.perf_counter()
         gl.Precomputed(data, folder, plan(), shard=1, num_workers=processes)
         return time.perf_counter() - begin
 
 
+@njit
+def multiplied(x: np.ndarray, rounds: int) -> None:
+    for _ in range(rounds):
+        for i in range(len(x)):
+            x[i] = x[i] * np.float32(0.999) + np.float32(0.001)
+
+
+def controls(scans: str) -> dict[str, Callable[[int], Any]]:
+    """What processes do that know nothing of each other, so many times: it needs less and less of the machine."""
+    x, a, b = np.ones(2048, np.float32), np.ones(1 << 23, np.float32), np.ones(1 << 23, np.float32)
+    data = Repeated(scans, 1, 1 << 20)
+    multiplied(x, 1)
+
+    def files(count: int) -> None:
+        with tempfile.TemporaryDirectory(dir=shared_memory(count)) as folder:
+            work = _Work(data, plan(), 0, "", [(Path(folder) / f"{i}.shard", 0, range(i, i + 1)) for i in range(count)])
+            for i in range(count):
+                work(i)
+
+    return {
+        "a loop in registers": lambda count: multiplied(x, 1000 * count),
+        "copying 32 MiB": lambda count: [np.copyto(a, b) for _ in range(count)],
+        "plans alone": lambda count: [plan()(data[i]) for i in range(count)],
+        "plans and files": files,
+    }
+
+
+def shared_memory(scans: int) -> Path | None:
+    """Where files, of 10 MB a scan, are in memory, if there is room."""
+    memory = Path("/dev/shm")
+    return memory if memory.is_dir() and shutil.disk_usage(memory).free > 2e7 * scans else None
+
+
+def beside(processes: int, work: Callable[[int], Any], count: int) -> float:
+    """Seconds of work(count) in each of some processes, that begin together: their mean."""
+    context: Any = multiprocessing.get_context("fork")
+    together, times = context.Barrier(processes), context.SimpleQueue()
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        work(1)
+        together.wait()
+        start = time.perf_counter()
+        work(count)
+        times.put(time.perf_counter() - start)
+
+    started = [context.Process(target=begin) for _ in range(processes)]
+    for process in started:
+        process.start()
+    found = [times.get() for _ in started]
+    for process in started:
+        process.join()
+    return statistics.mean(found)
+
+
+def spent() -> np.ndarray:
+    """CPU seconds of processes that have ended, outside and inside the kernel."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return np.array([used.ru_utime, used.ru_stime])
+
+
 def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
+    begin = time.perf_counter()
     # What is compiled is compiled; and how many scans take so long.
     precomputed(scans, 1, 2)
     one = (precomputed(scans, 1, 12) - precomputed(scans, 1, 2)) / 10
-    each = max(4, round(seconds / one))
-    found = {n: precomputed(scans, n, each) for n in processes}
-    return {
-        f"{n} processes": {
-            "scans": n * each, "seconds": round(took, 2), "scans/s": round(n * each / took, 2),
-            "of linear": round(found[processes[0]] / took, 3), "load": os.getloadavg()[0],
-        }
-        for n, took in found.items()
-    }  # fmt: skip
+    each, result = max(4, round(seconds / one)), {}
+    note(begin, f"one process takes {one:.3f} s a scan; {each} scans for each")
+    # The largest first, not counted: a virtual machine has its memory when it is written to for the first time.
+    precomputed(scans, max(processes), each)
+    for n in processes:
+        before = spent()
+        took = precomputed(scans, n, each)
+        user, system = (1e3 * (spent() - before) / (n * each)).tolist()
+        result[f"{n} processes"] = row = {
+            "scans": n * each, "seconds": round(took, 2), "scans/s": round(n * each / took, 2), "of linear": took,
+            "user, ms/scan": round(user, 1), "system, ms/scan": round(system, 1),
+        }  # fmt: skip
+        row["of linear"] = round(result[f"{processes[0]} processes"]["seconds"] / took, 3)
+        note(begin, f"{n} processes: {row}")
+    for name, work in controls(scans).items():
+        count = max(2, round(seconds / 2 / beside(1, work, 2)))
+        found = {n: beside(n, work, count) for n in processes}
+        for n, took in found.items():
+            result[f"{n} processes"][f"{name}, of linear"] = round(found[processes[0]] / took, 3)
+        note(begin, f"{name}: " + ", ".join(f"{n}: {found[processes[0]] / took:.3f}" for n, took in found.items()))
+    return result
 
 
 def trained(scans: str, device: str, epochs: int) -> Rows:
@@ -391,7 +525,7 @@ def main() -> None:
     parser.add_argument("--scans", default=str(DATA / PACK), help="the pack, or the folder of the release")
     parser.add_argument("--points", type=float, nargs="+", default=[1e7])
     parser.add_argument("--processes", type=int, nargs="+", default=[1])
-    parser.add_argument("--seconds", type=float, default=15.0, help="of precompute: for each number of processes")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of label, and of precompute for each number")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
@@ -416,10 +550,10 @@ def main() -> None:
                 row = alone(sampled, words.scans, points, words.device, processes)
                 keep({f"{row.pop('points'):,} points, {processes} processes": row})
     elif words.what == "label":
-        alone(check_labels, words.scans, words.device)
         for points in words.points:
-            row = alone(labelled, words.scans, points, words.device)
+            row = alone(labelled, words.scans, points, words.device, words.seconds)
             keep({f"{row.pop('points'):,} points": row})
+        alone(check_labels, words.scans, words.device)
     elif words.what == "precompute":
         keep(precomputing(words.scans, words.processes, words.seconds))
     elif words.what == "scans":

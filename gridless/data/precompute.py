@@ -249,11 +249,12 @@ def _trace(example: Any) -> tuple[str, list[float]]:
             continue
         leaf = leaf.detach().cpu().contiguous()
         if leaf.is_floating_point():
-            x = leaf.double().flatten()
-            exact.update(x.isfinite().numpy().tobytes())
-            x = x.nan_to_num(0, 0, 0)
-            place = torch.arange(1, len(x) + 1, dtype=torch.float64) * 0.6180339887498949 % 1
-            sums += [float(x.sum()), float((x * place).sum()), float(x.abs().sum())]
+            finite, x = leaf.isfinite(), leaf.double().flatten()
+            exact.update(finite.numpy().tobytes())
+            if not finite.all():
+                x = x.nan_to_num(0, 0, 0)
+            place = torch.arange(1, len(x) + 1, dtype=torch.float64).mul_(0.6180339887498949).frac_()
+            sums += [float(x.sum()), float(x @ place), float(x.abs().sum())]
         else:
             exact.update(leaf.numpy().tobytes())
         exact.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
