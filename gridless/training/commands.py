@@ -59,8 +59,9 @@ def train(
     Ctrl-C leaves a checkpoint, from which --resume goes on as if nothing had happened.
     """
     from gridless.training.examples import load_data
-    from gridless.training.run import run
+    from gridless.training.run import check_folder, run
 
+    check_folder(out, resume)
     chosen = _recipe(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats)
     if chosen.geometry == "offline":
         _check_writable(cache, "--cache")

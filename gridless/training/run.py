@@ -70,10 +70,9 @@ def run(
     """
     device = torch.device(device)
     last = out / "checkpoints" / "last.ckpt"
+    check_folder(out, resume)
     if resume:
         _check_same(last, recipe, data)
-    elif last.exists() or (out / "weights.safetensors").exists():
-        raise FileExistsError(f"{out} holds a run already: go on with it (--resume), or choose another folder (--out)")
     out.mkdir(parents=True, exist_ok=True)
     if held_out:
         (out / "split.txt").write_text("".join(f"{file}\n" for file in held_out))
@@ -149,10 +148,21 @@ def _examples(data: Clouds | Recordings) -> str:
     return f"{len(data)} {hashlib.sha256(data.labels.cpu().numpy().tobytes()).hexdigest()[:16]}"
 
 
-def _check_same(last: Path, recipe: Recipe, data: Clouds | Recordings) -> None:
-    """Refuse to go on from no checkpoint, a damaged one, or one of another recipe or of other examples."""
-    if not last.is_file():
+def check_folder(out: Path, resume: bool) -> None:
+    """Refuse to write over another run, and to go on where there is no checkpoint."""
+    last = out / "checkpoints" / "last.ckpt"
+    if last.is_file():
+        if not resume:
+            remedy = "go on with it (--resume), or choose another folder (--out)"
+            raise FileExistsError(f"{out} holds a run already: {remedy}")
+    elif (out / "weights.safetensors").exists():
+        raise FileExistsError(f"{out} holds a run that has ended: choose another folder (--out)")
+    elif resume:
         raise FileNotFoundError(f"nothing to resume: there is no {last}")
+
+
+def _check_same(last: Path, recipe: Recipe, data: Clouds | Recordings) -> None:
+    """Refuse to go on from a damaged checkpoint, or one of another recipe or of other examples."""
     try:
         about = torch.load(last, map_location="cpu", weights_only=True)["gridless"]
         before = Recipe.from_dict(about["recipe"]).to_dict()

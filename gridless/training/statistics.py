@@ -50,7 +50,9 @@ def _of_clouds(data: Clouds, some: Tensor, model: Any) -> list[str]:
     balls = [(name, step) for name, step in model.plan.steps.items() if step.op == "ball"]
     for name, step in balls:
         edges: Edges = geometry[name]
-        lines.append(f"  {name} {step}: {edges.counts.double().mean():.1f} neighbours on average")
+        radius = float(dict(step.settings)["radius"])
+        words = f"  {name} ball({', '.join(step.inputs)}, radius={radius:.4g})"
+        lines.append(f"{words}: {edges.counts.double().mean():.1f} neighbours on average")
     name, step = balls[0]
     mean, radius = geometry[name].counts.double().mean().item(), float(dict(step.settings)["radius"])
     if FEW <= mean <= MANY:

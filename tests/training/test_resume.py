@@ -126,6 +126,14 @@ def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
     assert "(--resume), or choose another folder (--out)" in capsys.readouterr().err
 
 
+def test_a_run_that_ended_without_a_checkpoint_is_not_said_to_go_on(capsys, tmp_path):
+    (tmp_path / "weights.safetensors").touch()
+    for resume in ([], ["--resume"]):
+        # The folder is refused before its data is read: there is none.
+        assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path), *resume]) == 1
+        assert "holds a run that has ended: choose another folder (--out)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_a_truncated_checkpoint_is_named(begun, tmp_path, share):
     folder, recipe, clouds = begun
