@@ -1,9 +1,10 @@
 """Accuracy and lag against load: what thinning costs when events come faster than they can be worked on.
 
-    python benchmarks/overload.py --data DIR [--recordings 600] [--only-lag]
+    python benchmarks/overload.py --data DIR --weights RUN/weights [--recordings 600] [--only-lag]
 
 At a load of k times what the engine can do, `gridless stream --overload thin` keeps every k-th event, evenly.
-Recordings of N-Cars of the fold that the weights n-cars-counts have not seen are thinned so and judged.
+Recordings of N-Cars of the fold that the weights have not seen are thinned so and judged: those of a run of
+n-cars-counts, because the shipped ones have seen all folds.
 
 Lag is that of n-cars-stream, whose engine works on what the buffer hands it, while a source puts in a packet every
 millisecond at so many times the rate that the engine can do. The clock is the processor time that the engine takes, so
@@ -31,7 +32,6 @@ from gridless.data import NCars  # noqa: E402
 from gridless.streaming.overload import Buffered, Overload, joined, thinned  # noqa: E402
 
 LOADS = (1, 1.5, 2, 3, 5, 10, 20)
-WEIGHTS = "n-cars-counts"
 
 
 def lags(engine, events: gl.Events, load: float, seconds: float = 2.0) -> dict[str, float]:
@@ -87,13 +87,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of N-Cars, or of its packs")
     parser.add_argument("--recordings", type=int, default=600)
+    parser.add_argument("--weights", help="of a run of n-cars-counts that held a fold out")
     parser.add_argument("--only-lag", action="store_true", help="keep the accuracies that are there")
     options = parser.parse_args()
     delays = lag(options.data)
     if options.only_lag:
         before = json.loads((RESULTS / "overload.json").read_text())
         return keep(RESULTS / "overload.json", before | {"lag": delays})
-    model = gl.load(WEIGHTS)
+    if options.weights is None:
+        parser.error("--weights: those of a run that held a fold out; or --only-lag")
+    model = gl.load(options.weights)
     fold = model.about["recipe"]["data_options"]["fold"]
     data = NCars(options.data, split="validation", fold=fold)
     rows = np.linspace(0, len(data) - 1, min(options.recordings, len(data))).astype(np.int64)
@@ -109,7 +112,7 @@ def main() -> None:
         row = {"load": load, "events kept of each": 1 / load, "accuracy": right / len(rows)}
         results.append(row | {"events a recording": events / len(rows)})
         print(results[-1], flush=True)
-    about = f"{WEIGHTS}, {len(rows)} recordings of fold {fold}, which it has not seen, thinned evenly"
+    about = f"n-cars-counts without fold {fold}, {len(rows)} recordings of that fold, thinned evenly"
     keep(RESULTS / "overload.json", {"machine": machine(), "about": about, "rows": results, "lag": delays})
 
 

@@ -283,6 +283,8 @@ def test_training_on_a_real_data_set_needs_its_folder(capsys):
         ("asl-dvs", "asl_dvs", 7_412_368),
         ("n-cars", "n_cars", None),
         ("n-cars-stream", "n_cars", None),
+        ("n-cars-counts", "n_cars", None),
+        ("n-cars-small", "n_cars", None),
         ("glyphs", "glyphs", None),
         ("shapes", "shapes", None),
         ("shapenetpart", "shapenetpart", None),
