@@ -88,15 +88,15 @@ def from_benchmarks(name: str) -> Any:
     return module
 
 
-def test_results_become_tables_whatever_their_shape(tmp_path: Path):
+def test_every_result_is_a_table_for_readers(monkeypatch: pytest.MonkeyPatch):
     page = from_benchmarks("page")
-    rows = page.rendered([{"work": "chain", "seconds": 1.23456}, {"work": "ball", "ratio": {"to": 12345.6}}])
-    assert rows.splitlines()[0] == "| work | seconds | ratio to |"
-    assert rows.splitlines()[2:] == ["| chain | 1.23 |  |", "| ball |  | 12,346 |"]
-    assert "| a | 1 | 2 |" in page.rendered({"a": {"x": 1, "y": 2}, "b": {"x": 3}})
-    assert page.rendered({"nothing": float("nan")}).endswith("| nothing | not measured |\n")
-    (tmp_path / "new_thing.json").write_text('{"commit": "abc", "results": {"fast": 2.0}}')
-    assert "## New thing\n\ncommit: abc\n" in page.section(tmp_path / "new_thing.json")
+    text = page.benchmarks()
+    assert not re.findall(r"\b\w+_h\d\b|\babout \w+:|\bscipy\b|\bpyg\b|\b1M\b", text)
+    assert page.number(12345.6) == "12,346"
+    assert page.number(float("nan")) == "not measured"
+    del page.TABLES[page.digits]
+    with pytest.raises(ValueError, match=r"no table tells of \['nmnist_folds'\]: write one"):
+        page.benchmarks()
 
 
 def test_the_readme_has_room_for_its_results_and_rows_without_figures_are_left_out(monkeypatch: pytest.MonkeyPatch):
