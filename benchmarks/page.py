@@ -377,10 +377,11 @@ VARIANTS = {
 
 def drives(r: dict[str, Any]) -> Made:
     folds = [f"fold {k}" for k in range(5)]
-    rows = [
-        [VARIANTS.get(row["name"], row["name"]), 100 * row["mean"], 100 * row["spread"], *(100 * row[k] if k in row else "" for k in folds)]
-        for row in sorted(r["ncars_variants"]["table"], key=lambda row: [*VARIANTS, row["name"]].index(row["name"]))
-    ]
+    found = {row["name"]: row for row in r["ncars_variants"]["table"]}
+    rows = []
+    for row in [found[name] for name in {**VARIANTS, **found} if name in found]:
+        figures = [100 * row[k] if k in row else "" for k in ("mean", "spread", *folds)]
+        rows.append([VARIANTS.get(row["name"], row["name"]), *figures])
     cnn = {f"fold {run['fold']}": 100 * run["accuracy"] for run in r["ncars_cnn"]["runs"]}
     rows.append(["a plain CNN on event counts", 100 * r["ncars_cnn"]["mean"], 100 * r["ncars_cnn"]["spread"]])
     rows[-1] += [cnn.get(k, "") for k in folds]
@@ -390,10 +391,10 @@ def drives(r: dict[str, Any]) -> Made:
 
 def digits(r: dict[str, Any]) -> Made:
     about, rows = r["nmnist_folds"]["about"], r["nmnist_folds"]["rows"]
-    found = [
-        [name, 100 * row["accuracy"], 100 * row["spread over folds"], ", ".join(f"{100 * v:.0f}" for v in row["by fold"])]
-        for name, row in rows.items()
-    ]
+    found = []
+    for name, row in rows.items():
+        each = ", ".join(f"{100 * v:.0f}" for v in row["by fold"])
+        found.append([name, 100 * row["accuracy"], 100 * row["spread over folds"], each])
     words = f"Accuracy, %, over ten folds of {about['recordings']}, {about['epochs']} epochs."
     return "N-MNIST by folds", f"{words} {origin(r['nmnist_folds'])}", ["", "mean", "spread", "by fold"], found
 
