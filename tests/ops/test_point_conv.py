@@ -477,7 +477,8 @@ def test_interpreted_kernels_of_many_rows_and_channels(monkeypatch, dtype):
     """More sums than registers hold: one strip of channels after the other, forwards and backwards."""
     from gridless.ops.point_conv.gpu import tiles
 
-    monkeypatch.setattr(tiles, "CHUNK", 0)
+    for name, value in {"CHUNK": 0, "LONG": 999, "LONG_HALF": 999, "LONG_BACKWARD": 9999}.items():
+        monkeypatch.setattr(tiles, name, value)
     tensors, edges, basis = problem("cpu", dtype, sources=6, targets=5, dim=1, q=33, p=40, basis=Monomials(1, 6))
     with gl.use_backend("reference"):
         edges.transpose()
@@ -492,7 +493,8 @@ def test_many_rows_and_channels(fast, monkeypatch, dtype, q, p):
         pytest.skip("the rules are those of the GPU's kernels")
     from gridless.ops.point_conv.gpu import tiles
 
-    monkeypatch.setattr(tiles, "CHUNK", 0)
+    for name, value in {"CHUNK": 0, "LONG": 999, "LONG_HALF": 999, "LONG_BACKWARD": 9999}.items():
+        monkeypatch.setattr(tiles, name, value)
     given = problem(fast, dtype, sources=300, targets=270, q=q, p=p)
     assert_like_reference(*given, {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype])
 

@@ -55,20 +55,33 @@ def test_tiles(tiles, size, forward, backward):
     assert rows_of((fused and tiles.gluon_backward_tile(*given)) or fused) == backward
 
 
+# terms, channels, width, rows, edges per row.
 @pytest.mark.parametrize(
     ("dtype", "size", "wide"),
     [
-        (torch.float32, (10, 64, 64, 100_000), True),
-        (torch.float16, (10, 32, 64, 100_000), True),
-        (torch.float64, (10, 64, 64, 100_000), False),
-        (torch.float32, (10, 128, 128, 100_000), True),
-        (torch.float32, (10, 160, 128, 100_000), False),
-        (torch.float32, (10, 64, 64, 10_000), False),
-        (torch.float32, (20, 64, 64, 100_000), False),
+        (torch.float32, (10, 64, 64, 100_000, 4), True),
+        (torch.float32, (10, 64, 64, 100_000, 24), True),
+        (torch.float32, (10, 64, 64, 100_000, 25), False),
+        (torch.float16, (10, 32, 64, 100_000, 4), True),
+        (torch.float64, (10, 64, 64, 100_000, 4), False),
+        (torch.float32, (10, 128, 128, 100_000, 6), True),
+        (torch.float32, (10, 128, 128, 100_000, 7), False),
+        (torch.float32, (10, 160, 128, 100_000, 4), False),
+        (torch.float32, (10, 64, 64, 10_000, 4), False),
+        (torch.float32, (20, 64, 64, 100_000, 4), False),
     ],
 )
-def test_gradients_strip_by_strip_where_sums_are_many_and_channels_few(tiles, dtype, size, wide):
-    assert (tiles.wide_backward_tiles(dtype, *size) is not None) == wide
+def test_gradients_strip_by_strip_where_sums_are_many_and_rows_short(tiles, dtype, size, wide):
+    *shape, rows, each = size
+    assert (tiles.wide_backward_tiles(dtype, *shape, rows, rows * each) is not None) == wide
+
+
+@pytest.mark.parametrize(
+    ("dtype", "each", "wide"),
+    [(torch.float32, 32, True), (torch.float32, 33, False), (torch.float16, 10, True), (torch.float16, 11, False)],
+)
+def test_sums_strip_by_strip_where_rows_are_short(tiles, dtype, each, wide):
+    assert (tiles.wide_tile(dtype, 10, 128, 100_000, 100_000 * each) is not None) == wide
 
 
 def test_every_size_that_gluon_takes_fits_in_shared_memory(tiles):

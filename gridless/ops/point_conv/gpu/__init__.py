@@ -101,7 +101,7 @@ def conv_backward(
     tile = fused_backward_tile(features.dtype, *weight.shape, rows.count, rows.edges, grad.device)
     if tile is not None:
         return d_features, _fused_backward(rows, grad, features, weight, d_features, need_weight, tile)
-    if (tiles := wide_backward_tiles(features.dtype, *weight.shape, rows.count)) is not None:
+    if (tiles := wide_backward_tiles(features.dtype, *weight.shape, rows.count, rows.edges)) is not None:
         if d_features is not None:
             _fused(rows, grad, weight, None, d_features, tiles[0])
         return d_features, _weight(rows, grad, features, weight, tiles[1]) if need_weight else None

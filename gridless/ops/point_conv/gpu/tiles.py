@@ -15,6 +15,9 @@ GROUP = 16
 HELD = 320
 # Bytes of sums that are written before a product reads them: inside the second-level cache.
 CHUNK = 48 << 20
+# Edges of a row beyond which sums are written, because every strip of channels walks over them again: of float32, of
+# half precision, and backwards with 64 channels (with 128 a quarter).
+LONG, LONG_HALF, LONG_BACKWARD = 32, 10, 24
 
 
 class Tile(NamedTuple):
@@ -46,7 +49,7 @@ def fused_tile(
     if dtype == torch.float64 or terms > GROUP or dot_block(width) > 128:
         return None
     if sums > HELD:
-        return wide_tile(dtype, terms, channels, rows)
+        return wide_tile(dtype, terms, channels, rows, edges)
     if dtype != torch.float32:
         large = Tile(64, 1, 8, strip=64)
     elif dot_block(channels) == 16:
@@ -59,12 +62,14 @@ def fused_tile(
     return small if few else large
 
 
-def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int) -> Tile | None:
+def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int, edges: int) -> Tile | None:
     """The tile for sums of more channels than registers hold: one strip of them after the other.
 
-    None where all the sums fit in one chunk, or channels are many: a library product is as fast then.
+    None where all the sums fit in one chunk, channels are many or rows long: a library product is as fast then.
     """
     if channels > 256 or rows * terms * channels * dtype.itemsize <= CHUNK:
+        return None
+    if edges > (LONG if dtype == torch.float32 else LONG_HALF) * rows:
         return None
     if dtype == torch.float32:
         return Tile(32, 1, 4, strip=32) if channels <= 96 else Tile(32, 2, 4, strip=32, ahead=True)
@@ -72,16 +77,17 @@ def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int) -> Tile 
 
 
 def wide_backward_tiles(
-    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int
+    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int
 ) -> tuple[Tile, Tile] | None:
     """Tiles of the gradients of features and weight, each a launch of its own; None as in `wide_tile`."""
-    if dtype == torch.float64 or terms > GROUP or max(channels, width) > 128:
+    most = max(channels, width)
+    if dtype == torch.float64 or terms > GROUP or most > 128:
         return None
-    if rows * terms * width * dtype.itemsize <= CHUNK:
+    if rows * terms * width * dtype.itemsize <= CHUNK or edges * most**2 > LONG_BACKWARD * 64**2 * rows:
         return None
     if dtype == torch.float32:
         return Tile(64, 1, 4, strip=16), Tile(64, 1, 8, strip=32)
-    return Tile(64, 1, 4, strip=32), Tile(64, 2, 8, strip=16)
+    return Tile(128, 2, 8, strip=16, ahead=True), Tile(64, 2, 8, strip=32)
 
 
 def fused_backward_tile(
