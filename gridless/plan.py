@@ -460,7 +460,7 @@ def _single(cloud: Cloud, x: Any) -> Cloud:
         if b > a and not (wide - narrow).abs().max() <= 1e-6 * (wide.max() - wide.min()):
             return cloud
     words = "float64 coordinates are used as float32, as networks are; for 64 bits pass a tensor, torch.from_numpy(x)"
-    warnings.warn(words, stacklevel=5)
+    warnings.warn(words, stacklevel=6)
     return replace(cloud, coords=small)
 
 

@@ -332,8 +332,9 @@ def test_float64_arrays_are_used_as_float32_with_a_word_and_tensors_are_not():
     x = np.random.default_rng(0).random((20, 3))
     table = dict(zip("xyz", x.T, strict=True)) | {"label": np.arange(20)}
     for held in (x, [x, x], x[None], table):
-        with pytest.warns(UserWarning, match="float64 coordinates are used as float32"):
+        with pytest.warns(UserWarning, match="float64 coordinates are used as float32") as said:
             cloud = plan(held)["X0"]
+        assert said[0].filename == __file__
         assert cloud.coords.dtype == torch.float32
         assert torch.equal(cloud.coords[:20], torch.from_numpy(x).float())
     with pytest.warns(UserWarning, match="float64 coordinates are used as float32"):

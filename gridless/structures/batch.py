@@ -59,9 +59,8 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
 
 
 def _refuse(batch: Sequence[Any], *, collate_fn_map: Any = None) -> None:
-    raise TypeError(
-        f"a DataLoader cannot put {type(batch[0]).__name__}s into a batch by itself: pass it collate_fn=gl.collate"
-    )
+    what = type(batch[0]).__name__
+    raise TypeError(f"a DataLoader cannot make a batch of {what} by itself: pass it collate_fn=gl.collate")
 
 
 # What a DataLoader without our `collate`, Lightning's included, does with our structures.

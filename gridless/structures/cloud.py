@@ -210,9 +210,10 @@ def _as_coords(x: Any) -> Tensor:
     try:
         coords = tensor_of(x)
     except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            f"Cloud.of: {type(x).__name__} is not known: pass coordinates, (S, D), e.g. np.asarray(x), and rows by name"
-        ) from None
+        remedy = (
+            "pass coordinates, (S, D), e.g. np.asarray(x), and rows by name; a file is read with gl.read_cloud(path)"
+        )
+        raise TypeError(f"Cloud.of: {type(x).__name__} is not known: {remedy}") from None
     if coords.ndim not in (2, 3):
         raise ValueError(
             f"a cloud is an (S, D) array of coordinates, or (B, N, D) for several, not {tuple(coords.shape)}"
@@ -232,7 +233,8 @@ def _checked(coords: Any) -> Tensor:
         raise TypeError(f"Cloud: coords must be a tensor, not {type(coords).__name__}: use Cloud.of(...)")
     shape = coords.shape
     if len(shape) != 2 or not 1 <= shape[1] <= 8:
-        raise ValueError(f"Cloud: coords must be (points, 1 to 8 dimensions), not {tuple(shape)}")
+        remedy = ": pass x.T" if len(shape) == 2 and shape[0] in (2, 3) else ""
+        raise ValueError(f"Cloud: coords must be (points, 1 to 8 dimensions), not {tuple(shape)}{remedy}")
     if coords.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"Cloud: coords must be float32 or float64, not {coords.dtype}: convert with .float()")
     return coords.detach().contiguous() if not coords.requires_grad else coords

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -117,6 +118,8 @@ class Events(Ragged):
                 return x
             sensor, device, rows = x.sensor, x.device, {}
             x = list(x.examples)
+        if isinstance(x, str | PurePath):
+            raise TypeError(f"Events.of: {str(x)!r} is no array of events: a file is read with gl.read_events(path)")
         several = isinstance(x, (list, tuple))
         held = [held_events(one) for one in (x if several else [x])]
         x = [one for one, _ in held] if several else held[0][0]

@@ -131,7 +131,7 @@ def test_recordings_may_begin_before_the_last_one_ended():
     ("source", "error", "words"),
     [
         (np.zeros((5, 4)), TypeError, "structured array"),
-        ("events", TypeError, "not str"),
+        ("events", TypeError, "no array of events: a file is read with"),
         (array([0.5], types=("<f8", "<i2", "<i2", "?")), TypeError, "whole microseconds"),
         (array([1], types=("<i8", "<f4", "<i2", "?")), TypeError, "x must hold integers"),
     ],

@@ -59,6 +59,12 @@ def test_tables_have_columns_of_coordinates_and_of_rows():
         gl.Cloud.of({"x": [1.0], "y": [1.0], "name": ["chair"]})
     with pytest.raises(TypeError, match=r"Cloud.of: object is not known"):
         gl.Cloud.of(object())
+    with pytest.raises(TypeError, match=r"a file is read with gl.read_cloud\(path\)"):
+        gl.Cloud.of("scan.ply")
+    with pytest.raises(TypeError, match=r"a file is read with gl.read_events\(path\)"):
+        gl.Events.of("recording.raw")
+    with pytest.raises(ValueError, match=r"not \(3, 100\): pass x.T"):
+        gl.Cloud.of(np.zeros((3, 100)))
 
 
 def test_numpy_gives_everything_and_asarray_the_coordinates():
