@@ -211,7 +211,7 @@ def _as_coords(x: Any) -> Tensor:
         coords = tensor_of(x)
     except (TypeError, ValueError, RuntimeError):
         remedy = (
-            "pass coordinates, (S, D), e.g. np.asarray(x), and rows by name; a file is read with gl.read_cloud(path)"
+            "pass coordinates, (S, D), and rows by name; a file is read with gl.read_cloud(path)"
         )
         raise TypeError(f"Cloud.of: {type(x).__name__} is not known: {remedy}") from None
     if coords.ndim not in (2, 3):
