@@ -6,6 +6,7 @@ A worker is a class whose objects are callable: made once in each process, calle
 from __future__ import annotations
 
 import multiprocessing
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -39,6 +40,23 @@ def run(
             yield task, made(task)
 
 
+def connect(address: str) -> Any:
+    """The package Ray, connected to a cluster. That nobody listens is said at once: Ray itself tries for minutes."""
+    try:
+        import ray  # type: ignore[import-not-found]
+    except ImportError:
+        raise ImportError("--ray needs Ray: pip install ray") from None
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not ray.is_initialized():
+        try:
+            if port.isdigit():
+                socket.create_connection((host.strip("[]"), int(port)), 10).close()
+        except OSError as error:
+            raise ConnectionError(f"no Ray cluster at {address}: {error}: is it started (ray start --head)?") from None
+        ray.init(address, log_to_driver=False)
+    return ray
+
+
 _made: Any = None
 
 
@@ -59,12 +77,7 @@ def _on_ray(
     worker: Callable[..., Any], arguments: dict[str, Any], tasks: list[Any], address: str
 ) -> Iterator[tuple[Any, Any]]:
     """An actor for each CPU, or each GPU where there are some; a task whose actor is lost is given to another."""
-    try:
-        import ray  # type: ignore[import-not-found]
-    except ImportError:
-        raise ImportError("--ray needs Ray: pip install ray") from None
-    if not ray.is_initialized():
-        ray.init(address, log_to_driver=False)
+    ray = connect(address)
     on_gpu = str(arguments.get("device", "cpu")).startswith("cuda")
     kind = "GPU" if on_gpu else "CPU"
     many = max(1, int(ray.cluster_resources().get(kind, 1)))

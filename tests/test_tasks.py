@@ -146,6 +146,14 @@ def test_a_cluster_that_loses_a_node_labels_every_point_once(cluster, scene, tmp
     assert np.array_equal(np.load(tmp_path / "out.npy"), labels)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "[::1]:1"])
+def test_an_address_where_nobody_listens_is_said_at_once(address):
+    # Ray itself tries for minutes.
+    pytest.importorskip("ray")
+    with pytest.raises(ConnectionError, match=r"1\]?:1: .*ray start"):
+        list(run(Powers, {"base": 2}, [1], ray=address))
+
+
 def test_without_ray_the_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match="pip install ray"):

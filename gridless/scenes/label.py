@@ -31,7 +31,7 @@ from gridless.progress import bar
 from gridless.scenes.scene import Scene
 from gridless.scenes.tiling import Key, Tile, Tiles, layers_of
 from gridless.structures import Cloud
-from gridless.tasks import run
+from gridless.tasks import connect, run
 
 # The rows in the scene of some points (S) int64, and their labels (S) int64.
 Labels = tuple[np.ndarray, np.ndarray]
@@ -156,6 +156,8 @@ def label_scene(
     """
     source, out = Path(source), Path(out)
     _check_output(source, out)
+    if ray is not None:
+        connect(ray)
     model: Any = weights if isinstance(weights, torch.nn.Module) else _loaded(weights)
     layers_of(model)
     settings = {"size": size, "grid": grid, "how": repr(how), "points": points, "files": _state(source)}

@@ -159,8 +159,10 @@ class Scene:
         low, high = [x.min() for x in piece.coords.T], [x.max() for x in piece.coords.T]
         if not np.isfinite([low, high]).all():
             bad = np.flatnonzero(~np.isfinite(piece.coords).all(1))
-            first = self.name(int(piece.index[bad[0]]))
-            raise ValueError(f"{first} is not finite, nor are {len(bad) - 1} that follow it: remove them")
+            first, many = self.name(int(piece.index[bad[0]])), len(bad)
+            raise ValueError(
+                f"{first} is not finite{f', nor are {many - 1} that follow' * (many > 1)}: remove such points"
+            )
         cells = cells_of(piece.coords, cell)
         (i0, wide), (j0, tall) = ((int(x.min()), int(np.ptp(x)) + 1) for x in cells.T)
         # As one number each, which is quicker to count; Python's, that grow as they must.

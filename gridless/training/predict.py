@@ -127,7 +127,8 @@ def write_labels(
     how = preparation(recipe, up)
     if recipe.get("data") == FOLDER and not (how.keep_scale or how.block):
         raise ValueError(f"{source}: these weights are for clouds on the unit sphere: train with keep_scale, or blocks")
-    settings["grid"] = settings.get("grid") or recipe.get("data_options", {}).get("grid")
+    if settings.get("grid") is None:
+        settings["grid"] = recipe.get("data_options", {}).get("grid")
     if out.suffix.lower() not in OUTPUTS:
         out = out / f"{source.stem}{source.suffix.lower() if source.suffix.lower() in ('.las', '.laz') else '.ply'}"
     counts = label_scene(source, model if weights is None else weights, out, how=how, **settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -16,7 +17,9 @@ import torch
 
 import gridless as gl
 from gridless.__main__ import main
+from gridless.data.clouds import ply
 from gridless.data.prepare import Preparation
+from gridless.scenes import label
 from gridless.scenes.label import Labeller, label_scene
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
@@ -197,6 +200,8 @@ def test_the_command_prints_how_many_points_have_each_label(city, weights, tmp_p
     assert found["written"] == str(tmp_path / "city.laz")
     assert list(found["labels"]) == ["a", "b", "c", "d", "e"]
     assert sum(found["labels"].values()) == 4000
+    assert main([*words[:-1], "0"]) != 0
+    assert "grid must be positive, not 0" in capsys.readouterr().err
 
 
 def test_a_feature_that_is_not_finite_is_named_before_any_work(tmp_path):
@@ -229,14 +234,26 @@ def test_two_runs_to_one_output_are_refused(city, weights, tmp_path, monkeypatch
         label_scene(city, weights, out)
 
 
-def test_a_disk_that_fills_loses_nothing(city, weights, tmp_path, monkeypatch):
-    out = tmp_path / "out.laz"
+class Full(io.FileIO):
+    """On a disk that has room for the header alone."""
+
+    def write(self, data) -> int:
+        if self.tell() + len(data) > 1000:
+            raise OSError(28, "No space left on device")
+        return super().write(data)
+
+
+@pytest.mark.parametrize("suffix", [".laz", ".las", ".ply", ".npy"])
+def test_a_disk_that_fills_loses_nothing(suffix, city, weights, tmp_path, monkeypatch):
+    out = tmp_path / f"out{suffix}"
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
+    whole = label.whole_file
     with monkeypatch.context() as patch:
-        patch.setattr("gridless.data.clouds.las.relabelled", full)
+        for module in (label, ply):
+            patch.setattr(module, "whole_file", lambda path: Full(f"{path}.new", "w") if path == out else whole(path))
         with pytest.raises(OSError, match=r"no space left while writing .*make room and start again"):
             label_scene(city, weights, out)
     assert not out.exists()
@@ -246,8 +263,15 @@ def test_a_disk_that_fills_loses_nothing(city, weights, tmp_path, monkeypatch):
         with pytest.raises(OSError, match=r"no space left while writing .*make room and start again"):
             label_scene(city, weights, out)
     monkeypatch.setattr(Labeller, "label", None)
-    label_scene(city, weights, out)
-    assert len(labels_of(out)) == 4000
+    assert sum(label_scene(city, weights, out).values()) == 4000
+    assert out.exists()
+
+
+def test_a_cluster_that_cannot_be_reached_is_said_before_any_work(city, weights, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match="pip install ray"):
+        label_scene(city, weights, tmp_path / "out.laz", ray="auto")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_be_written_is_refused_before_any_work(city, weights, tmp_path):

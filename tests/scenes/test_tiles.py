@@ -254,11 +254,12 @@ def test_what_is_not_local_is_refused_by_name():
 def test_points_that_are_not_finite_are_named(tmp_path):
     x = street(300)
     x[123, 1] = np.nan
-    with pytest.raises(ValueError, match="point 123 of the array is not finite"):
+    with pytest.raises(ValueError, match="point 123 of the array is not finite: remove"):
         gl.tiles(x, 5.0)
+    x[140:142, 0] = np.inf
     np.save(tmp_path / "a.npy", street(10))
     np.save(tmp_path / "b.npy", x)
-    with pytest.raises(ValueError, match=r"point 123 of .*b\.npy is not finite"):
+    with pytest.raises(ValueError, match=r"point 123 of .*b\.npy is not finite, nor are 2 that follow: remove"):
         gl.tiles(tmp_path, 5.0)
 
 

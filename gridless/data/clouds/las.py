@@ -88,28 +88,48 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
         struct.pack_into("<QI", head, 235, 0, len(late))
     begin = out.tell()
     out.write(head + b"".join(kept))
-    compressor = _lazrs(source).LasZipCompressor(out, vlr) if packed else None
-    first = 0
-    for k, count in enumerate(sizes):
-        table = np.array(np.frombuffer(raw(k), np.uint8)).reshape(count, file.size)
-        classes = labels(first, count).astype(np.uint8)
-        if file.format < 6:
-            table[:, 15] = table[:, 15] & 0xE0 | classes
-        else:
-            table[:, 16] = classes
-        if compressor is None:
-            out.write(table.tobytes())
-        else:
-            compressor.compress_many(table.reshape(-1))
-        first += count
-    if compressor is not None:
-        compressor.done()
+    disk, first = _Disk(out), 0
+    compressor = _lazrs(source).LasZipCompressor(disk, vlr) if packed else None
+    write: Any = out.write if compressor is None else compressor.compress_many
+    try:
+        for k, count in enumerate(sizes):
+            table = np.array(np.frombuffer(raw(k), np.uint8)).reshape(count, file.size)
+            classes = labels(first, count).astype(np.uint8)
+            if file.format < 6:
+                table[:, 15] = table[:, 15] & 0xE0 | classes
+            else:
+                table[:, 16] = classes
+            write(table.reshape(-1))
+            first += count
+        if compressor is not None:
+            compressor.done()
+    except RuntimeError as error:
+        raise disk.error or error from None
     if late and head[25] >= 4:
         end = out.seek(0, 2)
         out.write(b"".join(late))
         out.seek(begin + 235)
         out.write(struct.pack("<Q", end - begin))
         out.seek(0, 2)
+
+
+class _Disk:
+    """A file that a compressor writes to, which says of an error only that there was one: here it is kept."""
+
+    error: OSError | None = None
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
 
 def most_classes(source: Source) -> int:
