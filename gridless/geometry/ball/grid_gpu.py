@@ -22,7 +22,7 @@ from torch import Tensor
 from gridless.geometry import gpu_common as common
 from gridless.geometry.checks import check_edge_count
 from gridless.geometry.gpu_common import example_of, from_bits, load_point, squared_to
-from gridless.kernels.launch import Launcher, cdiv
+from gridless.kernels.launch import INT32, Launcher, cdiv
 from gridless.structures import Cloud
 
 _BLOCK = 128
@@ -39,7 +39,7 @@ class Grid(NamedTuple):
     frame: Tensor  # (7) float64: low and cells per unit of three axes, reach
     key: Tensor  # (S) int32, ascending: column * levels + level
     coords: Tensor  # (D, S)
-    index: Tensor  # (S) int32
+    index: Tensor  # (S) int64
     start: Tensor  # (columns)
     end: Tensor  # (columns)
 
@@ -48,15 +48,14 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
     """splits, splits within the limit, all sources found in ascending order, and how many the limit leaves."""
     grid = make_grid(source, radius)
     key, order = (grid.key, grid.index) if source is target else _sort(target, grid)
-    counts = torch.zeros(len(target) + 1, dtype=torch.int32, device=target.device)
-    _run(source, target, grid, key, order, radius, counts, None, None)
+    counts, totals = _count(source, target, grid, key, order, radius, limit)
     splits = common.splits_from(counts)
     wanted = splits if limit is None else common.splits_from(counts.clamp(max=limit))
-    total, kept, longest = torch.stack([splits[-1], wanted[-1], counts.max()]).tolist()
+    total, kept, longest = totals.tolist()
     check_edge_count("ball", total)
     found = torch.empty(total, dtype=torch.int32, device=target.device)
     if total:
-        _run(source, target, grid, key, order, radius, counts, splits, found)
+        _run(source, target, grid, key, order, radius, limit, splits, found, True)
         found = common.sort_rows(splits, found, longest)
     return splits, wanted, found, kept
 
@@ -64,10 +63,18 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
 def count(source: Cloud, target: Cloud, radius: float) -> Tensor:
     """Sources within the radius of each target (S') int32."""
     grid = make_grid(source, radius)
-    key, order = _sort(target, grid)
-    counts = torch.zeros(len(target) + 1, dtype=torch.int32, device=target.device)
-    _run(source, target, grid, key, order, radius, counts, None, None)
-    return counts[1:]
+    return _count(source, target, grid, *_sort(target, grid), radius, None)[0][1:]
+
+
+def _count(
+    source: Cloud, target: Cloud, grid: Grid, key: Tensor, order: Tensor, radius: float, limit: int | None
+) -> tuple[Tensor, Tensor]:
+    """0 and the neighbours of each target (1 + S') int32; their number, that within the limit, and the longest row."""
+    # One piece of zeros for both; counts begin at a multiple of 16 bytes.
+    memory = torch.zeros(5 + len(target) // 2, dtype=torch.int64, device=target.device)
+    counts, totals = memory.view(torch.int32)[8 : 9 + len(target)], memory[:3]
+    _run(source, target, grid, key, order, radius, limit, totals, counts, False)
+    return counts, totals
 
 
 def make_grid(source: Cloud, radius: float) -> Grid:
@@ -115,8 +122,7 @@ def _sort(cloud: Cloud, grid: Grid) -> tuple[Tensor, Tensor]:
     key = torch.empty(len(cloud), dtype=torch.int32, device=cloud.device)
     tensors, sizes = (cloud.coords, cloud.splits, grid.frame, key), (len(cloud), cloud.num_examples)
     _KEYS((cdiv(len(cloud), _BLOCK), 1, 1), tensors, (*sizes, *grid.columns, grid.levels), (cloud.dim, _BLOCK))
-    key, order = torch.sort(key)
-    return key, order.int()
+    return torch.sort(key)
 
 
 def _run(
@@ -126,16 +132,20 @@ def _run(
     key: Tensor,
     order: Tensor,
     radius: float,
-    counts: Tensor,
-    splits: Tensor | None,
-    found: Tensor | None,
+    limit: int | None,
+    places: Tensor,
+    out: Tensor,
+    fill: bool,
 ) -> None:
+    """Fill the rows `out` that begin at `places`; or count them into `out`, and all of them into `places`."""
     gridded = (grid.frame, grid.coords, grid.key, grid.index, grid.start, grid.end)
-    out = (counts, counts if splits is None else splits, counts if found is None else found)
     bits = common.squared_bits(radius, source.coords.dtype)
-    sizes = (len(target), target.num_examples, len(source), *grid.columns, grid.levels, *bits)
-    constants = (source.dim, _TARGETS, source.coords.dtype == torch.float64, found is not None)
-    _SEARCH((cdiv(len(target), _TARGETS), 1, 1), (target.coords, key, order, *gridded, *out), sizes, constants, 1)
+    most = INT32 - 1 if limit is None else min(limit, INT32 - 1)
+    sizes = (len(target), target.num_examples, len(source), *grid.columns, grid.levels, *bits, most)
+    constants = (source.dim, _TARGETS, source.coords.dtype == torch.float64, fill)
+    _SEARCH(
+        (cdiv(len(target), _TARGETS), 1, 1), (target.coords, key, order, *gridded, places, out), sizes, constants, 1
+    )
 
 
 @triton.jit
@@ -183,7 +193,7 @@ def _arrange(coords, key, order, arranged, start, end, rows, filled, levels, D: 
     tl.store(end + column, (at + 1).to(tl.int32), mask=real & ((at + 1 == filled) | (after != column)))
 
 
-@triton.jit(do_not_specialize=["rows", "examples", "sources", "across", "up", "levels", "high", "low"])
+@triton.jit(do_not_specialize=["rows", "examples", "sources", "across", "up", "levels", "high", "low", "most"])
 def _search(
     target,
     key,
@@ -194,9 +204,8 @@ def _search(
     index,
     start,
     end,
-    counts,
-    splits,
-    found,
+    places,
+    out,
     rows,
     examples,
     sources,
@@ -205,6 +214,7 @@ def _search(
     levels,
     high,
     low,
+    most,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
@@ -225,9 +235,9 @@ def _search(
     z_first = _cell(z, -reach, tl.load(frame + 4), tl.load(frame + 5), levels)
     z_last = _cell(z, reach, tl.load(frame + 4), tl.load(frame + 5), levels)
     total = tl.zeros([BLOCK], tl.int32)
-    out = found + tl.zeros([BLOCK], tl.int64)
+    next_out = out + tl.zeros([BLOCK], tl.int64)
     if FILL:
-        out = found + tl.load(splits + row, mask=ok, other=0)
+        next_out = out + tl.load(places + row, mask=ok, other=0)
     for ox in range(0, tl.max(x_last - x_first, 0) + 1):
         for oy in range(0, tl.max(y_last - y_first, 0) + 1):
             cx = x_first + ox
@@ -261,12 +271,15 @@ def _search(
                 here = p < stop
                 hit = here & (squared_to(arranged, p, here, sources, point, D) <= within)
                 if FILL:
-                    tl.store(out, tl.load(index + p, mask=hit, other=0), mask=hit)
-                    out += hit.to(tl.int32)
+                    tl.store(next_out, tl.load(index + p, mask=hit, other=0).to(tl.int32), mask=hit)
+                    next_out += hit.to(tl.int32)
                 else:
                     total += hit.to(tl.int32)
     if not FILL:
-        tl.store(counts + 1 + row, total, mask=ok)
+        tl.store(out + 1 + row, total, mask=ok)
+        tl.atomic_add(places, tl.sum(total.to(tl.int64), 0), sem="relaxed")
+        tl.atomic_add(places + 1, tl.sum(tl.minimum(total, most).to(tl.int64), 0), sem="relaxed")
+        tl.atomic_max(places + 2, tl.max(total, 0).to(tl.int64), sem="relaxed")
 
 
 _KEYS, _ARRANGE, _SEARCH = (Launcher(kernel, exact=True) for kernel in (_keys, _arrange, _search))
