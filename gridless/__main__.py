@@ -50,7 +50,8 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        text = str(error) or type(error).__name__
+        # A KeyError shows its text in quotation marks.
+        text = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
         if isinstance(error, ModuleNotFoundError) and error.name:
             text += f": pip install {error.name.partition('.')[0]}"
         print(f"gridless {words[0]}: {text}", file=sys.stderr)

@@ -282,3 +282,5 @@ def test_the_command_draws_files(points, recording, tmp_path, kind, capsys):
     assert (tmp_path / "film.gif").is_file() == (kind == "events")
     assert main(["show", str(tmp_path / "missing.ply")]) == 1
     assert "no file" in capsys.readouterr().err
+    assert main(["show", str(file), "--colour", "mood"]) == 1
+    assert capsys.readouterr().err.startswith("gridless show: no rows 'mood', only ")
