@@ -105,23 +105,8 @@ def _select(points, row, low, high, middle, d):
 
 
 @njit(nogil=True, cache=True, inner=True)
-def bound_blocks(x, blocks, dim, low, high):
-    """The box of each block of points; boxes are stored in blocks of 64 too."""
-    for b in range(blocks):
-        for d in range(dim):
-            start = (b * dim + d) * BLOCK
-            least = most = x[start]
-            for i in range(start + 1, start + BLOCK):
-                least, most = min(least, x[i]), max(most, x[i])
-            at = ((b // BLOCK) * dim + d) * BLOCK + b % BLOCK
-            low[at], high[at] = least, most
-    _fill(low, blocks, dim)
-    _fill(high, blocks, dim)
-
-
-@njit(nogil=True, cache=True, inner=True)
 def bound_boxes(low, high, boxes, dim, group_low, group_high):
-    """The box of each block of boxes."""
+    """The box of each block of boxes, or of points, both of whose corners are the same; stored in blocks of 64 too."""
     groups = (boxes + BLOCK - 1) // BLOCK
     for g in range(groups):
         count = min(boxes - g * BLOCK, BLOCK)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.registry import CPUDispatcher
 
 
 def njit(inner: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -30,20 +31,25 @@ def njit(inner: bool = False, **options: Any) -> Callable[[Callable[..., Any]], 
 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(**options)(function)
+        # The function itself under NUMBA_DISABLE_JIT.
+        if inner and dispatcher is not function:
+            dispatcher = _Inner(function, targetoptions=dispatcher.targetoptions)
+            if options.get("cache"):
+                dispatcher.enable_caching()
         # Absent without a cache and under NUMBA_DISABLE_JIT; a later Numba without it keeps its own stamp.
         file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
         if hasattr(file, "_source_stamp"):
             file._source_stamp = (file._source_stamp, digest(function.__module__))
-        if inner and dispatcher is not function:
-            # Numba would call what is not there.
-            dispatcher.__class__ = type("Inner", (type(dispatcher),), {"__call__": _refuse})
         return dispatcher
 
     return decorate
 
 
-def _refuse(kernel: Any, *args: Any, **named: Any) -> None:
-    raise TypeError(f"{kernel.__name__} was compiled with inner=True, for other kernels to call: Python cannot")
+class _Inner(CPUDispatcher):
+    """A kernel without an entry from Python, which Numba would call all the same."""
+
+    def __call__(self, *args: Any, **named: Any) -> None:
+        raise TypeError(f"{self.__name__} was compiled with inner=True, for other kernels to call: Python cannot")
 
 
 @cache

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.geometry.blocks import aligned, bound_blocks, bound_boxes, sort_into_blocks, squared
+from gridless.geometry.blocks import aligned, bound_boxes, sort_into_blocks, squared
 from gridless.geometry.work import CROSSING, cut_examples, refuse_crossing
 from gridless.kernels.compile import njit
 from gridless.kernels.llvm import first_bit
@@ -73,7 +73,7 @@ def _in_boxes(coords, start, taken):
     low, high = aligned(groups * BLOCK * dim, coords), aligned(groups * BLOCK * dim, coords)
     group_low, group_high = aligned(tops * BLOCK * dim, coords), aligned(tops * BLOCK * dim, coords)
     sort_into_blocks(coords, x, row)
-    bound_blocks(x, blocks, dim, low, high)
+    bound_boxes(x, x, blocks * BLOCK, dim, low, high)
     bound_boxes(low, high, blocks, dim, group_low, group_high)
     closest = aligned(blocks * BLOCK, coords)
     most, group_most = aligned(groups * BLOCK, coords), aligned(tops * BLOCK, coords)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.geometry.blocks import aligned, bound_blocks, bound_boxes, sort_into_blocks
+from gridless.geometry.blocks import aligned, bound_boxes, sort_into_blocks
 from gridless.geometry.work import cut_examples
 from gridless.kernels.compile import njit
 from gridless.kernels.llvm import first_bit
@@ -36,7 +36,7 @@ def _plant(coords):
     low, high = aligned(groups * BLOCK * dim, coords), aligned(groups * BLOCK * dim, coords)
     group_low, group_high = aligned(tops * BLOCK * dim, coords), aligned(tops * BLOCK * dim, coords)
     sort_into_blocks(coords, x, row)
-    bound_blocks(x, blocks, dim, low, high)
+    bound_boxes(x, x, blocks * BLOCK, dim, low, high)
     bound_boxes(low, high, blocks, dim, group_low, group_high)
     least, group_least = np.full(blocks, n, np.int32), np.full(groups, n, np.int32)
     for i in range(n):
