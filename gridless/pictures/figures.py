@@ -136,6 +136,7 @@ def bars(values: Sequence[float], x: str, y: str) -> Any:
     figure = _figure(*SIDE_BY_SIDE)
     axes = figure.add_subplot()
     axes.bar(range(1, len(values) + 1), values, color=BLUE)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel=x, ylabel=y, ylim=(0, 101))
     axes.spines[["top", "right"]].set_visible(False)
     return figure
