@@ -185,23 +185,19 @@ def check_samples(scans: str, device: str) -> None:
     print(f"checked: {len(found[0]):,} samples of {sum(source.sizes):,} points are those of the whole, in two tilings")
 
 
-def network(scans: str) -> Any:
-    """With random weights, and no class that wins everywhere."""
+def network() -> Any:
+    """With random weights."""
     from gridless.training.recipe import load_recipe
 
     torch.manual_seed(0)
-    model: Any = load_recipe("semantickitti").make_model().eval()
-    some = turned(gl.data.SemanticKITTI(scans, "train").cloud(0)[:20_000], HOW, "a scan")
-    with torch.no_grad():
-        model.head.bias -= model(model.plan(some)).mean(0)
-    return model
+    return load_recipe("semantickitti").make_model().eval()
 
 
 def labelled(scans: str, points: float, device: str, limit: float) -> Rows:
     """The scene's tiles one after the other, for so many seconds; `points` are those that were labelled."""
     source, on_gpu = city(scans, points), device.startswith("cuda")
     begin = started = time.perf_counter()
-    worker = Labeller(source, network(scans), grid=GRID, how=HOW, device=device, points=1 << (21 if on_gpu else 19))
+    worker = Labeller(source, network(), grid=GRID, how=HOW, device=device, points=1 << (21 if on_gpu else 19))
     tiles, total = worker.tiles, sum(source.sizes)
     result: Rows = {"of points": total, "of tiles": len(tiles), "of side, m": round(tiles.size)}
     result["reading, points/s"] = round(total / (time.perf_counter() - begin))
@@ -242,7 +238,11 @@ def labelled(scans: str, points: float, device: str, limit: float) -> Rows:
 
 def check_labels(scans: str, device: str) -> None:
     """Labels of two tilings are those of the whole but for ties within rounding; how many logits are, to the bit."""
-    source, model = city(scans, 4e5 if device.startswith("cuda") else 1e5), network(scans)
+    source, model = city(scans, 4e5 if device.startswith("cuda") else 1e5), network()
+    some = turned(gl.data.SemanticKITTI(scans, "train").cloud(0)[:20_000], HOW, "a scan")
+    with torch.no_grad():
+        # No class wins everywhere.
+        model.head.bias -= model(model.plan(some)).mean(0)
     many, found = sum(source.sizes), {}
     for size in (math.inf, 60.0, 150.0):
         worker = Labeller(source, model, size=size, grid=GRID, how=HOW, device=device)
