@@ -222,8 +222,9 @@ def lidar(r: dict[str, Any]) -> Made:
 
 
 def cities(r: dict[str, Any]) -> Made:
-    columns, rows = ["points/s", "points/core second", "peak, MiB"], []
-    for part in [part for part in ("sample", "sample, busy", "label, busy", "peers") if part in r["scale"]]:
+    columns, rows = ["points/s", "points/core second", "peak, MiB", "held, MiB"], []
+    parts = ("sample", "sample, held", "sample, busy", "label", "label, busy", "peers")
+    for part in [part for part in parts if part in r["scale"]]:
         where, results = r["scale"][part]["machine"]["cpu"], r["scale"][part]["results"]
         if part != "peers":
             how = "searched and sampled" if part.startswith("sample") else "labelled"
@@ -235,16 +236,21 @@ def cities(r: dict[str, Any]) -> Made:
     words = (
         "Scans of SemanticKITTI side by side, made on the fly, tile by tile: one point of each 5 cm, balls of 20 cm, "
         "rejection samples; or labels, by the network of the recipe `semantickitti`. The peak is of all processes "
-        "together, libraries that they share counted for each. *Busy*: ten to twenty other processes on two cores."
+        "together, libraries that they share counted for each; of what is held, what they share counts once. *Busy*: ten to twenty other processes on two cores."
     )
     return "A city", words, ["", "", "machine", *columns], rows
 
 
 def processes(r: dict[str, Any]) -> Made:
     found = r["scale"]["precompute"]
-    rows = [[name.split()[0], row["scans/s"], row["of linear"]] for name, row in found["results"].items()]
-    words = f"Precomputed geometry of scans, the same in each process; 0.9 was aimed at, see the notes. {origin(found)}"
-    return "Processes", words, ["processes", "scans/s", "of linear"], rows
+    columns = ["scans/s", "of linear"]
+    columns += [name for name in next(iter(found["results"].values())) if name.endswith(", of linear")]
+    rows = [[name.split()[0], *(row[column] for column in columns)] for name, row in found["results"].items()]
+    words = (
+        "Precomputed geometry of scans, the same in each process; 0.9 was aimed at, see the notes. Beside it what the "
+        f"machine allows to as many processes that know nothing of each other. {origin(found)}"
+    )
+    return "Processes", words, ["processes", *columns], rows
 
 
 def scans(r: dict[str, Any]) -> Made:

@@ -113,7 +113,8 @@ def _ragged(path: Path, name: str, column: list[Tensor]) -> dict[str, np.ndarray
         if not isinstance(tensor, Tensor) or tensor.dtype != first.dtype or tensor.shape[1:] != first.shape[1:]:
             raise TypeError(f"{path}: {name!r} of example {number} does not go with that of the first")
     # Scalars are rows of one number.
-    rows = torch.cat([t.detach().cpu().reshape(1) if t.ndim == 0 else t.detach().cpu() for t in column])
+    parts = [t.detach().cpu().reshape(1) if t.ndim == 0 else t.detach().cpu() for t in column]
+    rows = torch.cat(parts) if len(parts) > 1 else parts[0]
     starts = np.cumsum([0] + [1 if t.ndim == 0 else len(t) for t in column], dtype=np.int64)
     return {name: np.ascontiguousarray(rows.numpy()), f"@{name}": starts if first.ndim else np.empty(0, np.int64)}
 
