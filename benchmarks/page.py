@@ -236,7 +236,8 @@ def cities(r: dict[str, Any]) -> Made:
     words = (
         "Scans of SemanticKITTI side by side, made on the fly, tile by tile: one point of each 5 cm, balls of 20 cm, "
         "rejection samples; or labels, by the network of the recipe `semantickitti`. The peak is of all processes "
-        "together, libraries that they share counted for each; of what is held, what they share counts once. *Busy*: ten to twenty other processes on two cores."
+        "together, libraries that they share counted for each; of what is held, what they share counts once. *Busy*: "
+        "ten to twenty other processes on two cores."
     )
     return "A city", words, ["", "", "machine", *columns], rows
 
