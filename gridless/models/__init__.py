@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from torch import nn
 
@@ -83,10 +84,12 @@ def build(config: dict[str, Any]) -> nn.Module:
     name = arguments.pop("model", None)
     if name not in CLASSES and name not in SIZES:
         raise ValueError(f"unknown model {name!r}: choose one of {', '.join([*SIZES, *CLASSES])}")
+    make = __getattr__(name)
     try:
-        return __getattr__(name)(**arguments)
+        return make(**arguments)
     except TypeError as error:
-        raise TypeError(f"model {name}: {error}") from None
+        kind = make if isinstance(make, type) else get_type_hints(make)["return"]
+        raise TypeError(f"model {name}: {error}: its settings are {', '.join(signature(kind).parameters)}") from None
 
 
 def __getattr__(name: str) -> Any:

@@ -210,9 +210,7 @@ def _as_coords(x: Any) -> Tensor:
     try:
         coords = tensor_of(x)
     except (TypeError, ValueError, RuntimeError):
-        remedy = (
-            "pass coordinates, (S, D), and rows by name; a file is read with gl.read_cloud(path)"
-        )
+        remedy = "pass coordinates, (S, D), and rows by name; a file is read with gl.read_cloud(path)"
         raise TypeError(f"Cloud.of: {type(x).__name__} is not known: {remedy}") from None
     if coords.ndim not in (2, 3):
         raise ValueError(
