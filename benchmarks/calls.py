@@ -3,10 +3,11 @@
     python benchmarks/calls.py [--clouds clouds.npz] [--out results/calls.json] [--profile] [--one-by-one] [--threads]
 
 `host` is from the call to its return, with the device idle before it; `device` is what the kernels of the call take, by
-torch's profiler. Medians of 30. Clouds are 128 of ModelNet40 (1,024 points), a pack of `geometry.py pack`, or generated
-shapes where there is none. `first` is the first call of a process whose compile cache is empty (set TRITON_CACHE_DIR to
-an empty folder for that); with `--one-by-one` kernels are compiled when they are met, not together. `--threads` adds
-what a node of a backward pass costs in torch's thread and in the caller's.
+torch's profiler. Medians of 30. A backward pass has a fixed cost, so rows "of ten" give a tenth of ten equal layers in
+a row, over few points: what one more layer costs, torch's own beside ours. Clouds are 128 of ModelNet40 (1,024 points),
+a pack of `geometry.py pack`, or generated shapes where there is none. `first` is the first call of a process whose
+compile cache is empty (set TRITON_CACHE_DIR to an empty folder for that); with `--one-by-one` kernels are compiled when
+they are met, not together. `--threads` adds what a node of a backward pass costs in torch's thread and in the caller's.
 """
 
 from __future__ import annotations
@@ -74,10 +75,17 @@ def device_ms(work: Callable[[], Any]) -> tuple[float, int]:
     return sum(e.device_time for e in events) / 5e3, len(events) // 5
 
 
-def both(forward: Callable[[], torch.Tensor]) -> Callable[[], None]:
-    out = forward()
-    grad = torch.ones_like(out)
-    return lambda: forward().backward(grad)
+def both(forward: Callable[[], torch.Tensor], layers: nn.Module | None = None) -> Callable[[], None]:
+    """Forward and backward; gradients of `layers` are dropped before, as a training loop does."""
+    grad = torch.ones_like(forward())
+    learned = [] if layers is None else [*layers.parameters()]
+
+    def work() -> None:
+        for parameter in learned:
+            parameter.grad = None
+        forward().backward(grad)
+
+    return work
 
 
 def layer_works(clouds: list, device: str) -> dict[str, Callable[[], Any]]:
@@ -91,14 +99,59 @@ def layer_works(clouds: list, device: str) -> dict[str, Callable[[], Any]]:
         conv = gl.nn.PointConv(near, channels, channels).to(device)
         features = torch.randn(points, channels, device=device, requires_grad=True)
         works[f"PointConv {channels}, forward"] = lambda c=conv, f=features: c(f, geometry)
-        works[f"PointConv {channels}, both"] = both(lambda c=conv, f=features: c(f, geometry))
+        works[f"PointConv {channels}, both"] = both(lambda c=conv, f=features: c(f, geometry), conv)
     norm = gl.nn.BatchNorm(32, cloud, relu="after").to(device)
     plain = nn.BatchNorm1d(32).to(device)
     narrow = torch.randn(points, 32, device=device, requires_grad=True)
-    works["BatchNorm with ReLU, both"] = both(lambda: norm(narrow, geometry))
-    works["torch's BatchNorm1d, both"] = both(lambda: plain(narrow).relu())
+    works["BatchNorm with ReLU, both"] = both(lambda: norm(narrow, geometry), norm)
+    works["torch's BatchNorm1d, both"] = both(lambda: plain(narrow).relu(), plain)
     pool = gl.nn.MaxPool(cloud)
     works["MaxPool, both"] = both(lambda: pool(narrow, geometry))
+    return works
+
+
+class Nothing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+def works_of_ten(clouds: list, device: str) -> dict[str, Callable[[], Any]]:
+    """Ten equal layers in a row."""
+    plan = gl.Plan()
+    cloud = plan.points(dim=3)
+    near = plan.ball(cloud, cloud, 0.1125)
+    geometry = plan([c[:64] for c in clouds])
+    features = torch.randn(len(geometry[cloud]), 32, device=device, requires_grad=True)
+    works: dict[str, Callable[[], Any]] = {}
+
+    class Empty(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Nothing.apply(x)
+
+    kinds: dict[str, Callable[[], nn.Module]] = {
+        "an empty autograd function": Empty,
+        "ReLU": nn.ReLU,
+        "Linear": lambda: nn.Linear(32, 32),
+        "torch's BatchNorm1d": lambda: nn.BatchNorm1d(32),
+        "BatchNorm with ReLU": lambda: gl.nn.BatchNorm(32, cloud, relu="after"),
+        "PointConv 32": lambda: gl.nn.PointConv(near, 32, 32),
+    }
+    for name, make in kinds.items():
+        ten = nn.ModuleList(make() for _ in range(10)).to(device)
+
+        def forward(layers: nn.ModuleList = ten) -> torch.Tensor:
+            x = features
+            for layer in layers:
+                x = layer(x, geometry) if type(layer).__module__.startswith("gridless") else layer(x)
+            return x
+
+        works[f"{name}, of ten, forward"] = forward
+        works[f"{name}, of ten, both"] = both(forward, ten)
     return works
 
 
@@ -114,17 +167,7 @@ def event_works(device: str) -> dict[str, Callable[[], Any]]:
     stream["t"] = np.sort(rng.integers(0, 100000, count))
     geometry = plan(gl.Events.of(stream, sensor=(128, 128)).to(device))
     features = torch.randn(count, 8, device=device, requires_grad=True)
-    return {"EventConv, 20,000 events, both": both(lambda: conv(features, geometry))}
-
-
-class Nothing(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad
+    return {"EventConv, 20,000 events, both": both(lambda: conv(features, geometry), conv)}
 
 
 def threads(device: str) -> dict[str, dict[str, float]]:
@@ -201,9 +244,11 @@ def main() -> None:
     rows: dict[str, dict[str, float]] = {}
 
     def row(name: str, work: Callable[[], Any]) -> None:
-        host, (busy, kernels) = host_ms(work), device_ms(work)
+        of = 10 if "of ten" in name else 1
+        host, (busy, kernels) = host_ms(work) / of, device_ms(work)
+        busy, kernels = busy / of, kernels // of
         rows[name] = {"host_ms": host, "device_ms": busy, "kernels": kernels}
-        print(f"{name:44} host {host:8.3f} ms   device {busy:8.3f} ms   {kernels:4d} kernels", flush=True)
+        print(f"{name:48} host {host:8.3f} ms   device {busy:8.3f} ms   {kernels:4d} kernels", flush=True)
 
     for name, make in (("large", gl.models.point_resnet_large), ("plus", gl.models.point_resnet_plus)):
         loop = Loop(make(), clouds, device, sizes=False)
@@ -242,7 +287,8 @@ def main() -> None:
                 loop.step(geometry)
             profile.disable()
             pstats.Stats(profile).sort_stats("tottime").print_stats(25)
-    for name, work in {**layer_works(clouds[:BATCH], device), **event_works(device)}.items():
+    some = clouds[:BATCH]
+    for name, work in {**layer_works(some, device), **works_of_ten(some, device), **event_works(device)}.items():
         row(name, work)
     if options.threads:
         rows |= threads(device)
