@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gridless.geometry import grid_sample
 from gridless.geometry.rejection import doubtful_depth
 from gridless.plan import Plan
-from gridless.scenes.scene import RESOLUTION, Scene, cells_of, taken
+from gridless.scenes.scene import RESOLUTION, Piece, Scene, cells_of, taken
 from gridless.structures import Cloud, Geometry
 
 Key = tuple[int, int]
@@ -109,9 +109,7 @@ class Tiles(Sequence):
         """The tile of a cell (i, j) with a halo of its own, or that of the others."""
         halo = self.usual if halo is None else halo
         low, high = self.box(key, halo)
-        points = self.scene.window(low, high)
-        # A hash of the coordinates, then the index: an order that no tile changes.
-        coords, index, found = taken(points, _hash(points.coords).argsort(kind="stable"))
+        coords, index, found = _ordered(self.scene.window(low, high))
         offset = self._offset(
             np.maximum(low, self._ends[0][: self._axes]), np.minimum(high, self._ends[1][: self._axes])
         )
@@ -235,6 +233,11 @@ def layers_of(model: nn.Module) -> list[str]:
                 f"{type(model).__name__} cannot label a scene tile by tile: {name or 'it'} {why}: use point_unet"
             )
     return [str(module.edges) for module in model.modules() if isinstance(module, _Conv)]
+
+
+def _ordered(points: Piece) -> Piece:
+    """Points by a hash of their coordinates, then by their index: an order that no tile changes."""
+    return taken(points, _hash(points.coords).argsort(kind="stable"))
 
 
 def _hash(coords: np.ndarray) -> np.ndarray:
