@@ -372,15 +372,16 @@ def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
     note(begin, f"one process takes {one:.3f} s a scan; {each} scans for each")
     # The largest first, not counted: a virtual machine has its memory when it is written to for the first time.
     precomputed(scans, max(processes), each)
+    times = {}
     for n in processes:
         before = spent()
-        took = precomputed(scans, n, each)
+        took = times[n] = precomputed(scans, n, each)
         user, system = (1e3 * (spent() - before) / (n * each)).tolist()
         result[f"{n} processes"] = row = {
-            "scans": n * each, "seconds": round(took, 2), "scans/s": round(n * each / took, 2), "of linear": took,
+            "scans": n * each, "seconds": round(took, 2), "scans/s": round(n * each / took, 2),
+            "of linear": round(times[processes[0]] / took, 3),
             "user, ms/scan": round(user, 1), "system, ms/scan": round(system, 1),
         }  # fmt: skip
-        row["of linear"] = round(result[f"{processes[0]} processes"]["seconds"] / took, 3)
         note(begin, f"{n} processes: {row}")
     for name, work in controls(scans).items():
         count = max(2, round(seconds / 2 / beside(1, work, 2)))
