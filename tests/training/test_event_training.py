@@ -268,9 +268,11 @@ def test_a_recording_of_a_larger_camera_is_refused(glyphs):
         fitted(glyphs.events.examples[0], (8, 8), "a.dat")
 
 
-def test_training_on_a_real_data_set_needs_its_folder(capsys):
-    assert main(["train", "n-mnist"]) != 0
+def test_training_on_a_real_data_set_needs_its_folder(capsys, tmp_path):
+    assert main(["train", "n-mnist", "--out", str(tmp_path)]) == 1
     assert "the folder of n_mnist is needed: give it with --data" in capsys.readouterr().err
+    assert main(["train", "own-recordings", "--out", str(tmp_path)]) == 1
+    assert "the folder of your files is needed: give it with --data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
