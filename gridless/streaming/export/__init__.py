@@ -98,7 +98,9 @@ def _when(program: Program) -> str:
 def _sizes(writer: Writer) -> str:
     constants = 4 * writer.constants.size + 2 * writer.weights.size
     rows = {"constants": constants, "state: memory": writer.memory.bytes, "state: working memory": writer.work.bytes}
-    rows["stack, about"] = 12 * writer.factors + 64 * writer.block + 1024
+    # Decays and tiles, sums, rows that are seen, and the rest.
+    stack = 12 * writer.factors + 64 * (writer.block + 1) + writer.taps * (writer.block + 4) + 1024
+    rows["stack, about"] = stack
     return "\n".join(f"| {name} | {size:,} |" for name, size in rows.items())
 
 

@@ -49,13 +49,13 @@ typedef float sums_at;
 #endif
 #define EACH(k, n) UNROLL for (k = 0; k < (n); k++)
 
-/* The sums of some columns go on: total (TOGETHER, COLUMNS) += x (TOGETHER, n; `pitch` apart) w (n, wide). */
-INLINE void add(const int across, float *restrict total, const float *restrict x, int pitch, int n, const float *restrict w,
-                int wide) {
+/* The sums of some columns go on: total (row; COLUMNS) += x (TOGETHER, n; `pitch` apart) w (n, wide), for the rows named. */
+INLINE void add(const int across, float *restrict total, const int *restrict row, const float *restrict x, int pitch, int n,
+                const float *restrict w, int wide) {
     sums sum[TOGETHER][ACROSS];
     int r, c, j, k;
     EACH(r, TOGETHER)
-        EACH(c, across) sum[r][c] = *(const sums_at *)(total + r * COLUMNS + c * SUMS);
+        EACH(c, across) sum[r][c] = *(const sums_at *)(total + row[r] * COLUMNS + c * SUMS);
     for (k = 0; k + 4 <= n; k += 4) {
 #if SUMS == 4
         /* By element of a vector: one instruction on ARM. */
@@ -77,7 +77,7 @@ INLINE void add(const int across, float *restrict total, const float *restrict x
             EACH(r, TOGETHER) sum[r][c] = ADD(sum[r][c], x[(ptrdiff_t)r * pitch + k], weights);
         }
     EACH(r, TOGETHER)
-        EACH(c, across) *(sums_at *)(total + r * COLUMNS + c * SUMS) = sum[r][c];
+        EACH(c, across) *(sums_at *)(total + row[r] * COLUMNS + c * SUMS) = sum[r][c];
 }
 
 /* The same for one row, all columns of a panel, and numbers as they are stored. */
@@ -90,37 +90,52 @@ INLINE void add_one(const int across, float *restrict total, const float *restri
     EACH(c, across) KEEP(total + c * LANES, sum[c]);
 }
 
-/* out (count, columns) = bias + rows (count, steps) weights (steps, columns). */
-APART void product(float *restrict out, int count, int columns, const float *restrict rows, int steps,
-                   const number *restrict weights, const float *restrict bias, const float *restrict scale,
-                   float *restrict decoded) {
-    float total[BLOCK * COLUMNS];
-    int first, at, i, k, c;
+/*
+ * out (count, columns) = bias + rows (count, steps) weights (steps, columns); or the sum of that over taps, each with the rows
+ * that were seen there, BLOCK rows apart (count is at most BLOCK). A row that is left out would have added zeros.
+ */
+APART void product(float *restrict out, int count, int columns, const float *restrict rows, int taps, int steps,
+                   const sight *restrict seen, const number *restrict weights, const float *restrict bias,
+                   const float *restrict scale, float *restrict decoded) {
+    /* The last row is for those that fill a group up. */
+    float total[(BLOCK + 1) * COLUMNS];
+    int first, at, u, i, k, c, r;
     for (first = 0; first < count; first += BLOCK, rows += (ptrdiff_t)BLOCK * steps, out += (ptrdiff_t)BLOCK * columns) {
         int some = least(BLOCK, count - first);
+        const number *panel = weights;
         for (at = 0; at < columns; at += COLUMNS) {
-            const number *panel = weights + (ptrdiff_t)at * steps;
             int wide = columns - at > COLUMNS / 2 ? COLUMNS : COLUMNS / 2;
-            for (i = 0; i < BLOCK * COLUMNS; i++) total[i] = 0.0f;
-            for (k = 0; k < steps; k += STEPS, panel += STEPS * wide) {
-                int n = least(STEPS, steps - k);
-                const float *x = rows + k;
-                for (i = 0; i < some - 1; i += TOGETHER, x += (ptrdiff_t)TOGETHER * steps) {
+            for (i = 0; i < (BLOCK + 1) * COLUMNS; i++) total[i] = 0.0f;
+            for (u = 0; u < taps; u++) {
+                int those = seen ? seen->many[u] : some;
+                for (k = 0; k < steps; k += STEPS) {
+                    int n = least(STEPS, steps - k);
+                    const float *x = rows + (ptrdiff_t)u * BLOCK * steps + k;
+                    for (i = 0; i < those - 1; i += TOGETHER, x += (ptrdiff_t)TOGETHER * steps) {
+                        int row[TOGETHER];
 #if SMALL
-                    const float *part = decoded;
-                    if (i == 0)
-                        for (c = 0; c < n * wide; c += LANES) KEEP(decoded + c, numbers(panel + c));
+                        const float *part = decoded;
+                        if (i == 0)
+                            for (c = 0; c < n * wide; c += LANES) KEEP(decoded + c, numbers(panel + c));
 #else
-                    const float *part = panel;
+                        const float *part = panel;
 #endif
-                    for (c = 0; c < wide; c += ACROSS * SUMS)
-                        if (c + ACROSS * SUMS <= wide)
-                            add(ACROSS, total + i * COLUMNS + c, x, steps, n, part + c, wide);
+                        EACH(r, TOGETHER) row[r] = i + r >= those ? BLOCK : seen ? seen->row[u][i + r] : i + r;
+                        for (c = 0; c < wide; c += ACROSS * SUMS)
+                            if (c + ACROSS * SUMS <= wide)
+                                add(ACROSS, total + c, row, x, steps, n, part + c, wide);
+                            else
+                                add(1, total + c, row, x, steps, n, part + c, wide);
+                    }
+                    if (i == those - 1) {
+                        float *one = total + (seen ? seen->row[u][i] : i) * COLUMNS;
+                        if (wide == COLUMNS)
+                            add_one(COLUMNS / LANES, one, x, n, panel);
                         else
-                            add(1, total + i * COLUMNS + c, x, steps, n, part + c, wide);
+                            add_one(COLUMNS / LANES / 2, one, x, n, panel);
+                    }
+                    panel += n * wide;
                 }
-                if (i == some - 1 && wide == COLUMNS) add_one(COLUMNS / LANES, total + i * COLUMNS, x, n, panel);
-                if (i == some - 1 && wide != COLUMNS) add_one(COLUMNS / LANES / 2, total + i * COLUMNS, x, n, panel);
             }
             for (i = 0; i < some; i++)
                 for (c = 0; c < least(wide, columns - at); c++) {

@@ -21,13 +21,13 @@ typedef struct {
 
 /*
  * A convolution of events: its source's pixels, and the window of a target. A trace is `factors` runs of `each` channels;
- * a run has one rate. The trace of tap u of target pixel o is trace[o][u]; where all taps have the same rates (shared), that
+ * a run has one rate, the slowest of a tap is told apart. The trace of tap u of target pixel o is trace[o][u]; where all taps have the same rates (shared), that
  * of source pixel i is trace[i].
  */
 typedef struct {
     int width, height;
     window window;
-    int channels, taps, factors, each, shared, rate;
+    int channels, taps, factors, each, shared, rate, slowest;
 } convolution;
 
 /* The first and the last target pixel, along an axis, whose window holds pixel x. */
@@ -127,37 +127,52 @@ INLINE void enter(const convolution *conv, event e, const float *restrict featur
     }
 }
 
-/* All taps of a target event, as they are at its time. */
-INLINE void gather(const convolution *conv, event e, float *restrict row, const number *restrict trace,
-                   const int64_t *restrict time) {
+/* Of the events of a block, the rows that see something at each tap, and how many they are. */
+typedef struct {
+    int many[TAPS];
+    unsigned char row[TAPS][BLOCK];
+} sight;
+
+/*
+ * The taps of a target event, as they are at its time. Where nothing has been at a pixel, or all of it has faded, there is
+ * nothing to read: zeros stand for it in the row; or, where every tap has rows of its own (seen), the event has none there.
+ */
+INLINE void gather(const convolution *conv, event e, int row, float *restrict rows, sight *restrict seen,
+                   const number *restrict trace, const int64_t *restrict time) {
     const window w = conv->window;
     const int factors = conv->factors, each = conv->each, size = factors * each, taps = conv->taps;
-    const float *rate = constants.value + conv->rate;
+    const float *rate = constants.value + conv->rate, *slowest = constants.value + conv->slowest;
     float factor[FACTORS];
-    int pixel[TAPS], at = 0, dx, dy, u, k, c;
+    int u = 0, dx, dy, k, c;
     for (dy = -w.reach; dy <= w.reach; dy++) {
         int reach = w.cross && dy ? 0 : w.reach, y = w.stride * e.y + dy;
-        for (dx = -reach; dx <= reach; dx++, at++) {
+        for (dx = -reach; dx <= reach; dx++, u++, rate += factors) {
             int x = w.stride * e.x + dx, inside = x >= 0 && x < conv->width && y >= 0 && y < conv->height;
-            float age = inside ? elapsed(e.time, time[y * conv->width + x]) : 0.0f;
-            pixel[at] = inside ? y * conv->width + x : -1;
-            for (k = 0; k < factors; k++) factor[at * factors + k] = age;
-        }
-    }
-    for (k = 0; k < taps * factors; k += LANES) KEEP(factor + k, decays(LOAD(rate + k) * LOAD(factor + k)));
-    for (u = 0; u < taps; u++, row += size) {
-        const number *mine = trace + ((ptrdiff_t)(e.y * w.columns + e.x) * taps + u) * size;
-        if (conv->shared) mine = trace + (ptrdiff_t)most(pixel[u], 0) * size;
-        if (conv->shared && pixel[u] < 0) {
-            for (k = 0; k < size; k += LANES) KEEP(row + k, ALL(0.0f));
-        } else if (each == 1) {
-            for (k = 0; k < size; k += LANES)
-                KEEP(row + k, factor_of(numbers(mine + k) * LOAD(factor + u * factors + k)));
-        } else {
-            for (k = 0; k < factors; k++) {
-                vector left = ALL(factor[u * factors + k]);
-                for (c = k * each; c < (k + 1) * each; c += LANES) KEEP(row + c, factor_of(numbers(mine + c) * left));
+            float age = inside ? elapsed(e.time, time[y * conv->width + x]) : 0.0f, *to = rows + u * size;
+            int empty = !inside || age * slowest[u] > FADED;
+            const number *mine = trace + ((ptrdiff_t)(e.y * w.columns + e.x) * taps + u) * size;
+            if (conv->shared) mine = trace + (ptrdiff_t)(y * conv->width + x) * size;
+            if (empty) {
+                if (!seen)
+                    for (k = 0; k < size; k += LANES) KEEP(to + k, ALL(0.0f));
+                continue;
             }
+            if (seen) {
+                to = rows + ((ptrdiff_t)u * BLOCK + seen->many[u]) * size;
+                seen->row[u][seen->many[u]++] = (unsigned char)row;
+            }
+            for (k = 0; k < factors; k += LANES) {
+                vector left = decays(LOAD(rate + k) * age);
+                if (each == 1)
+                    KEEP(to + k, factor_of(numbers(mine + k) * left));
+                else
+                    KEEP(factor + k, left);
+            }
+            if (each > 1)
+                for (k = 0; k < factors; k++) {
+                    vector left = ALL(factor[k]);
+                    for (c = k * each; c < (k + 1) * each; c += LANES) KEEP(to + c, factor_of(numbers(mine + c) * left));
+                }
         }
     }
 }

@@ -28,6 +28,9 @@ COLUMNS, TOGETHER, LANES = 16, 4, 4
 # Runs of fewer channels than this have a rate for every channel.
 NARROW = 8
 
+# Taps of fewer numbers than this are multiplied together.
+APART = 32
+
 # Rates under this have not faded to nothing after 2^30 microseconds.
 SLOW = 80 / 2**30
 
@@ -124,7 +127,7 @@ class Writer:
 
     @property
     def block(self) -> int:
-        return 16 if self.chunk > 16 else TOGETHER
+        return 32 if self.chunk > 16 else TOGETHER
 
     @property
     def step(self) -> int:
@@ -138,8 +141,9 @@ class Writer:
     def constant(self, array: np.ndarray) -> str:
         return f"(constants.value + {self.offset(array)})"
 
-    def matrix(self, weight: np.ndarray, bias: np.ndarray) -> str:
-        """The last arguments of a product: weights (steps, columns) in panels, bias, and scales of 16-bit weights."""
+    def matrix(self, weight: np.ndarray, bias: np.ndarray, taps: int = 1) -> str:
+        """The last arguments of a product: taps that have rows of their own, weights (steps, columns) in panels, bias,
+        and scales of 16-bit weights."""
         steps, columns = _finite(weight).shape
         self.steps = max(self.steps, steps)
         scale = "0"
@@ -156,7 +160,8 @@ class Writer:
         else:
             where = f"constants.value + {self.offset(panels)}"
         decoded = "s->decoded" if self.bits == 16 else "0"
-        return f"{steps}, {where}, {self.constant(bias)}, {scale}, {decoded}"
+        sizes = f"{taps}, {steps // taps}, {'&seen' if taps > 1 else 0}"
+        return f"{sizes}, {where}, {self.constant(bias)}, {scale}, {decoded}"
 
     def rates(self, rate: np.ndarray) -> int:
         """Where they are; whole vectors are read."""
@@ -312,7 +317,7 @@ class Writer:
             weight = np.pad(weight, [(0, 0), (0, 0), (0, each - q), (0, 0)])
         shared = bool((rate == rate[0]).all()) and source.pixels < target.pixels * taps
         rates, steps = self.rates(rate), taps * factors * each
-        self.factors, self.taps = max(self.factors, taps * factors + LANES, each), max(self.taps, taps)
+        self.factors, self.taps = max(self.factors, factors + LANES, each), max(self.taps, taps)
         trace = self.memory.add(
             "int16_t" if self.bits == 16 else "float",
             f"trace{k}",
@@ -321,11 +326,15 @@ class Writer:
         time = self.memory.add("int64_t", f"time{k}", source.pixels)
         (width, height), (columns, rows) = source.sensor, target.sensor
         out = self.buffer(row)
-        matrix = self.matrix(weight.reshape(steps, p), row.constants["bias"])
+        # Where a tap is so small, a row of all taps takes less time, with zeros where there is nothing.
+        apart = taps > 1 and factors * each >= APART
+        matrix = self.matrix(weight.reshape(steps, p), row.constants["bias"], taps if apart else 1)
         kernel = row.settings["kernel"]
         window = [reach_of(kernel), int(isinstance(kernel, str)), row.settings["stride"], columns, rows]
-        sizes = f"{width}, {height}, {{{', '.join(map(str, window))}}}, {q}, {taps}, {factors}, {each}, {int(shared)}"
-        self.settings.append(_CONVOLUTION.format(k=k, sizes=f"{sizes}, {rates}"))
+        numbers = (q, taps, factors, each, int(shared), rates, self.offset(rate.min(1)))
+        sizes = f"{width}, {height}, {{{', '.join(map(str, window))}}}, {', '.join(map(str, numbers))}"
+        self.settings.append(_CONVOLUTION.format(k=k, sizes=sizes, seen="seen" if apart else 0))
+        self.reset.append(f"for (i = 0; i < {source.pixels}; i++) {time}[i] = NEVER;")
         own = source is target
         cursor = "at" if own else self.memory.add("int32_t", f"at{k}")
         entered = f"s->events_{source.name}[{cursor}], {self.at[row.inputs[0]]} + {cursor} * {q}"
@@ -337,12 +346,14 @@ class Writer:
                 f"for (; {cursor} < count; {enter}",
                 f"{cursor} = 0;",
             ]
+        place = "j - i, s->row, &seen" if apart else f"0, s->row + (j - i) * {steps}, 0"
         lines = self._blocks(
             n,
             [
+                *(["sight seen;", f"for (k = 0; k < {taps}; k++) seen.many[k] = 0;"] if apart else []),
                 "for (j = i; j < i + some; j++) {",
                 f"    for (; {cursor} <= {'j' if own else 'e[j].cause'}; {enter}",
-                f"    gather{k}(e[j], s->row + (j - i) * {steps}, {trace}, {time});",
+                f"    gather{k}(e[j], {place}, {trace}, {time});",
                 "}",
             ],
             out,
@@ -534,6 +545,7 @@ class Writer:
         sizes = {
             "CHUNK": self.chunk, "BLOCK": self.block, "FACTORS": self.factors, "TAPS": self.taps, "STEPS": self.step,
             "SMALL": int(self.bits == 16), "SLOW_DECAYS": int(self.slow), "LONGEST": "((int64_t)1 << 60)",
+            "NEVER": "(-2 * LONGEST)",
         }  # fmt: skip
         defined = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
         declared_tables, tables = self._tables()
@@ -580,8 +592,9 @@ _CONVOLUTION = """static const convolution conv{k} = {{{sizes}}};
 APART void enter{k}(event e, const float *features, number *trace, int64_t *time) {{
     enter(&conv{k}, e, features, trace, time);
 }}
-APART void gather{k}(event e, float *row, const number *trace, const int64_t *time) {{
-    gather(&conv{k}, e, row, trace, time);
+APART void gather{k}(event e, int row, float *rows, sight *seen, const number *trace, const int64_t *time) {{
+    gather(&conv{k}, e, row, rows, {seen}, trace, time);
+    (void)seen;
 }}"""
 
 _RUN = "struct state *s, int count, const listener *to"
