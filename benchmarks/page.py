@@ -317,7 +317,7 @@ def live(r: dict[str, Any]) -> Made:
 
 
 def exported(r: dict[str, Any]) -> Made:
-    ways = {"portable": "C, same bits everywhere", "fused": "C, `-DNET_FUSED`", "16 bits": "C, 16 bits"}
+    ways = {"portable": "C, same bits everywhere", "native": "native", "fused": "`-DNET_FUSED`", "16 bits": "16 bits"}
     rows = [
         [name, row["engine"]["us/event"], *(row[way]["us/event"] for way in ways), *(row["portable"][k] for k in CALLS)]
         for name, row in r["export"]["results"].items()
