@@ -90,6 +90,7 @@ def city(r: Results) -> Row:
     ours, open3d = (beside[who] for who in beside if "balls" in who)
     what = f"a city of scans, {name.split(' points')[0]} points searched and sampled in tiles on two cores"
     figures = f"{row['points/s'] / 1e6:.2f} million points/s; {row['peak, MiB'] / 1024:.1f} GiB, three processes"
+    figures += ", shared libraries counted three times"
     rates = [f"{each['points/core second'] / 1e6:.2f}" for each in (ours, open3d)]
     peer = f"10 million points on one ARM core: ours {rates[0]} million/s; Open3D, without samples, {rates[1]}"
     return what, figures, f"{peer}, {open3d['peak, MiB'] / 1024:.1f} GiB"
