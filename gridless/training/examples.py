@@ -292,7 +292,7 @@ def load_data(
     out, instead of the folder's own rule.
     """
     if root is None and recipe.data not in GENERATED:
-        what = "your files" if recipe.data == "folder" else recipe.data
+        what = "your files" if recipe.data == FOLDER else recipe.data
         raise ValueError(f"the folder of {what} is needed: give it with --data")
     if recipe.data == FOLDER:
         return load_folder(recipe, root, split, held_out_list)  # type: ignore[arg-type]

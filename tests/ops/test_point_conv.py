@@ -471,14 +471,19 @@ def test_interpreted_kernels_of_many_rows(monkeypatch, dtype, q):
         assert_like_reference(tensors, edges, basis, 3e-6 if dtype == torch.float32 else 2e-3)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_interpreted_kernels_of_many_rows_and_channels(monkeypatch, dtype):
-    """More sums than registers hold: one strip of channels after the other, forwards and backwards."""
+def strip_by_strip(monkeypatch):
+    """Sums of many channels are made one strip after the other, however few the rows are and however long."""
     from gridless.ops.point_conv.gpu import tiles
 
     for name, value in {"CHUNK": 0, "LONG": 999, "LONG_HALF": 999, "LONG_BACKWARD": 9999}.items():
         monkeypatch.setattr(tiles, name, value)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_interpreted_kernels_of_many_rows_and_channels(monkeypatch, dtype):
+    """More sums than registers hold: one strip of channels after the other, forwards and backwards."""
+    strip_by_strip(monkeypatch)
     tensors, edges, basis = problem("cpu", dtype, sources=6, targets=5, dim=1, q=33, p=40, basis=Monomials(1, 6))
     with gl.use_backend("reference"):
         edges.transpose()
@@ -491,10 +496,7 @@ def test_interpreted_kernels_of_many_rows_and_channels(monkeypatch, dtype):
 def test_many_rows_and_channels(fast, monkeypatch, dtype, q, p):
     if fast == "cpu":
         pytest.skip("the rules are those of the GPU's kernels")
-    from gridless.ops.point_conv.gpu import tiles
-
-    for name, value in {"CHUNK": 0, "LONG": 999, "LONG_HALF": 999, "LONG_BACKWARD": 9999}.items():
-        monkeypatch.setattr(tiles, name, value)
+    strip_by_strip(monkeypatch)
     given = problem(fast, dtype, sources=300, targets=270, q=q, p=p)
     assert_like_reference(*given, {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype])
 

@@ -21,8 +21,8 @@ typedef struct {
 
 /*
  * A convolution of events: its source's pixels, and the window of a target. A trace is `factors` runs of `each` channels;
- * a run has one rate, the slowest of a tap is told apart. The trace of tap u of target pixel o is trace[o][u]; where all taps have the same rates (shared), that
- * of source pixel i is trace[i].
+ * a run has one rate, and the slowest of each tap stands apart. The trace of tap u of target pixel o is trace[o][u]; where
+ * all taps have the same rates (shared), that of source pixel i is trace[i].
  */
 typedef struct {
     int width, height;
