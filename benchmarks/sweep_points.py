@@ -43,7 +43,6 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "plus-wd2": ("modelnet40-plus", {"weight_decay": 0.2}),
     "plus-smooth1": ("modelnet40-plus", {"smoothing": 0.1}),
     "plus-smooth3": ("modelnet40-plus", {"smoothing": 0.3}),
-    "ensemble": ("modelnet40-plus", {"model": {"model": "point_ensemble", "members": 3, "classes": 40}}),
     "plus-bf16": ("modelnet40-plus", {"precision": "bf16"}),
     "plus-path": ("modelnet40-plus", {"model__drop_path": 0.15}),
     "plus-inverted": ("modelnet40-plus", {"model__expansion": 4}),

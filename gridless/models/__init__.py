@@ -11,7 +11,6 @@ from torch import nn
 # Every network class that a config may name, and every ready-made size: name -> module.
 CLASSES: dict[str, str] = {
     "EventResNet": "gridless.models.events",
-    "PointEnsemble": "gridless.models.points",
     "PointResNet": "gridless.models.points",
     "PointResNetPlus": "gridless.models.points",
     "PointUNet": "gridless.models.points",
@@ -21,7 +20,6 @@ SIZES: dict[str, str] = {
     "point_resnet_large": "gridless.models.points",
     "point_resnet_small": "gridless.models.points",
     "point_resnet_plus": "gridless.models.points",
-    "point_ensemble": "gridless.models.points",
     "point_unet": "gridless.models.points",
     "point_unet_plus": "gridless.models.points",
     "event_resnet": "gridless.models.events",
@@ -35,7 +33,6 @@ SIZES: dict[str, str] = {
 
 __all__ = [
     "EventResNet",
-    "PointEnsemble",
     "PointResNet",
     "PointResNetPlus",
     "PointUNet",
@@ -48,7 +45,6 @@ __all__ = [
     "n_caltech101",
     "n_cars",
     "n_mnist",
-    "point_ensemble",
     "point_resnet_large",
     "point_resnet_plus",
     "point_resnet_small",
@@ -65,12 +61,10 @@ if TYPE_CHECKING:
     from gridless.models.events import n_caltech101 as n_caltech101
     from gridless.models.events import n_cars as n_cars
     from gridless.models.events import n_mnist as n_mnist
-    from gridless.models.points import PointEnsemble as PointEnsemble
     from gridless.models.points import PointResNet as PointResNet
     from gridless.models.points import PointResNetPlus as PointResNetPlus
     from gridless.models.points import PointUNet as PointUNet
     from gridless.models.points import PointUNetPlus as PointUNetPlus
-    from gridless.models.points import point_ensemble as point_ensemble
     from gridless.models.points import point_resnet_large as point_resnet_large
     from gridless.models.points import point_resnet_plus as point_resnet_plus
     from gridless.models.points import point_resnet_small as point_resnet_small

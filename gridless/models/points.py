@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,26 +33,26 @@ def _arguments(local: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in local.items() if name not in ("self", "__class__")}
 
 
-def _inputs(
-    model: nn.Module, cloud: str, features: Tensor | Geometry | None, geometry: Geometry | None
-) -> tuple[Tensor | None, Geometry]:
-    """What `model(geometry)` or `model(features, geometry)` means: features (S, in_channels), or None for a network
-    without; where they are not given, they are the rows `features` of the cloud."""
+def _begin(model: Any, features: Any, geometry: Any) -> tuple[Tensor, Geometry]:
+    """The first convolutions of `model(geometry)` or `model(features, geometry)`, normalised, and the geometry.
+
+    Features (S, in_channels) that are not given are the rows `features` of the cloud.
+    """
     if geometry is None:
-        features, geometry = None, features  # type: ignore[assignment]
+        features, geometry = None, features
     expect_geometry(geometry)
-    kind, channels = type(model).__name__, model.config["in_channels"]  # type: ignore[index]
-    if not channels:
-        if features is not None:
-            raise ValueError(f"{kind}: this network was built for no features: build it with in_channels=")
-        return None, geometry  # type: ignore[return-value]
-    if features is None:
-        rows = geometry[cloud].rows  # type: ignore[index]
-        if "features" not in rows:
-            words = "give model(features, geometry), or rows of the cloud, Cloud.of(xyz, features=...)"
-            raise ValueError(f"{kind}: this network was built for features (S, {channels}): {words}")
-        features = rows["features"]
-    return features, geometry  # type: ignore[return-value]
+    cloud, kind, channels = geometry[model.cloud], type(model).__name__, model.config["in_channels"]
+    if features is not None and not channels:
+        raise ValueError(f"{kind}: this network was built for no features: build it with in_channels=")
+    if features is None and channels and "features" not in cloud.rows:
+        words = "give model(features, geometry), or rows of the cloud, Cloud.of(xyz, features=...)"
+        raise ValueError(f"{kind}: this network was built for features (S, {channels}): {words}")
+    x = model.stem(geometry)
+    if model.where is not None:
+        x = x + model.where(cloud.coords)
+    if channels:
+        x = x + model.feature_stem(cloud.rows["features"] if features is None else features, geometry)
+    return model.stem_norm(x, geometry), geometry
 
 
 class PointResNet(nn.Module):
@@ -93,7 +92,7 @@ class PointResNet(nn.Module):
         plan = self.plan = Plan()  # what coordinates alone decide
         cloud = self.cloud = plan.points(dim)
         near = first = plan.ball(cloud, cloud, radius)
-        self.stem_dropout = nn.Dropout(dropout if down_stem else 0.0)
+        self.where, self.stem_dropout = None, nn.Dropout(dropout if down_stem else 0.0)
         self.blocks = nn.ModuleList()
         channels = width
         if not down_stem:
@@ -126,31 +125,11 @@ class PointResNet(nn.Module):
         )
 
     def forward(self, features: Tensor | Geometry | None, geometry: Geometry | None = None) -> Tensor:
-        features, geometry = _inputs(self, self.cloud, features, geometry)
-        x = self.stem(geometry)
-        if self.feature_stem is not None:
-            x = x + self.feature_stem(features, geometry)
-        # Dropout and ReLU commute.
-        x = self.stem_dropout(self.stem_norm(x, geometry))
+        x, geometry = _begin(self, features, geometry)
+        x = self.stem_dropout(x)  # dropout and ReLU commute
         for block in self.blocks:
             x = block(x, geometry)
         return self.head(self.pool(self.lift(x), geometry))
-
-
-def point_resnet_large(
-    classes: int = 40,
-    width: int = 32,
-    levels: int = 3,
-    radius: float = 0.1125,
-    dropout: float = 0.5,
-    dim: int = 3,
-    in_channels: int = 0,
-) -> PointResNet:
-    """The paper's large network: 769,992 parameters for 40 classes, 7 searches and 3 samplings.
-
-    The arguments are those of `PointResNet`.
-    """
-    return PointResNet(classes, width, levels, radius, dropout, dim=dim, in_channels=in_channels)
 
 
 def point_resnet_small(
@@ -164,7 +143,7 @@ def point_resnet_small(
 ) -> PointResNet:
     """The paper's small network: 266,968 parameters for 40 classes; its first convolution down-samples.
 
-    The arguments are those of `PointResNet`.
+    `classes`, `width`, `levels`, `radius`, `dropout`, `dim` and `in_channels` are those of `PointResNet`.
     """
     return PointResNet(classes, width, levels, radius, dropout, True, dim, in_channels)
 
@@ -261,45 +240,12 @@ class PointResNetPlus(nn.Module):
         )
 
     def forward(self, features: Tensor | Geometry | None, geometry: Geometry | None = None) -> Tensor:
-        features, geometry = _inputs(self, self.cloud, features, geometry)
-        x = self.stem(geometry)
-        if self.where is not None:
-            x = x + self.where(geometry[self.cloud].coords)
-        if self.feature_stem is not None:
-            x = x + self.feature_stem(features, geometry)
-        x = self.stem_norm(x, geometry)
+        x, geometry = _begin(self, features, geometry)
         for block in self.blocks:
             x = block(x, geometry)
         x = with_coords(x, geometry, self.last) if self.coords else x
         x = self.lift_norm(self.lift(x), geometry)
         return self.head(torch.cat([self.max_pool(x, geometry), self.mean_pool(x, geometry)], 1))
-
-
-class PointEnsemble(nn.Module):
-    """Several `PointResNetPlus` over one geometry, trained side by side: the log of their mean probabilities.
-
-    `member` holds the arguments that they share. In training the logits are (members, B, classes), each member's own.
-    """
-
-    def __init__(self, classes: int = 40, members: int = 3, member: dict[str, Any] | None = None) -> None:
-        arguments = _arguments(locals())
-        super().__init__()
-        if members < 1:
-            raise ValueError(f"PointEnsemble: members must be at least 1, not {members}")
-        self.config = {"model": "PointEnsemble", **arguments}
-        self.members = nn.ModuleList(PointResNetPlus(classes, **(member or {})) for _ in range(members))
-        self.plan: Plan = self.members[0].plan  # type: ignore[assignment]
-
-    def forward(self, features: Tensor | Geometry | None, geometry: Geometry | None = None) -> Tensor:
-        logits = torch.stack([member(features, geometry) for member in self.members])
-        if self.training:
-            return logits
-        return logits.float().log_softmax(2).logsumexp(0) - math.log(len(self.members))
-
-
-def point_ensemble(classes: int = 40, members: int = 3, **member: Any) -> PointEnsemble:
-    """Several of the modern variant, whose errors differ; `member` are the arguments of `PointResNetPlus`."""
-    return PointEnsemble(classes, members, member)
 
 
 class PointUNet(nn.Module):
@@ -333,7 +279,7 @@ class PointUNet(nn.Module):
         plan = self.plan = Plan()
         cloud = self.cloud = plan.points(dim)
         near = plan.ball(cloud, cloud, radius)
-        self.stem = FeaturelessConv(near, width)
+        self.stem, self.where = FeaturelessConv(near, width), None
         self.feature_stem = PointConv(near, in_channels, width, bias=False) if in_channels else None
         self.stem_norm = BatchNorm(width, cloud, relu="after")
         self.encoder, self.decoder = nn.ModuleList(), nn.ModuleList()
@@ -351,11 +297,7 @@ class PointUNet(nn.Module):
         self.head = Dense(width >> levels, classes)
 
     def forward(self, features: Tensor | Geometry | None, geometry: Geometry | None = None) -> Tensor:
-        features, geometry = _inputs(self, self.cloud, features, geometry)
-        x = self.stem(geometry)
-        if self.feature_stem is not None:
-            x = x + self.feature_stem(features, geometry)
-        x = self.stem_norm(x, geometry)
+        x, geometry = _begin(self, features, geometry)
         skips = []
         for down, in_place in self.encoder:  # type: ignore[misc]
             skips.append(x)
@@ -386,8 +328,9 @@ class PointUNetPlus(nn.Module):
     how many parts each category has; they are numbered through. `model(geometry, category)`, category (B) int64: logits
     (S, sum of parts), one row per point, -inf for the parts of other categories. With one category it may be left out.
 
-    `loss` takes the right parts from the cloud's rows `part`; with `in_channels` features are its rows `features`. The
-    other arguments are those of `PointResNetPlus`.
+    `loss` takes the right parts from the cloud's rows `part`; with `in_channels` features are its rows `features`.
+    `hidden` are the channels of the head. `width`, `levels`, `spacing`, `reach`, `stem_radius`, `depth`, `ratio`,
+    `dropout`, `drop_path`, `expansion`, `depthwise`, `place_loss` and `dim` are those of `PointResNetPlus`.
     """
 
     def __init__(
@@ -451,17 +394,13 @@ class PointUNetPlus(nn.Module):
         self.register_buffer("allowed", torch.arange(len(parts))[:, None] == category, persistent=False)
 
     def forward(self, geometry: Geometry, category: Tensor | None = None) -> Tensor:
-        features, geometry = _inputs(self, self.cloud, geometry, None)
+        x, geometry = _begin(self, geometry, None)
         allowed: Tensor = self.allowed  # type: ignore[assignment]
         examples = geometry[self.cloud].num_examples
         if category is None:
             if len(allowed) > 1:
                 raise ValueError(f"PointUNetPlus: say which of {len(allowed)} categories each cloud is: category (B)")
             category = torch.zeros(examples, dtype=torch.int64, device=allowed.device)
-        x = self.stem(geometry) + self.where(geometry[self.cloud].coords)
-        if self.feature_stem is not None:
-            x = x + self.feature_stem(features, geometry)
-        x = self.stem_norm(x, geometry)
         skips = []
         for blocks in self.encoder:
             skips.append(x)
@@ -494,6 +433,6 @@ class PointUNetPlus(nn.Module):
         return -torch.where(real, each, 0.0).sum() / points, right / points * cloud.num_examples
 
 
-# Sizes that are the defaults of their networks: the modern variant, segmentation with the encoder of the paper's large
-# network, and the modern segmentation network.
-point_resnet_plus, point_unet, point_unet_plus = PointResNetPlus, PointUNet, PointUNetPlus
+# Sizes that are the defaults of their networks; the paper's large one has 769,992 parameters for 40 classes.
+point_resnet_large, point_resnet_plus = PointResNet, PointResNetPlus
+point_unet, point_unet_plus = PointUNet, PointUNetPlus

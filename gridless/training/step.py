@@ -107,10 +107,8 @@ class TrainStep:
                 self.average.update()
 
     def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss, the network's own where it has one, and what accuracy is counted on (B, classes).
-
-        An ensemble's logits are (members, B, classes). A network that labels points counts itself: a number.
-        """
+        """The loss, the network's own where it has one, and what accuracy is counted on: logits (B, classes), or a
+        number of a network that labels points and counts itself."""
         labels = batch.labels
         for part in self.frozen:
             part.eval()
@@ -119,10 +117,7 @@ class TrainStep:
                 loss, logits = self.own_loss(batch.geometry, labels, self.smoothing)
                 return loss.float(), logits.float()
             logits = self.forward(batch.geometry).float()
-        if logits.ndim == 2:
-            return cross_entropy(logits, labels, label_smoothing=self.smoothing), logits
-        every = cross_entropy(logits.flatten(0, 1), labels.repeat(len(logits)), label_smoothing=self.smoothing)
-        return every, logits.detach().softmax(2).mean(0)
+        return cross_entropy(logits, labels, label_smoothing=self.smoothing), logits
 
     def read(self) -> tuple[float, float]:
         """Mean loss and accuracy since the last reading. Waits for the device."""

@@ -23,7 +23,7 @@ def small(name: str, **changes):
     """A network of the same build that runs in no time."""
     torch.manual_seed(0)
     size = {"width": 8, "levels": 2} | changes
-    if name in ("point_resnet_plus", "point_ensemble"):
+    if name == "point_resnet_plus":
         size |= {"lift": 16, "spacing": 0.2, "stem_radius": 0.25}
     else:
         size |= {"radius": 0.2}
@@ -31,7 +31,7 @@ def small(name: str, **changes):
 
 
 CLASSIFIERS = ["point_resnet_large", "point_resnet_small", "point_resnet_plus"]
-NAMES = [*CLASSIFIERS, "point_unet", "point_ensemble"]
+NAMES = [*CLASSIFIERS, "point_unet"]
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -160,16 +160,6 @@ def test_padding_a_batch_changes_neither_logits_nor_gradients_nor_statistics(nam
         )
     for key in results[0]:
         torch.testing.assert_close(results[0][key], results[1][key], msg=lambda m, key=key: f"{key}: {m}")
-
-
-def test_an_ensemble_is_the_mean_of_its_members_probabilities(cloud):
-    model = small("point_ensemble", members=3)
-    geometry = model.plan(cloud)
-    assert model(geometry).shape == (3, 4, 5)
-    model.eval()
-    each = torch.stack([member(geometry).softmax(1) for member in model.members])
-    torch.testing.assert_close(model(geometry).softmax(1), each.mean(0))
-    assert not torch.allclose(each[0], each[1])
 
 
 def test_the_small_network_samples_before_its_first_features(cloud):

@@ -445,15 +445,3 @@ def test_a_report_counts_each_class():
 def test_mistakes_in_a_recipe_are_named(change, words):
     with pytest.raises(ValueError, match=words):
         Recipe.from_dict({"model": {"model": "point_resnet_large"}, **change})
-
-
-def test_the_members_of_an_ensemble_learn_apart(clouds, recipe):
-    member = {"width": 8, "levels": 1, "spacing": 0.4, "stem_radius": 0.4, "lift": 16}
-    recipe = recipe.changed(model={"model": "point_ensemble", "classes": 3, "members": 2, **member}, epochs=1)
-    run = Run(recipe.changed(average=None), clouds)
-    before = [m.stem.weight.clone() for m in run.model.members]
-    run.epoch(0)
-    after = [m.stem.weight for m in run.model.members]
-    assert not torch.equal(after[0] - before[0], after[1] - before[1])
-    assert all(not torch.equal(a, b) for a, b in zip(after, before))
-    assert 0 <= run.step.read()[1] <= 1

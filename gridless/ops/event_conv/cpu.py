@@ -20,9 +20,9 @@ from gridless.geometry.causal.cpu import share_cells, source_cell
 from gridless.kernels.compile import njit
 from gridless.kernels.threads import even_ranges, in_threads
 from gridless.ops.event_conv.neighbourhoods import Neighbourhoods
+from gridless.ops.event_conv.reference import CUTOFF
 from gridless.structures import Edges, Structure
 
-CUTOFF = 80.0
 _PARTS = 8
 
 

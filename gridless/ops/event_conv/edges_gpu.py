@@ -14,9 +14,11 @@ from torch import Tensor
 
 from gridless.kernels.launch import Launcher, cdiv, power_of_two
 from gridless.ops.event_conv.neighbourhoods import Neighbourhoods
+from gridless.ops.event_conv.reference import CUTOFF
 from gridless.structures import Edges
 
 _ELEMENTS = 256
+_CUTOFF = tl.constexpr(CUTOFF)
 
 
 def along_edges(features: Tensor, rate: Tensor, near: Neighbourhoods, edges: Edges) -> Tensor:
@@ -86,9 +88,9 @@ def per_microsecond(decay_time: float, dtype: torch.dtype, device: torch.device)
 
 @triton.jit
 def decay(rate, age):
-    """exp(-rate age), and 0 from a product of 80 on."""
+    """exp(-rate age), and 0 where that is under exp(-80)."""
     x = rate * age
-    return tl.where(x > 80, 0.0, tl.exp(-x)).to(rate.dtype)
+    return tl.where(x > _CUTOFF, 0.0, tl.exp(-x)).to(rate.dtype)
 
 
 @triton.jit(do_not_specialize=["targets", "first_tap"])

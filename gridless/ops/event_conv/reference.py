@@ -9,6 +9,7 @@ from gridless.geometry.causal import Link
 from gridless.geometry.causal.reference import cells, seen
 from gridless.structures import Edges
 
+# A decay under exp(-CUTOFF) counts as 0, in every backend.
 CUTOFF = 80.0
 
 
