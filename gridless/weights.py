@@ -88,10 +88,10 @@ def load(
 
 def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any]:
     """What makes this network again, which is tried."""
-    from gridless.models import CLASSES
+    from gridless.models import NETWORKS
 
     kind = type(model)
-    own = CLASSES.get(kind.__name__) != kind.__module__
+    own = NETWORKS.get(kind.__name__) is not kind
     known: Any = getattr(model, "config", {})
     if not own:
         config, remedy = known, "for other classes use gl.load(NAME, classes=N)"

@@ -14,7 +14,6 @@ from gridless.training.scores import figures, scores
 from gridless.training.step import autocast
 
 if TYPE_CHECKING:
-    from gridless.training.examples import Clouds
     from gridless.training.recipe import Recipe
 
 
@@ -74,16 +73,10 @@ def judged(
     return figures(torch.cat(found), data.labels, names or data.class_names)
 
 
-def accuracy(model: nn.Module, data: TrainingSet, **settings: Any) -> float:
-    """The part of the examples whose most probable class is their label; settings as of `probabilities`."""
-    return (probabilities(model, data, **settings).argmax(1) == data.labels).double().mean().item()
-
-
-def accuracy_by_points(
-    model: nn.Module, data: Clouds, counts: tuple[int, ...] = (32, 64, 128, 256, 512, 1024), **settings: Any
-) -> dict[int, float]:
-    """Accuracy of the first n points of each cloud, for each n of `counts`; `settings` are those of `accuracy`."""
-    return {n: accuracy(model, data.first(n), **settings) for n in counts if n <= data.points.shape[1]}
+def accuracy(model: nn.Module, data: TrainingSet, views: Sequence[Any] = (None,), precision: str = "32") -> float:
+    """The part of the examples of `data` whose most probable class is their label; `model`, `views` and `precision` are
+    those of `probabilities`."""
+    return (probabilities(model, data, views, precision=precision).argmax(1) == data.labels).double().mean().item()
 
 
 def report(probability: Tensor, labels: Tensor, class_names: Sequence[str]) -> dict[str, Any]:

@@ -129,9 +129,9 @@ class Recipe:
     @property
     def recordings(self) -> bool:
         """Whether it is about recordings; a folder's are, where the network is for events."""
-        from gridless.models import CLASSES, SIZES
+        from gridless.models import NETWORKS
 
-        events = (CLASSES | SIZES).get(self.model.get("model", ""), "").endswith("events")
+        events = getattr(NETWORKS.get(self.model.get("model", "")), "__module__", "").endswith("events")
         return self.data in RECORDINGS or (self.data == FOLDER and events)
 
     @property

@@ -65,11 +65,11 @@ def test_a_network_is_rebuilt_from_its_config_as_json(name):
 
 
 def test_unknown_models_and_arguments_are_named():
-    with pytest.raises(ValueError, match=r"unknown model 'point_resnet_hug': choose one of point_resnet_large"):
+    with pytest.raises(ValueError, match=r"unknown model 'point_resnet_hug': choose one of EventResNet, PointResNet"):
         models.build({"model": "point_resnet_hug"})
     with pytest.raises(TypeError, match="'widht': its settings are classes, width"):
         models.build({"model": "point_resnet_large", "widht": 3})
-    for name in models.SIZES:
+    for name in models.NETWORKS:
         with pytest.raises(TypeError, match=r"its settings are (classes|parts)\b"):
             models.build({"model": name, "widht": 3})
 

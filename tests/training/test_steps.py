@@ -24,7 +24,6 @@ from gridless.training import (
     Recipe,
     TrainStep,
     accuracy,
-    accuracy_by_points,
     prefetch,
     probabilities,
 )
@@ -415,13 +414,6 @@ def test_probabilities_sum_to_one_and_votes_are_repeatable(recipe, clouds):
     torch.testing.assert_close(once.sum(1), torch.ones(42))
     assert not torch.equal(once, probabilities(model, clouds, batch_size=16))
     assert model.training
-
-
-def test_accuracy_by_points_uses_the_first_points(recipe, clouds):
-    model = recipe.make_model()
-    curve = accuracy_by_points(model, clouds, counts=(16, 48, 64))
-    assert list(curve) == [16, 48]
-    assert curve[16] == accuracy(model, clouds.first(16))
 
 
 def test_a_report_counts_each_class():
