@@ -67,7 +67,7 @@ def radius_graph(
     batch_size: int | None = None,
     use_triton: bool = False,
 ) -> Tensor:
-    """Edges between points nearer than `r`, each to itself with `loop`; arguments as of `radius` and `knn_graph`."""
+    """Edges between points nearer than `r`, to itself with `loop`; arguments as of `radius`, and as of `knn_graph`."""
     edges = radius(x, x, r, batch, batch, max_num_neighbors, num_workers, batch_size, not loop)
     return _flowing(edges, flow)
 
@@ -112,7 +112,7 @@ def knn_graph(
     return_distances: bool = False,
     use_triton: bool = False,
 ) -> Any:
-    """Edges to the k nearest points, each to itself with `loop`; other arguments as of `knn`.
+    """Edges to the k nearest points of the same example (`batch`), each to itself with `loop`; others as of `knn`.
 
     `flow` is "source_to_target" for (neighbours, centres), or "target_to_source" for (centres, neighbours).
     """
@@ -131,7 +131,7 @@ def nearest(
     batch_y: Tensor | None = None,
     use_triton: bool = False,
 ) -> Tensor:
-    """The row (N) of the point of `y` that is nearest to each point of `x`, in its example."""
+    """The row (N) of the point of `y` that is nearest to each point of `x`, in its example; arguments as of `knn`."""
     return nearest_by_splits(x, y, *_splits_of_both("nearest", x, y, batch_x, batch_y, None))
 
 
@@ -160,7 +160,7 @@ def fps(
 
 
 def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Tensor | None = None) -> Tensor:
-    """The number (N) of the voxel of each point: voxels of `size` (D) from `start` to `end`, x the fastest."""
+    """The number (N) of the voxel of each point of `pos`: voxels of `size` (D) from `start` to `end`, x the fastest."""
     pos = pos.reshape(len(pos), math.prod(pos.shape[1:]))
     if size.numel() != pos.shape[1]:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -11,8 +12,10 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import gridless as gl
 from gridless import __main__ as command_line
@@ -73,6 +76,46 @@ def test_type_checkers_see_every_lazy_name():
 
 def test_every_module_says_what_it_is_for():
     assert [name for name, tree in _trees().items() if not ast.get_docstring(tree)] == []
+
+
+def _public() -> dict[str, Any]:
+    """What users call, by name: functions, classes and the methods of these."""
+    found: dict[str, Any] = {}
+    for module in [gl, *(getattr(gl, name) for name in gl._MODULES)]:
+        for name in getattr(module, "__all__", ()):
+            value = found[name] = getattr(module, name)
+            methods = vars(value).items() if isinstance(value, type) else ()
+            found |= {f"{name}.{key}": getattr(f, "__func__", f) for key, f in methods if not key.startswith("_")}
+    return {name: value for name, value in found.items() if inspect.isfunction(value) or inspect.isclass(value)}
+
+
+def _arguments(value: Any) -> list[str]:
+    try:
+        return [name for name in inspect.signature(value).parameters if name not in ("self", "cls")]
+    except (TypeError, ValueError):
+        return []
+
+
+def _said(value: Any) -> str:
+    """The docstrings of a function, or of a class, its bases and its fields."""
+    kinds = value.__mro__ if isinstance(value, type) else (value,)
+    texts = [text for kind in kinds for text in (kind.__doc__, vars(kind).get("__init__", kind).__doc__) if text]
+    if hasattr(value, "__dataclass_fields__"):
+        texts += re.findall(r'^    (\w+): [^\n]*\n    """', inspect.getsource(value), re.MULTILINE)
+    return " ".join(texts)
+
+
+def test_public_functions_of_many_arguments_document_each_of_them():
+    """By name, or by the name of a function whose arguments they are."""
+    public, missing = _public(), {}
+    for name, value in public.items():
+        if len(arguments := _arguments(value)) > 3:
+            text = _said(value)
+            others = re.findall(r"(?:those|as) (?:of|in)\s+`(?:gl\.|torch\.nn\.)?([\w.]+)`", text)
+            known = {a for other in others for a in _arguments(public.get(other, getattr(torch.nn, other, None)))}
+            left = [a for a in arguments if a not in known and not re.search(rf"\b{a}\b", text)]
+            missing |= {name: left} if left else {}
+    assert missing == {}
 
 
 def _imports(tree: ast.Module, modules: set[str]) -> set[str]:

@@ -349,7 +349,8 @@ class Last(nn.Module):
     def forward(
         self, values: Tensor, geometry: Geometry, memory: Memory | None = None, before: Tensor | None = None
     ) -> Tensor:
-        """values (S, C) of the stream's events; `memory` of a stream that goes on is read and written."""
+        """values (S, C) of the stream's events in `geometry`; `memory` of a stream that goes on is read and written;
+        `before` (C) is the value before the first event."""
         events = geometry[self.stream]
         first = None if memory is None else memory.get(self)
         if first is None:

@@ -59,7 +59,10 @@ def tiles(
 
 
 class Tiles(Sequence):
-    """`len`, `tiles[k]` and `for tile in tiles`; every point of the scene is inside exactly one of them."""
+    """`len`, `tiles[k]` and `for tile in tiles`; every point of the scene is inside exactly one of them.
+
+    `size`, `halo`, `grid` and `scratch` are those of `gl.tiles`; `counts` of points in each tile, where they are known.
+    """
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class Tiles(Sequence):
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """A part of a scene.
+    """A part of a scene: that with this `key` of `tiles`, with the points up to `halo` around it.
 
     `cloud` are its points in float32, with `offset` (D) float64 taken off, and the scene's rows. Two more say where a
     point is: `index`, its row in the scene, and `inside`, whether it belongs to this tile or to the halo. Points are in

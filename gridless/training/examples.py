@@ -41,7 +41,7 @@ CHUNK = 64
 
 @dataclass(frozen=True)
 class Clouds:
-    """points (N, P, 3) float32, labels (N) int64, and the names of the classes.
+    """points (N, P, 3) float32, labels (N) int64, and the names of the classes, `class_names`.
 
     Where clouds are of several sizes, the first sizes[i] (N, on the CPU) points of each count. `rows` (N, P, ...) are
     those of points, by name: with `part`, what is learned is the part of every point, and the label is the category.
@@ -88,7 +88,7 @@ class Clouds:
         return [self.labels, self.points, *([] if self.sizes is None else [self.sizes]), *self.rows.values()]
 
     def draw(self, augment: Policy | None, seed: int, epoch: int, index: Tensor) -> Cloud:
-        """The clouds `index` (B, on the CPU), as one ragged batch, augmented by `seed` and `epoch`."""
+        """The clouds `index` (B, on the CPU), as one ragged batch; `augment` draws by `seed` and `epoch`."""
         size, device = self.points.shape[1], self.points.device
         counts = torch.full((len(index),), size) if self.sizes is None else self.sizes[index]
         at, splits = _ragged(index * size, counts, device)
@@ -109,7 +109,7 @@ class Clouds:
     ) -> Loader:
         """The batches of training, or without `train` those of an evaluation: in order and not augmented.
 
-        `batch_size` is the recipe's unless given; `more` goes to `Loader`.
+        `plan` makes their geometry; `batch_size` is the recipe's unless given; `more` goes to `Loader`.
         """
         data = self.first(recipe.points)
         if not train:
@@ -125,7 +125,7 @@ class Clouds:
         votes: int | None = None,
         progress: bool = False,
     ) -> Tensor:
-        """Class probabilities (N, classes), the mean over `votes` views of each cloud: see `views_of_cloud`.
+        """Class probabilities (N, classes) that `model` gives, the mean over `votes` views of each cloud.
 
         `votes` is the recipe's unless given; `batch_size` clouds are looked at together; `progress` shows a bar.
         """
@@ -140,7 +140,7 @@ def views_of_cloud(votes: int) -> list[Policy | None]:
 
 @dataclass(frozen=True)
 class Recordings:
-    """All recordings as one ragged `Events`, labels (N) int64, and the names of the classes.
+    """All recordings as one ragged `events`, labels (N) int64, and the names of the classes, `class_names`.
 
     `splits`, where each recording begins, is also kept on the CPU, so that cutting never waits for a device.
     """
@@ -193,7 +193,7 @@ class Recordings:
         return events._changed(pixel=events.pixel[at], time=events.time[at], polarity=polarity, splits=splits)
 
     def draw(self, augment: Callable[..., Events], seed: int, epoch: int, index: Tensor) -> Events:
-        """The recordings `index` (B, on the CPU), as one ragged batch, augmented by `seed` and `epoch`."""
+        """The recordings `index` (B, on the CPU), as one ragged batch; `augment` draws by `seed` and `epoch`."""
         events = self.cut(index)
         draws = Keyed(send(keys(seed, epoch, index), events.device))
         return (augment(events, draws) if len(index) else events).trusted()
@@ -206,7 +206,7 @@ class Recordings:
     ) -> Loader:
         """The batches of training, or without `train` those of an evaluation: in order and not augmented.
 
-        `batch_size` is the recipe's unless given; `more` goes to `Loader`.
+        `plan` makes their geometry; `batch_size` is the recipe's unless given; `more` goes to `Loader`.
         """
         size = batch_size or (recipe.batch_size if train else 2 * recipe.batch_size)
         return Loader(self, plan, size, chain(recipe, train), recipe.seed, shuffle=train, **more)
@@ -219,7 +219,7 @@ class Recordings:
         votes: int | None = None,
         progress: bool = False,
     ) -> Tensor:
-        """Class probabilities (N, classes), the mean over `votes` views: the recording, then augmented ones.
+        """Class probabilities (N, classes) that `model` gives, the mean over `votes` views, all but one augmented.
 
         `votes` is the recipe's unless given; `batch_size` recordings are looked at together; `progress` shows a bar.
         """

@@ -155,7 +155,7 @@ def is_event_network(model: Any) -> bool:
 def classify_events(model: Any, file: str | Path, repair: str | Sequence[str] = (), votes: int | None = None) -> Tensor:
     """Probabilities (classes) of the recording in a file, prepared as those of the training set were.
 
-    `repair` is that of `read_events`; `votes`, the number of views whose mean is taken, is the recipe's unless given.
+    `model` and `votes` are as of `classify`, `repair` is that of `read_events`.
     """
     from gridless.data import read_events
 

@@ -39,7 +39,7 @@ def read_cloud(
     max_bytes: int | None = None,
     isolated: bool = False,
 ) -> Cloud:
-    """The points of a file, as one example, with what the file says of each point as its rows.
+    """The points of the file `path`, as one example, with what the file says of each point as its rows.
 
     PLY (ASCII and binary), PCD (ASCII, binary, compressed), LAS and LAZ (LAZ needs `lazrs`), NPY and NPZ, KITTI's
     `.bin`, nuScenes' `.pcd.bin`, XYZ, TXT, CSV and PTS (a point per line, numbers apart by blanks, commas or

@@ -49,8 +49,8 @@ def read_events(
     max_bytes: int | None = None,
     isolated: bool = False,
 ) -> Events:
-    """The events of a file: N-MNIST `.bin`, AEDAT 2, 3.1 and 4, Prophesee `.dat` and `.raw` (EVT 2 and 3), Event Stream
-    `.es`, MATLAB `.mat`, HDF5, CSV, NumPy `.npy` and `.npz`.
+    """The events of the file `path`: N-MNIST `.bin`, AEDAT 2, 3.1 and 4, Prophesee `.dat` and `.raw` (EVT 2 and 3),
+    Event Stream `.es`, MATLAB `.mat`, HDF5, CSV, NumPy `.npy` and `.npz`.
 
     The content says which format it is; the suffix counts only where the content cannot (`.bin`). Pixels, times and
     polarity are what the file says: nothing is mirrored or shifted, but counters that wrap are continued. `sensor`

@@ -23,7 +23,7 @@ READERS = {".glb": "gltf", ".gltf": "gltf", ".obj": "obj", ".off": "off", ".ply"
 def sample_mesh(
     path: str | Path, points: int = 1024, seed: int = 0, normalise: bool = True, max_bytes: int | None = None
 ) -> Cloud:
-    """Points drawn uniformly by area from the triangles of a mesh: OFF, PLY, OBJ, STL, glTF (`.glb`, `.gltf`).
+    """Points drawn uniformly by area from the triangles of the mesh in `path`: OFF, PLY, OBJ, STL, glTF.
 
     The same seed gives the same points on any machine. With `normalise` their mean is at the origin and they fit the
     unit sphere, as in the releases of ModelNet40. The triangles may take `max_bytes`, see `read_cloud`; a file that
