@@ -55,7 +55,7 @@ __all__ = ["ACTIVATIONS", "Program", "Row", "Stream"]
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The `streams` and `rows`; `output` is the name of a row, `duration` that of the windows of voxels, if there are any.
+    """The `streams` and `rows`; `output` is the name of a row, `duration` that of the windows of voxels, if any.
 
     `modules` are the names of the rows that the modules of the network return.
     """
