@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import platform
 import statistics
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -29,13 +27,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from common import RESULTS, commit, keep
 from torch import Tensor
 
 import gridless as gl
 from gridless.nn import Monomials
 from gridless.ops.point_conv import reference
 
-RESULTS = Path(__file__).parent / "results"
 # Bytes per second an H200 moves: a copy through its memory; what the second-level cache delivers to gathers is a guess.
 MEMORY, CACHE = 4.3e12, 5.5e12
 RADIUS = 0.1
@@ -362,9 +360,8 @@ def floors(p: Problem) -> dict[str, float]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    return {"device": name, "torch": torch.__version__, "threads": torch.get_num_threads(), "commit": commit}
+    return {"device": name, "torch": torch.__version__, "threads": torch.get_num_threads(), "commit": commit()}
 
 
 def main() -> None:
@@ -395,11 +392,8 @@ def main() -> None:
                 torch.cuda.empty_cache()
         results[key] = {"floors": floors(p), **rows}
         show(key, SETTINGS[key], results[key])
-        args.out.mkdir(parents=True, exist_ok=True)
         kind = "depthwise_conv" if args.depthwise else "conv"
-        (args.out / f"{kind}_{device}_{args.dtype}{'_stored' * args.stored}.json").write_text(
-            json.dumps(results, indent=1) + "\n"
-        )
+        keep(args.out / f"{kind}_{device}_{args.dtype}{'_stored' * args.stored}.json", results)
         del p, truth
 
 

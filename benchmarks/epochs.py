@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import platform
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -24,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
+from common import RESULTS, commit, keep
 from direct import Run
 from peers_points import DGCNN, PYG, PointNet2
 
@@ -123,9 +122,8 @@ def peer(clouds: Clouds, kind: type, batch: int, steps: int) -> dict:
 
 
 def about() -> dict:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     device = torch.cuda.get_device_name() if CUDA else platform.processor() or platform.machine()
-    return {"device": device, "torch": torch.__version__, "python": platform.python_version(), "commit": commit}
+    return {"device": device, "torch": torch.__version__, "python": platform.python_version(), "commit": commit()}
 
 
 def attempt(rows: list, label: str, function: Any, *arguments: Any, **settings: Any) -> None:
@@ -153,7 +151,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="so many clouds only, for a trial")
     parser.add_argument("--peers", action="store_true")
     parser.add_argument("--peer-batches", type=int, nargs="+", default=[32, 128])
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "epochs.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "epochs.json")
     arguments = parser.parse_args()
     clouds = load_clouds("modelnet40", arguments.data, "train").to("cuda" if CUDA else "cpu")
     if arguments.limit:
@@ -164,8 +162,7 @@ def main() -> None:
 
     def measure(*work: Any) -> None:
         attempt(rows, *work)
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps({"about": about(), "rows": rows}, indent=1) + "\n")
+        keep(arguments.out, {"about": about(), "rows": rows})
 
     if arguments.peers:
         for kind in (PointNet2, DGCNN):

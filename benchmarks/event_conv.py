@@ -16,10 +16,8 @@ be moved once: features and times in, results out, and the same with gradients, 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -32,6 +30,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
+from common import commit, keep  # noqa: E402
 from event_streams import recorded, simulated  # noqa: E402
 
 import gridless as gl  # noqa: E402
@@ -219,7 +218,7 @@ def main() -> None:
     check(model, events)
     result: dict[str, Any] = {
         "device": _machine(device),
-        "commit": _commit(),
+        "commit": commit(),
         "options": vars(options) | {"json": None},
     }
     result["geometry"] = geometry_times(model, events, device, options.budget)
@@ -230,7 +229,7 @@ def main() -> None:
     result["layers"] = layer_times(model, geometry, device, options)
     result["network"] = network_times(events, device, options)
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1, default=str))
+        keep(options.json, result)
 
 
 def geometry_times(model: torch.nn.Module, events: gl.Events, device: str, budget: float) -> dict[str, Any]:
@@ -361,12 +360,6 @@ def _machine(device: str) -> str:
         if device == "cuda"
         else f"{platform.processor()}, {torch.get_num_threads()} threads"
     )
-
-
-def _commit() -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT
-    ).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ Other decoders are timed beside it where they can be imported, from `--peers` (a
 from __future__ import annotations
 
 import argparse
-import json
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import RESULTS, commit, keep
 
 import gridless as gl
 
@@ -201,7 +200,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--events", type=int, default=5_000_000)
     parser.add_argument("--peers", type=Path)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "event_files.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "event_files.json")
     options = parser.parse_args()
     if options.peers:
         sys.path.append(str(options.peers))
@@ -222,16 +221,18 @@ def main() -> None:
                 "million events/s",
                 flush=True,
             )
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    machine = {"cpu": platform.processor() or platform.machine(), "python": platform.python_version(), "commit": commit}
-    options.out.parent.mkdir(parents=True, exist_ok=True)
+    machine = {
+        "cpu": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "commit": commit(),
+    }
     result = {
         "events": options.events,
         "unit": "million events per second of one core",
         "machine": machine,
         "speed": rows,
     }
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    keep(options.out, result)
 
 
 if __name__ == "__main__":

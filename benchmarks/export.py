@@ -19,12 +19,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from streaming import ROOT, _cpu, _error, _long, recordings, trained_like
+from common import DATA, RESULTS, commit, keep
+from streaming import _cpu, _error, _long, recordings, trained_like
 
 import gridless as gl
-from gridless.models import n_cars
 from gridless.nn.events import EventConv
-from gridless.nn.norm import BatchNorm
 from gridless.streaming.compiled import RECORD
 from gridless.streaming.export.check import FUSED, NATIVE, compilers
 
@@ -53,16 +52,6 @@ def records(events: gl.Events) -> np.ndarray:
     made["t"], made["p"] = events.time.numpy(), events.polarity.numpy()  # type: ignore[union-attr]
     made["x"], made["y"] = events.pixel.numpy().T
     return made
-
-
-@torch.no_grad()
-def settled(model: torch.nn.Module, events: gl.Events) -> torch.nn.Module:
-    """Statistics as after training: 16 bits have no room for what grows from level to level."""
-    for layer in model.train().modules():
-        if isinstance(layer, BatchNorm):
-            layer.momentum = 1.0
-    model(model.plan(events))  # type: ignore[operator]
-    return model.eval()
 
 
 def apart(model: torch.nn.Module) -> torch.nn.Module:
@@ -144,7 +133,7 @@ def late(took: np.ndarray) -> dict[str, float]:
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    words.add_argument("--data", type=Path, default=DATA)
     words.add_argument("--only", nargs="*", default=None, help="names of networks")
     choice = words.parse_args()
     torch.set_num_threads(1)
@@ -152,9 +141,7 @@ def main() -> None:
     results = {}
     for name in choice.only or [*real, "n_cars_small"]:
         if name == "n_cars_small":
-            sizes = {"sensor": (60, 50), "width": 12, "levels": 3, "pooled": 0, "rates": "shared"}
-            events = gl.augment.PoolPixels(2)(_long(real["n_cars"]))
-            model = settled(n_cars(head="stream", dropout=0.0, **sizes), events[:20_000])
+            events, model = gl.augment.PoolPixels(2)(_long(real["n_cars"])), gl.load("n-cars-small")
         else:
             events = _long(real[name])
             model = gl.load("n-cars-stream") if name == "n_cars" else apart(trained_like(name, head="stream"))
@@ -162,10 +149,7 @@ def main() -> None:
             prepare(model, Path(folder))
             results[name] = measure(model, events[:60_000], Path(folder))
         print(name, json.dumps(results[name], indent=1), flush=True)
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
-    about = {"machine": _cpu(), "commit": found.stdout.strip()}
-    out = ROOT / "benchmarks" / "results" / "export.json"
-    out.write_text(json.dumps({**about, "results": results}, indent=2) + "\n")
+    keep(RESULTS / "export.json", {"machine": _cpu(), "commit": commit(), "results": results})
 
 
 if __name__ == "__main__":

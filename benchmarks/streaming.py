@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from common import DATA, RESULTS, commit, keep
 from rich.console import Console
 from rich.table import Table
 
@@ -31,8 +32,6 @@ from gridless.models import events as networks
 from gridless.nn.norm import BatchNorm
 from gridless.progress import track
 from gridless.streaming import Session, stream
-
-ROOT = Path(__file__).resolve().parents[1]
 
 # Windows of the voxel head: about as long as the recordings of each data set.
 DURATION = {
@@ -187,7 +186,7 @@ def soak(recording: gl.Events, total: int) -> dict[str, float]:
 
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    words.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
+    words.add_argument("--data", type=Path, default=DATA)
     words.add_argument("--soak", type=int, default=0, help="push so many events through one engine, and nothing else")
     words.add_argument("--latency", action="store_true", help="one event per call, and nothing else")
     words.add_argument("--only", nargs="*", default=None, help="names of networks")
@@ -195,7 +194,6 @@ def main() -> None:
     torch.set_num_threads(1)
     real = recordings(choice.data)
     kind = "soak" if choice.soak else "latency" if choice.latency else "streaming"
-    out = ROOT / "benchmarks" / "results" / f"{kind}.json"
     if choice.soak:
         results: dict = soak(real["cifar10_dvs"][0], choice.soak)
     elif choice.latency:
@@ -226,11 +224,8 @@ def main() -> None:
                 )
             results[name] = found
         Console().print(table)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT
-    ).stdout.strip()
-    about = {"machine": _cpu(), "commit": commit, "date": datetime.now(UTC).isoformat(timespec="seconds")}
-    out.write_text(json.dumps({**about, "results": results}, indent=2) + "\n")
+    about = {"machine": _cpu(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    keep(RESULTS / f"{kind}.json", {**about, "results": results})
     if choice.soak:
         print(json.dumps(results, indent=1))
 
