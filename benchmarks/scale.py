@@ -70,7 +70,7 @@ def city(scans: str, points: float) -> Parts:
     data = gl.data.SemanticKITTI(scans, "train")
     each = []
     for i in range(len(data)):
-        cloud = data.cloud(i)
+        cloud = data.example(i)
         each.append(cloud[(cloud.coords[:, :2].abs() < APART / 2).all(1)])
     sizes: list[int] = []
     total = 0
@@ -239,7 +239,7 @@ def labelled(scans: str, points: float, device: str, limit: float) -> Rows:
 def check_labels(scans: str, device: str) -> None:
     """Labels of two tilings are those of the whole but for ties within rounding; how many logits are, to the bit."""
     source, model = city(scans, 4e5 if device.startswith("cuda") else 1e5), network()
-    some = turned(gl.data.SemanticKITTI(scans, "train").cloud(0)[:20_000], HOW, "a scan")
+    some = turned(gl.data.SemanticKITTI(scans, "train").example(0)[:20_000], HOW, "a scan")
     with torch.no_grad():
         # No class wins everywhere.
         model.head.bias -= model(model.plan(some)).mean(0)
@@ -290,7 +290,7 @@ class Repeated(torch.utils.data.Dataset):
         return self.processes * self.each
 
     def __getitem__(self, i: int) -> gl.Cloud:
-        return self.data.cloud(i // self.processes % len(self.data))
+        return self.data.example(i // self.processes % len(self.data))
 
 
 def precomputed(scans: str, processes: int, each: int) -> float:
@@ -414,7 +414,7 @@ def trained(scans: str, device: str, epochs: int) -> Rows:
         score = judged(model, load_data(recipe, scans, split).to(device), recipe, 1)
         result[split] = {"scans": score["examples"], "mIoU": score["mean_iou"], "accuracy": score["accuracy"]}
     data, times = gl.data.SemanticKITTI(scans, "validation", grid=GRID), []
-    clouds = [turned(data.cloud(i), HOW, "a scan").to(device) for i in range(len(data))]
+    clouds = [turned(data.example(i), HOW, "a scan").to(device) for i in range(len(data))]
     sync = torch.cuda.synchronize if on_gpu else lambda: None
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()

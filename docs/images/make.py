@@ -65,7 +65,7 @@ def parts(data: str, weights: str) -> None:
     names = ("airplane", "car", "chair", "guitar", "lamp", "motorbike", "mug", "table")
     for ax, name in zip(axes.flat, names, strict=True):
         kind = shapes.class_names.index(name)
-        cloud, _ = shapes[int((shapes.categories == kind).nonzero()[2])]
+        cloud, _ = shapes[int((shapes.labels == kind).nonzero()[2])]
         with torch.no_grad():
             part = model(model.plan(cloud), torch.tensor([kind])).argmax(1) - sum(model.config["parts"][:kind])
         x, y, z = cloud.coords.T

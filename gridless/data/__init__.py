@@ -12,6 +12,7 @@ _LAZY: dict[str, str] = {
     "CIFAR10DVS": "gridless.data.event_sets",
     "CloudFolder": "gridless.data.folder",
     "EventFolder": "gridless.data.folder",
+    "Examples": "gridless.data.base",
     "FormatError": "gridless.data.formats",
     "MNISTDVS": "gridless.data.event_sets",
     "ModelNet40": "gridless.data.modelnet",

@@ -11,30 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from gridless.augment.events import EventTransform
 from gridless.data import splits
+from gridless.data.base import Examples, Steps
 from gridless.data.formats import read_events
 from gridless.data.packs import Pack, read_packs
-from gridless.data.seeds import seeded
 from gridless.structures import Events, collate
 
-Step = Callable[[Any], Any]
 
-
-class EventSet(torch.utils.data.Dataset):
+class EventSet(Examples):
     """What the data sets share. Subclasses say where the recordings of a split are.
 
     Args:
         root: the folder that the archive was unpacked to.
         split: "train", "test", "fit" or "validation", see above.
-        transform: steps applied in order: event transforms, then for instance a plan.
-        seed: where given, the transforms of example i draw from the seed, the epoch (`set_epoch`) and i alone;
-            otherwise from torch's generator, which a DataLoader seeds in each worker.
+        transform, seed: those of `Examples`.
         repair: what to do with faults in files, as of `gl.read_events`.
         partial: allow files to be missing.
     """
@@ -48,14 +43,13 @@ class EventSet(torch.utils.data.Dataset):
         self,
         root: str | Path,
         split: str = "train",
-        transform: Sequence[Step] | Step = (),
+        transform: Steps = (),
         seed: int | None = None,
         repair: str | Sequence[str] = (),
         partial: bool = False,
     ) -> None:
-        self.root, self.split = Path(root), splits.check(split)
-        self.transform: tuple[Step, ...] = (transform,) if callable(transform) else tuple(transform)
-        self.seed, self.repair, self.partial, self.epoch = seed, repair, partial, 0
+        super().__init__(transform, seed)
+        self.root, self.split, self.repair, self.partial = Path(root), splits.check(split), repair, partial
         self.pack: Pack | None = None
         self.files: list[Path] = []
         self.rows = np.empty(0, np.int64)
@@ -68,18 +62,7 @@ class EventSet(torch.utils.data.Dataset):
         """Set either `files` or `pack` and `rows`, and `labels`."""
         raise NotImplementedError
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, i: int) -> tuple[Any, int]:
-        i = range(len(self))[i]
-        example: Any = self.events(i)
-        generator = None if self.seed is None else seeded(self.seed, self.epoch, i)
-        for step in self.transform:
-            example = step(example, generator) if isinstance(step, EventTransform) else step(example)
-        return example, int(self.labels[i])
-
-    def events(self, i: int) -> Events:
+    def example(self, i: int) -> Events:
         """Recording i as it was recorded."""
         if self.pack is not None:
             return self.pack.events(self.rows[i : i + 1])
@@ -89,11 +72,7 @@ class EventSet(torch.utils.data.Dataset):
         """Several recordings as they were recorded, as one ragged batch."""
         if self.pack is not None:
             return self.pack.events(self.rows[np.asarray(indices, np.int64)])
-        return collate([self.events(int(i)) for i in indices])
-
-    def set_epoch(self, epoch: int) -> None:
-        """With a seed, another epoch draws other numbers."""
-        self.epoch = epoch
+        return collate([self.example(int(i)) for i in indices])
 
     # For subclasses.
 
@@ -206,7 +185,7 @@ class NCars(EventSet):
     folds: ClassVar[int] = 5
 
     def __init__(
-        self, root: str | Path, split: str = "train", fold: int = 0, transform: Sequence[Step] | Step = (),
+        self, root: str | Path, split: str = "train", fold: int = 0, transform: Steps = (),
         seed: int | None = None, repair: str | Sequence[str] = (), partial: bool = False,
     ) -> None:  # fmt: skip
         if fold not in range(self.folds):
@@ -279,7 +258,7 @@ class MNISTDVS(ListedSet):
     class_names = tuple("0123456789")
 
     def __init__(
-        self, root: str | Path, split: str = "train", scale: int = 16, transform: Sequence[Step] | Step = (),
+        self, root: str | Path, split: str = "train", scale: int = 16, transform: Steps = (),
         seed: int | None = None, repair: str | Sequence[str] = (), partial: bool = False,
     ) -> None:  # fmt: skip
         if scale not in (4, 8, 16):

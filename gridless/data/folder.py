@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from gridless.data import clouds, formats, splits
+from gridless.data.base import Examples, Steps
 from gridless.data.prepare import Preparation, blocks, joined, padded, prepare, read_points, row
 from gridless.geometry import grid_sample
 from gridless.kernels.threads import in_threads
-from gridless.plan import Plan
 from gridless.progress import bar
 from gridless.structures import Cloud, Events, collate
 
@@ -155,7 +155,7 @@ def _natural(name: str) -> list[Any]:
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
-class CloudFolder(torch.utils.data.Dataset):
+class CloudFolder(Examples):
     """Clouds from files, each of a class, or with a label for every point: `data[i]` is (`Cloud`, class number).
 
     Args:
@@ -167,7 +167,7 @@ class CloudFolder(torch.utils.data.Dataset):
         grid: where points have labels, one point is kept of every cell of this side, before anything else.
         held_out_list: a file that lists those for validation, as training leaves in OUT/split.txt.
         names: of labels of points, such as {2: ground}.
-        transform: callables applied to the cloud, in order.
+        transform: that of `Examples`.
         progress: show a bar while files are read.
         how: the arguments of `Preparation`: up, keep_scale, features, block.
 
@@ -183,11 +183,12 @@ class CloudFolder(torch.utils.data.Dataset):
         grid: float | None = None,
         held_out_list: str | Path | None = None,
         names: dict[Any, str] | None = None,
-        transform: Sequence[Callable[[Any], Any]] = (),
+        transform: Steps = (),
         progress: bool = False,
         **how: Any,
     ) -> None:
-        self.how, self.transform, self.points, self.grid = Preparation(**how), tuple(transform), points, grid
+        super().__init__(transform)
+        self.how, self.points, self.grid = Preparation(**how), points, grid
         if (self.how.block or grid) and not label:
             raise ValueError("CloudFolder: block and grid are for points with labels: give the row, label='auto'")
         self.listing = listing(root, CLOUDS, label is None, held_out_list)
@@ -238,18 +239,15 @@ class CloudFolder(torch.utils.data.Dataset):
         pieces = blocks(cloud, self.how) if label else [torch.arange(len(cloud))]
         return [prepare(cloud[piece], str(file), self.points, self.how, kept) for piece in pieces]
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, i: int) -> tuple[Any, int]:
+    def example(self, i: int) -> Cloud:
         size = int(self.sizes[i])
         rows: dict[str, Any] = {name: values[i, :size] for name, values in self.rows.items()}
         turning = ("normal",) if "normal" in rows else ()
-        example: Any = Cloud.of(self.coords[i, :size], directions=turning, **rows)
-        for step in self.transform:
-            # What is augmented has its own names; what the network sees is one row.
-            example = step(joined(example, self.how.features) if isinstance(step, Plan) else example)
-        return joined(example, self.how.features) if isinstance(example, Cloud) else example, int(self.labels[i])
+        return Cloud.of(self.coords[i, :size], directions=turning, **rows)
+
+    def _seen(self, example: Any) -> Any:
+        # What is augmented has its own names; what the network sees is one row.
+        return joined(example, self.how.features) if isinstance(example, Cloud) else example
 
 
 def _labels(cloud: Cloud, file: Path, name: str) -> Tensor:
@@ -266,7 +264,7 @@ def _labels(cloud: Cloud, file: Path, name: str) -> Tensor:
     return values.long()
 
 
-class EventFolder(torch.utils.data.Dataset):
+class EventFolder(Examples):
     """Recordings from FOLDER/CLASS/*: `data[i]` is (`Events`, class number), all on the sensor of the largest.
 
     `root`, `split`, `held_out_list`, `transform` and `progress` are those of `CloudFolder`; `sensor` and `repair`
@@ -280,10 +278,11 @@ class EventFolder(torch.utils.data.Dataset):
         held_out_list: str | Path | None = None,
         sensor: Sequence[int] | None = None,
         repair: str | Sequence[str] = (),
-        transform: Sequence[Callable[[Any], Any]] = (),
+        transform: Steps = (),
         progress: bool = False,
     ) -> None:
-        self.listing, self.transform = listing(root, RECORDINGS, True, held_out_list), tuple(transform)
+        super().__init__(transform)
+        self.listing = listing(root, RECORDINGS, True, held_out_list)
         rows = self.listing.rows(split)
         self.files = [self.listing.files[i] for i in rows]
         self.labels = torch.tensor([self.listing.labels[i] for i in rows])
@@ -300,15 +299,9 @@ class EventFolder(torch.utils.data.Dataset):
         self.sensor = given or tuple(int(v) for v in np.max([events.sensor for events in self.recordings], 0))
         self.recordings = [events._changed(sensor=self.sensor) for events in self.recordings]
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def batch(self) -> Events:
         """All recordings as one ragged batch."""
         return collate(self.recordings)
 
-    def __getitem__(self, i: int) -> tuple[Any, int]:
-        example: Any = self.recordings[i]
-        for step in self.transform:
-            example = step(example)
-        return example, int(self.labels[i])
+    def example(self, i: int) -> Events:
+        return self.recordings[i]

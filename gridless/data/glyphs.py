@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gridless.data.base import Examples, Steps
 from gridless.kernels.threads import even_ranges, in_threads, num_threads
 from gridless.structures import Events
 
@@ -61,7 +60,7 @@ def glyph_images() -> np.ndarray:
     return np.stack(images).astype(np.float32)
 
 
-class MovingGlyphs(torch.utils.data.Dataset):
+class MovingGlyphs(Examples):
     """Recordings of moving digits: `dataset[i]` is (`Events` of one recording, class number).
 
     Classes take turns, so that any prefix is balanced; the same seed gives the same recordings on any machine,
@@ -76,7 +75,7 @@ class MovingGlyphs(torch.utils.data.Dataset):
         threshold_noise: its relative spread from pixel to pixel.
         refractory: microseconds for which a pixel rests after an event.
         background: events per pixel and second that come from nothing.
-        transform: callables applied to the events, in order.
+        transform: that of `Examples`.
     """
 
     class_names: tuple[str, ...] = tuple(STROKES)
@@ -91,7 +90,7 @@ class MovingGlyphs(torch.utils.data.Dataset):
         threshold_noise: float = 0.1,
         refractory: int = 1000,
         background: float = 1.0,
-        transform: Sequence[Callable[[Any], Any]] = (),
+        transform: Steps = (),
     ) -> None:
         if size < 0 or min(sensor) < 8 or duration < _STEP:
             raise ValueError(
@@ -102,8 +101,8 @@ class MovingGlyphs(torch.utils.data.Dataset):
             raise ValueError("MovingGlyphs: threshold must be positive; noise, refractory and background 0 or more")
         from gridless.data._camera import simulate
 
+        super().__init__(transform)
         self.sensor = sensor
-        self.transform = tuple(transform)
         self.labels: Tensor = torch.arange(size) % len(self.class_names)
         images = glyph_images()
         settings = (*sensor, duration, _STEP, (threshold, threshold_noise), refractory, background)
@@ -116,15 +115,6 @@ class MovingGlyphs(torch.utils.data.Dataset):
         counts = np.concatenate([p[3] for p in parts])
         self.splits = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, i: int) -> tuple[Any, int]:
-        if not -len(self) <= i < len(self):
-            raise IndexError(f"recording {i} of {len(self)}")
-        a, b = self.splits[i % len(self) :][:2].tolist()
-        ends = torch.tensor([0, b - a])
-        example: Any = Events(self.pixel[a:b], self.time[a:b], self.polarity[a:b], ends, self.sensor)
-        for step in self.transform:
-            example = step(example)
-        return example, int(self.labels[i])
+    def example(self, i: int) -> Events:
+        a, b = self.splits[i : i + 2].tolist()
+        return Events(self.pixel[a:b], self.time[a:b], self.polarity[a:b], torch.tensor([0, b - a]), self.sensor)

@@ -14,40 +14,35 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.augment.points import PointTransform
 from gridless.data import splits
+from gridless.data.base import Examples, Steps
 from gridless.data.cloud_cache import Clouds, cached
 from gridless.data.errors import FormatError
 from gridless.data.limits import Limits
 from gridless.data.meshes import sample_mesh
 from gridless.data.numpy_files import arrays_of
-from gridless.data.seeds import seed_of, seeded
+from gridless.data.seeds import seed_of
 from gridless.structures import Cloud
 
 HOME = "https://modelnet.cs.princeton.edu"
 CLASS_NAMES = tuple(splits.load("modelnet40"))
-Step = Callable[[Any], Any]
 
 
-class ModelNet40(torch.utils.data.Dataset):
+class ModelNet40(Examples):
     """A map-style data set of (`Cloud`, class number), or of what `transform` makes of the cloud.
 
     Args:
         root: the folder of one of the releases, or the pack.
         split: "train", "test", or, for choosing without looking at the test part, "fit" and "validation": the training
             part divided nine to one in every class by a shipped list.
-        transform: steps applied in order: point transforms, then for instance a plan.
+        transform, seed: those of `Examples`.
         points: the first so many points of each shape; of a mesh, so many are drawn.
-        seed: where given, the transforms of example i draw from the seed, the epoch (`set_epoch`) and i alone;
-            otherwise from torch's generator, which a DataLoader seeds in each worker.
         cache: a folder for what is slow to read (text and meshes), so that the next start is quick: by default the root
             itself; False keeps nothing.
     """
@@ -58,15 +53,15 @@ class ModelNet40(torch.utils.data.Dataset):
         self,
         root: str | Path,
         split: str = "train",
-        transform: Sequence[Step] | Step = (),
+        transform: Steps = (),
         points: int = 1024,
         seed: int | None = None,
         cache: str | Path | bool = True,
     ) -> None:
         if points < 1:
             raise ValueError(f"ModelNet40: points must be at least 1, not {points}")
-        self.root, self.split, self.points, self.seed, self.epoch = Path(root), splits.check(split), points, seed, 0
-        self.transform: tuple[Step, ...] = (transform,) if callable(transform) else tuple(transform)
+        super().__init__(transform, seed)
+        self.root, self.split, self.points = Path(root), splits.check(split), points
         part = "test" if split == "test" else "train"
         self.release, clouds = _read(self.root, part, points, cache)
         kept = _members(clouds, split, self.root)
@@ -74,20 +69,8 @@ class ModelNet40(torch.utils.data.Dataset):
         self.labels: Tensor = torch.from_numpy(clouds.label if kept is None else clouds.label[kept])
         self.names = clouds.names if kept is None else [clouds.names[i] for i in kept]
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, i: int) -> tuple[Any, int]:
-        i = range(len(self))[i]
-        example: Any = Cloud.of(self.coords[i])
-        generator = None if self.seed is None else seeded(self.seed, self.epoch, i)
-        for step in self.transform:
-            example = step(example, generator) if isinstance(step, PointTransform) else step(example)
-        return example, int(self.labels[i])
-
-    def set_epoch(self, epoch: int) -> None:
-        """With a seed, another epoch draws other numbers."""
-        self.epoch = epoch
+    def example(self, i: int) -> Cloud:
+        return Cloud.of(self.coords[i])
 
     @property
     def fingerprint(self) -> str:

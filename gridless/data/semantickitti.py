@@ -8,7 +8,6 @@ points up.
 from __future__ import annotations
 
 import lzma
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gridless.augment.points import PointTransform
 from gridless.data import splits
+from gridless.data.base import Examples, Steps
 from gridless.data.clouds import read_cloud
 from gridless.data.errors import FormatError
-from gridless.data.seeds import seeded
 from gridless.geometry import grid_sample
 from gridless.structures import Cloud, Rows
 
@@ -48,10 +46,9 @@ _NUMBERS = np.full(1 << 16, -2, np.int64)
 for _number, _raw in enumerate(CLASSES.values()):
     _NUMBERS[list(_raw)] = _number
 _NUMBERS[list(IGNORED)] = -1
-Step = Callable[[Any], Any]
 
 
-class SemanticKITTI(torch.utils.data.Dataset):
+class SemanticKITTI(Examples):
     """A map-style data set of (`Cloud` with rows, sequence), or of what `transform` makes of the cloud.
 
     The rows of points: `intensity` (S) float32; `label` (S) int64, 0 to 18, and -1 for what is not judged (all of them
@@ -64,8 +61,7 @@ class SemanticKITTI(torch.utils.data.Dataset):
             the pack the sequences 08 and 10 are for validation.
         grid: keep one point in each cell of this size, in metres.
         scans: so many consecutive scans as one, in the place of the last, aligned by the official poses.
-        transform: steps applied in order: point transforms, then for instance a plan.
-        seed: where given, the transforms of example i draw from the seed, the epoch (`set_epoch`) and i alone.
+        transform, seed: those of `Examples`.
     """
 
     class_names = tuple(CLASSES)
@@ -76,13 +72,13 @@ class SemanticKITTI(torch.utils.data.Dataset):
         split: str = "train",
         grid: float | None = None,
         scans: int = 1,
-        transform: Sequence[Step] | Step = (),
+        transform: Steps = (),
         seed: int | None = None,
     ) -> None:
         if scans < 1:
             raise ValueError(f"SemanticKITTI: scans must be at least 1, not {scans}")
-        self.split, self.grid, self.scans, self.seed, self.epoch = splits.check(split), grid, scans, seed, 0
-        self.transform: tuple[Step, ...] = (transform,) if callable(transform) else tuple(transform)
+        super().__init__(transform, seed)
+        self.split, self.grid, self.scans = splits.check(split), grid, scans
         root = Path(root)
         if not root.exists():
             raise FileNotFoundError(f"SemanticKITTI: there is no {root}: download the release from {HOME}")
@@ -93,30 +89,15 @@ class SemanticKITTI(torch.utils.data.Dataset):
                 raise ValueError(
                     f"SemanticKITTI: {root} has single scans with labels only: give the release for others"
                 )
-            self._pack, self.sequences = _read_pack(root if root.is_file() else root / PACK, split)
+            self._pack, sequences = _read_pack(root if root.is_file() else root / PACK, split)
         else:
             self.files = _listed(root, split)
-            self.sequences = [number for number, _ in self.files]
+            sequences = [number for number, _ in self.files]
+        self.labels = torch.tensor(sequences)
 
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def cloud(self, i: int) -> Cloud:
-        """Example i before its transforms."""
-        i = range(len(self))[i]
+    def example(self, i: int) -> Cloud:
         cloud = self._pack[i] if self._pack else self._aligned(i)
         return cloud if self.grid is None else grid_sample(cloud, self.grid)
-
-    def __getitem__(self, i: int) -> tuple[Any, int]:
-        example: Any = self.cloud(i)
-        generator = None if self.seed is None else seeded(self.seed, self.epoch, i)
-        for step in self.transform:
-            example = step(example, generator) if isinstance(step, PointTransform) else step(example)
-        return example, self.sequences[range(len(self))[i]]
-
-    def set_epoch(self, epoch: int) -> None:
-        """With a seed, another epoch draws other numbers."""
-        self.epoch = epoch
 
     def _aligned(self, i: int) -> Cloud:
         """Scan i, and those before it in the same sequence, as seen from where scan i was made."""

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import json
 import lzma
-from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.augment.points import PointTransform
 from gridless.data import splits
+from gridless.data.base import Examples, Steps
 from gridless.data.cloud_cache import Clouds, cached
 from gridless.data.errors import FormatError
-from gridless.data.seeds import seed_of, seeded
+from gridless.data.seeds import seed_of
 from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud
 
@@ -52,25 +50,22 @@ PARTS = [range(a, b) for a, b in pairwise(FIRST.tolist())]
 # What of the official lists a split is made of.
 LISTS = {"train": ("train", "val"), "fit": ("train",), "validation": ("val",), "test": ("test",)}
 PACK = "shapenetpart_trainval.npz"
-Step = Callable[[Any], Any]
 
 
-class ShapeNetPart(torch.utils.data.Dataset):
+class ShapeNetPart(Examples):
     """A map-style data set of (`Cloud` with the rows `part`, category), or of what `transform` makes of the cloud.
 
     Args:
         root: the folder of the release, or the pack.
         split: "train" (the official training and validation shapes), "fit" and "validation" (the one and the other), or
             "test". The 26 shapes that the official lists name both for training and for testing are for testing only.
-        transform: steps applied in order: point transforms, then for instance a plan.
+        transform, seed: those of `Examples`.
         points: so many points of each shape, drawn at random once and for all; fewer where it has fewer.
-        seed: where given, the transforms of example i draw from the seed, the epoch (`set_epoch`) and i alone;
-            otherwise from torch's generator, which a DataLoader seeds in each worker.
         cache: a folder for what was read from text, so that the next start is quick: by default the root itself; False
             keeps nothing.
 
     All shapes at once: `coords` (N, P, 3) float32 and `parts` (N, P) int64, of which `sizes` (N) say how many count
-    (the rest is 0, and part -1), `categories` (N).
+    (the rest is 0, and part -1), `labels` (N), the categories.
     """
 
     class_names = tuple(CATEGORIES)
@@ -80,37 +75,25 @@ class ShapeNetPart(torch.utils.data.Dataset):
         self,
         root: str | Path,
         split: str = "train",
-        transform: Sequence[Step] | Step = (),
+        transform: Steps = (),
         points: int = 2048,
         seed: int | None = None,
         cache: str | Path | bool = True,
     ) -> None:
         if points < 1:
             raise ValueError(f"ShapeNetPart: points must be at least 1, not {points}")
-        self.root, self.split, self.points, self.seed, self.epoch = Path(root), splits.check(split), points, seed, 0
-        self.transform: tuple[Step, ...] = (transform,) if callable(transform) else tuple(transform)
+        super().__init__(transform, seed)
+        self.root, self.split, self.points = Path(root), splits.check(split), points
         made = _read(self.root, split, points, cache)
         self.coords: Tensor = torch.from_numpy(made.coords[..., :3].copy())
         self.parts: Tensor = torch.from_numpy(made.coords[..., 3].astype(np.int64))
-        self.categories: Tensor = torch.from_numpy(made.label)
+        self.labels: Tensor = torch.from_numpy(made.label)
         self.sizes: Tensor = (self.parts >= 0).sum(1)
         self.names = made.names
 
-    def __len__(self) -> int:
-        return len(self.categories)
-
-    def __getitem__(self, i: int) -> tuple[Any, int]:
-        i = range(len(self))[i]
+    def example(self, i: int) -> Cloud:
         size = int(self.sizes[i])
-        example: Any = Cloud.of(self.coords[i, :size], part=self.parts[i, :size])
-        generator = None if self.seed is None else seeded(self.seed, self.epoch, i)
-        for step in self.transform:
-            example = step(example, generator) if isinstance(step, PointTransform) else step(example)
-        return example, int(self.categories[i])
-
-    def set_epoch(self, epoch: int) -> None:
-        """With a seed, another epoch draws other numbers."""
-        self.epoch = epoch
+        return Cloud.of(self.coords[i, :size], part=self.parts[i, :size])
 
 
 # Both readers return x, y, z and part in one array (N, points, 4), with part -1 where a shape has no point.

@@ -15,6 +15,8 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
+from gridless.data.base import Examples, Steps
+
 Array = np.ndarray
 
 
@@ -254,7 +256,7 @@ def _make(name: str, count: int, points: int, noise: float, g: Generator) -> Arr
     return np.stack([c * x - s * y, s * x + c * y, z], -1).astype(np.float32)
 
 
-class Shapes(torch.utils.data.Dataset):
+class Shapes(Examples):
     """Clouds of parametric objects: `dataset[i]` is (coords (points, 3) float32, class number).
 
     z is up, clouds fit the unit sphere and are turned about the vertical. Classes take turns, so that any prefix is
@@ -266,7 +268,7 @@ class Shapes(torch.utils.data.Dataset):
         seed: another seed is another set, e.g. for validation.
         class_names: those to keep, in the order of their numbers; all of `Shapes.class_names` by default.
         noise: standard deviation of the jitter, in units of the object before scaling.
-        transform: callables applied to the coordinates, in order.
+        transform: that of `Examples`, applied to the coordinates.
     """
 
     class_names: tuple[str, ...] = tuple(CLASSES)
@@ -278,7 +280,7 @@ class Shapes(torch.utils.data.Dataset):
         seed: int = 0,
         class_names: Sequence[str] | None = None,
         noise: float = 0.01,
-        transform: Sequence[Callable[[Any], Any]] = (),
+        transform: Steps = (),
     ) -> None:
         if size < 0 or points < 1:
             raise ValueError(f"Shapes: size must be 0 or more and points 1 or more, not {size} and {points}")
@@ -286,7 +288,7 @@ class Shapes(torch.utils.data.Dataset):
         unknown = [c for c in self.class_names if c not in CLASSES]
         if unknown:
             raise ValueError(f"Shapes: no class {unknown[0]!r}; there are {', '.join(CLASSES)}")
-        self.transform = tuple(transform)
+        super().__init__(transform)
         kinds = len(self.class_names)
         self.labels: Tensor = torch.arange(size) % kinds
         coords = np.empty((size, points, 3), np.float32)
@@ -299,11 +301,5 @@ class Shapes(torch.utils.data.Dataset):
                 mine[at : at + _BLOCK] = block[: len(mine) - at]
         self.coords: Tensor = torch.from_numpy(coords)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, i: int) -> tuple[Any, int]:
-        example: Any = self.coords[i]
-        for step in self.transform:
-            example = step(example)
-        return example, int(self.labels[i])
+    def example(self, i: int) -> Tensor:
+        return self.coords[i]

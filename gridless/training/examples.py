@@ -338,7 +338,7 @@ def load_clouds(
         found = data.ModelNet40(root, split, points=points)  # type: ignore[arg-type]
     elif name == "shapenetpart":
         found = data.ShapeNetPart(root, split, points=points)  # type: ignore[arg-type]
-        return Clouds(found.coords, found.categories, found.class_names, found.sizes, {"part": found.parts})
+        return Clouds(found.coords, found.labels, found.class_names, found.sizes, {"part": found.parts})
     elif name == "semantickitti":
         return _scans(root, split, points, dict(options or {}))  # type: ignore[arg-type]
     else:
@@ -352,7 +352,7 @@ def _scans(root: str | Path, split: str, points: int, options: dict[str, Any]) -
 
     how = Preparation(**{name: options.pop(name) for name in ("up", "features") if name in options})
     found = data.SemanticKITTI(root, split, **options)
-    whole = in_threads(found.cloud, [(i,) for i in range(len(found))])
+    whole = in_threads(found.example, [(i,) for i in range(len(found))])
     clouds = [
         turned(Cloud.of(cloud, part=cloud.rows["label"])[:points], how, f"scan {i}", ("part",))
         for i, cloud in enumerate(whole)

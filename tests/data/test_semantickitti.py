@@ -51,7 +51,7 @@ def release(tmp_path) -> Path:
 def test_the_official_folders_give_scans_with_rows_by_the_learning_map(release):
     data = gl.data.SemanticKITTI(release, "fit")
     assert len(data) == 6
-    assert data.sequences == [0, 0, 0, 3, 3, 3]
+    assert data.labels.tolist() == [0, 0, 0, 3, 3, 3]
     assert len(gl.data.SemanticKITTI(release, "train")) == 9
     assert len(gl.data.SemanticKITTI(release, "validation")) == 3
     cloud, sequence = data[4]
@@ -74,15 +74,15 @@ def test_several_scans_are_aligned_by_their_poses(release):
     data = gl.data.SemanticKITTI(release, "validation", scans=2)
     cloud, _ = data[1]
     assert cloud.rows["age"].bincount().tolist() == [400, 400]
-    now, before = (gl.data.SemanticKITTI(release, "validation").cloud(i).coords for i in (1, 0))
+    now, before = (gl.data.SemanticKITTI(release, "validation").example(i).coords for i in (1, 0))
     torch.testing.assert_close(cloud.coords[:400], now)
     torch.testing.assert_close(cloud.coords[400:], before - torch.tensor([1.0, 0, 0]))
     # The first of a sequence has none before it.
-    assert len(data.cloud(0)) == 400
+    assert len(data.example(0)) == 400
 
 
 def test_a_grid_keeps_one_point_in_each_cell_and_its_label(release):
-    whole, few = (gl.data.SemanticKITTI(release, "fit", grid=grid).cloud(0) for grid in (None, 0.5))
+    whole, few = (gl.data.SemanticKITTI(release, "fit", grid=grid).example(0) for grid in (None, 0.5))
     assert 10 < len(few) < len(whole)
     assert torch.equal(few.rows["label"], whole.rows["label"][few.parent_index])
 
@@ -101,13 +101,13 @@ def test_what_is_no_release_is_refused(release, tmp_path):
     labels = release / "sequences" / "00" / "labels" / "000000.label"
     labels.write_bytes(np.full(400, 77, "<u4").tobytes())
     with pytest.raises(gl.data.FormatError, match="has the label 77, which SemanticKITTI does not know"):
-        gl.data.SemanticKITTI(release, "fit").cloud(0)
+        gl.data.SemanticKITTI(release, "fit").example(0)
     labels.write_bytes(b"\0" * 8)
     with pytest.raises(gl.data.FormatError, match="holds 2 labels"):
-        gl.data.SemanticKITTI(release, "fit").cloud(0)
+        gl.data.SemanticKITTI(release, "fit").example(0)
     (release / "sequences" / "00" / "poses.txt").write_text("1 0 0\n")
     with pytest.raises(gl.data.FormatError, match=r"poses"):
-        gl.data.SemanticKITTI(release, "fit", scans=2).cloud(1)
+        gl.data.SemanticKITTI(release, "fit", scans=2).example(1)
     np.savez(tmp_path / "semantickitti_22_scans.npz", planes=np.zeros(3, np.uint8))
     with pytest.raises(gl.data.FormatError, match="not a whole pack"):
         gl.data.SemanticKITTI(tmp_path / "semantickitti_22_scans.npz")
@@ -127,9 +127,9 @@ def test_a_pack_holds_two_scans_of_each_sequence(tmp_path):
     np.savez(tmp_path / "semantickitti_22_scans.npz", offsets=np.arange(0, 111, 5), **arrays)
     fit, valid = (gl.data.SemanticKITTI(tmp_path, split) for split in ("fit", "validation"))
     assert len(fit) == 18
-    assert sorted(set(valid.sequences)) == [8, 10]
-    assert torch.equal(fit.cloud(1).coords, torch.from_numpy(x[5:10]).float() / 100)
-    assert fit.cloud(0).rows["label"].min() >= -1
+    assert sorted(set(valid.labels.tolist())) == [8, 10]
+    assert torch.equal(fit.example(1).coords, torch.from_numpy(x[5:10]).float() / 100)
+    assert fit.example(0).rows["label"].min() >= -1
     with pytest.raises(ValueError, match="single scans with labels only"):
         gl.data.SemanticKITTI(tmp_path, "test")
 
@@ -137,7 +137,7 @@ def test_a_pack_holds_two_scans_of_each_sequence(tmp_path):
 def test_the_shared_pack_is_whole(shared_data):
     data = gl.data.SemanticKITTI(shared_data / "semantickitti_22_scans.npz", "train")
     assert len(data) == 22
-    cloud = data.cloud(0)
+    cloud = data.example(0)
     assert len(cloud) == 124668
     assert cloud.coords.abs().max() < 130
     assert (cloud.rows["label"] >= 0).float().mean() > 0.9

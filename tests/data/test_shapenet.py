@@ -72,7 +72,7 @@ def test_the_folder_is_read_and_shapes_for_testing_are_not_learned(release: Path
         assert data.coords.shape == (len(names), 64, 3)
     data = ShapeNetPart(release, "fit", points=64)
     assert data.sizes.tolist() == [64, 30]
-    assert data.categories.tolist() == [4, 11]
+    assert data.labels.tolist() == [4, 11]
     assert (data.parts[1, 30:] == -1).all()
     # The points are those of the file, centred and scaled as a whole, with their parts, and not the first ones.
     raw = table(f"{MUG}/b", 30)
@@ -175,6 +175,6 @@ def test_the_real_pack_has_the_official_numbers(shared_data: Path):
     norms = data.coords.norm(dim=2)
     assert norms.amax(1).min() > 0.97
     assert norms.max() < 1.01
-    first, last = (torch.from_numpy(f)[data.categories, None] for f in (shapenet.FIRST[:-1], shapenet.FIRST[1:]))
+    first, last = (torch.from_numpy(f)[data.labels, None] for f in (shapenet.FIRST[:-1], shapenet.FIRST[1:]))
     known = data.parts >= 0
     assert bool((((data.parts >= first) & (data.parts < last)) | ~known).all())

@@ -99,7 +99,7 @@ def test_glyph_settings_are_checked():
         MovingGlyphs(1, sensor=(4, 4))
     with pytest.raises(ValueError, match="threshold must be positive"):
         MovingGlyphs(1, threshold=0)
-    with pytest.raises(IndexError, match="recording 3 of 3"):
+    with pytest.raises(IndexError, match="MovingGlyphs has no example 3: there are 3"):
         MovingGlyphs(3)[3]
 
 
