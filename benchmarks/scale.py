@@ -197,7 +197,7 @@ def labelled(scans: str, points: float, device: str, limit: float) -> Rows:
     """The scene's tiles one after the other, for so many seconds; `points` are those that were labelled."""
     source, on_gpu = city(scans, points), device.startswith("cuda")
     begin = started = time.perf_counter()
-    worker = Labeller(source, network(), grid=GRID, how=HOW, device=device, points=1 << (21 if on_gpu else 19))
+    worker = Labeller(source, network(), grid=GRID, how=HOW, device=device)
     tiles, total = worker.tiles, sum(source.sizes)
     result: Rows = {"of points": total, "of tiles": len(tiles), "of side, m": round(tiles.size)}
     result["reading, points/s"] = round(total / (time.perf_counter() - begin))
