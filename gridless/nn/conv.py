@@ -19,8 +19,9 @@ class _Conv(nn.Module):
     """What the convolutions share: where their edges are found, and the values of an edge."""
 
     def __init__(
-        self, edges: Name, basis: Basis | None, falloff: str | None, normalise: bool, radius: float | None
-    ) -> None:
+        self, edges: Name, channels: tuple[int, ...], basis: Basis | None, falloff: str | None, normalise: bool,
+        bias: bool, radius: float | None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if radius is None:
             radius = edges.radius
@@ -29,24 +30,22 @@ class _Conv(nn.Module):
         self.edges, self.radius = edges, float(radius)
         self.basis = Monomials(edges.dim, 2) if basis is None else basis
         self.falloff, self.normalise = falloff, normalise
+        self.weight = nn.Parameter(torch.empty(self.basis.size, *channels))
+        self.bias = nn.Parameter(torch.empty(channels[-1])) if bias else None
+        self.reset_parameters()
         _LAYERS[edges.plan].add(self)
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         _LAYERS[self.edges.plan].add(self)
 
-    def _learn(self, *channels: int, bias: bool) -> None:
-        """The weight (M, *channels) and the bias of the last of them."""
-        self.weight = nn.Parameter(torch.empty(self.basis.size, *channels))
-        self.bias = nn.Parameter(torch.empty(channels[-1])) if bias else None
-        self.reset_parameters()
-
     def _fans(self) -> tuple[int, int]:
         """How many numbers come in and go out, as the weight begins by them."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:
-        _glorot_uniform(self.weight, *self._fans())
+        bound = (6 / sum(self._fans())) ** 0.5
+        nn.init.uniform_(self.weight, -bound, bound)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -56,18 +55,10 @@ class _Conv(nn.Module):
     def _geometry(self, geometry: Geometry) -> tuple:
         expect_geometry(geometry)
         edges = self.edges
-        clouds = geometry[edges.source], geometry[edges.target]
-        if clouds[0].coords.is_cuda and not torch.compiler.is_compiling():
-            _compile_once(edges.plan, geometry, clouds[0].coords.device)
-        return (
-            geometry[edges],
-            clouds[0].coords,
-            clouds[1].coords,
-            self.radius,
-            self.basis,
-            self.falloff,
-            self.normalise,
-        )
+        source, target = geometry[edges.source].coords, geometry[edges.target].coords
+        if source.is_cuda and not torch.compiler.is_compiling():
+            _compile_once(edges.plan, geometry, source.device)
+        return geometry[edges], source, target, self.radius, self.basis, self.falloff, self.normalise
 
     def _values_repr(self) -> str:
         normalised = ", normalise=False" if not self.normalise else ""
@@ -95,12 +86,12 @@ class PointConv(_Conv):
         order: str | None = None,
         radius: float | None = None,
     ) -> None:
-        super().__init__(edges, basis, falloff, normalise, radius)
+        super().__init__(edges, (in_channels, out_channels), basis, falloff, normalise, bias, radius)
         self.in_channels, self.out_channels, self.order = in_channels, out_channels, order
-        self._learn(in_channels, out_channels, bias=bias)
 
     def _fans(self) -> tuple[int, int]:
-        return self.basis.size * self.in_channels, self.basis.size * self.out_channels
+        terms, *channels = self.weight.shape
+        return terms * channels[0], terms * channels[1]
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         return point_conv(features, self.weight, self.bias, *self._geometry(geometry), order=self.order)
@@ -129,9 +120,8 @@ class DepthwiseConv(_Conv):
         bias: bool = True,
         radius: float | None = None,
     ) -> None:
-        super().__init__(edges, basis, falloff, normalise, radius)
+        super().__init__(edges, (channels,), basis, falloff, normalise, bias, radius)
         self.channels = channels
-        self._learn(channels, bias=bias)
 
     def _fans(self) -> tuple[int, int]:
         return self.basis.size, self.basis.size
@@ -163,12 +153,11 @@ class FeaturelessConv(_Conv):
         bias: bool = True,
         radius: float | None = None,
     ) -> None:
-        super().__init__(edges, basis, falloff, normalise, radius)
+        super().__init__(edges, (out_channels,), basis, falloff, normalise, bias, radius)
         self.out_channels = out_channels
-        self._learn(out_channels, bias=bias)
 
     def _fans(self) -> tuple[int, int]:
-        return self.basis.size, self.out_channels
+        return self.weight.shape[0], self.weight.shape[1]
 
     def forward(self, geometry: Geometry) -> Tensor:
         return featureless_conv(self.weight, self.bias, *self._geometry(geometry))
@@ -201,8 +190,3 @@ def _compile_layers(plan: str, geometry: Geometry, device: torch.device) -> None
     with compiling_ahead():
         for layer in layers:
             layer.compile_ahead(geometry)
-
-
-def _glorot_uniform(weight: Tensor, fan_in: int, fan_out: int) -> None:
-    bound = (6 / (fan_in + fan_out)) ** 0.5
-    nn.init.uniform_(weight, -bound, bound)

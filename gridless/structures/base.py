@@ -129,6 +129,9 @@ class Structure:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """The same structure on another device."""
+        if isinstance(device, torch.dtype):
+            name = type(self).__name__
+            raise TypeError(f"{name}.to takes a device, not {device}: make a {name} of tensors that were converted")
         if self.device == torch.device(device):
             return self
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))

@@ -249,13 +249,13 @@ def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return {name: _each(part, function) for name, part in value.items()} if isinstance(value, Mapping) else value
 
 
-def capacity(high: Mapping[str, int], low: Mapping[str, int] | None = None, slack: float = 0.02) -> Sizes:
+def capacity(high: Mapping[str, int], low: Mapping[str, int] | None = None) -> Sizes:
     """Sizes that hold the largest seen and more: twice as far again as they were spread, and a little.
 
     Multiples of 64, so that rows stay aligned. The number of examples stays as it is.
     """
     low = high if low is None else low
-    room = {n: -(-int(size * (1 + slack) + 2 * (size - low[n]) + 64) // 64) * 64 for n, size in high.items()}
+    room = {n: -(-int(size * 1.02 + 2 * (size - low[n]) + 64) // 64) * 64 for n, size in high.items()}
     return room | {EXAMPLES: high[EXAMPLES]}
 
 

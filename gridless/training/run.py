@@ -113,14 +113,10 @@ def run(
         results: dict[str, Any] = {name: value for name, value in end.items() if name != "epoch"}
         results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
         if place is not None and recipe.votes > 1:
-            results["valid_accuracy_by_votes"] = _accuracy(place, module.best, recipe, recipe.votes)
+            best = place.probabilities(module.best, recipe).argmax(1)
+            results["valid_accuracy_by_votes"] = (best == place.labels).double().mean().item()
     split = "train" if valid is None else "fit"
-    about: dict[str, Any] = {
-        "class_names": data.class_names,
-        "split": split,
-        "recipe": recipe.to_dict(),
-        "results": results,
-    }
+    about = {"class_names": data.class_names, "split": split, "recipe": recipe.to_dict(), "results": results}
     about |= {"parts": list(data.parts), "values": list(data.values)} if isinstance(data, Clouds) and data.parts else {}
     save(module.best, out / "weights", **about)
     results["history"] = module.history
@@ -137,10 +133,6 @@ def _tf32(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _accuracy(data: Clouds | Recordings, model: torch.nn.Module, recipe: Recipe, votes: int) -> float:
-    return (data.probabilities(model, recipe, votes=votes).argmax(1) == data.labels).double().mean().item()
 
 
 def _examples(data: Clouds | Recordings) -> str:

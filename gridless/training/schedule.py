@@ -37,15 +37,15 @@ class Cosine:
 class Plateau:
     """The paper's rule: times `factor` when the training accuracy has not risen by 1e-4 for `patience` epochs."""
 
-    def __init__(self, rate: float, factor: float = 0.2, patience: int = 20, min_delta: float = 1e-4) -> None:
-        self.rate, self.factor, self.patience, self.min_delta = rate, factor, patience, min_delta
+    def __init__(self, rate: float, factor: float = 0.2, patience: int = 20) -> None:
+        self.rate, self.factor, self.patience = rate, factor, patience
         self.best, self.waited = -math.inf, 0
 
     def __call__(self, position: float) -> float:
         return self.rate
 
     def epoch_ended(self, accuracy: float) -> None:
-        if accuracy > self.best + self.min_delta:
+        if accuracy > self.best + 1e-4:
             self.best, self.waited = accuracy, 0
             return
         self.waited += 1

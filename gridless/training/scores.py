@@ -30,17 +30,21 @@ def scores(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _scan_scores(best: Tensor, cloud: Any, judged: Tensor, model: Any) -> Tensor:
-    classes, count = model.config["classes"], cloud.num_examples
     best, part, example = best[judged], cloud.rows["part"][judged], cloud.example[judged]
+    common, union = _overlaps(best, part, example, cloud.num_examples, model.config["classes"])
+    share = common.sum(1) / torch.bincount(example, minlength=cloud.num_examples).clamp(min=1)
+    return torch.cat([share[:, None], common, union], 1)
+
+
+def _overlaps(predicted: Tensor, part: Tensor, example: Tensor, count: int, kinds: int) -> tuple[Tensor, Tensor]:
+    """Points in the intersection and in the union of each of `kinds` parts, in each of `count` examples."""
 
     def counted(values: Tensor, rows: Tensor) -> Tensor:
-        return torch.bincount(rows * classes + values, minlength=count * classes).view(count, classes).double()
+        return torch.bincount(rows * kinds + values, minlength=count * kinds).view(count, kinds).double()
 
-    right = best == part
+    right = predicted == part
     common = counted(part[right], example[right])
-    union = counted(best, example) + counted(part, example) - common
-    share = common.sum(1) / torch.bincount(example, minlength=count).clamp(min=1)
-    return torch.cat([share[:, None], common, union], 1)
+    return common, counted(predicted, example) + counted(part, example) - common
 
 
 def figures(found: Tensor, labels: Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -64,14 +68,7 @@ def shape_ious(predicted: Tensor, part: Tensor, example: Tensor, category: Tenso
     A part that is neither there nor predicted counts 1. Points (S) have a predicted and a right part and an example;
     examples (B) a category; category k has parts[k] parts, numbered through.
     """
-    count, total = len(category), sum(parts)
-
-    def counted(values: Tensor, rows: Tensor) -> Tensor:
-        return torch.bincount(rows * total + values, minlength=count * total).view(count, total).double()
-
-    right = predicted == part
-    common = counted(part[right], example[right])
-    union = counted(predicted, example) + counted(part, example) - common
+    common, union = _overlaps(predicted, part, example, len(category), sum(parts))
     iou = torch.where(union > 0, common / union.clamp(min=1), 1.0)
     owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(parts)).to(category.device)
     mine = owner == category[:, None]

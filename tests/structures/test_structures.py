@@ -546,3 +546,8 @@ def test_reprs_say_what_is_inside():
     assert "1 rows of padding" in repr(gl.structures.pad(gl.Cloud.of(torch.rand(3, 3)), "power_of_two"))
     nothing = gl.Cloud.of(torch.zeros(0, 3))
     assert repr(nothing) == "Cloud(0 points in 3-D, float32, cpu)"
+
+
+def test_structures_move_to_devices_and_refuse_types():
+    with pytest.raises(TypeError, match=r"Cloud.to takes a device, not torch.float64: make a Cloud of tensors"):
+        gl.Cloud.of(torch.zeros(2, 3)).to(torch.float64)
