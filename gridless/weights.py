@@ -28,7 +28,7 @@ def save(
     that its constructor is called with when it is loaded, `gl.load(path, model=Class)`. Whether that makes this network
     again is tried before anything is written.
 
-    With `bits=16` the kernels of dense layers and convolutions are stored as float16, half the size; loading makes them
+    With `bits=16` the weights of dense layers and convolutions are stored as float16, half the size; loading makes them
     float32 again.
     """
     from safetensors.torch import save as serialise
@@ -225,7 +225,7 @@ def _fits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 
 def _halved(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """A kernel as float16; biases and statistics, which are small and may be large in value, as they are."""
+    """Weights as float16; biases and statistics, which are small and may be large in value, as they are."""
     if tensor.ndim < 2 or not tensor.is_floating_point():
         return tensor
     half = tensor.half()

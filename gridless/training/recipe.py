@@ -68,9 +68,9 @@ class Recipe:
     epsilon: float = 1e-7
     """Adam's epsilon."""
     l2: float = 0.0
-    """l2 * sum(w^2) is added to the loss, over the kernels of dense layers and convolutions."""
+    """l2 * sum(w^2) is added to the loss, over the weights of dense layers and convolutions."""
     weight_decay: float = 0.0
-    """AdamW's, over the same kernels."""
+    """AdamW's, over the same weights."""
     smoothing: float = 0.0
     """Label smoothing."""
     clip: float | None = None
@@ -221,21 +221,21 @@ class Recipe:
         return Plateau(self.learning_rate, self.factor, self.patience)
 
     def make_optimiser(self, model: nn.Module) -> torch.optim.Optimizer:
-        """Adam over two groups: kernels, which are kept small, and everything else."""
-        kernels, others = [], []
+        """Adam over two groups: weights, which are kept small, and biases, norms and rates."""
+        weights, others = [], []
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
-            # Biases and norms are vectors; the kernels of dense layers and convolutions have more dimensions.
-            kernel = parameter.ndim > 1 and not name.endswith("log_rate")
-            (kernels if kernel else others).append(parameter)
+            # Biases and norms are vectors; the weights of dense layers and convolutions have more dimensions.
+            decays = parameter.ndim > 1 and not name.endswith("log_rate")
+            (weights if decays else others).append(parameter)
         device = next(model.parameters()).device
         on_gpu = device.type == "cuda"
         # The gradient of l2 * sum(w^2) is 2 * l2 * w, which is what Adam's own weight decay adds.
         decay = 2 * self.l2 if self.optimiser == "adam" else self.weight_decay
         kind = torch.optim.Adam if self.optimiser == "adam" else torch.optim.AdamW
         return kind(
-            [{"params": kernels, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}],
+            [{"params": weights, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}],
             lr=torch.tensor(self.learning_rate, device=device) if on_gpu else self.learning_rate,
             betas=(0.9, self.beta2),
             eps=self.epsilon,
