@@ -18,6 +18,7 @@ from gridless.kernels.compile import njit
 from gridless.streaming.simd import load8, load32, load64, pointer
 from gridless.streaming.traces import convolve
 from gridless.streaming.work import answer, work
+from gridless.structures.kernels import first_back, first_outside
 
 from gridless.streaming.table import (  # isort: skip
     ANSWERS, AT, C, CELLS, CHUNK, CLOCK, CONVOLVE, COUNT, DONE, DOUBLES, DOUBLE_COUNT, DURATION, ENTERED, FINISHED,
@@ -28,7 +29,6 @@ from gridless.streaming.table import (  # isort: skip
 )  # fmt: skip
 
 TOP, FIELDS, ROW_FIELDS = len(HEAD), len(STREAM), len(ROW)
-OUTSIDE, BACK, NEGATIVE, BEFORE = 1, 2, 3, 4
 
 
 @njit(nogil=True, cache=True, error_model="numpy", inner=True)
@@ -131,24 +131,6 @@ def _restart(i, d, t):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def fault(pixel, time, count, width, height, latest):
-    """(kind, row) of the first event outside the sensor, or else the first that steps back in time or is negative."""
-    for k in range(count):
-        x, y = load32(pixel, 2 * k), load32(pixel, 2 * k + 1)
-        if x < 0 or x >= width or y < 0 or y >= height:
-            return OUTSIDE, k
-    before = np.int64(0)
-    for k in range(count):
-        t = load64(time, k)
-        if t < before:
-            return (BACK, k) if k else (NEGATIVE, 0)
-        before = t
-    if count and load64(time, 0) < latest:
-        return BEFORE, 0
-    return 0, 0
-
-
-@njit(nogil=True, cache=True, error_model="numpy")
 def run(i, pixel, time, polarity, count, fresh):
     """Push a packet's events (addresses of int32 (S, 2), int64 and bool); a fresh packet is checked first, and else it
     goes on where it stopped.
@@ -159,7 +141,10 @@ def run(i, pixel, time, polarity, count, fresh):
     f = carray(pointer(i[FLOATS]), (i[FLOAT_COUNT],), np.float32)
     d = carray(pointer(i[DOUBLES]), (i[DOUBLE_COUNT],), np.float64)
     if fresh:
-        if fault(pixel, time, count, i[TOP + S_WIDTH], i[TOP + S_HEIGHT], i[TIME])[0]:
+        pixels = carray(pointer(pixel), (count, 2), np.int32)
+        times = carray(pointer(time), (count,), np.int64)
+        early = count > 0 and times[0] < max(i[TIME], 0)
+        if early or first_outside(pixels, i[TOP + S_WIDTH], i[TOP + S_HEIGHT]) >= 0 or first_back(times, 0, count) >= 0:
             return REFUSED
         i[AT] = 0
     while True:

@@ -120,19 +120,11 @@ class Stream:
 
     def _check(self, events: Events) -> None:
         """Refuse by index what `Events.check` refuses, and what is before the last event."""
-        # Imported here: compiled code takes a moment to load.
-        from gridless.streaming.loop import BEFORE, fault
-
-        pixel, time = events.pixel.data_ptr(), events.time.data_ptr()
-        kind, row = fault(pixel, time, len(events), *self.sensor, self.time)
-        if kind == BEFORE:
-            raise ValueError(
-                f"stream: event 0 of the packet is at {int(events.time[0])} us, before the last one at {self.time} us; "
-                "the packet was not taken"
-            )
-        if kind:
-            _, words = events.fault()  # type: ignore[misc]
-            raise ValueError(f"stream: event {row} of the packet {words}; the packet was not taken")
+        fault = events.fault()
+        if fault is None and len(events) and int(events.time[0]) < self.time:
+            fault = 0, f"is at {int(events.time[0])} us, before the last one at {self.time} us"
+        if fault is not None:
+            raise ValueError(f"stream: event {fault[0]} of the packet {fault[1]}; the packet was not taken")
 
     def _kept(self, name: str) -> None:
         if name not in self._names:

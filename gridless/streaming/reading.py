@@ -29,6 +29,11 @@ from gridless.plan import Plan
 from gridless.streaming.rows import ACTIVATIONS, Row, Stream, fed_pixels
 
 REMEDY = "use gl.streaming.Session(model), which runs any forward"
+CUT = (
+    "stream: this network cuts its history (form='edges'), which a live stream does not: build it with form='scan' and "
+    "load the same weights"
+)
+WAITS = "stream: the voxel head waits for the end of the recording: build the network with duration=..."
 
 
 def input_stream(model: nn.Module) -> tuple[Plan, str, tuple[int, int]]:
@@ -292,10 +297,7 @@ class Reader:
     def convolve(self, layer: EventConv, x: Row) -> Row:
         near = layer.near
         if near.window is not None:
-            raise ValueError(
-                "stream: this network cuts its history (form='edges'), which a live stream does not: build it with "
-                "form='scan' and load the same weights"
-            )
+            raise ValueError(CUT)
         source, target = self.streams[str(near.source)], self.streams[str(near.target)]
         if x.stream != source.name:
             raise _Unknown(f"{self.name} convolves {source.name}, but its features are of {x.stream}; this")
@@ -404,9 +406,7 @@ def _voxel_count(r: Reader, layer: VoxelCount, geometry: Any, memory: Any = None
 
 def _window(r: Reader, layer: VoxelMean) -> tuple[int, int]:
     if layer.duration is None:
-        raise ValueError(
-            "stream: the voxel head waits for the end of the recording: build the network with duration=..."
-        )
+        raise ValueError(WAITS)
     r.durations.add(layer.duration)
     return layer.frames, layer.duration
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gridless.nn.events import EventConv, Last, VoxelMean
 from gridless.streaming.packets import Prediction, Stream
-from gridless.streaming.reading import Reader
+from gridless.streaming.reading import CUT, WAITS, Reader
 from gridless.structures import Events, Geometry
 
 
@@ -22,14 +22,9 @@ class Session(Stream):
         layers = dict(self.model.named_modules())
         for layer in layers.values():
             if isinstance(layer, EventConv) and layer.near.window is not None:
-                raise ValueError(
-                    "stream: this network cuts its history (form='edges'), which a live stream does not: build it with "
-                    "form='scan' and load the same weights"
-                )
+                raise ValueError(CUT)
             if isinstance(layer, VoxelMean) and layer.duration is None:
-                raise ValueError(
-                    "stream: the voxel head waits for the end of the recording: build the network with duration=..."
-                )
+                raise ValueError(WAITS)
         self._means = [layer for layer in layers.values() if isinstance(layer, VoxelMean)]
         durations = sorted({mean.duration for mean in self._means if mean.duration is not None})
         if len(durations) > 1:

@@ -36,23 +36,41 @@ def drop_firsts(x, lengths):
 @njit(nogil=True, cache=True)
 def first_fault(pixel, time, splits, width, height):  # type: ignore[no-untyped-def]
     """(kind, row) of the first event outside the sensor, or else the first that steps back in time or is negative."""
-    bad = False
-    for i in range(len(time)):
-        # A negative number read as unsigned is large.
-        bad |= (np.uint32(pixel[i, 0]) >= width) | (np.uint32(pixel[i, 1]) >= height)
-    if bad:
-        for i in range(len(time)):
-            if np.uint32(pixel[i, 0]) >= width or np.uint32(pixel[i, 1]) >= height:
-                return OUTSIDE, i
+    row = first_outside(pixel, width, height)
+    if row >= 0:
+        return OUTSIDE, row
     for example in range(len(splits) - 1):
         start, end = splits[example], splits[example + 1]
-        bad = False
-        for i in range(start + 1, end):
-            bad |= time[i] < time[i - 1]
-        if bad:
-            for i in range(start + 1, end):
-                if time[i] < time[i - 1]:
-                    return BACK, i
+        row = first_back(time, start, end)
+        if row >= 0:
+            return BACK, row
         if end > start and time[start] < 0:
             return NEGATIVE, start
     return 0, 0
+
+
+@njit(nogil=True, cache=True, inner=True)
+def first_outside(pixel, width, height):  # type: ignore[no-untyped-def]
+    """The first event outside the sensor, or -1."""
+    bad = False
+    for i in range(len(pixel)):
+        # A negative number read as unsigned is large.
+        bad |= (np.uint32(pixel[i, 0]) >= width) | (np.uint32(pixel[i, 1]) >= height)
+    if bad:
+        for i in range(len(pixel)):
+            if np.uint32(pixel[i, 0]) >= width or np.uint32(pixel[i, 1]) >= height:
+                return i
+    return -1
+
+
+@njit(nogil=True, cache=True, inner=True)
+def first_back(time, start, end):  # type: ignore[no-untyped-def]
+    """The first of the events of a recording that steps back in time, or -1."""
+    bad = False
+    for i in range(start + 1, end):
+        bad |= time[i] < time[i - 1]
+    if bad:
+        for i in range(start + 1, end):
+            if time[i] < time[i - 1]:
+                return i
+    return -1
