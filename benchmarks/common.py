@@ -20,6 +20,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
 RESULTS = ROOT / "benchmarks" / "results"
+# Of the first ball of the paper's large network.
+RADIUS = 0.1125
 
 
 def seconds(work: Callable[[], Any], repeat: int = 7, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -148,6 +150,12 @@ def modelnet(count: int, seed: int = 0) -> tuple[str, np.ndarray]:
     x = random.normal(size=(count, 1024, 3))
     x *= random.uniform(0.3, 1, (count, 1, 3)) / np.linalg.norm(x, axis=2, keepdims=True)
     return "ellipsoids", x.astype(np.float32)
+
+
+def evenly(points: int) -> tuple[np.ndarray, float]:
+    """Uniform points, and the radius within which each has about 20."""
+    x = np.random.default_rng(0).random((points, 3), np.float32)
+    return x, float((20 / (4 / 3 * np.pi * points)) ** (1 / 3))
 
 
 def report(file: Path, rows: list[dict[str, Any]], **facts: Any) -> None:

@@ -25,25 +25,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RESULTS, ROOT, cores, floors, in_turn, keep, modelnet, on_cores, peak_memory, report
+from common import RADIUS, RESULTS, ROOT, cores, evenly, floors, in_turn, keep, modelnet, on_cores, peak_memory, report
 
 import gridless as gl
 
-RADIUS = 0.1125
 Search = Callable[[np.ndarray, np.ndarray, float], tuple[np.ndarray, np.ndarray]]
-
-
-def network(radius: float = RADIUS, levels: int = 3) -> gl.Plan:
-    """The geometry of the paper's large network: 7 searches, 3 samplings."""
-    plan = gl.Plan()
-    cloud = plan.points(dim=3)
-    near = plan.ball(cloud, cloud, radius)
-    for _ in range(levels):
-        coarse = plan.rejection_sample(near)
-        plan.ball(cloud, coarse, radius * 2**0.5)
-        radius *= 2
-        near, cloud = plan.ball(coarse, coarse, radius), coarse
-    return plan
 
 
 # Peers: (sources, targets, radius) -> splits, sources of one cloud, in any order.
@@ -137,7 +123,7 @@ def same_edges(ours: gl.Edges, splits: np.ndarray, source: np.ndarray, slack: fl
 def chain(clouds: int) -> list[dict[str, Any]]:
     """The paper's preprocessing: clouds per second."""
     name, x = modelnet(clouds)
-    plan = network()
+    plan = gl.models.point_resnet_large().plan
     tensors = [torch.from_numpy(c) for c in x]
     batch = torch.from_numpy(x.reshape(-1, 3)), torch.arange(clouds + 1) * x.shape[1]
     ours = plan(tensors[0])
@@ -180,12 +166,6 @@ def chain(clouds: int) -> list[dict[str, Any]]:
         }
     )
     return rows
-
-
-def evenly(points: int) -> tuple[np.ndarray, float]:
-    """Uniform points, and the radius within which each has about 20."""
-    x = np.random.default_rng(0).random((points, 3), np.float32)
-    return x, float((20 / (4 / 3 * np.pi * points)) ** (1 / 3))
 
 
 def large(points: int) -> list[dict[str, Any]]:

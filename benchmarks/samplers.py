@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import cpu_seconds, machine, modelnet
-from geometry import RADIUS, evenly
+from common import RADIUS, cpu_seconds, evenly, machine, modelnet
 
 import gridless as gl
 from gridless.structures.edges import transpose

@@ -1,4 +1,4 @@
-"""gridless.torch_cluster beside compiled torch_cluster: python benchmarks/torch_cluster.py
+"""gridless.torch_cluster beside compiled torch_cluster: python benchmarks/as_torch_cluster.py
 
 CPU, one thread, seconds of the processor (not of the clock, so that other work on the machine counts little), the least
 of several runs, each after the other. The results are compared before they are timed. Without torch_cluster, which has
@@ -9,7 +9,6 @@ import os
 import sys
 import time
 
-sys.path = [p for p in sys.path if p != os.path.dirname(os.path.abspath(__file__))]  # this file has their name
 for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ[name] = "1"
 
