@@ -66,6 +66,15 @@ def test_links_and_pictures_lead_to_files(page: str):
             assert ((ROOT / page).parent / target).exists(), target
 
 
+def test_the_tree_of_the_readme_is_the_tree():
+    tree = re.search(r"^gridless/\n(?:[├└│].*\n)+", (ROOT / "README.md").read_text(), re.M)
+    assert tree is not None
+    folder = ROOT / "gridless"
+    assert [name for name in re.findall(r"^[├└]── (\S+)", tree[0], re.M) if not (folder / name).exists()] == []
+    here = {path.stem for path in folder.iterdir() if not path.name.startswith(("__", "py.typed"))}
+    assert {name for name in here if not re.search(rf"\b{name}\b", tree[0])} == set()
+
+
 def test_code_that_paper_to_code_names_exists():
     """Every `path.py` and `path.py: name` in the tables of that page."""
     text = (ROOT / "docs" / "paper-to-code.md").read_text()

@@ -1,6 +1,5 @@
 """A batch of a group copied into tensors of fixed size, all of them in one launch."""
 
-# Triton compiles these functions itself; to a type checker they are plain Python.
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportIndexIssue=false, reportOperatorIssue=false
 
 from __future__ import annotations

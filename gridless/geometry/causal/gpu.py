@@ -1,5 +1,7 @@
 """Causal neighbourhoods in Triton: runs by a radix sort, then a binary search for every (target, tap)."""
 
+# pyright: reportArgumentType=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 from functools import cache

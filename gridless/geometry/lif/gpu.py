@@ -6,6 +6,8 @@ before any potential is: they are made in parallel, and what is left of the recu
 comparison per visit. A visit that fires marks its (input event, slot); the marks, in order, are the output.
 """
 
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import numpy as np

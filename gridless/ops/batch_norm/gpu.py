@@ -3,6 +3,8 @@
 Statistics are combined by Chan's formula, tile by tile and then over programs, always in the same order.
 """
 
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 import torch

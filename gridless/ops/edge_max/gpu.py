@@ -1,5 +1,7 @@
 """The maximum over neighbours in Triton: a program owns some rows and a block of channels, and walks their edges."""
 
+# pyright: reportArgumentType=false, reportAssignmentType=false
+
 from __future__ import annotations
 
 import torch

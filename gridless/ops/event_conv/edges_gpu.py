@@ -3,6 +3,8 @@
 Kernels see microseconds: rates are scaled as they are read.
 """
 
+# pyright: reportArgumentType=false, reportAssignmentType=false
+
 from __future__ import annotations
 
 from functools import cache

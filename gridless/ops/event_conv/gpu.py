@@ -8,6 +8,8 @@ Grids, channels and temporal taps are constants of a kernel, so that index arith
 vectors.
 """
 
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false
+
 from __future__ import annotations
 
 from functools import cache

@@ -1,5 +1,7 @@
 """The mean over cells in Triton: rows sorted by cell (stably), then one program per cell and block of channels."""
 
+# pyright: reportAssignmentType=false
+
 from __future__ import annotations
 
 import torch

@@ -6,6 +6,8 @@ the second-level cache holds, and a library product reads it from there. The bac
 B = N^T dF' over the transposed edges; depthwise, the same kernel does either. No atomics: every sum has one owner.
 """
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 from functools import cache

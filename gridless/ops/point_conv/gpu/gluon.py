@@ -1,5 +1,7 @@
 """Where the Gluon kernels of the point convolution run in place of the Triton kernels, which compute the same."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 from __future__ import annotations
 
 import ctypes
