@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import sys
+from typing import ClassVar
+
 import torch
 from torch import Generator, Tensor
 
 from gridless.structures import Ragged
+
+FINITE = sys.float_info.max
+
+
+class Settings:
+    """The numbers of a transform, which are looked at when it is made: `bounds` are the least and the most of each."""
+
+    bounds: ClassVar[dict[str, tuple[float, float]]] = {}
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in self.bounds.items():
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not least <= value <= most:
+                ends = f"from {least:g} to {most:g}" if most < FINITE else f"of {least:g} or more"
+                raise ValueError(f"{type(self).__name__}: {name} must be a number {ends}, not {value!r}")
 
 
 class Draws:

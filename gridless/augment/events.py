@@ -14,18 +14,18 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
 
-from gridless.augment.draws import Draws
+from gridless.augment.draws import FINITE, Draws, Settings
 from gridless.structures import Events
 from gridless.structures.events import as_repairs
 
 
 @dataclass(frozen=True)
-class EventTransform:
+class EventTransform(Settings):
     """Events to events. Subclasses write `apply`; `draw` makes the random numbers of each recording."""
 
     def __call__(self, events: Events, generator: Generator | Draws | None = None) -> Events:
@@ -84,6 +84,8 @@ class Rotate(EventTransform):
 
     limit: float
 
+    bounds: ClassVar = {"limit": (0, FINITE)}
+
     def apply(self, events: Events, draws: Draws) -> Events:
         angle = draw(events, draws, -self.limit, self.limit)[events.example]
         x, y = (events.pixel - centre(events)).unbind(1)
@@ -114,6 +116,8 @@ class Translate(EventTransform):
     x: int
     y: int
 
+    bounds: ClassVar = {"x": (0, FINITE), "y": (0, FINITE)}
+
     def apply(self, events: Events, draws: Draws) -> Events:
         reach = torch.tensor([self.x, self.y], device=events.device) + 0.5
         by = torch.stack([draw(events, draws, -1, 1) for _ in range(2)], 1) * reach
@@ -128,7 +132,10 @@ class Flip(EventTransform):
     axis: int
     probability: float = 0.5
 
+    bounds: ClassVar = {"probability": (0, 1)}
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.axis not in (0, 1):
             raise ValueError(f"Flip: axis must be 0 (left and right) or 1 (top and bottom), not {self.axis}")
 
@@ -144,6 +151,8 @@ class ReverseTime(EventTransform):
     """Play backwards, with a probability: t becomes t_last - t, the order turns round, ON becomes OFF."""
 
     probability: float = 0.5
+
+    bounds: ClassVar = {"probability": (0, 1)}
 
     def apply(self, events: Events, draws: Draws) -> Events:
         flip = (draw(events, draws) < self.probability)[events.example]
@@ -212,6 +221,8 @@ class SwapPolarity(EventTransform):
 
     probability: float = 0.5
 
+    bounds: ClassVar = {"probability": (0, 1)}
+
     def apply(self, events: Events, draws: Draws) -> Events:
         swap = (draw(events, draws) < self.probability)[events.example]
         return events if events.polarity is None else replaced(events, polarity=events.polarity ^ swap)
@@ -240,6 +251,8 @@ class Jitter(EventTransform):
 
     pixels: float
 
+    bounds: ClassVar = {"pixels": (0, FINITE)}
+
     def apply(self, events: Events, draws: Draws) -> Events:
         by = draws.normal(events, 2, each="row") * self.pixels
         return moved(events, events.pixel + by)
@@ -256,7 +269,10 @@ class Erase(EventTransform):
     most: float
     probability: float = 0.7
 
+    bounds: ClassVar = {"probability": (0, 1)}
+
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 <= self.least <= self.most:
             raise ValueError(f"Erase: needs 0 <= least <= most, not {self.least} and {self.most}")
 
@@ -291,6 +307,8 @@ class FirstEvents(EventTransform):
 
     count: int
 
+    bounds: ClassVar = {"count": (0, FINITE)}
+
     def apply(self, events: Events, draws: Draws) -> Events:
         if len(events) <= self.count:
             return events
@@ -303,6 +321,8 @@ class FirstMicroseconds(EventTransform):
     """The events of the first `duration` microseconds of each recording, counted from its first event."""
 
     duration: int
+
+    bounds: ClassVar = {"duration": (0, FINITE)}
 
     def apply(self, events: Events, draws: Draws) -> Events:
         return events[events.time - first_times(events) < self.duration]

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
 
-from gridless.augment.draws import Draws
+from gridless.augment.draws import FINITE, Draws, Settings
 from gridless.structures import Cloud, Rows
 
 
 @dataclass(frozen=True)
-class PointTransform:
+class PointTransform(Settings):
     """Points to points. Subclasses write `apply`, for a ragged batch."""
 
     def __call__(self, points: Any, generator: Generator | Draws | None = None) -> Any:
@@ -160,6 +160,8 @@ class DropToFirst(PointTransform):
 
     most: float = 0.875
 
+    bounds: ClassVar = {"most": (0, 1)}
+
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         share = _at(cloud, _uniform(cloud, draws, 0, self.most))
         chance = draws.uniform(cloud, each="row", dtype=share.dtype)
@@ -200,6 +202,8 @@ class Jitter(PointTransform):
     clip: float = 0.05
     ball: bool = False
 
+    bounds: ClassVar = {"sigma": (0, FINITE), "clip": (0, torch.inf)}
+
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         by = self.sigma * draws.normal(cloud, cloud.dim, each="row", dtype=cloud.coords.dtype)
         if self.ball:
@@ -216,6 +220,8 @@ class Tilt(PointTransform):
     sigma: float = 0.06
     limit: float = 0.18
 
+    bounds: ClassVar = {"sigma": (0, FINITE), "limit": (0, torch.inf)}
+
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         _need_3d(cloud, self)
         axis = torch.nn.functional.normalize(draws.normal(cloud, 3, dtype=cloud.coords.dtype), dim=1)
@@ -229,6 +235,8 @@ class Wobble(PointTransform):
 
     sigma: float = 0.06
     limit: float = 0.18
+
+    bounds: ClassVar = {"sigma": (0, FINITE), "limit": (0, torch.inf)}
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         _need_3d(cloud, self)
@@ -277,18 +285,24 @@ class Shift(PointTransform):
 
     limit: float = 0.1
 
+    bounds: ClassVar = {"limit": (0, FINITE)}
+
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         return _moved(cloud, cloud.coords + _at(cloud, _uniform(cloud, draws, -self.limit, self.limit, cloud.dim)))
 
 
 @dataclass(frozen=True)
 class Mirror(PointTransform):
-    """Mirror along an axis, with a probability."""
+    """Mirror along an axis (0 is x), with a probability."""
 
     axis: int
     probability: float = 0.5
 
+    bounds: ClassVar = {"axis": (0, 7), "probability": (0, 1)}
+
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
+        if self.axis >= cloud.dim:
+            raise ValueError(f"Mirror: points of {cloud.dim} coordinates have no axis {self.axis}")
         sign = torch.ones(cloud.num_examples, cloud.dim, dtype=cloud.coords.dtype, device=cloud.device)
         sign[:, self.axis] = torch.where(_uniform(cloud, draws, 0, 1) < self.probability, -1.0, 1.0).to(sign)
         return _scaled(cloud, sign)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -149,3 +150,23 @@ def test_refuses_settings_and_clouds_that_make_no_sense():
             make()
     with pytest.raises(ValueError, match="3 dimensions"):
         P.Tilt()(torch.rand(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: P.Mirror("x"), "Mirror: axis must be a number from 0 to 7, not 'x'"),
+        (lambda: P.Mirror(0, 2.0), "Mirror: probability must be a number from 0 to 1, not 2.0"),
+        (lambda: P.Mirror(3)(torch.rand(4, 3)), "Mirror: points of 3 coordinates have no axis 3"),
+        (lambda: P.Jitter(float("nan")), "Jitter: sigma must be a number of 0 or more, not nan"),
+        (lambda: P.Shift(float("inf")), "Shift: limit must be a number of 0 or more, not inf"),
+        (lambda: P.Tilt(-1.0), "Tilt: sigma must be a number of 0 or more, not -1.0"),
+        (lambda: P.DropToFirst(3.0), "DropToFirst: most must be a number from 0 to 1, not 3.0"),
+        (lambda: gl.augment.Rotate(float("nan")), "Rotate: limit must be a number of 0 or more, not nan"),
+        (lambda: gl.augment.Flip(0, 5.0), "Flip: probability must be a number from 0 to 1, not 5.0"),
+        (lambda: gl.augment.FirstEvents(-1), "FirstEvents: count must be a number of 0 or more, not -1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_name(make, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        make()
