@@ -46,24 +46,11 @@ class Keyed(Draws):
         if len(self.key) != batch.num_examples:
             raise ValueError(f"Keyed: there are {len(self.key)} keys, but {batch.num_examples} examples")
         key, count, self.stream = self.key.to(batch.device), math.prod(shape), self.stream + 1
-        begin = _wrap(0x3504F333 * self.stream)
-        if batch.device.type != "cpu":
-            return _bits(key, batch, count, begin, each).view(-1, *shape)
-        from gridless.augment.kernels import keyed_bits
-
-        splits = batch.splits.numpy() if each == "row" else np.arange(len(key) + 1)
-        found = torch.empty(int(splits[-1]), *shape, dtype=torch.int32)
-        keyed_bits(key.numpy(), splits, count, begin, found.view(-1).numpy())
-        return found
-
-
-def _bits(key: Tensor, batch: Ragged, count: int, begin: int, each: str) -> Tensor:
-    """Random int32 (B, count), or (S, count) for each row, on any device."""
-    at = torch.arange(count, device=batch.device, dtype=torch.int32) + begin
-    if each == "row":
-        place = torch.arange(len(batch), device=batch.device) - batch.splits[:-1][batch.example]
-        key, at = key[batch.example], at + (place * count).int()[:, None]
-    return _mix32(_mix32(at) + key[:, None])
+        at = torch.arange(count, device=batch.device, dtype=torch.int32) + _wrap(0x3504F333 * self.stream)
+        if each == "row":
+            place = torch.arange(len(batch), device=batch.device) - batch.splits[:-1][batch.example]
+            key, at = key[batch.example], at + (place * count).int()[:, None]
+        return _mix32(_mix32(at) + key[:, None]).view(-1, *shape)
 
 
 def permutation(seed: int, epoch: int, size: int) -> Tensor:
