@@ -275,11 +275,16 @@ class Plan:
                 continue
             settings = dict(step.settings)
             if not step.inputs:
-                values[name] = _INPUTS[step.op](self._given(x, settings.pop("name", None)), **settings)
+                given = self._given(x, settings.pop("name", None))
                 if chain is not None and name == chain.first:
-                    values |= chain.run(values[name])
-                    if len(values) == len(self.steps):
-                        break
+                    if type(given) is not Tensor or given.ndim != 2:
+                        given = _INPUTS[step.op](given, **settings)
+                    found = chain.run(given)
+                    if len(found) == len(self.steps):
+                        return Geometry.made(found), after
+                    values |= found
+                if name not in values:
+                    values[name] = _INPUTS[step.op](given, **settings)
                 continue
             inputs = [values[i] for i in step.inputs]
             if step.op in _REMEMBERS:

@@ -26,6 +26,13 @@ class Geometry(Mapping[str, Structure]):
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = {getattr(name, "plain", name): value for name, value in values.items()}
 
+    @classmethod
+    def made(cls, values: dict[str, Structure]) -> Geometry:
+        """A geometry that has these values for its own; their names are plain."""
+        new = object.__new__(cls)
+        new._values = values
+        return new
+
     def __getitem__(self, name: str) -> Any:
         try:
             # Plain, where a name is of a plan: torch.compile takes only plain strings for constants.

@@ -14,10 +14,11 @@ def raise_pieces(x, lengths, by):
     """Add by[p] to piece p of an array, for all pieces, which follow one another."""
     first = 0
     for p in range(len(lengths)):
-        last = first + lengths[p]
-        for i in range(first, last):
-            x[i] += by[p]
-        first = last
+        # From 0 on, and in one type: a loop from elsewhere, whose index may count from the end, is not made of vectors.
+        piece, step = x[first : first + lengths[p]], x.dtype.type(by[p])
+        for i in range(len(piece)):
+            piece[i] += step
+        first += lengths[p]
 
 
 @njit(nogil=True, cache=True)

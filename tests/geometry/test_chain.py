@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import threading
+import warnings
 
 import pytest
 import torch
@@ -71,21 +71,90 @@ def test_memory_is_found_whatever_was_run_before(points, scale, seed):
 
 
 def test_memory_that_is_too_small_grows(monkeypatch):
-    plan, x = network(), scattered(500, 3) * 0.3
-    wanted = one_by_one(plan, x)
-    results = chain._Results
-
-    def small(x, lines):
-        made = results(x, lines)
-        made.sources = made.sources[:128]
-        return made
-
-    monkeypatch.setattr(chain, "_kept", threading.local())
-    monkeypatch.setattr(chain, "_Results", small)
-    assert_same(plan(x), wanted)
-    monkeypatch.setattr(chain, "_kept", threading.local())
+    x = scattered(500, 3) * 0.3
+    wanted = one_by_one(network(), x)
+    monkeypatch.setattr(chain, "_FIRST", 128)
+    assert_same(network()(x), wanted)
     monkeypatch.setattr(chain, "_MOST", 1024)
-    assert_same(plan(x), wanted)
+    assert_same(network()(x), wanted)
+
+
+def test_memory_that_an_unusual_cloud_needed_is_not_kept():
+    def unusual() -> list[bool]:
+        lines = plan._lines_at_once()
+        return [memory.unusual for memory in lines.kept.__dict__.values()] if lines else []
+
+    plan = network()
+    assert len(plan(scattered(2200, 3) * 0.01)["N00"]) == 2200**2
+    assert unusual() == [True]
+    plan(scattered(50, 3))
+    assert unusual() == [False]
+
+
+def given_as(kind: str, x: torch.Tensor) -> object:
+    """The same points as a caller may have them."""
+    wide = torch.cat([x, x], 1)
+    return {
+        "tensor": x,
+        "strided": wide[:, : x.shape[1]],
+        "fortran": x.T.contiguous().T,
+        "array": x.numpy(),
+        "batch of one": x[None],
+        "cloud": gl.Cloud.of(x),
+        "cloud with rows": gl.Cloud.of(x, label=torch.arange(len(x))),
+    }[kind]
+
+
+def outcome(plan: gl.Plan, x: object) -> gl.Geometry | Exception:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return plan(x)
+        except ValueError as error:
+            return error
+
+
+KINDS = ["tensor", "strided", "fortran", "array", "batch of one", "cloud", "cloud with rows"]
+UGLY = [0.0, -0.0, 0.2, float("nan"), float("inf"), 1e19, 3e38, 1e-40]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(KINDS),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.integers(0, 60),
+    st.lists(st.tuples(st.integers(0, 59), st.integers(0, 2), st.sampled_from(UGLY)), max_size=3),
+    st.booleans(),
+)
+def test_whatever_points_are_given_as_lines_at_once_say_what_lines_one_by_one_say(kind, dtype, points, ugly, twice):
+    x = scattered(points, 3, dtype)
+    x = torch.cat([x, x]) if twice else x
+    for row, axis, value in ugly:
+        x[row % max(len(x), 1) : row % max(len(x), 1) + 1, axis] = value
+    at_once, one_at_a_time = network(), network()
+    one_at_a_time._lines_at_once = lambda: None  # type: ignore[method-assign]
+    wanted, found = outcome(one_at_a_time, given_as(kind, x)), outcome(at_once, given_as(kind, x))
+    if isinstance(wanted, gl.Geometry) and isinstance(found, gl.Geometry):
+        assert_same(found, wanted)
+    else:
+        assert (type(found), str(found)) == (type(wanted), str(wanted))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int64])
+def test_points_of_another_type_or_shape_are_refused_as_they_are_in_a_cloud(dtype):
+    plan = network()
+    with pytest.raises(TypeError, match="float32 or float64"):
+        plan(scattered(5, 3).to(dtype))
+    with pytest.raises(ValueError, match="points of 3 dimensions, not 2"):
+        plan(scattered(5, 2))
+
+
+def test_a_geometry_shares_the_memory_of_the_points_and_stays_without_gradients():
+    plan, x = network(), scattered(30, 3)
+    first = plan(x)["X0"]
+    assert first.coords.data_ptr() == x.data_ptr()
+    x.requires_grad_()
+    assert not first.coords.requires_grad
 
 
 def test_rows_follow_the_points():

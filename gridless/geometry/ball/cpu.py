@@ -73,6 +73,11 @@ class Scratch:
         if self.rows.shape[1] < targets:
             self.rows = np.empty((2, targets), np.int64)
 
+    @property
+    def unusual(self) -> bool:
+        """What an unusual search needed is not kept."""
+        return self.work.nbytes + self.found.nbytes > 1 << 24
+
     def grow(self, what: int) -> None:
         if what == MORE_WORK:
             self.work = np.empty(2 * len(self.work), self.dtype)
@@ -87,8 +92,7 @@ _kept = threading.local()
 def scratch(dtype: np.dtype) -> Scratch:
     """The memory of this thread."""
     kept = _kept.__dict__.setdefault(dtype.char, None)
-    # What an unusual search needed is not kept.
-    if kept is None or kept.work.nbytes + kept.found.nbytes > 1 << 24:
+    if kept is None or kept.unusual:
         kept = _kept.__dict__[dtype.char] = Scratch(dtype)
     return kept
 
