@@ -106,12 +106,10 @@ def test_keyed_draws_are_uniform_and_normal_for_points_too():
         stateless.Keyed(torch.zeros(1, dtype=torch.int32)).uniform(batch)
 
 
-@pytest.mark.parametrize("each", ["example", "row"])
-def test_the_compiled_loop_mixes_as_every_device_does(each):
+def test_the_numbers_of_a_key_are_the_same_in_every_version():
+    """Runs that are resumed, and recipes of shipped weights, count on them."""
     ragged = gl.Cloud.of([torch.zeros(n, 3) for n in (5, 0, 31, 7)])
-    key = stateless.keys(3, 1, torch.tensor([-5, 0, 2**40, 7]))
-    draws = stateless.Keyed(key)
-    for stream in (1, 2, 3):
-        found = draws._bits(ragged, (2, 3), each)
-        begin = stateless._wrap(0x3504F333 * stream)
-        assert torch.equal(found.view(-1, 6), stateless._bits(key, ragged, 6, begin, each))
+    draws = stateless.Keyed(stateless.keys(3, 1, torch.tensor([-5, 0, 2**40, 7])))
+    first, second = draws._bits(ragged, (2, 3), "example"), draws._bits(ragged, (2,), "row")
+    assert first[:, 1, 2].tolist() == [-1302535648, -1119553058, 1385879617, -790498093]
+    assert second[[0, 5, 42], 1].tolist() == [-613562159, -1252985557, 291587565]
