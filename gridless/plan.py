@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from gridless.backends import uncompiled
 from gridless.geometry.grid import KEEPS
 from gridless.geometry.taps import coarser
 from gridless.structures import Cloud, Edges, Events, Geometry, collate, fixed
+from gridless.structures.rows import tensor_of
 
 if TYPE_CHECKING:
     from gridless.geometry.chain import Chain
@@ -277,6 +279,8 @@ class Plan:
             if not step.inputs:
                 given = self._given(x, settings.pop("name", None))
                 if chain is not None and name == chain.first:
+                    if type(given) is np.ndarray and given.dtype == np.float32:
+                        given = tensor_of(given)
                     if type(given) is not Tensor or given.ndim != 2:
                         given = _INPUTS[step.op](given, **settings)
                     found = chain.run(given)

@@ -182,7 +182,7 @@ class Chain:
             if points.dtype not in (torch.float32, torch.float64):
                 return {}
             memory = kept[points.dtype] = _Memory(self, points.dtype, count)
-        points = points.detach().contiguous()
+        points = points.contiguous() if isinstance(given, Cloud) else points.detach().contiguous()
         x = points.numpy()
         while True:
             short, wholes, sources, coords = _run(x, *memory.arguments)

@@ -99,6 +99,8 @@ def given_as(kind: str, x: torch.Tensor) -> object:
         "strided": wide[:, : x.shape[1]],
         "fortran": x.T.contiguous().T,
         "array": x.numpy(),
+        "columns of an array": wide.numpy()[:, : x.shape[1]],
+        "block": x[None].numpy(),
         "batch of one": x[None],
         "cloud": gl.Cloud.of(x),
         "cloud with rows": gl.Cloud.of(x, label=torch.arange(len(x))),
@@ -114,7 +116,8 @@ def outcome(plan: gl.Plan, x: object) -> gl.Geometry | Exception:
             return error
 
 
-KINDS = ["tensor", "strided", "fortran", "array", "batch of one", "cloud", "cloud with rows"]
+KINDS = ["tensor", "strided", "fortran", "array", "columns of an array", "block", "batch of one", "cloud"]
+KINDS += ["cloud with rows"]
 UGLY = [0.0, -0.0, 0.2, float("nan"), float("inf"), 1e19, 3e38, 1e-40]
 
 
@@ -145,8 +148,9 @@ def test_points_of_another_type_or_shape_are_refused_as_they_are_in_a_cloud(dtyp
     plan = network()
     with pytest.raises(TypeError, match="float32 or float64"):
         plan(scattered(5, 3).to(dtype))
-    with pytest.raises(ValueError, match="points of 3 dimensions, not 2"):
-        plan(scattered(5, 2))
+    for x in (scattered(5, 2), scattered(5, 2).numpy()):
+        with pytest.raises(ValueError, match="points of 3 dimensions, not 2"):
+            plan(x)
 
 
 def test_a_geometry_shares_the_memory_of_the_points_and_stays_without_gradients():
