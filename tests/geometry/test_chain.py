@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -159,6 +160,14 @@ def test_a_geometry_shares_the_memory_of_the_points_and_stays_without_gradients(
     assert first.coords.data_ptr() == x.data_ptr()
     x.requires_grad_()
     assert not first.coords.requires_grad
+
+
+def test_threads_that_share_a_plan_do_not_share_its_memory():
+    plan, clouds = network(), [scattered(200, 3, seed=seed) for seed in range(24)]
+    wanted = [plan(x) for x in clouds]
+    with ThreadPoolExecutor(4) as threads:
+        for found, expected in zip(threads.map(plan, clouds * 8), wanted * 8, strict=True):
+            assert_same(found, expected)
 
 
 def test_rows_follow_the_points():
