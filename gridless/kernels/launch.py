@@ -69,8 +69,8 @@ class Launcher:
         `registers` is the most that a thread may have, or None to leave it to the compiler.
         """
         key = (tensors[0].device, warps, registers, constants, *[t.dtype for t in tensors])
-        if _ahead.pool is not None:
-            return self._begin(_ahead.pool, key, sizes)
+        if _compiling.pool is not None:
+            return self._begin(_compiling.pool, key, sizes)
         pointers = [t.data_ptr() for t in tensors]
         simple = not reduce(or_, pointers) & 15 and max(sizes, default=0) < INT32
         if simple and (compiled := self._compiled.get(key)) is not None:
@@ -97,11 +97,11 @@ def _compile(kernel: Any, device: torch.device, arguments: tuple, options: dict[
         kernel.warmup(*arguments, grid=(1,), **options)
 
 
-class _Ahead(threading.local):
+class _Compiling(threading.local):
     pool: Executor | None = None
 
 
-_ahead = _Ahead()
+_compiling = _Compiling()
 
 
 @contextmanager
@@ -109,12 +109,12 @@ def compiling_ahead() -> Iterator[None]:
     """Launches inside the block launch nothing: what is not compiled yet begins to compile, each kernel in a thread of
     its own, while the block and what follows it go on. A later launch waits for its kernel."""
     # Threads are enough: four fifths of a compilation need no interpreter.
-    _ahead.pool = ThreadPoolExecutor(os.cpu_count(), "gridless-compile")
+    _compiling.pool = ThreadPoolExecutor(os.cpu_count(), "gridless-compile")
     try:
         yield
     finally:
-        _ahead.pool.shutdown(wait=False)
-        _ahead.pool = None
+        _compiling.pool.shutdown(wait=False)
+        _compiling.pool = None
 
 
 def cdiv(a: int, b: int) -> int:

@@ -28,8 +28,8 @@ _KEPT = 1 << 21
 _RUN = 1 << 22
 
 
-class Piece(NamedTuple):
-    """Coordinates (S, D) float64, their rows in the scene (S) int64, and rows by name."""
+class ScenePoints(NamedTuple):
+    """Points of a scene: coordinates (S, D) float64, their rows in the scene (S) int64, and rows by name."""
 
     coords: np.ndarray
     index: np.ndarray
@@ -61,7 +61,7 @@ class Scene:
         self.count = int(self.first[-1])
         self.low = self.high = np.empty((0, 0))
         self.dtype = np.dtype(np.float64)
-        self._cache: OrderedDict[int, Piece] = OrderedDict()
+        self._cache: OrderedDict[int, ScenePoints] = OrderedDict()
         self._lock = threading.Lock()
         self._sorted: _Sorted | None = None
         kinds = []
@@ -90,7 +90,7 @@ class Scene:
         f, part = self._where[k]
         return self.files[f][1].read(part)
 
-    def piece(self, k: int) -> Piece:
+    def piece(self, k: int) -> ScenePoints:
         """Piece k, in its place."""
         with self._lock:
             if k in self._cache:
@@ -100,7 +100,7 @@ class Scene:
             made = self._sorted.piece(k)
         else:
             points = self._read(k)
-            made = Piece(self.placed(points.coords), np.arange(*self.first[k : k + 2]), self._rows(k, points))
+            made = ScenePoints(self.placed(points.coords), np.arange(*self.first[k : k + 2]), self._rows(k, points))
         with self._lock:
             self._cache[k] = made
             while len(self._cache) > 1 and sum(len(piece.index) for piece in self._cache.values()) > _KEPT:
@@ -179,7 +179,7 @@ class Scene:
         axes = len(low)
         return np.flatnonzero((self.low[:, :axes] <= high).all(1) & (self.high[:, :axes] >= low).all(1))
 
-    def window(self, low: np.ndarray, high: np.ndarray) -> Piece:
+    def window(self, low: np.ndarray, high: np.ndarray) -> ScenePoints:
         """All points in a box over the first axes, its ends included, in the order of the scene's index."""
         axes, found = len(low), []
         for k in self.within(low, high):
@@ -190,7 +190,7 @@ class Scene:
             if mine.any():
                 found.append(taken(piece, np.flatnonzero(mine)))
         if not found:
-            return Piece(np.empty((0, self.dim)), np.empty(0, np.int64), {})
+            return ScenePoints(np.empty((0, self.dim)), np.empty(0, np.int64), {})
         whole = _joined(self, found)
         if self._sorted is None:
             return whole
@@ -256,14 +256,14 @@ class _Sorted:
                 ends.append(ends[-1] + len(part))
         return {"ends": ends, "low": low, "high": high, "like": table[:0]}
 
-    def piece(self, k: int) -> Piece:
+    def piece(self, k: int) -> ScenePoints:
         first, last = self._ends[k : k + 2].tolist()
         table: Any = np.fromfile(self._path, self._dtype, last - first, offset=first * self._dtype.itemsize)
         rows = {name[5:]: table[name].copy() for name in self._dtype.names or () if name.startswith("rows.")}
-        return Piece(table["coords"].copy(), table["index"].copy(), rows)
+        return ScenePoints(table["coords"].copy(), table["index"].copy(), rows)
 
 
-def _table(run: Piece) -> np.ndarray:
+def _table(run: ScenePoints) -> np.ndarray:
     """Points as records."""
     fields: list[Any] = [("coords", "f8", run.coords.shape[1:]), ("index", "i8")]
     fields += [(f"rows.{name}", values.dtype, values.shape[1:]) for name, values in run.rows.items()]
@@ -274,9 +274,9 @@ def _table(run: Piece) -> np.ndarray:
     return table
 
 
-def _runs(scene: Scene) -> Iterator[Piece]:
+def _runs(scene: Scene) -> Iterator[ScenePoints]:
     """Pieces joined until they are a run."""
-    waiting: list[Piece] = []
+    waiting: list[ScenePoints] = []
     for k in range(len(scene.sizes)):
         waiting.append(scene.piece(k))
         if k + 1 == len(scene.sizes) or sum(len(piece.index) for piece in waiting) >= _RUN:
@@ -284,12 +284,12 @@ def _runs(scene: Scene) -> Iterator[Piece]:
             waiting = []
 
 
-def taken(piece: Piece, where: np.ndarray) -> Piece:
+def taken(piece: ScenePoints, where: np.ndarray) -> ScenePoints:
     rows = {name: values.take(where, 0) for name, values in piece.rows.items()}
-    return Piece(piece.coords.take(where, 0), piece.index.take(where), rows)
+    return ScenePoints(piece.coords.take(where, 0), piece.index.take(where), rows)
 
 
-def _joined(scene: Scene, pieces: list[Piece]) -> Piece:
+def _joined(scene: Scene, pieces: list[ScenePoints]) -> ScenePoints:
     first = pieces[0]
     if len(pieces) == 1:
         return first
@@ -302,7 +302,7 @@ def _joined(scene: Scene, pieces: list[Piece]) -> Piece:
             )
     rows = {name: np.concatenate([piece.rows[name] for piece in pieces]) for name in first.rows}
     coords, index = np.concatenate([p.coords for p in pieces]), np.concatenate([p.index for p in pieces])
-    return Piece(coords, index, rows)
+    return ScenePoints(coords, index, rows)
 
 
 def _curve(cells: np.ndarray) -> np.ndarray:

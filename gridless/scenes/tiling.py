@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gridless.geometry import grid_sample
 from gridless.geometry.rejection import doubtful_depth
 from gridless.plan import Plan
-from gridless.scenes.scene import RESOLUTION, Piece, Scene, cells_of, taken
+from gridless.scenes.scene import RESOLUTION, Scene, ScenePoints, cells_of, taken
 from gridless.structures import Cloud, Geometry
 
 Key = tuple[int, int]
@@ -238,7 +238,7 @@ def layers_of(model: nn.Module) -> list[str]:
     return [str(module.edges) for module in model.modules() if isinstance(module, _Conv)]
 
 
-def _ordered(points: Piece) -> Piece:
+def _ordered(points: ScenePoints) -> ScenePoints:
     """Points by a hash of their coordinates, then by their index: an order that no tile changes."""
     return taken(points, _hash(points.coords).argsort(kind="stable"))
 

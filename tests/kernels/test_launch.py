@@ -149,7 +149,7 @@ def test_the_first_layer_of_a_plan_knows_what_all_of_them_launch(monkeypatch):
 
     def note(self, grid, tensors, sizes, constants, warps=4, registers=None):
         if "point_conv" in self.kernel.fn.__module__:
-            found = launched if launching._ahead.pool is None else begun
+            found = launched if launching._compiling.pool is None else begun
             found.add((self.kernel.fn.__name__, constants, warps, registers, *(t.dtype for t in tensors)))
 
     monkeypatch.setattr(Launcher, "__call__", note)
