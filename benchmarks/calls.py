@@ -4,10 +4,12 @@
 
 `host` is from the call to its return, with the device idle before it; `device` is what the kernels of the call take, by
 torch's profiler. Medians of 30. A backward pass has a fixed cost, so rows "of ten" give a tenth of ten equal layers in
-a row, over few points: what one more layer costs, torch's own beside ours. Clouds are 128 of ModelNet40 (1,024 points),
-a pack of `geometry.py pack`, or generated shapes where there is none. `first` is the first call of a process whose
-compile cache is empty (set TRITON_CACHE_DIR to an empty folder for that); with `--one-by-one` kernels are compiled when
-they are met, not together. `--threads` adds what a node of a backward pass costs in torch's thread and in the caller's.
+a row, over few points: what one more layer costs, torch's own beside ours. A step "without a convolution" has the dense
+maps, normalisations, dropout, loss and optimiser of the network alone, all torch's own. Clouds are 128 of ModelNet40
+(1,024 points), a pack of `geometry.py pack`, or generated shapes where there is none. `first` is the first call of a
+process whose compile cache is empty (set TRITON_CACHE_DIR to an empty folder for that); with `--one-by-one` kernels are
+compiled when they are met, not together. `--threads` adds what a node of a backward pass costs in torch's thread and in
+the caller's.
 """
 
 from __future__ import annotations
@@ -200,6 +202,49 @@ def threads(device: str) -> dict[str, dict[str, float]]:
     return rows
 
 
+class Norm(nn.BatchNorm1d):
+    """torch's, in place of ours."""
+
+    def __init__(self, ours: gl.nn.BatchNorm) -> None:
+        super().__init__(ours.channels, ours.eps, ours.momentum)
+        self.relu = ours.relu
+
+    def forward(self, x: torch.Tensor, geometry: Any = None) -> torch.Tensor:
+        y = super().forward(x.relu() if self.relu == "before" else x)
+        return y.relu() if self.relu == "after" else y
+
+
+class Without(nn.Module):
+    """In place of a convolution or a pooling: the same rows, those of the samples, or the first of each cloud."""
+
+    def __init__(self, ours: nn.Module) -> None:
+        super().__init__()
+        self.ours = [ours]  # in a list: its parameters are left out, too
+        self.given: torch.Tensor | None = None
+
+    def forward(self, x: Any, geometry: Any = None) -> torch.Tensor:
+        ours: Any = self.ours[0]
+        if isinstance(ours, gl.nn.MaxPool):
+            return x.index_select(0, geometry[ours.cloud].splits[:-1])
+        if isinstance(ours, gl.nn.FeaturelessConv):
+            if self.given is None:
+                self.given = torch.randn(len(x[ours.edges.target]), ours.out_channels, device=x.device)
+            return self.given
+        source, target = ours.edges.source, ours.edges.target
+        return x if source == target else x.index_select(0, geometry[target].parent_index)
+
+
+def without_convolutions(model: nn.Module) -> nn.Module:
+    """The network's dense maps, normalisations, dropout and sums alone, all of them torch's own."""
+    for parent in [*model.modules()]:
+        for name, child in parent.named_children():
+            if isinstance(child, gl.nn.BatchNorm):
+                setattr(parent, name, Norm(child))
+            elif isinstance(child, gl.nn.PointConv | gl.nn.FeaturelessConv | gl.nn.MaxPool):
+                setattr(parent, name, Without(child))
+    return model
+
+
 class Loop:
     """A training loop as anyone writes it."""
 
@@ -264,6 +309,9 @@ def main() -> None:
         print(f"{name}: the first plan {first_plan:.2f} s, the first step {first_step:.2f} s", flush=True)
         row(f"{name}: plan of 128 clouds", loop.plan)
         row(f"{name}: step, batch 128", partial(loop.step, geometry))
+        if name == "large":
+            bare = Loop(without_convolutions(make()), clouds, device, sizes=False)
+            row(f"{name}: the same step without a convolution", partial(bare.step, geometry))
         varied = Loop(loop.model, clouds, device, sizes=True)
         row(f"{name}: plan, other sizes each time", varied.plan)
         slow, times = 0, []

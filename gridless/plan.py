@@ -21,14 +21,16 @@ import torch
 from torch import Tensor
 
 from gridless import geometry
-from gridless.backends import uncompiled
+from gridless.backends import backend_for, uncompiled
 from gridless.geometry.grid import KEEPS
+from gridless.geometry.rejection import ball_of_samples
 from gridless.geometry.taps import coarser
 from gridless.structures import Cloud, Edges, Events, Geometry, collate, fixed
 from gridless.structures.rows import tensor_of
 
 if TYPE_CHECKING:
     from gridless.geometry.chain import Chain
+    from gridless.geometry.chain_gpu import GpuChain
 
 
 class Name(str):
@@ -98,6 +100,8 @@ class Plan:
         # Names belong to the plan that wrote them, and to its copies.
         self._key = secrets.token_hex(4)
         self._chain: Chain | None = None
+        self._gpu_chain: GpuChain | None = None
+        self._rows_of: dict[str, str] = {}
         self._chained = 0
 
     # Lines.
@@ -271,7 +275,7 @@ class Plan:
         """
         memory, after = memory or {}, {}
         values: dict[str, Any] = {}
-        chain = self._lines_at_once()
+        chain, on_gpu = self._lines_at_once(), None
         for name, step in self.steps.items():
             if name in values:
                 continue
@@ -289,12 +293,19 @@ class Plan:
                     values |= found
                 if name not in values:
                     values[name] = _INPUTS[step.op](given, **settings)
+                    if chain is not None and name == chain.first and backend_for(values[name].device) == "gpu":
+                        on_gpu = self._lines_on_gpu(chain)
+                        values |= on_gpu.run(values[name])
                 continue
             inputs = [values[i] for i in step.inputs]
             if step.op in _REMEMBERS:
                 values[name], after[name] = _REMEMBERS[step.op](*inputs, memory.get(name), **settings)
+            elif name in self._rows_of:
+                values[name] = ball_of_samples(values[self._rows_of[name]], inputs[1])
             else:
                 values[name] = _RUN[step.op](*inputs, **settings)
+        if on_gpu is not None:
+            on_gpu.remember(values)
         return Geometry({name: values[name] for name in self.steps}), after
 
     def _lines_at_once(self) -> Chain | None:
@@ -303,8 +314,30 @@ class Plan:
             from gridless.geometry.chain import Chain
 
             lines = {name: (step.op, step.inputs, dict(step.settings)) for name, step in self.steps.items()}
+            self._rows_of, self._gpu_chain = self._balls_of_samples(), None
             self._chain, self._chained = Chain.of(lines), len(self.steps)
         return self._chain
+
+    def _lines_on_gpu(self, chain: Chain) -> GpuChain:
+        """The same lines, which a GPU runs without a wait between them; it remembers how much they gave."""
+        if self._gpu_chain is None:
+            from gridless.geometry.chain_gpu import GpuChain
+
+            self._gpu_chain = GpuChain.of(chain, self._rows_of)
+        return self._gpu_chain
+
+    def _balls_of_samples(self) -> dict[str, str]:
+        """Balls of samples of a cloud in it, each with the earlier ball of the cloud in itself that has its rows."""
+        found, whole = {}, {}
+        for name, step in self.steps.items():
+            if step.op == "ball" and "limit" not in dict(step.settings):
+                source, target = step.inputs
+                sampled = self.steps[target].op == "rejection_sample" and self.steps[target].inputs[0] == source
+                if source == target:
+                    whole[source, step.settings] = name
+                elif sampled and (source, step.settings) in whole:
+                    found[name] = whole[source, step.settings]
+        return found
 
     def _given(self, x: Any, name: str | None) -> Any:
         """What the plan was called with, or the input of that name."""

@@ -35,6 +35,7 @@ from triton.runtime.jit import JITFunction
 
 import gridless as gl
 from gridless.geometry.causal import latest
+from gridless.geometry.rejection import ball_of_samples
 from gridless.kernels.launch import EXACT
 from gridless.nn import GaussianBumps, Monomials
 from gridless.ops.batch_norm import batch_norm, track
@@ -98,18 +99,18 @@ def _counts(*given: Any) -> Callable[..., None]:
     return fill
 
 
-def _kept(splits: Tensor, source: Tensor, memory: Tensor, points: int, *_: Any) -> None:
-    memory[:points] = 1
+def _kept(splits: Tensor, source: Tensor, cloud_splits: Tensor, kept: Tensor, *_: Any) -> None:
+    kept[:] = 1 + (splits.diff() << 32)
 
 
 def _samples(cloud_splits: Tensor, at: Tensor, splits: Tensor, result: Tensor, *_: Any) -> None:
     splits[:] = cloud_splits
-    result[:] = torch.tensor([int(splits[-1]), int(splits.diff().min()), int(splits.diff().max())])
+    result[:] = torch.tensor([int(at[-1]), int(splits.diff().min()), int(splits.diff().max())])
 
 
 def _found(*arguments: Any) -> None:
     """70 neighbours of each target, where they are counted and not filled in."""
-    places, counts, fill = arguments[9], arguments[10], arguments[-1]
+    places, counts, fill = arguments[8], arguments[9], arguments[-1]
     if not fill:
         counts[1:] = 70
         places[:] = torch.tensor([int(counts.sum()), int(counts.sum()), 70])
@@ -309,7 +310,7 @@ def geometry() -> None:
         near = gl.ball(cloud, cloud, 0.1)
         gl.ball(cloud, cloud, 0.1, limit=8).transpose()
         gl.nearest(cloud, cloud, 16)
-        gl.rejection_sample(cloud, near, distance=True)
+        ball_of_samples(near, gl.rejection_sample(cloud, near, distance=True)).transpose()
         gl.farthest_sample(cloud, 0.25)
         gl.farthest_sample(cloud, 0.25, near=near, reject=True)
     cloud = gl.Cloud.of(torch.rand(20_000, 3))

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gridless as gl
+from gridless import plan as plan_module
 
 
 def paper(radius: float = 0.1125, levels: int = 3) -> gl.Plan:
@@ -374,3 +375,24 @@ def test_compiled_code_calls_plans_searches_and_samplers_and_traces_none_of_them
             assert a.equal(b)
     assert len(traced) == 2
     assert not any("gridless/geometry" in where or "gridless/plan" in where for where in traced)
+
+
+def test_balls_of_samples_with_a_radius_that_the_cloud_was_searched_with_are_not_searched_again(monkeypatch):
+    plan = gl.Plan()
+    cloud = plan.points(dim=3)
+    near, wide = plan.ball(cloud, cloud, 0.2), plan.ball(cloud, cloud, 0.3)
+    few = plan.rejection_sample(near)
+    down, far = plan.ball(cloud, few, 0.2), plan.ball(cloud, few, 0.3)
+    limited, other = plan.ball(cloud, few, 0.2, limit=3), plan.ball(cloud, few, 0.25)
+    batch = gl.Cloud.of([torch.rand(n, 3, generator=torch.Generator().manual_seed(n)) for n in (60, 0, 90)])
+    searched = []
+    monkeypatch.setitem(plan_module._RUN, "ball", lambda *a, **k: (searched.append(k), gl.ball(*a, **k))[1])
+    geometry = plan(batch)
+    for name, radius in ((down, 0.2), (far, 0.3), (other, 0.25)):
+        want = gl.ball(batch, geometry[few], radius)
+        assert torch.equal(geometry[name].splits, want.splits)
+        assert torch.equal(geometry[name].source, want.source)
+        assert geometry[name].num_source == len(batch)
+    assert geometry[limited].limit == 3
+    assert len(geometry[wide]) > len(geometry[near])
+    assert searched == [{"radius": 0.2}, {"radius": 0.3}, {"radius": 0.2, "limit": 3}, {"radius": 0.25}]

@@ -25,7 +25,10 @@ class Facts(NamedTuple):
 
 
 def facts(cloud: Cloud, what: str) -> Facts:
-    """Sizes and bounding box (first three dimensions), read back once per cloud; refuses what `Cloud.check` refuses."""
+    """Sizes and bounding box (first three dimensions), read back once per cloud; refuses what `Cloud.check` refuses.
+
+    A sample has the box of what it was sampled from.
+    """
 
     def make() -> Facts:
         device, rows = cloud.device, len(cloud)
@@ -47,11 +50,14 @@ def facts(cloud: Cloud, what: str) -> Facts:
     return cloud.cached("gpu_facts", make)
 
 
+def inherit_facts(cloud: Cloud, sample: Cloud, smallest: int, largest: int) -> None:
+    """A sample of the cloud, with examples of these sizes, has its box; where that is not known, nothing."""
+    if cloud.keeps("gpu_facts"):
+        sample.cached("gpu_facts", lambda: facts(cloud, "")._replace(smallest=smallest, largest=largest))
+
+
 def sizes(cloud: Cloud, what: str) -> tuple[int, int]:
     """The number of points of the smallest and of the largest example."""
-    # A sampler has read them back; that the points are finite must be known, too.
-    if cloud.is_checked and cloud.keeps("sizes"):
-        return cloud.cached("sizes", tuple)
     return facts(cloud, what)[:2]
 
 
@@ -70,21 +76,25 @@ def splits_from(counts: Tensor) -> Tensor:
 
 
 def sort_rows(splits: Tensor, values: Tensor, longest: int) -> Tensor:
-    """Each row of `values`, which are distinct, in ascending order; the longest row has `longest` of them."""
-    if longest > _LONGEST:
+    """Each row of `values`, which are distinct, in ascending order; the longest row has `longest` of them.
+
+    Rows that `values` has no room for are left out.
+    """
+    if longest > LONGEST:
         row = torch.searchsorted(splits[1:], torch.arange(len(values), device=values.device), right=True)
         return (torch.sort(row << 32 | values).values & 0xFFFFFFFF).int()
     ordered = torch.empty_like(values)
     rows = len(splits) - 1
-    _SORT_SHORT((cdiv(rows, 8), 1, 1), (splits, values, ordered), (rows,), (_SHORT, 8), 1)
-    if longest > _SHORT:
-        _SORT_LONG((cdiv(rows, 64), 8, 1), (splits, values, ordered), (rows,), (_SHORT, 64, 128), 1)
+    sizes = (rows, len(values))
+    _SORT_SHORT((cdiv(rows, 8), 1, 1), (splits, values, ordered), sizes, (SHORT, 8), 1)
+    if longest > SHORT:
+        _SORT_LONG((cdiv(rows, 64), 8, 1), (splits, values, ordered), sizes, (SHORT, 64, 128), 1)
     return ordered
 
 
 # Rows are sorted by counting what is smaller: long ones by several programs, very long ones too slowly.
-_SHORT = 64
-_LONGEST = 4096
+SHORT = 64
+LONGEST = 4096
 
 
 @triton.jit
@@ -203,20 +213,20 @@ def _facts(partial, splits, result, programs, examples, end, BLOCK: tl.constexpr
         tl.store(result + 6 + k, tl.max(tl.load(partial + programs * (4 + k) + lane, mask=ok, other=float("-inf")), 0))
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _sort_short(splits, values, ordered, rows, SHORT: tl.constexpr, ROWS: tl.constexpr):
+@triton.jit(do_not_specialize=["rows", "room"])
+def _sort_short(splits, values, ordered, rows, room, SHORT: tl.constexpr, ROWS: tl.constexpr):
     """Sort the rows of at most SHORT values."""
     top = tl.program_id(0) * ROWS
     for row in range(top, tl.minimum(top + ROWS, rows)):
         start = tl.load(splits + row)
         count = (tl.load(splits + row + 1) - start).to(tl.int32)
-        if count <= SHORT:
+        if (count <= SHORT) & (start + count <= room):
             for begin in range(0, count, 32):
                 _place_block(values + start, ordered + start, begin, count, 32)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _sort_long(splits, values, ordered, rows, SHORT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rows", "room"])
+def _sort_long(splits, values, ordered, rows, room, SHORT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Sort the rows of more than SHORT values: programs of one row of the grid share each of them."""
     top = tl.program_id(0) * ROWS
     lane = top + tl.arange(0, ROWS)
@@ -225,7 +235,7 @@ def _sort_long(splits, values, ordered, rows, SHORT: tl.constexpr, ROWS: tl.cons
         for row in range(top, tl.minimum(top + ROWS, rows)):
             start = tl.load(splits + row)
             count = (tl.load(splits + row + 1) - start).to(tl.int32)
-            if count > SHORT:
+            if (count > SHORT) & (start + count <= room):
                 for begin in range(tl.program_id(1) * BLOCK, count, tl.num_programs(1) * BLOCK):
                     _place_block(values + start, ordered + start, begin, count, BLOCK)
 

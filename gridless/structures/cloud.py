@@ -169,10 +169,21 @@ class Cloud(Ragged):
     def dim(self) -> int:
         return self.coords.shape[1]
 
-    def sampled(self, kept: Tensor, splits: Tensor, distance: Tensor | None = None) -> Cloud:
-        """The points at the positions `kept` int64, which know where they came from: what samplers return."""
+    def sampled(
+        self, kept: Tensor, splits: Tensor, distance: Tensor | None = None, coords: Tensor | None = None
+    ) -> Cloud:
+        """The points at the positions `kept` int64, which know where they came from: what samplers return.
+
+        Args:
+            kept: rows of this cloud.
+            splits: of the samples.
+            distance: of every point of this cloud to its closest sample.
+            coords: those of the samples, where they are at hand and no gradient is wanted.
+        """
+        if coords is None or self.coords.requires_grad:
+            coords = torch.index_select(self.coords, 0, kept)
         return Cloud.made(
-            coords=torch.index_select(self.coords, 0, kept),
+            coords=coords,
             splits=splits,
             parent_index=kept,
             num_parent=len(self),

@@ -97,7 +97,8 @@ class Edges(Structure):
             return self
 
         def make() -> Edges:
-            back = transpose(self)
+            # Edges that come from others may know a shorter way.
+            back = self.cached("transposed by", lambda: transpose)(self)
             back.cached("transpose", lambda: self)
             return back
 

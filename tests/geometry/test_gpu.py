@@ -292,3 +292,67 @@ def test_rows_are_sorted_however_long(longest: int):
     splits = torch.tensor([0] + [len(r) for r in rows]).cumsum(0)
     found = sort_rows(splits.to(DEVICE), torch.cat(rows).to(DEVICE), longest).cpu()
     assert torch.equal(found, torch.cat([r.sort().values for r in rows]))
+
+
+def u_net_plan(dim: int) -> gl.Plan:
+    plan = gl.Plan()
+    cloud, radius = plan.points(dim=dim), 0.2
+    for _ in range(2):
+        near = plan.ball(cloud, cloud, radius)
+        coarse = plan.rejection_sample(near)
+        plan.transpose(plan.ball(cloud, coarse, radius))
+        # Rows of a ball that the points were not sampled by.
+        plan.ball(cloud, cloud, 1.5 * radius)
+        plan.ball(cloud, coarse, 1.5 * radius)
+        cloud, radius = coarse, 2 * radius
+    return plan
+
+
+def assert_same_geometry(found: gl.Geometry, want: gl.Geometry) -> None:
+    for name, value in want.items():
+        for (_, a), (_, b) in zip(found[name].to("cpu").parts(), value.parts(), strict=True):
+            assert a.dtype == b.dtype
+            assert torch.equal(a, b), name
+
+
+@runs_here
+def test_balls_of_samples_are_rows_of_the_ball_they_were_sampled_by():
+    plan = u_net_plan(2)
+    batch = cloud_of(2, torch.float32, (40, 0, 1, 30))
+    want, found = both(lambda on: plan(on(pad(batch, [len(batch) + 3]))))
+    assert_same_geometry(found, want)
+    # And what a search finds.
+    with gl.use_backend("reference"):
+        assert torch.equal(gl.ball(want["X0"], want["X1"], 0.2).source, want["N01"].source)
+        assert torch.equal(gl.ball(want["X1"], want["X2"], 0.4).splits, want["N12"].splits)
+
+
+@runs_here
+def test_a_plan_gives_room_for_what_it_found_last_and_runs_again_where_that_is_too_little(
+    search: str, monkeypatch: pytest.MonkeyPatch
+):
+    from gridless.geometry import chain_gpu
+
+    monkeypatch.setattr(chain_gpu, "_SPARE", 1)
+    there_was_room: list[bool] = []
+    at_once = chain_gpu.GpuChain._at_once
+
+    def noted(*given):
+        made = at_once(*given)
+        there_was_room.append(made is not None)
+        return made
+
+    monkeypatch.setattr(chain_gpu.GpuChain, "_at_once", noted)
+    plan = u_net_plan(3)
+    points = torch.rand(14, 3, generator=torch.Generator().manual_seed(0))
+    clouds = [
+        cloud_of(3, torch.float32, (6, 0, 1, 4)),
+        cloud_of(3, torch.float32, (6, 0, 1, 4)),
+        gl.Cloud.of(0.2 * points),  # more edges
+        gl.Cloud.of(3 * points),  # more samples
+        gl.Cloud.of(3 * points[:12], label=torch.arange(12)),
+    ]
+    for cloud in clouds:
+        want, found = both(lambda on, cloud=cloud: plan(on(cloud)))
+        assert_same_geometry(found, want)
+    assert there_was_room == [True, False, False, True]

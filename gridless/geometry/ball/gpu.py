@@ -38,11 +38,11 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
         empty = torch.zeros(len(target) + 1, dtype=torch.int64, device=target.device)
         return empty, empty.new_zeros(0, dtype=torch.int32)
     if most_source <= ALL_PAIRS:
-        counts, bits = _test_pairs(source, target, radius, most_source, most_target)
+        counts, bits = test_pairs(source, target, radius, most_source, most_target)
         splits = common.splits_from(counts)
         wanted = splits if limit is None else common.splits_from(counts.clamp(max=limit))
         total, kept = _totals("ball", splits, wanted, limit)
-        found = _fill(source, target, splits, bits, total, most_target)
+        found = fill(source, target, splits, bits, total, most_target)
     else:
         splits, wanted, found, kept = grid_gpu.ball(source, target, radius, limit)
     if limit is None:
@@ -60,8 +60,8 @@ def _compile_once(device: torch.device, dtype: torch.dtype, dim: int) -> None:
     cloud = Cloud.made(coords=torch.empty(1, dim, dtype=dtype, device=device), splits=splits)
     with compiling_ahead():
         for most in (ALL_PAIRS, 64, 32):
-            _, bits = _test_pairs(cloud, cloud, 1.0, 1, most)
-            _fill(cloud, cloud, splits, bits, 1, 1)
+            _, bits = test_pairs(cloud, cloud, 1.0, 1, most)
+            fill(cloud, cloud, splits, bits, 1, 1)
 
 
 def _totals(what: str, splits: Tensor, wanted: Tensor, limit: int | None) -> tuple[int, int]:
@@ -75,12 +75,12 @@ def _totals(what: str, splits: Tensor, wanted: Tensor, limit: int | None) -> tup
     return total, kept
 
 
-def _test_pairs(
+def test_pairs(
     source: Cloud, target: Cloud, radius: float, most_source: int, most_target: int
 ) -> tuple[Tensor, Tensor]:
-    """0 and the neighbours of each target (1 + S') int32, and a bit for each source of its example (words, S')."""
+    """0 and the neighbours of each target (1 + S') int64, and a bit for each source of its example (words, S')."""
     coords = source.coords
-    counts = torch.zeros(len(target) + 1, dtype=torch.int32, device=coords.device)
+    counts = torch.zeros(len(target) + 1, dtype=torch.int64, device=coords.device)
     bits = torch.empty((cdiv(most_source, 32), len(target)), dtype=torch.int32, device=coords.device)
     # Four targets per thread share each load of a source; small examples would leave them idle.
     rows = 128 if most_target > 64 else 64 if most_target > 32 else 32
@@ -91,11 +91,12 @@ def _test_pairs(
     return counts, bits
 
 
-def _fill(source: Cloud, target: Cloud, splits: Tensor, bits: Tensor, total: int, most_target: int) -> Tensor:
-    found = torch.empty(total, dtype=torch.int32, device=splits.device)
-    if total:
+def fill(source: Cloud, target: Cloud, splits: Tensor, bits: Tensor, room: int, most_target: int) -> Tensor:
+    """The first `room` edges."""
+    found = torch.empty(room, dtype=torch.int32, device=splits.device)
+    if room:
         grid = (source.num_examples, cdiv(most_target, _FILL_ROWS), 1)
-        _EXPAND(grid, (source.splits, target.splits, splits, bits, found), (len(target),), (_FILL_ROWS,), 1)
+        _EXPAND(grid, (source.splits, target.splits, splits, bits, found), (len(target), room), (_FILL_ROWS,), 1)
     return found
 
 
@@ -161,8 +162,8 @@ def _test(
         tl.store(counts + 1 + row, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["targets"])
-def _expand(source_splits, target_splits, splits, bits, found, targets, ROWS: tl.constexpr):
+@triton.jit(do_not_specialize=["targets", "room"])
+def _expand(source_splits, target_splits, splits, bits, found, targets, room, ROWS: tl.constexpr):
     """A row per thread: walk its words, and write the source of every one."""
     example = tl.program_id(0)
     first = tl.load(target_splits + example)
@@ -173,7 +174,7 @@ def _expand(source_splits, target_splits, splits, bits, found, targets, ROWS: tl
         row = first + local
         begin = tl.load(source_splits + example)
         size = (tl.load(source_splits + example + 1) - begin).to(tl.int32)
-        at = found + tl.load(splits + row, mask=inside, other=0)
+        at = tl.load(splits + row, mask=inside, other=0)
         words = (size + 31) // 32
         name = tl.zeros([ROWS], tl.int32) + begin.to(tl.int32)
         out = bits + row
@@ -184,7 +185,7 @@ def _expand(source_splits, target_splits, splits, bits, found, targets, ROWS: tl
             following = tl.load(out, mask=inside, other=0)
             for _ in range(0, tl.max(count_bits(hits), 0)):
                 some = hits != 0
-                tl.store(at, name + lowest_bit(hits), mask=some)
+                tl.store(found + at, name + lowest_bit(hits), mask=some & (at < room))
                 at += some.to(tl.int32)
                 hits = hits & (hits - 1)
             name += 32

@@ -27,6 +27,9 @@ from gridless.structures import Cloud
 
 _BLOCK = 128
 
+# The most columns per source.
+_COLUMNS = 4
+
 # Targets searched together, by one warp.
 _TARGETS = 32
 
@@ -34,9 +37,8 @@ _TARGETS = 32
 class Grid(NamedTuple):
     """The sources in order of column and height, and where each column begins and ends."""
 
-    columns: tuple[int, int]
-    levels: int
-    frame: Tensor  # (7) float64: low and cells per unit of three axes, reach
+    cells: tuple[int, int, int]  # columns along two axes, levels of the third
+    frame: tuple[float, ...]  # low and cells per unit of the three, reach
     key: Tensor  # (S) int32, ascending: column * levels + level
     coords: Tensor  # (D, S)
     index: Tensor  # (S) int64
@@ -46,55 +48,71 @@ class Grid(NamedTuple):
 
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor, Tensor, int]:
     """splits, splits within the limit, all sources found in ascending order, and how many the limit leaves."""
-    grid = make_grid(source, radius)
-    key, order = (grid.key, grid.index) if source is target else _sort(target, grid)
-    counts, totals = _count(source, target, grid, key, order, radius, limit)
+    totals = torch.zeros(3, dtype=torch.int64, device=target.device)
+    grid, key, order, counts = begin(source, target, radius, limit, totals)
     splits = common.splits_from(counts)
     wanted = splits if limit is None else common.splits_from(counts.clamp(max=limit))
     total, kept, longest = totals.tolist()
     check_edge_count("ball", total)
-    found = torch.empty(total, dtype=torch.int32, device=target.device)
-    if total:
-        _run(source, target, grid, key, order, radius, limit, splits, found, True)
+    return splits, wanted, fill(source, target, radius, grid, key, order, splits, total, longest), kept
+
+
+def begin(
+    source: Cloud, target: Cloud, radius: float, limit: int | None, totals: Tensor
+) -> tuple[Grid, Tensor, Tensor, Tensor]:
+    """The grid, the targets in its order, and 0 and the neighbours of each target (1 + S') int64.
+
+    totals (3), zeros, get their number, that within the limit, and the longest row.
+    """
+    grid = make_grid(source, radius)
+    key, order = (grid.key, grid.index) if source is target else _sort(target, grid.cells, grid.frame)
+    counts = torch.empty(len(target) + 1, dtype=torch.int64, device=target.device)
+    _run(source, target, grid, key, order, radius, limit, totals, counts, 0, False)
+    return grid, key, order, counts
+
+
+def fill(
+    source: Cloud,
+    target: Cloud,
+    radius: float,
+    grid: Grid,
+    key: Tensor,
+    order: Tensor,
+    splits: Tensor,
+    room: int,
+    longest: int,
+) -> Tensor:
+    """The first `room` edges of rows of which the longest has so many."""
+    found = torch.empty(room, dtype=torch.int32, device=target.device)
+    if room:
+        _run(source, target, grid, key, order, radius, None, splits, found, room, True)
         found = common.sort_rows(splits, found, longest)
-    return splits, wanted, found, kept
+    return found
 
 
 def count(source: Cloud, target: Cloud, radius: float) -> Tensor:
-    """Sources within the radius of each target (S') int32."""
-    grid = make_grid(source, radius)
-    return _count(source, target, grid, *_sort(target, grid), radius, None)[0][1:]
-
-
-def _count(
-    source: Cloud, target: Cloud, grid: Grid, key: Tensor, order: Tensor, radius: float, limit: int | None
-) -> tuple[Tensor, Tensor]:
-    """0 and the neighbours of each target (1 + S') int32; their number, that within the limit, and the longest row."""
-    # One piece of zeros for both; counts begin at a multiple of 16 bytes.
-    memory = torch.zeros(5 + len(target) // 2, dtype=torch.int64, device=target.device)
-    counts, totals = memory.view(torch.int32)[8 : 9 + len(target)], memory[:3]
-    _run(source, target, grid, key, order, radius, limit, totals, counts, False)
-    return counts, totals
+    """Sources within the radius of each target (S') int64."""
+    return begin(source, target, radius, None, torch.zeros(3, dtype=torch.int64, device=target.device))[3][1:]
 
 
 def make_grid(source: Cloud, radius: float) -> Grid:
     box = common.facts(source, "ball: source")
     device, points = source.device, len(source)
-    across, up, frame, levels = _frame(source, box, radius)
-    frame_tensor = torch.tensor(frame, dtype=torch.float64).to(device, non_blocking=True)
-    grid = Grid((across, up), levels, frame_tensor, *(frame_tensor,) * 5)
-    key, order = _sort(source, grid)
+    cells, frame = _frame(source, box, radius)
+    across, up, levels = cells
+    key, order = _sort(source, cells, frame)
     coords = torch.empty((source.dim, points), dtype=source.coords.dtype, device=device)
     # Whole multiples of 16 bytes, so that the second row begins as the first does: kernels are compiled for where.
     table = torch.zeros((2, -(-across * up * source.num_examples // 4) * 4), dtype=torch.int32, device=device)
-    end = points - source.padding
     tensors = (source.coords, key, order, coords, table[0], table[1])
-    _ARRANGE((cdiv(points, _BLOCK), 1, 1), tensors, (points, end, levels), (source.dim, _BLOCK))
-    return grid._replace(key=key, coords=coords, index=order, start=table[0], end=table[1])
+    _ARRANGE(
+        (cdiv(points, _BLOCK), 1, 1), tensors, (points, across * up * source.num_examples, levels), (source.dim, _BLOCK)
+    )
+    return Grid(cells, frame, key, coords, order, table[0], table[1])
 
 
-def _frame(source: Cloud, box: common.Facts, radius: float) -> tuple[int, int, list[float], int]:
-    """Columns along two axes, (low, cells per unit) of three axes and the reach, and levels of the third."""
+def _frame(source: Cloud, box: common.Facts, radius: float) -> tuple[tuple[int, int, int], tuple[float, ...]]:
+    """The cells and the frame of a grid."""
     dim = source.dim
     # A column is a little wider than the reach, and the reach a little longer than the radius.
     reach, side = radius * (1 + 2**-12), radius * (1 + 2**-9)
@@ -102,26 +120,26 @@ def _frame(source: Cloud, box: common.Facts, radius: float) -> tuple[int, int, l
         high / 2 - low / 2 for low, high in zip(box.low, box.high, strict=True)
     ]  # halved: a difference may overflow
     axes = [0, 1, 2][: min(dim, 3)]
-    budget = min(max(4 * len(source), 1024), 1 << 24)
-    cells = [1, 1]
-    for n, axis in enumerate(axes[:-1]):
-        cells[n] = int(min(max(2 * (extent[axis] / side), 1.0), budget))
-    while cells[0] * cells[1] * source.num_examples > budget and max(cells) > 1:
-        wide = 0 if cells[0] >= cells[1] else 1
-        cells[wide] = (cells[wide] + 1) // 2
-    levels = min((2**31 - 1) // (cells[0] * cells[1] * source.num_examples + 1), 1 << 16)
-    frame = []
-    for axis, count in ((0, cells[0]), (1, cells[1]), (axes[-1], levels)):
+    budget = min(max(_COLUMNS * len(source), 1024), 1 << 24)
+    across, up = (int(min(max(2 * (extent[axis] / side), 1.0), budget)) if axis in axes[:-1] else 1 for axis in (0, 1))
+    while across * up * source.num_examples > budget and max(across, up) > 1:
+        if across >= up:
+            across = (across + 1) // 2
+        else:
+            up = (up + 1) // 2
+    levels = min((2**31 - 1) // (across * up * source.num_examples + 1), 1 << 16)
+    frame: list[float] = []
+    for axis, count in ((0, across), (1, up), (axes[-1], levels)):
         cut = count > 1 and extent[axis] > 0
         frame += [box.low[axis] / 2, count / extent[axis]] if cut else [0.0, 0.0]
-    return cells[0], cells[1], [*frame, reach], levels
+    return (across, up, levels), (*frame, reach)
 
 
-def _sort(cloud: Cloud, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Keys of a cloud in the grid, ascending, and the rows they belong to; padding comes last."""
+def _sort(cloud: Cloud, cells: tuple[int, int, int], frame: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """Keys of a cloud in a grid, ascending, and the rows they belong to; padding comes last."""
     key = torch.empty(len(cloud), dtype=torch.int32, device=cloud.device)
-    tensors, sizes = (cloud.coords, cloud.splits, grid.frame, key), (len(cloud), cloud.num_examples)
-    _KEYS((cdiv(len(cloud), _BLOCK), 1, 1), tensors, (*sizes, *grid.columns, grid.levels), (cloud.dim, _BLOCK))
+    sizes = (len(cloud), cloud.num_examples, *cells, *frame[:6])
+    _KEYS((cdiv(len(cloud), _BLOCK), 1, 1), (cloud.coords, cloud.splits, key), sizes, (cloud.dim, _BLOCK))
     return torch.sort(key)
 
 
@@ -135,13 +153,14 @@ def _run(
     limit: int | None,
     places: Tensor,
     out: Tensor,
+    room: int,
     fill: bool,
 ) -> None:
-    """Fill the rows `out` that begin at `places`; or count them into `out`, and all of them into `places`."""
-    gridded = (grid.frame, grid.coords, grid.key, grid.index, grid.start, grid.end)
+    """Fill the rows `out` that begin at `places`, up to `room`; or count them into `out`, and all into `places`."""
+    gridded = (grid.coords, grid.key, grid.index, grid.start, grid.end)
     bits = common.squared_bits(radius, source.coords.dtype)
     most = INT32 - 1 if limit is None else min(limit, INT32 - 1)
-    sizes = (len(target), target.num_examples, len(source), *grid.columns, grid.levels, *bits, most)
+    sizes = (len(target), target.num_examples, len(source), *grid.cells, *grid.frame, *bits, most, room)
     constants = (source.dim, _TARGETS, source.coords.dtype == torch.float64, fill)
     _SEARCH(
         (cdiv(len(target), _TARGETS), 1, 1), (target.coords, key, order, *gridded, places, out), sizes, constants, 1
@@ -157,14 +176,31 @@ def _cell(x, shift, low, scale, count):
 
 
 @triton.jit(do_not_specialize=["rows", "examples", "across", "up", "levels"])
-def _keys(coords, splits, frame, key, rows, examples, across, up, levels, D: tl.constexpr, BLOCK: tl.constexpr):
+def _keys(
+    coords,
+    splits,
+    key,
+    rows,
+    examples,
+    across,
+    up,
+    levels,
+    x_low: tl.float64,
+    x_scale: tl.float64,
+    y_low: tl.float64,
+    y_scale: tl.float64,
+    z_low: tl.float64,
+    z_scale: tl.float64,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < rows
     example = example_of(splits, row, examples)
     x, y, z = _axes(load_point(coords, row, ok, D), D)
-    cx = _cell(x, 0.0, tl.load(frame), tl.load(frame + 1), across)
-    cy = _cell(y, 0.0, tl.load(frame + 2), tl.load(frame + 3), up)
-    cz = _cell(z, 0.0, tl.load(frame + 4), tl.load(frame + 5), levels)
+    cx = _cell(x, 0.0, x_low, x_scale, across)
+    cy = _cell(y, 0.0, y_low, y_scale, up)
+    cz = _cell(z, 0.0, z_low, z_scale, levels)
     # Padding rows have example B, and so a key past every column.
     column = tl.where(example < examples, (example * across + cx) * up + cy, examples * across * up)
     tl.store(key + row, column * levels + tl.where(example < examples, cz, 0), mask=ok)
@@ -176,8 +212,8 @@ def _axes(point, D: tl.constexpr):
     return point[0], point[1 if D > 2 else 0], point[2 if D > 2 else D - 1]
 
 
-@triton.jit(do_not_specialize=["rows", "filled", "levels"])
-def _arrange(coords, key, order, arranged, start, end, rows, filled, levels, D: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rows", "columns", "levels"])
+def _arrange(coords, key, order, arranged, start, end, rows, columns, levels, D: tl.constexpr, BLOCK: tl.constexpr):
     """Coordinates in key order, one dimension after the other; the first and last of a column write its ends."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = at < rows
@@ -185,20 +221,20 @@ def _arrange(coords, key, order, arranged, start, end, rows, filled, levels, D: 
     for k in tl.static_range(D):
         x = tl.load(coords + row * D + k, mask=ok, other=0.0)
         tl.store(arranged + (at * 0 + rows) * k + at, x, mask=ok)
-    real = at < filled
-    column = tl.load(key + at, mask=real, other=0) // levels
-    before = tl.load(key + at - 1, mask=real & (at > 0), other=0) // levels
-    after = tl.load(key + at + 1, mask=at + 1 < filled, other=0) // levels
+    column = tl.load(key + at, mask=ok, other=0) // levels
+    before = tl.load(key + at - 1, mask=ok & (at > 0), other=0) // levels
+    after = tl.load(key + at + 1, mask=at + 1 < rows, other=0) // levels
+    # Padding is past every column.
+    real = ok & (column < columns)
     tl.store(start + column, at.to(tl.int32), mask=real & ((at == 0) | (before != column)))
-    tl.store(end + column, (at + 1).to(tl.int32), mask=real & ((at + 1 == filled) | (after != column)))
+    tl.store(end + column, (at + 1).to(tl.int32), mask=real & ((at + 1 == rows) | (after != column)))
 
 
-@triton.jit(do_not_specialize=["rows", "examples", "sources", "across", "up", "levels", "high", "low", "most"])
+@triton.jit(do_not_specialize=["rows", "examples", "sources", "across", "up", "levels", "high", "low", "most", "room"])
 def _search(
     target,
     key,
     order,
-    frame,
     arranged,
     source_key,
     index,
@@ -212,9 +248,17 @@ def _search(
     across,
     up,
     levels,
+    x_low: tl.float64,
+    x_scale: tl.float64,
+    y_low: tl.float64,
+    y_scale: tl.float64,
+    z_low: tl.float64,
+    z_scale: tl.float64,
+    reach: tl.float64,
     high,
     low,
     most,
+    room,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
@@ -223,21 +267,20 @@ def _search(
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     example = tl.load(key + at, mask=at < rows, other=0) // levels // (across * up)
     ok = (at < rows) & (example < examples)
-    row = tl.load(order + at, mask=ok, other=0).to(tl.int64)
+    row = tl.load(order + at, mask=at < rows, other=0).to(tl.int64)
     point = load_point(target, row, ok, D)
     x, y, z = _axes(point, D)
     within = from_bits(high, low, DOUBLE)
-    reach = tl.load(frame + 6)
-    x_first = _cell(x, -reach, tl.load(frame), tl.load(frame + 1), across)
-    x_last = _cell(x, reach, tl.load(frame), tl.load(frame + 1), across)
-    y_first = _cell(y, -reach, tl.load(frame + 2), tl.load(frame + 3), up)
-    y_last = _cell(y, reach, tl.load(frame + 2), tl.load(frame + 3), up)
-    z_first = _cell(z, -reach, tl.load(frame + 4), tl.load(frame + 5), levels)
-    z_last = _cell(z, reach, tl.load(frame + 4), tl.load(frame + 5), levels)
+    x_first = _cell(x, -reach, x_low, x_scale, across)
+    x_last = _cell(x, reach, x_low, x_scale, across)
+    y_first = _cell(y, -reach, y_low, y_scale, up)
+    y_last = _cell(y, reach, y_low, y_scale, up)
+    z_first = _cell(z, -reach, z_low, z_scale, levels)
+    z_last = _cell(z, reach, z_low, z_scale, levels)
     total = tl.zeros([BLOCK], tl.int32)
-    next_out = out + tl.zeros([BLOCK], tl.int64)
+    place = tl.zeros([BLOCK], tl.int64)
     if FILL:
-        next_out = out + tl.load(places + row, mask=ok, other=0)
+        place = tl.load(places + row, mask=ok, other=0)
     for ox in range(0, tl.max(x_last - x_first, 0) + 1):
         for oy in range(0, tl.max(y_last - y_first, 0) + 1):
             cx = x_first + ox
@@ -271,12 +314,14 @@ def _search(
                 here = p < stop
                 hit = here & (squared_to(arranged, p, here, sources, point, D) <= within)
                 if FILL:
-                    tl.store(next_out, tl.load(index + p, mask=hit, other=0).to(tl.int32), mask=hit)
-                    next_out += hit.to(tl.int32)
+                    found = tl.load(index + p, mask=hit, other=0).to(tl.int32)
+                    tl.store(out + place, found, mask=hit & (place < room))
+                    place += hit.to(tl.int32)
                 else:
                     total += hit.to(tl.int32)
     if not FILL:
-        tl.store(out + 1 + row, total, mask=ok)
+        tl.store(out + at, 0, mask=at == 0)
+        tl.store(out + 1 + row, total, mask=at < rows)
         tl.atomic_add(places, tl.sum(total.to(tl.int64), 0), sem="relaxed")
         tl.atomic_add(places + 1, tl.sum(tl.minimum(total, most).to(tl.int64), 0), sem="relaxed")
         tl.atomic_max(places + 2, tl.max(total, 0).to(tl.int64), sem="relaxed")

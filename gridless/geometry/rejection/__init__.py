@@ -23,8 +23,7 @@ def rejection_sample(
     No two samples are neighbours, and every point is a sample or a neighbour of one.
 
     A backend's `sample(cloud, near, radius, distance)` gets a checked cloud and either edges or a radius rounded to the
-    dtype, and returns the rows of the samples int64, their splits (B + 1) int64, the distances (S) or None, and, where
-    it has read them back, the sizes of the smallest and largest example.
+    dtype.
 
     Args:
         cloud: S points.
@@ -43,11 +42,16 @@ def rejection_sample(
     if radius is not None:
         radius = check_radius("rejection_sample", radius, cloud.coords.dtype)
     backend = backends.implementation(reference, cloud.device)
-    kept, splits, to_sample, sizes = backend.sample(cloud, near, radius, distance)
-    sample = cloud.sampled(kept, splits, to_sample)
-    if sizes is not None:
-        sample.cached("sizes", lambda: sizes)
-    return sample
+    return backend.sample(cloud, near, radius, distance)
+
+
+@backends.uncompiled
+def ball_of_samples(near: Edges, sample: Cloud) -> Edges:
+    """`ball(cloud, sample, radius)` from `near`, which is `ball(cloud, cloud, radius)`: its rows at the samples.
+
+    The samples are points of the cloud, and know which (`parent_index`): nothing is searched.
+    """
+    return backends.implementation(reference, near.device).ball_of_samples(near, sample)
 
 
 def doubtful_depth(near: Edges, depth: Tensor, known: float, radius: float) -> float:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gridless.geometry.blocks import squared
 from gridless.geometry.checks import squared_radius
+from gridless.geometry.rejection.reference import ball_of_samples as ball_of_samples  # torch, a few passes
 from gridless.geometry.work import CROSSING, cut_examples, refuse_crossing
 from gridless.kernels.compile import njit
 from gridless.kernels.threads import in_threads
@@ -181,9 +182,7 @@ def _compact(kept, splits, counts, ends, out):
             out[ends[e] + k] = kept[splits[e] + k]
 
 
-def sample(
-    cloud: Cloud, near: Edges | None, radius: float | None, distance: bool
-) -> tuple[Tensor, Tensor, Tensor | None, None]:
+def sample(cloud: Cloud, near: Edges | None, radius: float | None, distance: bool) -> Cloud:
     coords, splits = cloud.coords.detach().contiguous().numpy(), cloud.splits.numpy()
     closest = np.full(len(coords) if distance else 0, np.inf, coords.dtype)
     kept = np.empty(len(coords), np.int64)
@@ -203,7 +202,7 @@ def sample(
     _compact(kept, splits, counts, ends, index)
     closest[splits[-1] :] = 0
     far = torch.from_numpy(closest).sqrt() if distance else None
-    return torch.from_numpy(index), torch.from_numpy(ends), far, None
+    return cloud.sampled(torch.from_numpy(index), torch.from_numpy(ends), far)
 
 
 @njit(nogil=True, cache=True)

@@ -7,28 +7,43 @@ The samples do not depend on timing.
 
 from __future__ import annotations
 
+import weakref
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from gridless.geometry import gpu_common as common
 from gridless.geometry.ball.gpu import ball
 from gridless.geometry.gpu_common import load_point, squared_to
+from gridless.geometry.rejection import reference
 from gridless.geometry.rejection.reference import doubtful_depth as doubtful_depth  # torch, a few rounds
 from gridless.geometry.work import CROSSING, refuse_crossing
-from gridless.kernels.launch import Launcher, cdiv
+from gridless.kernels.launch import INT32, Launcher, cdiv
 from gridless.structures import Cloud, Edges
 
 _BLOCK = 128
 
+# Under this name a sample keeps what it was sampled by: a weak reference to the edges, and `Collected`.
+SAMPLED_BY = "sampled by"
 
-def sample(
-    cloud: Cloud, near: Edges | None, radius: float | None, distance: bool
-) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, int]]:
+
+def sample(cloud: Cloud, near: Edges | None, radius: float | None, distance: bool) -> Cloud:
     rows = rejecting_rows(cloud, near, radius)
     kept = decide(cloud, rows)
-    index, splits, sizes = collect(cloud, kept)
-    return index, splits, squared_to_sample(cloud, rows, kept).sqrt() if distance else None, sizes
+    to_sample = squared_to_sample(cloud, rows, kept).sqrt() if distance else None
+    return sampled(cloud, rows if rows is near else None, collect(cloud, kept), to_sample)
+
+
+def sampled(cloud: Cloud, near: Edges | None, known: Collected, distance: Tensor | None = None) -> Cloud:
+    """The samples as a cloud, which knows the edges it was sampled by, and the bounding box of the whole."""
+    sample = cloud.sampled(known.index, known.splits, distance, known.coords)
+    common.inherit_facts(cloud, sample, *known.sizes)
+    if near is not None:
+        sample.cached(SAMPLED_BY, lambda: (weakref.ref(near), known))
+    return sample
 
 
 def rejecting_rows(cloud: Cloud, near: Edges | None, radius: float | None) -> Edges:
@@ -55,27 +70,68 @@ def check_within_examples(cloud: Cloud, near: Edges) -> None:
 
 
 def decide(cloud: Cloud, rows: Edges) -> Tensor:
-    """1 for every point that is kept, else 0 (S) int32."""
+    """For every point that is kept, 1 and 2^32 times the edges of its row, else 0 (S) int64."""
     points, end, device = len(cloud), len(cloud) - cloud.padding, cloud.device
-    # Kept or not, a ticket counter, and the state of every point.
-    memory = torch.zeros(2 * points + 1, dtype=torch.int32, device=device)
+    # Then a ticket counter and the state of every point, from a multiple of 16 bytes on.
+    begin = points + points % 2
+    memory = torch.zeros(begin + points // 2 + 1, dtype=torch.int64, device=device)
+    kept, state = memory[:points], memory[begin:].view(torch.int32)
     if end:
-        _DECIDE((cdiv(end, 32), 1, 1), (rows.splits, rows.source, memory), (points, end), (32, 8), 1)
-    return memory[:points]
+        tensors = (rows.splits, rows.source, cloud.splits, kept, state)
+        _DECIDE((cdiv(end, 32), 1, 1), tensors, (points, cloud.num_examples, len(rows.source)), (32, 8), 1)
+    return kept
 
 
-def collect(cloud: Cloud, kept: Tensor) -> tuple[Tensor, Tensor, tuple[int, int]]:
-    """Rows of the samples (S') int64, their splits, and the sizes of the smallest and largest; one read-back."""
-    device, examples = cloud.device, cloud.num_examples
+class Collected(NamedTuple):
+    """The samples of a cloud of S points, and the rows that they have in the edges they were sampled by."""
+
+    index: Tensor  # (S') int64
+    splits: Tensor  # (B + 1) int64
+    coords: Tensor  # (S', D)
+    place: Tensor  # (S) int32: the position among the samples, or -1
+    row_splits: Tensor  # (S' + 1) int64
+    edges: int = 0
+    sizes: tuple[int, int] = (0, 0)  # of the smallest and the largest example
+
+    def cut(self, samples: int, points: int) -> Collected:
+        """The same without what is past so many samples, and points."""
+        index, splits, coords, place, row_splits, *_ = self
+        return Collected(index[:samples], splits, coords[:samples], place[:points], row_splits[: samples + 1])
+
+
+def collect(cloud: Cloud, kept: Tensor) -> Collected:
+    """The samples that `decide` found; one read-back."""
+    totals = torch.empty(3, dtype=torch.int64, device=cloud.device)
+    at, splits = number(cloud, kept, totals)
+    last, smallest, largest = totals.tolist()
+    edges, total = divmod(last, 1 << 32)
+    return gather(cloud, kept, at, splits, total)._replace(edges=edges, sizes=(smallest, largest))
+
+
+def number(
+    cloud: Cloud, kept: Tensor, totals: Tensor, room: int = INT32 - 1, most: int = INT32 - 1
+) -> tuple[Tensor, Tensor]:
+    """The cumulative sum of `kept`, and the splits of the samples (B + 1).
+
+    These are zeros where there are more than `room` samples, or where an example has more than `most`. totals (3) get
+    the last of the sums, and the sizes of the smallest and of the largest example.
+    """
     at = torch.cumsum(kept, 0)
-    splits = torch.empty(examples + 1, dtype=torch.int64, device=device)
-    result = torch.empty(3, dtype=torch.int64, device=device)
-    _SAMPLE_SPLITS((1, 1, 1), (cloud.splits, at, splits, result), (examples,), (1024,))
-    total, smallest, largest = result.tolist()
+    splits = torch.empty(cloud.num_examples + 1, dtype=torch.int64, device=cloud.device)
+    _SAMPLE_SPLITS((1, 1, 1), (cloud.splits, at, splits, totals), (cloud.num_examples, room, most), (1024,))
+    return at, splits
+
+
+def gather(cloud: Cloud, kept: Tensor, at: Tensor, splits: Tensor, total: int) -> Collected:
+    """The first `total` samples; edges and sizes are not known."""
+    device = cloud.device
     index = torch.empty(total, dtype=torch.int64, device=device)
-    if total:
-        _COLLECT((cdiv(len(kept), 1024), 1, 1), (kept, at, index), (len(kept),), (1024,))
-    return index, splits, (smallest, largest)
+    row_splits = torch.empty(total + 1, dtype=torch.int64, device=device)
+    coords = torch.empty((total, cloud.dim), dtype=cloud.coords.dtype, device=device)
+    place = torch.empty(len(cloud), dtype=torch.int32, device=device)
+    tensors = (cloud.coords, kept, at, index, coords, place, row_splits)
+    _COLLECT((cdiv(len(cloud) + 1, 256), 1, 1), tensors, (len(cloud), total), (cloud.dim, 256))
+    return Collected(index, splits, coords, place, row_splits)
 
 
 def squared_to_sample(cloud: Cloud, rows: Edges, kept: Tensor) -> Tensor:
@@ -88,22 +144,63 @@ def squared_to_sample(cloud: Cloud, rows: Edges, kept: Tensor) -> Tensor:
     return result
 
 
-@triton.jit(do_not_specialize=["points", "end"])
-def _decide(splits, source, kept, points, end, ROWS: tl.constexpr, WINDOW: tl.constexpr):
-    """state: 0 undecided, 1 kept, 2 rejected."""
-    block = tl.atomic_add(kept + points, 1)
-    state = kept + points + 1
+def ball_of_samples(near: Edges, sample: Cloud) -> Edges:
+    by, known = sample.cached(SAMPLED_BY, lambda: (None, None))
+    if known is None or by() is not near:
+        return reference.ball_of_samples(near, sample)
+    return edges_of_samples(near, known, take(near, known, known.edges))
+
+
+def take(near: Edges, known: Collected, room: int) -> Tensor:
+    """The first `room` edges of the rows of the samples."""
+    source, rows = torch.empty(room, dtype=torch.int32, device=near.device), len(known.index)
+    if rows:
+        tensors = (near.splits, near.source, known.index, known.splits, known.row_splits, source)
+        _TAKE((cdiv(rows, _BLOCK), 1, 1), tensors, (len(known.splits) - 1, room), (_BLOCK,))
+    return source
+
+
+def edges_of_samples(near: Edges, known: Collected, source: Tensor) -> Edges:
+    edges = Edges.made(splits=known.row_splits, source=source, num_source=near.num_source).trusted()
+    # Seen from the points, they are those neighbours that are samples.
+    edges.cached("transposed by", lambda: lambda _: _samples_near(near, known))
+    return edges
+
+
+def _samples_near(near: Edges, known: Collected) -> Edges:
+    """Edges from samples to all points: the rows of a symmetric `near`, without what is no sample."""
+    rows, device = near.num_target, near.device
+    counts = torch.empty(rows + 1, dtype=torch.int64, device=device)
+    found = torch.empty(known.edges, dtype=torch.int32, device=device)
+    grid, tensors = (cdiv(rows, _BLOCK), 1, 1), (near.splits, near.source, known.place)
+    _SAMPLES_NEAR(grid, (*tensors, counts, found), (rows,), (_BLOCK, False))
+    splits = torch.cumsum(counts, 0)
+    _SAMPLES_NEAR(grid, (*tensors, splits, found), (rows,), (_BLOCK, True))
+    return Edges.made(splits=splits, source=found, num_source=len(known.index)).trusted()
+
+
+@triton.jit(do_not_specialize=["points", "examples", "room"])
+def _decide(
+    splits, source, cloud_splits, kept, state, points, examples, room, ROWS: tl.constexpr, WINDOW: tl.constexpr
+):
+    """state: 0 undecided, 1 kept, 2 rejected; before it the number of blocks that have begun."""
+    # Where there was no room for the edges, nothing is kept.
+    end = tl.where(tl.load(splits + points) <= room, tl.load(cloud_splits + examples), 0)
+    block = tl.atomic_add(state, 1)
+    state = state + 1
     row = block * ROWS + tl.arange(0, ROWS)
     # Open rows hold 1: integers, because reductions and loops carry them.
     waiting = (row < end).to(tl.int32)
-    at = tl.load(splits + row, mask=row < end, other=0)
+    first = tl.load(splits + row, mask=row < end, other=0)
+    at = first
     stop = tl.load(splits + row + 1, mask=row < end, other=0)
     k = tl.arange(0, WINDOW)[None, :]
     left = tl.max(waiting, 0)
     while left > 0:
         look = (waiting[:, None] > 0) & (at[:, None] + k < stop[:, None])
         j = tl.load(source + at[:, None] + k, mask=look, other=0x7FFFFFFF)
-        before = j < row[:, None]
+        # Rows that were too long to be sorted hold anything.
+        before = (j >= 0) & (j < row[:, None])
         s = tl.load(state + j, mask=before, other=2, volatile=True)
         some_kept = tl.max((s == 1).to(tl.int32), 1)
         some_open = tl.max((s == 0).to(tl.int32), 1)
@@ -113,38 +210,55 @@ def _decide(splits, source, kept, points, end, ROWS: tl.constexpr, WINDOW: tl.co
         keep = (waiting > 0) & clear & (done > 0)
         reject = (waiting > 0) & (some_kept > 0)
         tl.store(state + row, tl.where(keep, 1, 2), mask=keep | reject)
-        tl.store(kept + row, keep.to(tl.int32), mask=keep)
+        tl.store(kept + row, (stop - first) << 32 | 1, mask=keep)
         waiting = tl.where(keep | reject, 0, waiting)
         at = tl.where(clear, at + WINDOW, at)
         left = tl.max(waiting, 0)
 
 
-@triton.jit(do_not_specialize=["examples"])
-def _sample_splits(cloud_splits, at, splits, result, examples, BLOCK: tl.constexpr):
-    """splits of the samples; result: their number, the smallest and the largest example."""
+@triton.jit(do_not_specialize=["examples", "room", "most"])
+def _sample_splits(cloud_splits, at, splits, result, examples, room, most, BLOCK: tl.constexpr):
+    """splits of the samples; result: the last of `at`, the smallest and the largest example."""
     lane = tl.arange(0, BLOCK)
     smallest = tl.full([BLOCK], 0x7FFFFFFFFFFFFFFF, tl.int64)
     largest = tl.zeros([BLOCK], tl.int64)
-    for start in range(0, examples + 1, BLOCK):
+    for start in range(0, examples, BLOCK):
         e = start + lane
-        end = tl.load(cloud_splits + e, mask=e <= examples, other=0)
-        before = tl.load(cloud_splits + e - 1, mask=(e > 0) & (e <= examples), other=0)
-        here = tl.load(at + end - 1, mask=end > 0, other=0)
-        past = tl.load(at + before - 1, mask=before > 0, other=0)
-        tl.store(splits + e, here, mask=e <= examples)
-        real = (e > 0) & (e <= examples)
-        smallest = tl.where(real, tl.minimum(smallest, here - past), smallest)
-        largest = tl.where(real, tl.maximum(largest, here - past), largest)
-        tl.store(result + lane * 0, here, mask=e == examples)
+        size = _before(cloud_splits, at, e + 1, examples) - _before(cloud_splits, at, e, examples)
+        smallest = tl.where(e < examples, tl.minimum(smallest, size & 0xFFFFFFFF), smallest)
+        largest = tl.where(e < examples, tl.maximum(largest, size & 0xFFFFFFFF), largest)
+    end = tl.load(cloud_splits + examples)
+    last = tl.load(at + end - 1, mask=end > 0, other=0)
+    tl.store(result, last)
     tl.store(result + 1, tl.min(smallest, 0))
     tl.store(result + 2, tl.max(largest, 0))
+    fits = ((last & 0xFFFFFFFF) <= room) & (tl.max(largest, 0) <= most)
+    for start in range(0, examples + 1, BLOCK):
+        e = start + lane
+        tl.store(splits + e, tl.where(fits, _before(cloud_splits, at, e, examples) & 0xFFFFFFFF, 0), mask=e <= examples)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _collect(kept, at, index, rows, BLOCK: tl.constexpr):
+@triton.jit
+def _before(cloud_splits, at, e, examples):
+    """The sum of what is kept before example e."""
+    end = tl.load(cloud_splits + e, mask=e <= examples, other=0)
+    return tl.load(at + end - 1, mask=end > 0, other=0)
+
+
+@triton.jit(do_not_specialize=["rows", "room"])
+def _collect(coords, kept, at, index, sampled, place, row_splits, rows, room, D: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    take = tl.load(kept + row, mask=row < rows, other=0) > 0
-    tl.store(index + tl.load(at + row, mask=take, other=1) - 1, row.to(tl.int64), mask=take)
+    ok = row < rows
+    take = tl.load(kept + row, mask=ok, other=0) > 0
+    here = tl.load(at + row, mask=take, other=0)
+    number = (here & 0xFFFFFFFF) - 1
+    tl.store(place + row, number.to(tl.int32), mask=ok)
+    take = take & (number < room)
+    tl.store(index + number, row.to(tl.int64), mask=take)
+    tl.store(row_splits + number + 1, here >> 32, mask=take)
+    tl.store(row_splits + row, 0, mask=row == 0)
+    for k in tl.static_range(D):
+        tl.store(sampled + number * D + k, tl.load(coords + row.to(tl.int64) * D + k, mask=take), mask=take)
 
 
 @triton.jit(do_not_specialize=["end"])
@@ -164,6 +278,41 @@ def _closest(coords, splits, source, kept, result, end, D: tl.constexpr, BLOCK: 
     tl.store(result + row, best, mask=ok)
 
 
-_DECIDE, _SAMPLE_SPLITS, _COLLECT, _CLOSEST = (
-    Launcher(kernel, exact=True) for kernel in (_decide, _sample_splits, _collect, _closest)
+@triton.jit(do_not_specialize=["examples", "room"])
+def _take(splits, source, index, sample_splits, row_splits, taken, examples, room, BLOCK: tl.constexpr):
+    """The rows `index` of edges, one after the other."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = row < tl.load(sample_splits + examples)
+    first = tl.load(splits + tl.load(index + row, mask=ok, other=0), mask=ok, other=0)
+    out = tl.load(row_splits + row, mask=ok, other=0)
+    count = (tl.load(row_splits + row + 1, mask=ok, other=0) - out).to(tl.int32)
+    for k in range(0, tl.max(count, 0)):
+        some = (k < count) & (out + k < room)
+        tl.store(taken + out + k, tl.load(source + first + k, mask=some, other=0), mask=some)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _samples_near_kernel(splits, source, place, counts, found, rows, BLOCK: tl.constexpr, FILL: tl.constexpr):
+    """Count the samples in each row, after a 0; or, with their splits, write them."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = row < rows
+    at = tl.load(splits + row, mask=ok, other=0)
+    count = (tl.load(splits + row + 1, mask=ok, other=0) - at).to(tl.int32)
+    total = tl.zeros([BLOCK], tl.int64)
+    if FILL:
+        total = tl.load(counts + row, mask=ok, other=0)
+    for k in range(0, tl.max(count, 0)):
+        j = tl.load(source + at + k, mask=k < count, other=0)
+        number = tl.load(place + j, mask=k < count, other=-1)
+        if FILL:
+            tl.store(found + total, number, mask=number >= 0)
+        total += (number >= 0).to(tl.int64)
+    if not FILL:
+        tl.store(counts + row, 0, mask=row == 0)
+        tl.store(counts + row + 1, total, mask=ok)
+
+
+_DECIDE, _SAMPLE_SPLITS, _COLLECT, _CLOSEST, _TAKE, _SAMPLES_NEAR = (
+    Launcher(kernel, exact=True)
+    for kernel in (_decide, _sample_splits, _collect, _closest, _take, _samples_near_kernel)
 )

@@ -13,9 +13,7 @@ from gridless.geometry.work import CROSSING, refuse_crossing
 from gridless.structures import Cloud, Edges
 
 
-def sample(
-    cloud: Cloud, near: Edges | None, radius: float | None, distance: bool
-) -> tuple[Tensor, Tensor, Tensor | None, tuple[int, int] | None]:
+def sample(cloud: Cloud, near: Edges | None, radius: float | None, distance: bool) -> Cloud:
     coords, splits = cloud.coords.detach(), cloud.splits.tolist()
     closest = torch.full((len(cloud),), torch.inf, dtype=coords.dtype, device=cloud.device)
     kept: list[int] = []
@@ -25,7 +23,7 @@ def sample(
         ends.append(len(kept))
     closest[splits[-1] :] = 0
     index = torch.tensor(kept, dtype=torch.int64, device=cloud.device)
-    return index, torch.tensor(ends, device=cloud.device), closest.sqrt() if distance else None, None
+    return cloud.sampled(index, torch.tensor(ends, device=cloud.device), closest.sqrt() if distance else None)
 
 
 def neighbours(near: Edges, i: int, first: int, last: int) -> Tensor:
@@ -57,6 +55,16 @@ def sample_example(
         closest[j] = torch.minimum(closest[j], d2)
         closest[i] = 0
     return kept
+
+
+def ball_of_samples(near: Edges, sample: Cloud) -> Edges:
+    rows = sample.parent_index
+    assert rows is not None
+    counts = near.counts[rows]
+    splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    shift = torch.repeat_interleave(near.splits[rows] - splits[:-1], counts)
+    source = near.source[shift + torch.arange(len(shift), device=rows.device)]
+    return Edges.made(splits=splits, source=source, num_source=near.num_source).trusted()
 
 
 def doubtful_depth(rows: Edges, depth: Tensor, known: float, radius: float) -> float:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gridless.kernels.launch import EXACT
+from gridless.kernels.launch import Launcher, cdiv
 
 _ROWS = 32
 
@@ -18,12 +18,11 @@ def transpose(splits: Tensor, source: Tensor, num_source: int, padding: int) -> 
     end, rows = len(source) - padding, len(splits) - 1
     ordered, order = torch.sort(source[:end], stable=True)
     starts = torch.searchsorted(ordered, torch.arange(num_source + 1, dtype=torch.int32, device=source.device))
-    back = torch.zeros_like(source)
+    target = torch.empty(end, dtype=torch.int32, device=source.device)
     if end:
-        target = torch.empty(end, dtype=torch.int32, device=source.device)
-        _targets[(triton.cdiv(rows, _ROWS),)](splits, target, rows, ROWS=_ROWS, BLOCK=128, num_warps=1, **EXACT)
-        torch.index_select(target, 0, order, out=back[:end])
-    return starts, back
+        _TARGETS((cdiv(rows, _ROWS), 1, 1), (splits, target), (rows,), (_ROWS, 128), 1)
+    back = target.index_select(0, order)
+    return starts, torch.cat([back, back.new_zeros(padding)]) if padding else back
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -40,3 +39,6 @@ def _targets(splits, target, rows, ROWS: tl.constexpr, BLOCK: tl.constexpr):
             row = tl.where(further, row + step, row)
             step = step // 2
         tl.store(target + at, row, mask=at < last)
+
+
+_TARGETS = Launcher(_targets, exact=True)

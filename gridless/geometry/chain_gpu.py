@@ -1,0 +1,139 @@
+"""The lines of a plan that follow one another, on the GPU: without a wait between them.
+
+How many edges and samples there are is known on the device alone, and to read it back takes as long as a search. So
+each result gets the room that it would have needed in the last call, for each point of the cloud, and a quarter more;
+all sizes are read back once, at the end, and the results are cut to them. Where something had no room, nothing follows
+it, and the lines are run one by one, as they are when a plan is called for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from gridless.geometry import gpu_common as common
+from gridless.geometry.ball import gpu as all_pairs
+from gridless.geometry.ball import grid_gpu
+from gridless.geometry.chain import Chain
+from gridless.geometry.checks import check_radius
+from gridless.geometry.rejection import gpu as rejection
+from gridless.structures import Cloud, Edges
+
+# Small results vary more.
+_SPARE = 64
+
+
+class Room(NamedTuple):
+    """How many edges or samples there may be, and how many samples the largest example may have."""
+
+    size: int
+    most: int
+
+
+@dataclass(eq=False)
+class GpuChain:
+    """The lines of a `Chain`: balls without a limit, and rejection sampling over them."""
+
+    first: str
+    names: list[str]
+    lines: list[tuple[int, int, int]]  # is it a sample; its cloud; a cloud or edges, by their lines; 0 is the first
+    radii: list[float]
+    rows_of: dict[int, int]  # balls of samples whose rows are those of the ball that these were sampled by
+    needed: dict[torch.device, list[tuple[float, float]]] = field(default_factory=dict)  # in the last call, see `Room`
+    longest: int = common.LONGEST  # row of a search
+
+    @classmethod
+    def of(cls, chain: Chain, rows_of: Mapping[str, str]) -> GpuChain:
+        """`rows_of`: balls of samples, by name, and the balls that have their rows."""
+        names, lines = [line.name for line in chain.lines], chain.table.tolist()
+        at = {name: n for n, name in enumerate([chain.first, *names])}
+        known = {at[name]: at[near] for name, near in rows_of.items() if name in at}
+        known = {line: near for line, near in known.items() if lines[lines[line - 1][2] - 1][2] == near}
+        return cls(chain.first, names, lines, chain.radii, known)
+
+    def run(self, cloud: Cloud) -> dict[str, Any]:
+        """What the lines give by name; nothing where they have to be run one by one."""
+        needed = self.needed.get(cloud.device)
+        if needed is None or not len(cloud) or cloud.padding or cloud.coords.requires_grad:
+            return {}
+        largest = common.sizes(cloud, "ball: source")[1]
+        rooms = [
+            Room(int(1.25 * size * len(cloud)) + _SPARE, int(1.25 * most * largest) + _SPARE) for size, most in needed
+        ]
+        made = self._at_once(cloud, rooms)
+        return {} if made is None else dict(zip(self.names, made[1:], strict=True))
+
+    def remember(self, values: Mapping[str, Any]) -> None:
+        """The sizes of all results, however they were found, in those of the cloud."""
+        cloud = values[self.first]
+        if len(cloud):
+            largest = common.sizes(cloud, "plan")[1]
+            made = [values[name] for name in self.names]
+            most = [common.sizes(x, "plan")[1] if isinstance(x, Cloud) else 0 for x in made]
+            self.needed[cloud.device] = [(len(x) / len(cloud), m / largest) for x, m in zip(made, most, strict=True)]
+
+    def _at_once(self, cloud: Cloud, rooms: list[Room]) -> list[Any] | None:
+        """The cloud and what each line gives; None where something has no room."""
+        # Samples are clouds with padding of a size that only the device knows; edges have the rows of those.
+        made: list[Any] = [cloud]
+        known: dict[int, rejection.Collected] = {}
+        largest = [common.sizes(cloud, "ball: source")[1]]
+        # Long rows are sorted by a kernel of their own, which is left out where there are none by far.
+        longest = common.SHORT if self.longest <= common.SHORT // 2 else common.LONGEST
+        totals = torch.zeros((len(rooms), 4), dtype=torch.int64, device=cloud.device)
+        for line, ((sample, a, b), (room, most)) in enumerate(zip(self.lines, rooms, strict=True), 1):
+            source, target, total = made[a], made[b], totals[line - 1]
+            largest.append(most)
+            if sample:
+                kept = rejection.decide(source, target)
+                at, splits = rejection.number(source, kept, total, room, most)
+                known[line] = rejection.gather(source, kept, at, splits, room)
+                made.append(Cloud.made(coords=known[line].coords, splits=splits))
+                common.inherit_facts(source, made[line], 0, most)
+                continue
+            if line in self.rows_of:
+                splits = known[b].row_splits
+                found = rejection.take(made[self.rows_of[line]], known[b], room)
+            else:
+                radius = check_radius("ball", self.radii[line - 1], cloud.coords.dtype)
+                if largest[a] <= all_pairs.ALL_PAIRS:
+                    counts, bits = all_pairs.test_pairs(source, target, radius, largest[a], largest[b])
+                    splits = common.splits_from(counts)
+                    total[0] = splits[-1]
+                    found = all_pairs.fill(source, target, splits, bits, room, largest[b])
+                else:
+                    grid, key, order, counts = grid_gpu.begin(source, target, radius, None, total)
+                    splits = common.splits_from(counts)
+                    found = grid_gpu.fill(source, target, radius, grid, key, order, splits, room, longest)
+            made.append(Edges.made(splits=splits, source=found, num_source=0))
+        sizes = totals.tolist()
+        self.longest = max(size[2] for size, (sample, _, _) in zip(sizes, self.lines, strict=True) if not sample)
+        return self._cut(made, known, rooms, sizes) if self.longest <= longest else None
+
+    def _cut(
+        self, made: list[Any], known: dict[int, rejection.Collected], rooms: list[Room], sizes: list[list[int]]
+    ) -> list[Any] | None:
+        """The results in the sizes that they have."""
+        cut = made[:1]
+        for line, ((sample, a, b), room, size) in enumerate(zip(self.lines, rooms, sizes, strict=True), 1):
+            if sample:
+                edges, count = divmod(size[0], 1 << 32)
+                if count > room.size or size[2] > room.most:
+                    return None
+                known[line] = known[line].cut(count, len(cut[a]))._replace(edges=edges, sizes=(size[1], size[2]))
+                cut.append(rejection.sampled(cut[a], cut[b], known[line]))
+                continue
+            total = known[b].edges if line in self.rows_of else size[0]
+            if total > room.size:
+                return None
+            found = made[line].source[:total]
+            if line in self.rows_of:
+                cut.append(rejection.edges_of_samples(cut[self.rows_of[line]], known[b], found))
+            else:
+                splits = made[line].splits[: len(cut[b]) + 1]
+                edges = Edges.made(splits=splits, source=found, num_source=len(cut[a]), symmetric=a == b)
+                cut.append(edges.trusted())
+        return cut
