@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from gridless.geometry import gpu_common as common
 from gridless.geometry.ball import gpu as all_pairs
@@ -84,6 +85,7 @@ class GpuChain:
         # Long rows are sorted by a kernel of their own, which is left out where there are none by far.
         longest = common.SHORT if self.longest <= common.SHORT // 2 else common.LONGEST
         totals = torch.zeros((len(rooms), 4), dtype=torch.int64, device=cloud.device)
+        ends: dict[int, Tensor] = {}
         for line, ((sample, a, b), (room, most)) in enumerate(zip(self.lines, rooms, strict=True), 1):
             source, target, total = made[a], made[b], totals[line - 1]
             largest.append(most)
@@ -102,14 +104,17 @@ class GpuChain:
                 if largest[a] <= all_pairs.ALL_PAIRS:
                     counts, bits = all_pairs.test_pairs(source, target, radius, largest[a], largest[b])
                     splits = common.splits_from(counts)
-                    total[0] = splits[-1]
+                    ends[line - 1] = splits[-1:]
                     found = all_pairs.fill(source, target, splits, bits, room, largest[b])
                 else:
                     grid, key, order, counts = grid_gpu.begin(source, target, radius, None, total)
                     splits = common.splits_from(counts)
                     found = grid_gpu.fill(source, target, radius, grid, key, order, splits, room, longest)
             made.append(Edges.made(splits=splits, source=found, num_source=0))
-        sizes = totals.tolist()
+        numbers = torch.cat([totals.view(-1), *ends.values()]).tolist()
+        sizes = [numbers[4 * n : 4 * n + 3] for n in range(len(rooms))]
+        for n, edges in zip(ends, numbers[4 * len(rooms) :], strict=True):
+            sizes[n][0] = edges
         self.longest = max(size[2] for size, (sample, _, _) in zip(sizes, self.lines, strict=True) if not sample)
         return self._cut(made, known, rooms, sizes) if self.longest <= longest else None
 

@@ -128,9 +128,11 @@ class Cloud(Ragged):
         if any(isinstance(one, Cloud) for one in x):
             raise TypeError("Cloud.of: a list of Clouds becomes a batch with gl.collate([...])")
         if not rows and not directions and all(type(one) is Tensor and one.ndim == 2 for one in x):
-            # Without a cloud for each, whose splits a GPU would get one by one.
-            coords, sizes = torch.cat([_checked(one) for one in x]), [one.shape[0] for one in x]
-            return cls(coords, torch.tensor([0, *accumulate(sizes)], device=coords.device))
+            # Without a cloud for each, whose splits a GPU would get one by one; alike, they are looked at together.
+            alike = len({(one.dtype, one.shape[1]) for one in x}) == 1
+            coords = torch.cat([_checked(x[0]), *x[1:]] if alike else [_checked(one) for one in x])
+            splits = torch.from_numpy(np.cumsum([0, *(one.shape[0] for one in x)], dtype=np.int64))
+            return cls.made(coords=_checked(coords), splits=splits.to(coords.device))
         each = [cls.of(one, directions=directions, **{n: v[i] for n, v in rows.items()}) for i, one in enumerate(x)]
         coords = torch.cat([one.coords for one in each])
         sizes = [n for one in each for n in ([len(one)] if one.num_examples == 1 else one.sizes.tolist())]
