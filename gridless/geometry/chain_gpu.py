@@ -21,7 +21,7 @@ from gridless.geometry.ball import grid_gpu
 from gridless.geometry.chain import Chain
 from gridless.geometry.checks import check_radius
 from gridless.geometry.rejection import gpu as rejection
-from gridless.structures import Cloud, Edges
+from gridless.structures import MAX_EDGES, Cloud, Edges
 
 # Small results vary more.
 _SPARE = 64
@@ -43,8 +43,9 @@ class GpuChain:
     lines: list[tuple[int, int, int]]  # is it a sample; its cloud; a cloud or edges, by their lines; 0 is the first
     radii: list[float]
     rows_of: dict[int, int]  # balls of samples whose rows are those of the ball that these were sampled by
-    needed: dict[torch.device, list[tuple[float, float]]] = field(default_factory=dict)  # in the last call, see `Room`
-    longest: int = common.LONGEST  # row of a search
+    # Of the last call: points of the cloud; for each line a `Room` in parts of the cloud; the longest row of a search.
+    needed: dict[torch.device, tuple[int, list[tuple[float, float]]]] = field(default_factory=dict)
+    longest: int = common.LONGEST
 
     @classmethod
     def of(cls, chain: Chain, rows_of: Mapping[str, str]) -> GpuChain:
@@ -57,12 +58,14 @@ class GpuChain:
 
     def run(self, cloud: Cloud) -> dict[str, Any]:
         """What the lines give by name; nothing where they have to be run one by one."""
-        needed = self.needed.get(cloud.device)
-        if needed is None or not len(cloud) or cloud.padding or cloud.coords.requires_grad:
+        last, needed = self.needed.get(cloud.device, (0, []))
+        # A guess from a much smaller cloud might be for more memory than there is.
+        if not 0 < len(cloud) <= 2 * last or cloud.padding or cloud.coords.requires_grad:
             return {}
         largest = common.sizes(cloud, "ball: source")[1]
         rooms = [
-            Room(int(1.25 * size * len(cloud)) + _SPARE, int(1.25 * most * largest) + _SPARE) for size, most in needed
+            Room(min(int(1.25 * size * len(cloud)) + _SPARE, MAX_EDGES), int(1.25 * most * largest) + _SPARE)
+            for size, most in needed
         ]
         made = self._at_once(cloud, rooms)
         return {} if made is None else dict(zip(self.names, made[1:], strict=True))
@@ -74,7 +77,8 @@ class GpuChain:
             largest = common.sizes(cloud, "plan")[1]
             made = [values[name] for name in self.names]
             most = [common.sizes(x, "plan")[1] if isinstance(x, Cloud) else 0 for x in made]
-            self.needed[cloud.device] = [(len(x) / len(cloud), m / largest) for x, m in zip(made, most, strict=True)]
+            needed = [(len(x) / len(cloud), m / largest) for x, m in zip(made, most, strict=True)]
+            self.needed[cloud.device] = len(cloud), needed
 
     def _at_once(self, cloud: Cloud, rooms: list[Room]) -> list[Any] | None:
         """The cloud and what each line gives; None where something has no room."""

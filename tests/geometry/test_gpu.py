@@ -351,8 +351,10 @@ def test_a_plan_gives_room_for_what_it_found_last_and_runs_again_where_that_is_t
         gl.Cloud.of(0.2 * points),  # more edges
         gl.Cloud.of(3 * points),  # more samples
         gl.Cloud.of(3 * points[:12], label=torch.arange(12)),
+        gl.Cloud.of(3 * points[:2]),
+        gl.Cloud.of(points[:6]),  # more than twice as many points: nothing is guessed
     ]
     for cloud in clouds:
         want, found = both(lambda on, cloud=cloud: plan(on(cloud)))
         assert_same_geometry(found, want)
-    assert there_was_room == [True, False, False, True]
+    assert there_was_room == [True, False, False, True, True]
