@@ -96,6 +96,12 @@ def city(r: Results) -> Row:
     return what, figures, f"{peer}, {open3d['peak, MiB'] / 1024:.1f} GiB"
 
 
+def labels(r: Results) -> Row:
+    name, row = next(iter(r["scale"]["label"]["results"].items()))
+    what = f"{name} of the same labelled by a network on an H200"
+    return what, f"{row['points/s'] / 1e6:.1f} million points/s; {row['held, MiB'] / 1024:.1f} GiB of the host", ""
+
+
 def epochs(r: Results) -> Row:
     measured = [row for row in r["epochs"]["rows"] if "error" not in row]
     rows = {(row["network"], row["batch"], row["points"], row["geometry"]): row for row in measured}
@@ -174,7 +180,7 @@ def exact(r: Results) -> Row:
 
 
 ROWS: tuple[Callable[[Results], Row], ...] = (
-    chain, chain_gpu, ball, farthest, conv, conv_eager, scan, city, epochs, plain_loop, own_step, event_conv,
+    chain, chain_gpu, ball, farthest, conv, conv_eager, scan, city, labels, epochs, plain_loop, own_step, event_conv,
     event_conv_gpu, live, live_calls, exact,
 )  # fmt: skip
 # Others on the same test splits.
