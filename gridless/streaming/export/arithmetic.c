@@ -167,10 +167,42 @@ INLINE vector numbers(const number *from) { return LOAD(from); }
 INLINE void keep(number *to, vector v) { KEEP(to, v); }
 
 /* What is left of a trace. Zero is cheaper than numbers that any sum would round away. */
+#define TINY 1e-30f
 INLINE vector faded(vector trace, vector factor) {
     vector z = trace * factor, size = VALUE(BITS(z) & 0x7FFFFFFF);
-    return VALUE(BITS(z) & MASK(size > 1e-30f));
+    return VALUE(BITS(z) & MASK(size > TINY));
 }
 
 INLINE vector factor_of(vector x) { return x; }
 #endif
+
+/* Channels of one rate, SPAN at a time where vectors are wider. */
+#if !SMALL && LANES == 4 && defined(__AVX2__)
+#if defined(__AVX512F__)
+#define SPAN 16
+#else
+#define SPAN 8
+#endif
+typedef float span __attribute__((vector_size(4 * SPAN)));
+typedef int32_t span_bits __attribute__((vector_size(4 * SPAN)));
+typedef float span_at __attribute__((vector_size(4 * SPAN), aligned(4), may_alias));
+#endif
+
+INLINE void fade_run(number *restrict trace, float factor, const float *restrict features, int n) {
+    int c = 0;
+#if defined(SPAN)
+    for (; c + SPAN <= n; c += SPAN) {
+        span z = *(const span_at *)(trace + c) * factor, size = (span)((span_bits)z & 0x7FFFFFFF);
+        *(span_at *)(trace + c) = (span)((span_bits)z & (size > TINY)) + *(const span_at *)(features + c);
+    }
+#endif
+    for (; c < n; c += LANES) keep(trace + c, faded(numbers(trace + c), ALL(factor)) + LOAD(features + c));
+}
+
+INLINE void read_run(float *restrict to, const number *restrict trace, float factor, int n) {
+    int c = 0;
+#if defined(SPAN)
+    for (; c + SPAN <= n; c += SPAN) *(span_at *)(to + c) = *(const span_at *)(trace + c) * factor;
+#endif
+    for (; c < n; c += LANES) KEEP(to + c, factor_of(numbers(trace + c) * ALL(factor)));
+}

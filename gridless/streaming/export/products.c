@@ -6,9 +6,17 @@
 #define COLUMNS 16
 #define TOGETHER 4
 
-/* Vectors of sums; ACROSS of them for each row. */
-#define ACROSS 2
-#if LANES == 4 && defined(__AVX__)
+/* Vectors of sums; ACROSS of them for each row, and MANY rows where there are registers for more. */
+#if LANES == 4 && defined(__AVX512F__)
+#include <immintrin.h>
+#define ACROSS 1
+#define MANY 8
+#define SUMS 16
+typedef float sums __attribute__((vector_size(64)));
+typedef float sums_at __attribute__((vector_size(64), aligned(4), may_alias));
+/* Half a panel is half of a vector. */
+#define WEIGHTS(w, wide) ((sums)_mm512_maskz_loadu_ps((wide) < SUMS ? 0xFF : 0xFFFF, w))
+#elif LANES == 4 && defined(__AVX__)
 #define SUMS 8
 typedef float sums __attribute__((vector_size(32)));
 typedef float sums_at __attribute__((vector_size(32), aligned(4), may_alias));
@@ -21,14 +29,23 @@ typedef vector_at sums_at;
 typedef float sums;
 typedef float sums_at;
 #endif
+#if SUMS < 16
+#define ACROSS 2
+#define MANY TOGETHER
+#define WEIGHTS(w, wide) (*(const sums_at *)(w))
+#endif
 
 /* sum + x w, for a number x. Products of SMALL networks are exact, so that there it changes no bit whether they are fused. */
 #if (defined(NET_FUSED) || SMALL) && LANES == 4 && defined(__aarch64__)
 #include <arm_neon.h>
 #define ADD(sum, x, w) vfmaq_n_f32(sum, w, x)
-#elif (defined(NET_FUSED) || SMALL) && SUMS == 8 && defined(__FMA__)
+#elif (defined(NET_FUSED) || SMALL) && SUMS >= 8 && defined(__FMA__)
 #include <immintrin.h>
+#if SUMS == 16
+#define ADD(sum, x, w) _mm512_fmadd_ps(_mm512_set1_ps(x), w, sum)
+#else
 #define ADD(sum, x, w) _mm256_fmadd_ps(_mm256_set1_ps(x), w, sum)
+#endif
 #define ADD_ONE(sum, x, w) _mm_fmadd_ps(_mm_set1_ps(x), w, sum)
 #elif (defined(NET_FUSED) || SMALL) && LANES == 1 && (defined(__FP_FAST_FMAF) || defined(__riscv_flen))
 #define ADD(sum, x, w) __builtin_fmaf(x, w, sum)
@@ -49,34 +66,34 @@ typedef float sums_at;
 #endif
 #define EACH(k, n) UNROLL for (k = 0; k < (n); k++)
 
-/* The sums of some columns go on: total (row; COLUMNS) += x (TOGETHER, n; `pitch` apart) w (n, wide), for the rows named. */
-INLINE void add(const int across, float *restrict total, const int *restrict row, const float *restrict x, int pitch, int n,
-                const float *restrict w, int wide) {
-    sums sum[TOGETHER][ACROSS];
+/* The sums of some columns go on: total (row; COLUMNS) += x (many, n; `pitch` apart) w (n, wide), for the rows named. */
+INLINE void add(const int many, const int across, float *restrict total, const int *restrict row, const float *restrict x,
+                int pitch, int n, const float *restrict w, int wide) {
+    sums sum[MANY][ACROSS];
     int r, c, j, k;
-    EACH(r, TOGETHER)
+    EACH(r, many)
         EACH(c, across) sum[r][c] = *(const sums_at *)(total + row[r] * COLUMNS + c * SUMS);
     for (k = 0; k + 4 <= n; k += 4) {
 #if SUMS == 4
         /* By element of a vector: one instruction on ARM. */
-        vector some[TOGETHER];
-        EACH(r, TOGETHER) some[r] = LOAD(x + (ptrdiff_t)r * pitch + k);
+        vector some[MANY];
+        EACH(r, many) some[r] = LOAD(x + (ptrdiff_t)r * pitch + k);
 #else
-        const float *some[TOGETHER];
-        EACH(r, TOGETHER) some[r] = x + (ptrdiff_t)r * pitch + k;
+        const float *some[MANY];
+        EACH(r, many) some[r] = x + (ptrdiff_t)r * pitch + k;
 #endif
         UNROLL for (j = 0; j < 4; j++, w += wide)
             EACH(c, across) {
-                sums weights = *(const sums_at *)(w + c * SUMS);
-                EACH(r, TOGETHER) sum[r][c] = ADD(sum[r][c], some[r][j], weights);
+                sums weights = WEIGHTS(w + c * SUMS, wide);
+                EACH(r, many) sum[r][c] = ADD(sum[r][c], some[r][j], weights);
             }
     }
     for (; k < n; k++, w += wide)
         EACH(c, across) {
-            sums weights = *(const sums_at *)(w + c * SUMS);
-            EACH(r, TOGETHER) sum[r][c] = ADD(sum[r][c], x[(ptrdiff_t)r * pitch + k], weights);
+            sums weights = WEIGHTS(w + c * SUMS, wide);
+            EACH(r, many) sum[r][c] = ADD(sum[r][c], x[(ptrdiff_t)r * pitch + k], weights);
         }
-    EACH(r, TOGETHER)
+    EACH(r, many)
         EACH(c, across) *(sums_at *)(total + row[r] * COLUMNS + c * SUMS) = sum[r][c];
 }
 
@@ -111,8 +128,9 @@ APART void product(float *restrict out, int count, int columns, const float *res
                 for (k = 0; k < steps; k += STEPS) {
                     int n = least(STEPS, steps - k);
                     const float *x = rows + (ptrdiff_t)u * BLOCK * steps + k;
-                    for (i = 0; i < those - 1; i += TOGETHER, x += (ptrdiff_t)TOGETHER * steps) {
-                        int row[TOGETHER];
+                    int many = TOGETHER;
+                    for (i = 0; i < those - 1; i += many, x += (ptrdiff_t)many * steps) {
+                        int row[MANY];
 #if SMALL
                         const float *part = decoded;
                         if (i == 0)
@@ -120,12 +138,15 @@ APART void product(float *restrict out, int count, int columns, const float *res
 #else
                         const float *part = panel;
 #endif
-                        EACH(r, TOGETHER) row[r] = i + r >= those ? BLOCK : seen ? seen->row[u][i + r] : i + r;
+                        EACH(r, MANY) row[r] = i + r >= those ? BLOCK : seen ? seen->row[u][i + r] : i + r;
+                        many = those - i > TOGETHER ? MANY : TOGETHER;
                         for (c = 0; c < wide; c += ACROSS * SUMS)
-                            if (c + ACROSS * SUMS <= wide)
-                                add(ACROSS, total + c, row, x, steps, n, part + c, wide);
+                            if (MANY > TOGETHER && many == MANY)
+                                add(MANY, ACROSS, total + c, row, x, steps, n, part + c, wide);
+                            else if (c + ACROSS * SUMS <= wide)
+                                add(TOGETHER, ACROSS, total + c, row, x, steps, n, part + c, wide);
                             else
-                                add(1, total + c, row, x, steps, n, part + c, wide);
+                                add(TOGETHER, 1, total + c, row, x, steps, n, part + c, wide);
                     }
                     if (i == those - 1) {
                         float *one = total + (seen ? seen->row[u][i] : i) * COLUMNS;

@@ -81,7 +81,7 @@ INLINE int first_tap(window w, int dy) {
 INLINE void fade(const convolution *conv, number *restrict trace, const float *rate, float age,
                  const float *restrict features) {
     float factor[FACTORS];
-    int k, c;
+    int k;
     for (k = 0; k < conv->factors; k += LANES) {
         vector left = decays(LOAD(rate + k) * age);
         if (conv->each == 1)
@@ -90,10 +90,7 @@ INLINE void fade(const convolution *conv, number *restrict trace, const float *r
             KEEP(factor + k, left);
     }
     if (conv->each == 1) return;
-    for (k = 0; k < conv->factors; k++, trace += conv->each) {
-        vector left = ALL(factor[k]);
-        for (c = 0; c < conv->each; c += LANES) keep(trace + c, faded(numbers(trace + c), left) + LOAD(features + c));
-    }
+    for (k = 0; k < conv->factors; k++) fade_run(trace + k * conv->each, factor[k], features, conv->each);
 }
 
 /* An event enters the traces of its pixel: one for each target pixel that sees it, at the tap at which it does. */
@@ -143,7 +140,7 @@ INLINE void gather(const convolution *conv, event e, int row, float *restrict ro
     const int factors = conv->factors, each = conv->each, size = factors * each, taps = conv->taps;
     const float *rate = constants.value + conv->rate, *slowest = constants.value + conv->slowest;
     float factor[FACTORS];
-    int u = 0, dx, dy, k, c;
+    int u = 0, dx, dy, k;
     for (dy = -w.reach; dy <= w.reach; dy++) {
         int reach = w.cross && dy ? 0 : w.reach, y = w.stride * e.y + dy;
         for (dx = -reach; dx <= reach; dx++, u++, rate += factors) {
@@ -169,10 +166,7 @@ INLINE void gather(const convolution *conv, event e, int row, float *restrict ro
                     KEEP(factor + k, left);
             }
             if (each > 1)
-                for (k = 0; k < factors; k++) {
-                    vector left = ALL(factor[k]);
-                    for (c = k * each; c < (k + 1) * each; c += LANES) KEEP(to + c, factor_of(numbers(mine + c) * left));
-                }
+                for (k = 0; k < factors; k++) read_run(to + k * each, mine + k * each, factor[k], each);
         }
     }
 }
