@@ -70,12 +70,10 @@ typedef float sums_at;
 INLINE void add(const int many, const int across, float *restrict total, const int *restrict row, const float *restrict x,
                 int pitch, int n, const float *restrict w, int wide) {
     sums sum[MANY][ACROSS];
-    int r, c, j, k = 0;
+    int r, c, j, k;
     EACH(r, many)
         EACH(c, across) sum[r][c] = *(const sums_at *)(total + row[r] * COLUMNS + c * SUMS);
-    /* Four steps at a time; not with the 16 short registers of x86, which hold no more than the sums of one. */
-#if SUMS != 4 || !defined(__SSE2__)
-    for (; k + 4 <= n; k += 4) {
+    for (k = 0; k + 4 <= n; k += 4) {
 #if SUMS == 4
         /* By element of a vector: one instruction on ARM. */
         vector some[MANY];
@@ -90,7 +88,6 @@ INLINE void add(const int many, const int across, float *restrict total, const i
                 EACH(r, many) sum[r][c] = ADD(sum[r][c], some[r][j], weights);
             }
     }
-#endif
     for (; k < n; k++, w += wide)
         EACH(c, across) {
             sums weights = WEIGHTS(w + c * SUMS, wide);
@@ -98,7 +95,6 @@ INLINE void add(const int many, const int across, float *restrict total, const i
         }
     EACH(r, many)
         EACH(c, across) *(sums_at *)(total + row[r] * COLUMNS + c * SUMS) = sum[r][c];
-    (void)j;
 }
 
 /* The same for one row, all columns of a panel, and numbers as they are stored. */
