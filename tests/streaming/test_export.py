@@ -69,7 +69,7 @@ def test_c_answers_as_the_session_does_and_with_the_same_bits_at_every_level(tmp
     assert max(result.error for result in results) < 1e-5
 
 
-# The one instruction of AVX-512 that is called by name, for machines without it; gcc makes wide vectors of smaller ones.
+# The one instruction of AVX-512 that is called by name, for machines without it; gcc makes wide vectors of small ones.
 MASKED_LOAD = """
 typedef float __m512 __attribute__((vector_size(64)));
 static inline __m512 _mm512_maskz_loadu_ps(unsigned mask, const float *from) {
