@@ -83,12 +83,11 @@ static inline __m512 _mm512_maskz_loadu_ps(unsigned mask, const float *from) {
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc")
 def test_vectors_of_16_give_the_bits_of_smaller_ones(tmp_path: Path):
-    folder = gl.export(small("stream", width=12), tmp_path / "network")
+    folder = gl.export(small("stream", width=8), tmp_path / "network")
     (tmp_path / "immintrin.h").write_text(MASKED_LOAD)
     plain = ["gcc", "-std=gnu17", "-O1", "-Wno-psabi"]
-    eight, sixteen = ["-D__AVX2__"], ["-D__AVX2__", "-D__AVX512F__", f"-I{tmp_path}"]
-    levels = [("this machine", [*plain, *flags]) for flags in ([], eight, sixteen)]
-    assert len(list(check(folder, 2500, levels))) == 3
+    wide = [*plain, "-D__AVX2__", "-D__AVX512F__", f"-I{tmp_path}"]
+    assert len(list(check(folder, 2500, [("this machine", plain), ("this machine", wide)]))) == 2
 
 
 @needs_compiler
@@ -149,7 +148,7 @@ def test_weights_that_16_bits_can_hold_stay_as_they_are():
 @pytest.mark.parametrize("bits", [32, 16])
 def test_taps_that_share_their_rates_share_traces_and_answer_the_same(tmp_path: Path, bits: int):
     model = small("stream", width=12, rates="shared")
-    apart = Writer(Program.of(small("stream", width=12)), bits)
+    apart = Writer(Program.of(small("stream", width=8)), bits)
     shared = Writer(Program.of(model), bits)
     assert shared.text
     assert apart.text
