@@ -35,7 +35,6 @@ class EventConv(nn.Module):
     of `decay_time`. The rate (U, V) is exp(log_rate), so it is positive. It begins spread evenly in logarithm from 1/4
     to 4 along v, so that a tap sees several time scales at once, or at 1 (`rates="ones"`, as the authors). With
     `rates="shared"` it is spread, and stays the same at all taps: a pixel then needs one trace for all that see it.
-    `order` is that of `gl.event_conv`.
     """
 
     def __init__(
@@ -47,12 +46,11 @@ class EventConv(nn.Module):
         decay_time: float = 1000.0,
         bias: bool = True,
         rates: str = "spread",
-        order: str | None = None,
     ) -> None:
         super().__init__()
         if rates not in ("spread", "ones", "shared"):
             raise ValueError(f"EventConv: rates must be 'spread', 'ones' or 'shared', not {rates!r}")
-        self.near, self.decay_time, self.rates, self.order = near, float(decay_time), rates, order
+        self.near, self.decay_time, self.rates = near, float(decay_time), rates
         taps = len(offsets(near.kernel))
         self.weight = nn.Parameter(torch.empty(taps, temporal, in_channels, out_channels))
         self.log_rate = nn.Parameter(torch.empty(1 if rates == "shared" else taps, temporal))
@@ -81,7 +79,7 @@ class EventConv(nn.Module):
         values = features.to(self.weight.dtype), self.weight, self.rate, self.bias
         if memory is None:
             edges = None if near.window is None else geometry[near]
-            return event_conv(*values, *streams, edges, self.order)
+            return event_conv(*values, *streams, edges)
         if near.window is not None:
             raise ValueError(f"EventConv over {near} has a window, which packets cannot honour: use form='scan'")
         out, memory[self] = event_conv_step(*values, *streams, memory.get(self))
@@ -100,9 +98,9 @@ class PolarityConv(EventConv):
 
     def __init__(
         self, near: Name, out_channels: int, temporal: int = 4, decay_time: float = 1000.0, bias: bool = True,
-        rates: str = "spread", order: str | None = None,
+        rates: str = "spread",
     ) -> None:  # fmt: skip
-        super().__init__(near, 2, out_channels, temporal, decay_time, bias, rates, order)
+        super().__init__(near, 2, out_channels, temporal, decay_time, bias, rates)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

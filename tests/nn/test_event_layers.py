@@ -25,7 +25,7 @@ class Network(nn.Module):
         self.first = PolarityConv(plan.causal(camera, coarse, 3, 2, window), 4, temporal=2, decay_time=300.0)
         near = plan.causal(coarse, coarse, "cross5", 1, window)
         self.second = EventConv(near, 4, 3, temporal=2, decay_time=300.0)
-        self.third = EventConv(near, 3, 3, temporal=1, decay_time=900.0, bias=False, order="transform_first")
+        self.third = EventConv(near, 3, 3, temporal=1, decay_time=900.0, bias=False)
         self.mean = LeakyMean(coarse, 1000.0)
 
     def forward(self, geometry: gl.Geometry) -> torch.Tensor:

@@ -50,10 +50,10 @@ def parameters(source, kernel, dtype=torch.float64, device="cpu", seed=1, tempor
     return [v.to(device, dtype).requires_grad_() for v in values]
 
 
-def run(source, target, kernel, stride, values, edges=None, order=None):
+def run(source, target, kernel, stride, values, edges=None):
     """The result and the gradients of all four parameters, for a fixed gradient of the result."""
     values = [v.detach().requires_grad_() for v in values]
-    out = event_conv(*values, source, target, kernel, stride, DECAY, edges, order)
+    out = event_conv(*values, source, target, kernel, stride, DECAY, edges)
     seed = torch.Generator().manual_seed(3)
     grad = torch.randn(out.shape, generator=seed, dtype=torch.float64).to(out)
     return [out.detach(), *torch.autograd.grad(out, values, grad)]
@@ -120,35 +120,6 @@ def test_awkward_streams(device, name):
                 torch.testing.assert_close(a.cpu(), b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("form", ["scan", "edges"])
-@pytest.mark.parametrize(("kernel", "stride"), [(3, 2), ("cross5", 1)])
-def test_either_order_gives_the_same(device, kernel, stride, form):
-    source, target = pair(crowd(), stride)
-    moved = source.to(device)
-    source, target = moved, moved if target is source else target.to(device)
-    values = parameters(source, kernel, device=device, temporal=2)
-    edges = causal(source, target, kernel, stride) if form == "edges" else None
-    one, other = (
-        run(source, target, kernel, stride, values, edges, order) for order in ("gather_first", "transform_first")
-    )
-    for a, b in zip(one, other, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
-def test_the_cheaper_order_is_taken(monkeypatch):
-    """Few channels to many: gather first; many to few, on as many events: transform first."""
-    taken, real = [], autograd.convolve
-    monkeypatch.setattr("gridless.ops.event_conv.convolve", lambda *given: taken.append(given[-1]) or real(*given))
-    events = crowd()
-    for q, p in ((2, 8), (8, 2)):
-        event_conv(torch.rand(len(events), q), torch.rand(1, 1, q, p), torch.ones(1, 1), None, events, events, 1)
-    assert taken == [False, True]
-    with pytest.raises(ValueError, match=r"order must be one of .*transform_first"):
-        event_conv(
-            torch.rand(len(events), 2), torch.rand(1, 1, 2, 2), torch.ones(1, 1), None, events, events, 1, order="x"
-        )
-
-
 def test_single_precision_is_as_good_as_it_can_be(device):
     source, target = pair(crowd(), 2)
     with gl.use_backend("reference"):
@@ -161,16 +132,15 @@ def test_single_precision_is_as_good_as_it_can_be(device):
             torch.testing.assert_close(a.cpu().double(), b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
 
 
-@pytest.mark.parametrize("order", ["gather_first", "transform_first"])
-def test_autocast_changes_nothing(backend, device, order):
+def test_autocast_changes_nothing(backend, device):
     if backend == "reference":
         pytest.skip("torch's own products follow autocast")
     source, target = pair(crowd(), 2)
     values = parameters(source, 3, torch.float32, device)
     source, target = source.to(device), target.to(device)
-    expected = run(source, target, 3, 2, values, order=order)
+    expected = run(source, target, 3, 2, values)
     with torch.autocast(device.type, torch.bfloat16):
-        found = run(source, target, 3, 2, values, order=order)
+        found = run(source, target, 3, 2, values)
     for a, b in zip(found, expected):
         assert torch.equal(a, b)
 
@@ -186,15 +156,14 @@ def test_gradients_are_derivatives(device, form):
     )
 
 
-@pytest.mark.parametrize("order", ["gather_first", "transform_first"])
-def test_derivatives_that_there_are_not_are_refused_by_name(backend, device, order):
+def test_derivatives_that_there_are_not_are_refused_by_name(backend, device):
     if backend == "reference":
         pytest.skip("torch differentiates the reference in any way")
     source = stream((9,), (4, 3)).to(device)
     values = parameters(source, 3, device=device, temporal=2)
 
     def conv(features):
-        return event_conv(features, *values[1:], source, source, 3, 1, DECAY, order=order)
+        return event_conv(features, *values[1:], source, source, 3, 1, DECAY)
 
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="event_conv has no forward-mode derivative"):
         conv(forward_ad.make_dual(values[0].detach(), torch.ones_like(values[0])))

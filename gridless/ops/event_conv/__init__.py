@@ -33,7 +33,6 @@ from gridless.geometry.taps import Taps
 from gridless.ops.event_conv import reference
 from gridless.ops.event_conv.autograd import convolve
 from gridless.ops.event_conv.neighbourhoods import fitted
-from gridless.ops.point_conv import ORDERS, cheaper_order
 from gridless.structures import Edges, Events
 
 __all__ = ["EventMemory", "event_conv", "event_conv_step", "event_gather", "event_gather_step"]
@@ -67,7 +66,6 @@ def event_conv(
     stride: int = 1,
     decay_time: float = 1000.0,
     edges: Edges | None = None,
-    order: str | None = None,
 ) -> Tensor:
     """features (S, Q) of the source events to (S', P) of the target events, by scan, or by edges if they are given.
 
@@ -84,19 +82,11 @@ def event_conv(
         stride: how much coarser the target's grid is.
         decay_time: microseconds in which a rate of 1 decays to 1/e.
         edges: of `gl.geometry.causal` with a window; None for all history.
-        order: "gather_first" (gather the features, then multiply by the weight) or "transform_first", by default the
-            one with fewer multiply-adds.
     """
     joined = _checked(features, weight, rate, bias, source, target, kernel, stride, decay_time)
     if edges is not None and not torch.compiler.is_compiling():
         edges = fitted(edges, joined)
-    if order is None:
-        # By scan, every event is met once per tap.
-        met = len(source) + len(target) if edges is None else len(edges) // max(len(joined.offsets), 1)
-        order = cheaper_order(met, len(source), len(target), *weight.shape[2:])
-    elif order not in ORDERS:
-        raise ValueError(f"event_conv: order must be one of {ORDERS} or None, not {order!r}")
-    return convolve(features, weight, rate, bias, joined, float(decay_time), edges, order == "transform_first")
+    return convolve(features, weight, rate, bias, joined, float(decay_time), edges)
 
 
 def event_conv_step(

@@ -10,9 +10,7 @@ A backend is a `Backend`. All tensors are contiguous.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +37,6 @@ def convolve(
     link: Link,
     decay_time: float,
     edges: Edges | None = None,
-    transform_first: bool = False,
     anywhere: bool = False,
 ) -> Tensor:
     """bias + sum over u and v of A_uv weight_uv: (S', P); without a weight, A itself, (S', U V Q).
@@ -48,15 +45,13 @@ def convolve(
     """
     name = backend_for(features.device)
     if name != "reference" and traced(features, weight, rate, bias):
-        rest: Any = (*_parts(link, edges, anywhere), decay_time, transform_first, name)
-        return _traced(features, weight, rate, bias, *rest)
+        return _traced(features, weight, rate, bias, *_parts(link, edges, anywhere), decay_time, name)
     if anywhere:
         one = at_one_pixel(link.source)
         link = link._replace(source=one, target=one)
     if name == "reference":
-        return _by_reference(features, weight, rate, bias, link, decay_time, edges, transform_first)
-    backend = _module(name, features)
-    return _eager(features, weight, rate, bias, Neighbourhoods(link, decay_time, edges), transform_first, backend)
+        return _by_reference(features, weight, rate, bias, link, decay_time, edges)
+    return _eager(features, weight, rate, bias, Neighbourhoods(link, decay_time, edges), _module(name, features))
 
 
 def _module(name: str, where: Tensor) -> Backend:
@@ -65,17 +60,12 @@ def _module(name: str, where: Tensor) -> Backend:
 
 def _by_reference(
     features: Tensor, weight: Tensor | None, rate: Tensor, bias: Tensor | None, link: Link, decay_time: float,
-    edges: Edges | None, transform_first: bool,
+    edges: Edges | None,
 ) -> Tensor:  # fmt: skip
-    backend = implementation(reference, features.device)
+    gathered = implementation(reference, features.device).gather(features, rate, link, decay_time, edges).flatten(1)
     if weight is None:
-        return backend.gather(features, rate, link, decay_time, edges).flatten(1)
-    if transform_first:
-        moved = torch.einsum("sq,uvqp->suvp", features, weight).flatten(1)
-        walked = backend.gather(moved, rate, link, decay_time, edges).unflatten(3, weight.shape[:2] + weight.shape[3:])
-        out = torch.einsum("tuvuvp->tp", walked)
-    else:
-        out = backend.gather(features, rate, link, decay_time, edges).flatten(1) @ weight.flatten(0, 2)
+        return gathered
+    out = gathered @ weight.flatten(0, 2)
     return out if bias is None else out + bias
 
 
@@ -129,18 +119,11 @@ def _dense(x: Tensor) -> Tensor:
 
 @without_autocast
 def _forward(
-    features: Tensor, weight: Tensor | None, rate: Tensor, bias: Tensor | None, near: Neighbourhoods,
-    transform_first: bool, backend: Backend,
-) -> Tensor:  # fmt: skip
+    features: Tensor, weight: Tensor | None, rate: Tensor, bias: Tensor | None, near: Neighbourhoods, backend: Backend
+) -> Tensor:
     features, rate = _dense(features), _dense(rate)
     if weight is None:
         return backend.gather(features, rate, near)
-    if transform_first:
-        # The P channels of features weight_uv are walked, one v of one tap at a time.
-        out = features.new_zeros(len(near.link.target), weight.shape[3])
-        for u, v, part, one in _each(near, rate):
-            out += backend.gather(features @ weight[u, v], one, part)
-        return out if bias is None else out.add_(bias)
     matrix, out = weight.flatten(0, 2), None
     for part, tile, rows in _tiles(near, rate, weight):
         gathered = backend.gather(features, tile, part)
@@ -158,8 +141,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 @eager("event_conv_backward")
 @without_autocast
 def _backward(
-    grad: Tensor, features: Tensor, weight: Tensor | None, rate: Tensor, near: Neighbourhoods, transform_first: bool,
-    backend: Backend, wanted: tuple[bool, ...],
+    grad: Tensor, features: Tensor, weight: Tensor | None, rate: Tensor, near: Neighbourhoods, backend: Backend,
+    wanted: tuple[bool, ...],
 ) -> Gradients:  # fmt: skip
     """Gradients of features, weight, rate and bias: those that are wanted."""
     grad, features, rate = _dense(grad), _dense(features), _dense(rate)
@@ -167,14 +150,6 @@ def _backward(
     if weight is None:
         d_features, d_rate = backend.scatter(grad, features, rate, near, wanted[0], None)
         return d_features, None, d_rate if wanted[2] else None, d_bias
-    if transform_first:
-        d_features, d_weight, d_rate = torch.zeros_like(features), torch.zeros_like(weight), torch.zeros_like(rate)
-        for u, v, part, one in _each(near, rate):
-            d_moved, d_rate[u, v] = backend.scatter(grad, features @ weight[u, v], one, part, True, None)
-            assert d_moved is not None
-            d_features.addmm_(d_moved, weight[u, v].t())
-            d_weight[u, v] = features.t() @ d_moved
-        return d_features, d_weight, d_rate, d_bias
     wants_features, wants_weight, wants_rate, _ = wanted
     matrix, tiles = weight.flatten(0, 2), _tiles(near, rate, weight)
     d_features, d_rates = None, []
@@ -203,13 +178,6 @@ def _joined(parts: list[Tensor], like: Tensor) -> Tensor:
     return torch.cat([part.view(-1) for part in parts]).view(like.shape) if parts else torch.zeros_like(like)
 
 
-def _each(near: Neighbourhoods, rate: Tensor) -> Iterator[tuple[int, int, Neighbourhoods, Tensor]]:
-    """Every u and v, with the neighbourhoods and the rate (1, 1) of that one."""
-    for u, v in product(*map(range, rate.shape)):
-        part = replace(near, link=near.link._replace(offsets=near.link.offsets[u : u + 1]), first_tap=u)
-        yield u, v, part, rate[u : u + 1, v : v + 1].contiguous()
-
-
 # In eager code.
 
 
@@ -219,7 +187,7 @@ def _save(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return *_backward(grad, *ctx.saved_tensors, *ctx.rest, ctx.needs_input_grad[:4]), None, None, None
+    return *_backward(grad, *ctx.saved_tensors, *ctx.rest, ctx.needs_input_grad[:4]), None, None
 
 
 _eager = eager("event_conv", _save, _differentiate)(_forward)
@@ -276,13 +244,12 @@ def _fake_backward(grad, features, weight, rate, *rest):  # type: ignore[no-unty
 @operator(
     "event_conv_backward",
     _fake_backward,
-    schema=f"(Tensor grad, Tensor features, Tensor? weight, Tensor rate, {_NEAR}, bool transform_first, bool[] wanted, "
-    "str backend) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor grad, Tensor features, Tensor? weight, Tensor rate, {_NEAR}, bool[] wanted, str backend) -> "
+    "(Tensor, Tensor, Tensor, Tensor)",
 )
 def _traced_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    features, weight, rate, *near, transform_first, wanted, backend = given
-    module = _module(backend, grad)
-    found = _backward(grad, features, weight, rate, _near(*near), transform_first, module, tuple(wanted))
+    features, weight, rate, *near, wanted, backend = given
+    found = _backward(grad, features, weight, rate, _near(*near), _module(backend, grad), tuple(wanted))
     # Operators return tensors: an empty one stands for a gradient that is not needed.
     return tuple(x if want and x is not None else grad.new_empty(0) for x, want in zip(found, wanted, strict=True))
 
@@ -294,14 +261,14 @@ def _fake(features, weight, rate, bias, pixel, time, splits, target_pixel, *rest
 
 def _save_traced(ctx: Any, inputs: tuple, output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:3], *inputs[4:13])
-    ctx.rest, ctx.backend = inputs[13:17], inputs[17]
+    ctx.rest, ctx.backend = inputs[13:16], inputs[16]
 
 
 def _differentiate_traced(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     wanted = list(ctx.needs_input_grad[:4])
     given: Any = (*ctx.saved_tensors, *ctx.rest, wanted, ctx.backend)
     found = _traced_backward(grad, *given)
-    return *(x if want else None for x, want in zip(found, wanted, strict=True)), *(None,) * 14
+    return *(x if want else None for x, want in zip(found, wanted, strict=True)), *(None,) * 13
 
 
 @operator(
@@ -309,9 +276,8 @@ def _differentiate_traced(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     _fake,
     _save_traced,
     _differentiate_traced,
-    schema=f"(Tensor features, Tensor? weight, Tensor rate, Tensor? bias, {_NEAR}, bool transform_first, str backend) "
-    "-> Tensor",
+    schema=f"(Tensor features, Tensor? weight, Tensor rate, Tensor? bias, {_NEAR}, str backend) -> Tensor",
 )
 def _traced(features: Tensor, *given: Any) -> Tensor:
-    weight, rate, bias, *near, transform_first, backend = given
-    return _forward(features, weight, rate, bias, _near(*near), transform_first, _module(backend, features))
+    weight, rate, bias, *near, backend = given
+    return _forward(features, weight, rate, bias, _near(*near), _module(backend, features))
