@@ -282,19 +282,20 @@ class Plan:
             settings = dict(step.settings)
             if not step.inputs:
                 given = self._given(x, settings.pop("name", None))
-                if chain is not None and name == chain.first:
+                begun = chain if chain is not None and name == chain.first else None
+                if begun is not None:
                     if type(given) is np.ndarray and given.dtype == np.float32:
                         given = tensor_of(given)
                     if type(given) is not Tensor or given.ndim != 2:
                         given = _INPUTS[step.op](given, **settings)
-                    found = chain.run(given)
+                    found = begun.run(given)
                     if len(found) == len(self.steps):
                         return Geometry.made(found), after
                     values |= found
                 if name not in values:
                     values[name] = _INPUTS[step.op](given, **settings)
-                    if chain is not None and name == chain.first and backend_for(values[name].device) == "gpu":
-                        on_gpu = self._lines_on_gpu(chain)
+                    if begun is not None and backend_for(values[name].device) == "gpu":
+                        on_gpu = self._lines_on_gpu(begun)
                         values |= on_gpu.run(values[name])
                 continue
             inputs = [values[i] for i in step.inputs]

@@ -115,7 +115,7 @@ class GpuChain:
                     splits = common.splits_from(counts)
                     found = grid_gpu.fill(source, target, radius, grid, key, order, splits, room, longest)
             made.append(Edges.made(splits=splits, source=found, num_source=0))
-        numbers = torch.cat([totals.view(-1), *ends.values()]).tolist()
+        numbers = (torch.cat([totals.view(-1), *ends.values()]) if ends else totals.view(-1)).tolist()
         sizes = [numbers[4 * n : 4 * n + 3] for n in range(len(rooms))]
         for n, edges in zip(ends, numbers[4 * len(rooms) :], strict=True):
             sizes[n][0] = edges
