@@ -27,8 +27,9 @@ from gridless.data.clouds.base import Source
 from gridless.data.files import whole_file
 from gridless.data.prepare import Preparation, turned
 from gridless.geometry import nearest
+from gridless.kernels.memory import trim
 from gridless.progress import bar
-from gridless.scenes.scene import Scene
+from gridless.scenes.scene import Scene, added
 from gridless.scenes.tiling import Key, Tile, Tiles, layers_of
 from gridless.structures import Cloud
 from gridless.tasks import connect, run
@@ -90,11 +91,8 @@ class Labeller:
         # Around its middle, with twice the halo, a tile must fit into float32.
         widest = math.inf if scene.dtype == np.float32 else scene.resolution * (1 << 24) / base
         scale = 1 if size is not None else _largest(counts, points, widest)
-        grouped: dict[tuple[int, int], int] = {}
-        for (i, j), n in counts.items():
-            key = i // scale, j // scale
-            grouped[key] = grouped.get(key, 0) + n
-        self.tiles = Tiles(scene, scale * base, halo, grid, place, grouped)
+        counts[:, :2] //= scale
+        self.tiles = Tiles(scene, scale * base, halo, grid, place, added(counts))
 
     def over(
         self, keys: Sequence[Key], ahead: int | None = None
@@ -107,6 +105,9 @@ class Labeller:
                 for later in keys[n + len(waiting) : n + 1 + ahead]:
                     waiting.append(pool.submit(self.tiles.tile, later))
                 yield key, self.label(waiting.popleft().result())
+                # Compilers leave memory behind, most of it at the first tiles.
+                if n & (n + 1) == 0:
+                    trim()
 
     @torch.no_grad()
     def label(self, tile: Tile) -> Labels:
@@ -350,10 +351,9 @@ def _loaded(weights: Any) -> torch.nn.Module:
     return load(weights)
 
 
-def _largest(counts: dict[tuple[int, int], int], points: int, widest: float) -> int:
+def _largest(counts: np.ndarray, points: int, widest: float) -> int:
     """How many cells wide tiles can be, a power of two, so that none has more points, with the cells around it."""
-    cells = np.array(list(counts), np.int64).reshape(-1, 2)
-    sizes = np.array(list(counts.values()), np.int64)
+    cells, sizes = counts[:, :2], counts[:, 2]
     best, scale = 1, 2
     while scale <= min(widest, 1 << 20):
         owner, found, many = cells // scale, [], []
@@ -362,9 +362,7 @@ def _largest(counts: dict[tuple[int, int], int], points: int, widest: float) -> 
             other = (np.array(shift) == 1) | (moved != owner)
             found.append(moved[other.all(1)])
             many.append(sizes[other.all(1)])
-        tiles, where = np.unique(np.concatenate(found), axis=0, return_inverse=True)
-        total = np.bincount(where.ravel(), np.concatenate(many), len(tiles))
-        if total.max() > points:
+        if added(np.column_stack([np.concatenate(found), np.concatenate(many)]))[:, 2].max() > points:
             break
         best, scale = scale, 2 * scale
         if len(np.unique(owner, axis=0)) == 1:

@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,8 @@ import numpy as np
 from gridless.data.clouds import IN_PARTS, READERS, read_parts
 from gridless.data.clouds.base import Parts, Points, part_sizes
 from gridless.data.files import whole_file
-from gridless.kernels.threads import in_threads
+from gridless.kernels.memory import trim
+from gridless.kernels.threads import num_threads
 from gridless.structures import Cloud
 from gridless.structures.interchange import plain
 
@@ -116,13 +118,18 @@ class Scene:
 
     def placed(self, coords: np.ndarray) -> np.ndarray:
         """Coordinates as every tile sees them, in float64."""
-        if self.dtype == np.float32:
-            # -0 becomes 0: equal places have equal bits.
-            return coords.astype(np.float64) + 0.0
-        return np.round(coords.astype(np.float64) / self.resolution) * self.resolution + 0.0
+        placed = coords.astype(np.float64)
+        if self.dtype != np.float32:
+            placed /= self.resolution
+            np.round(placed, out=placed)
+            placed *= self.resolution
+        # -0 becomes 0: equal places have equal bits.
+        placed += 0.0
+        return placed
 
-    def scan(self, cell: float, known: Path | None = None, finite: Sequence[str] = ()) -> dict[tuple[int, int], int]:
-        """Find the box of each piece, and count the points in cells of a grid over the first two axes.
+    def scan(self, cell: float, known: Path | None = None, finite: Sequence[str] = ()) -> np.ndarray:
+        """Find the box of each piece, and count the points in cells of a grid over the first two axes: (K, 3) int64,
+        the two numbers of each cell that has some, and how many.
 
         What is found is kept in the file `known`, and taken from there the next time. Points that are not finite, in
         their coordinates or in the rows `finite`, are refused.
@@ -130,24 +137,20 @@ class Scene:
         if known is not None and known.exists():
             with np.load(known, allow_pickle=False) as kept:
                 self.low, self.high = kept["low"], kept["high"]
-                return {(i, j): n for i, j, n in kept["counts"].tolist()}
-        # Pieces are small, but those of some formats, whole files, of which one is enough at a time.
-        jobs = [(k, cell, finite) for k in range(len(self.sizes))]
-        looks = in_threads(self._look, jobs) if self.sizes.max() <= _KEPT else [self._look(*job) for job in jobs]
-        low, high = (np.array([look[end] for look in looks]) for end in (0, 1))
-        counts: dict[tuple[int, int], int] = {}
-        for *_, found in looks:
-            for key, n in found:
-                counts[key] = counts.get(key, 0) + n
-        self.low, self.high = low, high
+                return kept["counts"]
+        # Pieces are small, but those of some formats are whole files, of which few are in memory at a time.
+        threads = min(num_threads(), max(1, _KEPT // int(self.sizes.max())))
+        with ThreadPoolExecutor(threads, thread_name_prefix="gridless-scan") as pool:
+            looks = list(pool.map(lambda k: self._look(k, cell, finite), range(len(self.sizes))))
+        trim()
+        self.low, self.high = (np.array([look[end] for look in looks]) for end in (0, 1))
+        counts = added(np.concatenate([found for *_, found in looks]))
         if known is not None:
             with whole_file(known) as file:
-                np.savez(file, low=low, high=high, counts=[[*key, n] for key, n in counts.items()])
+                np.savez(file, low=self.low, high=self.high, counts=counts)
         return counts
 
-    def _look(
-        self, k: int, cell: float, finite: Sequence[str]
-    ) -> tuple[list[float], list[float], list[tuple[tuple[int, int], int]]]:
+    def _look(self, k: int, cell: float, finite: Sequence[str]) -> tuple[list[float], list[float], np.ndarray]:
         """Where piece k begins and ends, and the points in each cell."""
         piece = self.piece(k)
         for name in finite:
@@ -167,12 +170,11 @@ class Scene:
         (i0, wide), (j0, tall) = ((int(x.min()), int(np.ptp(x)) + 1) for x in cells.T)
         # As one number each, which is quicker to count; Python's, that grow as they must.
         if wide * tall < 1 << 62:
-            found, many = np.unique((cells[:, 0] - i0) * tall + (cells[:, 1] - j0), return_counts=True)
-            pairs = [(i0 + code // tall, j0 + code % tall) for code in found.tolist()]
+            code, many = np.unique((cells[:, 0] - i0) * tall + (cells[:, 1] - j0), return_counts=True)
+            found = np.stack([i0 + code // tall, j0 + code % tall], 1)
         else:
             found, many = np.unique(cells, axis=0, return_counts=True)
-            pairs = [(i, j) for i, j in found.tolist()]
-        return low, high, list(zip(pairs, many.tolist(), strict=True))
+        return low, high, np.column_stack([found, many])
 
     def within(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
         """The pieces that may have points in a box over the first axes."""
@@ -210,12 +212,19 @@ class Scene:
         raise TypeError("a Scene has open files: send its source to another process, and open it there")
 
 
+def added(counts: np.ndarray) -> np.ndarray:
+    """Counts (K, 3) of cells in which a cell may come several times, as those in which it comes once, in order."""
+    counts = counts[np.lexsort((counts[:, 1], counts[:, 0]))]
+    first = np.flatnonzero(np.concatenate([[True], (counts[1:, :2] != counts[:-1, :2]).any(1)]))
+    return np.column_stack([counts[first, :2], np.add.reduceat(counts[:, 2], first)])
+
+
 def cells_of(coords: np.ndarray, cell: float) -> np.ndarray:
     """The cell (S, 2) int64 of each point in a grid over the first two axes; a line has one axis, and cells (i, 0)."""
     numbers = np.zeros((len(coords), 2), np.int64)
-    axes = min(coords.shape[1], 2)
     if np.isfinite(cell):
-        numbers[:, :axes] = np.floor(coords[:, :axes] / cell)
+        for axis in range(min(coords.shape[1], 2)):
+            numbers[:, axis] = np.floor(coords[:, axis] / cell)
     return numbers
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gridless.geometry import grid_sample
 from gridless.geometry.rejection import doubtful_depth
 from gridless.plan import Plan
-from gridless.scenes.scene import RESOLUTION, Scene, ScenePoints, cells_of, taken
+from gridless.scenes.scene import RESOLUTION, Scene, cells_of
 from gridless.structures import Cloud, Geometry
 
 Key = tuple[int, int]
@@ -61,7 +61,7 @@ def tiles(
 class Tiles(Sequence):
     """`len`, `tiles[k]` and `for tile in tiles`; every point of the scene is inside exactly one of them.
 
-    `size`, `halo`, `grid` and `scratch` are those of `gl.tiles`; `counts` of points in each tile, where they are known.
+    `size`, `halo`, `grid` and `scratch` are those of `gl.tiles`; `counts` those of `Scene.scan`, where they are known.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Tiles(Sequence):
         halo: float = 0.0,
         grid: float | None = None,
         scratch: str | Path | None = None,
-        counts: dict[tuple[int, int], int] | None = None,
+        counts: np.ndarray | None = None,
     ) -> None:
         if not size > 0 or not 0 <= halo < math.inf:
             raise ValueError(f"tiles: size must be positive and halo at least 0, not {size} and {halo}")
@@ -80,7 +80,9 @@ class Tiles(Sequence):
         self.scene, self.size, self.halo, self.grid = scene, float(size), float(halo), grid
         # What runs on other tiles needed: the next one begins with that.
         self.usual = self.halo
-        self.counts = {} if not scene.count else (scene.scan(self.size) if counts is None else counts)
+        if counts is None:
+            counts = scene.scan(self.size) if scene.count else np.empty((0, 3), np.int64)
+        self.counts = {(i, j): n for i, j, n in counts.tolist()}
         # Back and forth, so that a tile follows its neighbour.
         self.keys = sorted(self.counts, key=lambda key: (key[0], key[1] if key[0] % 2 else -key[1]))
         if self.keys:
@@ -112,11 +114,18 @@ class Tiles(Sequence):
         """The tile of a cell (i, j) with a halo of its own, or that of the others."""
         halo = self.usual if halo is None else halo
         low, high = self.box(key, halo)
-        coords, index, found = _ordered(self.scene.window(low, high))
+        coords, index, found = self.scene.window(low, high)
+        # By a hash of the coordinates, then by the index: an order that no tile changes.
+        order = _hash(coords).argsort(kind="stable")
+        cells = cells_of(coords, self.size)
+        inside = ((cells[:, 0] == key[0]) & (cells[:, 1] == key[1]))[order]
+        # Several tiles are cut at a time: what is not needed any more goes at once.
+        del cells
         offset = self._offset(
             np.maximum(low, self._ends[0][: self._axes]), np.minimum(high, self._ends[1][: self._axes])
         )
-        near = (coords - offset).astype(np.float32)
+        coords -= offset
+        near = coords.astype(np.float32)[order]
         if self.scene.dtype != np.float32 and len(near) and np.abs(near).max() >= self.scene.resolution * (1 << 24):
             raise ValueError(
                 f"tiles: a tile of {np.ptp(coords, axis=0).max():g} is too large for float32 at a resolution of "
@@ -125,10 +134,9 @@ class Tiles(Sequence):
         lost = {"index", "inside"} & found.keys()
         if lost:
             raise ValueError(f"tiles: the rows {lost.pop()!r} of the scene would be lost: choose others, rows=[...]")
-        cells = cells_of(coords, self.size)
-        inside = (cells[:, 0] == key[0]) & (cells[:, 1] == key[1])
-        rows: dict[str, Any] = {**found, "index": index, "inside": inside}
-        every = Cloud.of(near, **rows)
+        rows: dict[str, Any] = {name: values[order] for name, values in found.items()}
+        every = Cloud.of(near, **rows, index=index[order], inside=inside)
+        del coords, index, found, order
         cloud = every if self.grid is None else grid_sample(every, self.grid, origin=offset.tolist())
         return Tile(self, key, halo, offset, every, cloud)
 
@@ -238,17 +246,15 @@ def layers_of(model: nn.Module) -> list[str]:
     return [str(module.edges) for module in model.modules() if isinstance(module, _Conv)]
 
 
-def _ordered(points: ScenePoints) -> ScenePoints:
-    """Points by a hash of their coordinates, then by their index: an order that no tile changes."""
-    return taken(points, _hash(points.coords).argsort(kind="stable"))
-
-
 def _hash(coords: np.ndarray) -> np.ndarray:
     """A number (S) uint64 of each place, as if drawn at random."""
     code = np.zeros(len(coords), np.uint64)
-    for column in np.ascontiguousarray(coords.T).view(np.uint64):
-        code = (code ^ column) + np.uint64(0x9E3779B97F4A7C15)
-        code = (code ^ code >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-        code = (code ^ code >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    for column in coords.T.view(np.uint64):
+        code ^= column
+        code += np.uint64(0x9E3779B97F4A7C15)
+        code ^= code >> np.uint64(30)
+        code *= np.uint64(0xBF58476D1CE4E5B9)
+        code ^= code >> np.uint64(27)
+        code *= np.uint64(0x94D049BB133111EB)
         code ^= code >> np.uint64(31)
     return code

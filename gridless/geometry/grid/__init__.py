@@ -54,15 +54,13 @@ def grid_sample(
         raise ValueError(f"grid_sample: keep must be one of {', '.join(KEEPS)}, not {keep!r}")
     _check_rows(cloud, rows or {})
     x, end = cloud.coords.detach(), len(cloud) - cloud.padding
-    where = x[:end].double()
-    if origin is not None:
-        where = where + torch.as_tensor(origin, dtype=torch.float64, device=x.device)
-    number = (where / float(cell)).floor()
+    number = _placed(x[:end], origin).div_(float(cell)).floor_()
     if end and float(number.abs().max()) >= _FAR:
         raise ValueError(f"grid_sample: cells of {float(cell):g} are too small to be counted: take larger ones")
-    kept, inverse, splits = backends.implementation(reference, x.device).group(number.long(), cloud.splits)
+    number = number.long()
+    kept, inverse, splits = backends.implementation(reference, x.device).group(number, cloud.splits)
     if keep == "nearest" and end:
-        away = (where - (number + 0.5) * float(cell)).square().sum(1)
+        away = (_placed(x[:end], origin) - (number.double() + 0.5) * float(cell)).square().sum(1)
         closest = away.argsort(stable=True)
         order = closest[inverse[closest].argsort(stable=True)]
         kept = order[_begins(inverse[order])]
@@ -83,6 +81,12 @@ def grid_sample(
         return sample._changed(rows=Rows(reduced))
     middle = _mean(x[:end], order, inverse, sizes)
     return sample._changed(coords=middle, rows=Rows(reduced), parent_index=None, num_parent=0)
+
+
+def _placed(x: Tensor, origin: Sequence[float] | None) -> Tensor:
+    """Coordinates in float64, from an origin: a copy."""
+    where = x.to(torch.float64, copy=True)
+    return where if origin is None else where.add_(torch.as_tensor(origin, dtype=torch.float64, device=x.device))
 
 
 def _check_rows(cloud: Cloud, rows: Mapping[str, str]) -> None:
