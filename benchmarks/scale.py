@@ -8,7 +8,8 @@
 
     sample      one point of each 5 cm cell, a ball of 20 cm around each, and a rejection sample over it
     label       the network of the recipe `semantickitti`, with random weights, for `--seconds` or the whole scene
-    precompute  `gl.Precomputed` of the scans, the same ones for each process; ideal is the work of one times processes.
+    precompute  `gl.Precomputed` of the scans, the same ones for each process; ideal is the work of one times processes:
+                of the whole call, and without its beginning and end, from a quarter of the files to three quarters.
                 Beside it what the machine allows: a loop in registers, copying, plans alone, and those with files, each
                 in as many processes that know nothing of each other
     scans       the recipe `semantickitti` trained on 18 scans, and judged on 4: mIoU, time and memory of each
@@ -16,10 +17,10 @@
 
 It is checked that tiles of two sizes and the whole scene give the same samples, or labels. Each number of points is a
 process, or processes, of its own. `peak` adds up the most memory that each of them ever had, shared libraries once for
-each; `held` is what they have together, a page that several share once, the most that was seen at the end of a task.
-`reading` is the first pass. A core second is one of CPU time, over all processes and threads: what others do on the
-machine matters less. Nothing needs laspy but `peers`. What is found is kept in `--out`, beside what is there already,
-after each number of points.
+each; `held` is what they have together, with the server that they are forked from, a page that several share once: the
+most that was seen at the end of a task. `reading` is the first pass. A core second is one of CPU time, over all
+processes and threads: what others do on the machine matters less. Nothing needs laspy but `peers`. What is found is
+kept in `--out`, beside what is there already, after each number of points.
 """
 
 from __future__ import annotations
@@ -102,15 +103,17 @@ def peak() -> int:
 
 def held(*processes: int) -> int:
     """The memory that this process and others have, in MiB; a page that several share counts once (Linux)."""
-    kib = _rollup(os.getpid(), "Pss:") + sum(_rollup(process, "Pss:") for process in processes)
+    # Others may be forked from a server, which is one more.
+    every = {os.getpid(), *processes, *(_number(f"/proc/{process}/status", "PPid:") for process in processes)}
+    kib = sum(_number(f"/proc/{process}/smaps_rollup", "Pss:") for process in every)
     # The process that started this one has nothing to do but a share in the same libraries.
-    return (kib + _rollup(os.getppid(), "Pss_File:")) >> 10
+    return (kib + _number(f"/proc/{os.getppid()}/smaps_rollup", "Pss_File:")) >> 10
 
 
-def _rollup(process: int, name: str) -> int:
+def _number(file: str, name: str) -> int:
+    """Of the line of a file of the system that begins with a name; 0 where there is none."""
     with suppress(OSError):
-        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(name))
+        return sum(int(line.split()[1]) for line in Path(file).read_text().splitlines() if line.startswith(name))
     return 0
 
 
@@ -293,13 +296,16 @@ class Repeated(torch.utils.data.Dataset):
         return self.data.example(i // self.processes % len(self.data))
 
 
-def precomputed(scans: str, processes: int, each: int) -> float:
-    """Seconds for `each` scans in each of some processes."""
+def precomputed(scans: str, processes: int, each: int) -> tuple[float, float, float]:
+    """Seconds for `each` scans in each of some processes; those before the first file, and from a quarter of the files
+    to three quarters."""
     data = Repeated(scans, processes, each)
     with tempfile.TemporaryDirectory(dir=shared_memory(processes * each)) as folder:
-        begin = time.perf_counter()
+        begin = time.time()
         gl.Precomputed(data, folder, plan(), shard=1, num_workers=processes)
-        return time.perf_counter() - begin
+        whole = time.time() - begin
+        ended = sorted(file.stat().st_mtime for file in Path(folder).rglob("*.shard"))
+    return whole, ended[0] - begin, ended[len(ended) * 3 // 4] - ended[len(ended) // 4]
 
 
 @njit
@@ -367,19 +373,21 @@ def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
     begin = time.perf_counter()
     # What is compiled is compiled; and how many scans take so long.
     precomputed(scans, 1, 2)
-    one = (precomputed(scans, 1, 12) - precomputed(scans, 1, 2)) / 10
-    each, result = max(4, round(seconds / one)), {}
+    one = precomputed(scans, 1, 16)[2] / 8
+    each, result = max(8, round(seconds / one)), {}
     note(begin, f"one process takes {one:.3f} s a scan; {each} scans for each")
     # The largest first, not counted: a virtual machine has its memory when it is written to for the first time.
     precomputed(scans, max(processes), each)
     times = {}
     for n in processes:
         before = spent()
-        took = times[n] = precomputed(scans, n, each)
+        took, start, middle = times[n] = precomputed(scans, n, each)
         user, system = (1e3 * (spent() - before) / (n * each)).tolist()
         result[f"{n} processes"] = row = {
             "scans": n * each, "seconds": round(took, 2), "scans/s": round(n * each / took, 2),
-            "of linear": round(times[processes[0]] / took, 3),
+            "of linear": round(times[processes[0]][0] / took, 3),
+            "of linear, from a quarter to three": round(times[processes[0]][2] / middle, 3),
+            "first file, s": round(start, 2),
             "user, ms/scan": round(user, 1), "system, ms/scan": round(system, 1),
         }  # fmt: skip
         note(begin, f"{n} processes: {row}")

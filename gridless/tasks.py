@@ -30,14 +30,23 @@ def run(
     if ray is not None:
         yield from _on_ray(worker, arguments, list(tasks), ray)
     elif workers > 1:
-        # Spawned, as a process that has threads is not forked safely.
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         with context.Pool(workers, _begin, (worker, arguments)) as pool:
             yield from pool.imap_unordered(_do, tasks)
     else:
         made = worker(**arguments)
         for task in tasks:
             yield task, made(task)
+
+
+def _context() -> Any:
+    """Processes are forked from one that has imported torch and nothing else, whose memory they share: this process may
+    have threads, and then it is not forked safely."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["gridless"])
+    return context
 
 
 def connect(address: str) -> Any:

@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from gridless.data.seeds import seed_of
 from gridless.data.shards import MAGIC, Shard, flatten, write
 from gridless.plan import Plan
 from gridless.progress import bar
+from gridless.structures import Cloud
 from gridless.tasks import run
 
 # Files a process keeps open: each costs it a file descriptor.
@@ -151,6 +153,8 @@ class Precomputed(Dataset):
             here = [(path.resolve(), repeat, members) for path, repeat, members in missing]
             arguments = {"dataset": self.dataset, "plan": self.plan, "seed": self.seed, "key": self.key, "files": here}
             return run(_Work, arguments, range(len(missing)), ray=ray)
+        if num_workers:
+            _load_kernels(self.plan or next(reversed(_steps(self.dataset)), None))
         # A generator of its own: the loader draws a seed for its workers, and torch's must stay as it is.
         generator = torch.Generator()
         # In any order: a process does not wait for another that is slower.
@@ -235,6 +239,24 @@ class _Work(Dataset):
                 self.dataset.set_epoch(before)
 
 
+def _load_kernels(plan: Any) -> None:
+    """Run a plan on points drawn at random: processes that are forked then have its kernels, compiled and loaded once.
+
+    Not on an example of the data set: files that it opens late would be shared by all processes.
+    """
+    if not isinstance(plan, Plan) or [step.op for step in plan.steps.values() if not step.inputs] != ["points"]:
+        return
+    settings = [dict(step.settings) for step in plan.steps.values()]
+    radius = min((float(known["radius"]) for known in settings if "radius" in known), default=0.1)
+    generator, threads = torch.Generator().manual_seed(0), torch.get_num_threads()
+    # A process with threads is not forked safely.
+    torch.set_num_threads(1)
+    # What these points do not have, such as rows, or are too few for, the processes find out by themselves.
+    with suppress(Exception):
+        plan(Cloud.of(10 * radius * torch.rand(2000, settings[0]["dim"], generator=generator)))
+    torch.set_num_threads(threads)
+
+
 def _unchanged(example: Any) -> Any:
     return example
 
@@ -290,9 +312,13 @@ def _data(dataset: Any) -> dict[str, Any]:
         return {**_data(dataset.dataset), "subset": f"{len(dataset)} {places}"}
     kind = type(dataset)
     data = getattr(dataset, "fingerprint", None) or f"{kind.__module__}.{kind.__qualname__}"
+    return {"data": f"{data} {len(dataset)}", "transform": [_words(step) for step in _steps(dataset)]}
+
+
+def _steps(dataset: Any) -> tuple:
+    """The augmentations of a data set, and its plan, if it has one."""
     steps = getattr(dataset, "transform", None) or ()
-    steps = (steps,) if callable(steps) else tuple(steps)
-    return {"data": f"{data} {len(dataset)}", "transform": [_words(step) for step in steps]}
+    return (steps,) if callable(steps) else tuple(steps)
 
 
 def _words(step: Any) -> str:

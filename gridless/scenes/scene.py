@@ -142,6 +142,9 @@ class Scene:
         threads = min(num_threads(), max(1, _KEPT // int(self.sizes.max())))
         with ThreadPoolExecutor(threads, thread_name_prefix="gridless-scan") as pool:
             looks = list(pool.map(lambda k: self._look(k, cell, finite), range(len(self.sizes))))
+        if self.count > _KEPT:
+            # The last pieces are not those that tiles begin with.
+            self._cache.clear()
         trim()
         self.low, self.high = (np.array([look[end] for look in looks]) for end in (0, 1))
         counts = added(np.concatenate([found for *_, found in looks]))

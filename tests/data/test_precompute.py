@@ -127,6 +127,34 @@ def test_neither_workers_nor_pickling_change_the_entries(tmp_path):
     assert_same(batch, gl.collate([alone[i][0] for i in range(10)]))
 
 
+class Elsewhere(Scans):
+    """Scans that are not asked for in the process that made them."""
+
+    def __init__(self) -> None:
+        self.here = os.getpid()
+
+    def __getitem__(self, i: int) -> tuple[gl.Cloud, int]:
+        assert os.getpid() != self.here
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("rows", [None, {"label": "most"}])
+def test_kernels_are_loaded_before_processes_are_forked_and_no_example_is_asked_for(tmp_path, monkeypatch, rows):
+    planned = gl.Plan()
+    cloud = planned.points(dim=3)
+    near = planned.ball(cloud, cloud, 0.3)
+    # The points that kernels are loaded with do not have these.
+    planned.grid_sample(cloud, 0.2, rows=rows)
+    seen = []
+    run = gl.Plan.step
+    monkeypatch.setattr(gl.Plan, "step", lambda self, *given: seen.append(os.getpid()) or run(self, *given))
+    threads = torch.get_num_threads()
+    files = gl.Precomputed(Elsewhere(), tmp_path, planned, num_workers=1, check=False)
+    assert seen == [os.getpid()]
+    assert torch.get_num_threads() == threads
+    assert near in files[2][0]
+
+
 def test_making_entries_leaves_torchs_generator_alone(tmp_path):
     torch.manual_seed(5)
     expected = torch.rand(3)
