@@ -118,14 +118,14 @@ class Tiles(Sequence):
         # By a hash of the coordinates, then by the index: an order that no tile changes.
         order = _hash(coords).argsort(kind="stable")
         cells = cells_of(coords, self.size)
-        inside = ((cells[:, 0] == key[0]) & (cells[:, 1] == key[1]))[order]
+        inside = ((cells[:, 0] == key[0]) & (cells[:, 1] == key[1])).take(order)
         # Several tiles are cut at a time: what is not needed any more goes at once.
         del cells
         offset = self._offset(
             np.maximum(low, self._ends[0][: self._axes]), np.minimum(high, self._ends[1][: self._axes])
         )
         coords -= offset
-        near = coords.astype(np.float32)[order]
+        near = coords.astype(np.float32).take(order, 0)
         if self.scene.dtype != np.float32 and len(near) and np.abs(near).max() >= self.scene.resolution * (1 << 24):
             raise ValueError(
                 f"tiles: a tile of {np.ptp(coords, axis=0).max():g} is too large for float32 at a resolution of "
@@ -134,8 +134,8 @@ class Tiles(Sequence):
         lost = {"index", "inside"} & found.keys()
         if lost:
             raise ValueError(f"tiles: the rows {lost.pop()!r} of the scene would be lost: choose others, rows=[...]")
-        rows: dict[str, Any] = {name: values[order] for name, values in found.items()}
-        every = Cloud.of(near, **rows, index=index[order], inside=inside)
+        rows: dict[str, Any] = {name: values.take(order, 0) for name, values in found.items()}
+        every = Cloud.of(near, **rows, index=index.take(order), inside=inside)
         del coords, index, found, order
         cloud = every if self.grid is None else grid_sample(every, self.grid, origin=offset.tolist())
         return Tile(self, key, halo, offset, every, cloud)
@@ -249,8 +249,8 @@ def layers_of(model: nn.Module) -> list[str]:
 def _hash(coords: np.ndarray) -> np.ndarray:
     """A number (S) uint64 of each place, as if drawn at random."""
     code = np.zeros(len(coords), np.uint64)
-    for column in coords.T.view(np.uint64):
-        code ^= column
+    for column in coords.T:
+        code ^= np.ascontiguousarray(column).view(np.uint64)
         code += np.uint64(0x9E3779B97F4A7C15)
         code ^= code >> np.uint64(30)
         code *= np.uint64(0xBF58476D1CE4E5B9)
