@@ -55,6 +55,7 @@ from gridless.data.clouds.base import Parts, Points
 from gridless.data.precompute import _Work
 from gridless.data.prepare import Preparation, turned
 from gridless.data.semantickitti import PACK
+from gridless.kernels.memory import one_heap, trim
 from gridless.scenes import Scene, Tiles
 from gridless.scenes.label import Labeller
 from gridless.tasks import run
@@ -72,19 +73,21 @@ def city(scans: str, points: float) -> Parts:
     each = []
     for i in range(len(data)):
         cloud = data.example(i)
-        each.append(cloud[(cloud.coords[:, :2].abs() < APART / 2).all(1)])
+        cloud = cloud[(cloud.coords[:, :2].abs() < APART / 2).all(1)]
+        each.append((cloud.coords.numpy(), cloud.rows["intensity"].numpy()))
+    del data, cloud
+    trim()
     sizes: list[int] = []
     total = 0
     while total < points:
-        sizes.append(len(each[len(sizes) % len(each)]))
+        sizes.append(len(each[len(sizes) % len(each)][0]))
         total += sizes[-1]
     side = math.ceil(len(sizes) ** 0.5)
 
     def read(k: int) -> Points:
-        cloud = each[k % len(each)]
+        coords, intensity = each[k % len(each)]
         place = np.array([(k // side + 0.5) * APART, (k % side + 0.5) * APART, 0.0])
-        rows = {"intensity": cloud.rows["intensity"].numpy()}
-        return Points(cloud.coords.double().numpy() + place, rows, np.dtype(np.float64))
+        return Points(coords + place, {"intensity": intensity}, np.dtype(np.float64))
 
     return Parts(sizes, read)
 
@@ -198,6 +201,7 @@ def network() -> Any:
 
 def labelled(scans: str, points: float, device: str, limit: float) -> Rows:
     """The scene's tiles one after the other, for so many seconds; `points` are those that were labelled."""
+    one_heap()  # as the command `predict` does
     source, on_gpu = city(scans, points), device.startswith("cuda")
     begin = started = time.perf_counter()
     worker = Labeller(source, network(), grid=GRID, how=HOW, device=device)

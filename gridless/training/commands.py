@@ -212,10 +212,12 @@ def predict(
     Networks that label points by what is around them (point_unet) label scenes of any size, a file or a folder of them,
     tile by tile in constant memory. Killed and started again, the command goes on where it ended.
     """
+    from gridless.kernels.memory import one_heap
     from gridless.progress import track
     from gridless.training.predict import classify, classify_events, is_event_network, write_labels, write_parts
     from gridless.weights import load
 
+    one_heap()
     model: Any = load(weights, pick_device(device))
     live, parts, scenes = is_event_network(model), "parts" in model.config, model.config["model"] == "PointUNet"
     if (parts or scenes) and len({file.stem for file in files}) < len(files):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from gridless.kernels import memory
+
+glibc = pytest.mark.skipif(memory._function("malloc_info") is None, reason="needs glibc")
 
 
 def resident() -> int:
@@ -16,7 +19,9 @@ def resident() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) >> 10
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux") or memory._malloc_trim() is None, reason="needs glibc")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux") or memory._function("malloc_trim") is None, reason="needs glibc"
+)
 def test_what_is_free_below_something_that_is_not_goes_back():
     blocks = [bytearray(100_000) for _ in range(1000)]
     # Every hundredth stays, the last one too: what lies between is free, but not at the end of the heap.
@@ -27,6 +32,35 @@ def test_what_is_free_below_something_that_is_not_goes_back():
     assert len(blocks) == 10
 
 
+@glibc
+@pytest.mark.parametrize(("asked", "heaps"), [(True, 1), (False, 5)])
+def test_threads_share_one_heap(asked, heaps):
+    words = f"""
+import ctypes, runpy, threading
+if {asked}:
+    runpy.run_path({memory.__file__!r})["one_heap"]()
+together = threading.Barrier(5)
+blocks = []
+def work():
+    together.wait()
+    blocks.append(bytearray(50_000))
+    together.wait()
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+together.wait()
+together.wait()
+library = ctypes.CDLL(None)
+library.fdopen.restype = ctypes.c_void_p
+file = ctypes.c_void_p(library.fdopen(1, b"w"))
+library.malloc_info(0, file)
+library.fflush(file)
+"""
+    found = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=True).stdout
+    assert found.count("<heap ") == heaps
+
+
 def test_other_libraries_have_nothing_to_give(monkeypatch):
-    monkeypatch.setattr(memory, "_malloc_trim", lambda: None)
+    monkeypatch.setattr(memory, "_function", lambda name: None)
     memory.trim()
+    memory.one_heap()
