@@ -1,25 +1,27 @@
 # `make demo` and `make test` need only Python 3.11 or newer; everything else they set up themselves.
 PYTHON ?= python3
 BIN := .venv/bin
+# Python writes the bytecode of what is imported, and no process compiles it again; pip would compile all there is.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-gpu fuzz lint format docs bench wheel soak clean
 
 .venv/.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
 	touch $@
 
 demo: .venv/.done
 	$(BIN)/gridless demo --out demo
 
-# Without a GPU the Triton kernels run in Triton's interpreter: those of geometry and the point convolution in processes
-# that their tests start themselves, the rest in the second line.
-INTERPRETED := tests/geometry/test_lif.py tests/geometry/test_causal.py tests/ops/test_event_conv.py \
-	tests/ops/test_segment_pool.py tests/ops/test_voxel_mean.py tests/ops/test_batch_norm.py tests/training/test_steps.py
+# Without a GPU the Triton kernels run in Triton's interpreter, in the second line: Triton must be told before it is
+# imported.
+INTERPRETED := tests/geometry/test_gpu.py tests/geometry/test_lif.py tests/geometry/test_causal.py tests/ops \
+	tests/training/test_steps.py
 
 test: .venv/.done
-	$(BIN)/python -m pytest -n 2 --dist loadfile
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist loadfile -k gpu $(INTERPRETED)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal -k "gpu or interpreted" $(INTERPRETED)
 
 SECONDS ?= 600
 

@@ -14,6 +14,11 @@ SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 INTERPRET = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
+if INTERPRET:
+    from interpreter import quicken
+
+    quicken()
+
 
 @pytest.fixture(params=["reference", "cpu", "gpu"])
 def backend(request: pytest.FixtureRequest):

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,10 +16,7 @@ from gridless.nn import GaussianBumps, KernelPoints, Monomials
 from gridless.ops.point_conv import cheaper_order, registered
 from gridless.structures import Edges, collate
 
-if os.environ.get("TRITON_INTERPRET") == "1":
-    from tests.interpreter import quicken
-
-    quicken()
+interpreted = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="for Triton's interpreter")
 
 RADIUS = 0.5
 SETTINGS = [("linear", True), ("linear", False), (None, True), (None, False)]
@@ -117,7 +111,7 @@ def test_the_reference_is_the_formula(falloff, normalise, order):
 
 @pytest.fixture(params=["cpu", "gpu"])
 def fast(request):
-    """The compiled backends; the GPU's kernels also run under the interpreter, in a process of their own (below)."""
+    """The compiled backends; under the interpreter the GPU's kernels have tests of their own (below)."""
     if request.param == "gpu" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     with gl.use_backend(request.param):
@@ -446,7 +440,7 @@ TINY = [
 ]
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
+@interpreted
 @pytest.mark.parametrize("case", TINY, ids=str)
 def test_interpreted_kernels(case):
     dtype, basis, q, p, order, falloff, normalise = case
@@ -458,7 +452,7 @@ def test_interpreted_kernels(case):
         assert_like_reference(tensors, edges, basis, tolerance, falloff, normalise, order)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
+@interpreted
 @pytest.mark.parametrize(("dtype", "q"), [(torch.float32, 16), (torch.float32, 33), (torch.float16, 5)])
 def test_interpreted_kernels_of_many_rows(monkeypatch, dtype, q):
     from gridless.ops.point_conv.gpu import tiles
@@ -479,7 +473,7 @@ def strip_by_strip(monkeypatch):
         monkeypatch.setattr(tiles, name, value)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
+@interpreted
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_interpreted_kernels_of_many_rows_and_channels(monkeypatch, dtype):
     """More sums than registers hold: one strip of channels after the other, forwards and backwards."""
@@ -501,7 +495,7 @@ def test_many_rows_and_channels(fast, monkeypatch, dtype, q, p):
     assert_like_reference(*given, {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype])
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
+@interpreted
 @pytest.mark.parametrize("basis", [Monomials(2, 1), Monomials(1, 16)], ids=str)
 def test_interpreted_featureless_kernels(basis):
     (_, weight, _, x, y), edges, _ = problem(sources=5, targets=4, dim=basis.dim, q=1, basis=basis)
@@ -517,7 +511,7 @@ def test_interpreted_featureless_kernels(basis):
         torch.testing.assert_close(a, b)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
+@interpreted
 def test_interpreted_kernels_cut_large_clouds_into_chunks(monkeypatch):
     from gridless.ops.point_conv import gpu
 
@@ -530,17 +524,3 @@ def test_interpreted_kernels_cut_large_clouds_into_chunks(monkeypatch):
         edges.transpose()
     with gl.use_backend("gpu"):
         assert_like_reference(tensors, edges, Monomials(1, 1), 1e-13)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels themselves run here")
-def test_the_gpu_kernels_agree_with_the_reference_under_the_interpreter():
-    pytest.importorskip("triton")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-k", "interpreted", str(Path(__file__))],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
-    assert f"{len(TINY) + 8} passed" in run.stdout

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 import gridless as gl
 from gridless.nn import GaussianBumps, KernelPoints, Monomials
-from tests.ops.test_point_conv import SETTINGS, along, apply, doubled, problem, with_gradients
+from tests.ops.test_point_conv import SETTINGS, along, apply, doubled, interpreted, problem, with_gradients
 
 
 def depthwise(device="cpu", dtype=torch.float64, channels=5, basis=None, **sizes):
@@ -35,7 +30,7 @@ def assert_diagonal(tensors, edges, basis, tolerance, *settings):
 
 @pytest.fixture(params=["reference", "cpu", "gpu"])
 def place(request):
-    """The backends; the GPU's kernel also runs under the interpreter, in a process of its own (below)."""
+    """The backends; under the interpreter the GPU's kernel has tests of its own (below)."""
     if request.param == "gpu" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     with gl.use_backend(request.param):
@@ -110,7 +105,7 @@ TINY = [
 ]
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
+@interpreted
 @pytest.mark.parametrize("case", TINY, ids=str)
 def test_interpreted_kernel(case):
     dtype, basis, channels, falloff, normalise = case
@@ -122,24 +117,10 @@ def test_interpreted_kernel(case):
         assert_diagonal(tensors, edges, basis, tolerance, falloff, normalise)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="runs in a process of its own")
+@interpreted
 def test_interpreted_gradients_one_at_a_time():
     with gl.use_backend("reference"):
         tensors, edges, basis = depthwise(sources=3, targets=3, channels=2, basis=Monomials(1, 1))
         edges.transpose()
     with gl.use_backend("gpu"):
         assert_each_alone(tensors, edges, basis)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the kernel itself runs here")
-def test_the_gpu_kernel_agrees_with_diagonal_matrices_under_the_interpreter():
-    pytest.importorskip("triton")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:xdist", "-k", "interpreted", str(Path(__file__))],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:]
-    assert f"{len(TINY) + 1} passed" in run.stdout
