@@ -8,10 +8,14 @@
 #if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0
 #error "network.c needs float arithmetic in float: on x86, compile with -msse2 -mfpmath=sse"
 #endif
-/* FREE: no call of a library may be put in the place of a loop. APART: a function is not copied into its callers. */
+/*
+ * FREE: no call of a library may be put in the place of a loop. APART: a function is not copied into its callers. TARGET: the
+ * processors that a function is for.
+ */
+#define TARGET
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
-#define FREE __attribute__((no_builtin))
+#define FREE __attribute__((no_builtin)) TARGET
 #define APART static FREE __attribute__((noinline))
 #define INLINE static inline FREE __attribute__((always_inline, unused))
 #elif defined(__GNUC__)
@@ -19,9 +23,9 @@
 #if defined(__OPTIMIZE__) && !defined(__OPTIMIZE_SIZE__) && !defined(__SANITIZE_ADDRESS__)
 #pragma GCC optimize("O3")
 #endif
-#define FREE
-#define APART static __attribute__((noinline, noclone))
-#define INLINE static inline __attribute__((always_inline))
+#define FREE TARGET
+#define APART static FREE __attribute__((noinline, noclone))
+#define INLINE static inline FREE __attribute__((always_inline))
 #else
 #pragma STDC FP_CONTRACT OFF
 #define FREE
@@ -80,6 +84,18 @@ INLINE float value_of(int32_t bits) {
 #define VALUE(v) value_of(v)
 #endif
 
+/* Products of SMALL networks are exact, so that it changes no bit whether they are fused with sums. */
+#if defined(NET_FUSED) || SMALL
+#define FUSED 1
+#else
+#define FUSED 0
+#endif
+#if FUSED && LANES == 4 && defined(__aarch64__)
+#include <arm_neon.h>
+#elif FUSED && LANES == 4 && defined(__FMA__)
+#include <immintrin.h>
+#endif
+
 INLINE int least(int a, int b) { return a < b ? a : b; }
 
 INLINE int most(int a, int b) { return a > b ? a : b; }
@@ -129,7 +145,6 @@ INLINE float decay(float x) {
 typedef int16_t number;
 
 #if defined(__aarch64__) && LANES == 4
-#include <arm_neon.h>
 INLINE vector numbers(const number *from) { return vcvt_f32_f16(vreinterpret_f16_s16(vld1_s16(from))); }
 
 INLINE void keep(number *to, vector v) {
@@ -175,34 +190,3 @@ INLINE vector faded(vector trace, vector factor) {
 
 INLINE vector factor_of(vector x) { return x; }
 #endif
-
-/* Channels of one rate, SPAN at a time where vectors are wider. */
-#if !SMALL && LANES == 4 && defined(__AVX2__)
-#if defined(__AVX512F__)
-#define SPAN 16
-#else
-#define SPAN 8
-#endif
-typedef float span __attribute__((vector_size(4 * SPAN)));
-typedef int32_t span_bits __attribute__((vector_size(4 * SPAN)));
-typedef float span_at __attribute__((vector_size(4 * SPAN), aligned(4), may_alias));
-#endif
-
-INLINE void fade_run(number *restrict trace, float factor, const float *restrict features, int n) {
-    int c = 0;
-#if defined(SPAN)
-    for (; c + SPAN <= n; c += SPAN) {
-        span z = *(const span_at *)(trace + c) * factor, size = (span)((span_bits)z & 0x7FFFFFFF);
-        *(span_at *)(trace + c) = (span)((span_bits)z & (size > TINY)) + *(const span_at *)(features + c);
-    }
-#endif
-    for (; c < n; c += LANES) keep(trace + c, faded(numbers(trace + c), ALL(factor)) + LOAD(features + c));
-}
-
-INLINE void read_run(float *restrict to, const number *restrict trace, float factor, int n) {
-    int c = 0;
-#if defined(SPAN)
-    for (; c + SPAN <= n; c += SPAN) *(span_at *)(to + c) = *(const span_at *)(trace + c) * factor;
-#endif
-    for (; c < n; c += LANES) KEEP(to + c, factor_of(numbers(trace + c) * ALL(factor)));
-}

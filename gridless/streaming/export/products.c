@@ -7,47 +7,30 @@
 #define TOGETHER 4
 
 /* Vectors of sums; ACROSS of them for each row, and MANY rows where there are registers for more. */
-#if LANES == 4 && defined(__AVX512F__)
-#include <immintrin.h>
-#define ACROSS 1
-#define MANY 8
-#define SUMS 16
-typedef float sums __attribute__((vector_size(64)));
-typedef float sums_at __attribute__((vector_size(64), aligned(4), may_alias));
-/* Half a panel is half of a vector. */
-#define WEIGHTS(w, wide) ((sums)_mm512_maskz_loadu_ps((wide) < SUMS ? 0xFF : 0xFFFF, w))
-#elif LANES == 4 && defined(__AVX__)
-#define SUMS 8
-typedef float sums __attribute__((vector_size(32)));
-typedef float sums_at __attribute__((vector_size(32), aligned(4), may_alias));
+#define ACROSS (WIDTH == 16 ? 1 : 2)
+#define MANY (WIDTH == 16 ? 8 : TOGETHER)
+#if WIDTH > LANES
+typedef float sums __attribute__((vector_size(4 * WIDTH)));
+typedef float sums_at __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
 #elif LANES == 4
-#define SUMS 4
 typedef vector sums;
 typedef vector_at sums_at;
 #else
-#define SUMS 1
 typedef float sums;
 typedef float sums_at;
 #endif
-#if SUMS < 16
-#define ACROSS 2
-#define MANY TOGETHER
-#define WEIGHTS(w, wide) (*(const sums_at *)(w))
-#endif
 
-/* sum + x w, for a number x. Products of SMALL networks are exact, so that there it changes no bit whether they are fused. */
-#if (defined(NET_FUSED) || SMALL) && LANES == 4 && defined(__aarch64__)
-#include <arm_neon.h>
+/* sum + x w, for a number x. */
+#if FUSED && LANES == 4 && defined(__aarch64__)
 #define ADD(sum, x, w) vfmaq_n_f32(sum, w, x)
-#elif (defined(NET_FUSED) || SMALL) && SUMS >= 8 && defined(__FMA__)
-#include <immintrin.h>
-#if SUMS == 16
+#elif FUSED && WIDTH >= 8 && defined(__FMA__)
+#if WIDTH == 16
 #define ADD(sum, x, w) _mm512_fmadd_ps(_mm512_set1_ps(x), w, sum)
 #else
 #define ADD(sum, x, w) _mm256_fmadd_ps(_mm256_set1_ps(x), w, sum)
 #endif
 #define ADD_ONE(sum, x, w) _mm_fmadd_ps(_mm_set1_ps(x), w, sum)
-#elif (defined(NET_FUSED) || SMALL) && LANES == 1 && (defined(__FP_FAST_FMAF) || defined(__riscv_flen))
+#elif FUSED && LANES == 1 && (defined(__FP_FAST_FMAF) || defined(__riscv_flen))
 #define ADD(sum, x, w) __builtin_fmaf(x, w, sum)
 #elif defined(NET_FUSED) && !SMALL
 #error "NET_FUSED needs a processor that fuses products with sums (on x86: -mavx -mfma)"
@@ -70,31 +53,29 @@ typedef float sums_at;
 INLINE void add(const int many, const int across, float *restrict total, const int *restrict row, const float *restrict x,
                 int pitch, int n, const float *restrict w, int wide) {
     sums sum[MANY][ACROSS];
-    int r, c, j, k;
+    int r, c, k = 0;
     EACH(r, many)
-        EACH(c, across) sum[r][c] = *(const sums_at *)(total + row[r] * COLUMNS + c * SUMS);
-    for (k = 0; k + 4 <= n; k += 4) {
-#if SUMS == 4
-        /* By element of a vector: one instruction on ARM. */
+        EACH(c, across) sum[r][c] = *(const sums_at *)(total + row[r] * COLUMNS + c * WIDTH);
+#if WIDTH == 4 && !defined(__SSE2__)
+    /* Four steps by element of a vector, one instruction on ARM; the 16 registers of x86 hold no more than the sums. */
+    for (; k + 4 <= n; k += 4) {
         vector some[MANY];
+        int j;
         EACH(r, many) some[r] = LOAD(x + (ptrdiff_t)r * pitch + k);
-#else
-        const float *some[MANY];
-        EACH(r, many) some[r] = x + (ptrdiff_t)r * pitch + k;
-#endif
         UNROLL for (j = 0; j < 4; j++, w += wide)
             EACH(c, across) {
-                sums weights = WEIGHTS(w + c * SUMS, wide);
+                sums weights = *(const sums_at *)(w + c * WIDTH);
                 EACH(r, many) sum[r][c] = ADD(sum[r][c], some[r][j], weights);
             }
     }
+#endif
     for (; k < n; k++, w += wide)
         EACH(c, across) {
-            sums weights = WEIGHTS(w + c * SUMS, wide);
+            sums weights = *(const sums_at *)(w + c * WIDTH);
             EACH(r, many) sum[r][c] = ADD(sum[r][c], x[(ptrdiff_t)r * pitch + k], weights);
         }
     EACH(r, many)
-        EACH(c, across) *(sums_at *)(total + row[r] * COLUMNS + c * SUMS) = sum[r][c];
+        EACH(c, across) *(sums_at *)(total + row[r] * COLUMNS + c * WIDTH) = sum[r][c];
 }
 
 /* The same for one row, all columns of a panel, and numbers as they are stored. */
@@ -140,10 +121,10 @@ APART void product(float *restrict out, int count, int columns, const float *res
 #endif
                         EACH(r, MANY) row[r] = i + r >= those ? BLOCK : seen ? seen->row[u][i + r] : i + r;
                         many = those - i > TOGETHER ? MANY : TOGETHER;
-                        for (c = 0; c < wide; c += ACROSS * SUMS)
+                        for (c = 0; c < wide; c += ACROSS * WIDTH)
                             if (MANY > TOGETHER && many == MANY)
                                 add(MANY, ACROSS, total + c, row, x, steps, n, part + c, wide);
-                            else if (c + ACROSS * SUMS <= wide)
+                            else if (c + ACROSS * WIDTH <= wide)
                                 add(TOGETHER, ACROSS, total + c, row, x, steps, n, part + c, wide);
                             else
                                 add(TOGETHER, 1, total + c, row, x, steps, n, part + c, wide);

@@ -1,8 +1,8 @@
 """A live program as C: a function for each stream, a few lines for each row, all constants in one table.
 
-`arithmetic.c` holds vectors, decays and numbers of 16 bits, `runtime.c` what all networks share (LIF, traces, taps),
-`products.c` sums of products, `functions.c` the functions of one number, `interface.c` what the caller sees. Here they
-are joined to the text of one network.
+`arithmetic.c` holds vectors, decays and numbers of 16 bits, `runtime.c` windows and LIF, `functions.c` the functions of
+one number; `widths.c` says for which vectors the rest is compiled: `traces.c`, `products.c` (sums of products), the
+functions of this network, `take.c`. `interface.c` is what the caller sees. Here they are joined to one text.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class Writer:
         self.shared: set[str] = set()  # rows whose place is that of another
         self.bodies: dict[str, list[str]] = {}
         self.settings: list[str] = []
+        self.convolutions: list[str] = []
         self.factors, self.taps, self.steps = 1, 1, 1
         self.slow = False
 
@@ -333,7 +334,8 @@ class Writer:
         window = [reach_of(kernel), int(isinstance(kernel, str)), row.settings["stride"], columns, rows]
         numbers = (q, taps, factors, each, int(shared), rates, self.offset(rate.min(1)))
         sizes = f"{width}, {height}, {{{', '.join(map(str, window))}}}, {', '.join(map(str, numbers))}"
-        self.settings.append(_CONVOLUTION.format(k=k, sizes=sizes, seen="seen" if apart else 0))
+        self.settings.append(f"static const convolution conv{k} = {{{sizes}}};")
+        self.convolutions.append(_CONVOLUTION.format(k=k, seen="seen" if apart else 0))
         self.reset.append(f"for (i = 0; i < {source.pixels}; i++) {time}[i] = NEVER;")
         own = source is target
         cursor = "at" if own else self.memory.add("int32_t", f"at{k}")
@@ -532,16 +534,18 @@ class Writer:
             # Convolutions of later streams add to it.
             self.bodies[stream.name] = self.stream_body(stream)
         answer = self.answer_body()
+        # A vector may reach over the end of the last panel.
+        self.offset(np.zeros(COLUMNS // 2))
         self.work.add("float", "row", self.block * self.steps + LANES)
         if self.bits == 16:
             self.work.add("float", "decoded", self.step * COLUMNS)
         functions = [_function(f"run_{name}", _RUN, lines, name) for name, lines in self.bodies.items()]
-        functions.append(_function("answer", "struct state *s, float *logits", answer))
+        functions.append("#if NET_DURATION || defined(LAST)")
+        functions.append(_function("answer", "struct state *s, float *logits", answer) + "#endif\n")
         if self.program.duration:
             functions.append(_function("restart", "struct state *s", self.restart))
-        declared = "".join(f"static void run_{name}({_RUN});\n" for name in self.bodies)
+        declared = "".join(f"TARGET static void run_{name}({_RUN});\n" for name in self.bodies)
         reset = "".join(f"    {line}\n" for line in self.reset)
-        interface = _read("interface.c").replace("@RESET@", reset).replace("@INPUT@", next(iter(self.streams)))
         sizes = {
             "CHUNK": self.chunk, "BLOCK": self.block, "FACTORS": self.factors, "TAPS": self.taps, "STEPS": self.step,
             "SMALL": int(self.bits == 16), "SLOW_DECAYS": int(self.slow), "LONGEST": "((int64_t)1 << 60)",
@@ -549,14 +553,23 @@ class Writer:
         }  # fmt: skip
         defined = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
         declared_tables, tables = self._tables()
+        # For vectors of each width.
+        wide = "\n".join(
+            [
+                *map(_read, ("traces.c", "products.c")), *self.convolutions, "", declared, *functions,
+                _read("take.c").replace("@INPUT@", next(iter(self.streams))),
+            ]
+        )  # fmt: skip
+        named = "".join(f"#define {name} NAMED({name})\n" for name in dict.fromkeys(_DEFINED.findall(wide)))
         code = "\n".join(
             [
-                '#include "network.h"\n', defined, declared_tables,
-                *map(_read, ("arithmetic.c", "runtime.c", "products.c")),
+                "#if !defined(NAMED)", '#include "network.h"\n', defined, declared_tables,
+                *map(_read, ("arithmetic.c", "runtime.c")),
                 *([_read("functions.c")] if self._needs_functions else []),
                 _LISTENER,
                 f"struct state {{\n{self.memory}\n    /* Working memory. */\n{self.work}\n}};\n",
-                "\n".join([*self.settings, ""]), declared, *functions, interface, tables,
+                "\n".join([*self.settings, ""]), named, _read("widths.c"), "#endif\n",
+                wide, "#if defined(LAST)", _read("interface.c").replace("@RESET@", reset), tables, "#endif\n",
             ]
         )  # fmt: skip
         self.digest = hashlib.sha256(code.encode()).hexdigest()[:15]
@@ -588,8 +601,7 @@ class Writer:
 
 
 # A convolution's functions are its own, so that its sizes are known when they are compiled.
-_CONVOLUTION = """static const convolution conv{k} = {{{sizes}}};
-APART void enter{k}(event e, const float *features, number *trace, int64_t *time) {{
+_CONVOLUTION = """APART void enter{k}(event e, const float *features, number *trace, int64_t *time) {{
     enter(&conv{k}, e, features, trace, time);
 }}
 APART void gather{k}(event e, int row, float *rows, sight *seen, const number *trace, const int64_t *time) {{
@@ -598,6 +610,8 @@ APART void gather{k}(event e, int row, float *rows, sight *seen, const number *t
 }}"""
 
 _RUN = "struct state *s, int count, const listener *to"
+# The functions and types that code for vectors of a width defines.
+_DEFINED = re.compile(r"^(?:(?:INLINE|APART|FREE static) \w+ (?=\w+\()|typedef \w+ )(\w+)", re.MULTILINE)
 _LISTENER = (
     "/* Whom predictions are told to. */\ntypedef struct {\n    net_callback call;\n    void *user;\n} listener;\n"
 )
