@@ -534,8 +534,9 @@ class Writer:
             # Convolutions of later streams add to it.
             self.bodies[stream.name] = self.stream_body(stream)
         answer = self.answer_body()
-        # A vector may reach over the end of the last panel.
-        self.offset(np.zeros(COLUMNS // 2))
+        if self.bits == 32:
+            # A vector may reach over the end of the last panel.
+            self.offset(np.zeros(COLUMNS // 2))
         self.work.add("float", "row", self.block * self.steps + LANES)
         if self.bits == 16:
             self.work.add("float", "decoded", self.step * COLUMNS)
