@@ -6,6 +6,7 @@ goes on where it ended. Labels do not depend on the tiles.
 
 from __future__ import annotations
 
+import copy
 import errno
 import hashlib
 import json
@@ -58,6 +59,8 @@ class Labeller:
         device: where the network runs.
         folder: of what the first pass finds, which is looked for there, and kept there.
         points: of a tile and its halo at most, where `size` is None, and a power of two times the reach is chosen.
+        double: compute in float64. A GPU adds in an order that depends on how many points a tile has: in float32 a few
+            labels in a million, whose two best classes tie to within rounding, depend on the tiles.
     """
 
     def __init__(
@@ -70,10 +73,14 @@ class Labeller:
         device: str = "cpu",
         folder: str | Path | None = None,
         points: int = POINTS,
+        double: bool = False,
     ) -> None:
         from gridless.weights import load
 
         model: Any = weights if isinstance(weights, torch.nn.Module) else load(weights)
+        # The network that was given stays as it is.
+        model = copy.deepcopy(model).double() if double else model
+        self.double = double
         self.model, self.device, self.how = model.to(device).eval(), torch.device(device), how or Preparation()
         self.layers, self.source, self.grid = layers_of(self.model), str(source), grid
         rows = sorted({name.partition(".")[0] for name in self.how.features})
@@ -112,8 +119,7 @@ class Labeller:
     @torch.no_grad()
     def label(self, tile: Tile) -> Labels:
         """The rows in the scene of the points inside a tile (S) int64, and their labels (S) int64."""
-        prepare = lambda cloud: turned(cloud, self.how, self.source)  # noqa: E731
-        tile, geometry = tile.run(self.model.plan, self.layers, self.device, self.around, prepare)
+        tile, geometry = tile.run(self.model.plan, self.layers, self.device, self.around, self._prepared)
         found = self.model(geometry).argmax(1)
         inside = tile.every.rows["inside"]
         index = tile.every.rows["index"][inside]
@@ -121,6 +127,11 @@ class Labeller:
             return index.numpy(), found.cpu()[inside].numpy()
         mine, some = (Cloud.of(x.to(self.device)) for x in (tile.every.coords[inside], tile.cloud.coords))
         return index.numpy(), found[nearest(some, mine, 1).source.long()].cpu().numpy()
+
+    def _prepared(self, cloud: Cloud) -> Cloud:
+        cloud = turned(cloud, self.how, self.source)
+        rows: dict[str, Any] = {name: values.double() for name, values in cloud.rows.items()} if self.double else {}
+        return Cloud.of(cloud, **rows)
 
     def __call__(self, key: Any) -> Any:
         if not isinstance(key, dict):
@@ -140,6 +151,7 @@ def label_scene(
     workers: int = 1,
     ray: str | None = None,
     points: int = POINTS,
+    double: bool = False,
 ) -> dict[int, int]:
     """Write the points of a scene with their labels to `out`; returns how many there are of each.
 
@@ -151,7 +163,7 @@ def label_scene(
         source: a file or a folder of files.
         weights: a network, or the name or path of its weights.
         out: the file that is written.
-        size, grid, how, device, points: those of `Labeller`.
+        size, grid, how, device, points, double: those of `Labeller`.
         workers: processes on this machine.
         ray: the address of a Ray cluster on which the tiles are labelled instead; all its machines see the files.
     """
@@ -161,7 +173,8 @@ def label_scene(
         connect(ray)
     model: Any = weights if isinstance(weights, torch.nn.Module) else _loaded(weights)
     layers_of(model)
-    settings = {"size": size, "grid": grid, "how": repr(how), "points": points, "files": _state(source)}
+    settings = {"size": size, "grid": grid, "how": repr(how), "points": points, "double": double}
+    settings["files"] = _state(source)
     settings["network"] = hashlib.sha256(repr(model.config).encode()).hexdigest()
     for name, tensor in model.state_dict().items():
         settings["network"] += hashlib.sha256(name.encode() + tensor.cpu().numpy().tobytes()).hexdigest()[:8]
@@ -170,7 +183,7 @@ def label_scene(
             weights if isinstance(weights, torch.nn.Module) or not Path(weights).exists() else Path(weights).resolve()
         )
         arguments = {"weights": given, "size": size, "grid": grid, "how": how, "device": device, "points": points}
-        arguments |= {"folder": str(folder.resolve()), "source": str(source.resolve())}
+        arguments |= {"folder": str(folder.resolve()), "source": str(source.resolve()), "double": double}
         first = Labeller(**{**arguments, "weights": model})
         classes, count, tiles = model.config["classes"], first.tiles.scene.count, first.tiles
         # What the classes were called in the files that the network learned from.

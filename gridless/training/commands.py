@@ -204,6 +204,9 @@ def predict(
     tile: Annotated[float | None, typer.Option(help="Of scenes: the side of a tile; else chosen by memory.")] = None,
     workers: Annotated[int, typer.Option(help="Of scenes: processes on this machine.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Of scenes: the address of a Ray cluster, or auto.")] = None,
+    double: Annotated[
+        bool, typer.Option("--double", help="Of scenes: compute in 64 bits; on a GPU no label then depends on tiles.")
+    ] = False,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, with all probabilities.")] = False,
 ) -> None:
@@ -228,6 +231,7 @@ def predict(
     def answer(file: Path) -> str:
         if scenes:
             settings = {"size": tile, "grid": grid, "device": str(pick_device(device)), "workers": workers, "ray": ray}
+            settings["double"] = double
             written, counts = write_labels(model, file, out, weights, up, **settings)
             if as_json:
                 return json.dumps({"file": str(file), "written": str(written), "labels": counts})

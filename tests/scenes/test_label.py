@@ -81,6 +81,21 @@ def test_two_tilings_give_the_same_labels_and_nothing_else_changes(grid, city, w
     assert sorted(p.name for p in tmp_path.iterdir()) == ["one.laz", "three.npy", "two.las"]
 
 
+def test_double_labels_are_those_of_the_network_in_float64(city, tmp_path):
+    torch.manual_seed(0)
+    model = gl.models.point_unet(5, width=8, levels=1, radius=0.4, in_channels=1).eval()
+    (tile,) = gl.tiles(city, 1000.0)
+    features, whole = tile.cloud.rows["intensity"].float()[:, None] / 65535, tile.run(model.plan)[1]
+    with torch.no_grad():
+        model.head.bias -= model(features, whole).mean(0)
+    how = Preparation(features=["intensity"])
+    label_scene(city, model, tmp_path / "one.npy", size=9.0, how=how, double=True)
+    assert model.head.weight.dtype == torch.float32
+    found = model.double()(features.double(), whole).argmax(1)
+    assert np.array_equal(np.load(tmp_path / "one.npy")[tile.cloud.rows["index"]], found.numpy())
+    assert len(found.unique()) > 1
+
+
 @pytest.mark.parametrize("format", [3, 7])
 def test_a_copc_file_becomes_a_laz_file_that_others_read(format, weights, tmp_path):
     laspy = pytest.importorskip("laspy")
