@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -42,7 +43,7 @@ def run(
 def _context() -> Any:
     """Processes are forked from one that has imported torch and nothing else, whose memory they share: this process may
     have threads, and then it is not forked safely."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["gridless"])
