@@ -62,6 +62,14 @@ BOARD = {
     "dropout": 0.1,
 }  # fmt: skip
 
+COUNTS = {
+    "model": "EventCounts", "classes": 2, "sensor": [120, 100], "decay_times": [10_000.0, 30_000.0, 100_000.0],
+}  # fmt: skip
+LEAKY = {
+    "model": COUNTS, "transforms": ERASE, "batch_size": 128, "learning_rate": 0.003, "average": 0.995,
+    "weight_decay": 0.05,
+}  # fmt: skip
+
 # name -> changes of the recipe n-cars
 VARIANTS: dict[str, dict[str, Any]] = {
     "shipped": {},
@@ -114,6 +122,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
             **BOARD, "head": "voxel", "duration": 100000, "width": 12, "rates": "spread", "blocks": 1, "counts": True,
         },
     },
+    # Counts that decay, without streams and without windows.
+    "leaky-one": {**LEAKY, "model": {**COUNTS, "decay_times": [100_000.0]}},
+    "leaky": {**LEAKY},
+    "leaky-half": {**LEAKY, "model": {**COUNTS, "size": 2, "width": 32, "levels": 3}},
+    "leaky-large": {**LEAKY, "transforms": [*SHIPPED, {"Erase": [0.2, 0.8]}]},
     "dense-stream": {
         "transforms": SWAP, **DENSE,
         "model": {"model": "n_cars", "head": "stream", "dropout": 0.3, **{k[7:]: v for k, v in DENSE.items()}},
@@ -144,6 +157,8 @@ PACKED = ("x", "y", "t", "p", "offsets", "label")
 def unpack(options: argparse.Namespace) -> None:
     from gridless.data import NCars
 
+    if (options.out / "unpacked.npz").is_file():
+        return
     data = NCars(options.data)
     if data.pack is None:
         sys.exit(f"{options.data}: packs of recordings are needed, ncars_train_*.npz.xz")
@@ -187,9 +202,24 @@ def work(number: int, jobs: Any, done: Any, options: argparse.Namespace) -> None
             assert results is not None
             entry = {"name": name, "seed": seed, "fold": fold, "accuracy": results.get("valid_accuracy")}
             entry |= {"train_accuracy": results["train_accuracy"], "epochs": options.epochs}
-            done.put(entry | {"seconds": time.perf_counter() - began, "process": number})
+            entry |= {"seconds": time.perf_counter() - began, "process": number}
+            if some is not None:
+                predicted(out, some.to(options.device), recipe)
+            done.put(entry)
         except Exception:
             done.put({"name": name, "seed": seed, "fold": fold, "error": traceback.format_exc()[-800:]})
+
+
+def predicted(out: Path, held: Any, recipe: Any) -> None:
+    """Keep what the weights of a run say of each held-out recording, and of its mirror image."""
+    from gridless.weights import load
+
+    model: Any = load(out / "weights")
+    model.to(held.events.device)
+    mirrored = recipe.changed(prepare=[{"Flip": [0, 1.0]}, "ToOrigin", *recipe.prepare])
+    views = {"plain": recipe, "mirrored": mirrored}
+    found = {name: held.probabilities(model, view).cpu().numpy() for name, view in views.items()}
+    np.savez(out / "predicted.npz", label=held.labels.cpu().numpy(), **found)
 
 
 def table(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

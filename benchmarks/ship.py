@@ -22,6 +22,7 @@ from torch import Tensor, nn
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from gridless.models.events import EventCounts, VoxelHead  # noqa: E402
 from gridless.nn.conv import FeaturelessConv, PointConv  # noqa: E402
 from gridless.nn.events import VoxelMerge  # noqa: E402
 from gridless.training.evaluate import judged  # noqa: E402
@@ -32,7 +33,7 @@ from gridless.weights import SHIPPED, load, save  # noqa: E402
 
 @torch.no_grad()
 def multiply_adds(model: nn.Module, geometry: Any, *more: Tensor) -> dict[str, float]:
-    """Of a forward pass: all of a cloud network; of an event network per input event, its voxel head per recording."""
+    """Of a forward pass: all of a cloud network; of an event network per input event, and what a prediction takes."""
     found = {"total": 0.0}
 
     def count(layer: nn.Module, inputs: tuple, output: Tensor) -> None:
@@ -48,7 +49,8 @@ def multiply_adds(model: nn.Module, geometry: Any, *more: Tensor) -> dict[str, f
             found["total"] += output.numel() * kernel[0].numel()
 
     events = hasattr(model, "cost")
-    counted: Any = model.head if events and model.config["head"] == "voxel" else model
+    asked = [layer for layer in model.modules() if isinstance(layer, VoxelHead | EventCounts)]
+    counted = asked[0] if asked else model
     hooks = [layer.register_forward_hook(count) for layer in counted.modules()]
     try:
         model.eval()(geometry, *more)
@@ -58,10 +60,10 @@ def multiply_adds(model: nn.Module, geometry: Any, *more: Tensor) -> dict[str, f
     examples = next(iter(geometry.values())).num_examples
     if not events:
         return {"multiply-adds per example": found["total"] / examples}
-    cost: Any = model.cost
-    facts = {"multiply-adds per event": cost(geometry)["total"]}
-    if counted is not model:
-        facts["multiply-adds of the voxel head per recording"] = found["total"] / examples
+    cost: Any = model.cost(geometry)  # type: ignore[operator]
+    facts = {"multiply-adds per event": cost["total"] - cost.get("prediction", 0.0)}
+    if asked:
+        facts["multiply-adds of a prediction"] = found["total"] / examples
     return facts
 
 
@@ -74,7 +76,13 @@ def tried(model: nn.Module, recipe: Recipe, data: Path, examples: int) -> tuple[
     some = whole.take(torch.linspace(0, len(whole) - 1, min(examples, len(whole))).long())
     batch = next(iter(some.take(torch.arange(min(64, len(some)))).loader(recipe, model.plan, train=False)))  # type: ignore
     if "parts" not in recipe.model:
-        return some.probabilities(model, recipe).argmax(1), multiply_adds(model, batch.geometry)
+        facts = multiply_adds(model, batch.geometry)
+        if "multiply-adds of a prediction" in facts:
+            share = facts["multiply-adds of a prediction"] * len(whole) / len(whole.events)  # type: ignore[union-attr]
+            facts["multiply-adds per event, one prediction for each recording"] = (
+                facts["multiply-adds per event"] + share
+            )
+        return some.probabilities(model, recipe).argmax(1), facts
     found = judged(model, some, recipe)
     figures = torch.tensor([found["instance_iou"], found["category_iou"]]).mul(1e3).round()
     return figures, multiply_adds(model, batch.geometry, batch.labels)

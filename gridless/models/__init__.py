@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from torch import nn
 
 from gridless.models.events import (
+    EventCounts,
     EventResNet,
     asl_dvs,
     cifar10_dvs,
@@ -31,6 +32,7 @@ from gridless.models.points import (
 )
 
 __all__ = [
+    "EventCounts",
     "EventResNet",
     "PointResNet",
     "PointResNetPlus",

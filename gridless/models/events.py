@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack, cast
 
 import torch
@@ -14,6 +15,7 @@ from gridless.nn.events import (
     EventConv,
     InceptionBlock,
     Last,
+    LeakyCount,
     LeakyMean,
     Memory,
     VoxelBlock,
@@ -323,6 +325,69 @@ class StreamHead(nn.Module):
             everything, torch.cat([label[example], label]), reduction="none", label_smoothing=smoothing
         )
         return (every * weight).sum() / events.num_examples, self.last(logits, geometry, None, self.logits.bias)
+
+
+class EventCounts(nn.Module):
+    """A small convolutional network on decaying counts of the camera's events (`LeakyCount`): logits (B, classes).
+
+    relu(norm(conv)) of 3 x 3 cells, then `levels` times two of them, the first of which halves the grid and doubles the
+    channels; then the mean and the maximum over all cells, dropout, Dense. Nothing has an end: it runs for ever in
+    constant memory. An event costs one cell of the grid; the rest is computed for a prediction.
+
+    Args:
+        classes: how many classes.
+        sensor: (width, height) of the camera.
+        width: channels of the first convolution.
+        levels: how often the grid is halved, and the channels are doubled.
+        size: `size` x `size` pixels are a cell of the grid.
+        decay_times: microseconds after which an event counts 1/e; each has an OFF and an ON channel.
+        dropout: probability, before the last layer.
+        every: microseconds between live predictions; one after each packet when left out.
+    """
+
+    def __init__(
+        self,
+        classes: int,
+        sensor: tuple[int, int],
+        width: int = 16,
+        levels: int = 4,
+        size: int = 1,
+        decay_times: Sequence[float] = (100_000.0,),
+        dropout: float = 0.3,
+        every: int | None = None,
+    ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__()
+        lists = {"sensor": list(map(int, sensor)), "decay_times": list(map(float, decay_times))}
+        self.config: dict[str, Any] = {"model": "EventCounts", **arguments, **lists}
+        self.plan = Plan()
+        self.count = LeakyCount(self.plan.events(sensor), size, decay_times, every)
+        sizes = [(2 * len(decay_times), width, 1)]
+        for q in (width * 2**level for level in range(levels)):
+            sizes += [(q, 2 * q, 2), (2 * q, 2 * q, 1)]
+        layers = ((VoxelConv(q, p, stride), BatchNorm(p, relu="after")) for q, p, stride in sizes)
+        self.layers = nn.Sequential(*(layer for pair in layers for layer in pair))
+        self.dropout = nn.Dropout(dropout)
+        self.logits = Dense(2 * width * 2**levels, classes)
+
+    def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        grid = self.layers(self.count(geometry, memory))
+        return self.logits(self.dropout(torch.cat([grid.mean((1, 2, 3)), grid.amax((1, 2, 3))], 1)))
+
+    def cost(self, geometry: Geometry) -> dict[str, float]:
+        """Multiply-adds per input event, by part, with one prediction at the end of each recording, of all cells.
+
+        Live, cells are left out that no event has reached, and the share of a prediction falls with the rate of events.
+        """
+        events = geometry[self.count.stream]
+        (height, width), work = self.count.grid, self.logits.weight.numel()
+        for layer in self.layers:
+            if isinstance(layer, VoxelConv):
+                height, width = (-(-side // layer.stride[0]) for side in (height, width))
+                work += height * width * layer.weight.numel()
+        parts = {"count": 2.0 * len(self.count.decay_times)}
+        parts["prediction"] = work * events.num_examples / max(len(events), 1)
+        return parts | {"total": sum(parts.values())}
 
 
 class Options(TypedDict, total=False):

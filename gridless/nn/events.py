@@ -8,6 +8,7 @@ the first packet) and puts a new one in its place. The geometry of packets comes
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -295,6 +296,66 @@ class VoxelCount(VoxelMean):
         return total.log1p().view(shape)
 
 
+class CountMemory(NamedTuple):
+    """Decayed counts (B, H W, 2 K) float64 as of `time` (B) int64."""
+
+    total: Tensor
+    time: Tensor
+
+
+class LeakyCount(nn.Module):
+    """log(1 + sum over the OFF, the ON events of each cell of exp(-age / decay time)): (B, 1, H, W, 2 K).
+
+    A cell is `size` x `size` pixels of `stream`, the plan's events; each of the K `decay_times` (microseconds) has its
+    OFF and its ON channel, and ages are those at the last event. Every event counts, and nothing has an end: the layer
+    remembers its cells and one time. A live network predicts `every` so many microseconds from the first event on, or
+    else after each packet.
+    """
+
+    def __init__(self, stream: Name, size: int, decay_times: Sequence[float], every: int | None = None) -> None:
+        super().__init__()
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise ValueError(f"LeakyCount: every must be whole microseconds, 1 or more, not {every!r}")
+        self.every = every
+        if size < 1 or not decay_times or min(decay_times) <= 0:
+            raise ValueError(f"LeakyCount: needs size >= 1 and positive decay_times, not {size} and {decay_times}")
+        self.stream, self.size, self.decay_times = stream, size, tuple(map(float, decay_times))
+        self.grid = -(-stream.sensor[1] // size), -(-stream.sensor[0] // size)
+
+    def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        events = geometry[self.stream]
+        if events.polarity is None:
+            raise ValueError("LeakyCount: these events have no polarity: stream must be the plan's events")
+        (height, width), count = self.grid, events.num_examples
+        channels = 2 * len(self.decay_times)
+        rate = 1 / torch.tensor(self.decay_times, dtype=torch.float64, device=events.device)
+        before: CountMemory | None = None if memory is None else memory.get(self)
+        now = _ends(events)[1]
+        if before is not None:
+            now = torch.where(events.sizes > 0, now, before.time)
+        example = events.example.clamp(max=count - 1)
+        x, y = (events.pixel.long() // self.size).unbind(1)
+        at = 2 * ((example * height + y) * width + x) + events.polarity
+        share = torch.exp((events.time - now[example]).double()[:, None] * rate)  # (S, K)
+        # Whole numbers: the order of these sums does not matter.
+        whole = (share * FIXED).round().long() * (events.example < count)[:, None]
+        total = torch.zeros(2 * count * height * width, len(rate), dtype=torch.int64, device=events.device)
+        total = total.index_add_(0, at, whole).view(count, -1, channels).double() / FIXED
+        if before is not None:
+            left = torch.exp((before.time - now).double()[:, None, None] * rate.repeat(2))
+            total = total + before.total * left
+        if memory is not None:
+            memory[self] = CountMemory(total, now)
+        return total.log1p().view(count, 1, height, width, channels)
+
+    def extra_repr(self) -> str:
+        return f"{self.stream}, size={self.size}, decay_times={self.decay_times}, every={self.every}"
+
+
+# What 1 is where decayed counts are summed as whole numbers: two million events of a cell, none of them faded, fit.
+FIXED = 2.0**42
+
+
 def _ends(events: Events) -> tuple[Tensor, Tensor]:
     """The times of the first and the last event of each recording (B); 0 of an empty one."""
     first, last = events.splits[:-1], events.splits[1:] - 1
@@ -366,10 +427,13 @@ class Last(nn.Module):
 
 
 class VoxelConv(nn.Conv2d):
-    """A convolution of 3 x 3 pixels in every frame of a voxel grid: (B, T, H, W, Q) to (B, T, H, W, P)."""
+    """A convolution of 3 x 3 pixels in every frame of a voxel grid: (B, T, H, W, Q) to (B, T, H', W', P).
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__(in_channels, out_channels, 3, padding=1, bias=False)
+    H' and W' are H and W divided by `stride`, rounded up.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int = 1) -> None:
+        super().__init__(in_channels, out_channels, 3, stride, padding=1, bias=False)
 
     def forward(self, grid: Tensor) -> Tensor:
         frames = grid.to(self.weight.dtype).flatten(0, 1).permute(0, 3, 1, 2)

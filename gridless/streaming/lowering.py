@@ -209,7 +209,7 @@ class Lowered:
                 for name in row.inputs:
                     last[name] = len(rows)
                 continue
-            if row.operation == "polarity" and all(r.operation in ("convolve", "count") for r in uses[row.name]):
+            if row.operation == "polarity" and all(r.operation in _OF_EVENTS for r in uses[row.name]):
                 # It is read from the events.
                 self.values[row.name] = value | {"value": -1, "mask": 0}
                 self._sinks(row, uses[row.name], entries)
@@ -312,6 +312,11 @@ class Lowered:
         elif row.operation == "count":
             memory = {"clock": self.flat.room("clock", 2 * row.cells), "number": row.settings["frames"]}
             memory |= {"steps": row.settings["size"], "first": row.shape[2], "last": row.shape[1]}
+        elif row.operation == "leaky_count":
+            clock = self.flat.room("clock", row.cells)
+            self.minus_one.append((clock, row.cells))
+            memory = {"clock": clock, "sum": self.flat.room("sum", row.cells * c), "first": row.shape[2]}
+            memory |= {"steps": row.settings["size"], "rate": self.flat.add("weight", row.constants["rate"])}
         else:
             memory = {"clock": self.flat.room("clock", row.cells), "sum": self.flat.room("sum", row.cells * c)}
             memory["number"] = row.settings.get("frames", 0)
@@ -478,7 +483,9 @@ class Lowered:
             self.i[part] = -1
 
 
-_SINKS = ("voxel", "count", "last", "pool")
+_SINKS = ("voxel", "count", "leaky_count", "last", "pool")
+# What takes the polarity of events from the events themselves.
+_OF_EVENTS = ("convolve", "count", "leaky_count")
 _IN_PLACE = ("affine", "add", "multiply", "relu", "abs", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu",
              "softplus", "log1p", "exp", "layer_norm", "softmax", "log_softmax")  # fmt: skip
 # What rows are called in the table.

@@ -15,6 +15,7 @@ from gridless.geometry.taps import coarser
 from gridless.nn.events import (
     EventConv,
     Last,
+    LeakyCount,
     LeakyMean,
     PolarityConv,
     VoxelConv,
@@ -162,7 +163,8 @@ class Reader:
             if row.name in needed:
                 needed.update(row.inputs)
         rows = tuple(row for row in self.rows.values() if row.name in needed)
-        duration = self.durations.pop() if any(row.operation in ("voxel", "count") for row in rows) else None
+        windows = any(row.operation in ("voxel", "count", "leaky_count") for row in rows)
+        duration = self.durations.pop() if windows and self.durations else None
         modules = {name: row.name for name, row in self.outputs.items() if row.name in needed}
         return tuple(self.streams.values()), rows, out.name, duration, modules
 
@@ -404,6 +406,17 @@ def _voxel_count(r: Reader, layer: VoxelCount, geometry: Any, memory: Any = None
     return r.same(r.add(r.name, "count", None, (events,), shape, settings, 16 * frames * height * width), "log1p")
 
 
+def _leaky_count(r: Reader, layer: LeakyCount, geometry: Any, memory: Any = None) -> Row:
+    r.remembers(memory)
+    (height, width), rate = layer.grid, (1 / np.array(layer.decay_times)).astype(np.float32)
+    shape, events = (1, height, width, 2 * len(rate)), _polarity(r, r.streams[str(layer.stream)])
+    state = 8 * height * width * (1 + 2 * len(rate))
+    if layer.every is not None:
+        r.durations.add(layer.every)
+    counts = r.add(r.name, "leaky_count", None, (events,), shape, {"size": layer.size}, state, rate=rate)
+    return r.same(counts, "log1p")
+
+
 def _window(r: Reader, layer: VoxelMean) -> tuple[int, int]:
     if layer.duration is None:
         raise ValueError(WAITS)
@@ -426,7 +439,7 @@ def _pool(r: Reader, layer: MeanPool | MaxPool, x: Any, geometry: Any, memory: A
 
 
 def _voxel_conv(r: Reader, layer: VoxelConv, x: Any) -> Row:
-    return r.cells(r.value(x), layer.weight.detach()[:, :, None], layer.bias, (1, 3, 3), (1, 1, 1), (0, 1, 1))
+    return r.cells(r.value(x), layer.weight.detach()[:, :, None], layer.bias, (1, 3, 3), (1, *layer.stride), (0, 1, 1))
 
 
 def _voxel_merge(r: Reader, layer: VoxelMerge, x: Any, mean: Any) -> Row:
@@ -472,7 +485,8 @@ def _plain(kind: type, name: str, **expected: Any) -> tuple[type, Callable[..., 
 _LAYERS: tuple[tuple[type, Callable[..., Any]], ...] = (
     (PolarityConv, _polarity_conv), (EventConv, _event_conv), (BatchNorm, _batch_norm), (nn.BatchNorm1d, _batch_norm),
     (nn.LayerNorm, _layer_norm), (LeakyMean, _leaky_mean), (VoxelMean, _voxel_mean), (VoxelCount, _voxel_count),
-    (Last, _last), (MeanPool, _pool), (MaxPool, _pool), (VoxelConv, _voxel_conv), (VoxelMerge, _voxel_merge),
+    (LeakyCount, _leaky_count), (Last, _last), (MeanPool, _pool), (MaxPool, _pool), (VoxelConv, _voxel_conv),
+    (VoxelMerge, _voxel_merge),
     (nn.Linear, _linear), (nn.Dropout, _nothing), (nn.Identity, _nothing), (nn.LeakyReLU, _leaky_relu),
     (nn.Softmax, _softmax), (nn.LogSoftmax, _softmax), _plain(nn.ReLU, "relu"), _plain(nn.ELU, "elu", alpha=1.0),
     _plain(nn.Sigmoid, "sigmoid"), _plain(nn.Tanh, "tanh"), _plain(nn.SiLU, "silu"),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gridless.nn.events import EventConv, Last, VoxelMean
+from gridless.nn.events import EventConv, Last, LeakyCount, VoxelMean
 from gridless.streaming.packets import Prediction, Stream
 from gridless.streaming.reading import CUT, WAITS, Reader
 from gridless.structures import Events, Geometry
@@ -26,7 +26,9 @@ class Session(Stream):
             if isinstance(layer, VoxelMean) and layer.duration is None:
                 raise ValueError(WAITS)
         self._means = [layer for layer in layers.values() if isinstance(layer, VoxelMean)]
-        durations = sorted({mean.duration for mean in self._means if mean.duration is not None})
+        found = {mean.duration for mean in self._means}
+        found |= {layer.every for layer in layers.values() if isinstance(layer, LeakyCount)}
+        durations = sorted(duration for duration in found if duration is not None)
         if len(durations) > 1:
             raise ValueError(f"stream: all voxels of a network share one duration, these have {durations}")
         self.duration: int | None = durations[0] if durations else None

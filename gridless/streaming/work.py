@@ -15,9 +15,9 @@ from gridless.streaming.simd import add, affine, decays, multiply, relu
 from gridless.streaming.table import (  # isort: skip
     A, ADD, AFFINE, A_KEPT, A_MASK, A_PITCH, B, B_KEPT, B_MASK, C, CAUSE, CELLS, CLOCK, CONVOLVE_CELLS, COPY, COUNT,
     DENSE, DURATION, ELU, EMPTY, EXP, FACTOR, FIRST, FLATTEN, GATHERED, GELU, GRID, KEPT, LANE, LAST, LATEST,
-    LAYER_NORM, LEAKY_RELU, LIST, LOG1P, LOG_SOFTMAX, MASK, MEAN, MULTIPLY, NUMBER, OP, PITCH, PLACE, POLARITY,
-    POOL_MAX, POOL_MEAN, RATE, REDUCE_MAX, REDUCE_MEAN, RELU, ROW, ROWS, SCALE, SHIFT, SIGMOID, SILU, SOFTMAX, SOFTPLUS,
-    START, STEPS, SUM, S_EVENT, S_HEIGHT, S_WIDTH, TANH, TRACE, VALUE, VOXEL, WEIGHT, WHOLE, WHOLES,
+    LAYER_NORM, LEAKY_COUNT, LEAKY_RELU, LIST, LOG1P, LOG_SOFTMAX, MASK, MEAN, MULTIPLY, NUMBER, OP, PITCH, PLACE,
+    POLARITY, POOL_MAX, POOL_MEAN, RATE, REDUCE_MAX, REDUCE_MEAN, RELU, ROW, ROWS, SCALE, SHIFT, SIGMOID, SILU, SOFTMAX,
+    SOFTPLUS, START, STEPS, SUM, S_EVENT, S_HEIGHT, S_WIDTH, TANH, TIME, TRACE, VALUE, VOXEL, WEIGHT, WHOLE, WHOLES,
 )  # fmt: skip
 
 
@@ -73,6 +73,17 @@ def work(i, f, d, r, s, first, n, lane):
             frame = i[r + NUMBER] * (i[event + 2] - i[START]) // i[DURATION]
             x, y = min(i[event] // i[r + STEPS], i[r + FIRST] - 1), min(i[event + 1] // i[r + STEPS], i[r + LAST] - 1)
             i[i[r + CLOCK] + 2 * ((frame * i[r + LAST] + y) * i[r + FIRST] + x) + i[event + 3]] += 1
+    elif op == LEAKY_COUNT:
+        for j in range(n):
+            event = i[s + S_EVENT] + 4 * (first + j)
+            cell = i[event + 1] // i[r + STEPS] * i[r + FIRST] + i[event] // i[r + STEPS]
+            clock, total = i[r + CLOCK] + cell, i[r + SUM] + cell * c
+            for k in range(c // 2):
+                left = math.exp(-float(f[i[r + RATE] + k]) * (i[event + 2] - i[clock])) if i[clock] >= 0 else 0.0
+                d[total + k] *= left
+                d[total + c // 2 + k] *= left
+                d[total + i[event + 3] * (c // 2) + k] += 1.0
+            i[clock] = i[event + 2]
     elif op == LATEST:
         for k in range(pitch):
             f[i[r + TRACE] + k] = f[a + (n - 1) * pitch + k]
@@ -233,6 +244,17 @@ def answer(i, f, d):
                 for k in range(2, pitch):
                     f[to + cell * pitch + k] = 0.0
                 f[to + cell * pitch], f[to + cell * pitch + 1] = off, on
+        elif op == LEAKY_COUNT:
+            for cell in range(cells):
+                clock, total = i[i[r + CLOCK] + cell], i[r + SUM] + cell * c
+                i[mask + cell] = clock >= 0
+                for k in range(pitch):
+                    f[to + cell * pitch + k] = 0.0
+                if clock >= 0:
+                    for k in range(c // 2):
+                        left = math.exp(-float(f[i[r + RATE] + k]) * (i[TIME] - clock))
+                        f[to + cell * pitch + k] = d[total + k] * left
+                        f[to + cell * pitch + c // 2 + k] = d[total + c // 2 + k] * left
         elif op == LATEST:
             for k in range(pitch):
                 f[to + k] = f[i[r + TRACE] + k]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import pickle
 
 import pytest
@@ -311,6 +312,37 @@ def test_counts_are_those_of_every_event_of_the_camera():
     torch.testing.assert_close(layer(geometry), wanted.log1p())
     padded = gl.collate([plan(one) for one in events.examples], bucket="power_of_two")
     torch.testing.assert_close(layer(padded), wanted.log1p())
+
+
+def test_decaying_counts_are_those_of_every_event_by_its_age():
+    plan = gl.Plan()
+    clock = plan.events((9, 7))
+    layer = gl.nn.LeakyCount(clock, 2, (50.0, 4000.0))
+    events = gl.collate([*recordings(), recordings()[0][:0]])
+    wanted = torch.zeros(events.num_examples, 1, 4, 5, 4, dtype=torch.float64)
+    for b, one in enumerate(events.examples):
+        for (x, y), time, on in zip(one.pixel.tolist(), one.time.tolist(), one.polarity.tolist(), strict=True):
+            for k, decay_time in enumerate((50.0, 4000.0)):
+                wanted[b, 0, y // 2, x // 2, 2 * on + k] += math.exp((time - int(one.time[-1])) / decay_time)
+    torch.testing.assert_close(layer(plan(events)), wanted.log1p(), rtol=1e-11, atol=1e-11)
+    padded = gl.collate([plan(one) for one in events.examples], bucket="power_of_two")
+    torch.testing.assert_close(layer(padded), wanted.log1p(), rtol=1e-11, atol=1e-11)
+    with pytest.raises(ValueError, match="LeakyCount: needs size >= 1 and positive decay_times"):
+        gl.nn.LeakyCount(clock, 2, ())
+
+
+def test_a_network_of_decaying_counts_learns_from_them_and_is_rebuilt():
+    torch.manual_seed(0)
+    model = gl.models.EventCounts(3, (9, 7), width=4, levels=2, size=2, decay_times=(50, 4000))
+    events = gl.collate([*recordings(), recordings()[0][:0]])
+    logits = model(model.plan(events))
+    assert logits.shape == (events.num_examples, 3)
+    torch.nn.functional.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.int64)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    again = gl.models.build(model.config)
+    again.load_state_dict(model.state_dict())
+    geometry = model.eval().plan(events)
+    assert torch.equal(model(geometry), again.eval()(geometry))
 
 
 def test_blocks_of_the_voxel_head_see_the_pixels_around():

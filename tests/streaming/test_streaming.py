@@ -10,6 +10,7 @@ from live import CONFIGURATIONS, KINDS, assert_close, assert_session_is_batch, b
 import gridless as gl
 from gridless.models import events as networks
 from gridless.streaming import Engine, Session, stream
+from gridless.training import load_recipe
 
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])
@@ -123,6 +124,25 @@ def test_squash_counts_and_blocks_of_the_voxel_head_run_live(kind):
         for name in blocks(model):
             assert_close(engine.features(name)[1], session.features(name)[1], 1e-5)
         assert_close(engine.predict(), session.predict(), 1e-5)
+
+
+def test_shipped_counts_answer_every_100_ms_as_for_all_events_so_far():
+    model = gl.load("n-cars-live")
+    assert model.config == load_recipe("n-cars-live").make_model().config
+    events = busy("plain", (120, 100), 2000)
+    events = gl.Events(events.pixel, 12 * events.time, events.polarity, events.splits, events.sensor)
+    engine = stream(model)
+    found = list(engine.push(events))
+    assert [p.time - int(events.time[0]) for p in found] == [100_000, 200_000]
+    with torch.no_grad():
+        for p in found:
+            so_far = events[: int((events.time < p.time).sum())]
+            assert_close(p.logits, model(model.plan(so_far))[0], 1e-5)
+        geometry = model.plan(events)
+        assert_close(engine.predict(), model(geometry)[0], 1e-5)
+    assert model.cost(geometry)["total"] == pytest.approx(
+        2 + model.about["cost"]["multiply-adds of a prediction"] / 2000
+    )
 
 
 @pytest.mark.parametrize("kind", ["outside", "back in time", "before the last", "padded"])

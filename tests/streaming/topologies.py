@@ -14,11 +14,13 @@ from gridless.nn import (
     Dense,
     EventConv,
     Last,
+    LeakyCount,
     LeakyMean,
     MaxPool,
     MeanPool,
     PolarityConv,
     VoxelBlock,
+    VoxelConv,
     VoxelMean,
     VoxelMerge,
 )  # fmt: skip
@@ -158,7 +160,33 @@ class NothingFires(nn.Module):
         return self.logits(self.norm(self.second(self.first(geometry, memory), geometry, memory)))
 
 
-TOPOLOGIES = [SkipsAcrossLevels, WideStride, TwoBranches, OwnVoxels, Gates, NothingFires]
+class FadingCounts(nn.Module):
+    """Counts that decay, convolved at a stride of 2, beside the last value of a stream: an answer when asked for."""
+
+    def __init__(self, every: int | None = None) -> None:
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        x0 = plan.events(SENSOR)
+        x1 = plan.lif(x0, **FAST)
+        self.count = LeakyCount(x0, 2, (300.0, 5000.0, 1e9), every)
+        self.conv, self.norm = VoxelConv(6, 7, 2), BatchNorm(7, relu="after")
+        self.down, self.last = PolarityConv(plan.causal(x0, x1, 3, 2), 4), Last(x1)
+        self.logits = Dense(18, 3)
+
+    def forward(self, geometry, memory=None):
+        grid = self.norm(self.conv(self.count(geometry, memory)))
+        last = self.last(self.down(geometry, memory), geometry, memory)
+        return self.logits(torch.cat([last, grid.mean((1, 2, 3)), grid.amax((1, 2, 3))], 1))
+
+
+class NowAndThen(FadingCounts):
+    """The same, with a prediction every 4 ms, and nothing forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__(4000)
+
+
+TOPOLOGIES = [SkipsAcrossLevels, WideStride, TwoBranches, OwnVoxels, Gates, NothingFires, FadingCounts, NowAndThen]
 
 
 class Drawn(nn.Module):

@@ -286,6 +286,7 @@ def test_training_on_a_real_data_set_needs_its_folder(capsys, tmp_path):
         ("n-cars", "n_cars", None),
         ("n-cars-stream", "n_cars", None),
         ("n-cars-counts", "n_cars", None),
+        ("n-cars-live", "n_cars", None),
         ("n-cars-small", "n_cars", None),
         ("glyphs", "glyphs", None),
         ("shapes", "shapes", None),

@@ -112,6 +112,7 @@ class Writer:
         self.convolutions: list[str] = []
         self.factors, self.taps, self.steps = 1, 1, 1
         self.slow = False
+        self.leaks: dict[str, int] = {}  # where the rates of leaky counts are
 
     # Sizes.
 
@@ -388,6 +389,23 @@ class Writer:
                 "}",
             ]
         frames, rows, columns, _ = row.shape
+        if row.operation == "leaky_count":
+            total, time = self.memory.add("double", f"total{k}", row.cells * c), f"s->time{k}"
+            self.memory.add("int64_t", f"time{k}", row.cells)
+            self.reset.append(f"for (i = 0; i < {row.cells}; i++) {time}[i] = NEVER;")
+            size, rate = row.settings["size"], self.rates(row.constants["rate"])
+            self.leaks[row.name] = rate
+            return [
+                "for (i = 0; i < count; i++) {",
+                f"    int32_t cell = e[i].y / {size} * {columns} + e[i].x / {size};",
+                f"    double *total = {total} + cell * {c}, age = elapsed(e[i].time, {time}[cell]);",
+                f"    {time}[cell] = e[i].time;",
+                f"    for (k = 0; k < {c // 2}; k++) {{",
+                f"        double left = exp_of(-constants.value[{rate} + k] * age);",
+                f"        total[k] *= left, total[{c // 2} + k] *= left, total[e[i].on * {c // 2} + k] += 1.0;",
+                "    }",
+                "}",
+            ]
         # The frame of an event, without a division.
         frame = [
             "for (i = 0; i < count; i++) {",
@@ -433,6 +451,20 @@ class Writer:
     def _count(self, row: Row, n: str) -> list[str]:
         k, out = self.index[row.name], self.buffer(row)
         return [f"for (k = 0; k < {2 * row.cells}; k++) {out}[k] = (float)s->count{k}[k];"]
+
+    def _leaky_count(self, row: Row, n: str) -> list[str]:
+        k, out, half = self.index[row.name], self.buffer(row), row.channels // 2
+        at = f"i * {2 * half} + k"
+        return [
+            f"for (i = 0; i < {n}; i++) {{",
+            f"    double age = elapsed(s->time, s->time{k}[i]);",
+            f"    for (k = 0; k < {half}; k++) {{",
+            f"        double left = exp_of(-constants.value[{self.leaks[row.name]} + k] * age);",
+            f"        {out}[{at}] = (float)(s->total{k}[{at}] * left);",
+            f"        {out}[{at} + {half}] = (float)(s->total{k}[{at} + {half}] * left);",
+            "    }",
+            "}",
+        ]
 
     def _pool(self, row: Row, n: str) -> list[str]:
         k, c, out = self.index[row.name], row.channels, self.buffer(row)
