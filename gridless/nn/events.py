@@ -337,10 +337,11 @@ class LeakyCount(nn.Module):
         x, y = (events.pixel.long() // self.size).unbind(1)
         at = 2 * ((example * height + y) * width + x) + events.polarity
         share = torch.exp((events.time - now[example]).double()[:, None] * rate)  # (S, K)
-        # Whole numbers: the order of these sums does not matter.
-        whole = (share * FIXED).round().long() * (events.example < count)[:, None]
+        # Whole numbers, of which as many fit as there are events: the order of these sums does not matter.
+        one = 2.0 ** min(42, 62 - len(events).bit_length())
+        whole = (share * one).round().long() * (events.example < count)[:, None]
         total = torch.zeros(2 * count * height * width, len(rate), dtype=torch.int64, device=events.device)
-        total = total.index_add_(0, at, whole).view(count, -1, channels).double() / FIXED
+        total = total.index_add_(0, at, whole).view(count, -1, channels).double() / one
         if before is not None:
             left = torch.exp((before.time - now).double()[:, None, None] * rate.repeat(2))
             total = total + before.total * left
@@ -350,10 +351,6 @@ class LeakyCount(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.stream}, size={self.size}, decay_times={self.decay_times}, every={self.every}"
-
-
-# What 1 is where decayed counts are summed as whole numbers: two million events of a cell, none of them faded, fit.
-FIXED = 2.0**42
 
 
 def _ends(events: Events) -> tuple[Tensor, Tensor]:
