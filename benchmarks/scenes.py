@@ -9,7 +9,10 @@ call above its inputs. With --all every scan is taken, and figures are medians o
 
 The network is a U-Net of five levels, all of the same width: two convolutions a level on the way down, one on the way
 up, each with batch normalisation and ReLU. Its geometry, that is every search and sampling or index, is made anew for
-each scan. Ours thins a level by rejection sampling, spconv's by convolutions of 2 x 2 x 2 with stride 2.
+each scan. Ours thins a level by rejection sampling, spconv's by convolutions of 2 x 2 x 2 with stride 2. `one thread` is
+the eager network whose backward pass runs in the caller's thread. `captured` is its step by `gl.capture`: the plan of a
+scan, then a graph, one scan after the other; `ahead`, the time for each scan where `gl.training.ahead` makes the next
+geometry meanwhile. Loss and gradients of the captured step are compared with those of the eager one first.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,14 @@ except ImportError:
 REPEAT = 30
 LEVELS = 5
 WIDTHS = (32, 64, 128)
+# What is compared with spconv's network, and where our figure is.
+RATIOS = {
+    "forward": " forward ms",
+    "both": " both ms",
+    "both, one thread,": " both ms, one thread",
+    "captured": ", captured both ms",
+    "captured, ahead": ", captured both ms, ahead",
+}
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -198,6 +209,14 @@ class OurUNet(torch.nn.Module):
         # A new cloud each time: nothing that was found for it is kept.
         return lambda: self(features, self.plan(gl.Cloud.of(coords)))
 
+    def step(self, geometry: gl.Geometry) -> torch.Tensor:
+        """A loss over the points and its gradients, with features that travel with the points."""
+        self.zero_grad()
+        # Rows of padding come out as 0, and so add nothing.
+        loss = 0.01 * self(geometry["X0"].rows["features"], geometry).float().square().sum()
+        loss.backward()
+        return loss.detach()
+
     def forward(self, features: torch.Tensor, geometry: gl.Geometry) -> torch.Tensor:
         x, skips = self.places[0](self.stem(features, geometry), geometry), []
         for down, places in zip(self.down, list(self.places)[1:], strict=True):
@@ -243,6 +262,51 @@ class TheirUNet(torch.nn.Module):
         return x.features
 
 
+def relative(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
+    """The distance of tensors, over the size of those that are wanted."""
+    apart = sum(float((f.double() - w.double()).square().sum()) for f, w in zip(found, wanted, strict=True))
+    return (apart / sum(float(w.double().square().sum()) for w in wanted)) ** 0.5
+
+
+def captured(model: OurUNet, scans: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, float]:
+    """Milliseconds of a scan by `gl.capture`, and how far its losses and gradients are from the eager ones."""
+    step, parameters = gl.capture(model.step, model.plan), [*model.parameters()]
+
+    def clouds(turns: int) -> Iterator[gl.Cloud]:
+        for _ in range(turns):
+            yield from (gl.Cloud.of(points, features=features) for points, features in scans)
+
+    # Sizes are learned, and a scan that is too large for the first graph makes another.
+    for cloud in clouds(max(2, 10 // len(scans))):
+        step(model.plan(cloud))
+    assert step.graphs == 1
+    some, found, wanted = list(clouds(1))[:3], [], []
+    gradients = [p.grad for p in parameters if p.grad is not None]  # where the graph writes them
+    for cloud in some:
+        found += [step(model.plan(cloud)), *(g.clone() for g in gradients)]
+    for cloud in some:
+        wanted += [model.step(model.plan(cloud)), *(p.grad for p in parameters)]
+    # Statistics over padded rows are summed in another order, before products in TF32 or float16.
+    apart = relative(found, wanted)
+    assert apart < (2e-3 if parameters[0].dtype == torch.float32 else 2e-2), apart
+    times = []
+    for points, features in scans * max(1, REPEAT // len(scans)):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        step(model.plan(gl.Cloud.of(points, features=features)))
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    turns = 1 + max(2, 2 * REPEAT // len(scans))
+    for k, geometry in enumerate(gl.training.ahead(model.plan, clouds(turns), "cuda")):
+        if k == len(scans):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+        step(geometry)
+    torch.cuda.synchronize()
+    each = (time.perf_counter() - begin) / ((turns - 1) * len(scans))
+    return {"both ms": 1e3 * statistics.median(times), "both ms, ahead": 1e3 * each, "distance": apart}
+
+
 def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dict[str, dict[str, Any]]:
     """Milliseconds of a forward pass, and of one with the gradients of all parameters; geometry anew each time."""
     rows: dict[str, dict[str, Any]] = {}
@@ -251,6 +315,7 @@ def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dic
         found: dict[str, list[float]] = {}
         ours = OurUNet(width, size).cuda().to(dtype)
         theirs = None if spconv is None else TheirUNet(width).cuda().to(dtype)
+        given: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {"ours": [], "ours, raw scan": []}
         for scan in scans:
             raw = torch.from_numpy(scan).cuda()
             voxels = torch.unique((raw / size).floor().int(), dim=0)
@@ -259,21 +324,27 @@ def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dic
             if theirs is not None:
                 works.append(("spconv", theirs, voxels))
             for who, model, points in works:
-                forward = model.on(points, torch.randn(len(points), 4, device="cuda", dtype=dtype))
+                features = torch.randn(len(points), 4, device="cuda", dtype=dtype)
+                forward = model.on(points, features)
                 whole = both(forward, list(model.parameters()))
                 figures: dict[str, float] = {"points": len(points)}
                 figures["both ms"], figures["both MiB"] = measured(whole)
                 with torch.no_grad():
                     figures["forward ms"] = measured(forward)[0]
                 if model is ours:
+                    given[who].append((points, features))
+                    with torch.autograd.set_multithreading_enabled(False):
+                        figures["both ms, one thread"] = measured(whole)[0]
                     figures["plan ms"] = measured(lambda points=points: ours.plan(gl.Cloud.of(points)))[0]  # noqa: B023
                 if scan is scans[0]:
                     figures["both, device busy ms"] = busy(whole)
                 for what, value in figures.items():
                     found.setdefault(f"{who} {what}", []).append(value)
         row = rows[name] = {what: statistics.median(values) for what, values in found.items()}
-        for what in ("forward", "both") if theirs is not None else ():
-            row[f"{what} ratio"] = row[f"spconv {what} ms"] / row[f"ours {what} ms"]
+        for who, clouds in given.items():
+            row |= {f"{who}, captured {what}": value for what, value in captured(ours, clouds).items()}
+        for what, ms in RATIOS.items() if theirs is not None else ():
+            row[f"{what} ratio"] = row[f"spconv {'forward' if what == 'forward' else 'both'} ms"] / row[f"ours{ms}"]
         print(f"U-Net, {name}: " + ", ".join(f"{what} {value:.3f}" for what, value in row.items()), flush=True)
     return rows
 

@@ -56,6 +56,11 @@ class Geometry(Mapping[str, Structure]):
     def device(self) -> torch.device:
         return next(iter(self._values.values())).device
 
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor of every structure, those included that were derived from others and are kept beside them."""
+        for value in self._values.values():
+            yield from value.tensors()
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Geometry:
         return Geometry({n: v.to(device, non_blocking=non_blocking) for n, v in self._values.items()})
 

@@ -10,6 +10,7 @@ from gridless.training.evaluate import accuracy, probabilities
 from gridless.training.examples import Clouds, Recordings, load_data
 from gridless.training.loader import Loader
 from gridless.training.predict import classify, classify_events
+from gridless.training.prefetch import ahead
 from gridless.training.recipe import Recipe, load_recipe
 from gridless.training.step import Average, StepCounter, TrainStep
 
@@ -24,6 +25,7 @@ __all__ = [
     "StepCounter",
     "TrainStep",
     "accuracy",
+    "ahead",
     "classify",
     "classify_events",
     "load_data",

@@ -133,8 +133,7 @@ class Group(Sequence):
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor, those included that were derived from others and are used again by the network."""
         yield self.labels
-        for value in self.geometry.values():
-            yield from value.tensors()
+        yield from self.geometry.tensors()
 
 
 class Field(NamedTuple):

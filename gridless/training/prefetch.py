@@ -6,14 +6,49 @@ import contextvars
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
 
+from gridless.plan import Plan
+from gridless.structures import Geometry
+from gridless.training.batch import transposed
+
 # Held while a thread prepares a batch; whoever must have the device to itself, to capture a graph, takes it.
 ALONE = threading.Lock()
+
+
+def ahead(plan: Plan, clouds: Iterable[Any], device: torch.device | str, depth: int = 2) -> Iterator[Geometry]:
+    """The geometries of clouds, one after another, each made while the network works on those before it.
+
+    On a GPU a thread takes the clouds, moves them there and runs the plan, in a stream of its own. Elsewhere each is
+    made when it is asked for.
+
+    Args:
+        plan: the network's.
+        clouds: what the plan is called with: clouds, with their rows.
+        device: where geometries are made and used.
+        depth: how many are made ahead.
+    """
+    device = torch.empty(0, device=device).device
+    if device.type != "cuda":
+        yield from (plan(cloud.to(device)) for cloud in clouds)
+        return
+
+    def make(_: Any, cloud: Any = None) -> Geometry:
+        # No cloud, after the last one: an empty geometry says so.
+        return Geometry({}) if cloud is None else transposed(plan(cloud.to(device, non_blocking=True)))
+
+    owner, jobs = threading.Event(), chain(((cloud,) for cloud in clouds), [()])
+    running = Prefetch(owner, make, jobs, 0, depth, device)
+    try:
+        while geometry := running.take():
+            yield geometry
+    finally:
+        running.close()
 
 
 class Prefetch:

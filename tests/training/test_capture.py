@@ -114,6 +114,56 @@ def test_a_captured_step_does_what_the_step_does(graphs, batches, name):
     assert step.graphs == 2
 
 
+@pytest.mark.parametrize("planned", ["one by one", "ahead"])
+def test_a_network_over_points_is_captured_for_scans_of_any_size(graphs, planned):
+    """Features and labels travel with the points; padding adds nothing to the loss. A scan that is larger than those
+    before it is captured anew."""
+    generator = torch.Generator().manual_seed(0)
+    scans = []
+    for n in (60, 75, 50, 66, 71, 58, 70, 64, 140, 90, 61):
+        features = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+        points = torch.rand(n, 3, generator=generator, dtype=torch.float64)
+        scans.append(gl.Cloud.of(points, features=features, part=torch.arange(n) % 4))
+    found = []
+    for wrap in (lambda step, plan: step, gl.capture):
+        torch.manual_seed(0)
+        model = models.point_unet(4, width=8, levels=2, radius=0.3, dropout=0.0, in_channels=2).double().to(DEVICE)
+        for module in model.modules():
+            if isinstance(module, gl.nn.BatchNorm):
+                module.eps = 1 / 1024
+        optimiser = torch.optim.SGD(model.parameters(), 1 / 64)
+
+        def run(geometry, model=model, optimiser=optimiser):
+            cloud = geometry["X0"]
+            real = cloud.example < cloud.num_examples
+            each = cross_entropy(model(cloud.rows["features"], geometry), cloud.rows["part"], reduction="none")
+            loss = torch.where(real, each, 0.0).sum() / real.sum()
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            return loss
+
+        step = wrap(run, model.plan)
+        geometries = (model.plan(scan.to(DEVICE)) for scan in scans)
+        if planned == "ahead":
+            geometries = gl.training.ahead(model.plan, scans, DEVICE)
+        losses = [step(geometry).detach() for geometry in geometries]
+        assert len(losses) == len(scans)
+        found.append([*losses, *(p.detach() for p in model.parameters())])
+    assert step.graphs == 1
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+def test_a_mistake_in_what_is_planned_ahead_is_raised_where_it_is_used():
+    plan = network().plan
+    given = iter([gl.Cloud.of(torch.rand(30, 3)), "not a cloud"])
+    found = gl.training.ahead(plan, given, DEVICE)
+    assert len(next(found)["X0"]) == 30
+    with pytest.raises(AttributeError, match="'str'"):
+        next(found)
+
+
 def test_rates_follow_their_schedule_and_what_is_written_by_hand(graphs, batches):
     def between():
         schedules = {}
