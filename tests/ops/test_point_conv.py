@@ -328,9 +328,9 @@ def test_the_operators_pass_torchs_own_checks(fast, p):
     ends = (edges.splits, edges.source, back.splits, back.source)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
     opcheck(
-        registered.conv.registered, (features, weight, bias, *ends, x, y, *numbers, False, backend), test_utils=checks
+        registered._traced_conv.registered, (features, weight, bias, *ends, x, y, *numbers, False, backend), test_utils=checks
     )
-    opcheck(registered.edge_sums.registered, (*ends, x, y, *numbers, backend), test_utils=checks)
+    opcheck(registered._edge_sums.registered, (*ends, x, y, *numbers, backend), test_utils=checks)
 
 
 def test_forward_mode_and_transforms_are_refused_and_the_reference_has_them(fast):

@@ -6,6 +6,8 @@ the specification of all of it: it takes the structures themselves and is differ
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from gridless.structures import Edges
 __all__ = ["Basis", "EdgeFunction", "cheaper_order", "featureless_conv", "point_conv"]
 
 FALLOFFS = ("linear", None)
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 ORDERS = ("gather_first", "transform_first")
 
 
@@ -56,21 +59,19 @@ def point_conv(
     derivatives use `gl.use_backend("reference")`.
     """
     features, weight, bias = _autocast(edges.device.type, features, weight, bias)
-    function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
+    backend = backends.backend_for(features.device)
+    given = source_coords, target_coords, radius, basis, falloff, normalise
+    near = _neighbours(edges, *given, *(() if backend == "reference" else (features, weight, source_coords)))
     _check_features(features, weight, bias, edges, basis)
     transform_first = _transforms_first(order, weight, edges)
-    backend = backends.backend_for(features.device)
     if backend == "reference":
         from gridless.ops.point_conv import reference
 
         with torch.autocast(features.device.type, enabled=False):
-            settings = (basis, float(radius), function.falloff, normalise, transform_first)
+            settings = (basis, float(radius), near.function.falloff, normalise, transform_first)
             return reference.conv(features, weight, bias, edges, source_coords, target_coords, *settings)
-    _check_described(function, basis, backend)
-    back = _transposed(edges, features, weight, source_coords)
-    coords = (source_coords.contiguous(), target_coords.contiguous())
-    near = (edges.splits, edges.source, *back, *coords, *registered.numbers(function))
-    return registered.conv(features, weight, bias, *near, transform_first, backend)[0]
+    _check_described(near, basis, backend)
+    return registered.conv(features, weight, bias, near, transform_first, backend)
 
 
 def featureless_conv(
@@ -90,7 +91,9 @@ def featureless_conv(
     then one matrix product. Arguments and edge values as in `point_conv`. With `normalise` the first sum is 1 for the
     constant term of `Monomials`.
     """
-    function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
+    backend = backends.backend_for(weight.device)
+    given = source_coords, target_coords, radius, basis, falloff, normalise
+    near = _neighbours(edges, *given, *(() if backend == "reference" else (source_coords,)))
     if weight.ndim != 2 or weight.shape[0] != basis.size:
         raise ValueError(
             f"featureless_conv: weight must be (basis.size = {basis.size}, out channels), not {tuple(weight.shape)}"
@@ -98,20 +101,14 @@ def featureless_conv(
     _check_bias(bias, weight)
     if weight.device != edges.device:
         raise ValueError(f"featureless_conv: weight is on {weight.device}, the edges on {edges.device}: use .to(...)")
-    backend = backends.backend_for(weight.device)
     if backend == "reference":
         from gridless.ops.point_conv import reference
 
-        sums = reference.edge_sums(
-            edges, source_coords, target_coords, basis, float(radius), function.falloff, function.normalise
-        )
+        settings = (basis, float(radius), near.function.falloff, near.function.normalise)
+        sums = reference.edge_sums(edges, source_coords, target_coords, *settings)
     else:
-        _check_described(function, basis, backend)
-        back = _transposed(edges, source_coords)
-        coords = (source_coords.contiguous(), target_coords.contiguous())
-        sums, _ = registered.edge_sums(
-            edges.splits, edges.source, *back, *coords, *registered.numbers(function), backend
-        )
+        _check_described(near, basis, backend)
+        sums = registered.edge_sums(near, backend)
     return torch.nn.functional.linear(sums.to(weight.dtype), weight.t(), bias)
 
 
@@ -210,7 +207,7 @@ def _check(
 
 
 def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges: Edges, basis: Basis) -> None:
-    if features.dtype not in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+    if features.dtype not in FLOATS:
         raise TypeError(f"point_conv: features must be floating point, not {features.dtype}: use .float()")
     if features.ndim != 2 or features.shape[0] != edges.num_source:
         raise ValueError(
@@ -253,19 +250,45 @@ def _check_bias(bias: Tensor | None, weight: Tensor) -> None:
         )
 
 
-def _check_described(function: EdgeFunction, basis: Basis, backend: str) -> None:
-    if function.kind < 0:
+def _neighbours(
+    edges: Edges, source_coords: Tensor, target_coords: Tensor, radius: float, basis: Basis, falloff: str | None,
+    normalise: bool, *sources: Tensor,
+) -> Neighbours:  # fmt: skip
+    """What a backend is given, with the transposed edges where the gradient of one of `sources` will walk them.
+
+    Made once for equal arguments, which all layers over the same edges have: checks take longer than a small kernel.
+    """
+    settings = radius, basis.description(), basis.dim, falloff, normalise
+    compiling = torch.compiler.is_compiling()
+    kept: list[Any] = [None] if compiling else edges.cached("neighbours", lambda: [None])
+    known = kept[0]
+    if known and known[0] is source_coords and known[1] is target_coords and known[2] == settings:
+        near: Neighbours = known[3]
+    else:
+        function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
+        coords = source_coords.contiguous(), target_coords.contiguous()
+        near, known = Neighbours(edges.splits, edges.source, None, None, *coords, function), None
+    if near.back_splits is None and torch.is_grad_enabled() and any(t.requires_grad for t in sources):
+        near, known = near._replace(**_transposed(edges, compiling)), None
+    # Kept: no copy of coordinates, which would be an old one some day, and nothing that autograd holds on to.
+    mine = near.source_coords is source_coords and near.target_coords is target_coords
+    if known is None and mine and not (source_coords.requires_grad or target_coords.requires_grad):
+        kept[0] = source_coords, target_coords, settings, near
+    return near
+
+
+def _transposed(edges: Edges, compiling: bool) -> dict[str, Tensor]:
+    """Splits and targets of the transposed edges."""
+    if compiling and not edges.symmetric and not edges.keeps("transpose"):
+        splits, source = registered.transpose(edges.splits, edges.source, edges.num_source, edges.padding)
+        return {"back_splits": splits, "back_source": source}
+    back = edges.transpose()
+    return {"back_splits": back.splits, "back_source": back.source}
+
+
+def _check_described(near: Neighbours, basis: Basis, backend: str) -> None:
+    if near.function.kind < 0:
         raise NotImplementedError(
             f"{type(basis).__name__} has no description in numbers, so backend {backend!r} cannot make its values: "
             "give it one, or run under gl.use_backend('reference')"
         )
-
-
-def _transposed(edges: Edges, *sources: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """Splits and targets of the transposed edges, where some gradient will walk them."""
-    if not torch.is_grad_enabled() or not any(t.requires_grad for t in sources):
-        return None, None
-    if torch.compiler.is_compiling() and not edges.symmetric and not edges.keeps("transpose"):
-        return registered.transpose(edges.splits, edges.source, edges.num_source, edges.padding)
-    back = edges.transpose()
-    return back.splits, back.source

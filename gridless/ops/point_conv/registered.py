@@ -1,7 +1,7 @@
 """The operators of the point convolution, and their gradients.
 
-Operators take tensors and plain numbers. The backend travels with them by name, so that a backward pass runs where its
-forward pass ran.
+Eager code hands `Neighbours` over as they are. Operators that torch traces take tensors and plain numbers. The backend
+travels with them by name, so that a backward pass runs where its forward pass ran.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from gridless import backends
-from gridless.ops.operator import operator, without_autocast
+from gridless.ops.operator import eager, operator, traced, without_autocast
 from gridless.ops.point_conv.contract import Backend, Gradients, Neighbours
 from gridless.ops.point_conv.edge_function import EdgeFunction, compute_dtype
 from gridless.structures import Edges
-
-Numbers = tuple[int, list[float], float, float, bool, bool]
 
 # `Neighbours` as arguments of an operator: six tensors and six numbers.
 _NEAR = (
@@ -28,13 +26,10 @@ _NEAR = (
 _NEEDS = "bool need_source, bool need_target, str backend) -> (Tensor, Tensor)"
 
 
-def numbers(function: EdgeFunction) -> Numbers:
-    """The function of an edge as arguments of an operator; its dimension is that of the coordinates."""
-    return function.kind, list(function.table), function.width, function.radius, function.falloff, function.normalise
-
-
-def _on(backend: str, where: Tensor) -> Backend:
-    return backends.module_of("gridless.ops.point_conv", backend, where.device)
+def _flat(near: Neighbours) -> tuple:
+    """As arguments of an operator; the dimension of the function is that of the coordinates."""
+    kind, table, width, _, radius, falloff, normalise = near.function
+    return *near[:6], kind, list(table), width, radius, falloff, normalise
 
 
 def _near(given: Sequence[Any]) -> Neighbours:
@@ -43,61 +38,93 @@ def _near(given: Sequence[Any]) -> Neighbours:
     return Neighbours._make((*given[:6], function))
 
 
+def _on(backend: str, where: Tensor) -> Backend:
+    return backends.module_of("gridless.ops.point_conv", backend, where.device)
+
+
 def _filled(like: Tensor, grads: Gradients) -> tuple[Tensor, Tensor]:
     """Operators return tensors: an empty one stands for a gradient that is not needed."""
     first, second = grads
     return like.new_empty(0) if first is None else first, like.new_empty(0) if second is None else second
 
 
-# Gradients of the convolution.
+# The convolution.
 
 
-def _fake_conv_backward(grad: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    none, (need_features, need_weight) = grad.new_empty(0), rest[-3:-1]
-    return (
-        torch.empty_like(features) if need_features else none,
-        weight.new_empty(weight.shape) if need_weight else none.clone(),
-    )
+def conv(
+    features: Tensor, weight: Tensor, bias: Tensor | None, near: Neighbours, transform_first: bool, backend: str
+) -> Tensor:
+    if traced(features):
+        return _traced_conv(features, weight, bias, *_flat(near), transform_first, backend)[0]
+    ends = near.source_coords, near.target_coords
+    return _eager_conv(features, weight, bias, *ends, near, transform_first, backend)[0]
+
+
+@without_autocast
+def _forward(
+    features: Tensor, weight: Tensor, bias: Tensor | None, source_coords: Tensor, target_coords: Tensor,
+    near: Neighbours, transform_first: bool, backend: str,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _on(backend, features).conv(features, weight.contiguous(), bias, near, transform_first)
+
+
+@eager("point_conv_backward")
+@without_autocast
+def _backward(
+    grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours, needs: Sequence[bool],
+    backend: str,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
+    """Gradients of features, weight, bias and both coordinates, those that are needed."""
+    d_features = d_weight = d_bias = d_source = d_target = None
+    module, grad, weight = _on(backend, grad), grad.contiguous(), weight.contiguous()
+    # First: torch's sum takes memory of its own, twice that of the features for 128 channels.
+    if needs[2]:
+        d_bias = grad.sum(0)
+    if needs[0] or needs[1]:
+        d_features, d_weight = module.conv_backward(grad, features, weight, inverse, near, needs[0], needs[1])
+    if needs[3] or needs[4]:
+        d_source, d_target = module.conv_coords_backward(grad, features, weight, inverse, near, needs[3], needs[4])
+    return d_features, d_weight, d_bias, d_source, d_target
+
+
+def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    features, weight, _, source_coords, target_coords, ctx.near, _, ctx.backend = inputs
+    ctx.save_for_backward(features, weight, source_coords, target_coords)
+    ctx.inverse = output[1]
+    ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 8
+    features, weight, _, _ = ctx.saved_tensors
+    grads = _backward(grad, features, weight, ctx.inverse, ctx.near, ctx.needs_input_grad, ctx.backend)
+    return *grads, None, None, None
+
+
+_eager_conv = eager("point_conv", _save, _differentiate)(_forward)
+
+
+# The convolution as operators.
+
+
+def _fake_backward(grad: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    needs, coords = rest[-2], rest[5:7]
+    like = (features, weight, grad[0], *coords)
+    return tuple(x.new_empty(x.shape) if need else grad.new_empty(0) for x, need in zip(like, needs, strict=True))
 
 
 @operator(
     "point_conv_backward",
-    _fake_conv_backward,
-    schema=f"(Tensor grad, Tensor features, Tensor weight, Tensor inverse, {_NEAR}, "
-    "bool need_features, bool need_weight, str backend) -> (Tensor, Tensor)",
+    _fake_backward,
+    schema=f"(Tensor grad, Tensor features, Tensor weight, Tensor inverse, {_NEAR}, bool[] needs, str backend) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-@without_autocast
-def _conv_backward(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    features, weight, inverse, *near, need_features, need_weight, backend = given
-    needs = (need_features, need_weight)
-    grads = _on(backend, grad).conv_backward(
-        grad.contiguous(), features, weight.contiguous(), inverse, _near(near), *needs
-    )
-    return _filled(grad, grads)
-
-
-def _fake_coords(*given: Any) -> tuple[Tensor, ...]:
-    *_, source_coords, target_coords, _, _, _, _, _, _, need_source, need_target, _ = given
-    needs = ((source_coords, need_source), (target_coords, need_target))
-    return tuple(torch.empty_like(x) if need else x.new_empty(0) for x, need in needs)
-
-
-@operator(
-    "point_conv_coords_backward",
-    _fake_coords,
-    schema=f"(Tensor grad, Tensor features, Tensor weight, Tensor inverse, {_NEAR}, {_NEEDS}",
-)
-@without_autocast
-def _conv_coords_backward(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    features, weight, inverse, *parts, need_source, need_target, backend = given
-    near, needs = _near(parts), (need_source, need_target)
-    grads = _on(backend, grad).conv_coords_backward(
-        grad.contiguous(), features, weight.contiguous(), inverse, near, *needs
-    )
-    return _filled(near.source_coords, grads)
-
-
-# The convolution.
+def _traced_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
+    features, weight, inverse, *near, needs, backend = given
+    grads = _backward(grad, features, weight, inverse, _near(near), needs, backend)
+    return tuple(grad.new_empty(0) if x is None else x for x in grads)
 
 
 def _fake_conv(features: Tensor, weight: Tensor, bias: Any, splits: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
@@ -106,7 +133,7 @@ def _fake_conv(features: Tensor, weight: Tensor, bias: Any, splits: Tensor, *res
     return features.new_empty(targets, weight.shape[-1]), inverse
 
 
-def _save_conv(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _save_traced(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     features, weight, _, *near = inputs[:9]
     ctx.save_for_backward(features, weight, output[1], *near)
     ctx.numbers, ctx.backend = inputs[9:15], inputs[16]
@@ -114,38 +141,36 @@ def _save_conv(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)
 
 
-def _backward_conv(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    d_features = d_weight = d_bias = d_source = d_target = None
+def _differentiate_traced(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     need = ctx.needs_input_grad
-    if grad is not None:
-        given = (*ctx.saved_tensors, *ctx.numbers)
-        # First: torch's sum takes memory of its own, twice that of the features for 128 channels.
-        if need[2]:
-            d_bias = grad.sum(0)
-        if need[0] or need[1]:
-            f, w = _conv_backward(grad, *given, need[0], need[1], ctx.backend)
-            d_features, d_weight = f if need[0] else None, w if need[1] else None
-        if need[7] or need[8]:
-            s, t = _conv_coords_backward(grad, *given, need[7], need[8], ctx.backend)
-            d_source, d_target = s if need[7] else None, t if need[8] else None
-    return d_features, d_weight, d_bias, None, None, None, None, d_source, d_target, *(None,) * 8
+    needs = [*need[:3], *need[7:9]]
+    if grad is None or not any(needs):
+        return (None,) * 17
+    found = _traced_backward(grad, *ctx.saved_tensors, *ctx.numbers, needs, ctx.backend)
+    grads = [x if need else None for x, need in zip(found, needs, strict=True)]
+    return *grads[:3], None, None, None, None, *grads[3:], *(None,) * 8
 
 
 @operator(
     "point_conv",
     _fake_conv,
-    _save_conv,
-    _backward_conv,
+    _save_traced,
+    _differentiate_traced,
     schema=f"(Tensor features, Tensor weight, Tensor? bias, {_NEAR}, bool transform_first, str backend) "
     "-> (Tensor, Tensor)",
 )
-@without_autocast
-def conv(features: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _traced_conv(features: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     weight, bias, *near, transform_first, backend = given
-    return _on(backend, features).conv(features, weight.contiguous(), bias, _near(near), transform_first)
+    return _forward(features, weight, bias, near[4], near[5], _near(near), transform_first, backend)
 
 
 # The sums of the edge values.
+
+
+def _fake_coords(*given: Any) -> tuple[Tensor, ...]:
+    *_, source_coords, target_coords, _, _, _, _, _, _, need_source, need_target, _ = given
+    needs = ((source_coords, need_source), (target_coords, need_target))
+    return tuple(torch.empty_like(x) if need else x.new_empty(0) for x, need in needs)
 
 
 @operator("edge_sums_backward", _fake_coords, schema=f"(Tensor grad, Tensor sums, Tensor inverse, {_NEAR}, {_NEEDS}")
@@ -178,8 +203,12 @@ def _backward_sums(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Ten
     return None, None, None, None, d_source, d_target, *(None,) * 7
 
 
+def edge_sums(near: Neighbours, backend: str) -> Tensor:
+    return _edge_sums(*_flat(near), backend)[0]
+
+
 @operator("edge_sums", _fake_sums, _save_sums, _backward_sums, schema=f"({_NEAR}, str backend) -> (Tensor, Tensor)")
-def edge_sums(splits: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _edge_sums(splits: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     *near, backend = splits, *given
     return _on(backend, splits).edge_sums(_near(near))
 

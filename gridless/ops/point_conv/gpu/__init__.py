@@ -46,6 +46,8 @@ from gridless.ops.point_conv.gpu.triton_kernels import (
     weight_kernel,
 )
 
+# Whether kernels are compiled for CUDA, and not interpreted.
+_COMPILED = torch.version.cuda is not None and not interpreting()
 # Bytes of F Theta that are made at once where features are transformed first.
 TRANSFORMED = 64 << 20
 
@@ -174,7 +176,7 @@ class _Rows:
         self.count, self.columns, self.edges = mine.shape[0], theirs.shape[0], columns.shape[0]
         self.dtype = _TYPES[compute_dtype(dtype)]
         # W beside the sums takes a line of PTX, which is written for float32.
-        self.total = torch.version.cuda is not None and not interpreting() and self.dtype is tl.float32
+        self.total = _COMPILED and self.dtype is tl.float32
         self.scale = _scale(near.function.radius)
 
     def index(self, width: int) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -41,6 +41,7 @@ class Tile(NamedTuple):
 GLUON_TILE = Tile(128, 1, 8)
 
 
+@lru_cache
 def fused_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
@@ -76,6 +77,7 @@ def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int, edges: i
     return Tile(64, 2, 4, strip=16) if channels <= 96 else Tile(128, 2, 8, strip=16, ahead=True)
 
 
+@lru_cache
 def wide_backward_tiles(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int
 ) -> tuple[Tile, Tile] | None:
@@ -90,6 +92,7 @@ def wide_backward_tiles(
     return Tile(128, 2, 8, strip=16, ahead=True), Tile(64, 2, 8, strip=32)
 
 
+@lru_cache
 def fused_backward_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
@@ -122,12 +125,14 @@ def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
     return cdiv(rows, tile.rows) <= side_by_side(device, tile)
 
 
+@lru_cache
 def gluon_tile(terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device) -> Tile | None:
     """The tile of the Gluon kernel where it exists, is faster, and has rows enough; else None."""
     suits = channels in (32, 64) and width in (16, 32, 64) and terms * channels <= HELD
     return GLUON_TILE if suits and edges <= 24 * rows and busy(rows, GLUON_TILE, device) >= 0.85 else None
 
 
+@lru_cache
 def gluon_backward_tile(
     terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
