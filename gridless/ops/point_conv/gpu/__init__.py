@@ -115,8 +115,7 @@ def conv_backward(
         if d_features is not None and across is not None:
             torch.mm(sums, across, out=d_features[first:last])
         if need_weight:
-            part = _product(features[first:last].t(), sums)
-            total = part if total is None else total.add_(part)
+            total = _product(features[first:last].t(), sums, total)
     if total is None:
         return d_features, None
     return d_features, total.view(channels, terms, width).transpose(0, 1).to(weight.dtype).contiguous()
@@ -357,14 +356,16 @@ def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right, kept in the dtype of the sums."""
+def _product(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:
+    """left @ right, added to the total where there is one, in the dtype of the sums."""
     dtype = compute_dtype(left.dtype)
+    if left.dtype != dtype and interpreting():
+        left, right = left.to(dtype), right.to(dtype)
     if left.dtype == dtype:
-        return left @ right
-    if interpreting():
-        return left.to(dtype) @ right.to(dtype)
-    return torch.mm(left, right, out_dtype=dtype)
+        return left @ right if total is None else total.addmm_(left, right)
+    if total is None:
+        return torch.mm(left, right, out_dtype=dtype)
+    return torch.addmm(total, left, right, out_dtype=dtype, out=total)
 
 
 @cache
