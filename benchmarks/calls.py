@@ -4,7 +4,8 @@
 
 `host` is from the call to its return, with the device idle before it; `device` is what the kernels of the call take, by
 torch's profiler. Medians of 30. A backward pass has a fixed cost, so rows "of ten" give a tenth of ten equal layers in
-a row, over few points: what one more layer costs, torch's own beside ours. A step "without a convolution" has the dense
+a row, over few points: what one more layer costs, torch's own beside ours. A step in "one thread" runs its backward
+pass in the caller's (`torch.autograd.set_multithreading_enabled(False)`). A step "without a convolution" has the dense
 maps, normalisations, dropout, loss and optimiser of the network alone, all torch's own. Clouds are 128 of ModelNet40
 (1,024 points), a pack of `geometry.py pack`, or generated shapes where there is none. `first` is the first call of a
 process whose compile cache is empty (set TRITON_CACHE_DIR to an empty folder for that); with `--one-by-one` kernels are
@@ -309,6 +310,8 @@ def main() -> None:
         print(f"{name}: the first plan {first_plan:.2f} s, the first step {first_step:.2f} s", flush=True)
         row(f"{name}: plan of 128 clouds", loop.plan)
         row(f"{name}: step, batch 128", partial(loop.step, geometry))
+        with torch.autograd.set_multithreading_enabled(False):
+            row(f"{name}: step, batch 128, one thread", partial(loop.step, geometry))
         if name == "large":
             bare = Loop(without_convolutions(make()), clouds, device, sizes=False)
             row(f"{name}: the same step without a convolution", partial(bare.step, geometry))

@@ -9,10 +9,10 @@ call above its inputs. With --all every scan is taken, and figures are medians o
 
 The network is a U-Net of five levels, all of the same width: two convolutions a level on the way down, one on the way
 up, each with batch normalisation and ReLU. Its geometry, that is every search and sampling or index, is made anew for
-each scan. Ours thins a level by rejection sampling, spconv's by convolutions of 2 x 2 x 2 with stride 2. `one thread` is
-the eager network whose backward pass runs in the caller's thread. `captured` is its step by `gl.capture`: the plan of a
-scan, then a graph, one scan after the other; `ahead`, the time for each scan where `gl.training.ahead` makes the next
-geometry meanwhile. Loss and gradients of the captured step are compared with those of the eager one first.
+each scan. Ours thins a level by rejection sampling, spconv's by convolutions of 2 x 2 x 2 with stride 2. `one thread`
+is the eager network whose backward pass runs in the caller's thread. `captured` is its step by `gl.capture`: the plan
+of a scan, then a graph, one scan after the other; `ahead`, the time for each scan where `gl.training.ahead` makes the
+next geometry meanwhile. Losses and gradients of the captured step are compared with those of the eager one first.
 """
 
 from __future__ import annotations

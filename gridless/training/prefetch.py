@@ -33,17 +33,17 @@ def ahead(plan: Plan, clouds: Iterable[Any], device: torch.device | str, depth: 
         device: where geometries are made and used.
         depth: how many are made ahead.
     """
-    device = torch.empty(0, device=device).device
-    if device.type != "cuda":
-        yield from (plan(cloud.to(device)) for cloud in clouds)
+    where = torch.empty(0, device=device).device
+    if where.type != "cuda":
+        yield from (plan(cloud.to(where)) for cloud in clouds)
         return
 
     def make(_: Any, cloud: Any = None) -> Geometry:
         # No cloud, after the last one: an empty geometry says so.
-        return Geometry({}) if cloud is None else transposed(plan(cloud.to(device, non_blocking=True)))
+        return Geometry({}) if cloud is None else transposed(plan(cloud.to(where, non_blocking=True)))
 
     owner, jobs = threading.Event(), chain(((cloud,) for cloud in clouds), [()])
-    running = Prefetch(owner, make, jobs, 0, depth, device)
+    running = Prefetch(owner, make, jobs, 0, depth, where)
     try:
         while geometry := running.take():
             yield geometry

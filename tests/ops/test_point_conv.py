@@ -327,9 +327,8 @@ def test_the_operators_pass_torchs_own_checks(fast, p):
     backend = "gpu" if fast == "cuda" else "cpu"
     ends = (edges.splits, edges.source, back.splits, back.source)
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    opcheck(
-        registered._traced_conv.registered, (features, weight, bias, *ends, x, y, *numbers, False, backend), test_utils=checks
-    )
+    given = (features, weight, bias, *ends, x, y, *numbers, False, backend)
+    opcheck(registered._traced_conv.registered, given, test_utils=checks)
     opcheck(registered._edge_sums.registered, (*ends, x, y, *numbers, backend), test_utils=checks)
 
 
