@@ -59,7 +59,7 @@ def point_conv(
     derivatives use `gl.use_backend("reference")`.
     """
     features, weight, bias = _autocast(edges.device.type, features, weight, bias)
-    backend = backends.backend_for(features.device)
+    backend = backends.backend_for(edges.device)
     given = source_coords, target_coords, radius, basis, falloff, normalise
     near = _neighbours(edges, *given, *(() if backend == "reference" else (features, weight, source_coords)))
     _check_features(features, weight, bias, edges, basis)
@@ -91,7 +91,7 @@ def featureless_conv(
     then one matrix product. Arguments and edge values as in `point_conv`. With `normalise` the first sum is 1 for the
     constant term of `Monomials`.
     """
-    backend = backends.backend_for(weight.device)
+    backend = backends.backend_for(edges.device)
     given = source_coords, target_coords, radius, basis, falloff, normalise
     near = _neighbours(edges, *given, *(() if backend == "reference" else (source_coords,)))
     if weight.ndim != 2 or weight.shape[0] != basis.size:
