@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import reduce
@@ -68,22 +68,34 @@ class Launcher:
 
         `registers` is the most that a thread may have, or None to leave it to the compiler.
         """
+        return self.bound(tensors, constants, warps, registers)(grid, sizes)
+
+    def bound(
+        self, tensors: tuple[Tensor, ...], constants: tuple, warps: int = 4, registers: int | None = None
+    ) -> Callable[[tuple[int, int, int], tuple[float, ...]], Any]:
+        """launch(grid, sizes), for several launches that differ in these alone."""
         key = (tensors[0].device, warps, registers, constants, *[t.dtype for t in tensors])
-        if _compiling.pool is not None:
-            return self._begin(_compiling.pool, key, sizes)
         pointers = [t.data_ptr() for t in tensors]
-        simple = not reduce(or_, pointers) & 15 and max(sizes, default=0) < INT32
-        if simple and (compiled := self._compiled.get(key)) is not None:
-            compiled[grid](*pointers, *sizes, *constants)
+        aligned = not reduce(or_, pointers) & 15
+
+        def launch(grid: tuple[int, int, int], sizes: tuple[float, ...]) -> Any:
+            if _compiling.pool is not None:
+                return self._begin(_compiling.pool, key, sizes)
+            simple = aligned and max(sizes, default=0) < INT32
+            if simple and (compiled := self._compiled.get(key)) is not None:
+                compiled[grid](*pointers, *sizes, *constants)
+                return compiled
+            if (begun := self._begun.pop(key, None)) is not None:
+                # Triton then has it, or meets the same error itself.
+                with suppress(Exception):
+                    begun.result()
+            options = {"num_warps": warps, "maxnreg": registers, **self._options}
+            compiled = self.kernel[grid](*tensors, *sizes, *constants, **options)
+            if simple and compiled is not None:
+                self._compiled[key] = compiled
             return compiled
-        if (begun := self._begun.pop(key, None)) is not None:
-            # Triton then has it, or meets the same error itself.
-            with suppress(Exception):
-                begun.result()
-        compiled = self.kernel[grid](*tensors, *sizes, *constants, num_warps=warps, maxnreg=registers, **self._options)
-        if simple and compiled is not None:
-            self._compiled[key] = compiled
-        return compiled
+
+        return launch
 
     def _begin(self, pool: Executor, key: tuple, sizes: tuple[float, ...]) -> None:
         if TOGETHER and key not in self._compiled and key not in self._begun:

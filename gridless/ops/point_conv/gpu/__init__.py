@@ -194,35 +194,42 @@ class _Rows:
 
     def launch(
         self, launcher: Launcher, grid: tuple[int, int, int], before: tuple[Tensor, ...], after: tuple[Tensor, ...],
-        sizes: tuple[int, ...], warps: int, width: int, base: int = 0, size: int | None = None,
-        registers: int | None = None, **more: Any,
+        sizes: tuple[int, ...], *how: Any, **more: Any,
     ) -> None:  # fmt: skip
-        """Tensors stand before and after those of the rows. The kernel addresses `width` numbers per row, and sums
-        `size` terms (all) from `base` on; `more` are the constants that the rows do not know."""
-        tensors, numbers, function = (*before, *self.tensors, *after), (*sizes, *self.scale), self.function
-        how = self.flip, self.dtype, self.total, self.index(width), base, function.size if size is None else size
-        constants = _constants(launcher, len(tensors) + len(numbers), function, *how, **more)
-        launcher(grid, tensors, numbers, constants, warps, registers)
+        """Once: see `bound`."""
+        self.bound(launcher, before, after, len(sizes), *how, **more)(grid, (*sizes, *self.scale))
 
-    def gather(self, features: Tensor, first: int, last: int, out: Tensor) -> None:
-        """N F (or N^T F) of rows first to last."""
-        channels = features.shape[1]
-        block = min(64, max(4, power_of_two(channels)))
-        tile = gather_tile(features.dtype, block)
-        grid = (cdiv(last - first, tile.rows), cdiv(channels, block), 1)
-        for base, size in self.groups():
-            how = tile.warps, channels, base, size
-            self.launch(_GATHER, grid, (features,), (out,), (first, last), *how, C=channels, **tile.strips(block))
+    def bound(
+        self, launcher: Launcher, before: tuple[Tensor, ...], after: tuple[Tensor, ...], sizes: int, warps: int,
+        width: int, base: int = 0, size: int | None = None, registers: int | None = None, **more: Any,
+    ) -> Any:  # fmt: skip
+        """launch(grid, (*sizes, *scale)) of a kernel, with so many sizes.
+
+        Tensors stand before and after those of the rows. The kernel addresses `width` numbers per row, and sums `size`
+        terms (all) from `base` on; `more` are the constants that the rows do not know."""
+        tensors, function = (*before, *self.tensors, *after), self.function
+        how = self.flip, self.dtype, self.total, self.index(width), base, function.size if size is None else size
+        constants = _constants(launcher, len(tensors) + sizes + len(self.scale), function, *how, **more)
+        return launcher.bound(tensors, constants, warps, registers)
 
     def chunks(self, features: Tensor) -> Any:
-        """(first row, last row, N F of these rows), in one buffer of at most CHUNK bytes."""
-        width = self.function.size * features.shape[1]
+        """(first row, last row, N F, or N^T F, of these rows), in one buffer of at most CHUNK bytes."""
+        channels = features.shape[1]
+        width = self.function.size * channels
         step = max(CHUNK // (width * features.element_size()) // 128, 1) * 128
         buffer = features.new_empty(min(step, self.count), width)
+        block = min(64, max(4, power_of_two(channels)))
+        tile = gather_tile(features.dtype, block)
+        more: Any = {"C": channels, **tile.strips(block)}
+        gathers = [
+            self.bound(_GATHER, (features,), (buffer,), 2, tile.warps, channels, base, size, **more)
+            for base, size in self.groups()
+        ]
         for first in range(0, self.count, step):
             last = min(first + step, self.count)
-            self.gather(features, first, last, buffer)
-            yield first, last, buffer[: last - first]
+            for gather in gathers:
+                gather((cdiv(last - first, tile.rows), cdiv(channels, block), 1), (first, last, *self.scale))
+            yield first, last, buffer if last - first == len(buffer) else buffer[: last - first]
 
     def coords(self, mine: Tensor, weight: Tensor, theirs: Tensor, along: Tensor, out: Tensor) -> None:
         """Gradients of the rows' coordinates: coefficients are products of (mine weight) and theirs.
