@@ -16,7 +16,7 @@ HELD = 320
 # Bytes of sums that are written before a product reads them: inside the second-level cache.
 CHUNK = 48 << 20
 # Edges of a row beyond which sums are written, because every strip of channels walks over them again: of float32, of
-# half precision, and backwards with 64 channels (with 128 a quarter).
+# half precision, and backwards.
 LONG, LONG_HALF, LONG_BACKWARD = 32, 10, 24
 
 
@@ -81,11 +81,11 @@ def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int, edges: i
 def wide_backward_tiles(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int
 ) -> tuple[Tile, Tile] | None:
-    """Tiles of the gradients of features and weight, each a launch of its own; None as in `wide_tile`."""
-    most = max(channels, width)
-    if dtype == torch.float64 or terms > GROUP or most > 128:
+    """Tiles of the gradients of features and weight, each a launch of its own; None as in `wide_tile`, and
+    beyond 64 channels, where products of chunks take half the time."""
+    if dtype == torch.float64 or terms > GROUP or max(channels, width) > 64:
         return None
-    if rows * terms * width * dtype.itemsize <= CHUNK or edges * most**2 > LONG_BACKWARD * 64**2 * rows:
+    if rows * terms * width * dtype.itemsize <= CHUNK or edges > LONG_BACKWARD * rows:
         return None
     if dtype == torch.float32:
         return Tile(64, 1, 4, strip=16), Tile(64, 1, 8, strip=32)
