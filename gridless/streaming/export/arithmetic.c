@@ -16,7 +16,7 @@
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #define FREE __attribute__((no_builtin)) TARGET
-#define APART static FREE __attribute__((noinline))
+#define APART static FREE __attribute__((noinline, unused))
 #define INLINE static inline FREE __attribute__((always_inline, unused))
 #elif defined(__GNUC__)
 #pragma GCC optimize("fp-contract=off", "no-tree-loop-distribute-patterns")
@@ -24,7 +24,7 @@
 #pragma GCC optimize("O3")
 #endif
 #define FREE TARGET
-#define APART static FREE __attribute__((noinline, noclone))
+#define APART static FREE __attribute__((noinline, noclone, unused))
 #define INLINE static inline FREE __attribute__((always_inline))
 #else
 #pragma STDC FP_CONTRACT OFF

@@ -656,8 +656,9 @@ def _function(name: str, parameters: str, lines: list[str], stream: str = "") ->
     head = [f"    int {', '.join(loops)};\n"] if loops else []
     if re.search(r"\be\b", text):
         head.insert(0, f"    const event *e = s->events_{stream};\n")
-    if "to" in parameters and not re.search(r"\bto\b", text):
-        head.append("    (void)to;\n")
+    for given in re.findall(r"\b(s|to)\b(?=,|$)", parameters):
+        if not re.search(rf"\b{given}\b", text):
+            head.append(f"    (void){given};\n")
     return f"FREE static void {name}({parameters}) {{\n{''.join(head)}{text}\n}}\n"
 
 
