@@ -3,9 +3,11 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gridless.kernels import openmp as _openmp
+
+# isort: split
 from gridless.backends import use_backend
 from gridless.geometry import ball, causal, farthest_sample, grid_sample, lif, nearest, random_sample, rejection_sample
-from gridless.kernels import openmp as _openmp
 from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Events, Geometry, collate
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+# Before torch: it has idle threads of OpenMP sleep, where they would spin on cores that other tests need.
+import gridless as gl
+
+# isort: split
 import pytest
 import torch
-
-import gridless as gl
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

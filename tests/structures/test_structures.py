@@ -402,17 +402,6 @@ class _Mapped(torch.utils.data.Dataset):
 # Importing, backends and compiling.
 
 
-def test_importing_is_light():
-    heavy = ("numba", "triton", "lightning", "scipy", "matplotlib", "h5py", "torch_geometric")
-    code = f"""
-    import torch, sys
-    before = set(sys.modules)
-    import gridless
-    print([m for m in {heavy} if m in sys.modules and m not in before])
-    """
-    assert run(code).strip() == "[]"
-
-
 def test_a_backend_that_was_asked_for_never_falls_back(monkeypatch):
     made = cloud(5)
     monkeypatch.setenv("TRITON_INTERPRET", "0")
