@@ -10,12 +10,14 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import gridless as gl
 from gridless.progress import bar, track
 
 ROOT = Path(gl.__file__).parents[1]
 
-SCRIPT = """
+SCRIPT = textwrap.dedent("""
     import sys, time
     import gridless as gl
     from gridless.__main__ import main
@@ -29,16 +31,13 @@ SCRIPT = """
     import numpy as np
     np.save(file, Shapes(1, points=48).coords[0].numpy())
     main(["predict", file, file, "--weights", sys.argv[1] + "/net", "--device", "cpu", "--json"])
-"""
+""")
 
 
-def commands(folder: Path, terminal: bool) -> tuple[str, str]:
-    """What a cache, an evaluation and two predictions print: stdout, through a pipe, and stderr."""
-    command = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder)]
+def on_a_terminal(folder: Path) -> tuple[str, str]:
+    """What the script prints: stdout, through a pipe, and stderr."""
+    command = [sys.executable, "-c", SCRIPT, str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
-    if not terminal:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        return done.stdout, done.stderr
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
         os.close(theirs)
@@ -59,16 +58,20 @@ def commands(folder: Path, terminal: bool) -> tuple[str, str]:
     return printed, shown.decode()
 
 
-def test_bars_are_shown_on_a_terminal_and_never_in_what_is_printed(tmp_path):
-    for terminal in (True, False):
-        folder = tmp_path / str(terminal)
-        folder.mkdir()
-        printed, shown = commands(folder, terminal)
-        lines = [json.loads(line) for line in printed.splitlines()]
-        assert [sorted(line)[0] for line in lines] == ["accuracy", "class", "class"]
-        for job, total in (("geometry", 12), ("evaluate", 12), ("predict", 2)):
-            assert (job in shown) == terminal
-            assert (f"{total}/{total}" in shown) == terminal
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_are_shown_on_a_terminal_and_never_in_what_is_printed(tmp_path, monkeypatch, capsys, terminal):
+    """Of a cache, an evaluation and two predictions."""
+    if terminal:
+        printed, shown = on_a_terminal(tmp_path)
+    else:
+        monkeypatch.setattr(sys, "argv", ["-c", str(tmp_path)])
+        exec(SCRIPT, {})
+        printed, shown = capsys.readouterr()
+    lines = [json.loads(line) for line in printed.splitlines()]
+    assert [sorted(line)[0] for line in lines] == ["accuracy", "class", "class"]
+    for job, total in (("geometry", 12), ("evaluate", 12), ("predict", 2)):
+        assert (job in shown) == terminal
+        assert (f"{total}/{total}" in shown) == terminal
 
 
 def test_without_a_terminal_items_just_come(capsys):
