@@ -107,8 +107,11 @@ def test_a_kernel_is_compiled_anew_when_a_file_changes_that_its_own_imports(samp
 
 def test_all_kernels_of_the_package_have_this_cache():
     plain = re.compile(r"^\s*from numba import.*\bn?jit\b|numba\.n?jit\(", re.MULTILINE)
-    own = [file for file in PACKAGE.rglob("*.py") if plain.search(file.read_text())]
-    assert own == [PACKAGE / "kernels" / "compile.py"]
+    texts = {file: file.read_text() for file in PACKAGE.rglob("*.py")}
+    assert [file for file, text in texts.items() if plain.search(text)] == [PACKAGE / "kernels" / "compile.py"]
+    options = [found for text in texts.values() for found in re.findall(r"^ *@njit(.*)", text, re.MULTILINE)]
+    assert len(options) > 100
+    assert all("cache=True" in found for found in options)
 
 
 def test_a_kernel_is_made_of_the_files_that_its_own_imports(monkeypatch: pytest.MonkeyPatch):
