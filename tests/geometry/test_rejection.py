@@ -17,6 +17,12 @@ def reference(cloud: gl.Cloud, *args, **kwargs) -> gl.Cloud:
         return gl.rejection_sample(cloud, *args, **kwargs)
 
 
+def ball(cloud: gl.Cloud, radius: float) -> gl.Edges:
+    """By the reference, which compiles nothing."""
+    with gl.use_backend("reference"):
+        return gl.ball(cloud, cloud, radius)
+
+
 def assert_same(found: gl.Cloud, wanted: gl.Cloud) -> None:
     found = found.cpu()
     assert torch.equal(found.parent_index, wanted.parent_index)
@@ -32,9 +38,9 @@ def test_every_backend_keeps_the_points_of_the_reference(backend, device, dim, d
     cloud = ugly(dim, dtype)
     # 0.25 apart are neighbours on the lattice: inclusive, exactly at the radius.
     radius = 0.25 * max(dim - 2, 1)
-    near = gl.ball(cloud.to(device), cloud.to(device), radius)
-    wanted = reference(cloud, near.cpu())
-    assert_same(gl.rejection_sample(cloud.to(device), near), wanted)
+    near = ball(cloud, radius)
+    wanted = reference(cloud, near)
+    assert_same(gl.rejection_sample(cloud.to(device), near.to(device)), wanted)
     assert_same(gl.rejection_sample(cloud.to(device), radius=radius), wanted)
 
 
@@ -42,7 +48,7 @@ def test_every_backend_keeps_the_points_of_the_reference(backend, device, dim, d
 def test_distances_are_to_the_closest_sample_in_reach(backend, device, dim):
     cloud = ugly(dim, torch.float64)
     radius = 0.3 * dim**0.5
-    near = gl.ball(cloud.to(device), cloud.to(device), radius)
+    near = ball(cloud, radius).to(device)
     for sample in (
         gl.rejection_sample(cloud.to(device), near, distance=True).cpu(),
         gl.rejection_sample(cloud.to(device), radius=radius, distance=True).cpu(),
