@@ -295,7 +295,7 @@ def events() -> None:
             rate = torch.ones(9, 4, dtype=dtype, requires_grad=True)
             values = features, weight, rate, None, source, target, 3, stride, 1000.0
             for along in (None, edges) if target is source else (None,):
-                gl.event_conv(*values, along, "gather_first").sum().backward()
+                gl.event_conv(*values, along).sum().backward()
             event_conv_step(*values)
     padded = pad(source, [1024])
     gl.event_conv(torch.zeros(1024, 8), torch.zeros(9, 4, 8, 8), torch.ones(9, 4), None, padded, padded)
