@@ -205,7 +205,7 @@ def predict(
     workers: Annotated[int, typer.Option(help="Of scenes: processes on this machine.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Of scenes: the address of a Ray cluster, or auto.")] = None,
     double: Annotated[
-        bool, typer.Option("--double", help="Of scenes: compute in 64 bits; on a GPU no label then depends on tiles.")
+        bool, typer.Option("--double", help="Of scenes: compute in 64 bits, against ties within rounding on a GPU.")
     ] = False,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, with all probabilities.")] = False,
