@@ -7,7 +7,7 @@ from typing import Any
 
 
 def quicken() -> None:
-    from triton.language.core import block_type
+    from triton.language.core import block_type, tensor
     from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
@@ -50,3 +50,23 @@ def quicken() -> None:
         return self if element is self.element_ty else with_element(self, element)
 
     TritonSemantic.broadcast_impl_value, block_type.with_element_ty = same_shape, same_element
+
+    blocks: dict[Any, dict[str, Any]] = {}
+    tensors: dict[str, dict[str, Any]] = {}
+    make_block, make_tensor = block_type.__init__, tensor.__init__
+
+    def block(self: Any, element: Any, shape: Any) -> None:
+        """It checks every shape, and writes its name, each time that there is a value of it."""
+        key = (element.name, *(getattr(size, "value", size) for size in shape))
+        if key not in blocks:
+            make_block(self, element, shape)
+            blocks[key] = vars(self).copy()
+        vars(self).update(blocks[key])
+
+    def value(self: Any, handle: Any, kind: Any) -> None:
+        if kind.name not in tensors:
+            make_tensor(self, handle, kind)
+            tensors[kind.name] = {name: vars(self)[name] for name in ("shape", "numel")}
+        vars(self).update(tensors[kind.name], handle=handle, type=kind, dtype=kind.scalar)
+
+    block_type.__init__, tensor.__init__ = block, value
