@@ -323,6 +323,16 @@ def test_a_failing_test_and_other_bits_are_told(tmp_path: Path, monkeypatch: pyt
         list(check(folder, 4000, 2 * local("-O0")[:1]))
 
 
+@needs_compiler
+def test_c_is_held_to_the_engine(tmp_path: Path):
+    model = small("stream")
+    result = next(check(gl.export(model, tmp_path / "network"), 2500, local("-O0")[:1]))
+    assert checking.beside_engine(model, result) < 1e-6
+    model.head.logits.bias.data[0] += 1e-4
+    with pytest.raises(ValueError, match="from the engine's, more than 1e-06"):
+        checking.beside_engine(model, result)
+
+
 def test_the_command_writes_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     gl.save(small("voxel"), tmp_path / "mine")
     assert main(["export", str(tmp_path / "mine.safetensors"), "--out", str(tmp_path / "c")]) == 0

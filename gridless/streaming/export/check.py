@@ -14,6 +14,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
+import torch
+from torch import nn
+
+from gridless.streaming.export.golden import recording
+from gridless.streaming.program import Program
+from gridless.structures import Events
+
 # What a result is compiled with; -march=native with GNU's dialect would fuse products and sums if it could.
 LEVELS = (("-std=c99", "-O0"), ("-std=c99", "-O1"), ("-std=c99", "-O2"), ("-std=c99", "-O3"))
 NATIVE = ("-std=gnu17", "-O3", "-march=native" if platform.machine() in ("x86_64", "AMD64") else "-mcpu=native")
@@ -36,6 +44,9 @@ FUSING = {"x86_64-linux-musl": ["-mcpu=x86_64_v3"], "aarch64-linux-musl": [], "r
 
 SECONDS = 36_000
 
+# How far C may be from the engine, which fuses products with sums where it can.
+BESIDE = {32: 1e-6, 16: 1e-2}
+
 REMEDY = "install gcc or clang, or pip install ziglang"
 
 
@@ -48,6 +59,7 @@ class Result:
     digest: str
     micros: float
     error: float
+    logits: tuple[float, ...]  # after the golden recording
 
     def __str__(self) -> str:
         speed = f"{self.micros:.3f} us per event" if self.micros else ""
@@ -114,19 +126,39 @@ def check(
             found = [re.search(pattern, text) for pattern in _PATTERNS]
             if not all(found):
                 raise ValueError(f"the test of {folder} failed on {target} ({compiler}):\n{text}")
-            digest, micros, error = (match[1] for match in found if match)
-            result = Result(target, compiler, digest, float(micros), float(error))
+            digest, micros, error, logits = (match[1] for match in found if match)
+            values = tuple(np.frombuffer(bytes.fromhex(logits), ">f4").tolist())
+            result = Result(target, compiler, digest, float(micros), float(error), values)
             yield result
             first = firsts.setdefault(FUSED in command, result)
             if result.digest != first.digest:
                 raise ValueError(f"the results differ in a bit:\n{first}\n{result}")
 
 
+def beside_engine(model: nn.Module, result: Result, bits: int = 32) -> float:
+    """How far C's logits of the golden recording are from the engine's, relative to the largest; refused if too far."""
+    from gridless.streaming.engine import Engine
+    from gridless.streaming.export import GOLDEN
+
+    engine, sensor = Engine(model), Program.of(model).streams[0].sensor
+    for at in range(0, GOLDEN, 1000):
+        engine(Events.of(recording(at, min(at + 1000, GOLDEN), sensor), sensor=sensor))
+    ours, theirs = engine.predict().double(), torch.tensor(result.logits, dtype=torch.float64)
+    apart = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1e-30))
+    if not apart <= BESIDE[bits]:
+        raise ValueError(
+            f"the logits of C are {apart:.1e} from the engine's, more than {BESIDE[bits]:.0e} of the largest"
+        )
+    return apart
+
+
 def _options(command: list[str]) -> list[str]:
     return [word for word in command if word.startswith(("-O", "-s", "-mc", "-mar", "-f", "-D"))]
 
 
-_PATTERNS = (r"digest +(\w{16})", r"speed +([\d.]+)", r"relative error ([\d.e+-]+)")
+_PATTERNS = (
+    r"digest +(\w{16})", r"speed +([\d.]+)", r"relative error ([\d.e+-]+)", r"logits +([0-9a-f ]+)"
+)  # fmt: skip
 
 
 def runner(target: str) -> list[str] | None:

@@ -17,7 +17,7 @@ def export(
         int, typer.Option(help="Input events that are worked on together: few need less memory, many less time.")
     ] = 2048,
     check: Annotated[
-        bool, typer.Option("--check", help="Compile it in every way at hand, and compare all results bit for bit.")
+        bool, typer.Option("--check", help="Compile it in every way at hand, and compare all bits, and the engine.")
     ] = False,
     events: Annotated[int, typer.Option(min=1, help="How many events --check runs.")] = 20_000,
 ) -> int:
@@ -27,6 +27,7 @@ def export(
     ARM, RISC-V and WebAssembly, which run in qemu-user and wasmtime (pip install wasmtime) where these are found.
     """
     from gridless.streaming.export import export as write
+    from gridless.streaming.export.check import beside_engine
     from gridless.streaming.export.check import check as checked
     from gridless.weights import load
 
@@ -47,4 +48,5 @@ def export(
             print(result, flush=True)
             results.append(result)
         print(f"the same bits in all {len(results)} ways, {events:,} events each")
+        print(f"beside the live engine: {beside_engine(model, results[0], bits):.1e} of the largest logit")
     return 0
