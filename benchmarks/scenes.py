@@ -406,7 +406,8 @@ def main() -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     scans = load_scans(options.scans)
     chosen = scans if options.all else scans[:1]
-    rows: dict[str, Any] = {"scans": len(chosen), "repeats": REPEAT, "raw scan": searches(scans[0])}
+    rows: dict[str, Any] = {"scans": len(chosen), "scans of the network": len(chosen), "repeats": REPEAT}
+    rows["raw scan"] = searches(scans[0])
     # What is measured is kept, whatever comes after it.
     for what, measure in (("network", network), ("convolutions", convolutions)):
         if what == "convolutions" or options.network:
