@@ -237,7 +237,7 @@ def lidar(r: dict[str, Any]) -> Made:
 
 def cities(r: dict[str, Any]) -> Made:
     columns, rows = ["points/s", "points/core second", "peak, MiB", "held, MiB"], []
-    parts = ("sample", "sample, busy", "label", "label, busy", "peers")
+    parts = ("sample", "sample, CUDA build", "sample, busy", "label", "label, busy", "peers")
     for part in [part for part in parts if part in r["scale"]]:
         where, results = r["scale"][part]["machine"]["cpu"], r["scale"][part]["results"]
         if part != "peers":
