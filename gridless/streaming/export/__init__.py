@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gridless.data.files import whole_file
-from gridless.streaming.export.golden import recording
+from gridless.streaming.export.golden import packets, recording
 from gridless.streaming.export.writer import HERE, Writer
 from gridless.streaming.program import Program
 from gridless.structures import Events
@@ -78,8 +78,7 @@ def _golden(model: nn.Module, program: Program) -> tuple[np.ndarray, int, dict[s
     sensor = program.streams[0].sensor
     # In float64, so that what C rounds is all that is between them.
     session = Session(deepcopy(model).double())
-    packets = (recording(at, min(at + 1000, GOLDEN), sensor) for at in range(0, GOLDEN, 1000))
-    predictions = sum(len(list(session.push(packet))) for packet in packets)
+    predictions = sum(len(list(session.push(packet))) for packet in packets(GOLDEN, sensor))
     if program.answers is None and program.duration is None:
         predictions = 0  # C answers when it is asked; a session at the end of each packet
     geometry = model.plan(Events.of(recording(0, GOLDEN, sensor), sensor=sensor))  # type: ignore[operator]

@@ -18,9 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from gridless.streaming.export.golden import recording
-from gridless.streaming.program import Program
-from gridless.structures import Events
+from gridless.streaming.export.golden import packets
 
 # What a result is compiled with; -march=native with GNU's dialect would fuse products and sums if it could.
 LEVELS = (("-std=c99", "-O0"), ("-std=c99", "-O1"), ("-std=c99", "-O2"), ("-std=c99", "-O3"))
@@ -140,9 +138,9 @@ def beside_engine(model: nn.Module, result: Result, bits: int = 32) -> float:
     from gridless.streaming.engine import Engine
     from gridless.streaming.export import GOLDEN
 
-    engine, sensor = Engine(model), Program.of(model).streams[0].sensor
-    for at in range(0, GOLDEN, 1000):
-        engine(Events.of(recording(at, min(at + 1000, GOLDEN), sensor), sensor=sensor))
+    engine = Engine(model)
+    for packet in packets(GOLDEN, engine.program.streams[0].sensor):
+        engine(packet)
     ours, theirs = engine.predict().double(), torch.tensor(result.logits, dtype=torch.float64)
     apart = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1e-30))
     if not apart <= BESIDE[bits]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 STEP = 10  # microseconds between events
@@ -32,3 +34,9 @@ def recording(first: int, last: int, sensor: tuple[int, int]) -> dict[str, np.nd
     x = _around(i, 6, sensor[0], h >> np.uint64(8))
     y = _around(i, 7, sensor[1], h >> np.uint64(24))
     return {"x": x, "y": y, "t": time, "p": (h >> np.uint64(40) & np.uint64(1)).astype(np.int64)}
+
+
+def packets(count: int, sensor: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
+    """The first `count` events, a thousand at a time."""
+    for at in range(0, count, 1000):
+        yield recording(at, min(at + 1000, count), sensor)
