@@ -8,8 +8,9 @@
 
     sample      one point of each 5 cm cell, a ball of 20 cm around each, and a rejection sample over it
     label       the network of the recipe `semantickitti`, with random weights, for `--seconds` or the whole scene
-    precompute  `gl.Precomputed` of the scans, the same ones for each process; ideal is the work of one times processes:
-                of the whole call, and without its beginning and end, from a quarter of the files to three quarters.
+    precompute  `gl.Precomputed` of the scans, the same ones for each process, medians of three runs; ideal is
+                the work of one times processes: of the whole call, and without its beginning and end, from a quarter
+                of the files to three quarters.
                 Beside it what the machine allows: a loop in registers, copying, plans alone, and those with files, each
                 in as many processes that know nothing of each other
     scans       the recipe `semantickitti` trained on 18 scans, and judged on 4: mIoU, time and memory of each
@@ -63,6 +64,7 @@ from gridless.tasks import run
 # Scans are this far apart, and cut where the next begins.
 APART = 160.0
 GRID, RADIUS = 0.05, 0.2
+ROUNDS = 3
 HOW = Preparation(up="z", features=("intensity",))
 Rows = dict[str, Any]
 
@@ -385,25 +387,32 @@ def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
     note(begin, f"one process takes {one:.3f} s a scan; {each} scans for each")
     # The largest first, not counted: a virtual machine has its memory when it is written to for the first time.
     precomputed(scans, max(processes), each)
-    times = {}
-    for n in processes:
+    times: dict[int, list[tuple[float, ...]]] = {n: [] for n in processes}
+    # In turns: single runs on a shared machine differ by a tenth.
+    for n in processes * ROUNDS:
         before = spent()
-        took, start, middle = times[n] = precomputed(scans, n, each)
-        user, system = (1e3 * (spent() - before) / (n * each)).tolist()
+        took = precomputed(scans, n, each)
+        times[n].append((*took, *(1e3 * (spent() - before) / (n * each)).tolist()))
+    first = [statistics.median(column) for column in zip(*times[processes[0]], strict=True)]
+    for n, rounds in times.items():
+        took, start, middle, user, system = (statistics.median(column) for column in zip(*rounds, strict=True))
         result[f"{n} processes"] = row = {
             "scans": n * each, "seconds": round(took, 2), "scans/s": round(n * each / took, 2),
-            "of linear": round(times[processes[0]][0] / took, 3),
-            "without start and end, of linear": round(times[processes[0]][2] / middle, 3),
+            "seconds of each round": [round(took[0], 2) for took in rounds],
+            "of linear": round(first[0] / took, 3), "without start and end, of linear": round(first[2] / middle, 3),
             "first file, s": round(start, 2),
             "user, ms/scan": round(user, 1), "system, ms/scan": round(system, 1),
         }  # fmt: skip
         note(begin, f"{n} processes: {row}")
     for name, work in controls(scans).items():
         count = max(2, round(seconds / 2 / beside(1, work, 2)))
-        found = {n: beside(n, work, count) for n in processes}
-        for n, took in found.items():
-            result[f"{n} processes"][f"{name}, of linear"] = round(found[processes[0]] / took, 3)
-        note(begin, f"{name}: " + ", ".join(f"{n}: {found[processes[0]] / took:.3f}" for n, took in found.items()))
+        runs: dict[int, list[float]] = {n: [] for n in processes}
+        for n in processes * ROUNDS:
+            runs[n].append(beside(n, work, count))
+        found = {n: statistics.median(runs[processes[0]]) / statistics.median(took) for n, took in runs.items()}
+        for n, part in found.items():
+            result[f"{n} processes"][f"{name}, of linear"] = round(part, 3)
+        note(begin, f"{name}: " + ", ".join(f"{n}: {part:.3f}" for n, part in found.items()))
     return result
 
 
