@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import count, pairwise
 
 import torch
 from torch import Tensor
@@ -69,16 +69,20 @@ def ball_of_samples(near: Edges, sample: Cloud) -> Edges:
 
 def doubtful_depth(rows: Edges, depth: Tensor, known: float, radius: float) -> float:
     target, source = rows.target.long(), rows.source.long()
-    target, source = target[source < target], source[source < target]
+    earlier, none = source < target, torch.zeros(len(depth), dtype=torch.int32, device=depth.device)
+
+    def any_earlier(state: Tensor) -> Tensor:
+        return none.index_add(0, target, (state[source] & earlier).int()) > 0
+
     here, whole = depth > known, depth > known + radius
-    kept, rejected = whole.clone(), torch.zeros_like(whole)
-    # Each depends on earlier ones only, so that this converges to one answer from any start.
-    while True:
-        first_kept = torch.zeros_like(kept).index_put((target[kept[source]],), torch.tensor(True, device=kept.device))
-        open_ = torch.zeros_like(kept).index_put((target[~rejected[source]],), torch.tensor(True, device=kept.device))
-        now = whole & ~open_, here & first_kept
-        if torch.equal(now[0], kept) and torch.equal(now[1], rejected):
-            break
-        kept, rejected = now
+    before = kept, rejected = whole, torch.zeros_like(whole)
+    # Each depends on earlier ones only, so that this converges to one answer from any start; a GPU
+    # is asked every fourth time.
+    for turn in count(1):
+        kept, rejected = whole & ~any_earlier(~rejected), here & any_earlier(kept)
+        if turn % 4 == 0:
+            if torch.equal(torch.stack(before), torch.stack((kept, rejected))):
+                break
+            before = kept, rejected
     doubtful = depth[~(kept | rejected)]
     return float(doubtful.max()) if len(doubtful) else known
