@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from gridless.streaming.export import export
 from gridless.streaming.export.check import library
 from gridless.streaming.export.writer import Writer
+from gridless.streaming.lowering import lines
 from gridless.streaming.packets import Prediction, Stream
 from gridless.streaming.program import Program
 from gridless.streaming.sources import RECORD
@@ -45,7 +46,7 @@ class Compiled(Stream):
         for name in ("net_reset", "net_predict"):
             function = getattr(self._library, name)
             function.argtypes, function.restype = [c_void_p] * (1 + (name == "net_predict")), None
-        self._state = np.zeros(writer.bytes // 8, np.int64)
+        self._state = lines(writer.bytes).view(np.int64)
         self._logits = np.zeros(program[program.output].channels, np.float32)
         self._found: list[Prediction] = []
         self._tell = _CALLBACK(self._predicted)

@@ -33,6 +33,12 @@ SHORT = 16
 MOST = 2**16
 
 
+def lines(size: int) -> np.ndarray:
+    """So many bytes, all zero, from the beginning of a cache line on."""
+    room = np.zeros(size + LINE, np.uint8)
+    return room[-room.ctypes.data % LINE :][:size]
+
+
 class Place(NamedTuple):
     """Where a part begins: in which section, and how far from its beginning."""
 
@@ -79,8 +85,7 @@ class Flat:
         made = []
         for kind, sections in self.ARRAYS.values():
             size = sum(self.ends[section] for section in sections) * np.dtype(kind).itemsize
-            room = np.zeros(size + LINE, np.uint8)
-            array = room[-room.ctypes.data % LINE :][:size].view(kind)
+            array = lines(size).view(kind)
             np.concatenate([np.empty(0, kind), *(p for s in sections for p in self.parts[s])], out=array)
             made.append(array)
         return made

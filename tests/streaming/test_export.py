@@ -133,6 +133,19 @@ def test_weights_that_16_bits_can_hold_stay_as_they_are():
     assert (halves.reshape(5, 8)[:, :7] * scales == weight).all()
 
 
+def test_arrays_of_the_state_and_panels_of_weights_begin_with_a_cache_line():
+    for writer in written(small("stream", width=12), 32, 16):
+        for layout in (writer.memory, writer.work):
+            arrays = [layout.SIZES[kind] * count for kind, _, count in layout.parts if count is not None]
+            assert arrays
+            assert not any(size % 64 for size in [*arrays, layout.bytes])
+            assert str(layout).index("[") < str(layout).index(";")
+        table, size = ("small", 2) if writer.bits == 16 else ("constants.value", 4)
+        panels = re.findall(rf"product\(.*?(?:, \d+){{2}}, (?:&seen|0), {table} \+ (\d+)", writer.text)
+        assert len(panels) > 5
+        assert not any(int(place) * size % 64 for place in panels)
+
+
 @needs_compiler
 @pytest.mark.parametrize("bits", [32, 16])
 def test_taps_that_share_their_rates_share_traces_and_answer_the_same(tmp_path: Path, bits: int):

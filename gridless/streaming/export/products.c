@@ -12,12 +12,9 @@
 #if WIDTH > LANES
 typedef float sums __attribute__((vector_size(4 * WIDTH)));
 typedef float sums_at __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
-#elif LANES == 4
+#else
 typedef vector sums;
 typedef vector_at sums_at;
-#else
-typedef float sums;
-typedef float sums_at;
 #endif
 
 /* sum + x w, for a number x. */
@@ -29,7 +26,11 @@ typedef float sums_at;
 #else
 #define ADD(sum, x, w) _mm256_fmadd_ps(_mm256_set1_ps(x), w, sum)
 #endif
+#if LANES == 8
+#define ADD_ONE(sum, x, w) _mm256_fmadd_ps(_mm256_set1_ps(x), w, sum)
+#else
 #define ADD_ONE(sum, x, w) _mm_fmadd_ps(_mm_set1_ps(x), w, sum)
+#endif
 #elif FUSED && LANES == 1 && (defined(__FP_FAST_FMAF) || defined(__riscv_flen))
 #define ADD(sum, x, w) __builtin_fmaf(x, w, sum)
 #elif defined(NET_FUSED) && !SMALL
@@ -98,7 +99,7 @@ APART void product(float *restrict out, int count, int columns, const float *res
                    const sight *restrict seen, const number *restrict weights, const float *restrict bias,
                    const float *restrict scale, float *restrict decoded) {
     /* The last row is for those that fill a group up. */
-    float total[(BLOCK + 1) * COLUMNS];
+    float total[(BLOCK + 1) * COLUMNS] NET_LINE;
     int first, at, u, i, k, c, r;
     for (first = 0; first < count; first += BLOCK, rows += (ptrdiff_t)BLOCK * steps, out += (ptrdiff_t)BLOCK * columns) {
         int some = least(BLOCK, count - first);

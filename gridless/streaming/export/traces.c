@@ -1,5 +1,5 @@
-/* Channels of one rate, in spans where vectors are wider. */
-#define SPANS (!SMALL && WIDTH >= 8)
+/* Channels of one rate, in spans where vectors may be wider. */
+#define SPANS (!SMALL && WIDTH > LANES)
 #if SPANS
 typedef float span __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t span_bits __attribute__((vector_size(4 * WIDTH)));

@@ -3,7 +3,7 @@
  * then reads itself twice before, for processors with AVX-512 and AVX2 (TARGET), its functions under other names. All give
  * the same bits. Not with -DNET_NARROW.
  */
-#if LANES == 4 && defined(__x86_64__) && !defined(_WIN32) && !defined(__AVX__) && !defined(NET_NARROW)
+#if VECTORS && defined(__x86_64__) && !defined(_WIN32) && !defined(__AVX__) && !defined(NET_NARROW)
 #define CHOICE
 #undef TARGET
 #define NAMED(name) name##_16
@@ -24,10 +24,10 @@
 #endif
 #define NAMED(name) name
 #define LAST
-#if LANES == 4 && defined(__AVX512F__)
+#if VECTORS && defined(__AVX512F__)
 #define WIDTH 16
-#elif LANES == 4 && defined(__AVX__)
+#elif VECTORS && defined(__AVX__)
 #define WIDTH 8
 #else
-#define WIDTH LANES
+#define WIDTH (VECTORS ? 4 : 1)
 #endif

@@ -1,13 +1,15 @@
 """A live program as C: a function for each stream, a few lines for each row, all constants in one table.
 
-`arithmetic.c` holds vectors, decays and numbers of 16 bits, `runtime.c` windows and LIF, `functions.c` the functions of
-one number; `widths.c` says for which vectors the rest is compiled: `traces.c`, `products.c` (sums of products), the
-functions of this network, `take.c`. `interface.c` is what the caller sees. Here they are joined to one text.
+`arithmetic.c` says what compilers must keep to, `runtime.c` holds windows and LIF, `functions.c` the functions of one
+number; `widths.c` says for which vectors the rest is compiled: `vectors.c` (decays, numbers of 16 bits), `traces.c`,
+`products.c` (sums of products), the functions of this network, `take.c`. `interface.c` is what the caller sees. Here
+they are joined to one text.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter
 from functools import cached_property
@@ -22,8 +24,9 @@ from gridless.streaming.program import ACTIVATIONS, Program, Row, Stream
 
 HERE = Path(__file__).parent
 
-# Columns of a panel of weights, rows that are multiplied together, and numbers of a vector, as in products.c.
-COLUMNS, TOGETHER, LANES = 16, 4, 4
+# Columns of a panel of weights and rows that are multiplied together, as in products.c; numbers of a vector, and of a
+# wide one, where traces are whole numbers of those.
+COLUMNS, TOGETHER, LANES, WIDE = 16, 4, 4, 8
 
 # Runs of fewer channels than this have a rate for every channel.
 NARROW = 8
@@ -37,9 +40,12 @@ SLOW = 80 / 2**30
 # Operations whose result may take the place of their first input.
 IN_PLACE = (*ACTIVATIONS, "affine", "add", "multiply")
 
+# Bytes of a cache line: vectors that lie across two are slower.
+LINE = 64
+
 
 class Layout:
-    """Parts of the state: (C type, name, elements; None for one that is no array), the widest first."""
+    """Parts of the state: (C type, name, elements; None for what is no array). Arrays come first, in whole lines."""
 
     SIZES = {"int64_t": 8, "double": 8, "event": 24, "float": 4, "int32_t": 4, "int16_t": 2}
 
@@ -47,23 +53,26 @@ class Layout:
         self.parts: list[tuple[str, str, int | None]] = []
 
     def add(self, kind: str, name: str, count: int | None = None) -> str:
+        if count is not None:
+            many = LINE // math.gcd(LINE, self.SIZES[kind])
+            count = -(-count // many) * many
         self.parts.append((kind, name, count))
         return f"s->{name}"
 
     @property
     def bytes(self) -> int:
-        return -(-self._size // 8) * 8
+        return -(-self._size // LINE) * LINE
 
     @property
     def _size(self) -> int:
         return sum(self.SIZES[kind] * (1 if count is None else count) for kind, _, count in self.parts)
 
     def __str__(self) -> str:
-        parts = sorted(self.parts, key=lambda part: -self.SIZES[part[0]] % 8)
+        parts = sorted(self.parts, key=lambda part: (part[2] is None, -self.SIZES[part[0]]))
         lines = [f"    {kind} {name}{'' if count is None else f'[{count}]'};" for kind, name, count in parts]
-        # It ends at a multiple of 8 bytes, whatever the compiler.
-        if self._size % 8:
-            lines.append(f"    int16_t after_{parts[-1][1]}[{-self._size % 8 // 2}];")
+        # It ends with a line, whatever the compiler.
+        if self._size % LINE:
+            lines.append(f"    int16_t after_{parts[-1][1]}[{-self._size % LINE // 2}];")
         return "\n".join(lines)
 
 
@@ -74,9 +83,10 @@ class Table:
         self.parts: list[np.ndarray] = []
         self.size = 0
 
-    def add(self, array: np.ndarray) -> int:
-        self.parts.append(np.ascontiguousarray(array).reshape(-1))
-        self.size += array.size
+    def add(self, array: np.ndarray, begin: int = 1) -> int:
+        """Where it begins: at a multiple of `begin`."""
+        self.parts.append(np.pad(array.reshape(-1), (-self.size % begin, 0)))
+        self.size += len(self.parts[-1])
         return self.size - array.size
 
     def text(self, kind: type) -> str:
@@ -111,7 +121,7 @@ class Writer:
         self.settings: list[str] = []
         self.convolutions: list[str] = []
         self.factors, self.taps, self.steps = 1, 1, 1
-        self.slow = False
+        self.slow, self.wide = False, True
         self.leaks: dict[str, int] = {}  # where the rates of leaky counts are
 
     # Sizes.
@@ -137,8 +147,8 @@ class Writer:
 
     # Constants.
 
-    def offset(self, array: np.ndarray) -> int:
-        return self.constants.add(_finite(array).astype(np.float32))
+    def offset(self, array: np.ndarray, begin: int = 1) -> int:
+        return self.constants.add(_finite(array).astype(np.float32), begin)
 
     def constant(self, array: np.ndarray) -> str:
         return f"(constants.value + {self.offset(array)})"
@@ -158,9 +168,9 @@ class Writer:
         padded = np.pad(weight, [(0, 0), (0, wide - columns)])
         panels = np.concatenate([padded[:, at : at + COLUMNS].reshape(-1) for at in range(0, wide, COLUMNS)])
         if self.bits == 16:
-            where = f"small + {self.weights.add(panels)}"
+            where = f"small + {self.weights.add(panels, LINE // 2)}"
         else:
-            where = f"constants.value + {self.offset(panels)}"
+            where = f"constants.value + {self.offset(panels, LINE // 4)}"
         decoded = "s->decoded" if self.bits == 16 else "0"
         sizes = f"{taps}, {steps // taps}, {'&seen' if taps > 1 else 0}"
         return f"{sizes}, {where}, {self.constant(bias)}, {scale}, {decoded}"
@@ -168,7 +178,7 @@ class Writer:
     def rates(self, rate: np.ndarray) -> int:
         """Where they are; whole vectors are read."""
         self.slow |= bool((rate < SLOW).any())
-        return self.offset(np.pad(rate.reshape(-1), (0, LANES)))
+        return self.offset(np.pad(rate.reshape(-1), (0, WIDE)))
 
     # Values.
 
@@ -319,7 +329,8 @@ class Writer:
             weight = np.pad(weight, [(0, 0), (0, 0), (0, each - q), (0, 0)])
         shared = bool((rate == rate[0]).all()) and source.pixels < target.pixels * taps
         rates, steps = self.rates(rate), taps * factors * each
-        self.factors, self.taps = max(self.factors, factors + LANES, each), max(self.taps, taps)
+        self.factors, self.taps = max(self.factors, factors + WIDE, each), max(self.taps, taps)
+        self.wide &= (factors if each == 1 else each) % WIDE == 0
         trace = self.memory.add(
             "int16_t" if self.bits == 16 else "float",
             f"trace{k}",
@@ -569,7 +580,7 @@ class Writer:
         if self.bits == 32:
             # A vector may reach over the end of the last panel.
             self.offset(np.zeros(COLUMNS // 2))
-        self.work.add("float", "row", self.block * self.steps + LANES)
+        self.work.add("float", "row", self.block * self.steps + WIDE)
         if self.bits == 16:
             self.work.add("float", "decoded", self.step * COLUMNS)
         functions = [_function(f"run_{name}", _RUN, lines, name) for name, lines in self.bodies.items()]
@@ -582,14 +593,14 @@ class Writer:
         sizes = {
             "CHUNK": self.chunk, "BLOCK": self.block, "FACTORS": self.factors, "TAPS": self.taps, "STEPS": self.step,
             "SMALL": int(self.bits == 16), "SLOW_DECAYS": int(self.slow), "LONGEST": "((int64_t)1 << 60)",
-            "NEVER": "(-2 * LONGEST)",
+            "NEVER": "(-2 * LONGEST)", "MOST_LANES": WIDE if self.wide else LANES,
         }  # fmt: skip
         defined = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
         declared_tables, tables = self._tables()
         # For vectors of each width.
         wide = "\n".join(
             [
-                *map(_read, ("traces.c", "products.c")), *self.convolutions, "", declared, *functions,
+                *map(_read, ("vectors.c", "traces.c", "products.c")), *self.convolutions, "", declared, *functions,
                 _read("take.c").replace("@INPUT@", next(iter(self.streams))),
             ]
         )  # fmt: skip
@@ -613,12 +624,12 @@ class Writer:
         size, small = max(self.constants.size, 1), max(self.weights.size, 1)
         declared = (
             f"/* All constants, as the bits of floats. */\nunion constants {{\n    uint32_t bits[{size}];\n"
-            f"    float value[{size}];\n}};\nstatic const union constants constants;\n"
+            f"    float value[{size}];\n}} NET_LINE;\nstatic const union constants constants;\n"
         )
         text = f"static const union constants constants = {{{{\n{self.constants.text(np.float32)}}}}};\n"
         if self.bits == 16:
-            declared += f"static const int16_t small[{small}];\n"
-            text += f"\nstatic const int16_t small[{small}] = {{\n{self.weights.text(np.int16)}}};\n"
+            declared += f"static const int16_t small[{small}] NET_LINE;\n"
+            text += f"\nstatic const int16_t small[{small}] NET_LINE = {{\n{self.weights.text(np.int16)}}};\n"
         return declared, text
 
     @property
