@@ -99,8 +99,6 @@ def city(r: Results) -> Row:
 def labels(r: Results) -> Row:
     found = r["scale"]["label"]["results"]
     words = [f"{row['points/s'] / 1e6:.1f} million/s, {row['held, MiB'] / 1024:.1f} GiB" for row in found.values()]
-    ((name, now),) = r["scale"]["label, memory"]["results"].items()
-    words.append(f"since then {now['peak, MiB'] / 1024:.1f} GiB ({name})")
     return f"the same labelled by a network on a busy H200: {'; '.join(found)}", f"{'; '.join(words)}, of the host", ""
 
 
