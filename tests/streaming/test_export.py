@@ -227,6 +227,9 @@ def test_the_page_gives_the_golden_bits_and_shows_digits_recordings_and_the_webc
         page.value(f"play(new File([Uint8Array.from(atob('{frame}'), c => c.charCodeAt(0))], 'one.gle'))")
         assert page.value("[seen, $('status').textContent]") == [3000, "one.gle: 3,000 events"]
         assert page.value("net.predictions()") > 0
+        # It tells its predictions, and is asked no more.
+        page.value("asked = 0, net = {...net, predict: () => asked++}, push([[1e7, 3, 4, 1]])")
+        assert page.value("[asked, net.reset(), push([[5, 3, 4, 1]]), asked]")[::3] == [0, 1]
         assert not page.complaints
     for source in ("", "#webcam"):
         camera = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
