@@ -6,9 +6,13 @@
 #define COLUMNS 16
 #define TOGETHER 4
 
-/* Vectors of sums; ACROSS of them for each row, and MANY rows where there are registers for more. */
-#define ACROSS (WIDTH == 16 ? 1 : 2)
-#define MANY (WIDTH == 16 ? 8 : TOGETHER)
+/*
+ * Vectors of sums; ACROSS of them for each row, and MANY rows where there are registers for more. Where a vector is a whole
+ * panel, they are of two PANELS.
+ */
+#define ACROSS (WIDTH == COLUMNS ? 1 : 2)
+#define MANY (WIDTH == COLUMNS ? 8 : TOGETHER)
+#define PANELS (WIDTH == COLUMNS && !SMALL ? 2 : 1)
 #if WIDTH > LANES
 typedef float sums __attribute__((vector_size(4 * WIDTH)));
 typedef float sums_at __attribute__((vector_size(4 * WIDTH), aligned(4), may_alias));
@@ -52,13 +56,16 @@ typedef vector_at sums_at;
 #endif
 #define EACH(k, n) UNROLL for (k = 0; k < (n); k++)
 
-/* The sums of some columns go on: total (row; COLUMNS) += x (many, n; `pitch` apart) w (n, wide), for the rows named. */
+/*
+ * The sums of some columns go on: total (row; COLUMNS) += x (many, n; `pitch` apart) w (n, wide), for the rows named. From one
+ * vector of sums to the next, and of weights, it is so far.
+ */
 INLINE void add(const int many, const int across, float *restrict total, const int *restrict row, const float *restrict x,
-                int pitch, int n, const float *restrict w, int wide) {
-    sums sum[MANY][ACROSS];
+                int pitch, int n, const float *restrict w, int wide, ptrdiff_t next_sum, ptrdiff_t next) {
+    sums sum[MANY][2];
     int r, c, k = 0;
     EACH(r, many)
-        EACH(c, across) sum[r][c] = *(const sums_at *)(total + row[r] * COLUMNS + c * WIDTH);
+        EACH(c, across) sum[r][c] = *(const sums_at *)(total + row[r] * COLUMNS + c * next_sum);
 #if WIDTH == 4 && !defined(__SSE2__)
     /* Four steps by element of a vector, one instruction on ARM; the 16 registers of x86 hold no more than the sums. */
     for (; k + 4 <= n; k += 4) {
@@ -67,18 +74,18 @@ INLINE void add(const int many, const int across, float *restrict total, const i
         EACH(r, many) some[r] = LOAD(x + (ptrdiff_t)r * pitch + k);
         UNROLL for (j = 0; j < 4; j++, w += wide)
             EACH(c, across) {
-                sums weights = *(const sums_at *)(w + c * WIDTH);
+                sums weights = *(const sums_at *)(w + c * next);
                 EACH(r, many) sum[r][c] = ADD(sum[r][c], some[r][j], weights);
             }
     }
 #endif
     for (; k < n; k++, w += wide)
         EACH(c, across) {
-            sums weights = *(const sums_at *)(w + c * WIDTH);
+            sums weights = *(const sums_at *)(w + c * next);
             EACH(r, many) sum[r][c] = ADD(sum[r][c], x[(ptrdiff_t)r * pitch + k], weights);
         }
     EACH(r, many)
-        EACH(c, across) *(sums_at *)(total + row[r] * COLUMNS + c * WIDTH) = sum[r][c];
+        EACH(c, across) *(sums_at *)(total + row[r] * COLUMNS + c * next_sum) = sum[r][c];
 }
 
 /* The same for one row, all columns of a panel, and numbers as they are stored. */
@@ -99,21 +106,23 @@ APART void product(float *restrict out, int count, int columns, const float *res
                    const sight *restrict seen, const number *restrict weights, const float *restrict bias,
                    const float *restrict scale, float *restrict decoded) {
     /* The last row is for those that fill a group up. */
-    float total[(BLOCK + 1) * COLUMNS] NET_LINE;
-    int first, at, u, i, k, c, r;
+    float totals[PANELS][(BLOCK + 1) * COLUMNS] NET_LINE, *total = totals[0];
+    const ptrdiff_t next = (ptrdiff_t)taps * steps * COLUMNS, next_sum = (BLOCK + 1) * COLUMNS;
+    int first, at, panels, u, i, k, c, r;
     for (first = 0; first < count; first += BLOCK, rows += (ptrdiff_t)BLOCK * steps, out += (ptrdiff_t)BLOCK * columns) {
         int some = least(BLOCK, count - first);
         const number *panel = weights;
-        for (at = 0; at < columns; at += COLUMNS) {
+        for (at = 0; at < columns; at += panels * COLUMNS, panel += (panels - 1) * next) {
             int wide = columns - at > COLUMNS / 2 ? COLUMNS : COLUMNS / 2;
-            for (i = 0; i < (BLOCK + 1) * COLUMNS; i++) total[i] = 0.0f;
+            panels = columns - at > COLUMNS + COLUMNS / 2 ? PANELS : 1;
+            for (i = 0; i < panels * next_sum; i++) total[i] = 0.0f;
             for (u = 0; u < taps; u++) {
                 int those = seen ? seen->many[u] : some;
                 for (k = 0; k < steps; k += STEPS) {
                     int n = least(STEPS, steps - k);
                     const float *x = rows + (ptrdiff_t)u * BLOCK * steps + k;
                     int many = TOGETHER;
-                    for (i = 0; i < those - 1; i += many, x += (ptrdiff_t)many * steps) {
+                    for (i = 0; i < those - (panels == 1); i += many, x += (ptrdiff_t)many * steps) {
                         int row[MANY];
 #if SMALL
                         const float *part = decoded;
@@ -124,13 +133,20 @@ APART void product(float *restrict out, int count, int columns, const float *res
 #endif
                         EACH(r, MANY) row[r] = i + r >= those ? BLOCK : seen ? seen->row[u][i + r] : i + r;
                         many = those - i > TOGETHER ? MANY : TOGETHER;
+                        if (PANELS > 1 && panels > 1) {
+                            if (many == MANY)
+                                add(MANY, PANELS, total, row, x, steps, n, part, wide, next_sum, next);
+                            else
+                                add(TOGETHER, PANELS, total, row, x, steps, n, part, wide, next_sum, next);
+                            continue;
+                        }
                         for (c = 0; c < wide; c += ACROSS * WIDTH)
                             if (MANY > TOGETHER && many == MANY)
-                                add(MANY, ACROSS, total + c, row, x, steps, n, part + c, wide);
+                                add(MANY, ACROSS, total + c, row, x, steps, n, part + c, wide, WIDTH, WIDTH);
                             else if (c + ACROSS * WIDTH <= wide)
-                                add(TOGETHER, ACROSS, total + c, row, x, steps, n, part + c, wide);
+                                add(TOGETHER, ACROSS, total + c, row, x, steps, n, part + c, wide, WIDTH, WIDTH);
                             else
-                                add(TOGETHER, 1, total + c, row, x, steps, n, part + c, wide);
+                                add(TOGETHER, 1, total + c, row, x, steps, n, part + c, wide, WIDTH, WIDTH);
                     }
                     if (i == those - 1) {
                         float *one = total + (seen ? seen->row[u][i] : i) * COLUMNS;
@@ -143,8 +159,8 @@ APART void product(float *restrict out, int count, int columns, const float *res
                 }
             }
             for (i = 0; i < some; i++)
-                for (c = 0; c < least(wide, columns - at); c++) {
-                    float sum = total[i * COLUMNS + c];
+                for (c = 0; c < least(panels * wide, columns - at); c++) {
+                    float sum = total[(c / COLUMNS) * next_sum + i * COLUMNS + c % COLUMNS];
 #if SMALL
                     sum = sum * scale[at + c];
 #endif
