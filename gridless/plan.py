@@ -293,7 +293,9 @@ class Plan:
                         return Geometry.made(found), after
                     values |= found
                 if name not in values:
-                    values[name] = _INPUTS[step.op](given, **settings)
+                    # A cloud that was made for the chain is one already.
+                    made = begun is not None and type(given) is Cloud
+                    values[name] = given if made else _INPUTS[step.op](given, **settings)
                     if begun is not None and backend_for(values[name].device) == "gpu":
                         on_gpu = self._lines_on_gpu(begun)
                         values |= on_gpu.run(values[name])

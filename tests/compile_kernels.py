@@ -109,17 +109,16 @@ def _samples(cloud_splits: Tensor, at: Tensor, splits: Tensor, result: Tensor, *
 
 
 def _found(*arguments: Any) -> None:
-    """70 neighbours of each target, where they are counted and not filled in."""
-    places, counts, fill = arguments[8], arguments[9], arguments[-1]
-    if not fill:
-        counts[1:] = 70
-        places[:] = torch.tensor([int(counts.sum()), int(counts.sum()), 70])
+    """70 neighbours of each target."""
+    work, numbers, rows, fill = arguments[5], arguments[7], arguments[10], arguments[-1]
+    work[-2 * rows :] = 70
+    numbers[:] = 70 * torch.arange(len(numbers)) if fill else torch.tensor([70 * rows, 70 * rows, 70, 0])
 
 
 READ_BACK: dict[str, Callable[..., None]] = {
     "geometry.gpu_common._facts": _facts,
     "geometry.ball.gpu._test": _counts(4, 20),
-    "geometry.ball.grid_gpu._search": _found,
+    "geometry.ball.grid_gpu._search_kernel": _found,
     "geometry.causal.gpu._search": _counts(9, 1),
     "geometry.rejection.gpu._decide": _kept,
     "geometry.rejection.gpu._sample_splits": _samples,

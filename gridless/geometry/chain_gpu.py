@@ -62,12 +62,14 @@ class GpuChain:
         # A guess from a much smaller cloud might be for more memory than there is.
         if not 0 < len(cloud) <= 2 * last or cloud.padding or cloud.coords.requires_grad:
             return {}
-        largest = common.sizes(cloud, "ball: source")[1]
+        # The first search looks at one large example; others are looked at here.
+        alone = common.alone(cloud) and len(cloud) > all_pairs.ALL_PAIRS
+        largest = len(cloud) if alone else common.sizes(cloud, "ball: source")[1]
         rooms = [
             Room(min(int(1.25 * size * len(cloud)) + _SPARE, MAX_EDGES), int(1.25 * most * largest) + _SPARE)
             for size, most in needed
         ]
-        made = self._at_once(cloud, rooms)
+        made = self._at_once(cloud, largest, rooms)
         return {} if made is None else dict(zip(self.names, made[1:], strict=True))
 
     def remember(self, values: Mapping[str, Any]) -> None:
@@ -80,25 +82,26 @@ class GpuChain:
             needed = [(len(x) / len(cloud), m / largest) for x, m in zip(made, most, strict=True)]
             self.needed[cloud.device] = len(cloud), needed
 
-    def _at_once(self, cloud: Cloud, rooms: list[Room]) -> list[Any] | None:
-        """The cloud and what each line gives; None where something has no room."""
+    def _at_once(self, cloud: Cloud, most: int, rooms: list[Room]) -> list[Any] | None:
+        """The cloud, whose largest example has `most` points, and what each line gives; None where there is no room."""
         # Samples are clouds with padding of a size that only the device knows; edges have the rows of those.
         made: list[Any] = [cloud]
         known: dict[int, rejection.Collected] = {}
-        largest = [common.sizes(cloud, "ball: source")[1]]
+        largest = [most]
         # Long rows are sorted by a kernel of their own, which is left out where there are none by far.
         longest = common.SHORT if self.longest <= common.SHORT // 2 else common.LONGEST
-        totals = torch.zeros((len(rooms), 4), dtype=torch.int64, device=cloud.device)
+        totals = torch.empty((len(rooms), 4), dtype=torch.int64, device=cloud.device)
         ends: dict[int, Tensor] = {}
-        for line, ((sample, a, b), (room, most)) in enumerate(zip(self.lines, rooms, strict=True), 1):
-            source, target, total = made[a], made[b], totals[line - 1]
+        grids: list[int] = []
+        each = zip(self.lines, rooms, totals.unbind(0), strict=True)
+        for line, ((sample, a, b), (room, most), total) in enumerate(each, 1):
+            source, target = made[a], made[b]
             largest.append(most)
             if sample:
                 kept = rejection.decide(source, target)
                 at, splits = rejection.number(source, kept, total, room, most)
                 known[line] = rejection.gather(source, kept, at, splits, room)
-                made.append(Cloud.made(coords=known[line].coords, splits=splits))
-                common.inherit_facts(source, made[line], 0, most)
+                made.append(Cloud.made(coords=known[line].coords, splits=splits).trusted())
                 continue
             if line in self.rows_of:
                 splits = known[b].row_splits
@@ -111,15 +114,20 @@ class GpuChain:
                     ends[line - 1] = splits[-1:]
                     found = all_pairs.fill(source, target, splits, bits, room, largest[b])
                 else:
-                    grid, key, order, counts = grid_gpu.begin(source, target, radius, None, total)
-                    splits = common.splits_from(counts)
-                    found = grid_gpu.fill(source, target, radius, grid, key, order, splits, room, longest)
+                    grids.append(line - 1)
+                    begun = grid_gpu.begin(source, target, radius, None, total)
+                    splits, found = grid_gpu.fill(begun, room, longest)
             made.append(Edges.made(splits=splits, source=found, num_source=0))
-        numbers = (torch.cat([totals.view(-1), *ends.values()]) if ends else totals.view(-1)).tolist()
-        sizes = [numbers[4 * n : 4 * n + 3] for n in range(len(rooms))]
-        for n, edges in zip(ends, numbers[4 * len(rooms) :], strict=True):
-            sizes[n][0] = edges
-        self.longest = max(size[2] for size, (sample, _, _) in zip(sizes, self.lines, strict=True) if not sample)
+        if ends:
+            numbers = torch.cat([totals.view(-1), *ends.values()]).tolist()
+            sizes = [numbers[4 * n : 4 * n + 4] for n in range(len(rooms))]
+            for n, edges in zip(ends, numbers[4 * len(rooms) :], strict=True):
+                sizes[n][0] = edges
+        else:
+            sizes = totals.tolist()
+        searched = [sizes[n] for n in grids]
+        grid_gpu.check_points(max((size[3] for size in searched), default=0), cloud, cloud)
+        self.longest = max((size[2] for size in searched), default=0)
         return self._cut(made, known, rooms, sizes) if self.longest <= longest else None
 
     def _cut(
@@ -138,11 +146,11 @@ class GpuChain:
             total = known[b].edges if line in self.rows_of else size[0]
             if total > room.size:
                 return None
-            found = made[line].source[:total]
+            found = made[line].source.narrow(0, 0, total)
             if line in self.rows_of:
                 cut.append(rejection.edges_of_samples(cut[self.rows_of[line]], known[b], found))
             else:
-                splits = made[line].splits[: len(cut[b]) + 1]
+                splits = made[line].splits if b == 0 else made[line].splits.narrow(0, 0, len(cut[b]) + 1)
                 edges = Edges.made(splits=splits, source=found, num_source=len(cut[a]), symmetric=a == b)
                 cut.append(edges.trusted())
         return cut

@@ -51,14 +51,22 @@ def facts(cloud: Cloud, what: str) -> Facts:
 
 
 def inherit_facts(cloud: Cloud, sample: Cloud, smallest: int, largest: int) -> None:
-    """A sample of the cloud, with examples of these sizes, has its box; where that is not known, nothing."""
+    """A sample of the cloud has examples of these sizes, and the box of the cloud where that is known."""
+    sample.cached("gpu_sizes", lambda: (smallest, largest))
     if cloud.keeps("gpu_facts"):
         sample.cached("gpu_facts", lambda: facts(cloud, "")._replace(smallest=smallest, largest=largest))
 
 
 def sizes(cloud: Cloud, what: str) -> tuple[int, int]:
-    """The number of points of the smallest and of the largest example."""
-    return facts(cloud, what)[:2]
+    """The number of points of the smallest and of the largest example; refuses what `facts` refuses."""
+    if cloud.is_checked and alone(cloud):
+        return (len(cloud),) * 2
+    return cloud.cached("gpu_sizes", lambda: facts(cloud, what)[:2])
+
+
+def alone(cloud: Cloud) -> bool:
+    """Whether the cloud is known to be one example without padding before anything is read."""
+    return cloud.is_alone or (cloud.is_checked and cloud.splits.shape[0] == 2 and not cloud.padding)
 
 
 def squared_bits(radius: float, dtype: torch.dtype) -> tuple[int, int]:
@@ -75,20 +83,16 @@ def splits_from(counts: Tensor) -> Tensor:
     return torch.cumsum(counts, 0)
 
 
-def sort_rows(splits: Tensor, values: Tensor, longest: int) -> Tensor:
-    """Each row of `values`, which are distinct, in ascending order; the longest row has `longest` of them.
+def sort_long(splits: Tensor, values: Tensor, ordered: Tensor, longest: int) -> Tensor:
+    """`ordered`, with the rows of more than SHORT `values`, which are distinct, in ascending order.
 
-    Rows that `values` has no room for are left out.
+    Rows that `values` has no room for are left out. The longest row has `longest` of them.
     """
     if longest > LONGEST:
         row = torch.searchsorted(splits[1:], torch.arange(len(values), device=values.device), right=True)
         return (torch.sort(row << 32 | values).values & 0xFFFFFFFF).int()
-    ordered = torch.empty_like(values)
     rows = len(splits) - 1
-    sizes = (rows, len(values))
-    _SORT_SHORT((cdiv(rows, 8), 1, 1), (splits, values, ordered), sizes, (SHORT, 8), 1)
-    if longest > SHORT:
-        _SORT_LONG((cdiv(rows, 64), 8, 1), (splits, values, ordered), sizes, (SHORT, 64, 128), 1)
+    _SORT_LONG((cdiv(rows, 64), 8, 1), (splits, values, ordered), (rows, len(values)), (SHORT, 64, 128), 1)
     return ordered
 
 
@@ -214,18 +218,6 @@ def _facts(partial, splits, result, programs, examples, end, BLOCK: tl.constexpr
 
 
 @triton.jit(do_not_specialize=["rows", "room"])
-def _sort_short(splits, values, ordered, rows, room, SHORT: tl.constexpr, ROWS: tl.constexpr):
-    """Sort the rows of at most SHORT values."""
-    top = tl.program_id(0) * ROWS
-    for row in range(top, tl.minimum(top + ROWS, rows)):
-        start = tl.load(splits + row)
-        count = (tl.load(splits + row + 1) - start).to(tl.int32)
-        if (count <= SHORT) & (start + count <= room):
-            for begin in range(0, count, 32):
-                _place_block(values + start, ordered + start, begin, count, 32)
-
-
-@triton.jit(do_not_specialize=["rows", "room"])
 def _sort_long(splits, values, ordered, rows, room, SHORT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Sort the rows of more than SHORT values: programs of one row of the grid share each of them."""
     top = tl.program_id(0) * ROWS
@@ -237,11 +229,11 @@ def _sort_long(splits, values, ordered, rows, room, SHORT: tl.constexpr, ROWS: t
             count = (tl.load(splits + row + 1) - start).to(tl.int32)
             if (count > SHORT) & (start + count <= room):
                 for begin in range(tl.program_id(1) * BLOCK, count, tl.num_programs(1) * BLOCK):
-                    _place_block(values + start, ordered + start, begin, count, BLOCK)
+                    place_block(values + start, ordered + start, begin, count, BLOCK)
 
 
 @triton.jit
-def _place_block(values, ordered, begin, count, BLOCK: tl.constexpr):
+def place_block(values, ordered, begin, count, BLOCK: tl.constexpr):
     """BLOCK values of a row go to the places that the number of smaller ones in the row says."""
     at = begin + tl.arange(0, BLOCK)
     mine = tl.load(values + at, mask=at < count, other=0)
@@ -253,6 +245,4 @@ def _place_block(values, ordered, begin, count, BLOCK: tl.constexpr):
     tl.store(ordered + place, mine, mask=at < count)
 
 
-_PARTIAL_FACTS, _FACTS, _SORT_SHORT, _SORT_LONG = (
-    Launcher(kernel, exact=True) for kernel in (_partial_facts, _facts, _sort_short, _sort_long)
-)
+_PARTIAL_FACTS, _FACTS, _SORT_LONG = (Launcher(kernel, exact=True) for kernel in (_partial_facts, _facts, _sort_long))

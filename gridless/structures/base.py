@@ -187,7 +187,7 @@ class Structure:
                 waiting += [*(value.values() if isinstance(value, Mapping) else value)]
 
     def __getstate__(self) -> dict:
-        state = {k: v for k, v in self.__dict__.items() if k not in ("_kept", "_checked")}
+        state = {k: v for k, v in self.__dict__.items() if k not in ("_kept", "_checked", "_alone")}
         # A tensor is pickled with all of its storage: one that has only a part of it, as what plans make, is copied.
         for name, value in state.items():
             if isinstance(value, Tensor) and value.untyped_storage().nbytes() > value.nbytes:

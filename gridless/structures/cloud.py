@@ -84,7 +84,7 @@ class Cloud(Ragged):
                 with a list of examples, a list of them.
         """
         if type(x) is Tensor and x.ndim == 2 and not rows and not directions:
-            return cls.made(coords=_checked(x), splits=_splits_of_one(x))
+            return cls.made(coords=_checked(x), splits=_splits_of_one(x), _alone=True)
         if isinstance(x, Cloud):
             if not rows and not directions:
                 return x
@@ -108,15 +108,15 @@ class Cloud(Ragged):
             splits = torch.arange(batch + 1) * points
             each = {name: tensor_of(value) for name, value in rows.items()}
             rows = {n: v.flatten(0, 1) if tuple(v.shape[:2]) == (batch, points) else v for n, v in each.items()}
+        alone = splits is None
         splits = _splits_of_one(coords) if splits is None else splits.to(coords.device)
         if not rows and not directions:
-            return cls.made(coords=_checked(coords), splits=splits)
-        return cls(
-            coords,
-            splits,
-            rows=rows or NO_ROWS,  # type: ignore[arg-type]
-            directions=_names(directions),
-        )
+            cloud = cls.made(coords=_checked(coords), splits=splits)
+        else:
+            cloud = cls(coords, splits, rows=rows or NO_ROWS, directions=_names(directions))  # type: ignore[arg-type]
+        if alone:
+            cloud.__dict__["_alone"] = True
+        return cloud
 
     @classmethod
     def _of_several(cls, x: Sequence[Any], directions: str | Sequence[str], rows: Mapping[str, Any]) -> Cloud:
@@ -170,6 +170,11 @@ class Cloud(Ragged):
     @property
     def dim(self) -> int:
         return self.coords.shape[1]
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it was made as one example, whose splits need not be read."""
+        return "_alone" in self.__dict__
 
     def sampled(
         self, kept: Tensor, splits: Tensor, distance: Tensor | None = None, coords: Tensor | None = None
@@ -252,8 +257,12 @@ def _checked(coords: Any) -> Tensor:
 
 
 def _splits_of_one(coords: Tensor) -> Tensor:
+    rows = coords.shape[0]
+    if coords.is_cuda and rows:
+        # 0 and the number, made there: a copy would wait for all that the device has to do.
+        return torch.arange(0, rows + 1, rows, device=coords.device)
     # From an array: several times as fast as torch.tensor.
-    splits = torch.from_numpy(np.array((0, coords.shape[0])))
+    splits = torch.from_numpy(np.array((0, rows)))
     return splits if coords.is_cpu else splits.to(coords.device)
 
 

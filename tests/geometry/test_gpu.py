@@ -91,6 +91,17 @@ def test_ball_of_more_sources_than_a_word_has_bits():
 
 
 @runs_here
+def test_ball_where_many_columns_share_the_places_of_a_table(monkeypatch: pytest.MonkeyPatch):
+    from gridless.geometry.ball import gpu as ball_gpu
+    from gridless.geometry.ball import grid_gpu
+
+    monkeypatch.setattr(ball_gpu, "ALL_PAIRS", 0)
+    monkeypatch.setattr(grid_gpu, "_MOST", 8)
+    cloud = cloud_of(3, torch.float32, (24, 0, 1, 8))
+    assert len(same_edges(lambda on: gl.ball(on(cloud), on(cloud), 0.3))) > 50
+
+
+@runs_here
 def test_ball_far_beyond_the_cloud_and_far_apart(search: str):
     source = gl.Cloud.of(torch.tensor([[0.0, 0, 0], [1e6, -1e6, 0], [1e6, -1e6, 0.5], [0.2, 0, 0]]))
     target = gl.Cloud.of(torch.tensor([[-50.0, 0, 0], [1e6, -1e6, 0.25], [0.1, 0, 0], [3e30, 0, 0]]))
@@ -267,12 +278,14 @@ def test_facts_refuse_what_is_not_finite_and_name_it():
 @runs_here
 @pytest.mark.parametrize("longest", [150, 5000])
 def test_rows_are_sorted_however_long(longest: int):
-    from gridless.geometry.gpu_common import sort_rows
+    from gridless.geometry.gpu_common import sort_long
 
     generator = torch.Generator().manual_seed(0)
-    rows = [torch.randperm(n, generator=generator).int() + 7 for n in (0, 1, 40, 0, 17, 32, 150, 3, 0, 64, 65)]
-    splits = torch.tensor([0] + [len(r) for r in rows]).cumsum(0)
-    found = sort_rows(splits.to(DEVICE), torch.cat(rows).to(DEVICE), longest).cpu()
+    # The search sorts those of up to 64.
+    rows = [torch.arange(n).int() for n in (0, 1, 40)]
+    rows += [torch.randperm(n, generator=generator).int() + 7 for n in (65, 0, 150, 128)]
+    splits, values = torch.tensor([0] + [len(r) for r in rows]).cumsum(0).to(DEVICE), torch.cat(rows).to(DEVICE)
+    found = sort_long(splits, values, values.clone(), longest).cpu()
     assert torch.equal(found, torch.cat([r.sort().values for r in rows]))
 
 
@@ -340,3 +353,25 @@ def test_a_plan_gives_room_for_what_it_found_last_and_runs_again_where_that_is_t
         want, found = both(lambda on, cloud=cloud: plan(on(cloud)))
         assert_same_geometry(found, want)
     assert there_was_room == [True, False, False, True, True]
+
+
+@runs_here
+def test_large_searches_refuse_points_that_are_not_finite_and_name_them(monkeypatch: pytest.MonkeyPatch):
+    from gridless.geometry.ball import gpu as ball_gpu
+
+    monkeypatch.setattr(ball_gpu, "ALL_PAIRS", 0)
+    good = torch.rand(9, 3, generator=torch.Generator().manual_seed(0))
+    bad = good.clone()
+    bad[4, 2] = torch.inf
+    plan = gl.Plan()
+    cloud = plan.points(dim=3)
+    plan.ball(cloud, cloud, 0.3)
+    with gl.use_backend("gpu"):
+        plan(good.to(DEVICE))
+        for call in (
+            lambda: plan(bad.to(DEVICE)),  # in the room that the last cloud needed
+            lambda: gl.ball(gl.Cloud.of(bad.to(DEVICE)), gl.Cloud.of(good.to(DEVICE)), 0.3),
+            lambda: gl.ball(gl.Cloud.of(good.to(DEVICE)), gl.Cloud.of(bad.to(DEVICE)), 0.3),
+        ):
+            with pytest.raises(ValueError, match="row 4 of example 0"):
+                call()

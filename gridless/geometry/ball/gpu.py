@@ -32,8 +32,12 @@ _BLOCK = 128
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor]:
     if len(source) <= ALL_PAIRS * source.num_examples:
         _compile_once(source.device, source.coords.dtype, source.dim)
-    _, most_source = common.sizes(source, "ball: source")
-    _, most_target = common.sizes(target, "ball: target")
+    if len(source) > ALL_PAIRS and len(target) and common.alone(source) and common.alone(target):
+        # The search itself looks whether the points are finite.
+        most_source, most_target = len(source), len(target)
+    else:
+        _, most_source = common.sizes(source, "ball: source")
+        _, most_target = common.sizes(target, "ball: target")
     if most_source == 0 or most_target == 0:
         empty = torch.zeros(len(target) + 1, dtype=torch.int64, device=target.device)
         return empty, empty.new_zeros(0, dtype=torch.int32)

@@ -1,17 +1,18 @@
-"""The ball search of large examples on the GPU: a sorted grid.
+"""The ball search of large examples on the GPU: a hashed grid.
 
-Up to three dimensions are used to cut the search down. Two of them cut each example into columns at least a radius
-wide; inside a column the sources are sorted along the third. A target meets at most 3 x 3 columns, and in each the run
-of sources within a radius along the third, found by bisection: 18 r^3 of candidates for a ball of 4.2 r^3. Columns are
-few enough for a table, whatever the shape of the cloud.
+Cells are a radius wide along two axes and half of that along the third. A hash of a column of cells says where in a
+table its lowest cell is, and the cells above follow it: a target meets at most 3 x 3 columns, and in each one run of
+the table. What another column left in the same run is told by the cells of its coordinates. No bounding box is needed,
+and whatever the shape of the cloud, the table has a few places for each point.
 
-Targets are taken in the same order, so that the threads of a warp meet the same candidates. One kernel, run twice,
-counts and fills; rows are then sorted on chip. Cells are computed in float64 by monotone functions, clamped to the
-grid, with margins far above rounding: a pair inside the radius is never missed.
+Points are counted into the table, summed up and placed. Then each target's neighbours are counted, and found: rows come
+out in any order, and are sorted on chip. Cells are computed in float64 by monotone functions, with margins far above
+rounding: a pair inside the radius is never missed.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -21,310 +22,323 @@ from torch import Tensor
 
 from gridless.geometry import gpu_common as common
 from gridless.geometry.checks import check_edge_count
-from gridless.geometry.gpu_common import example_of, from_bits, load_point, squared_to
-from gridless.kernels.launch import INT32, Launcher, cdiv
+from gridless.geometry.gpu_common import example_of, from_bits, load_point, place_block
+from gridless.kernels.launch import INT32, Launcher, cdiv, power_of_two
 from gridless.structures import Cloud
 
 _BLOCK = 128
 
-# The most columns per source.
-_COLUMNS = 4
+# Places of the table for each point, the least of all, and the most.
+_PLACES, _LEAST, _MOST = 2, 1024, 1 << 24
 
-# Targets searched together, by one warp.
+# Targets searched together, by one warp, and how many of these warps have their edges summed up.
 _TARGETS = 32
+_SUMMED = 32
 
 
 class Grid(NamedTuple):
-    """The sources in order of column and height, and where each column begins and ends."""
+    """The sources by cells, and the neighbours of each target."""
 
-    cells: tuple[int, int, int]  # columns along two axes, levels of the third
-    frame: tuple[float, ...]  # low and cells per unit of the three, reach
-    key: Tensor  # (S) int32, ascending: column * levels + level
-    coords: Tensor  # (D, S)
-    index: Tensor  # (S) int64
-    start: Tensor  # (columns)
-    end: Tensor  # (columns)
+    source: Cloud
+    target: Cloud
+    table: Tensor  # the edges of _SUMMED warps each, then where each place of the table ends
+    work: Tensor  # (3 S + S' + warps) int32: place, rank there, sources in order; edges of targets, and of warps
+    coords: Tensor  # (S, D), in order
+    sizes: tuple[float, ...]
+    constants: tuple
 
 
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor, Tensor, int]:
     """splits, splits within the limit, all sources found in ascending order, and how many the limit leaves."""
-    totals = torch.zeros(3, dtype=torch.int64, device=target.device)
-    grid, key, order, counts = begin(source, target, radius, limit, totals)
-    splits = common.splits_from(counts)
-    wanted = splits if limit is None else common.splits_from(counts.clamp(max=limit))
-    total, kept, longest = totals.tolist()
+    totals = torch.empty(4, dtype=torch.int64, device=target.device)
+    grid = begin(source, target, radius, limit, totals)
+    total, kept, longest, infinite = totals.tolist()
+    check_points(infinite, source, target)
     check_edge_count("ball", total)
-    return splits, wanted, fill(source, target, radius, grid, key, order, splits, total, longest), kept
+    splits, found = fill(grid, total, longest)
+    wanted = splits
+    if limit is not None:
+        wanted = torch.zeros_like(splits)
+        torch.cumsum(splits.diff().clamp(max=limit), 0, out=wanted[1:])
+    return splits, wanted, found, kept
 
 
-def begin(
-    source: Cloud, target: Cloud, radius: float, limit: int | None, totals: Tensor
-) -> tuple[Grid, Tensor, Tensor, Tensor]:
-    """The grid, the targets in its order, and 0 and the neighbours of each target (1 + S') int64.
+def check_points(infinite: int, source: Cloud, target: Cloud) -> None:
+    """Refuse what `Cloud.check` refuses, where a search found points that are not finite."""
+    if infinite:
+        source.check("ball: source")
+        target.check("ball: target")
+    source.trusted()
+    target.trusted()
 
-    totals (3), zeros, get their number, that within the limit, and the longest row.
+
+def begin(source: Cloud, target: Cloud, radius: float, limit: int | None, totals: Tensor) -> Grid:
+    """The sources by cells, and how many of them are near each target.
+
+    totals (4) get their number, that within the limit, the longest row, and 1 if points that were not checked are not
+    finite.
     """
-    grid = make_grid(source, radius)
-    key, order = (grid.key, grid.index) if source is target else _sort(target, grid.cells, grid.frame)
-    counts = torch.empty(len(target) + 1, dtype=torch.int64, device=target.device)
-    _run(source, target, grid, key, order, radius, limit, totals, counts, 0, False)
-    return grid, key, order, counts
+    device, points, targets, examples = source.device, len(source), len(target), source.num_examples
+    dim, warps = source.dim, cdiv(targets, _TARGETS)
+    # An infinite radius has every source inside: one cell.
+    side = radius * (1 + 2**-9)
+    scale, reach = (0.0, 0.0) if math.isinf(side) else (2 / side, radius * (1 + 2**-12))
+    places = power_of_two(min(max(_PLACES * points, _LEAST), _MOST))
+    before = cdiv(cdiv(warps, _SUMMED) + 1, 4) * 4
+    cells = (examples, places - 1, before, scale if dim > 1 else 0.0, scale if dim > 2 else 0.0, 2 * scale)
+    table = torch.zeros(before + places, dtype=torch.int32, device=device)
+    work = torch.empty(3 * points + targets + warps, dtype=torch.int32, device=device)
+    coords = torch.empty((points, dim), dtype=source.coords.dtype, device=device)
+    by_points = (cdiv(points, _BLOCK), 1, 1)
+    _COUNT(by_points, (source.coords, source.splits, table, work, totals), (points, *cells), (dim, _BLOCK))
+    # Sums come before the table, and are zeros yet.
+    table.cumsum_(0)
+    tensors = (source.coords, table, work, coords, totals)
+    _PLACE(by_points, tensors, (points, before, 0 if source.is_checked else 1), (dim, _BLOCK))
+    most = INT32 - 1 if limit is None else min(limit, INT32 - 1)
+    bits = common.squared_bits(radius, source.coords.dtype)
+    look = 0 if target is source or target.is_checked else 1
+    sizes, constants = (
+        (targets, points, look, *cells, reach, *bits),
+        (dim, _TARGETS, source.coords.dtype == torch.float64),
+    )
+    grid = Grid(source, target, table, work, coords, sizes, constants)
+    _search(grid, totals, work, work, most, False)
+    return grid
 
 
-def fill(
-    source: Cloud,
-    target: Cloud,
-    radius: float,
-    grid: Grid,
-    key: Tensor,
-    order: Tensor,
-    splits: Tensor,
-    room: int,
-    longest: int,
-) -> Tensor:
-    """The first `room` edges of rows of which the longest has so many."""
-    found = torch.empty(room, dtype=torch.int32, device=target.device)
-    if room:
-        _run(source, target, grid, key, order, radius, None, splits, found, room, True)
-        found = common.sort_rows(splits, found, longest)
-    return found
+def fill(grid: Grid, room: int, longest: int) -> tuple[Tensor, Tensor]:
+    """splits, and the first `room` edges of rows of which the longest has so many."""
+    device = grid.table.device
+    splits = torch.empty(len(grid.target) + 1, dtype=torch.int64, device=device)
+    found, ordered = (torch.empty(room, dtype=torch.int32, device=device) for _ in range(2))
+    _search(grid, splits, found, ordered, room, True)
+    if longest > common.SHORT:
+        ordered = common.sort_long(splits, found, ordered, longest)
+    return splits, ordered
 
 
 def count(source: Cloud, target: Cloud, radius: float) -> Tensor:
-    """Sources within the radius of each target (S') int64."""
-    return begin(source, target, radius, None, torch.zeros(3, dtype=torch.int64, device=target.device))[3][1:]
+    """Sources within the radius of each target (S') int32."""
+    work = begin(source, target, radius, None, torch.empty(4, dtype=torch.int64, device=target.device)).work
+    return work[3 * len(source) :][: len(target)]
 
 
-def make_grid(source: Cloud, radius: float) -> Grid:
-    box = common.facts(source, "ball: source")
-    device, points = source.device, len(source)
-    cells, frame = _frame(source, box, radius)
-    across, up, levels = cells
-    key, order = _sort(source, cells, frame)
-    coords = torch.empty((source.dim, points), dtype=source.coords.dtype, device=device)
-    # Whole multiples of 16 bytes, so that the second row begins as the first does: kernels are compiled for where.
-    table = torch.zeros((2, -(-across * up * source.num_examples // 4) * 4), dtype=torch.int32, device=device)
-    tensors = (source.coords, key, order, coords, table[0], table[1])
-    _ARRANGE(
-        (cdiv(points, _BLOCK), 1, 1), tensors, (points, across * up * source.num_examples, levels), (source.dim, _BLOCK)
-    )
-    return Grid(cells, frame, key, coords, order, table[0], table[1])
-
-
-def _frame(source: Cloud, box: common.Facts, radius: float) -> tuple[tuple[int, int, int], tuple[float, ...]]:
-    """The cells and the frame of a grid."""
-    dim = source.dim
-    # A column is a little wider than the reach, and the reach a little longer than the radius.
-    reach, side = radius * (1 + 2**-12), radius * (1 + 2**-9)
-    extent = [
-        high / 2 - low / 2 for low, high in zip(box.low, box.high, strict=True)
-    ]  # halved: a difference may overflow
-    axes = [0, 1, 2][: min(dim, 3)]
-    budget = min(max(_COLUMNS * len(source), 1024), 1 << 24)
-    across, up = (int(min(max(2 * (extent[axis] / side), 1.0), budget)) if axis in axes[:-1] else 1 for axis in (0, 1))
-    while across * up * source.num_examples > budget and max(across, up) > 1:
-        if across >= up:
-            across = (across + 1) // 2
-        else:
-            up = (up + 1) // 2
-    levels = min((2**31 - 1) // (across * up * source.num_examples + 1), 1 << 16)
-    frame: list[float] = []
-    for axis, count in ((0, across), (1, up), (axes[-1], levels)):
-        cut = count > 1 and extent[axis] > 0
-        frame += [box.low[axis] / 2, count / extent[axis]] if cut else [0.0, 0.0]
-    return (across, up, levels), (*frame, reach)
-
-
-def _sort(cloud: Cloud, cells: tuple[int, int, int], frame: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """Keys of a cloud in a grid, ascending, and the rows they belong to; padding comes last."""
-    key = torch.empty(len(cloud), dtype=torch.int32, device=cloud.device)
-    sizes = (len(cloud), cloud.num_examples, *cells, *frame[:6])
-    _KEYS((cdiv(len(cloud), _BLOCK), 1, 1), (cloud.coords, cloud.splits, key), sizes, (cloud.dim, _BLOCK))
-    return torch.sort(key)
-
-
-def _run(
-    source: Cloud,
-    target: Cloud,
-    grid: Grid,
-    key: Tensor,
-    order: Tensor,
-    radius: float,
-    limit: int | None,
-    places: Tensor,
-    out: Tensor,
-    room: int,
-    fill: bool,
-) -> None:
-    """Fill the rows `out` that begin at `places`, up to `room`; or count them into `out`, and all into `places`."""
-    gridded = (grid.coords, grid.key, grid.index, grid.start, grid.end)
-    bits = common.squared_bits(radius, source.coords.dtype)
-    most = INT32 - 1 if limit is None else min(limit, INT32 - 1)
-    sizes = (len(target), target.num_examples, len(source), *grid.cells, *grid.frame, *bits, most, room)
-    constants = (source.dim, _TARGETS, source.coords.dtype == torch.float64, fill)
-    _SEARCH(
-        (cdiv(len(target), _TARGETS), 1, 1), (target.coords, key, order, *gridded, places, out), sizes, constants, 1
-    )
+def _search(grid: Grid, numbers: Tensor, found: Tensor, ordered: Tensor, most: int, fill: bool) -> None:
+    """Count, with the totals in `numbers`, of each row up to `most`; or write splits there, and up to `most` edges."""
+    source, target = grid.source, grid.target
+    tensors = (source.coords, source.splits, target.coords, target.splits, grid.table, grid.work, grid.coords)
+    tensors += (numbers, found, ordered)
+    warps = cdiv(len(target), _TARGETS)
+    _SEARCH((warps, 1, 1), tensors, (*grid.sizes, most), (*grid.constants, _SUMMED, common.SHORT, fill), 1)
 
 
 @triton.jit
-def _cell(x, shift, low, scale, count):
-    """The cell of x + shift along one axis, clamped to the grid; never descends as x ascends."""
+def _cell(x, shift, low, scale):
+    """The cell of x + shift along one axis; never descends as x ascends. Halved: a difference may overflow."""
     u = ((x.to(tl.float64) + shift) * 0.5 - low) * scale
-    # Counts of cells are exact in float32, and a count of 1 is a constant to the compiler.
-    return tl.minimum(tl.maximum(u, 0.0), count - 1.0).to(tl.int32)
+    return tl.floor(tl.minimum(tl.maximum(u, -1073741824.0), 1073741823.0)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["rows", "examples", "across", "up", "levels"])
-def _keys(
-    coords,
-    splits,
-    key,
-    rows,
-    examples,
-    across,
-    up,
-    levels,
-    x_low: tl.float64,
-    x_scale: tl.float64,
-    y_low: tl.float64,
-    y_scale: tl.float64,
-    z_low: tl.float64,
-    z_scale: tl.float64,
-    D: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = row < rows
-    example = example_of(splits, row, examples)
-    x, y, z = _axes(load_point(coords, row, ok, D), D)
-    cx = _cell(x, 0.0, x_low, x_scale, across)
-    cy = _cell(y, 0.0, y_low, y_scale, up)
-    cz = _cell(z, 0.0, z_low, z_scale, levels)
-    # Padding rows have example B, and so a key past every column.
-    column = tl.where(example < examples, (example * across + cx) * up + cy, examples * across * up)
-    tl.store(key + row, column * levels + tl.where(example < examples, cz, 0), mask=ok)
+@triton.jit
+def _low(coords, axis: tl.constexpr, D: tl.constexpr):
+    """Half of the coordinate that cells are counted from, the first point's."""
+    return tl.load(coords + (axis if axis < D else 0)).to(tl.float64) * 0.5
+
+
+@triton.jit
+def _column(example, cx, cy):
+    """Where in a table without end a column of cells has its own zero."""
+    mixed = ((cx * 73856093) ^ (cy * 19349663) ^ (example * 83492791)).to(tl.uint32, bitcast=True)
+    mixed = (mixed ^ (mixed >> 15)) * 739982445
+    return (mixed ^ (mixed >> 13)).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def _axes(point, D: tl.constexpr):
-    """The three coordinates that are gridded; the last of them is the one sources are sorted along."""
+    """The three coordinates that have cells, of which the cells of the last follow each other in the table."""
     return point[0], point[1 if D > 2 else 0], point[2 if D > 2 else D - 1]
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "levels"])
-def _arrange(coords, key, order, arranged, start, end, rows, columns, levels, D: tl.constexpr, BLOCK: tl.constexpr):
-    """Coordinates in key order, one dimension after the other; the first and last of a column write its ends."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    ok = at < rows
-    row = tl.load(order + at, mask=ok, other=0).to(tl.int64)
-    for k in tl.static_range(D):
-        x = tl.load(coords + row * D + k, mask=ok, other=0.0)
-        tl.store(arranged + (at * 0 + rows) * k + at, x, mask=ok)
-    column = tl.load(key + at, mask=ok, other=0) // levels
-    before = tl.load(key + at - 1, mask=ok & (at > 0), other=0) // levels
-    after = tl.load(key + at + 1, mask=at + 1 < rows, other=0) // levels
-    # Padding is past every column.
-    real = ok & (column < columns)
-    tl.store(start + column, at.to(tl.int32), mask=real & ((at == 0) | (before != column)))
-    tl.store(end + column, (at + 1).to(tl.int32), mask=real & ((at + 1 == rows) | (after != column)))
-
-
-@triton.jit(do_not_specialize=["rows", "examples", "sources", "across", "up", "levels", "high", "low", "most", "room"])
-def _search(
-    target,
-    key,
-    order,
-    arranged,
-    source_key,
-    index,
-    start,
-    end,
-    places,
-    out,
+@triton.jit(do_not_specialize=["rows", "examples", "mask", "before"])
+def _count(
+    coords,
+    splits,
+    table,
+    work,
+    totals,
     rows,
     examples,
-    sources,
-    across,
-    up,
-    levels,
-    x_low: tl.float64,
+    mask,
+    before,
     x_scale: tl.float64,
-    y_low: tl.float64,
     y_scale: tl.float64,
-    z_low: tl.float64,
+    z_scale: tl.float64,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The place of each point in the table, and how many came before it there; -1 for padding. Totals begin at 0."""
+    tl.store(totals + tl.arange(0, 4), tl.zeros([4], tl.int64), mask=tl.arange(0, 4) + tl.program_id(0) * 4 < 4)
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    example = example_of(splits, row, examples)
+    ok = (row < rows) & (example < examples)
+    x, y, z = _axes(load_point(coords, row, ok, D), D)
+    cx = _cell(x, 0.0, _low(coords, 0, D), x_scale)
+    cy = _cell(y, 0.0, _low(coords, 1, D), y_scale)
+    cz = _cell(z, 0.0, _low(coords, min(D, 3) - 1, D), z_scale)
+    place = (_column(example, cx, cy) + cz) & mask
+    rank = tl.atomic_add(table + before + place, 1, mask=ok, sem="relaxed")
+    tl.store(work + row, tl.where(ok, place, -1), mask=row < rows)
+    tl.store(work + rows + row, rank, mask=ok)
+
+
+@triton.jit(do_not_specialize=["rows", "before", "look"])
+def _place(coords, table, work, placed, totals, rows, before, look, D: tl.constexpr, BLOCK: tl.constexpr):
+    """Points in the order of the table; with `look`, whether they are finite."""
+    row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(work + row, mask=row < rows, other=-1)
+    ok = place >= 0
+    at = tl.load(table + before - 1 + place, mask=ok, other=0) + tl.load(work + rows + row, mask=ok, other=0)
+    tl.store(work + rows.to(tl.int64) * 2 + at, row.to(tl.int32), mask=ok)
+    for k in tl.static_range(D):
+        x = tl.load(coords + row * D + k, mask=ok, other=0.0)
+        tl.store(placed + at.to(tl.int64) * D + k, x, mask=ok)
+    if look > 0:
+        _look(totals, load_point(coords, row, row < rows, D), D)
+
+
+@triton.jit
+def _look(totals, point, D: tl.constexpr):
+    """The last of the totals is 1 where a point is not finite."""
+    bad = (point[0] - point[0] != 0).to(tl.int32)
+    for k in tl.static_range(1, D):
+        bad = bad | (point[k] - point[k] != 0).to(tl.int32)
+    tl.store(totals + 3, 1, mask=tl.max(bad, 0) > 0)
+
+
+@triton.jit(do_not_specialize=["rows", "points", "look", "examples", "mask", "before", "high", "low", "most"])
+def _search_kernel(
+    source,
+    source_splits,
+    target,
+    target_splits,
+    table,
+    work,
+    placed,
+    numbers,
+    found,
+    ordered,
+    rows,
+    points,
+    look,
+    examples,
+    mask,
+    before,
+    x_scale: tl.float64,
+    y_scale: tl.float64,
     z_scale: tl.float64,
     reach: tl.float64,
     high,
     low,
     most,
-    room,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
+    SUMMED: tl.constexpr,
+    SHORT: tl.constexpr,
     FILL: tl.constexpr,
 ):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    example = tl.load(key + at, mask=at < rows, other=0) // levels // (across * up)
-    ok = (at < rows) & (example < examples)
-    row = tl.load(order + at, mask=at < rows, other=0).to(tl.int64)
+    warp = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    row = warp.to(tl.int64) * BLOCK + lane
+    example = example_of(target_splits, row, examples)
+    ok = (row < rows) & (example < examples)
+    begin_row = tl.load(source_splits + example, mask=ok, other=0)
+    end_row = tl.load(source_splits + example + 1, mask=ok, other=0)
     point = load_point(target, row, ok, D)
     x, y, z = _axes(point, D)
     within = from_bits(high, low, DOUBLE)
-    x_first = _cell(x, -reach, x_low, x_scale, across)
-    x_last = _cell(x, reach, x_low, x_scale, across)
-    y_first = _cell(y, -reach, y_low, y_scale, up)
-    y_last = _cell(y, reach, y_low, y_scale, up)
-    z_first = _cell(z, -reach, z_low, z_scale, levels)
-    z_last = _cell(z, reach, z_low, z_scale, levels)
+    x_low = _low(source, 0, D)
+    y_low = _low(source, 1, D)
+    z_low = _low(source, min(D, 3) - 1, D)
+    x_first = _cell(x, -reach, x_low, x_scale)
+    x_last = _cell(x, reach, x_low, x_scale)
+    y_first = _cell(y, -reach, y_low, y_scale)
+    y_last = _cell(y, reach, y_low, y_scale)
+    z_first = _cell(z, -reach, z_low, z_scale)
+    z_last = _cell(z, reach, z_low, z_scale)
+    index = work + points.to(tl.int64) * 2
+    counts = index + points
+    ends = table + before
+    placed_points = tl.load(ends + mask)
     total = tl.zeros([BLOCK], tl.int32)
     place = tl.zeros([BLOCK], tl.int64)
+    start = tl.zeros([BLOCK], tl.int64)
+    count = tl.zeros([BLOCK], tl.int32)
     if FILL:
-        place = tl.load(places + row, mask=ok, other=0)
+        # The edges of all warps before this one.
+        group = warp // SUMMED
+        wide = tl.arange(0, 256)
+        earlier = tl.zeros([256], tl.int64)
+        for g in range(0, group, 256):
+            earlier += tl.load(table + g + wide, mask=g + wide < group, other=0)
+        beside = group * SUMMED + tl.arange(0, SUMMED)
+        base = tl.sum(earlier, 0) + tl.sum(tl.load(counts + rows + beside, mask=beside < warp, other=0), 0)
+        count = tl.load(counts + row, mask=row < rows, other=0)
+        upto = base + tl.cumsum(count, 0)
+        start = upto - count
+        place = start
+        tl.store(numbers + row, 0, mask=row == 0)
+        tl.store(numbers + 1 + row, upto, mask=row < rows)
     for ox in range(0, tl.max(x_last - x_first, 0) + 1):
         for oy in range(0, tl.max(y_last - y_first, 0) + 1):
             cx = x_first + ox
             cy = y_first + oy
             met = ok & (cx <= x_last) & (cy <= y_last)
-            column = (example * across + cx) * up + cy
-            first = tl.load(start + column, mask=met, other=0)
-            last = tl.load(end + column, mask=met, other=0)
-            # Bisect for the first key >= (column, z_first) and the first key > (column, z_last).
-            begin = first
-            begin_top = last
-            stop = first
-            stop_top = last
-            steps = tl.max(last - first, 0)
-            while steps > 0:
-                m = (begin + begin_top) // 2
-                up_one = (begin < begin_top) & (
-                    tl.load(source_key + m, mask=begin < begin_top, other=0) < column * levels + z_first
-                )
-                begin_top = tl.where(up_one, begin_top, m)
-                begin = tl.where(up_one, m + 1, begin)
-                n = (stop + stop_top) // 2
-                up_two = (stop < stop_top) & (
-                    tl.load(source_key + n, mask=stop < stop_top, other=0) <= column * levels + z_last
-                )
-                stop_top = tl.where(up_two, stop_top, n)
-                stop = tl.where(up_two, n + 1, stop)
-                steps = steps // 2
+            column = _column(example, cx, cy)
+            first = (column + z_first) & mask
+            last = (column + z_last) & mask
+            begin = tl.load(ends - 1 + first, mask=met, other=0)
+            # A run that ends before it begins goes round.
+            stop = tl.load(ends + last, mask=met, other=0) + tl.where(met & (last < first), placed_points, 0)
             for k in range(0, tl.max(stop - begin, 0)):
-                p = begin + k
-                here = p < stop
-                hit = here & (squared_to(arranged, p, here, sources, point, D) <= within)
+                here = begin + k < stop
+                p = (begin + k - tl.where(begin + k >= placed_points, placed_points, 0)).to(tl.int64)
+                near = load_point(placed, p, here, D)
+                apart = near[0] - point[0]
+                squared = apart * apart
+                for d in tl.static_range(1, D):
+                    apart = near[d] - point[d]
+                    squared = squared + apart * apart
+                hit = here & (squared <= within)
+                # Not one of another column or example.
+                its_x, its_y, _ = _axes(near, D)
+                hit = hit & (_cell(its_x, 0.0, x_low, x_scale) == cx) & (_cell(its_y, 0.0, y_low, y_scale) == cy)
+                j = tl.load(index + p, mask=hit, other=0)
+                hit = hit & (j >= begin_row) & (j < end_row)
                 if FILL:
-                    found = tl.load(index + p, mask=hit, other=0).to(tl.int32)
-                    tl.store(out + place, found, mask=hit & (place < room))
+                    tl.store(found + place, j, mask=hit & (place >= 0) & (place < most))
                     place += hit.to(tl.int32)
                 else:
                     total += hit.to(tl.int32)
-    if not FILL:
-        tl.store(out + at, 0, mask=at == 0)
-        tl.store(out + 1 + row, total, mask=at < rows)
-        tl.atomic_add(places, tl.sum(total.to(tl.int64), 0), sem="relaxed")
-        tl.atomic_add(places + 1, tl.sum(tl.minimum(total, most).to(tl.int64), 0), sem="relaxed")
-        tl.atomic_max(places + 2, tl.max(total, 0).to(tl.int64), sem="relaxed")
+    if FILL:
+        tl.debug_barrier()
+        for i in range(0, BLOCK):
+            n = tl.sum(tl.where(lane == i, count, 0), 0)
+            at = tl.sum(tl.where(lane == i, start, 0), 0)
+            if (n <= SHORT) & (at >= 0) & (at + n <= most):
+                for one in range(0, n, 32):
+                    place_block(found + at, ordered + at, one, n, 32)
+    else:
+        if look > 0:
+            _look(numbers, point, D)
+        edges = tl.sum(total, 0)
+        tl.store(counts + row, total, mask=row < rows)
+        tl.store(counts + rows + warp, edges)
+        tl.atomic_add(table + warp // SUMMED, edges, sem="relaxed")
+        tl.atomic_add(numbers, tl.sum(total.to(tl.int64), 0), sem="relaxed")
+        tl.atomic_add(numbers + 1, tl.sum(tl.minimum(total, most).to(tl.int64), 0), sem="relaxed")
+        tl.atomic_max(numbers + 2, tl.max(total, 0).to(tl.int64), sem="relaxed")
 
 
-_KEYS, _ARRANGE, _SEARCH = (Launcher(kernel, exact=True) for kernel in (_keys, _arrange, _search))
+_COUNT, _PLACE, _SEARCH = (Launcher(kernel, exact=True) for kernel in (_count, _place, _search_kernel))
