@@ -1,7 +1,7 @@
 """The lines of a plan that follow one another, on the GPU: without a wait between them.
 
 How many edges and samples there are is known on the device alone, and to read it back takes as long as a search. So
-each result gets the room that it would have needed in the last call, for each point of the cloud, and a quarter more;
+each result gets the room that it would have needed in the last calls, for each point of the cloud, and a quarter more;
 all sizes are read back once, at the end, and the results are cut to them. Where something had no room, nothing follows
 it, and the lines are run one by one, as they are when a plan is called for the first time.
 """
@@ -25,6 +25,13 @@ from gridless.structures import MAX_EDGES, Cloud, Edges
 
 # Small results vary more.
 _SPARE = 64
+# Scans of different places follow one another, and one that does not fit takes twice the time: of what an earlier call
+# needed, so much is remembered at the next, up to so many times the need of the last.
+_FADES, _TIMES = 0.95, 3.0
+
+
+def _more(now: float, before: float) -> float:
+    return min(max(now, _FADES * before), _TIMES * now)
 
 
 class Room(NamedTuple):
@@ -43,7 +50,7 @@ class GpuChain:
     lines: list[tuple[int, int, int]]  # is it a sample; its cloud; a cloud or edges, by their lines; 0 is the first
     radii: list[float]
     rows_of: dict[int, int]  # balls of samples whose rows are those of the ball that these were sampled by
-    # Of the last call: points of the cloud; for each line a `Room` in parts of the cloud; the longest row of a search.
+    # Of the last calls: points of the cloud; for each line a `Room` in parts of the cloud; the longest row of a search.
     needed: dict[torch.device, tuple[int, list[tuple[float, float]]]] = field(default_factory=dict)
     longest: int = common.LONGEST
 
@@ -79,7 +86,9 @@ class GpuChain:
             largest = common.sizes(cloud, "plan")[1]
             made = [values[name] for name in self.names]
             most = [common.sizes(x, "plan")[1] if isinstance(x, Cloud) else 0 for x in made]
-            needed = [(len(x) / len(cloud), m / largest) for x, m in zip(made, most, strict=True)]
+            now = [(len(x) / len(cloud), m / largest) for x, m in zip(made, most, strict=True)]
+            _, before = self.needed.get(cloud.device, (0, now))
+            needed = [(_more(*size), _more(*most)) for size, most in (zip(*line) for line in zip(now, before))]
             self.needed[cloud.device] = len(cloud), needed
 
     def _at_once(self, cloud: Cloud, most: int, rooms: list[Room]) -> list[Any] | None:

@@ -356,6 +356,26 @@ def test_a_plan_gives_room_for_what_it_found_last_and_runs_again_where_that_is_t
 
 
 @runs_here
+def test_a_plan_remembers_what_the_cloud_before_the_last_needed(monkeypatch: pytest.MonkeyPatch):
+    from gridless.geometry import chain_gpu
+
+    monkeypatch.setattr(chain_gpu, "_SPARE", 1)
+    ran: list[dict] = []
+    run = chain_gpu.GpuChain.run
+    monkeypatch.setattr(chain_gpu.GpuChain, "run", lambda *given: ran.append(run(*given)) or ran[-1])
+    plan = gl.Plan()
+    cloud = plan.points(dim=3)
+    plan.ball(cloud, cloud, 0.4)
+    points = torch.rand(30, 3, generator=torch.Generator().manual_seed(0))
+    edges = []
+    with gl.use_backend("gpu"):
+        for scale in (1.0, 1.4, 1.0):
+            edges.append(len(plan((scale * points).to(DEVICE))["N00"]))
+    assert edges[0] == edges[2] > 1.3 * edges[1] + 1
+    assert [len(found) for found in ran] == [0, 1, 1]
+
+
+@runs_here
 def test_large_searches_refuse_points_that_are_not_finite_and_name_them(monkeypatch: pytest.MonkeyPatch):
     from gridless.geometry.ball import gpu as ball_gpu
 
