@@ -27,7 +27,7 @@ from gridless.structures import MAX_EDGES, Cloud, Edges
 _SPARE = 64
 # Scans of different places follow one another, and one that does not fit takes twice the time: of what an earlier call
 # needed, so much is remembered at the next, up to so many times the need of the last.
-_FADES, _TIMES = 0.95, 3.0
+_FADES, _TIMES = 0.99, 4.0
 
 
 def _more(now: float, before: float) -> float:

@@ -273,14 +273,17 @@ def fused_kernel(
         for j in tl.static_range(J):
             channel = start + j * L + tl.arange(0, L)
             inside = (channel[:, None] < C) & (p[None, :] < P)
+            # All of them first: each would wait for the one before it, and for the product with that.
+            theta = ()
             for m in tl.static_range(M):
                 if FLIP:
                     at = p[None, :] * C + channel[:, None]
                 else:
                     at = channel[:, None] * P + p[None, :]
-                theta = tl.load(THETA + m * C * P + at, mask=inside, other=0.0)
+                theta = theta + (tl.load(THETA + m * C * P + at, mask=inside, other=0.0),)
+            for m in tl.static_range(M):
                 sums = acc[m * J + j] * inverse[:, None] if BEFORE else acc[m * J + j]
-                out = tl.dot(sums.to(theta.dtype), theta, out, input_precision=PRECISION)
+                out = tl.dot(sums.to(theta[m].dtype), theta[m], out, input_precision=PRECISION)
     if MINE:
         if tl.program_id(1) == 0:
             tl.store(INVERSE + row, inverse, mask=live)
@@ -312,13 +315,14 @@ def weight_kernel(
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row = tile * T + tl.arange(0, T)
         live = row < last
+        # On its way while the edges are walked.
+        at = row.to(tl.int64)[:, None] * Q + q[None, :]
+        f = tl.trans(tl.load(F + at, mask=live[:, None] & (q[None, :] < Q), other=0.0))
         acc, _none = _gather(
             GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, start, scale,
             P, M, D, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, tl.float32, INDEX, T, 1, L, U, AHEAD,
             False,
         )  # fmt: skip
-        at = row.to(tl.int64)[:, None] * Q + q[None, :]
-        f = tl.trans(tl.load(F + at, mask=live[:, None] & (q[None, :] < Q), other=0.0))
         new = ()
         for m in tl.static_range(M):
             new = new + (tl.dot(f, acc[m].to(f.dtype), share[m], input_precision=PRECISION),)
