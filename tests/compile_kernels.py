@@ -110,7 +110,7 @@ def _samples(cloud_splits: Tensor, at: Tensor, splits: Tensor, result: Tensor, *
 
 def _found(*arguments: Any) -> None:
     """70 neighbours of each target."""
-    work, numbers, rows, fill = arguments[5], arguments[7], arguments[10], arguments[-1]
+    work, numbers, rows, fill = arguments[5], arguments[8], arguments[11], arguments[-1]
     work[-2 * rows :] = 70
     numbers[:] = 70 * torch.arange(len(numbers)) if fill else torch.tensor([70 * rows, 70 * rows, 70, 0])
 
@@ -301,6 +301,7 @@ def events() -> None:
 
 
 def geometry() -> None:
+    from gridless.geometry.ball import grid_gpu
     from gridless.geometry.farthest import gpu as farthest
     from gridless.training import fill
 
@@ -313,6 +314,8 @@ def geometry() -> None:
         gl.farthest_sample(cloud, 0.25)
         gl.farthest_sample(cloud, 0.25, near=near, reject=True)
     cloud = gl.Cloud.of(torch.rand(20_000, 3))
+    with mock.patch.object(grid_gpu, "_LARGE", 0):
+        gl.ball(cloud, cloud, 0.1)
     for share in farthest._SHARES:
         with mock.patch.object(farthest, "_share", lambda *given, share=share: share):
             gl.farthest_sample(cloud, 0.25)

@@ -91,6 +91,19 @@ def test_ball_of_more_sources_than_a_word_has_bits():
 
 
 @runs_here
+@pytest.mark.parametrize(("dim", "dtype"), KINDS[1:4])
+def test_ball_of_a_very_large_cloud_in_itself(monkeypatch: pytest.MonkeyPatch, dim: int, dtype: torch.dtype):
+    from gridless.geometry.ball import gpu as ball_gpu
+    from gridless.geometry.ball import grid_gpu
+
+    monkeypatch.setattr(ball_gpu, "ALL_PAIRS", 0)
+    monkeypatch.setattr(grid_gpu, "_LARGE", 0)
+    cloud = cloud_of(dim, dtype)
+    padded = pad(cloud, [len(cloud) + 3])
+    assert len(same_edges(lambda on: gl.ball(on(padded), on(padded), 0.25 * dim**0.5))) > 40
+
+
+@runs_here
 def test_ball_where_many_columns_share_the_places_of_a_table(monkeypatch: pytest.MonkeyPatch):
     from gridless.geometry.ball import gpu as ball_gpu
     from gridless.geometry.ball import grid_gpu
