@@ -257,6 +257,9 @@ def fused_kernel(
     # Sums in float16 are divided before the product, to stay in its range; others after it, which is cheaper.
     MINE: tl.constexpr = NORMALISE and not FLIP
     BEFORE: tl.constexpr = MINE and THETA.dtype.element_ty == tl.float16
+    # Parts of Theta that are on their way together: the load of each would wait for the product with the one before it.
+    # In float32 they would take the room of other programs.
+    TOGETHER: tl.constexpr = M if THETA.dtype.element_ty.primitive_bitwidth == 16 else 1
     p = tl.program_id(1) * PB + tl.arange(0, PB)
     inverse = tl.zeros([T], tl.float32) + 1.0
     if MINE and not TOTAL:
@@ -273,17 +276,17 @@ def fused_kernel(
         for j in tl.static_range(J):
             channel = start + j * L + tl.arange(0, L)
             inside = (channel[:, None] < C) & (p[None, :] < P)
-            # All of them first: each would wait for the one before it, and for the product with that.
-            theta = ()
-            for m in tl.static_range(M):
-                if FLIP:
-                    at = p[None, :] * C + channel[:, None]
-                else:
-                    at = channel[:, None] * P + p[None, :]
-                theta = theta + (tl.load(THETA + m * C * P + at, mask=inside, other=0.0),)
-            for m in tl.static_range(M):
-                sums = acc[m * J + j] * inverse[:, None] if BEFORE else acc[m * J + j]
-                out = tl.dot(sums.to(theta[m].dtype), theta[m], out, input_precision=PRECISION)
+            for first in tl.static_range(0, M, TOGETHER):
+                theta = ()
+                for m in tl.static_range(first, first + TOGETHER):
+                    if FLIP:
+                        at = p[None, :] * C + channel[:, None]
+                    else:
+                        at = channel[:, None] * P + p[None, :]
+                    theta = theta + (tl.load(THETA + m * C * P + at, mask=inside, other=0.0),)
+                for m in tl.static_range(first, first + TOGETHER):
+                    sums = acc[m * J + j] * inverse[:, None] if BEFORE else acc[m * J + j]
+                    out = tl.dot(sums.to(THETA.dtype.element_ty), theta[m - first], out, input_precision=PRECISION)
     if MINE:
         if tl.program_id(1) == 0:
             tl.store(INVERSE + row, inverse, mask=live)
