@@ -74,7 +74,7 @@ def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int, edges: i
         return None
     if dtype == torch.float32:
         return Tile(32, 1, 4, strip=32) if channels <= 96 else Tile(32, 2, 4, strip=32, ahead=True)
-    return Tile(64, 2, 4, strip=16) if channels <= 96 else Tile(128, 2, 8, strip=16, ahead=True)
+    return Tile(64, 2, 4, strip=16, ahead=channels > 96)
 
 
 @lru_cache
@@ -89,7 +89,7 @@ def wide_backward_tiles(
         return None
     if dtype == torch.float32:
         return Tile(64, 1, 4, strip=16), Tile(64, 1, 8, strip=32)
-    return Tile(128, 2, 8, strip=16, ahead=True), Tile(64, 2, 8, strip=32)
+    return Tile(64, 2, 4, strip=16), Tile(64, 2, 8, strip=32, ahead=True)
 
 
 @lru_cache
