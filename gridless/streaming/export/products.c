@@ -105,7 +105,7 @@ INLINE void add_one(const int across, float *restrict total, const float *restri
 APART void product(float *restrict out, int count, int columns, const float *restrict rows, int taps, int steps,
                    const sight *restrict seen, const number *restrict weights, const float *restrict bias,
                    const float *restrict scale, float *restrict decoded) {
-    /* The last row is for those that fill a group up. */
+    /* The last row is for those that fill a group up: as many rows take as long, where sums wait for each other. */
     float totals[PANELS][(BLOCK + 1) * COLUMNS] NET_LINE, *total = totals[0];
     const ptrdiff_t next = (ptrdiff_t)taps * steps * COLUMNS, next_sum = (BLOCK + 1) * COLUMNS;
     int first, at, panels, u, i, k, c, r;
@@ -143,10 +143,14 @@ APART void product(float *restrict out, int count, int columns, const float *res
                         for (c = 0; c < wide; c += ACROSS * WIDTH)
                             if (MANY > TOGETHER && many == MANY)
                                 add(MANY, ACROSS, total + c, row, x, steps, n, part + c, wide, WIDTH, WIDTH);
-                            else if (c + ACROSS * WIDTH <= wide)
-                                add(TOGETHER, ACROSS, total + c, row, x, steps, n, part + c, wide, WIDTH, WIDTH);
-                            else
+                            else if (c + ACROSS * WIDTH > wide)
                                 add(TOGETHER, 1, total + c, row, x, steps, n, part + c, wide, WIDTH, WIDTH);
+                            else if (MANY == TOGETHER && those - i == 2)
+                                add(2, ACROSS, total + c, row, x, steps, n, part + c, wide, WIDTH, WIDTH);
+                            else if (MANY == TOGETHER && those - i == 3)
+                                add(3, ACROSS, total + c, row, x, steps, n, part + c, wide, WIDTH, WIDTH);
+                            else
+                                add(TOGETHER, ACROSS, total + c, row, x, steps, n, part + c, wide, WIDTH, WIDTH);
                     }
                     if (i == those - 1) {
                         float *one = total + (seen ? seen->row[u][i] : i) * COLUMNS;
@@ -158,14 +162,16 @@ APART void product(float *restrict out, int count, int columns, const float *res
                     panel += n * wide;
                 }
             }
-            for (i = 0; i < some; i++)
-                for (c = 0; c < least(panels * wide, columns - at); c++) {
-                    float sum = total[(c / COLUMNS) * next_sum + i * COLUMNS + c % COLUMNS];
+            for (u = 0; u < panels; u++)
+                for (i = 0; i < some; i++)
+                    for (c = 0; c < least(wide, columns - at - u * COLUMNS); c++) {
+                        int to = at + u * COLUMNS + c;
+                        float sum = total[u * next_sum + i * COLUMNS + c];
 #if SMALL
-                    sum = sum * scale[at + c];
+                        sum = sum * scale[to];
 #endif
-                    out[i * columns + at + c] = sum + bias[at + c];
-                }
+                        out[i * columns + to] = sum + bias[to];
+                    }
         }
     }
     (void)scale, (void)decoded;
