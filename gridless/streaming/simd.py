@@ -142,6 +142,24 @@ affine = _elementwise(3, _affine)
 
 
 @intrinsic
+def mean(typingctx: Any, f: Any, to: Any, x_at: Any, d: Any, at: Any, left: Any, share: Any) -> Any:
+    """Sums in float64: d[at:][:8] = d[at:][:8] left + f[x_at:][:8], and f[to:][:8] = d[at:][:8] share."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        wide = ir.VectorType(ir.DoubleType(), 8)
+        place = builder.bitcast(element(context, builder, signature.args[3], args[3], args[4]), wide.as_pointer())
+        x = builder.load(_place(context, builder, signature.args[0], args[0], args[2]), align=4)
+        sums = builder.fmul(builder.load(place, align=8), splat(builder, args[5], 8))
+        sums = builder.fadd(sums, builder.fpext(x, wide))
+        builder.store(sums, place, align=8)
+        value = builder.fptrunc(builder.fmul(sums, splat(builder, args[6], 8)), x.type)
+        builder.store(value, _place(context, builder, signature.args[0], args[0], args[1]), align=4)
+        return context.get_dummy_value()
+
+    return types.none(f, types.int64, types.int64, d, types.int64, types.float64, types.float64), emit
+
+
+@intrinsic
 def pointer(typingctx: Any, address: Any) -> Any:
     """An address as what `numba.carray` takes."""
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gridless.kernels.compile import njit
 from gridless.streaming.panels import product, spread
-from gridless.streaming.simd import add, affine, decays, multiply, relu
+from gridless.streaming.simd import add, affine, copy, decays, mean, multiply, relu
 
 from gridless.streaming.table import (  # isort: skip
     A, ADD, AFFINE, A_KEPT, A_MASK, A_PITCH, B, B_KEPT, B_MASK, C, CAUSE, CELLS, CLOCK, CONVOLVE_CELLS, COPY, COUNT,
@@ -55,14 +55,14 @@ def work(i, f, d, r, s, first, n, lane):
     elif op == CAUSE:
         for j in range(n):
             of = i[r + A] + i[i[s + S_EVENT] + 4 * (first + j) + 3] * pitch
-            for k in range(pitch):
-                f[to + j * pitch + k] = f[of + k]
+            for k in range(0, pitch, 8):
+                copy(f, to + j * pitch + k, of + k)
     elif op == PLACE:
         for j in range(n):
             event = i[s + S_EVENT] + 4 * (first + j)
             of = i[r + WEIGHT] + (i[event + 1] * i[s + S_WIDTH] + i[event]) * pitch
-            for k in range(pitch):
-                f[to + j * pitch + k] = f[of + k]
+            for k in range(0, pitch, 8):
+                copy(f, to + j * pitch + k, of + k)
     elif op == MEAN:
         _mean(i, f, d, r, s, first, n, to, a)
     elif op == VOXEL:
@@ -139,9 +139,11 @@ def _activation(op, x, slope):
 def _copy(i, f, r, to, a, n):
     """Channels first to last of the input become those from `number` on; after the last ones come zeros."""
     pitch, a_pitch, first, last, at = i[r + PITCH], i[r + A_PITCH], i[r + FIRST], i[r + LAST], i[r + NUMBER]
-    end = at + last - first
+    end, whole = at + last - first, (last - first) // 8 * 8
     for j in range(n):
-        for k in range(last - first):
+        for k in range(0, whole, 8):
+            copy(f, to + j * pitch + at + k, a + j * a_pitch + first + k)
+        for k in range(whole, last - first):
             f[to + j * pitch + at + k] = f[a + j * a_pitch + first + k]
         if end == i[r + C]:
             for k in range(end, pitch):
@@ -190,7 +192,10 @@ def _mean(i, f, d, r, s, first, n, to, a):
         i[clock] = t
         d[total + c] = d[total + c] * left + 1.0
         share = 1.0 / d[total + c]
-        for k in range(c):
+        whole = c // 8 * 8
+        for k in range(0, whole, 8):
+            mean(f, to + j * pitch + k, a + j * pitch + k, d, total + k, left, share)
+        for k in range(whole, c):
             d[total + k] = d[total + k] * left + f[a + j * pitch + k]
             f[to + j * pitch + k] = np.float32(d[total + k] * share)
         for k in range(c, pitch):
