@@ -2,7 +2,7 @@
 
 Small examples: every target against every source of its example, a target per thread. One kernel tests all pairs and
 keeps one bit for each; after the counts are summed, another turns bits into sources, which so come out in ascending
-order. Large examples: a sorted grid, see `grid_gpu.py`.
+order. Large examples: a hashed grid, see `grid_gpu.py`.
 """
 
 from __future__ import annotations
