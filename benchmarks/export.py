@@ -26,6 +26,7 @@ import gridless as gl
 from gridless.nn.events import EventConv
 from gridless.streaming.compiled import RECORD
 from gridless.streaming.export.check import FUSED, NATIVE, compilers
+from gridless.streaming.lowering import lines
 
 PLAIN = ("-std=c99", "-O3")
 WAYS = {"portable": (32, PLAIN), "native": (32, NATIVE), "fused": (32, (*NATIVE, FUSED)), "16 bits": (16, NATIVE)}
@@ -84,7 +85,7 @@ def measure(model: torch.nn.Module, events: gl.Events, folder: Path, packet: int
         library.net_bytes.restype = ctypes.c_size_t
         library.net_push.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] + [ctypes.c_void_p] * 2
         library.calls.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t, ctypes.c_void_p]
-        states[way] = np.zeros(library.net_bytes() // 8, np.int64)
+        states[way] = lines(library.net_bytes())
         found[way] = {"state MB": states[way].nbytes / 1e6}
     rounds: dict[str, list[float]] = {"engine": [], **{way: [] for way in WAYS}}
     # One after the other in every round, so that all see the same load.
