@@ -40,6 +40,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -378,6 +379,14 @@ def spent() -> np.ndarray:
     return np.array([used.ru_utime, used.ru_stime])
 
 
+def in_turns(processes: list[int], work: Callable[[int], Any]) -> dict[int, list[Any]]:
+    """What work(n) gives for each number, ROUNDS times: single runs on a shared machine differ by a tenth."""
+    found: dict[int, list[Any]] = {n: [] for n in processes}
+    for n in processes * ROUNDS:
+        found[n].append(work(n))
+    return found
+
+
 def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
     begin = time.perf_counter()
     # What is compiled is compiled; and how many scans take so long.
@@ -387,18 +396,19 @@ def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
     note(begin, f"one process takes {one:.3f} s a scan; {each} scans for each")
     # The largest first, not counted: a virtual machine has its memory when it is written to for the first time.
     precomputed(scans, max(processes), each)
-    times: dict[int, list[tuple[float, ...]]] = {n: [] for n in processes}
-    # In turns: single runs on a shared machine differ by a tenth.
-    for n in processes * ROUNDS:
+
+    def timed(n: int) -> tuple[float, ...]:
         before = spent()
         took = precomputed(scans, n, each)
-        times[n].append((*took, *(1e3 * (spent() - before) / (n * each)).tolist()))
+        return (*took, *(1e3 * (spent() - before) / (n * each)).tolist())
+
+    times = in_turns(processes, timed)
     first = [statistics.median(column) for column in zip(*times[processes[0]], strict=True)]
     for n, rounds in times.items():
         took, start, middle, user, system = (statistics.median(column) for column in zip(*rounds, strict=True))
         result[f"{n} processes"] = row = {
             "scans": n * each, "seconds": round(took, 2), "scans/s": round(n * each / took, 2),
-            "seconds of each round": [round(took[0], 2) for took in rounds],
+            "seconds of each round": [round(whole, 2) for whole, *_ in rounds],
             "of linear": round(first[0] / took, 3), "without start and end, of linear": round(first[2] / middle, 3),
             "first file, s": round(start, 2),
             "user, ms/scan": round(user, 1), "system, ms/scan": round(system, 1),
@@ -406,9 +416,7 @@ def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
         note(begin, f"{n} processes: {row}")
     for name, work in controls(scans).items():
         count = max(2, round(seconds / 2 / beside(1, work, 2)))
-        runs: dict[int, list[float]] = {n: [] for n in processes}
-        for n in processes * ROUNDS:
-            runs[n].append(beside(n, work, count))
+        runs = in_turns(processes, partial(beside, work=work, count=count))
         found = {n: statistics.median(runs[processes[0]]) / statistics.median(took) for n, took in runs.items()}
         for n, part in found.items():
             result[f"{n} processes"][f"{name}, of linear"] = round(part, 3)

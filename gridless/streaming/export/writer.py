@@ -20,6 +20,7 @@ import numpy as np
 
 from gridless.geometry.lif import Rule
 from gridless.geometry.taps import reach_of
+from gridless.streaming.lowering import LINE
 from gridless.streaming.program import ACTIVATIONS, Program, Row, Stream
 
 HERE = Path(__file__).parent
@@ -39,9 +40,6 @@ SLOW = 80 / 2**30
 
 # Operations whose result may take the place of their first input.
 IN_PLACE = (*ACTIVATIONS, "affine", "add", "multiply")
-
-# Bytes of a cache line: vectors that lie across two are slower.
-LINE = 64
 
 
 class Layout:
