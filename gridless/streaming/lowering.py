@@ -272,8 +272,10 @@ class Lowered:
         if row.operation == "concatenate":
             at, entries = 0, []
             for name in inputs:
-                end = self.values[name]["c"]
-                entries.append(self._entry(row, name) | {"first": 0, "last": end, "number": at})
+                end, made = self.values[name]["c"], self._entry(row, name)
+                # Cells that any of the inputs differs in.
+                mask = made["mask"] if entries else made["a_mask"]
+                entries.append(made | {"first": 0, "last": end, "number": at, "b_mask": mask})
                 at += end
             return entries
         if row.operation == "slice":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,7 @@ CUT = (
     "stream: this network cuts its history (form='edges'), which a live stream does not: build it with form='scan' and "
     "load the same weights"
 )
+ONE = "return the one that is to run live, or torch.cat of several"
 WAITS = "stream: the voxel head waits for the end of the recording: build the network with duration=..."
 
 
@@ -113,10 +115,32 @@ class _Unknown(TypeError):
         super().__init__(f"{what} is not known to the live program")
 
 
+class _Proxy(fx.Proxy):
+    """A value that says when it is changed in place."""
+
+    def _changed(self, how: Callable[..., Any], other: Any) -> fx.Proxy:
+        return self.tracer.create_proxy("call_function", how, (self, other), {})
+
+    def __iadd__(self, other: Any) -> fx.Proxy:
+        return self._changed(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:
+        return self._changed(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:
+        return self._changed(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:
+        return self._changed(operator.itruediv, other)
+
+
 class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__(autowrap_functions=(polarity_features,))
         self.outputs: dict[str, fx.Node] = {}
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return _reader_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
@@ -153,9 +177,13 @@ class Reader:
         """Streams, rows, output, duration and modules of the program."""
         out = self.read()
         if not isinstance(out, Row):
-            raise TypeError(f"stream: forward must return one tensor, not {_words(out)}: {REMEDY}")
+            raise TypeError(
+                f"stream: forward must return one tensor of rows that events bring, not {_words(out)}: {ONE}"
+            )
         if len(out.shape) > 1:
-            raise TypeError(f"stream: forward must return rows of logits, not a grid ({out.name}): {REMEDY}")
+            raise TypeError(
+                f"stream: forward must return rows of logits, not a grid ({out.name}): flatten or reduce it"
+            )
         if len(self.durations) > 1:
             raise ValueError(f"stream: all voxels of a network share one duration, these have {sorted(self.durations)}")
         needed = {out.name}
@@ -181,7 +209,7 @@ class Reader:
         given = iter([_Geometry(), _Memory()])
         for node in graph.nodes:
             if node.op == "placeholder":
-                found[node] = next(given, None)
+                found[node] = next(given, node.args[0] if node.args else None)
                 continue
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: found[n])
             if node.op == "output":
@@ -190,6 +218,8 @@ class Reader:
                 return args[0]
             try:
                 found[node] = self.node(node, args, kwargs)
+                if self.in_place(node) and isinstance(args[0], Row | _Index) and found[node] is not args[0]:
+                    self.replace(found, args[0], found[node])
             except _Unknown as error:
                 if self.strict:
                     raise TypeError(f"stream: {error}: {REMEDY}") from None
@@ -232,6 +262,25 @@ class Reader:
             raise _Unknown(f"{self.name} with these arguments ({error})") from None
         raise _Unknown(f"{self.name}")
 
+    def in_place(self, node: fx.Node) -> bool:
+        """Whether a node changes its first argument itself."""
+        if node.op == "call_module":
+            return getattr(self.modules[str(node.target)], "inplace", False)
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        return (
+            name in ("iadd", "isub", "imul", "itruediv")
+            or name.endswith("_")
+            or node.kwargs.get("inplace", False) is True
+        )
+
+    def replace(self, found: dict[fx.Node, Any], old: Row | _Index, new: Any) -> None:
+        """A value that was changed in place is the new one wherever it is used from now on."""
+        parts = ("slice", "frame", "flatten", "polarity")
+        rows = [row for row in self.rows.values() if row.operation in parts]
+        if isinstance(old, Row) and any(old is row or old.name in row.inputs for row in rows):
+            raise _Unknown(f"{self.name}, which changes a value and its parts in place,")
+        found.update({node: new for node, value in found.items() if value is old})
+
     # Rows.
 
     def add(
@@ -252,13 +301,27 @@ class Reader:
             raise _Unknown(f"{self.name} with {what or _words(x)}")
         return x
 
+    def of(self, x: Any, stream: Any) -> Row:
+        """The features of a layer that belongs to a stream."""
+        x = self.value(x)
+        if self.strict and x.stream != str(stream):
+            raise ValueError(f"stream: {self.name} is a layer of {stream}, but is given features of {x.stream}")
+        return x
+
+    def channels(self, x: Any, channels: int) -> Row:
+        """The features of a layer with weights for so many channels."""
+        x = self.value(x)
+        if self.strict and x.channels != channels:
+            raise ValueError(f"stream: {self.name} has weights for {channels} channels, but is given {x.channels}")
+        return x
+
     def same(self, x: Any, operation: str, settings: dict | None = None, **constants: Any) -> Row:
         """A row of the same shape."""
         x = self.value(x)
         return self.add(self.name, operation, x.stream, (x,), x.shape, settings, **constants)
 
     def dense(self, x: Any, weight: Tensor, bias: Tensor | None = None) -> Row:
-        x = self.value(x)
+        x = self.channels(x, weight.shape[1])
         added = np.zeros(len(weight), np.float32) if bias is None else array_of(bias)
         shape = (*x.shape[:-1], len(weight))
         return self.add(self.name, "dense", x.stream, (x,), shape, weight=array_of(weight.T), bias=added)
@@ -266,7 +329,7 @@ class Reader:
     def affine(self, x: Any, scale: Any, shift: Any) -> Row:
         x = self.value(x)
         parts = [np.asarray(part, np.float32) for part in (scale, shift)]
-        if any(part.shape[-1:] not in ((), (1,), (x.channels,)) or part.size > x.channels for part in parts):
+        if any(part.size != 1 and (part.size, part.shape[-1]) != (x.channels, x.channels) for part in parts):
             raise _Unknown(f"{self.name} with a constant of this shape")
         values = [np.array(np.broadcast_to(part.reshape(-1), x.channels)) for part in parts]
         return self.same(x, "affine", scale=values[0], shift=values[1])
@@ -279,9 +342,7 @@ class Reader:
         """Of rows that belong together."""
         streams = {row.stream for row in rows}
         if len(streams) > 1:
-            raise _Unknown(
-                f"{self.name} ({operation}) of events of different streams ({', '.join(map(str, streams))}) is not "
-            )
+            raise _Unknown(f"{self.name} ({operation}) of different streams ({', '.join(map(str, streams))})")
         return self.add(self.name, operation, rows[0].stream, rows, shape, settings)
 
     def both(self, operation: str, a: Any, b: Any) -> Row:
@@ -301,9 +362,18 @@ class Reader:
         if near.window is not None:
             raise ValueError(CUT)
         source, target = self.streams[str(near.source)], self.streams[str(near.target)]
-        if x.stream != source.name:
-            raise _Unknown(f"{self.name} convolves {source.name}, but its features are of {x.stream}; this")
+        if target is not source and target.source != source.name:
+            raise ValueError(
+                f"stream: {self.name} convolves {source.name} to {target.name}, but a stream sees only itself and what "
+                "fired it: convolve from stream to stream"
+            )
+        if (grid := coarser(source.sensor, near.stride)) != target.sensor:
+            raise ValueError(
+                f"stream: {self.name} has a stride of {near.stride}, which makes {grid} of the pixels "
+                f"{source.sensor} of {source.name}, but {target.name} has {target.sensor}"
+            )
         _, decays, q, p = layer.weight.shape
+        self.channels(x, q)
         settings = {"source": source.name, "kernel": near.kernel, "stride": near.stride}
         slots = sum(fed_pixels(near.kernel, near.stride, source.sensor, target.sensor))
         bias = np.zeros(p, np.float32) if layer.bias is None else array_of(layer.bias)
@@ -315,7 +385,7 @@ class Reader:
 
     def cells(self, x: Row, weight: Tensor, bias: Tensor | None, kernel: Any, stride: Any, padding: Any) -> Row:
         """A convolution over a grid (T, H, W, Q); weight (P, Q, t, h, w)."""
-        sizes = zip(x.shape[:3], stride, strict=True)
+        sizes = zip(self.channels(x, weight.shape[1]).shape[:3], stride, strict=True)
         shape = *(-(-size // step) for size, step in sizes), weight.shape[0]
         added = np.zeros(weight.shape[0], np.float32) if bias is None else array_of(bias)
         matrix = array_of(weight.permute(2, 3, 4, 1, 0).flatten(0, 2))
@@ -343,7 +413,7 @@ def _words(x: Any) -> str:
 
 def _event_conv(r: Reader, layer: EventConv, x: Any, geometry: Any, memory: Any = None) -> Row:
     r.remembers(memory)
-    return r.convolve(layer, r.value(x))
+    return r.convolve(layer, r.of(x, layer.near.source))
 
 
 def _polarity_conv(r: Reader, layer: PolarityConv, geometry: Any, memory: Any = None) -> Row:
@@ -382,14 +452,14 @@ def _layer_norm(r: Reader, layer: nn.LayerNorm, x: Any) -> Row:
 
 def _leaky_mean(r: Reader, layer: LeakyMean, x: Any, geometry: Any, memory: Any = None) -> Row:
     r.remembers(memory)
-    x = r.value(x)
+    x = r.of(x, layer.stream)
     rate = array_of(layer.log_rate.double().exp() / layer.decay_time).reshape(1)
     return r.add(r.name, "mean", x.stream, (x,), x.shape, state=8 * (x.channels + 2), rate=rate)
 
 
 def _voxel_mean(r: Reader, layer: VoxelMean, x: Any, geometry: Any, memory: Any = None) -> Row:
     r.remembers(memory)
-    x = r.value(x)
+    x = r.of(x, layer.stream)
     frames, duration = _window(r, layer)
     width, height = r.streams[str(layer.stream)].sensor
     cells = frames * height * width
@@ -426,14 +496,14 @@ def _window(r: Reader, layer: VoxelMean) -> tuple[int, int]:
 
 def _last(r: Reader, layer: Last, x: Any, geometry: Any, memory: Any = None, before: Any = None) -> Row:
     r.remembers(memory)
-    x = r.value(x)
+    x = r.of(x, layer.stream)
     first = np.zeros(x.channels, np.float32) if before is None else array_of(before)
     return r.add(r.name, "last", None, (x,), x.shape, state=4 * x.channels, before=first)
 
 
 def _pool(r: Reader, layer: MeanPool | MaxPool, x: Any, geometry: Any, memory: Any = None) -> Row:
     r.remembers(memory)
-    x = r.value(x)
+    x = r.of(x, layer.cloud)
     kind = "mean" if isinstance(layer, MeanPool) else "max"
     return r.add(r.name, "pool", None, (x,), x.shape, {"kind": kind}, 4 * x.channels + 8)
 
@@ -457,10 +527,6 @@ def _linear(r: Reader, layer: nn.Linear, x: Any) -> Row:
 
 def _nothing(r: Reader, layer: Any, x: Any, *rest: Any) -> Any:
     return x
-
-
-def _activation(name: str) -> Callable[..., Row]:
-    return lambda r, *args, **kwargs: r.same(args[-1], name)
 
 
 def _leaky_relu(r: Reader, layer: nn.LeakyReLU, x: Any) -> Row:
@@ -568,7 +634,16 @@ def _unbind(r: Reader, x: Any, dim: int = 0) -> Any:
 
 
 def _convert(r: Reader, x: Any, *args: Any, **kwargs: Any) -> Any:
+    kinds = [kind for kind in (*args, *kwargs.values()) if isinstance(kind, torch.dtype)]
+    if isinstance(x, Row) and (r.name.endswith(("long", "int")) or {*kinds} - {torch.float32, torch.float64}):
+        raise _Unknown(f"{r.name} (a value rounded to {kinds[0] if kinds else 'whole numbers'})")
     return x
+
+
+def _whole(r: Reader, number: Any) -> int:
+    if number != int(number):
+        raise _Unknown(f"{r.name} (a pixel with the fraction {number})")
+    return int(number)
 
 
 def _add(r: Reader, a: Any, b: Any) -> Any:
@@ -576,14 +651,15 @@ def _add(r: Reader, a: Any, b: Any) -> Any:
         a, b = (a, b) if isinstance(a, _Index) else (b, a)
         if isinstance(b, _Index):
             return _Index(a.stream, a.columns + b.columns, a.rows + b.rows, a.constant + b.constant)
-        return _Index(a.stream, a.columns, a.rows, a.constant + int(b))
+        return _Index(a.stream, a.columns, a.rows, a.constant + _whole(r, b))
     return r.both("add", a, b)
 
 
 def _multiply(r: Reader, a: Any, b: Any) -> Any:
     if isinstance(a, _Index) or isinstance(b, _Index):
         a, b = (a, b) if isinstance(a, _Index) else (b, a)
-        return _Index(a.stream, *(int(part * b) for part in (a.columns, a.rows, a.constant)))
+        b = _whole(r, b)
+        return _Index(a.stream, a.columns * b, a.rows * b, a.constant * b)
     return r.both("multiply", a, b)
 
 
@@ -607,7 +683,10 @@ def _embedding(r: Reader, index: Any, weight: Any, padding_idx: Any = None, max_
     if isinstance(index, _Index) and isinstance(weight, Tensor):
         width, height = index.stream.sensor
         y, x = np.divmod(np.arange(width * height), width)
-        table = array_of(weight)[index.columns * x + index.rows * y + index.constant]
+        at = index.columns * x + index.rows * y + index.constant
+        if at.min() < 0:
+            raise _Unknown(f"{r.name} (row {at.min()} of a table)")
+        table = array_of(weight)[at]
         return r.add(r.name, "place", index.stream.name, (), table.shape[1:], table=table)
     raise _Unknown(f"{r.name} (embedding)")
 
@@ -623,11 +702,14 @@ def _cat(r: Reader, values: Any, dim: int = 0) -> Row:
     return r.joined("concatenate", rows, (*rows[0].shape[:-1], sum(row.channels for row in rows)))
 
 
-def _parts(r: Reader, x: Any, size: int, dim: int = 0) -> list[Row]:
+def _parts(r: Reader, x: Any, size: int | list[int], dim: int = 0) -> list[Row]:
     x = r.value(x)
-    if dim not in (-1, len(x.shape)) or not isinstance(size, int):
+    if dim not in (-1, len(x.shape)):
         raise _Unknown(f"{r.name} (a cut along axis {dim}, not of channels)")
-    return [_slice(r, x, a, min(a + size, x.channels)) for a in range(0, x.channels, size)]
+    ends = [*range(size, x.channels, size), x.channels] if isinstance(size, int) else np.cumsum(size).tolist()
+    if ends[-1] != x.channels:
+        raise _Unknown(f"{r.name} (parts of {size}, of {x.channels} channels)")
+    return [_slice(r, x, begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def _chunk(r: Reader, x: Any, chunks: int, dim: int = 0) -> list[Row]:
@@ -661,6 +743,18 @@ def _over_channels(operation: str) -> Callable[..., Row]:
     return reader
 
 
+def _dropout(r: Reader, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if training:
+        raise _Unknown(f"{r.name} that drops in evaluation, too (pass training=self.training),")
+    return x
+
+
+def _elu(r: Reader, x: Any, alpha: float = 1.0, inplace: bool = False) -> Row:
+    if alpha != 1:
+        raise _Unknown(f"{r.name} with alpha={alpha}")
+    return r.same(x, "elu")
+
+
 def _simple(name: str) -> Callable[..., Row]:
     def reader(r: Reader, x: Any, *args: Any, inplace: bool = False) -> Row:
         if args and args != (False,):
@@ -672,15 +766,16 @@ def _simple(name: str) -> Callable[..., Row]:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: _simple(name) for name in ACTIVATIONS if name != "leaky_relu"},
-    "relu_": _simple("relu"),
+    "relu_": _simple("relu"), "elu": _elu,
     "leaky_relu": lambda r, x, negative_slope=0.01, inplace=False: r.same(x, "leaky_relu", {"slope": negative_slope}),
     "getitem": _getitem, "getattr": _getattr, "unbind": _unbind, "add": _add, "iadd": _add, "add_": _add,
-    "mul": _multiply, "imul": _multiply, "sub": _subtract, "truediv": _divide, "div": _divide,
-    "neg": lambda r, x: r.affine(x, -1, 0), "linear": lambda r, x, w, b=None: r.dense(x, w, b),
+    "mul": _multiply, "imul": _multiply, "sub": _subtract, "isub": _subtract, "div": _divide, "truediv": _divide,
+    "itruediv": _divide,
+    "neg": lambda r, x: r.affine(x, -1, 0), "linear": lambda r, x, weight, bias=None: r.dense(x, weight, bias),
     "embedding": _embedding, "index_select": _index_select, "cat": _cat, "concat": _cat, "concatenate": _cat,
     "split": _parts, "chunk": _chunk, "amax": _reduce("max"), "mean": _reduce("mean"), "flatten": _flatten,
     "softmax": _over_channels("softmax"), "log_softmax": _over_channels("log_softmax"),
-    "dropout": lambda r, x, *a, **k: x,
+    "dropout": _dropout,
     "polarity_features": lambda r, events, *a, **k: _polarity(r, events.stream),
     **dict.fromkeys(("long", "int", "float", "double", "to", "contiguous", "detach"), _convert),
 }  # fmt: skip

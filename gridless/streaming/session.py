@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from gridless.nn.events import EventConv, Last, LeakyCount, VoxelMean
 from gridless.streaming.packets import Prediction, Stream
-from gridless.streaming.reading import CUT, WAITS, Reader
+from gridless.streaming.reading import CUT, ONE, WAITS, Reader
 from gridless.structures import Events, Geometry
 
 
@@ -25,15 +26,37 @@ class Session(Stream):
                 raise ValueError(CUT)
             if isinstance(layer, VoxelMean) and layer.duration is None:
                 raise ValueError(WAITS)
-        self._means = [layer for layer in layers.values() if isinstance(layer, VoxelMean)]
+        calls = self._calls()
+        self._means = [layer for layer in calls if isinstance(layer, VoxelMean)]
         found = {mean.duration for mean in self._means}
-        found |= {layer.every for layer in layers.values() if isinstance(layer, LeakyCount)}
+        found |= {layer.every for layer in calls if isinstance(layer, LeakyCount)}
         durations = sorted(duration for duration in found if duration is not None)
         if len(durations) > 1:
             raise ValueError(f"stream: all voxels of a network share one duration, these have {durations}")
         self.duration: int | None = durations[0] if durations else None
         self._noted = {n: layer for n, layer in layers.items() if n in self._names or isinstance(layer, Last)}
         self._returned: dict[str, Any] = {}
+
+    @torch.no_grad()
+    def _calls(self) -> Counter[nn.Module]:
+        """How often a forward calls each layer. One that remembers, and is called again, would take its own call for
+        the packet before."""
+        calls: Counter[nn.Module] = Counter()
+        layers = {layer: name for name, layer in self.model.named_modules()}
+        notes = [layer.register_forward_hook(lambda layer, args, out: calls.update([layer])) for layer in layers]
+        memory: dict[nn.Module, Any] = {}
+        try:
+            self.model(self.model.plan.step(self._nothing())[0], memory)  # type: ignore[union-attr]
+        finally:
+            for note in notes:
+                note.remove()
+        for layer in memory:
+            if calls[layer] > 1:
+                raise ValueError(
+                    f"stream: the layer {layers[layer]!r} is called {calls[layer]} times in a forward, but remembers "
+                    "one of them: give each call a layer of its own (they may share parameters), or use gl.stream"
+                )
+        return calls
 
     def reset(self) -> None:
         self._numbers([0, -(2**63), 0])
@@ -43,7 +66,8 @@ class Session(Stream):
         # An empty packet gives every layer its memory, and shows what the network returns.
         out = self._forward(self._nothing())[1]
         if not isinstance(out, Tensor) or out.ndim != 2:
-            raise TypeError(f"stream: forward must return one tensor of rows, not {type(out).__name__}")
+            kind = f"{out.ndim} axes" if isinstance(out, Tensor) else type(out).__name__
+            raise TypeError(f"stream: forward must return one tensor of rows, not {kind}: {ONE}")
         self._each = len(out) == 0
         self._newest = out.new_zeros(1, out.shape[1])
 

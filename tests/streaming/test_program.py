@@ -6,6 +6,7 @@ import pytest
 import torch
 from live import CONFIGURATIONS, network
 from torch import nn
+from torch.nn import functional
 
 import gridless as gl
 from gridless.streaming.program import Program
@@ -78,6 +79,10 @@ def branching(module, features, geometry, memory):
     return features if features.sum() > 0 else -features
 
 
+def half_of(module, geometry):
+    return (geometry[module.coarse].pixel[:, 0] * 0.5).long()
+
+
 @pytest.mark.parametrize(
     ("after", "extra", "words"),
     [
@@ -88,6 +93,13 @@ def branching(module, features, geometry, memory):
         (branching, None, "cannot be read"),
         (lambda m, x, g, s: x / x, None, "division by a value"),
         (lambda m, x, g, s: g["X9"].cause, None, "X9"),
+        (lambda m, x, g, s: x + x.int(), None, "int .a value rounded to whole numbers"),
+        (lambda m, x, g, s: x + x.to(torch.int64), None, "rounded to torch.int64"),
+        (lambda m, x, g, s: functional.dropout(x), None, "training=self.training"),
+        (lambda m, x, g, s: x * m.extra, nn.Parameter(torch.rand(6, 1)), "mul with a constant of this shape"),
+        (lambda m, x, g, s: x + functional.embedding(half_of(m, g), m.extra), nn.Parameter(torch.rand(9, 6)), "0.5"),
+        (lambda m, x, g, s: x + x[:, :3].add_(1).sum(), None, "add_, which changes a value and its parts in place"),
+        (lambda m, x, g, s: x + functional.elu(x, 0.5), None, "elu with alpha=0.5"),
     ],
 )
 def test_what_is_not_known_is_refused_by_name_with_what_to_do(after, extra, words):
@@ -96,3 +108,57 @@ def test_what_is_not_known_is_refused_by_name_with_what_to_do(after, extra, word
     with pytest.raises(TypeError, match=words) as found:
         Program.of(model.eval())
     assert "gl.streaming.Session" in str(found.value)
+
+
+@pytest.mark.parametrize("layer", [gl.nn.LeakyMean, gl.nn.VoxelMean, gl.nn.Last, gl.nn.MeanPool, gl.nn.MaxPool])
+def test_a_layer_of_another_stream_than_its_features_is_refused(layer):
+    model = Small(lambda m, x, g, s: m.extra(x, g, s))
+    camera = model.first.near.source
+    settings = {gl.nn.LeakyMean: (500.0,), gl.nn.VoxelMean: (camera, 2, 1000)}
+    model.extra = layer(camera, *settings.get(layer, ()))
+    with pytest.raises(ValueError, match=r"extra is a layer of X0, but is given features of X1"):
+        Program.of(model.eval())
+
+
+class Unrelated(nn.Module):
+    """Two streams of one camera, of which one is to see the other; or the camera's at a stride that is not theirs."""
+
+    def __init__(self, siblings: bool) -> None:
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        x0 = plan.events((20, 20))
+        x1, x2 = (plan.lif(x0, k, 2, decay_time=1000.0, threshold=0.5, reset=-0.5) for k in (3, 5))
+        self.first = gl.nn.PolarityConv(plan.causal(x0, x1, 3, 2 if siblings else 1), 4)
+        self.second = gl.nn.EventConv(plan.causal(x1, x2, 3), 4, 4)
+
+    def forward(self, geometry, memory=None):
+        return self.second(self.first(geometry, memory), geometry, memory)
+
+
+def test_streams_that_cannot_see_each_other_are_refused_before_anything_is_written():
+    with pytest.raises(ValueError, match="second convolves X1 to X2"):
+        Program.of(Unrelated(siblings=True).eval())
+    with pytest.raises(ValueError, match=r"first has a stride of 1, .* but X1 has \(10, 10\)"):
+        Program.of(Unrelated(siblings=False).eval())
+
+
+class Returns(Small):
+    def forward(self, geometry, memory=None):
+        return self.after(self, self.first(geometry, memory), geometry, memory)
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        (lambda m, x, g, s: (x, x), "not tuple: return the one that is to run live, or torch.cat of several"),
+        (lambda m, x, g, s: m.logits.bias, "rows that events bring"),
+    ],
+)
+def test_a_forward_that_returns_no_rows_is_told_what_to_return(after, words):
+    with pytest.raises(TypeError, match=words):
+        Program.of(Returns(after).eval())
+
+
+def test_weights_for_other_channels_than_there_are_are_refused():
+    with pytest.raises(ValueError, match="logits has weights for 6 channels, but is given 12"):
+        Program.of(Small(lambda m, x, g, s: torch.cat([x, x], 1)).eval())

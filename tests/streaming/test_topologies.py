@@ -5,8 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from live import KINDS, assert_close, busy, settled
-from topologies import SENSOR, TOPOLOGIES, Drawn, FadingCounts, Gates, SkipsAcrossLevels, TwoBranches, WideStride
+from topologies import (
+    SENSOR,
+    TOPOLOGIES,
+    CalledTwice,
+    Drawn,
+    FadingCounts,
+    Gates,
+    JoinedGrids,
+    SkipsAcrossLevels,
+    TwoBranches,
+    WideStride,
+)
 from torch import nn
+from torch.nn import functional
 
 import gridless as gl
 from gridless.streaming import Session, stream
@@ -129,6 +141,62 @@ def test_state_continues_bit_for_bit_in_any_network():
         one(events[151:])
         other(events[151:])
         assert torch.equal(one.predict(), other.predict())
+
+
+def changed(y):
+    y.add_(1)
+    functional.relu(y, inplace=True)
+    z = y
+    z *= 2
+    return y - z.tanh() / 2
+
+
+def gated(y):
+    a, b = y.split([4, 12], 1)
+    z = torch.cat([functional.elu(b), a], 1)
+    z -= 1
+    return functional.dropout(z, training=False)
+
+
+@pytest.mark.parametrize("act", [changed, gated])
+def test_values_that_are_changed_in_place_are_the_new_ones_wherever_they_are_used(act):
+    model = settled(WideStride)
+    model.act = Called(act)
+    times = compare(model, busy("plain", SENSOR, 300))
+    assert times
+
+
+def test_grids_that_are_joined_are_seen_where_any_of_them_has_events():
+    for seed in range(3):
+        model = settled(JoinedGrids, seed)
+        for kind in ("one pixel", "bursts"):
+            assert compare(model, busy(kind, SENSOR, 300))
+
+
+def test_a_layer_that_is_called_twice_runs_in_the_engine_and_is_refused_by_the_session():
+    model = settled(CalledTwice)
+    events = busy("plain", SENSOR, 300)
+    engine = stream(model)
+    found = [p for a in range(0, 300, 7) for p in engine.push(events[a : a + 7])]
+    with torch.no_grad():
+        assert_close(logits(found), model(model.plan(events)), 1e-5)
+    with pytest.raises(ValueError, match=r"layer 'same' is called 2 times .* gl\.stream"):
+        Session(model)
+
+
+def test_voxels_that_the_forward_does_not_use_make_no_windows():
+    model = settled(WideStride)
+    model.unused = gl.nn.VoxelMean(model.down.near.target, model.down.near.source, 2, 1000)
+    compare(model, busy("plain", SENSOR, 300))
+
+
+class Called(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
 
 
 class Cumulative(nn.Module):

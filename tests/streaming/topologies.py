@@ -21,6 +21,7 @@ from gridless.nn import (
     PolarityConv,
     VoxelBlock,
     VoxelConv,
+    VoxelCount,
     VoxelMean,
     VoxelMerge,
 )  # fmt: skip
@@ -184,6 +185,40 @@ class NowAndThen(FadingCounts):
 
     def __init__(self) -> None:
         super().__init__(4000)
+
+
+class JoinedGrids(nn.Module):
+    """Means of a stream and counts of the camera side by side in one grid, and a convolution that sees both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        x0 = plan.events(SENSOR)
+        x1 = plan.lif(x0, **FAST)
+        self.down = PolarityConv(plan.causal(x0, x1, 3, 2), 4)
+        self.count, self.mean = VoxelCount(x1, x0, 4, 2, 3000), VoxelMean(x1, x0, 4, 3000)
+        self.conv, self.logits = VoxelConv(6, 5), Dense(10, 3)
+
+    def forward(self, geometry, memory=None):
+        mean = self.mean(self.down(geometry, memory), geometry, memory)
+        grid = self.conv(torch.cat([mean, self.count(geometry, memory).to(mean.dtype)], -1))
+        return self.logits(torch.cat([grid.amax((1, 2, 3)), grid[:, 1].mean((1, 2))], 1))
+
+
+class CalledTwice(nn.Module):
+    """One convolution in place, twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        x0 = plan.events(SENSOR)
+        x1 = plan.lif(x0, **FAST)
+        self.down = PolarityConv(plan.causal(x0, x1, 3, 2), 6)
+        self.same = EventConv(plan.causal(x1, x1, 3), 6, 6)
+
+    def forward(self, geometry, memory=None):
+        y = self.same(self.down(geometry, memory).relu(), geometry, memory)
+        return self.same(y.tanh(), geometry, memory)
 
 
 TOPOLOGIES = [SkipsAcrossLevels, WideStride, TwoBranches, OwnVoxels, Gates, NothingFires, FadingCounts, NowAndThen]
