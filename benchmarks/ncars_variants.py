@@ -103,25 +103,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grid-even-dense": {"transforms": EVEN, **FIT, **DENSE, **GRID},
     "grid-even-dense-squash": {"transforms": EVEN, **FIT, **DENSE, **GRID, "model__squash": True},
     "grid2-even-dense": {"transforms": EVEN, **FIT, **DENSE, **GRID, "model__blocks": 2},
-    # The camera's own counts beside the streams, as the plain CNN sees them.
-    "count": {**FIT, **GRID, "model__counts": True},
-    "count-even": {"transforms": EVEN, **FIT, **GRID, "model__counts": True},
-    "count2-even": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__blocks": 2},
-    "count-even-slow": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__decay_time": 32000.0},
-    "count-wide-even": {"transforms": EVEN, **FIT, **GRID, "model__counts": True, "model__width": 20},
-    "count-erase": {"transforms": ERASE, **FIT, **GRID, "model__counts": True},
     # Networks with the stream head for small boards: half the resolution, few traces.
     "stream": {**FIT, "model": {"model": "n_cars", "head": "stream", "dropout": 0.1}},
     "small": {**FIT, **SMALL, "model": {**BOARD, "width": 12}},
     "small-8": {**FIT, **SMALL, "model": {**BOARD, "width": 8}},
     "small-erase": {**FIT, **SMALL, "transforms": ERASE, "model": {**BOARD, "width": 12}},
     "half-erase": {**FIT, **SMALL, "transforms": ERASE, "model": {**BOARD, "width": 16, "rates": "spread"}},
-    "count-half-erase": {
-        **FIT, **SMALL, "transforms": ERASE,
-        "model": {
-            **BOARD, "head": "voxel", "duration": 100000, "width": 12, "rates": "spread", "blocks": 1, "counts": True,
-        },
-    },
     # Counts that decay, without streams and without windows.
     "leaky-one": {**LEAKY, "model": {**COUNTS, "decay_times": [100_000.0]}},
     "leaky-last": {**LEAKY, "model": {**COUNTS, "decay_times": [100_000.0], "every": 100_000}, "average": None},

@@ -20,7 +20,6 @@ from gridless.nn.events import (
     Memory,
     VoxelBlock,
     VoxelConv,
-    VoxelCount,
     VoxelMean,
     VoxelMerge,
 )
@@ -65,8 +64,6 @@ class EventResNet(nn.Module):
         dropout: probability, in down-sampling blocks and in the head.
         squash: log(1 + relu) for relu after the convolutions, so that dense recordings differ less from sparse ones.
         blocks: 3 x 3 convolutions of each voxel grid of the voxel head.
-        counts: whether the first grid of the voxel head also sees how many OFF and ON events the camera sent
-            (`VoxelCount`).
     """
 
     def __init__(
@@ -86,7 +83,6 @@ class EventResNet(nn.Module):
         dropout: float = 0.5,
         squash: bool = False,
         blocks: int = 0,
-        counts: bool = False,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
@@ -115,7 +111,7 @@ class EventResNet(nn.Module):
         widths = [width * 2**i for i in range(levels)]
         if head == "voxel":
             self.head: VoxelHead | StreamHead = VoxelHead(
-                self.streams, widths, pooled, clock, classes, duration, dropout, blocks, counts
+                self.streams, widths, pooled, clock, classes, duration, dropout, blocks
             )
         else:
             self.head = StreamHead(self.streams, widths, pooled, classes, 4 * decay_time, dropout)
@@ -174,8 +170,7 @@ class VoxelHead(nn.Module):
 
     The grid of level `pooled` has 2^(levels - 1 - pooled) frames, that of the last level one. Dense to twice the
     channels, max over the pixels, norm, dropout, Dense 256, ReLU, norm, dropout, Dense. After each grid come `blocks`
-    convolutions in place (`VoxelBlock`). With `counts` the first grid has norm(relu(conv(counts))) added to it, a
-    convolution of 3 x 3 pixels of how many events there were (`VoxelCount`).
+    convolutions in place (`VoxelBlock`).
     """
 
     def __init__(
@@ -188,18 +183,12 @@ class VoxelHead(nn.Module):
         duration: int | None,
         dropout: float,
         blocks: int = 0,
-        counts: bool = False,
     ) -> None:
         super().__init__()
         levels = len(streams)
         self.pooled, self.duration = pooled, duration
         means = [VoxelMean(streams[i], clock, 2 ** (levels - 1 - i), duration) for i in range(pooled, levels)]
         self.mean, self.norm = means[0], BatchNorm(widths[pooled])
-        self.count = None
-        if counts:
-            self.count = VoxelCount(streams[pooled], clock, means[0].frames, 2 ** (pooled + 1), duration)
-            self.count_conv = VoxelConv(2, widths[pooled])
-            self.count_norm = BatchNorm(widths[pooled])
         sizes = zip(means[1:], widths[pooled:], widths[pooled + 1 :], strict=False)
         self.merges = nn.ModuleList(VoxelMerge(mean, q, p) for mean, q, p in sizes)
         self.blocks = nn.ModuleList(
@@ -218,20 +207,16 @@ class VoxelHead(nn.Module):
 
     def forward(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
         pooled = zip(self.means, levels[self.pooled :], strict=True)
-        counts = None if self.count is None else self.count(geometry, memory)
-        return self.merged([mean(features, geometry, memory) for mean, features in pooled], counts)
+        return self.merged([mean(features, geometry, memory) for mean, features in pooled])
 
     @property
     def means(self) -> list[VoxelMean]:
         """The layers that pool the streams, from fine to coarse."""
         return [self.mean, *(merge.mean for merge in self.merges)]  # type: ignore[union-attr]
 
-    def merged(self, grids: list[Tensor], counts: Tensor | None = None) -> Tensor:
-        """logits (B, classes) of the means (B, T, H, W, C) of the pooled levels, and the counts (B, T, H, W, 2)."""
-        grid = self.norm(grids[0])
-        if counts is not None:
-            grid = grid + self.count_norm(self.count_conv(counts).relu())
-        grid = self.blocks[0](grid)
+    def merged(self, grids: list[Tensor]) -> Tensor:
+        """logits (B, classes) of the means (B, T, H, W, C) of the pooled levels."""
+        grid = self.blocks[0](self.norm(grids[0]))
         for merge, mean, block in zip(self.merges, grids[1:], self.blocks[1:], strict=True):
             grid = block(merge(grid, mean))
         return self.classify(self.lift(grid[:, 0]).amax((1, 2)))
@@ -244,7 +229,7 @@ class VoxelHead(nn.Module):
 
     def restart(self, memory: Memory) -> None:
         """Begin the next window of `duration` microseconds."""
-        for layer in [*self.means, *([] if self.count is None else [self.count])]:
+        for layer in self.means:
             layer.restart(memory)
 
 
@@ -406,7 +391,6 @@ class Options(TypedDict, total=False):
     dropout: float
     squash: bool
     blocks: int
-    counts: bool
 
 
 def event_resnet(classes: int, sensor: tuple[int, int], **options: Unpack[Options]) -> EventResNet:

@@ -23,7 +23,6 @@ from gridless.nn.events import (
     PolarityConv,
     VoxelBlock,
     VoxelConv,
-    VoxelCount,
     VoxelMean,
     VoxelMerge,
 )
@@ -59,7 +58,6 @@ __all__ = [
     "UpBlock",
     "VoxelBlock",
     "VoxelConv",
-    "VoxelCount",
     "VoxelMean",
     "VoxelMerge",
     "WideBlock",

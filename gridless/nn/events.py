@@ -249,51 +249,16 @@ class VoxelMean(nn.Module):
         start = _ends(clock)[0] if mine is None else mine.start
         return start, torch.full_like(start, self.duration)
 
-    def _cell(self, events: Events, start: Tensor, span: Tensor, size: int = 1) -> Tensor:
+    def _cell(self, events: Events, start: Tensor, span: Tensor) -> Tensor:
         width, height = self.stream.sensor
         example = events.example.clamp(max=events.num_examples - 1)
         frame = torch.div((events.time - start[example]) * self.frames, span[example], rounding_mode="floor")
         x, y = events.pixel.long().unbind(1)
-        if size > 1:
-            x, y = (x // size).clamp(max=width - 1), (y // size).clamp(max=height - 1)
         inside = (frame >= 0) & (frame < self.frames) & (events.example < events.num_examples)
         return torch.where(inside, ((example * self.frames + frame) * height + y) * width + x, -1)
 
     def extra_repr(self) -> str:
         return f"{self.stream}, frames={self.frames}, duration={self.duration}"
-
-
-class VoxelCount(VoxelMean):
-    """log(1 + number of OFF, of ON events) in each voxel: (B, frames, H, W, 2), of the camera's own stream, `clock`.
-
-    `frames` and `duration` are as of `VoxelMean`, pixels those of `stream`, which was fired from the camera's: `size` x
-    `size` pixels of the camera are one of them, and a rest at the border belongs to the last. Every event counts,
-    however few are fired. Live, the counts are those of the window so far.
-    """
-
-    def __init__(self, stream: Name, clock: Name, frames: int, size: int, duration: int | None = None) -> None:
-        super().__init__(stream, clock, frames, duration)
-        self.size = size
-
-    def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:  # type: ignore[override]
-        events = geometry[self.clock]
-        if events.polarity is None:
-            raise ValueError("VoxelCount: these events have no polarity: clock must be the plan's events")
-        width, height = self.stream.sensor
-        shape = (events.num_examples, self.frames, height, width, 2)
-        start, span = self._window(events, memory)
-        cell = self._cell(events, start, span, self.size)
-        mine = None if memory is None else memory.get(self)
-        if mine is None:
-            total = torch.zeros(math.prod(shape[:4]), 2, device=events.device)
-            mine = VoxelMemory(total, torch.zeros(0, dtype=torch.int64, device=events.device), start)
-        kept = (cell >= 0).to(mine.total.dtype)
-        at = 2 * cell.clamp(min=0) + events.polarity
-        # Whole numbers: the order of these sums does not matter.
-        total = mine.total.flatten().scatter_add(0, at, kept).view(-1, 2)
-        if memory is not None:
-            memory[self] = VoxelMemory(total, mine.count, mine.start)
-        return total.log1p().view(shape)
 
 
 class CountMemory(NamedTuple):

@@ -21,7 +21,7 @@ from gridless.streaming.work import answer, work
 from gridless.structures.kernels import first_back, first_outside
 
 from gridless.streaming.table import (  # isort: skip
-    ANSWERS, AT, C, CELLS, CHUNK, CLOCK, CONVOLVE, COUNT, DONE, DOUBLES, DOUBLE_COUNT, DURATION, ENTERED, FINISHED,
+    ANSWERS, AT, C, CELLS, CHUNK, CLOCK, CONVOLVE, DONE, DOUBLES, DOUBLE_COUNT, DURATION, ENTERED, FINISHED,
     FLOATS, FLOAT_COUNT, HEAD, IN_PLACE, LANE, OP, REFUSED, ROW, ROWS, SEEN, START, STREAM, STREAMS, SUM, S_BITS,
     S_BOUND, S_CAPACITY, S_CHARGED, S_COARSE, S_COARSE_SIZE, S_COUNT, S_EVENT, S_FINE, S_HEIGHT, S_HIGH_X, S_HIGH_Y,
     S_LIMITS, S_LOW_X, S_LOW_Y, S_MARK, S_POTENTIAL, S_ROWS, S_ROW_COUNT, S_SHARE, S_SOURCE, S_WIDTH, TIME, VOXEL,
@@ -125,9 +125,6 @@ def _restart(i, d, t):
                     i[i[r + CLOCK] + cell] = 0
                     for c in range(i[r + C]):
                         d[i[r + SUM] + cell * i[r + C] + c] = 0.0
-        elif i[r + OP] == COUNT:
-            for k in range(2 * i[r + CELLS]):
-                i[i[r + CLOCK] + k] = 0
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -316,9 +316,6 @@ class Lowered:
         if row.operation == "last":
             memory["trace"] = self.flat.add("trace", fill(row.constants["before"], -(-c // 16) * 16))
             self.before.append((memory["trace"], row.constants["before"]))
-        elif row.operation == "count":
-            memory = {"clock": self.flat.room("clock", 2 * row.cells), "number": row.settings["frames"]}
-            memory |= {"steps": row.settings["size"], "first": row.shape[2], "last": row.shape[1]}
         elif row.operation == "leaky_count":
             clock = self.flat.room("clock", row.cells)
             self.minus_one.append((clock, row.cells))
@@ -490,9 +487,9 @@ class Lowered:
             self.i[part] = -1
 
 
-_SINKS = ("voxel", "count", "leaky_count", "last", "pool")
+_SINKS = ("voxel", "leaky_count", "last", "pool")
 # What takes the polarity of events from the events themselves.
-_OF_EVENTS = ("convolve", "count", "leaky_count")
+_OF_EVENTS = ("convolve", "leaky_count")
 _IN_PLACE = ("affine", "add", "multiply", "relu", "abs", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu",
              "softplus", "log1p", "exp", "layer_norm", "softmax", "log_softmax")  # fmt: skip
 # What rows are called in the table.

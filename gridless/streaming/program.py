@@ -28,7 +28,6 @@ It is made by one of the first five from a row of a stream, and then by any of t
 | operation | value | settings and constants |
 |---|---|---|
 | voxel | (T, H, W, C): means of the events of each voxel of the window, 0 where there are none | frames, duration (microseconds) |
-| count | (T, H, W, 2): how many OFF and ON events of the camera there are in each voxel, of `size` x `size` of its pixels; a rest at the border is in the last | frames, duration, size |
 | leaky_count | (1, H, W, 2 K): sums over the OFF, then the ON events of the camera in each cell of `size` x `size` pixels of exp(-rate age), age that at the last event | size; rate (K) per microsecond |
 | last | (C): the value at the last event | before (C): the value before the first |
 | pool | (C): mean or max of all events so far, 0 before the first | kind |

@@ -20,7 +20,6 @@ from gridless.nn.events import (
     LeakyMean,
     PolarityConv,
     VoxelConv,
-    VoxelCount,
     VoxelMean,
     VoxelMerge,
     polarity_features,
@@ -191,7 +190,7 @@ class Reader:
             if row.name in needed:
                 needed.update(row.inputs)
         rows = tuple(row for row in self.rows.values() if row.name in needed)
-        windows = any(row.operation in ("voxel", "count", "leaky_count") for row in rows)
+        windows = any(row.operation in ("voxel", "leaky_count") for row in rows)
         duration = self.durations.pop() if windows and self.durations else None
         modules = {name: row.name for name, row in self.outputs.items() if row.name in needed}
         return tuple(self.streams.values()), rows, out.name, duration, modules
@@ -467,15 +466,6 @@ def _voxel_mean(r: Reader, layer: VoxelMean, x: Any, geometry: Any, memory: Any 
     return r.add(r.name, "voxel", None, (x,), shape, settings, 4 * cells * (x.channels + 1))
 
 
-def _voxel_count(r: Reader, layer: VoxelCount, geometry: Any, memory: Any = None) -> Row:
-    r.remembers(memory)
-    frames, duration = _window(r, layer)
-    width, height = r.streams[str(layer.stream)].sensor
-    shape, settings = (frames, height, width, 2), {"frames": frames, "duration": duration, "size": layer.size}
-    events = _polarity(r, r.streams[str(layer.clock)])
-    return r.same(r.add(r.name, "count", None, (events,), shape, settings, 16 * frames * height * width), "log1p")
-
-
 def _leaky_count(r: Reader, layer: LeakyCount, geometry: Any, memory: Any = None) -> Row:
     r.remembers(memory)
     (height, width), rate = layer.grid, (1 / np.array(layer.decay_times)).astype(np.float32)
@@ -550,7 +540,7 @@ def _plain(kind: type, name: str, **expected: Any) -> tuple[type, Callable[..., 
 
 _LAYERS: tuple[tuple[type, Callable[..., Any]], ...] = (
     (PolarityConv, _polarity_conv), (EventConv, _event_conv), (BatchNorm, _batch_norm), (nn.BatchNorm1d, _batch_norm),
-    (nn.LayerNorm, _layer_norm), (LeakyMean, _leaky_mean), (VoxelMean, _voxel_mean), (VoxelCount, _voxel_count),
+    (nn.LayerNorm, _layer_norm), (LeakyMean, _leaky_mean), (VoxelMean, _voxel_mean),
     (LeakyCount, _leaky_count), (Last, _last), (MeanPool, _pool), (MaxPool, _pool), (VoxelConv, _voxel_conv),
     (VoxelMerge, _voxel_merge),
     (nn.Linear, _linear), (nn.Dropout, _nothing), (nn.Identity, _nothing), (nn.LeakyReLU, _leaky_relu),

@@ -73,7 +73,7 @@ class Row:
             return taps * decays * q * (1 + p), round(taps * decays * q / self.settings["stride"] ** 2)
         if self.operation == "mean":
             return 2 * c, 0
-        if self.operation in ("voxel", "pool", "count", "leaky_count"):
+        if self.operation in ("voxel", "pool", "leaky_count"):
             return 0, c
         if self.operation in ("dense", "convolve_cells"):
             return self.cells * self.constants["weight"].size, 0

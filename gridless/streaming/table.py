@@ -70,12 +70,12 @@ ROW = (
 OPERATIONS = (
     "polarity", "convolve", "dense", "affine", "add", "multiply", "relu", "abs", "leaky_relu", "elu", "sigmoid", "tanh",
     "silu", "gelu", "softplus", "log1p", "exp", "layer_norm", "softmax", "log_softmax", "copy", "cause", "place",
-    "mean", "voxel", "count", "leaky_count", "last", "pool_mean", "pool_max", "convolve_cells", "reduce_mean",
+    "mean", "voxel", "leaky_count", "last", "pool_mean", "pool_max", "convolve_cells", "reduce_mean",
     "reduce_max", "flatten",
 )  # fmt: skip
 (
     POLARITY, CONVOLVE, DENSE, AFFINE, ADD, MULTIPLY, RELU, ABS, LEAKY_RELU, ELU, SIGMOID, TANH, SILU, GELU, SOFTPLUS,
-    LOG1P, EXP, LAYER_NORM, SOFTMAX, LOG_SOFTMAX, COPY, CAUSE, PLACE, MEAN, VOXEL, COUNT, LEAKY_COUNT, LATEST,
+    LOG1P, EXP, LAYER_NORM, SOFTMAX, LOG_SOFTMAX, COPY, CAUSE, PLACE, MEAN, VOXEL, LEAKY_COUNT, LATEST,
     POOL_MEAN, POOL_MAX, CONVOLVE_CELLS, REDUCE_MEAN, REDUCE_MAX, FLATTEN,
 ) = range(len(OPERATIONS))  # fmt: skip
 

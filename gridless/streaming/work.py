@@ -13,7 +13,7 @@ from gridless.streaming.panels import product, spread
 from gridless.streaming.simd import add, affine, copy, decays, mean, multiply, relu
 
 from gridless.streaming.table import (  # isort: skip
-    A, ADD, AFFINE, A_KEPT, A_MASK, A_PITCH, B, B_KEPT, B_MASK, C, CAUSE, CELLS, CLOCK, CONVOLVE_CELLS, COPY, COUNT,
+    A, ADD, AFFINE, A_KEPT, A_MASK, A_PITCH, B, B_KEPT, B_MASK, C, CAUSE, CELLS, CLOCK, CONVOLVE_CELLS, COPY,
     DENSE, DURATION, ELU, EMPTY, EXP, FACTOR, FIRST, FLATTEN, GATHERED, GELU, GRID, KEPT, LANE, LAST, LATEST,
     LAYER_NORM, LEAKY_COUNT, LEAKY_RELU, LIST, LOG1P, LOG_SOFTMAX, MASK, MEAN, MULTIPLY, NUMBER, OP, PITCH, PLACE,
     POLARITY, POOL_MAX, POOL_MEAN, RATE, REDUCE_MAX, REDUCE_MEAN, RELU, ROW, ROWS, SCALE, SHIFT, SIGMOID, SILU, SOFTMAX,
@@ -67,12 +67,6 @@ def work(i, f, d, r, s, first, n, lane):
         _mean(i, f, d, r, s, first, n, to, a)
     elif op == VOXEL:
         _take_in(i, f, d, r, s, first, n, a)
-    elif op == COUNT:
-        for j in range(n):
-            event = i[s + S_EVENT] + 4 * (first + j)
-            frame = i[r + NUMBER] * (i[event + 2] - i[START]) // i[DURATION]
-            x, y = min(i[event] // i[r + STEPS], i[r + FIRST] - 1), min(i[event + 1] // i[r + STEPS], i[r + LAST] - 1)
-            i[i[r + CLOCK] + 2 * ((frame * i[r + LAST] + y) * i[r + FIRST] + x) + i[event + 3]] += 1
     elif op == LEAKY_COUNT:
         for j in range(n):
             event = i[s + S_EVENT] + 4 * (first + j)
@@ -242,13 +236,6 @@ def answer(i, f, d):
                 share, total = 1.0 / max(seen, 1), i[r + SUM] + cell * c
                 for k in range(pitch):
                     f[to + cell * pitch + k] = np.float32(d[total + k] * share) if k < c and seen else np.float32(0.0)
-        elif op == COUNT:
-            for cell in range(cells):
-                off, on = i[i[r + CLOCK] + 2 * cell], i[i[r + CLOCK] + 2 * cell + 1]
-                i[mask + cell] = off + on
-                for k in range(2, pitch):
-                    f[to + cell * pitch + k] = 0.0
-                f[to + cell * pitch], f[to + cell * pitch + 1] = off, on
         elif op == LEAKY_COUNT:
             for cell in range(cells):
                 clock, total = i[i[r + CLOCK] + cell], i[r + SUM] + cell * c

@@ -146,7 +146,7 @@ def test_padding_changes_nothing(head, form):
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 @pytest.mark.parametrize("sizes", [(1,), (7, 50), (500,)])
-@pytest.mark.parametrize("more", [{}, {"squash": True, "blocks": 2}, {"counts": True, "pooled": 1}])
+@pytest.mark.parametrize("more", [{}, {"squash": True, "blocks": 2}, {"pooled": 1}])
 def test_packets_give_what_the_whole_recording_gives(head, sizes, more):
     model = small(head=head, duration=2500, **more).double().eval()
     events = stream((120,), (9, 7), span=2000, start=2**45)
@@ -291,27 +291,6 @@ def test_the_stream_network_for_cars_is_cheap():
 def test_a_wrong_sensor_is_refused():
     with pytest.raises(ValueError, match="sensor"):
         small().plan(stream((5,), (8, 8)))
-
-
-def test_counts_are_those_of_every_event_of_the_camera():
-    plan = gl.Plan()
-    clock = plan.events((9, 7))
-    fired = plan.lif(clock, 3, 2, decay_time=1000.0, threshold=1e6, reset=0.0)
-    layer = gl.nn.VoxelCount(fired, clock, 3, 2)
-    events = gl.collate([*recordings(), recordings()[0][:0]])
-    geometry = plan(events)
-    columns, rows = fired.sensor
-    wanted = torch.zeros(events.num_examples, 3, rows, columns, 2)
-    for b, one in enumerate(events.examples):
-        for (x, y), time, on in zip(one.pixel.tolist(), one.time.tolist(), one.polarity.tolist(), strict=True):
-            first, last = int(one.time[0]), int(one.time[-1])
-            frame = 3 * (time - first) // (last - first + 1)
-            wanted[b, frame, min(y // 2, rows - 1), min(x // 2, columns - 1), int(on)] += 1
-    assert len(geometry[fired]) == 0
-    assert wanted.sum() == len(events)
-    torch.testing.assert_close(layer(geometry), wanted.log1p())
-    padded = gl.collate([plan(one) for one in events.examples], bucket="power_of_two")
-    torch.testing.assert_close(layer(padded), wanted.log1p())
 
 
 def test_decaying_counts_are_those_of_every_event_by_its_age():

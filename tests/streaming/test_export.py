@@ -36,7 +36,6 @@ NETWORKS = {
     "stream": {"head": "stream"},
     "voxel": {"duration": 15_000},
     "squash": {"duration": 15_000, "blocks": 1, "squash": True},
-    "counts": {"duration": 15_000, "blocks": 1, "counts": True},
 }
 
 

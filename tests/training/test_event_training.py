@@ -285,7 +285,6 @@ def test_training_on_a_real_data_set_needs_its_folder(capsys, tmp_path):
         ("asl-dvs", "asl_dvs", 7_412_368),
         ("n-cars", "n_cars", None),
         ("n-cars-stream", "n_cars", None),
-        ("n-cars-counts", "n_cars", None),
         ("n-cars-live", "n_cars", None),
         ("n-cars-small", "n_cars", None),
         ("glyphs", "glyphs", None),

@@ -124,4 +124,4 @@ def _source(program: Program, row: Any) -> str | None:
     """The stream whose events a convolution or a pool takes in."""
     if row.operation == "convolve":
         return row.settings["source"]
-    return program[row.inputs[0]].stream if row.operation in ("voxel", "count", "pool") else None
+    return program[row.inputs[0]].stream if row.operation in ("voxel", "pool") else None

@@ -422,16 +422,6 @@ class Writer:
             f"    int64_t since = {frames} * (e[i].time - s->start);",
             f"    while (frame < {frames - 1} && since >= (int64_t)NET_DURATION * (frame + 1)) frame++;",
         ]
-        if row.operation == "count":
-            number, size = self.memory.add("int32_t", f"count{k}", 2 * row.cells), row.settings["size"]
-            self.restart.append(f"for (i = 0; i < {2 * row.cells}; i++) {number}[i] = 0;")
-            y, x = f"least(e[i].y / {size}, {rows - 1})", f"least(e[i].x / {size}, {columns - 1})"
-            return [
-                *frame,
-                f"    cell = (frame * {rows} + {y}) * {columns} + {x};",
-                f"    {number}[2 * cell + e[i].on]++;",
-                "}",
-            ]
         total = self.memory.add("double", f"total{k}", row.cells * c)
         number = self.memory.add("int32_t", f"count{k}", row.cells)
         self.restart += [
@@ -456,10 +446,6 @@ class Writer:
             f"    for (k = 0; k < {c}; k++)",
             f"        {out}[i * {c} + k] = s->count{k}[i] ? (float)(s->total{k}[i * {c} + k] / s->count{k}[i]) : 0.0f;",
         ]
-
-    def _count(self, row: Row, n: str) -> list[str]:
-        k, out = self.index[row.name], self.buffer(row)
-        return [f"for (k = 0; k < {2 * row.cells}; k++) {out}[k] = (float)s->count{k}[k];"]
 
     def _leaky_count(self, row: Row, n: str) -> list[str]:
         k, out, half = self.index[row.name], self.buffer(row), row.channels // 2
