@@ -21,7 +21,6 @@ from gridless.nn import (
     PolarityConv,
     VoxelBlock,
     VoxelConv,
-    VoxelCount,
     VoxelMean,
     VoxelMerge,
 )  # fmt: skip
@@ -188,20 +187,22 @@ class NowAndThen(FadingCounts):
 
 
 class JoinedGrids(nn.Module):
-    """Means of a stream and counts of the camera side by side in one grid, and a convolution that sees both."""
+    """Means of two streams side by side in one grid, of which one fires more often, and a convolution that sees both."""
 
     def __init__(self) -> None:
         super().__init__()
         plan = self.plan = gl.Plan()
         x0 = plan.events(SENSOR)
         x1 = plan.lif(x0, **FAST)
-        self.down = PolarityConv(plan.causal(x0, x1, 3, 2), 4)
-        self.count, self.mean = VoxelCount(x1, x0, 4, 2, 3000), VoxelMean(x1, x0, 4, 3000)
+        x2 = plan.lif(x0, **{**FAST, "threshold": 0.2})
+        self.down, self.also = PolarityConv(plan.causal(x0, x1, 3, 2), 4), PolarityConv(plan.causal(x0, x2, 3, 2), 2)
+        self.mean, self.more = VoxelMean(x1, x0, 4, 3000), VoxelMean(x2, x0, 4, 3000)
         self.conv, self.logits = VoxelConv(6, 5), Dense(10, 3)
 
     def forward(self, geometry, memory=None):
         mean = self.mean(self.down(geometry, memory), geometry, memory)
-        grid = self.conv(torch.cat([mean, self.count(geometry, memory).to(mean.dtype)], -1))
+        more = self.more(self.also(geometry, memory), geometry, memory)
+        grid = self.conv(torch.cat([mean, more], -1))
         return self.logits(torch.cat([grid.amax((1, 2, 3)), grid[:, 1].mean((1, 2))], 1))
 
 
