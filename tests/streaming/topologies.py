@@ -202,7 +202,7 @@ class JoinedGrids(nn.Module):
     def forward(self, geometry, memory=None):
         mean = self.mean(self.down(geometry, memory), geometry, memory)
         more = self.more(self.also(geometry, memory), geometry, memory)
-        grid = self.conv(torch.cat([mean, more], -1))
+        grid = self.conv(torch.cat([more, mean], -1))
         return self.logits(torch.cat([grid.amax((1, 2, 3)), grid[:, 1].mean((1, 2))], 1))
 
 
