@@ -1,6 +1,6 @@
 """Accuracy and lag against load: what thinning costs when events come faster than they can be worked on.
 
-    python benchmarks/overload.py --data DIR --weights RUN/weights [--recordings 600] [--only-lag]
+    python benchmarks/overload.py --data DIR --weights RUN/weights [--recordings 600] [--only accuracy|lag]
 
 At a load of k times what the engine can do, `gridless stream --overload thin` keeps every k-th event, evenly.
 Recordings of N-Cars of the fold that the weights have not seen are thinned so and judged: those of a run of
@@ -83,19 +83,8 @@ def lag(data: Path) -> dict:
 
 
 @torch.no_grad()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="the folder of N-Cars, or of its packs")
-    parser.add_argument("--recordings", type=int, default=600)
-    parser.add_argument("--weights", help="of a run of n-cars-live that held a fold out")
-    parser.add_argument("--only-lag", action="store_true", help="keep the accuracies that are there")
-    options = parser.parse_args()
-    delays = lag(options.data)
-    if options.only_lag:
-        before = json.loads((RESULTS / "overload.json").read_text())
-        return keep(RESULTS / "overload.json", before | {"lag": delays})
-    if options.weights is None:
-        parser.error("--weights: those of a run that held a fold out; or --only-lag")
+def accuracy(options: argparse.Namespace) -> dict:
+    """At every load, of a network that has not seen the recordings."""
     model = gl.load(options.weights)
     fold = model.about["recipe"]["data_options"]["fold"]
     data = NCars(options.data, split="validation", fold=fold)
@@ -113,7 +102,25 @@ def main() -> None:
         results.append(row | {"events a recording": events / len(rows)})
         print(results[-1], flush=True)
     about = f"n-cars-live without fold {fold}, {len(rows)} recordings of that fold, thinned evenly"
-    keep(RESULTS / "overload.json", {"machine": machine(), "about": about, "rows": results, "lag": delays})
+    return {"machine": machine(), "about": about, "rows": results}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="the folder of N-Cars, or of its packs")
+    parser.add_argument("--recordings", type=int, default=600)
+    parser.add_argument("--weights", help="of a run of n-cars-live that held a fold out")
+    parser.add_argument("--only", choices=("accuracy", "lag"), help="keep the other as it is")
+    options = parser.parse_args()
+    if options.weights is None and options.only != "lag":
+        parser.error("--weights: those of a run that held a fold out; or --only lag")
+    path = RESULTS / "overload.json"
+    found = json.loads(path.read_text()) if options.only else {}
+    if options.only != "lag":
+        found |= accuracy(options)
+    if options.only != "accuracy":
+        found |= {"lag": lag(options.data)}
+    keep(path, found)
 
 
 if __name__ == "__main__":

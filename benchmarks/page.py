@@ -392,7 +392,7 @@ VARIANTS = {
     "small": "the same at half the resolution, shared rates",
     "small-erase": "the same, a rectangle of each recording left out",
     "half-erase": "the same, wider, rates of its own for each tap",
-    "leaky-last": "counts that decay, without streams: the recipe `n-cars-live`",
+    "leaky-last": "counts that decay, without streams: the recipe `n-cars-live`, two seeds, one on fold 4",
     "leaky-one": "the same, weights averaged, two seeds",
     "leaky": "that with decays of 10, 30 and 100 ms",
     "leaky-half": "these at half the resolution",

@@ -187,7 +187,7 @@ class NowAndThen(FadingCounts):
 
 
 class JoinedGrids(nn.Module):
-    """Means of two streams side by side in one grid, of which one fires more often, and a convolution that sees both."""
+    """Means of two streams, one of which fires more often, side by side in one grid; a convolution sees both."""
 
     def __init__(self) -> None:
         super().__init__()
