@@ -22,10 +22,10 @@ from gridless.structures.kernels import first_back, first_outside
 
 from gridless.streaming.table import (  # isort: skip
     ANSWERS, AT, C, CELLS, CHUNK, CLOCK, CONVOLVE, DONE, DOUBLES, DOUBLE_COUNT, DURATION, ENTERED, FINISHED,
-    FLOATS, FLOAT_COUNT, HEAD, IN_PLACE, LANE, OP, REFUSED, ROW, ROWS, SEEN, START, STREAM, STREAMS, SUM, S_BITS,
-    S_BOUND, S_CAPACITY, S_CHARGED, S_COARSE, S_COARSE_SIZE, S_COUNT, S_EVENT, S_FINE, S_HEIGHT, S_HIGH_X, S_HIGH_Y,
-    S_LIMITS, S_LOW_X, S_LOW_Y, S_MARK, S_POTENTIAL, S_ROWS, S_ROW_COUNT, S_SHARE, S_SOURCE, S_WIDTH, TIME, VOXEL,
-    WATCH, WHOLE, WHOLES, WINDOW,
+    FLOATS, FLOAT_COUNT, HEAD, IN_PLACE, LANE, LONGEST, OP, REFUSED, ROW, ROWS, SEEN, START, STREAM, STREAMS, SUM,
+    S_BITS, S_BOUND, S_CAPACITY, S_CHARGED, S_COARSE, S_COARSE_SIZE, S_COUNT, S_EVENT, S_FINE, S_HEIGHT, S_HIGH_X,
+    S_HIGH_Y, S_LIMITS, S_LOW_X, S_LOW_Y, S_MARK, S_POTENTIAL, S_ROWS, S_ROW_COUNT, S_SHARE, S_SOURCE, S_WIDTH, TIME,
+    VOXEL, WATCH, WHOLE, WHOLES, WINDOW,
 )  # fmt: skip
 
 TOP, FIELDS, ROW_FIELDS = len(HEAD), len(STREAM), len(ROW)
@@ -140,8 +140,8 @@ def run(i, pixel, time, polarity, count, fresh):
     if fresh:
         pixels = carray(pointer(pixel), (count, 2), np.int32)
         times = carray(pointer(time), (count,), np.int64)
-        early = count > 0 and times[0] < max(i[TIME], 0)
-        if early or first_outside(pixels, i[TOP + S_WIDTH], i[TOP + S_HEIGHT]) >= 0 or first_back(times, 0, count) >= 0:
+        wrong = count > 0 and (times[0] < max(i[TIME], 0) or times[count - 1] >= LONGEST)
+        if wrong or first_outside(pixels, i[TOP + S_WIDTH], i[TOP + S_HEIGHT]) >= 0 or first_back(times, 0, count) >= 0:
             return REFUSED
         i[AT] = 0
     while True:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gridless.streaming.reading import input_stream
+from gridless.streaming.table import LONGEST
 from gridless.structures import Events
 
 
@@ -123,6 +124,9 @@ class Stream:
         fault = events.fault()
         if fault is None and len(events) and int(events.time[0]) < self.time:
             fault = 0, f"is at {int(events.time[0])} us, before the last one at {self.time} us"
+        if fault is None and len(events) and int(events.time[-1]) >= LONGEST:
+            late = int((events.time < LONGEST).sum())
+            fault = late, f"is at {int(events.time[late])} us, but times end at {LONGEST}"
         if fault is not None:
             raise ValueError(f"stream: event {fault[0]} of the packet {fault[1]}; the packet was not taken")
 

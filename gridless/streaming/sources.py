@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from gridless.augment.events import Crop, PoolPixels
+from gridless.streaming.table import LONGEST
 from gridless.structures import Events
 
 MAGIC = b"GLE1"
@@ -77,7 +78,10 @@ def _header(data: bytes, where: str) -> tuple[int, int]:
 
 
 def _events(data: bytes, sensor: tuple[int, int]) -> Events:
-    return Events.of(np.frombuffer(data, RECORD)[["x", "y", "t", "p"]], sensor=sensor)
+    events = Events.of(np.frombuffer(data, RECORD)[["x", "y", "t", "p"]], sensor=sensor)
+    if len(events) and int(events.time[-1]) >= LONGEST:
+        raise ValueError(f"its events reach to {int(events.time[-1])} us, but times end at {LONGEST}")
+    return events
 
 
 def _as_it_is(events: Events) -> Events:

@@ -11,6 +11,9 @@ from __future__ import annotations
 # Events whose rows are multiplied together, at most.
 ROWS = 64
 
+# Times from here on are refused, here and in C, so that sums of them are times, too.
+LONGEST = 2**60
+
 # Numbers of the stream as a whole, at the beginning of `i`.
 HEAD = (
     # What the future depends on: events so far, time of the last one, start of the window.

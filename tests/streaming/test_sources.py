@@ -185,7 +185,15 @@ def test_frames_that_cannot_follow_do_not_end_a_socket(events, weights):
         engine(packet)
 
 
-FAR = 2**63 - 1
+FAR = 2**59
+
+
+@pytest.mark.parametrize("end", [2**60, 2**63 - 1])
+def test_a_socket_whose_first_datagram_is_after_the_end_of_time_goes_on(end):
+    source, packets = heard(encode(at(7, end), 0), encode(at(60), 1), encode(at(61), 2))
+    assert [p.time.tolist() for p in packets] in ([[60, 61]], [[60], [61]])
+    assert (source.bad, source.refused) == (0, 1)
+    assert f"its events reach to {end} us, but times end at" in source.reason
 
 
 @pytest.mark.parametrize("restart", [False, True])

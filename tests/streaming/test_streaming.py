@@ -220,6 +220,18 @@ def test_negative_times_are_refused(make, head):
 
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])
+@pytest.mark.parametrize("make", [Engine, Session])
+def test_times_beyond_all_measure_are_refused_by_index(make, head):
+    engine = make(network("n_mnist", head=head, width=4, levels=1, duration=1000))
+    events = busy("plain", (34, 34), 20)
+    engine(events)
+    time = events.time + torch.where(torch.arange(20) < 7, 2**60 - 50_000, 2**60)
+    with pytest.raises(ValueError, match=r"event 7 of the packet is at .* times end at"):
+        engine(gl.Events(events.pixel, time, events.polarity, events.splits, events.sensor))
+    assert engine.events_seen == 20
+
+
+@pytest.mark.parametrize("head", ["voxel", "stream"])
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_network_of_the_paper_lives_in_27_megabytes(name, head):
     assert stream(network(name, head=head, duration=10**6)).memory_bytes < 27_000_000
