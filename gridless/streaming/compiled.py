@@ -55,6 +55,9 @@ class Compiled(Stream):
         values = np.ctypeslib.as_array(logits, self._logits.shape).copy()
         self._found.append(Prediction(time, torch.from_numpy(values)))
 
+    def __str__(self) -> str:
+        return str(self.program)
+
     def reset(self) -> None:
         self._library.net_reset(self._state.ctypes.data)
         self._numbers([0, -(2**63), 0])
@@ -86,3 +89,8 @@ class Compiled(Stream):
 
     def _memory(self) -> dict[str, Tensor]:
         return {"state": torch.from_numpy(self._state)}
+
+    def _fits(self, state: dict[str, Tensor]) -> bool:
+        # Of no events C only says whether the state is one of its own.
+        bytes = state["state"].numpy()
+        return self._library.net_push(np.ascontiguousarray(bytes).ctypes.data, None, 0, None, None) == 0

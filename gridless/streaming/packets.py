@@ -84,6 +84,10 @@ class Stream:
         """Every tensor that the future depends on, by name, in place."""
         raise NotImplementedError
 
+    def _fits(self, state: dict[str, Tensor]) -> bool:
+        """Whether a saved state, whose names, shapes and types are right, can be gone on from."""
+        return True
+
     # What all kinds share.
 
     def __repr__(self) -> str:
@@ -155,6 +159,8 @@ class Stream:
                     f"stream: this state is of another network: {name!r} is {tuple(state[name].shape)} "
                     f"{state[name].dtype}, here it is {tuple(value.shape)} {value.dtype}"
                 )
+        if not self._fits(state):
+            raise ValueError("stream: this state is of another network: of its shape, but with other weights")
         for name, value in mine.items():
             value.copy_(state[name])
         self._numbers(numbers.tolist())

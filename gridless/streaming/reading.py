@@ -377,6 +377,8 @@ class Reader:
         slots = sum(fed_pixels(near.kernel, near.stride, source.sensor, target.sensor))
         bias = np.zeros(p, np.float32) if layer.bias is None else array_of(layer.bias)
         rate = array_of(layer.rate.double() / layer.decay_time)
+        if np.isnan(rate).any():
+            raise ValueError(f"stream: a rate of {self.name} is not a number")
         return self.add(
             self.name, "convolve", target.name, (x,), (p,), settings, 4 * slots * decays * q + 8 * source.pixels,
             rate=rate, weight=array_of(layer.weight), bias=bias,

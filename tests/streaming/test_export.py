@@ -19,6 +19,7 @@ from topologies import TOPOLOGIES, Drawn
 
 import gridless as gl
 from gridless.__main__ import main
+from gridless.nn.events import polarity_features
 from gridless.streaming import Prediction, Session
 from gridless.streaming import export as package
 from gridless.streaming.export import check as checking
@@ -284,6 +285,10 @@ def test_a_compiled_stream_is_a_stream(tmp_path: Path):
     model.head.lift.bias.data += 1
     other = gl.stream(model, compiled=folder)
     other(events)
+    assert str(other) == str(other.program)
+    with pytest.raises(ValueError, match="another network: of its shape, but with other weights"):
+        other.load_state_dict(state)
+    assert other.events_seen == 1500
     assert not torch.equal(other.predict(), again.predict())
 
 
@@ -316,9 +321,39 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path):
     with pytest.raises(FileNotFoundError, match=r"holds no network\.c"):
         list(check(tmp_path))
     model.head.logits.bias.data[0] = float("nan")
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match=r"bias of head\.logits is not finite"):
         gl.export(model, tmp_path / "a")
+    model.downs[0].conv.log_rate.data[0] = float("nan")
+    with pytest.raises(ValueError, match=r"a rate of downs\.0\.conv is not a number"):
+        gl.stream(model)
+    with pytest.raises(TypeError, match=r"computed in float64.*the dtype of a weight"):
+        gl.export(Polarity(), tmp_path / "a")
     assert not (tmp_path / "a").exists()
+
+
+class Polarity(torch.nn.Module):
+    """What it makes of the camera's events is float32, whatever its weights are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan = gl.Plan()
+        self.camera = self.plan.events((5, 4))
+        self.logits = gl.nn.Dense(2, 3)
+        self.eval()
+
+    def forward(self, geometry, memory=None):
+        return self.logits(polarity_features(geometry[self.camera]))
+
+
+@needs_compiler
+def test_a_network_that_never_fires_passes_the_check(tmp_path: Path):
+    model = small("stream", threshold=1e9)
+    result = next(check(gl.export(model, tmp_path / "network"), 2500, local("-O0")[:1]))
+    model.head.logits.bias.data[:] = 0
+    nothing = next(check(gl.export(model, tmp_path / "nothing"), 2500, local("-O0")[:1]))
+    assert any(result.logits)
+    assert not any(nothing.logits)
+    assert checking.beside_engine(model, nothing) == 0
 
 
 def test_a_failing_test_and_other_bits_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -77,7 +77,13 @@ def _golden(model: nn.Module, program: Program) -> tuple[np.ndarray, int, dict[s
 
     sensor = program.streams[0].sensor
     # In float64, so that what C rounds is all that is between them.
-    session = Session(deepcopy(model).double())
+    try:
+        session = Session(deepcopy(model).double())
+    except RuntimeError as error:
+        raise TypeError(
+            f"export: the logits to test against are computed in float64, but forward has values of its own ({error}): "
+            "give these the dtype of a weight, such as polarity_features(events, self.logits.weight.dtype)"
+        ) from error
     predictions = sum(len(list(session.push(packet))) for packet in packets(GOLDEN, sensor))
     if program.answers is None and program.duration is None:
         predictions = 0  # C answers when it is asked; a session at the end of each packet

@@ -155,7 +155,7 @@ def _options(command: list[str]) -> list[str]:
 
 
 _PATTERNS = (
-    r"digest +(\w{16})", r"speed +([\d.]+)", r"relative error ([\d.e+-]+)", r"logits +([0-9a-f ]+)"
+    r"digest +(\w{16})", r"speed +([\d.]+)", r"relative error (-?nan|[\d.e+-]+)", r"logits +([0-9a-f ]+)"
 )  # fmt: skip
 
 

@@ -105,6 +105,10 @@ class Writer:
             raise ValueError(f"export: weights have 16 or 32 bits, not {bits}")
         if not isinstance(chunk, int) or not 1 <= chunk <= 1 << 20:
             raise ValueError(f"export: chunk must be between 1 and {1 << 20} events, not {chunk!r}")
+        for row in program.rows:
+            for name, array in row.constants.items():
+                if not np.isfinite(array).all():
+                    raise ValueError(f"export: the {name} of {row.name} is not finite")
         self.program, self.bits, self.chunk = program, bits, chunk
         self.streams = {stream.name: stream for stream in program.streams}
         self.index = {row.name: k for k, row in enumerate(program.rows)}
@@ -146,7 +150,7 @@ class Writer:
     # Constants.
 
     def offset(self, array: np.ndarray, begin: int = 1) -> int:
-        return self.constants.add(_finite(array).astype(np.float32), begin)
+        return self.constants.add(array.astype(np.float32), begin)
 
     def constant(self, array: np.ndarray) -> str:
         return f"(constants.value + {self.offset(array)})"
@@ -154,7 +158,7 @@ class Writer:
     def matrix(self, weight: np.ndarray, bias: np.ndarray, taps: int = 1) -> str:
         """The last arguments of a product: taps that have rows of their own, weights (steps, columns) in panels, bias,
         and scales of 16-bit weights."""
-        steps, columns = _finite(weight).shape
+        steps, columns = weight.shape
         self.steps = max(self.steps, steps)
         scale = "0"
         if self.bits == 16:
@@ -666,12 +670,6 @@ def _number(value: Any) -> str:
 def _halves(array: np.ndarray) -> np.ndarray:
     """Numbers of 16 bits, those under 2^-14 as 0; see arithmetic.c."""
     return np.where(np.abs(array) < 2**-14, 0, array).astype(np.float16).view(np.int16)
-
-
-def _finite(array: np.ndarray) -> np.ndarray:
-    if not np.isfinite(array).all():
-        raise ValueError("export: a weight of the network is not finite")
-    return array
 
 
 def _read(name: str) -> str:
