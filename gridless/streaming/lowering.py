@@ -14,7 +14,7 @@ from gridless.ops.event_conv.reference import CUTOFF
 from gridless.streaming.program import Program, Row, Stream
 
 from gridless.streaming.table import (  # isort: skip
-    CONVOLVE_CELLS, EACH, EIGHTS, HEAD, NUMBER, OPERATIONS, ROW, ROWS, SIXTEENS, STREAM, S_COUNT,
+    CONVOLVE_CELLS, EACH, EIGHTS, HEAD, LONGEST, NUMBER, OPERATIONS, ROW, ROWS, SIXTEENS, STREAM, S_COUNT,
 )  # fmt: skip
 
 # Bytes of a cache line.
@@ -348,7 +348,7 @@ class Lowered:
         for u, (dx, dy) in enumerate(offsets(settings["kernel"])):
             phase = fed[dy % stride, dx % stride]
             # Beyond this age every decay of the tap is 0, by a margin for the rounding of their product.
-            table += [dx, dy, len(phase), math.ceil(CUTOFF / rate[u].min() * 1.001)]
+            table += [dx, dy, len(phase), math.ceil(CUTOFF / max(rate[u].min(), CUTOFF / LONGEST) * 1.001)]
             phase.append(u)
         phases: list[Any] = []
         for own in fed.values():

@@ -13,6 +13,7 @@ from topologies import (
     FadingCounts,
     Gates,
     JoinedGrids,
+    NothingFires,
     SkipsAcrossLevels,
     TwoBranches,
     WideStride,
@@ -72,6 +73,12 @@ def test_the_session_in_float64_equals_the_whole_recording(make):
 def test_networks_drawn_at_random_are_exact(seed):
     model = settled(lambda: Drawn(seed))
     compare(model, busy("borders" if seed % 3 == 0 else "plain", model.plan_sensor, 250), (1, 60, 250))
+
+
+def test_what_does_not_decay_is_remembered_for_ever():
+    model = settled(NothingFires)
+    model.first.log_rate.data[:] = -float("inf")
+    compare(model, busy("long silence", SENSOR, 300))
 
 
 def test_a_gap_of_days_leaves_what_a_new_stream_has():
