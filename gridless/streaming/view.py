@@ -31,6 +31,11 @@ SIDE = 320
 PAGE = Path(__file__).with_name("view.html")
 
 
+def script(value: Any) -> str:
+    """A value as JavaScript inside a page, which no text in it can end."""
+    return json.dumps(value).replace("<", "\\u003c")
+
+
 class Kind(StrEnum):
     page = "page"
     terminal = "terminal"
@@ -160,7 +165,7 @@ class Page(View):
                     self.send_error(403)
                 elif self.path == "/":
                     about = {"width": view.size[0], "height": view.size[1], "names": view.names}
-                    self._send("text/html; charset=utf-8", PAGE.read_text().replace("{about}", json.dumps(about)))
+                    self._send("text/html; charset=utf-8", PAGE.read_text().replace("{about}", script(about)))
                 elif self.path == "/live":
                     self._live()
                 else:

@@ -66,6 +66,17 @@ def test_the_page_is_told_of_every_event_and_of_the_newest_prediction(events, se
     assert found[-1]["probabilities"] == pytest.approx(logits.softmax(0).tolist())
 
 
+def test_no_name_of_a_class_ends_the_script_that_holds_it():
+    page = Page((34, 34), ["</script><script>alert(1)</script>"], METER)
+    try:
+        with urllib.request.urlopen(page.url, timeout=20) as answer:
+            text = answer.read().decode()
+        assert text.count("</script>") == 1
+        assert json.loads(re.search(r"const about = (.*);", text)[1])["names"] == page.names  # type: ignore[index]
+    finally:
+        page.close()
+
+
 def test_the_page_is_for_this_machine_alone():
     page = Page((34, 34), NAMES, METER)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,6 +13,7 @@ from torch import nn
 from gridless.streaming.export import texts, write
 from gridless.streaming.export.check import compiled, zig
 from gridless.streaming.export.writer import HERE
+from gridless.streaming.view import script
 
 FLAGS = ("-std=c99", "-O3", "-msimd128", "-nostdlib", "-Wl,--no-entry", "-Wl,--strip-all")
 
@@ -34,7 +34,7 @@ def web(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048) ->
         folder = write(name, files | {"web.c": (HERE / "web" / "web.c").read_text()})
         compiled([*_compiler(), *FLAGS, "web.c", "-o", "network.wasm"], folder)
         code = base64.b64encode((folder / "network.wasm").read_bytes()).decode()
-    page = (HERE / "web" / "index.html").read_text().replace("@TITLE@", title).replace("@NAMES@", json.dumps(names))
+    page = (HERE / "web" / "index.html").read_text().replace("@TITLE@", title).replace("@NAMES@", script(names))
     # A script, because pages that are files may not fetch other files.
     return write(out, {"index.html": page, "network.js": f'const NETWORK = "{code}";\n'})
 
