@@ -20,10 +20,12 @@ from gridless.models.events import (
     n_mnist,
 )
 from gridless.models.points import (
+    PointMaxNet,
     PointResNet,
     PointResNetPlus,
     PointUNet,
     PointUNetPlus,
+    point_max_net,
     point_resnet_large,
     point_resnet_plus,
     point_resnet_small,
@@ -34,6 +36,7 @@ from gridless.models.points import (
 __all__ = [
     "EventCounts",
     "EventResNet",
+    "PointMaxNet",
     "PointResNet",
     "PointResNetPlus",
     "PointUNet",
@@ -46,6 +49,7 @@ __all__ = [
     "n_caltech101",
     "n_cars",
     "n_mnist",
+    "point_max_net",
     "point_resnet_large",
     "point_resnet_plus",
     "point_resnet_small",

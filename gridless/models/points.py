@@ -1,4 +1,5 @@
-"""Point-cloud networks: the paper's classifiers, a segmentation network of the same parts, and a modern variant."""
+"""Point-cloud networks: the paper's classifiers, a segmentation network of the same parts, modern variants of both, and
+a network of maxima."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, gelu
 
 from gridless.nn.blocks import (
     Dense,
@@ -20,6 +21,7 @@ from gridless.nn.blocks import (
     with_coords,
 )
 from gridless.nn.conv import FeaturelessConv, PointConv
+from gridless.nn.maxima import MaxLevel
 from gridless.nn.norm import BatchNorm
 from gridless.nn.pool import MaxPool, MeanPool, Spread
 from gridless.plan import Plan
@@ -33,11 +35,9 @@ def _arguments(local: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in local.items() if name not in ("self", "__class__")}
 
 
-def _begin(model: Any, features: Any, geometry: Any) -> tuple[Tensor, Geometry]:
-    """The first convolutions of `model(geometry)` or `model(features, geometry)`, normalised, and the geometry.
-
-    Features (S, in_channels) that are not given are the rows `features` of the cloud.
-    """
+def _given(model: Any, features: Any, geometry: Any) -> tuple[Tensor | None, Geometry]:
+    """What `model(geometry)` or `model(features, geometry)` was called with: features (S, in_channels) that are not
+    given are the rows `features` of the cloud, None where the network takes none."""
     if geometry is None:
         features, geometry = None, features
     expect_geometry(geometry)
@@ -47,11 +47,17 @@ def _begin(model: Any, features: Any, geometry: Any) -> tuple[Tensor, Geometry]:
     if features is None and channels and "features" not in cloud.rows:
         words = "give model(features, geometry), or rows of the cloud, Cloud.of(xyz, features=...)"
         raise ValueError(f"{kind}: this network was built for features (S, {channels}): {words}")
+    return cloud.rows["features"] if channels and features is None else features, geometry
+
+
+def _begin(model: Any, features: Any, geometry: Any) -> tuple[Tensor, Geometry]:
+    """The first convolutions of `model(geometry)` or `model(features, geometry)`, normalised, and the geometry."""
+    features, geometry = _given(model, features, geometry)
     x = model.stem(geometry)
     if model.where is not None:
-        x = x + model.where(cloud.coords)
-    if channels:
-        x = x + model.feature_stem(cloud.rows["features"] if features is None else features, geometry)
+        x = x + model.where(geometry[model.cloud].coords)
+    if features is not None:
+        x = x + model.feature_stem(features, geometry)
     return model.stem_norm(x, geometry), geometry
 
 
@@ -248,6 +254,89 @@ class PointResNetPlus(nn.Module):
         return self.head(torch.cat([self.max_pool(x, geometry), self.mean_pool(x, geometry)], 1))
 
 
+class PointMaxNet(nn.Module):
+    """Maxima over the nearest neighbours in place of convolutions: the most accurate classifier here.
+
+    At each level a small network tells where the neighbours of a point lie (`Surroundings`); then features pass from
+    neighbour to neighbour as maxima (`MaxBlock`), in turns with point-wise blocks, all of them residual. Levels are
+    Poisson-disk samples; channels double from level to level, the distance of points, too. Logits (B, classes). After
+    Chen and others, Decoupled Local Aggregation for Point Cloud Learning.
+
+    Args:
+        classes: how many classes.
+        width: channels of the first level, which has all points.
+        depths: how often features pass from neighbour to neighbour, of each level.
+        neighbours: nearest neighbours of a point, itself included.
+        spacing: how far apart the points of the second level are.
+        up: the axis whose coordinate the first level is told, besides where neighbours lie; None for none.
+        lift: channels before the pooling, a maximum.
+        dropout: probability, in the head.
+        drop_path: probability that the last block's branch is left out; those before it in proportion.
+        place_loss: in training, weight of an auxiliary loss at each level: that of `gl.nn.PlaceLoss`; 0 for none.
+        dim: dimensions of the points.
+        in_channels: features of each point, as those of `PointResNet`.
+    """
+
+    def __init__(
+        self,
+        classes: int = 40,
+        width: int = 96,
+        depths: Sequence[int] = (4, 4, 4),
+        neighbours: int = 20,
+        spacing: float = 0.065,
+        up: int | None = 1,
+        lift: int = 2048,
+        dropout: float = 0.5,
+        drop_path: float = 0.15,
+        place_loss: float = 0.01,
+        dim: int = 3,
+        in_channels: int = 0,
+    ) -> None:
+        arguments = _arguments(locals())
+        super().__init__()
+        self.config = {"model": "PointMaxNet", **arguments, "depths": list(depths)}
+        plan = self.plan = Plan()
+        cloud = self.cloud = plan.points(dim)
+        near = plan.nearest(cloud, cloud, neighbours)
+        self.feature_stem = Dense(in_channels, width, bias=False) if in_channels else None
+        rates = torch.linspace(0, drop_path, sum(depths)).tolist()
+        self.levels = nn.ModuleList()
+        for level, depth in enumerate(depths):
+            down = None
+            if level:
+                coarse = plan.rejection_sample(plan.ball(cloud, cloud, spacing))
+                down, width, spacing = plan.nearest(cloud, coarse, neighbours), 2 * width, 2 * spacing
+                cloud, near = coarse, plan.nearest(coarse, coarse, neighbours)
+            told = up if level == 0 else None
+            self.levels.append(MaxLevel(down, near, width, neighbours, spacing, told, rates[:depth], place_loss))
+            rates = rates[depth:]
+        self.norm, self.lift = BatchNorm(width, cloud, momentum=0.1), Dense(width, lift)
+        self.pool = MaxPool(cloud)
+        self.head = nn.Sequential(
+            Dense(lift, 512, bias=False),
+            BatchNorm(512, momentum=0.1),
+            nn.GELU(),
+            Dense(512, 256, bias=False),
+            BatchNorm(256, momentum=0.1),
+            nn.GELU(),
+            nn.Dropout(dropout),
+            Dense(256, classes),
+        )
+        for module in self.modules():
+            if isinstance(module, Dense):
+                # Small beside the norms that follow, so that first steps turn them far.
+                nn.init.trunc_normal_(module.weight, std=0.02)
+
+    def forward(self, features: Tensor | Geometry | None, geometry: Geometry | None = None) -> Tensor:
+        x, geometry = _given(self, features, geometry)
+        if self.feature_stem is not None:
+            x = self.feature_stem(x)
+        for level in self.levels:
+            x = level(x, geometry)
+        assert x is not None
+        return self.head(self.pool(gelu(self.lift(self.norm(x, geometry))), geometry))
+
+
 class PointUNet(nn.Module):
     """Segmentation: the paper's encoder, a decoder along the transposed down-sampling edges with skips.
 
@@ -436,3 +525,4 @@ class PointUNetPlus(nn.Module):
 # Sizes that are the defaults of their networks; the paper's large one has 769,992 parameters for 40 classes.
 point_resnet_large, point_resnet_plus = PointResNet, PointResNetPlus
 point_unet, point_unet_plus = PointUNet, PointUNetPlus
+point_max_net = PointMaxNet

@@ -26,6 +26,7 @@ from gridless.nn.events import (
     VoxelMean,
     VoxelMerge,
 )
+from gridless.nn.maxima import MaxBlock, MaxLevel, PointwiseBlock, Surroundings
 from gridless.nn.norm import BatchNorm, synchronise
 from gridless.nn.pool import MaxPool, MeanPool, Spread
 
@@ -47,14 +48,18 @@ __all__ = [
     "Last",
     "LeakyCount",
     "LeakyMean",
+    "MaxBlock",
+    "MaxLevel",
     "MaxPool",
     "MeanPool",
     "Monomials",
     "PlaceLoss",
     "PointConv",
+    "PointwiseBlock",
     "PolarityConv",
     "ResBlock",
     "Spread",
+    "Surroundings",
     "UpBlock",
     "VoxelBlock",
     "VoxelConv",

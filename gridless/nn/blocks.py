@@ -193,14 +193,17 @@ class PlaceLoss(nn.Module):
     (S, C) to (S, C), as they are. For one neighbour j of each point i, drawn at random, `weight` times the mean over
     the points of |dense(relu(norm(dense(F_j - F_i)))) - (x_j - x_i) / radius|^2 is added to whatever loss follows: its
     gradient joins that of the features. Neighbours are those of the edges `near`, C is `channels`, and `inner` are the
-    channels between the two dense maps. After Chen and others, Decoupled Local Aggregation for Point Cloud Learning.
+    channels between the two dense maps; `radius` is that of the edges, where they have one. After Chen and others,
+    Decoupled Local Aggregation for Point Cloud Learning.
     """
 
-    def __init__(self, near: Name, channels: int, weight: float, inner: int = 32) -> None:
+    def __init__(self, near: Name, channels: int, weight: float, inner: int = 32, radius: float | None = None) -> None:
         super().__init__()
         if not 0 < weight < float("inf"):
             raise ValueError(f"PlaceLoss: the weight must be positive and finite, not {weight}")
-        self.near, self.weight = near, weight
+        self.near, self.weight, self.radius = near, weight, near.radius if radius is None else radius
+        if self.radius is None:
+            raise ValueError(f"PlaceLoss: {near} has no radius of its own: pass radius=, about how far neighbours are")
         self.reduce = Dense(channels, inner, bias=False)
         self.norm = BatchNorm(inner, near.target, momentum=0.1, relu="after")
         self.tell = Dense(inner, near.dim, bias=False)
@@ -217,7 +220,7 @@ class PlaceLoss(nn.Module):
         # The largest of one neighbour, whose gradient has the same bits in every run.
         other = edge_max(features, Edges.made(splits=one, source=neighbour, num_source=edges.num_source))
         told = self.tell(self.norm(self.reduce(other - features), geometry))
-        square = (told.float() - (coords[neighbour.long()] - coords) / self.near.radius).square().sum(1)
+        square = (told.float() - (coords[neighbour.long()] - coords) / self.radius).square().sum(1)
         real = counts > 0  # padding has no neighbours
         return torch.where(real, square, 0.0).sum() / real.sum().clamp(min=1)
 

@@ -22,15 +22,17 @@ def cloud() -> gl.Cloud:
 def small(name: str, **changes):
     """A network of the same build that runs in no time."""
     torch.manual_seed(0)
-    size = {"width": 8, "levels": 2} | changes
-    if name == "point_resnet_plus":
-        size |= {"lift": 16, "spacing": 0.2, "stem_radius": 0.25}
+    if name == "point_max_net":
+        size = {"depths": (2, 1), "neighbours": 5, "lift": 16, "spacing": 0.2, "drop_path": 0.0, "place_loss": 0.0}
+    elif name == "point_resnet_plus":
+        size = {"levels": 2, "lift": 16, "spacing": 0.2, "stem_radius": 0.25}
     else:
-        size |= {"radius": 0.2}
+        size = {"levels": 2, "radius": 0.2}
+    size = {"width": 8, **size, **changes}
     return getattr(models, name)(5, **size)
 
 
-CLASSIFIERS = ["point_resnet_large", "point_resnet_small", "point_resnet_plus"]
+CLASSIFIERS = ["point_resnet_large", "point_resnet_small", "point_resnet_plus", "point_max_net"]
 NAMES = [*CLASSIFIERS, "point_unet"]
 
 
@@ -215,6 +217,23 @@ def test_a_place_loss_looks_at_one_neighbour_of_each_point():
     losses = {round(layer.loss(geometry[points].coords, geometry).item(), 6) for _ in range(100)}
     # Of four points, none to four drew the other one, half a radius away.
     assert losses == {round(k * 0.25 / 4, 6) for k in range(5)}
+
+
+def test_a_place_loss_of_edges_without_a_radius_is_given_one():
+    plan = gl.Plan()
+    points = plan.points()
+    near = plan.nearest(points, points, 3)
+    with pytest.raises(ValueError, match=r"has no radius of its own: pass radius="):
+        gl.nn.PlaceLoss(near, 5, weight=1.0)
+    assert gl.nn.PlaceLoss(near, 5, weight=1.0, radius=0.5).radius == 0.5
+
+
+def test_a_network_of_maxima_has_a_place_loss_for_each_level(cloud):
+    model = small("point_max_net", place_loss=0.1)
+    layers = [m for m in model.modules() if isinstance(m, gl.nn.PlaceLoss)]
+    assert [layer.near.source for layer in layers] == ["X0", "X1"]
+    model(model.plan(cloud)).square().mean().backward()
+    assert all(layer.tell.weight.grad.any() for layer in layers)
 
 
 @pytest.mark.parametrize("make", [models.point_resnet_plus, lambda **more: models.point_unet_plus([5], **more)])

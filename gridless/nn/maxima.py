@@ -1,0 +1,130 @@
+"""Maxima over neighbours in place of convolutions. After Chen and others, Decoupled Local Aggregation for Point Cloud
+Learning: where neighbours lie is told once at each level, and features then pass between neighbours as maxima."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from gridless.nn.blocks import Dense, DropPath, PlaceLoss, sampled
+from gridless.nn.norm import BatchNorm
+from gridless.ops.edge_max import edge_max
+from gridless.plan import Name
+from gridless.structures import Geometry
+
+
+class Surroundings(nn.Module):
+    """Where the neighbours of a point lie: the maximum over its edges of a small network of each; geometry to (S', P).
+
+    norm(dense(max over the neighbours j of point i of dense(gelu(dense(gelu(dense((x_j - x_i) / radius, x_j up))))))).
+    P is `channels`, and there are up to `count` edges `near` in a row. `up` is the axis along which the network also
+    knows where the neighbour is in space; None for none. The norm begins at `gain`.
+    """
+
+    def __init__(
+        self, near: Name, channels: int, count: int, radius: float, up: int | None = None, gain: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.near, self.count, self.radius, self.up = near, count, radius, up
+        self.edge = nn.Sequential(
+            Dense(near.dim + (up is not None), 24), nn.GELU(), Dense(24, 48), nn.GELU(), Dense(48, 48, bias=False)
+        )
+        self.expand = Dense(48, channels, bias=False)
+        self.norm = _norm(channels, near.target, gain)
+
+    def forward(self, geometry: Geometry) -> Tensor:
+        edges, coords = geometry[self.near], geometry[self.near.target].coords
+        # A row of fewer edges repeats its last, which changes no maximum; one of none, padding, has any.
+        each = torch.arange(self.count, device=coords.device)
+        at = edges.splits[:-1, None] + torch.minimum(each, (edges.counts[:, None] - 1).clamp(min=0))
+        source = edges.source[at.clamp(max=len(edges) - 1)].long()  # (S', count)
+        there = geometry[self.near.source].coords[source]
+        x = (there - coords[:, None]) / self.radius
+        if self.up is not None:
+            x = torch.cat([x, there[..., self.up, None]], 2)
+        y = self.edge(x.to(self.expand.weight.dtype)).max(1).values
+        return self.norm(self.expand(y), geometry)
+
+
+class MaxBlock(nn.Module):
+    """What neighbours have more of: norm(max over j of dense(F)_j - dense(F)_i), (S, Q) to (S', P).
+
+    Q and P are `in_channels` and `out_channels`, the neighbours j of a target i along `edges`, which is a sample of
+    their source or the source itself. The norm begins at `gain`.
+    """
+
+    def __init__(self, edges: Name, in_channels: int, out_channels: int, gain: float = 0.0) -> None:
+        super().__init__()
+        self.edges = edges
+        self.dense = Dense(in_channels, out_channels, bias=False)
+        self.norm = _norm(out_channels, edges.target, gain)
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        y = self.dense(features)
+        own = y if self.edges.source == self.edges.target else sampled(y, geometry, self.edges.target)
+        return self.norm(edge_max(y, geometry[self.edges]) - own, geometry)
+
+
+class PointwiseBlock(nn.Module):
+    """norm(dense(gelu(dense(F)))), (S, C) to (S, C): F are features of `cloud`, C is `channels`, inside are twice as
+    many. The norm begins at `gain`."""
+
+    def __init__(self, cloud: Name, channels: int, gain: float = 0.0) -> None:
+        super().__init__()
+        self.expand, self.reduce = Dense(channels, 2 * channels), Dense(2 * channels, channels, bias=False)
+        self.norm = _norm(channels, cloud, gain)
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        return self.norm(self.reduce(gelu(self.expand(features))), geometry)
+
+
+class MaxLevel(nn.Module):
+    """Features of one level, (S', C): those of the level before it along `down`, or those given, or None; then residual
+    blocks: point-wise, and as many maxima along `near` as there are `rates`, a point-wise one after every second.
+
+    C is `channels`; the level before has half as many. `count` and `up` are those of `Surroundings`, the radius is
+    `spacing`. `rates` are the probabilities that a branch is left out in training, `place_loss` the weight of
+    `PlaceLoss`, 0 for none.
+    """
+
+    def __init__(
+        self, down: Name | None, near: Name, channels: int, count: int, spacing: float, up: int | None,
+        rates: Sequence[float], place_loss: float,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        cloud = self.cloud = near.target
+        self.down = self.skip = self.skip_norm = None
+        if down is not None:
+            self.down = MaxBlock(down, channels // 2, channels, 0.3)
+            self.skip, self.skip_norm = Dense(channels // 2, channels, bias=False), _norm(channels, cloud, 0.3)
+        self.around = Surroundings(near, channels, count, spacing, up, 0.8 if down is None else 0.2)
+        self.first = PointwiseBlock(cloud, channels, 0.2)
+        self.passes = nn.ModuleList(MaxBlock(near, channels, channels) for _ in rates)
+        self.between = nn.ModuleList(PointwiseBlock(cloud, channels) for _ in rates[1::2])
+        self.drops = nn.ModuleList(DropPath(cloud, rate) for rate in rates)
+        self.place = PlaceLoss(near, channels, place_loss, radius=spacing) if place_loss else None
+
+    def forward(self, features: Tensor | None, geometry: Geometry) -> Tensor:
+        x = self.around(geometry)
+        if self.down is not None and self.skip is not None and self.skip_norm is not None:
+            assert features is not None
+            short = self.skip_norm(self.skip(sampled(features, geometry, self.cloud)), geometry)
+            x = x + short + self.down(features, geometry)
+        elif features is not None:
+            x = x + features
+        x = x + self.drops[0](self.first(x, geometry), geometry)
+        for i, (drop, block) in enumerate(zip(self.drops, self.passes, strict=True)):
+            x = x + drop(block(x, geometry), geometry)
+            if i % 2:
+                x = x + drop(self.between[i // 2](x, geometry), geometry)
+        return x if self.place is None else self.place(x, geometry)
+
+
+def _norm(channels: int, cloud: str, gain: float) -> BatchNorm:
+    norm = BatchNorm(channels, cloud, momentum=0.1, eps=1e-5)
+    assert norm.weight is not None
+    nn.init.constant_(norm.weight, gain)
+    return norm

@@ -1,0 +1,60 @@
+"""Maxima over neighbours, held to loops over points."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gridless as gl
+
+
+@pytest.fixture
+def named() -> tuple[gl.Geometry, str, str, str]:
+    """Geometry of a cloud of few points, with the names of all neighbours, of samples and of their neighbours."""
+    plan = gl.Plan()
+    points = plan.points()
+    near = plan.nearest(points, points, 4)
+    samples = plan.rejection_sample(plan.ball(points, points, 0.4))
+    down = plan.nearest(points, samples, 4)
+    # The second cloud has fewer points than neighbours are asked for.
+    clouds = [torch.rand(30, 3, generator=torch.Generator().manual_seed(1)), torch.rand(2, 3)]
+    return plan(gl.Cloud.of(clouds)), near, samples, down
+
+
+def normed(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.batch_norm(x, None, None, layer.norm.weight, layer.norm.bias, True, eps=layer.norm.eps)
+
+
+@pytest.mark.parametrize("which", ["near", "down"])
+def test_features_pass_as_the_largest_of_the_neighbours_less_ones_own(which, named):
+    geometry, near, samples, down = named
+    edges = near if which == "near" else down
+    layer = gl.nn.MaxBlock(edges, 5, 6, gain=1.5)
+    features = torch.randn(32, 5)
+    y = layer.dense(features)
+    own = range(32) if which == "near" else geometry[samples].parent_index.tolist()
+    splits, source = geometry[edges].splits.tolist(), geometry[edges].source.long()
+    rows = [y[source[splits[i] : splits[i + 1]]].max(0).values - y[j] for i, j in enumerate(own)]
+    torch.testing.assert_close(layer(features, geometry), normed(layer, torch.stack(rows)))
+
+
+@pytest.mark.parametrize("up", [None, 2])
+def test_surroundings_are_maxima_over_the_edges_of_a_network_of_each(up, named):
+    geometry, near, _, _ = named
+    layer = gl.nn.Surroundings(near, 7, count=4, radius=0.3, up=up, gain=0.8)
+    coords = geometry[near.target].coords
+    splits, source = geometry[near].splits.tolist(), geometry[near].source.long()
+    rows = []
+    for i in range(len(coords)):
+        there = coords[source[splits[i] : splits[i + 1]]]
+        x = (there - coords[i]) / 0.3
+        rows.append(layer.edge(x if up is None else torch.cat([x, there[:, up : up + 1]], 1)).max(0).values)
+    torch.testing.assert_close(layer(geometry), normed(layer, layer.expand(torch.stack(rows))))
+
+
+def test_what_neighbours_tell_does_not_depend_on_where_the_cloud_is():
+    torch.manual_seed(0)
+    model = gl.models.point_max_net(3, width=8, depths=(1, 1), neighbours=4, spacing=0.3, up=None, lift=8).eval()
+    points = torch.rand(40, 3)
+    here, there = (model(model.plan(gl.Cloud.of(points + shift))) for shift in (0.0, 8.0))
+    torch.testing.assert_close(here, there, atol=1e-5, rtol=1e-4)
