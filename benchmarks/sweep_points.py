@@ -36,6 +36,7 @@ TEST_MIX = {
 VARIANTS: dict[str, tuple[str, dict]] = {
     "large": ("modelnet40-large", {}),
     "large-full": ("modelnet40-large", {"augment__drop": 0.0}),
+    "max": ("modelnet40-max", {}),
     "plus": ("modelnet40-plus", {}),
     "plus-wide": ("modelnet40-plus", {"model__width": 64}),
     "plus-deep": ("modelnet40-plus", {"model__depth": 2}),

@@ -12,8 +12,6 @@ from torch import Tensor
 from gridless.kernels.launch import Launcher, cdiv, power_of_two
 
 ROWS = 16
-# Edges of a row that are on their way together.
-TOGETHER = 4
 
 
 def forward(features: Tensor, splits: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,7 +21,7 @@ def forward(features: Tensor, splits: Tensor, source: Tensor) -> tuple[Tensor, T
     if value.numel():
         block = _block(channels)
         grid, double = (cdiv(rows, ROWS), cdiv(channels, block), 1), features.dtype == torch.float64
-        _MAX(grid, (features, splits, source, value, row), (rows,), (channels, ROWS, block, double, TOGETHER))
+        _MAX(grid, (features, splits, source, value, row), (rows,), (channels, ROWS, block, double))
     return value, row
 
 
@@ -33,7 +31,7 @@ def backward(grad: Tensor, row: Tensor, back_splits: Tensor, back_source: Tensor
     if total.numel():
         block = _block(channels)
         grid, double = (cdiv(rows, ROWS), cdiv(channels, block), 1), grad.dtype == torch.float64
-        _COLLECT(grid, (grad, row, back_splits, back_source, total), (rows,), (channels, ROWS, block, double, TOGETHER))
+        _COLLECT(grid, (grad, row, back_splits, back_source, total), (rows,), (channels, ROWS, block, double))
     return total
 
 
@@ -53,7 +51,7 @@ def _rows(splits, rows, ROWS: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"])
 def _max(
     features, splits, source, value, row, rows, channels,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr, TOGETHER: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     i, first, count, most = _rows(splits, rows, ROWS)
@@ -61,19 +59,14 @@ def _max(
     inside = (c < channels)[None, :]
     best = tl.zeros([ROWS, BLOCK], wide)
     at = tl.full([ROWS, BLOCK], -1, tl.int32)
-    for e in range(0, most, TOGETHER):
-        js = ()
-        xs = ()
-        for u in tl.static_range(TOGETHER):
-            on = e + u < count
-            j = tl.load(source + first + e + u, on, other=0)
-            at_j = features + j.to(tl.int64)[:, None] * channels + c[None, :]
-            js = js + (j,)
-            xs = xs + (tl.load(at_j, on[:, None] & inside, other=0.0).to(wide),)
-        for u in tl.static_range(TOGETHER):
-            more = (e + u < count)[:, None] & ((xs[u] > best) | (at < 0))
-            best = tl.where(more, xs[u], best)
-            at = tl.where(more, js[u][:, None], at)
+    for e in range(0, most):
+        on = e < count
+        j = tl.load(source + first + e, on, other=0)
+        x = tl.load(features + j.to(tl.int64)[:, None] * channels + c[None, :], on[:, None] & inside, other=0.0)
+        x = x.to(wide)
+        more = on[:, None] & ((x > best) | (at < 0))
+        best = tl.where(more, x, best)
+        at = tl.where(more, j[:, None], at)
     out = i.to(tl.int64)[:, None] * channels + c[None, :]
     ok = (i < rows)[:, None] & inside
     tl.store(value + out, best.to(value.dtype.element_ty), ok)
@@ -83,21 +76,20 @@ def _max(
 @triton.jit(do_not_specialize=["rows"])
 def _collect(
     grad, row, splits, source, total, rows, channels,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr, TOGETHER: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     j, first, count, most = _rows(splits, rows, ROWS)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = (c < channels)[None, :]
     sums = tl.zeros([ROWS, BLOCK], wide)
-    for e in range(0, most, TOGETHER):
-        for u in tl.static_range(TOGETHER):
-            on = e + u < count
-            i = tl.load(source + first + e + u, on, other=0)
-            at = i.to(tl.int64)[:, None] * channels + c[None, :]
-            ok = on[:, None] & inside
-            mine = tl.load(row + at, ok, other=-1) == j[:, None]
-            sums += tl.load(grad + at, ok & mine, other=0.0).to(wide)
+    for e in range(0, most):
+        on = e < count
+        i = tl.load(source + first + e, on, other=0)
+        at = i.to(tl.int64)[:, None] * channels + c[None, :]
+        ok = on[:, None] & inside
+        mine = tl.load(row + at, ok, other=-1) == j[:, None]
+        sums += tl.load(grad + at, ok & mine, other=0.0).to(wide)
     out = j.to(tl.int64)[:, None] * channels + c[None, :]
     tl.store(total + out, sums.to(total.dtype.element_ty), (j < rows)[:, None] & inside)
 
