@@ -41,7 +41,7 @@ def multiply_adds(model: nn.Module, geometry: Any, *more: Tensor) -> dict[str, f
         if isinstance(layer, nn.Linear):
             found["total"] += output.numel() * layer.in_features
         elif isinstance(layer, Surroundings):
-            found["total"] += layer.count * len(output) * sum(dense.weight.numel() for dense in layer.edge)
+            found["total"] += layer.count * len(output) * sum(w.numel() for w in layer.edge.parameters() if w.ndim == 2)
         elif isinstance(layer, FeaturelessConv):
             found["total"] += layer.basis.size * (len(geometry[layer.edges]) + output.numel())
         elif isinstance(layer, PointConv):
