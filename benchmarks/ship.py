@@ -25,7 +25,6 @@ sys.path.insert(0, str(ROOT))
 from gridless.models.events import EventCounts, VoxelHead  # noqa: E402
 from gridless.nn.conv import FeaturelessConv, PointConv  # noqa: E402
 from gridless.nn.events import VoxelMerge  # noqa: E402
-from gridless.nn.maxima import Surroundings  # noqa: E402
 from gridless.training.evaluate import judged  # noqa: E402
 from gridless.training.examples import load_data  # noqa: E402
 from gridless.training.recipe import Recipe  # noqa: E402
@@ -40,8 +39,6 @@ def multiply_adds(model: nn.Module, geometry: Any, *more: Tensor) -> dict[str, f
     def count(layer: nn.Module, inputs: tuple, output: Tensor) -> None:
         if isinstance(layer, nn.Linear):
             found["total"] += output.numel() * layer.in_features
-        elif isinstance(layer, Surroundings):
-            found["total"] += layer.count * len(output) * sum(w.numel() for w in layer.edge.parameters() if w.ndim == 2)
         elif isinstance(layer, FeaturelessConv):
             found["total"] += layer.basis.size * (len(geometry[layer.edges]) + output.numel())
         elif isinstance(layer, PointConv):

@@ -29,31 +29,24 @@ class Surroundings(nn.Module):
     ) -> None:
         super().__init__()
         self.near, self.count, self.radius, self.up = near, count, radius, up
-        self.edge = nn.ModuleList([Dense(near.dim + (up is not None), 24), Dense(24, 48), Dense(48, 48, bias=False)])
+        self.edge = nn.Sequential(
+            Dense(near.dim + (up is not None), 24), nn.GELU(), Dense(24, 48), nn.GELU(), Dense(48, 48, bias=False)
+        )
         self.expand = Dense(48, channels, bias=False)
         self.norm = _norm(channels, near.target, gain)
 
     def forward(self, geometry: Geometry) -> Tensor:
         edges, coords = geometry[self.near], geometry[self.near.target].coords
         # A row of fewer edges repeats its last, which changes no maximum; one of none, padding, has any.
-        each = torch.arange(self.count, device=coords.device)[:, None]
-        at = edges.splits[:-1] + torch.minimum(each, (edges.counts - 1).clamp(min=0))
-        source = edges.source[at.clamp(max=len(edges) - 1)].long()  # (count, S')
+        each = torch.arange(self.count, device=coords.device)
+        at = edges.splits[:-1, None] + torch.minimum(each, (edges.counts[:, None] - 1).clamp(min=0))
+        source = edges.source[at.clamp(max=len(edges) - 1)].long()  # (S', count)
         there = geometry[self.near.source].coords[source]
-        x = (there - coords) / self.radius
+        x = (there - coords[:, None]) / self.radius
         if self.up is not None:
             x = torch.cat([x, there[..., self.up, None]], 2)
-        first, second, third = self.edge
-        x = gelu(_for_each(second, gelu(_for_each(first, x.to(self.expand.weight.dtype)))))
-        return self.norm(self.expand(_for_each(third, x).max(0).values), geometry)
-
-
-def _for_each(dense: nn.Module, x: Tensor) -> Tensor:
-    """dense(x) of (count, S', Q), as a product for each of the `count`: the gradient of the weight is then as many sums
-    over S' side by side, and not one over all edges, which a GPU does in a corner of itself."""
-    assert isinstance(dense, nn.Linear)
-    y = torch.bmm(x, dense.weight.t().expand(len(x), -1, -1))
-    return y if dense.bias is None else y + dense.bias
+        y = self.edge(x.to(self.expand.weight.dtype)).max(1).values
+        return self.norm(self.expand(y), geometry)
 
 
 class MaxBlock(nn.Module):

@@ -44,14 +44,11 @@ def test_surroundings_are_maxima_over_the_edges_of_a_network_of_each(up, named):
     layer = gl.nn.Surroundings(near, 7, count=4, radius=0.3, up=up, gain=0.8)
     coords = geometry[near.target].coords
     splits, source = geometry[near].splits.tolist(), geometry[near].source.long()
-    first, second, third = layer.edge
     rows = []
     for i in range(len(coords)):
         there = coords[source[splits[i] : splits[i + 1]]]
         x = (there - coords[i]) / 0.3
-        x = x if up is None else torch.cat([x, there[:, up : up + 1]], 1)
-        gelu = torch.nn.functional.gelu
-        rows.append(third(gelu(second(gelu(first(x))))).max(0).values)
+        rows.append(layer.edge(x if up is None else torch.cat([x, there[:, up : up + 1]], 1)).max(0).values)
     torch.testing.assert_close(layer(geometry), normed(layer, layer.expand(torch.stack(rows))))
 
 
