@@ -124,6 +124,8 @@ def stream(
             tell([Prediction(engine.time, last)], names, final=False)
             if shown is not None:
                 shown.add(None, last)
+        elif not quiet:
+            print("no event came, or none within what --crop and --repair leave", file=sys.stderr)
     except BrokenPipeError:
         # The reader of the predictions has seen enough. What is left in the buffer is written at the very end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

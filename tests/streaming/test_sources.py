@@ -498,6 +498,8 @@ def test_a_larger_camera_is_cropped_pooled_or_dropped(events, weights, tmp_path,
     assert main(words) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["class"] == f"digit {int(expected.predict().argmax())}"
+    assert main(["stream", "--weights", weights, "--input", str(path), "--crop", "340,250"]) == 0
+    assert capsys.readouterr() == ("", "no event came, or none within what --crop and --repair leave\n")
 
 
 def test_lag_is_never_negative_and_statistics_tell_the_clocks_apart(events, monkeypatch):
