@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ctypes import CDLL, CFUNCTYPE, POINTER, c_float, c_int, c_int64, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,17 @@ from gridless.structures import Events
 _CALLBACK = CFUNCTYPE(None, c_void_p, c_int64, POINTER(c_float))
 
 
+def _settings(text: str) -> tuple[int, int]:
+    """Bits and chunk with which a network was exported; those that `gl.export` takes by itself if it was not."""
+    said = re.search(r"^#define CHUNK (\d{1,7})$.*?^#define SMALL ([01])$", text, re.MULTILINE | re.DOTALL)
+    return (16 if said[2] == "1" else 32, min(max(int(said[1]), 1), 1 << 20)) if said else (32, 2048)
+
+
 class Compiled(Stream):
     """A live stream through `network.c` in a folder: what a board or a robot will compute, to the bit.
 
-    The folder is written by `gl.export` unless it holds this very network already, and compiled with the C compiler of
-    this machine. Used as an `Engine`; it keeps no features.
+    The folder is written by `gl.export` unless it holds this very network already, with 32 bits or 16 and any chunk. It
+    is compiled with the C compiler of this machine. Used as an `Engine`; it keeps no features.
     """
 
     def __init__(self, model: nn.Module, folder: str | Path) -> None:
@@ -35,10 +42,12 @@ class Compiled(Stream):
 
     def _prepare(self) -> None:
         program = self.program = Program.of(self.model)
-        self.duration, writer, code = program.duration, Writer(program), self._folder / "network.c"
-        text = writer.text
-        if not code.is_file() or code.read_text() != text:
+        self.duration, code = program.duration, self._folder / "network.c"
+        text = code.read_text() if code.is_file() else ""
+        writer = Writer(program, *_settings(text))
+        if writer.text != text:
             export(self.model, self._folder)
+            return self._prepare()
         path = self._folder / f"libnetwork-{writer.digest}.so"
         self._library = CDLL(str((path if path.is_file() else library(self._folder, path)).resolve()))
         self._library.net_push.argtypes = [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p]

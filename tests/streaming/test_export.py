@@ -292,6 +292,17 @@ def test_a_compiled_stream_is_a_stream(tmp_path: Path):
     assert not torch.equal(other.predict(), again.predict())
 
 
+@needs_compiler
+def test_a_compiled_stream_runs_a_small_export_as_it_is(tmp_path: Path):
+    model = small("stream")
+    folder = gl.export(model, tmp_path / "network", bits=16, chunk=64)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    live, events = gl.stream(model, compiled=folder), busy("plain", (21, 18), 900)
+    assert all((folder / name).read_bytes() == content for name, content in files.items())
+    logits, expected = live(events), gl.stream(model)(events)
+    assert 0 < (logits - expected).abs().max() < 1e-2 * expected.abs().max()
+
+
 others = [way for way in ways() if way[0] != "this machine"]
 
 
