@@ -255,7 +255,7 @@ class PointResNetPlus(nn.Module):
 
 
 class PointMaxNet(nn.Module):
-    """Maxima over the nearest neighbours in place of convolutions: the most accurate classifier here.
+    """Maxima over the nearest neighbours in place of convolutions: a classifier.
 
     At each level a small network tells where the neighbours of a point lie (`Surroundings`); then features pass from
     neighbour to neighbour as maxima (`MaxBlock`), in turns with point-wise blocks, all of them residual. Levels are
@@ -294,6 +294,8 @@ class PointMaxNet(nn.Module):
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
+        if not depths or min(depths) < 1:
+            raise ValueError(f"PointMaxNet: depths must be at least 1, one for each level, not {list(depths)}")
         self.config = {"model": "PointMaxNet", **arguments, "depths": list(depths)}
         plan = self.plan = Plan()
         cloud = self.cloud = plan.points(dim)

@@ -26,7 +26,7 @@ from gridless.nn.events import (
     VoxelMean,
     VoxelMerge,
 )
-from gridless.nn.maxima import MaxBlock, MaxLevel, PointwiseBlock, Surroundings
+from gridless.nn.maxima import MaxBlock, MaxDown, MaxLevel, PointwiseBlock, Surroundings
 from gridless.nn.norm import BatchNorm, synchronise
 from gridless.nn.pool import MaxPool, MeanPool, Spread
 
@@ -49,6 +49,7 @@ __all__ = [
     "LeakyCount",
     "LeakyMean",
     "MaxBlock",
+    "MaxDown",
     "MaxLevel",
     "MaxPool",
     "MeanPool",

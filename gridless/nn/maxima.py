@@ -68,6 +68,24 @@ class MaxBlock(nn.Module):
         return self.norm(edge_max(y, geometry[self.edges]) - own, geometry)
 
 
+class MaxDown(nn.Module):
+    """Features of a sample, (S, Q) to (S', P): `MaxBlock` along `down` + norm(dense(F)) of the sampled points.
+
+    Q and P are `in_channels` and `out_channels`. Both norms begin at `gain`.
+    """
+
+    def __init__(self, down: Name, in_channels: int, out_channels: int, gain: float = 0.3) -> None:
+        super().__init__()
+        self.cloud = down.target
+        self.maxima = MaxBlock(down, in_channels, out_channels, gain)
+        self.shortcut = Dense(in_channels, out_channels, bias=False)
+        self.norm = _norm(out_channels, down.target, gain)
+
+    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
+        short = self.norm(self.shortcut(sampled(features, geometry, self.cloud)), geometry)
+        return short + self.maxima(features, geometry)
+
+
 class PointwiseBlock(nn.Module):
     """norm(dense(gelu(dense(F)))), (S, C) to (S, C): F are features of `cloud`, C is `channels`, inside are twice as
     many. The norm begins at `gain`."""
@@ -95,11 +113,8 @@ class MaxLevel(nn.Module):
         rates: Sequence[float], place_loss: float,
     ) -> None:  # fmt: skip
         super().__init__()
-        cloud = self.cloud = near.target
-        self.down = self.skip = self.skip_norm = None
-        if down is not None:
-            self.down = MaxBlock(down, channels // 2, channels, 0.3)
-            self.skip, self.skip_norm = Dense(channels // 2, channels, bias=False), _norm(channels, cloud, 0.3)
+        cloud = near.target
+        self.down = None if down is None else MaxDown(down, channels // 2, channels)
         self.around = Surroundings(near, channels, count, spacing, up, 0.8 if down is None else 0.2)
         self.first = PointwiseBlock(cloud, channels, 0.2)
         self.passes = nn.ModuleList(MaxBlock(near, channels, channels) for _ in rates)
@@ -109,12 +124,8 @@ class MaxLevel(nn.Module):
 
     def forward(self, features: Tensor | None, geometry: Geometry) -> Tensor:
         x = self.around(geometry)
-        if self.down is not None and self.skip is not None and self.skip_norm is not None:
-            assert features is not None
-            short = self.skip_norm(self.skip(sampled(features, geometry, self.cloud)), geometry)
-            x = x + short + self.down(features, geometry)
-        elif features is not None:
-            x = x + features
+        if features is not None:
+            x = x + (features if self.down is None else self.down(features, geometry))
         x = x + self.drops[0](self.first(x, geometry), geometry)
         for i, (drop, block) in enumerate(zip(self.drops, self.passes, strict=True)):
             x = x + drop(block(x, geometry), geometry)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gridless.streaming.export import export
 from gridless.streaming.export.check import library
-from gridless.streaming.export.writer import Writer
+from gridless.streaming.export.writer import MOST, Writer
 from gridless.streaming.lowering import lines
 from gridless.streaming.packets import Prediction, Stream
 from gridless.streaming.program import Program
@@ -23,10 +23,10 @@ from gridless.structures import Events
 _CALLBACK = CFUNCTYPE(None, c_void_p, c_int64, POINTER(c_float))
 
 
-def _settings(text: str) -> tuple[int, int]:
-    """Bits and chunk with which a network was exported; those that `gl.export` takes by itself if it was not."""
-    said = re.search(r"^#define CHUNK (\d{1,7})$.*?^#define SMALL ([01])$", text, re.MULTILINE | re.DOTALL)
-    return (16 if said[2] == "1" else 32, min(max(int(said[1]), 1), 1 << 20)) if said else (32, 2048)
+def _settings(text: str) -> tuple[int, ...]:
+    """Bits and chunk with which a network was exported; nothing where the text is no such network's."""
+    said = re.search(r"^#define CHUNK ([1-9]\d{0,6})$.*?^#define SMALL ([01])$", text, re.MULTILINE | re.DOTALL)
+    return (16 if said[2] == "1" else 32, min(int(said[1]), MOST)) if said else ()
 
 
 class Compiled(Stream):

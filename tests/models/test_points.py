@@ -228,6 +228,12 @@ def test_a_place_loss_of_edges_without_a_radius_is_given_one():
     assert gl.nn.PlaceLoss(near, 5, weight=1.0, radius=0.5).radius == 0.5
 
 
+@pytest.mark.parametrize("depths", [(), (2, 0)])
+def test_a_network_of_maxima_without_maxima_is_refused(depths):
+    with pytest.raises(ValueError, match="depths must be at least 1"):
+        small("point_max_net", depths=depths)
+
+
 def test_a_network_of_maxima_has_a_place_loss_for_each_level(cloud):
     model = small("point_max_net", place_loss=0.1)
     layers = [m for m in model.modules() if isinstance(m, gl.nn.PlaceLoss)]

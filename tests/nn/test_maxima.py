@@ -38,6 +38,13 @@ def test_features_pass_as_the_largest_of_the_neighbours_less_ones_own(which, nam
     torch.testing.assert_close(layer(features, geometry), normed(layer, torch.stack(rows)))
 
 
+def test_a_sample_adds_its_own_features_to_the_maxima_of_its_neighbours(named):
+    geometry, _, samples, down = named
+    layer, features = gl.nn.MaxDown(down, 5, 6), torch.randn(32, 5)
+    own = normed(layer, layer.shortcut(features)[geometry[samples].parent_index])
+    torch.testing.assert_close(layer(features, geometry), own + layer.maxima(features, geometry))
+
+
 @pytest.mark.parametrize("up", [None, 2])
 def test_surroundings_are_maxima_over_the_edges_of_a_network_of_each(up, named):
     geometry, near, _, _ = named

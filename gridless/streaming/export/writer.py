@@ -22,6 +22,7 @@ from gridless.geometry.lif import Rule
 from gridless.geometry.taps import reach_of
 from gridless.streaming.lowering import LINE
 from gridless.streaming.program import ACTIVATIONS, Program, Row, Stream
+from gridless.streaming.table import LONGEST
 
 HERE = Path(__file__).parent
 
@@ -37,6 +38,9 @@ APART = 32
 
 # Rates under this have not faded to nothing after 2^30 microseconds.
 SLOW = 80 / 2**30
+
+# The largest chunk.
+MOST = 1 << 20
 
 # Operations whose result may take the place of their first input.
 IN_PLACE = (*ACTIVATIONS, "affine", "add", "multiply")
@@ -103,8 +107,8 @@ class Writer:
     def __init__(self, program: Program, bits: int = 32, chunk: int = 2048) -> None:
         if bits not in (16, 32):
             raise ValueError(f"export: weights have 16 or 32 bits, not {bits}")
-        if not isinstance(chunk, int) or not 1 <= chunk <= 1 << 20:
-            raise ValueError(f"export: chunk must be between 1 and {1 << 20} events, not {chunk!r}")
+        if not isinstance(chunk, int) or not 1 <= chunk <= MOST:
+            raise ValueError(f"export: chunk must be between 1 and {MOST} events, not {chunk!r}")
         for row in program.rows:
             for name, array in row.constants.items():
                 if not np.isfinite(array).all():
@@ -580,8 +584,9 @@ class Writer:
         reset = "".join(f"    {line}\n" for line in self.reset)
         sizes = {
             "CHUNK": self.chunk, "BLOCK": self.block, "FACTORS": self.factors, "TAPS": self.taps, "STEPS": self.step,
-            "SMALL": int(self.bits == 16), "SLOW_DECAYS": int(self.slow), "LONGEST": "((int64_t)1 << 60)",
-            "NEVER": "(-2 * LONGEST)", "MOST_LANES": WIDE if self.wide else LANES,
+            "SMALL": int(self.bits == 16), "SLOW_DECAYS": int(self.slow),
+            "LONGEST": f"((int64_t)1 << {LONGEST.bit_length() - 1})", "NEVER": "(-2 * LONGEST)",
+            "MOST_LANES": WIDE if self.wide else LANES,
         }  # fmt: skip
         defined = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
         declared_tables, tables = self._tables()
