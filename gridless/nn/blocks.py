@@ -215,13 +215,14 @@ class PlaceLoss(nn.Module):
         edges, coords = geometry[self.near], geometry[self.near.target].coords
         counts, last = edges.counts, edges.splits[1:] - 1
         drawn = edges.splits[:-1] + (torch.rand(len(counts), device=counts.device) * counts).long()
-        neighbour = edges.source[torch.minimum(drawn, last).clamp(min=0)]
+        real = counts > 0  # padding has no neighbours
         one = torch.arange(len(counts) + 1, device=counts.device)
+        # Each row of padding is its own: the gradients of all would wait for each other at a neighbour they share.
+        neighbour = torch.where(real, edges.source[torch.minimum(drawn, last).clamp(min=0)], one[:-1].int())
         # The largest of one neighbour, whose gradient has the same bits in every run.
         other = edge_max(features, Edges.made(splits=one, source=neighbour, num_source=edges.num_source))
         told = self.tell(self.norm(self.reduce(other - features), geometry))
         square = (told.float() - (coords[neighbour.long()] - coords) / self.radius).square().sum(1)
-        real = counts > 0  # padding has no neighbours
         return torch.where(real, square, 0.0).sum() / real.sum().clamp(min=1)
 
     def extra_repr(self) -> str:
@@ -263,7 +264,13 @@ class DropPath(nn.Module):
 
 def sampled(features: Tensor, geometry: Geometry, cloud: str) -> Tensor:
     """The features of those points of the parent cloud that were sampled into `cloud`: (S, C) to (S', C)."""
-    return features.index_select(0, geometry[cloud].parent_index)
+    sample = geometry[cloud]
+    parent = sample.parent_index
+    if sample.padding:
+        # Each row of padding has a parent of its own: the gradients of all would wait for each other at one.
+        row = torch.arange(len(parent), device=parent.device)
+        parent = torch.where(row < sample.splits[-1], parent, row.clamp(max=len(features) - 1))
+    return features.index_select(0, parent)
 
 
 def with_coords(features: Tensor, geometry: Geometry, cloud: str) -> Tensor:

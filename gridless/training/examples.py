@@ -29,8 +29,8 @@ from gridless.training.loader import Loader
 if TYPE_CHECKING:
     from gridless.training.recipe import Recipe
 
-# Points whose geometry is made at once on a GPU: 4,096 clouds of 1,024.
-GROUP = 1 << 22
+# Points whose geometry is made at once on a GPU: 1,024 clouds of 1,024.
+GROUP = 1 << 20
 
 # Points of the clouds that are evaluated at once: 256 clouds of 1,024.
 EVALUATED = 1 << 18

@@ -25,6 +25,8 @@ from gridless.structures import Cloud
 
 # The largest example whose distances are kept on chip.
 ON_CHIP = 4096
+# Numbers of 32 bits that a warp keeps of them.
+_OF_WARP = 512
 _BLOCK = 128
 
 
@@ -59,10 +61,12 @@ def _select_all(
 ) -> None:
     double = source.coords.dtype == torch.float64
     block = max(power_of_two(most), 32)
-    rows = max((2048 if double else 4096) // block, 1)
+    words = block * (2 if double else 1)
+    # Few warps to a target: they wait for each other each time they count.
+    rows, warps = max(_OF_WARP // words, 1), max(words // _OF_WARP, 1)
     grid = (source.num_examples, cdiv(most_target, rows), 1)
     tensors = (source.coords, source.splits, target.coords, target.splits, splits, found)
-    _SELECT(grid, tensors, (k,), (source.dim, rows, block, double))
+    _SELECT(grid, tensors, (k,), (source.dim, rows, block, double), warps)
 
 
 def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor) -> None:
@@ -153,17 +157,22 @@ def _select(
             value = tl.where(some, d2.to(tl.int32, bitcast=True), 0x7FFFFFFF)
             one = tl.full([ROWS], 1, tl.int32)
             bit = 30
-        # The largest number that fewer than k distances are below is the k-th smallest of them.
+        # The largest number that fewer than k distances are below is the k-th smallest of them; a number that has k
+        # below it already tells which they are.
         last = one - one
-        while bit >= 0:
+        undecided = one > 0
+        while (bit >= 0) & (tl.max(undecided.to(tl.int32), 0) > 0):
             trial = last | (one << bit)
             below = tl.sum((value < trial[:, None]).to(tl.int32), 1)
-            last = tl.where(below < k, trial, last)
+            last = tl.where(undecided & (below <= k), trial, last)
+            undecided &= below != k
             bit -= 1
         less = value < last[:, None]
-        equal = (some & (value == last[:, None])).to(tl.int32)
-        wanted = k - tl.sum(less.to(tl.int32), 1)
-        keep = (some & less) | ((equal > 0) & (tl.cumsum(equal, 1) <= wanted[:, None]))
+        keep = some & less
+        if tl.max(undecided.to(tl.int32), 0) > 0:
+            equal = (some & (value == last[:, None])).to(tl.int32)
+            wanted = k - tl.sum(less.to(tl.int32), 1)
+            keep |= (equal > 0) & (tl.cumsum(equal, 1) <= wanted[:, None])
         place = tl.cumsum(keep.to(tl.int32), 1) - 1
         out = found + tl.load(splits + row, mask=inside, other=0)[:, None] + place
         name = begin.to(tl.int32) + lane + tl.zeros([ROWS, BLOCK], tl.int32)

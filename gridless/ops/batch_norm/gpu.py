@@ -65,7 +65,9 @@ def backward(
     tensors = (grad, x, count, mean, scale, weight if affine else mean, bias if affine else mean)
     constants = (channels, before, after, affine, tall, block, double)
     _SUMS((programs, tiles, 1), (*tensors, parts), (rows, programs), constants)
-    total = parts.sum(0)  # (2, C): of the gradient, and of the gradient times the normalised input
+    total = torch.empty(2, channels, dtype=mean.dtype, device=x.device)
+    few = min(power_of_two(2 * channels), 8)
+    _TOTAL((cdiv(2 * channels, few), 1, 1), (parts, total), (programs,), (2 * channels, PROGRAMS, few))
     if rows:
         _APPLY_BACKWARD((cdiv(rows, tall), tiles, 1), (*tensors, total, dx), (rows,), constants)
     return dx, total
@@ -89,7 +91,9 @@ def track(
 
 def _launch(rows: int, channels: int) -> tuple[int, int, int, int]:
     """Rows and channels of a tile, programs along the rows of the sums, tiles along the channels."""
-    block = min(power_of_two(channels), 128)
+    # The largest power of two that divides them, where it is not a small one: no lane is idle then.
+    divisor = channels & -channels
+    block = min(divisor if divisor >= 32 else power_of_two(channels), 128)
     tall = TILE // block
     return tall, block, max(1, min(cdiv(rows, tall), PROGRAMS)), cdiv(channels, block)
 
@@ -245,6 +249,15 @@ def _sums(
     tl.store(parts + at + channels, times, flat < channels)
 
 
+@triton.jit(do_not_specialize=["programs"])
+def _total(parts, total, programs, sums, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Two sums of each channel: of the gradient, and of the gradient times the normalised input."""
+    p = tl.arange(0, PARTS)[:, None]
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    part = tl.load(parts + p * sums + c[None, :], (p < programs) & (c < sums)[None, :], other=0.0)
+    tl.store(total + c, tl.sum(part, 0), c < sums)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _apply_backward(
     grad, x, count, mean, scale, weight, bias, total, dx, rows, channels,
@@ -270,6 +283,6 @@ def _apply_backward(
     tl.store(dx + s.to(tl.int64) * channels + c, value.to(dx.dtype.element_ty), (s < rows) & inside)
 
 
-_MOMENTS, _COMBINE, _APPLY, _SUMS, _APPLY_BACKWARD, _TRACK = map(
-    Launcher, (_moments, _combine, _apply, _sums, _apply_backward, _track)
+_MOMENTS, _COMBINE, _APPLY, _SUMS, _TOTAL, _APPLY_BACKWARD, _TRACK = map(
+    Launcher, (_moments, _combine, _apply, _sums, _total, _apply_backward, _track)
 )

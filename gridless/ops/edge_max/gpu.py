@@ -88,8 +88,9 @@ def _collect(
         i = tl.load(source + first + e, on, other=0)
         at = i.to(tl.int64)[:, None] * channels + c[None, :]
         ok = on[:, None] & inside
-        mine = tl.load(row + at, ok, other=-1) == j[:, None]
-        sums += tl.load(grad + at, ok & mine, other=0.0).to(wide)
+        # The gradient is read whether it is this row's or not: to know that first would mean to wait twice.
+        x = tl.load(grad + at, ok, other=0.0).to(wide)
+        sums += tl.where(tl.load(row + at, ok, other=-1) == j[:, None], x, 0.0)
     out = j.to(tl.int64)[:, None] * channels + c[None, :]
     tl.store(total + out, sums.to(total.dtype.element_ty), (j < rows)[:, None] & inside)
 
