@@ -272,7 +272,6 @@ class PointMaxNet(nn.Module):
         lift: channels before the pooling, a maximum.
         dropout: probability, in the head.
         drop_path: probability that the last block's branch is left out; those before it in proportion.
-        place_loss: in training, weight of an auxiliary loss at each level: that of `gl.nn.PlaceLoss`; 0 for none.
         dim: dimensions of the points.
         in_channels: features of each point, as those of `PointResNet`.
     """
@@ -288,7 +287,6 @@ class PointMaxNet(nn.Module):
         lift: int = 2048,
         dropout: float = 0.5,
         drop_path: float = 0.15,
-        place_loss: float = 0.01,
         dim: int = 3,
         in_channels: int = 0,
     ) -> None:
@@ -310,9 +308,9 @@ class PointMaxNet(nn.Module):
                 down, width, spacing = plan.nearest(cloud, coarse, neighbours), 2 * width, 2 * spacing
                 cloud, near = coarse, plan.nearest(coarse, coarse, neighbours)
             told = up if level == 0 else None
-            self.levels.append(MaxLevel(down, near, width, neighbours, spacing, told, rates[:depth], place_loss))
+            self.levels.append(MaxLevel(down, near, width, neighbours, spacing, told, rates[:depth]))
             rates = rates[depth:]
-        self.norm, self.lift = BatchNorm(width, cloud, momentum=0.1), Dense(width, lift)
+        self.norm, self.lift = BatchNorm(width, cloud, momentum=0.1), Dense(width, lift, bias=False)
         self.pool = MaxPool(cloud)
         self.head = nn.Sequential(
             Dense(lift, 512, bias=False),

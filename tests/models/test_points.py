@@ -23,7 +23,7 @@ def small(name: str, **changes):
     """A network of the same build that runs in no time."""
     torch.manual_seed(0)
     if name == "point_max_net":
-        size = {"depths": (2, 1), "neighbours": 5, "lift": 16, "spacing": 0.2, "drop_path": 0.0, "place_loss": 0.0}
+        size = {"depths": (2, 1), "neighbours": 5, "lift": 16, "spacing": 0.2, "drop_path": 0.0}
     elif name == "point_resnet_plus":
         size = {"levels": 2, "lift": 16, "spacing": 0.2, "stem_radius": 0.25}
     else:
@@ -232,14 +232,6 @@ def test_a_place_loss_of_edges_without_a_radius_is_given_one():
 def test_a_network_of_maxima_without_maxima_is_refused(depths):
     with pytest.raises(ValueError, match="depths must be at least 1"):
         small("point_max_net", depths=depths)
-
-
-def test_a_network_of_maxima_has_a_place_loss_for_each_level(cloud):
-    model = small("point_max_net", place_loss=0.1)
-    layers = [m for m in model.modules() if isinstance(m, gl.nn.PlaceLoss)]
-    assert [layer.near.source for layer in layers] == ["X0", "X1"]
-    model(model.plan(cloud)).square().mean().backward()
-    assert all(layer.tell.weight.grad.any() for layer in layers)
 
 
 @pytest.mark.parametrize("make", [models.point_resnet_plus, lambda **more: models.point_unet_plus([5], **more)])

@@ -54,8 +54,11 @@ def test_surroundings_are_maxima_over_the_edges_of_a_network_of_each(up, named):
     rows = []
     for i in range(len(coords)):
         there = coords[source[splits[i] : splits[i + 1]]]
-        x = (there - coords[i]) / 0.3
-        rows.append(layer.edge(x if up is None else torch.cat([x, there[:, up : up + 1]], 1)).max(0).values)
+        told = [(there - coords[i]) / 0.3, torch.ones(len(there), 1)]
+        if up is not None:
+            told.insert(1, there[:, up : up + 1])
+        x = torch.cat(told, 1)
+        rows.append(layer.edge(torch.nn.functional.pad(x, (0, 8 - x.shape[1]))).max(0).values)
     torch.testing.assert_close(layer(geometry), normed(layer, layer.expand(torch.stack(rows))))
 
 
