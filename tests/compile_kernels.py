@@ -185,9 +185,9 @@ def _edges(rows: int, degree: int = 4) -> gl.Edges:
 
 def _conv(
     dtype: torch.dtype, rows: int, q: int, p: int | None, basis: Any = None, normalise: bool = True, bias: bool = True,
-    order: str | None = "gather_first", coords: bool = False,
+    order: str | None = "gather_first", coords: bool = False, fixed: bool = False,
 ) -> None:  # fmt: skip
-    """A convolution to p channels, or depthwise."""
+    """A convolution to p channels, or depthwise; of features that are `fixed`, or have a gradient."""
     basis = basis or Monomials(3, 2)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     x = torch.rand(rows, basis.dim, dtype=wide, requires_grad=coords)
@@ -195,7 +195,7 @@ def _conv(
         weight, order = torch.zeros(basis.size, q, dtype=dtype, requires_grad=True), None
     else:
         weight = torch.zeros(basis.size, q, p, dtype=dtype, requires_grad=True)
-    features = torch.zeros(rows, q, dtype=dtype, requires_grad=True)
+    features = torch.zeros(rows, q, dtype=dtype, requires_grad=not fixed)
     more = torch.zeros(weight.shape[-1], dtype=dtype, requires_grad=True) if bias else None
     gl.point_conv(
         features, weight, more, _edges(rows), x, x, 0.5, basis, normalise=normalise, order=order
@@ -242,7 +242,7 @@ def convolutions() -> None:
 
 
 def gluon_kernels() -> None:
-    """The point convolution of float32 in TF32, for one generation; whatever the rows, and normalised or not."""
+    """The point convolution for one generation; whatever the rows, and normalised or not."""
     from gridless.ops.point_conv.gpu import tiles
 
     few, busy = (mock.patch.object(tiles, name, lambda *g, v=v: v) for name, v in (("few_rows", False), ("busy", 1)))
@@ -250,6 +250,10 @@ def gluon_kernels() -> None:
         for q, p, order in ((32, 32, 2), (32, 64, 1), (64, 64, 1), (64, 16, 1)):
             _conv(torch.float32, 1000, q, p, Monomials(3, order))
         _conv(torch.float32, 1000, 32, 32, normalise=False, bias=False)
+        for dtype in (torch.float32, torch.float16):
+            for width in (64, 128):
+                _conv(dtype, 40_000, width, width, fixed=True)
+        _conv(torch.bfloat16, 40_000, 128, 64, normalise=False, fixed=True)
 
 
 def rows_and_cells() -> None:

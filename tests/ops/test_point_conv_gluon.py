@@ -18,6 +18,7 @@ INTERPRET = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRET else "cuda"
 # Products on a device are TF32; interpreted, they are exact.
 TOLERANCE = 3e-6 if INTERPRET else 2e-3
+HALF = {torch.float32: TOLERANCE, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 SIX = GaussianBumps(((0.1, 0.2, 0.3), (0, 0, 0), (-0.4, 0, 0.2), (0, 0.5, 0), (0.3, 0, 0), (0, 0, -0.2)), 0.6)
 
 
@@ -28,9 +29,13 @@ def gluon(monkeypatch):
     from gridless.ops.point_conv.gpu import gluon, tiles
 
     if INTERPRET:
-        from tests.gluon import interpreted
+        from tests.gluon import every_row, interpreted
 
-        monkeypatch.setattr(gluon, "gluon_kernels", interpreted("gridless.ops.point_conv.gpu.gluon_kernels"))
+        kernels = interpreted("gridless.ops.point_conv.gpu.gluon_kernels")
+        weight = interpreted("gridless.ops.point_conv.gpu.gluon_weight", gluon_kernels=kernels)
+        monkeypatch.setattr(weight, "_own_rows", every_row)
+        monkeypatch.setattr(gluon, "gluon_kernels", kernels)
+        monkeypatch.setattr(gluon, "gluon_weight", weight)
         monkeypatch.setattr(gluon, "_runs_on", lambda device: True)
         monkeypatch.setattr(gluon, "_leave_cache", lambda *given: None)
     elif not torch.cuda.is_available() or not gluon._runs_on(torch.device("cuda", torch.cuda.current_device())):
@@ -98,6 +103,28 @@ ONE_WAY = [(32, 16, SIX), (16, 32, Monomials(3, 1))]
 def check_every_size(gluon, q, p, basis):
     assert_like_reference(*given(q, p, basis))
     assert gluon == [q in (32, 64), (q, p, basis) in BOTH]
+
+
+def check_weight(monkeypatch, dtype, q, p, basis, falloff="linear", normalise=True, sources=40, targets=20):
+    """The gradient of the weight alone, of a wide layer, as if it had many rows."""
+    from gridless.ops.point_conv.gpu import gluon as module
+
+    took, weight, tile = [], module.weight, module.gluon_weight_tile
+    monkeypatch.setattr(module, "gluon_weight_tile", lambda *sizes: tile(*sizes[:-2], 1_000_000, 1_000_000))
+    monkeypatch.setattr(module, "weight", lambda *given: took.append(weight(*given)) or took[-1])
+    tensors, edges, basis = given(q, p, basis, sources, targets, dtype)
+    gradients = []
+    for backend in ("gpu", "reference"):
+        tensors = tensors if backend == "gpu" else doubled(tensors)
+        alone = [t.detach().clone().requires_grad_(i == 1) for i, t in enumerate(tensors)]
+        with gl.use_backend(backend):
+            out = apply(alone, edges, basis, falloff, normalise, "gather_first")
+            gradients += torch.autograd.grad(out, alone[1], along(out))
+    found, expected = gradients
+    assert [parts is not None for parts in took] == [True]
+    assert found.dtype == dtype
+    assert found.isfinite().all()
+    assert (found.double() - expected).norm() < HALF[dtype] * expected.norm()
 
 
 def check_settings(gluon, falloff, normalise):
@@ -175,6 +202,10 @@ if INTERPRET:
     def test_interpreted_settings(gluon, falloff, normalise):
         check_settings(gluon, falloff, normalise)
 
+    @pytest.mark.parametrize(("dtype", "normalise"), [(torch.float32, True), (torch.float16, False)])
+    def test_interpreted_weight_of_wide_layers(gluon, monkeypatch, dtype, normalise):
+        check_weight(monkeypatch, dtype, 64, 64, SIX, "linear", normalise)
+
     def test_interpreted_duplicates_and_uneven_neighbourhoods(gluon):
         check_duplicates_and_uneven_neighbourhoods(gluon, 130)
 
@@ -196,6 +227,16 @@ else:
     @pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
     def test_falloff_and_normalisation(gluon, falloff, normalise):
         check_settings(gluon, falloff, normalise)
+
+    @pytest.mark.parametrize(("q", "p"), [(64, 64), (128, 128), (64, 128), (128, 64)])
+    @pytest.mark.parametrize("dtype", list(HALF))
+    def test_weight_of_wide_layers(gluon, monkeypatch, dtype, q, p):
+        check_weight(monkeypatch, dtype, q, p, Monomials(3, 2), sources=3000, targets=2000)
+
+    @pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
+    @pytest.mark.parametrize("sources", [1, 127, 129])
+    def test_weight_of_few_rows(gluon, monkeypatch, falloff, normalise, sources):
+        check_weight(monkeypatch, torch.float32, 64, 64, SIX, falloff, normalise, sources)
 
     @pytest.mark.parametrize("sources", [1, 16, 127, 129, 3000])
     def test_duplicates_uneven_neighbourhoods_and_incomplete_tiles(gluon, sources):

@@ -101,6 +101,29 @@ def test_every_size_that_gluon_takes_fits_in_shared_memory(tiles):
     assert taken > 15
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size", "taken"),
+    [
+        (torch.float32, (10, 64, 64, 100_000, 4), True),
+        (torch.float16, (10, 128, 128, 100_000, 8), True),
+        (torch.bfloat16, (4, 64, 128, 100_000, 4), True),
+        (torch.float16, (10, 128, 128, 100_000, 9), False),
+        (torch.float16, (10, 64, 64, 10_000, 4), False),
+        (torch.float16, (9, 64, 64, 100_000, 4), False),
+        (torch.float16, (12, 64, 64, 100_000, 4), False),
+        (torch.float32, (10, 64, 96, 100_000, 4), False),
+        (torch.float64, (10, 64, 64, 100_000, 4), False),
+    ],
+)
+def test_weight_by_gluon_where_sums_are_many_and_rows_short(tiles, dtype, size, taken):
+    terms, channels, width, rows, each = size
+    tile = tiles.gluon_weight_tile(dtype, terms, channels, width, rows, rows * each)
+    assert (tile is not None) == taken
+    if tile is not None:
+        numbers = 2 * tile.rows * (channels + tile.unroll * terms * tile.strip)
+        assert numbers * dtype.itemsize <= 226 << 10
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves_have_tiles_of_their_own(tiles, dtype):
     given = (4, 64, 64, 32_768, 30 * 32_768, HERE)

@@ -105,10 +105,16 @@ def conv_backward(
     tile = fused_backward_tile(features.dtype, *weight.shape, rows.count, rows.edges, grad.device)
     if tile is not None:
         return d_features, _fused_backward(rows, grad, features, weight, d_features, need_weight, tile)
-    if (tiles := wide_backward_tiles(features.dtype, *weight.shape, rows.count, rows.edges)) is not None:
-        if d_features is not None:
-            _fused(rows, grad, weight, None, d_features, tiles[0])
-        return d_features, _weight(rows, grad, features, weight, tiles[1]) if need_weight else None
+    tiles = wide_backward_tiles(features.dtype, *weight.shape, rows.count, rows.edges)
+    if d_features is not None and tiles is not None:
+        _fused(rows, grad, weight, None, d_features, tiles[0])
+        need_features = False
+    if not need_features:
+        if not need_weight:
+            return d_features, None
+        d_weight = _weight(rows, grad, features, weight, None if tiles is None else tiles[1])
+        if d_weight is not None:
+            return d_features, d_weight
     across = weight.transpose(1, 2).reshape(terms * width, channels) if need_features else None
     total = None
     for first, last, sums in rows.chunks(grad):
@@ -274,8 +280,15 @@ def _fused(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, o
     )  # fmt: skip
 
 
-def _weight(rows: _Rows, grad: Tensor, features: Tensor, weight: Tensor, tile: Tile) -> Tensor:
-    """The gradient of the weight alone: 64 of the Q channels and a strip of the P in each program."""
+def _weight(rows: _Rows, grad: Tensor, features: Tensor, weight: Tensor, tile: Tile | None) -> Tensor | None:
+    """The gradient of the weight alone: 64 of the Q channels and a strip of the P in each program. None where there is
+    no tile, and Gluon has no kernel."""
+    if features.element_size() == 2 or _precision() == "tf32":
+        parts = gluon.weight(rows, grad, features, weight)
+        if parts is not None:
+            return parts.sum(0).to(weight.dtype)
+    if tile is None:
+        return None
     _, channels, width = weight.shape
     block, tiles = min(64, dot_block(channels)), cdiv(rows.count, tile.rows)
     across = (cdiv(width, tile.strip), cdiv(channels, block))

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from gridless.backends import interpreting
 from gridless.kernels.launch import Launcher, cdiv
-from gridless.ops.point_conv.gpu.tiles import gluon_backward_tile, gluon_tile, processors
+from gridless.ops.point_conv.gpu.tiles import gluon_backward_tile, gluon_tile, gluon_weight_tile, processors
 
 try:
-    from gridless.ops.point_conv.gpu import gluon_kernels
+    from gridless.ops.point_conv.gpu import gluon_kernels, gluon_weight
 except (ImportError, AttributeError):  # Gluon is an experimental part of Triton: its names may change.
-    gluon_kernels = None
+    gluon_kernels = gluon_weight = None
 
 # False: the Triton kernels run everywhere.
 GLUON = True
@@ -42,7 +42,7 @@ def forward(rows: Any, features: Tensor, weight: Tensor, bias: Tensor | None, ou
     tiles = cdiv(rows.count, tile.rows)
     fetched = (features.numel(), rows.edges) if features.nbytes + 4 * rows.edges <= FETCHED else (0, 0)
     kernel = _launch(
-        "forward_kernel", min(tiles, processors(out.device)),
+        gluon_kernels, "forward_kernel", min(tiles, processors(out.device)),
         (features, *rows.tensors, weight, weight if bias is None else bias, out),
         (rows.count, tiles, *fetched, rows.scale[0]), (channels, width, *_function(rows), bias is not None), tile.warps,
     )  # fmt: skip
@@ -66,7 +66,7 @@ def backward(
     programs = cdiv(tiles, each)
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
     kernel = _launch(
-        "backward_kernel", programs,
+        gluon_kernels, "backward_kernel", programs,
         (grad, features, *rows.tensors, weight, features if d_features is None else d_features, parts),
         (rows.count, tiles, each, rows.scale[0]),
         (channels, width, *_function(rows), d_features is not None, need_weight), tile.warps,
@@ -78,12 +78,35 @@ def backward(
     return parts
 
 
-def _suits(rows: Any, features: Tensor, weight: Tensor) -> bool:
+def weight(rows: Any, grad: Tensor, features: Tensor, weight: Tensor) -> Tensor | None:
+    """Parts (groups, M, Q, P) whose sum is the gradient of a wide layer's weight; None where no kernel suits."""
+    _, channels, width = weight.shape
+    tile = gluon_weight_tile(features.dtype, *weight.shape, rows.count, rows.edges)
+    if tile is None or not _suits(rows, features, weight, half=True):
+        return None
+    pairs, strips = cdiv(rows.count, 2 * tile.rows), width // tile.strip
+    groups = min(max(processors(grad.device) // strips, 1), pairs)
+    parts = torch.empty(groups, *weight.shape, dtype=torch.float32, device=grad.device)
+    mine, theirs, splits, columns, inverse = rows.tensors
+    # One load brings what an edge needs of its column beside the gradient.
+    normalise = rows.function.normalise
+    near = torch.cat((theirs, inverse[:, None]), 1) if normalise else torch.nn.functional.pad(theirs, (0, 1))
+    kernel = _launch(
+        gluon_weight, "weight_kernel", groups * strips, (grad, features, mine, near, splits, columns, parts),
+        (rows.count, pairs, groups, rows.scale[0]), (channels, width, *_function(rows), tile.unroll), tile.warps,
+    )  # fmt: skip
+    if kernel is None:
+        return None
+    _leave_cache(kernel, grad.device)
+    return parts
+
+
+def _suits(rows: Any, features: Tensor, weight: Tensor, half: bool = False) -> bool:
     """Whether types, dimensions and the device are those of the kernels; sizes are left to the tiles."""
     return (
         GLUON
         and gluon_kernels is not None
-        and features.dtype == torch.float32
+        and (features.dtype == torch.float32 or (half and features.dtype.itemsize == 2))
         and rows.tensors[0].dtype == torch.float32
         and rows.function.dim == 3
         and rows.index(max(weight.shape[1:])) is tl.int32
@@ -108,12 +131,12 @@ def _launcher(kernels: ModuleType, name: str) -> Launcher:
     return Launcher(getattr(kernels, name))
 
 
-def _launch(name: str, programs: int, tensors: tuple, sizes: tuple, constants: tuple, warps: int) -> Any:
+def _launch(kernels: Any, name: str, programs: int, tensors: tuple, sizes: tuple, constants: tuple, warps: int) -> Any:
     """The kernel, launched (True where it only begins to compile); None, and a word once, where this version of Triton
     cannot compile it."""
     global GLUON
     try:
-        return _launcher(gluon_kernels, name)((programs, 1, 1), tensors, sizes, constants, warps) or True
+        return _launcher(kernels, name)((programs, 1, 1), tensors, sizes, constants, warps) or True
     except Exception as error:
         if isinstance(error, RuntimeError) and "CUDA" in str(error):
             raise

@@ -145,6 +145,16 @@ def gluon_backward_tile(
     return GLUON_TILE if suits and not few and busy(rows, GLUON_TILE, device) >= 0.75 else None
 
 
+@lru_cache
+def gluon_weight_tile(dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int) -> Tile | None:
+    """The tile of the Gluon kernel of the weight's gradient, where rows are many and short as in `wide_backward_tiles`;
+    else None. `unroll` are the sums that may wait in shared memory. Registers of a lane hold sums of ten terms."""
+    suits = channels in (64, 128) and width in (64, 128) and terms in (2, 4, 6, 8, 10) and dtype != torch.float64
+    if not suits or rows * terms * width * dtype.itemsize <= CHUNK or edges > LONG_BACKWARD * rows:
+        return None
+    return Tile(64, 1 if dtype == torch.float32 and channels == 128 else 2, 4)
+
+
 def gather_tile(dtype: torch.dtype, block: int) -> Tile:
     """A few rows for one warp: neighbourhoods of different sizes wait for each other only within a program."""
     strip = min(block, 32)
