@@ -5,6 +5,7 @@ Capacities are a little above what was seen; the padding belongs to no example a
 
 from __future__ import annotations
 
+import gc
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -228,6 +229,10 @@ def _record(run: Callable[[], Any]) -> tuple[Any, Any, Any]:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
+        # What nobody has any more is freed now: a graph that is freed within the capture ends it.
+        gc.collect()
+        collects = gc.isenabled()
+        gc.disable()
         try:
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 result = run()
@@ -236,6 +241,9 @@ def _record(run: Callable[[], Any]) -> tuple[Any, Any, Any]:
                 f"this step cannot be captured as a graph ({error}): inside it nothing may be read back from the "
                 "device (.item(), .cpu(), print, a condition on a tensor), and no tensor made of Python numbers there"
             ) from error
+        finally:
+            if collects:
+                gc.enable()
     return _each(first, Tensor.clone), graph, result
 
 

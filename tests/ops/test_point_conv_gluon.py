@@ -231,7 +231,8 @@ else:
     @pytest.mark.parametrize(("q", "p"), [(64, 64), (128, 128), (64, 128), (128, 64)])
     @pytest.mark.parametrize("dtype", list(HALF))
     def test_weight_of_wide_layers(gluon, monkeypatch, dtype, q, p):
-        check_weight(monkeypatch, dtype, q, p, Monomials(3, 2), sources=3000, targets=2000)
+        # The reference takes gigabytes for more.
+        check_weight(monkeypatch, dtype, q, p, Monomials(3, 2), sources=700, targets=500)
 
     @pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
     @pytest.mark.parametrize("sources", [1, 127, 129])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import subprocess
 import sys
 
@@ -112,6 +113,29 @@ def test_a_captured_step_does_what_the_step_does(graphs, batches, name):
     """Whatever the sizes of its batches, the smaller last ones included."""
     step = assert_same(batches, OPTIMISERS[name])
     assert step.graphs == 2
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+def test_a_graph_that_nobody_has_any_more_does_not_end_the_capture_of_another(batches):
+    _, last = trained(batches, OPTIMISERS["sgd"], gl.capture)
+    last.itself = last  # only the collector can free it
+    old, often = [last], gc.get_threshold()
+    del last
+
+    def wrap(step, plan):
+        def dropping(geometry, labels):
+            if torch.cuda.is_current_stream_capturing():
+                old.clear()
+            return step(geometry, labels)
+
+        return gl.capture(dropping, plan)
+
+    gc.set_threshold(1)
+    try:
+        trained(batches, OPTIMISERS["sgd"], wrap)
+    finally:
+        gc.set_threshold(*often)
+    assert not old
 
 
 @pytest.mark.parametrize("planned", ["one by one", "ahead"])
