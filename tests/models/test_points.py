@@ -9,6 +9,8 @@ import torch
 
 import gridless as gl
 from gridless import models
+from gridless.nn import blocks
+from gridless.ops.edge_max import edge_max
 from gridless.training.batch import Batch, Group
 from gridless.training.captured import Slot, capacity
 
@@ -217,6 +219,23 @@ def test_a_place_loss_looks_at_one_neighbour_of_each_point():
     losses = {round(layer.loss(geometry[points].coords, geometry).item(), 6) for _ in range(100)}
     # Of four points, none to four drew the other one, half a radius away.
     assert losses == {round(k * 0.25 / 4, 6) for k in range(5)}
+
+
+def test_rows_of_padding_share_no_parent_and_no_neighbour(monkeypatch):
+    """Where many rows share one, their gradients wait for each other on a GPU."""
+    plan = gl.Plan()
+    points = plan.points()
+    near = plan.ball(points, points, 0.2)
+    samples = plan.rejection_sample(near)
+    geometry = gl.collate([plan(torch.rand(40, 3)) for _ in range(2)], bucket=[400])
+    assert geometry[samples].padding > 300
+    features = torch.randn(400, 5, requires_grad=True)
+    blocks.sampled(features, geometry, samples).sum().backward()
+    assert features.grad.max() <= 2  # a sample, and a row of padding
+    found = []
+    monkeypatch.setattr(blocks, "edge_max", lambda x, edges: found.append(edges) or edge_max(x, edges))
+    gl.nn.PlaceLoss(near, 5, weight=1.0).loss(features, geometry)
+    assert found[0].source[80:].tolist() == list(range(80, 400))
 
 
 def test_a_place_loss_of_edges_without_a_radius_is_given_one():
