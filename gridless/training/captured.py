@@ -229,7 +229,7 @@ def _record(run: Callable[[], Any]) -> tuple[Any, Any, Any]:
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # What nobody has any more is freed now: a graph that is freed within the capture ends it.
+        # What nobody has any more is freed now: to free another graph within the capture can end it.
         gc.collect()
         collects = gc.isenabled()
         gc.disable()
