@@ -23,10 +23,8 @@ def network(name: str, **options) -> networks.EventResNet:
     return trained(getattr(networks, name)(**options))
 
 
-def trained(model: networks.EventResNet, seed: int | None = None) -> networks.EventResNet:
+def trained(model: networks.EventResNet) -> networks.EventResNet:
     """The network as after training: no parameter or statistic at its starting value."""
-    if seed is not None:
-        torch.manual_seed(seed)
     _unsettle(model)
     model.eval()
     if isinstance(model.head, StreamHead):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 import subprocess
@@ -58,10 +59,12 @@ def examine(monkeypatch, model, count, seed, cuts):
     guards, events = Guards(monkeypatch), crowd(tuple(model.config["sensor"]), count, seed)
     engine = guards.engine(model, blocks(model))
     answers, levels = run(engine, events, cuts, guards.check)
-    _, expected, _ = batch(model, events)
+    # In float64: large numbers that nearly cancel leave roundings in any float32, up to 3e-5 in a network drawn here.
+    exact = copy.deepcopy(model).double()
+    _, expected, _ = batch(exact, events)
     for mine, features in zip(levels, expected, strict=True):
-        assert_close(mine, features, 1e-5)
-    assert_close(answers, run(Session(model, blocks(model)), events, [])[0], 1e-5)
+        assert_close(mine, features, 1e-4)
+    assert_close(answers, run(Session(exact, blocks(exact)), events, [])[0], 1e-4)
     whole = run(stream(model, blocks(model)), events, [])
     assert torch.equal(whole[0], answers)
     assert all(torch.equal(a, b) for a, b in zip(whole[1], levels, strict=True))
@@ -75,8 +78,9 @@ EXAMPLES = 12 if "NUMBA_CPU_NAME" in os.environ else 30
 @given(sizes(), st.integers(1, 900), st.integers(0, 99), st.data())
 def test_any_network_stays_inside_its_buffers_and_no_cut_changes_a_bit(options, count, seed, data):
     cuts = data.draw(st.sets(st.integers(1, count), max_size=6)) - {count}
+    torch.manual_seed(seed)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        examine(monkeypatch, trained(EventResNet(**options), seed), count, seed, sorted(cuts))
+        examine(monkeypatch, trained(EventResNet(**options)), count, seed, sorted(cuts))
 
 
 @pytest.mark.parametrize("width", [12, 24])

@@ -5,7 +5,7 @@ by bit (distances are not negative, so their bits ascend as they do). Large exam
 nearest, with a radius that grows for the targets that found too few.
 """
 
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
