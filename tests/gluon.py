@@ -118,7 +118,7 @@ HOPPER = SimpleNamespace(
 
 
 @triton.jit
-def every_row(T: tl.constexpr):
+def every_row(T: tl.constexpr, WARPS: tl.constexpr):
     """In place of a warp's own rows: there is one warp."""
     return tl.arange(0, T)
 

@@ -33,7 +33,8 @@ def gluon(monkeypatch):
 
         kernels = interpreted("gridless.ops.point_conv.gpu.gluon_kernels")
         weight = interpreted("gridless.ops.point_conv.gpu.gluon_weight", gluon_kernels=kernels)
-        monkeypatch.setattr(weight, "_own_rows", every_row)
+        for module in (kernels, weight):
+            monkeypatch.setattr(module, "_own_rows", every_row)
         monkeypatch.setattr(gluon, "gluon_kernels", kernels)
         monkeypatch.setattr(gluon, "gluon_weight", weight)
         monkeypatch.setattr(gluon, "_runs_on", lambda device: True)

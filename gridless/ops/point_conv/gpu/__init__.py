@@ -266,7 +266,7 @@ def _fused(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, o
     """(N F) Theta + bias, or where the rows are sources the gradient of the features from that of the result."""
     channels, width = features.shape[1], out.shape[1]
     precision = _precision()
-    if precision == "tf32" and not rows.flip and gluon.forward(rows, features, weight, bias, out):
+    if _rounds(features.dtype) and gluon.forward(rows, features, weight, bias, out):
         return
     # Sums of all channels, or strip by strip.
     together = dot_block(channels) if rows.function.size * dot_block(channels) <= HELD else tile.strip
@@ -283,7 +283,7 @@ def _fused(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, o
 def _weight(rows: _Rows, grad: Tensor, features: Tensor, weight: Tensor, tile: Tile | None) -> Tensor | None:
     """The gradient of the weight alone: 64 of the Q channels and a strip of the P in each program. None where there is
     no tile, and Gluon has no kernel."""
-    if features.element_size() == 2 or _precision() == "tf32":
+    if _rounds(features.dtype):
         parts = gluon.weight(rows, grad, features, weight)
         if parts is not None:
             return parts.sum(0).to(weight.dtype)
@@ -374,6 +374,11 @@ def _transform_first(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor
 def _precision() -> str:
     """How kernels multiply float32 matrices: as torch's products are told to."""
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
+def _rounds(dtype: torch.dtype) -> bool:
+    """Whether factors of products have no more than 11 bits."""
+    return dtype.itemsize == 2 or _precision() == "tf32"
 
 
 def _product(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:

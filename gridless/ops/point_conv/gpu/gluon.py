@@ -34,17 +34,20 @@ FETCHED = 24 << 20
 
 
 def forward(rows: Any, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
-    """Writes the convolution to `out` and 1 / W to the rows' tensor; False, and nothing, where no kernel suits."""
-    _, channels, width = weight.shape
-    tile = gluon_tile(*weight.shape, rows.count, rows.edges, out.device)
-    if tile is None or not _suits(rows, features, weight):
+    """Writes the convolution to `out` and 1 / W to the rows' tensor, or where rows are sources the gradient of the
+    features from that of the result; False, and nothing, where no kernel suits."""
+    sizes = weight.shape[0], features.shape[1], out.shape[1]
+    tile = gluon_tile(features.dtype, *sizes, rows.count, rows.edges, out.device)
+    if tile is None or not _suits(rows, features, weight, half=True):
         return False
     tiles = cdiv(rows.count, tile.rows)
-    fetched = (features.numel(), rows.edges) if features.nbytes + 4 * rows.edges <= FETCHED else (0, 0)
+    bytes = features.nbytes, 4 * rows.edges
+    fetched = (n // 128 if sum(bytes) <= FETCHED else 0 for n in bytes)
     kernel = _launch(
         gluon_kernels, "forward_kernel", min(tiles, processors(out.device)),
         (features, *rows.tensors, weight, weight if bias is None else bias, out),
-        (rows.count, tiles, *fetched, rows.scale[0]), (channels, width, *_function(rows), bias is not None), tile.warps,
+        (rows.count, tiles, *fetched, rows.scale[0]),
+        (*sizes[1:], *_function(rows), rows.flip, bias is not None, tile.strip), tile.warps,
     )  # fmt: skip
     if kernel is None:
         return False

@@ -1,10 +1,10 @@
 """Gluon kernels of the point convolution: the fused kernels with every number's place in the registers chosen.
 
-A warp owns 16 rows, and a quad of its lanes the rows g and g + 8 and channels 4 t to 4 t + 3 of every strip of 16. This
-is an operand of `wgmma` if the channels of a strip are taken in the order k = 4 v + t for channel 4 t + v: the sums go
-from the walk over the edges into the product without a barrier, shared memory or a move, and W is one number of the
-row. Theta waits in shared memory in the matching order. Products are TF32; coordinates and features are float32, of 3
-dimensions.
+A warp owns 16 rows, and a quad of its lanes the rows g and g + 8 and channels 4 t to 4 t + 3 of every 16, or of half
+precision 8 t to 8 t + 7 of every 32: what one load brings. This is an operand of `wgmma` if channels are taken in
+another order (`_channel`): the sums go from the walk over the edges into the product without a barrier, shared memory
+or a move, and W is one number of the row. Theta waits in shared memory in the matching order. Coordinates are float32,
+of 3 dimensions; products of float32 are TF32.
 
 The rest is as in `triton_kernels`, whose helpers for one edge serve here too: rows and columns, FLIP. A walk has an
 edge of every row in its registers and the next on the way.
@@ -35,19 +35,31 @@ def _bases(first, size):
 
 
 @gluon.constexpr_function
-def _tile(rows, channels):
-    """16 rows in a warp, 4 channels of each strip of 16 in a lane."""
-    wide = [[0, b] for b in _bases(16, channels)]
-    warps = [[b, 0] for b in _bases(16, rows)]
-    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout([[0, 1], [0, 2], *wide, [8, 0]], lanes, warps, [], [rows, channels])
+def _loaded(bits):
+    """Channels of so many bits in 16 bytes."""
+    return 128 // bits
 
 
 @gluon.constexpr_function
-def _every_warp(rows):
-    """All rows in each of eight warps."""
-    lanes = [[b] for b in _bases(1, 32)]
-    return gl.DistributedLinearLayout([[b] for b in _bases(32, rows)], lanes, [[0], [0], [0]], [], [rows])
+def _packed(bits):
+    """Channels of so many bits in a register."""
+    return 32 // bits
+
+
+@gluon.constexpr_function
+def _tile(rows, channels, bits=32):
+    """16 rows in a warp, and 16 bytes of each 64 of a row in a lane."""
+    n = _loaded(bits)
+    mine = [[0, b] for b in _bases(1, n) + _bases(4 * n, channels)]
+    warps = [[b, 0] for b in _bases(16, rows)]
+    lanes = [[0, n], [0, 2 * n], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([*mine, [8, 0]], lanes, warps, [], [rows, channels])
+
+
+@gluon.constexpr_function
+def _warp_lanes(warps):
+    """32 numbers in each of so many warps."""
+    return gl.DistributedLinearLayout([], [[b] for b in _bases(1, 32)], [[0]] * len(_bases(1, warps)), [], [32])
 
 
 @gluon.constexpr_function
@@ -59,12 +71,29 @@ def _copies(rows, columns):
 
 
 @gluon.jit
-def _fetch(X, count):
-    """Asks for this program's share of X, `count` 4-byte numbers, to be brought into the second-level cache."""
+def _own_rows(T: gl.constexpr, WARPS: gl.constexpr):
+    """The rows of each warp, of the tile's. The compiler takes them for the same in every warp: only loops without a
+    barrier may go by them."""
+    lane = gl.arange(0, 32, layout=_warp_lanes(WARPS))
+    warp = gl.inline_asm_elementwise(
+        "{ mov.u32 $0, %tid.x; shr.u32 $0, $0, 5; // $1\n}", "=r,r", [lane], dtype=gl.int32, is_pure=True, pack=1
+    )
+    return warp % WARPS * 16 + lane % 16
+
+
+@gluon.constexpr_function
+def _swizzle(columns, bits):
+    """Bytes, of rows of so many columns."""
+    return min(columns * bits // 8, 128)
+
+
+@gluon.jit
+def _fetch(X, lines):
+    """Asks for this program's share of X, so many times 128 bytes, to be brought into the second-level cache."""
     line = gl.arange(0, 256, layout=gl.BlockedLayout([1], [32], [8], [0]))
-    lines = count // 32
+    EACH: gl.constexpr = 1024 // X.dtype.element_ty.primitive_bitwidth
     for j in range(gl.program_id(0) * 256, lines, gl.num_programs(0) * 256):
-        at = (X + gl.minimum(j + line, lines - 1) * 32).to(gl.int64)
+        at = (X + gl.minimum(j + line, lines - 1) * EACH).to(gl.int64)
         gl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [at], dtype=gl.int32, is_pure=False, pack=1
         )
@@ -73,7 +102,7 @@ def _fetch(X, count):
 @gluon.jit
 def _begin(ROW_X, SPLITS, COLS, tile, last, T: gl.constexpr, TILE: gl.constexpr):
     """What the walk of a tile begins with: first and last edge, coordinates and first two columns of each row, and the
-    most edges of a row, which every warp finds for itself."""
+    most edges of a row of each warp."""
     row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, TILE))
     live = row < last
     first = gl.load(SPLITS + row, mask=live, other=0).to(gl.int32)
@@ -81,9 +110,9 @@ def _begin(ROW_X, SPLITS, COLS, tile, last, T: gl.constexpr, TILE: gl.constexpr)
     x = _load_point(ROW_X, row, live, 3)
     col = gl.load(COLS + first, mask=first < end, other=0)
     then = gl.load(COLS + first + 1, mask=first + 1 < end, other=0)
-    every = tile * T + gl.arange(0, T, layout=_every_warp(T))
-    before = gl.load(SPLITS + every, mask=every < last, other=0)
-    most = gl.max((gl.load(SPLITS + every + 1, mask=every < last, other=0) - before).to(gl.int32), axis=0)
+    mine = tile * T + _own_rows(T, T // 16)
+    before = gl.load(SPLITS + mine, mask=mine < last, other=0)
+    most = gl.max((gl.load(SPLITS + mine + 1, mask=mine < last, other=0) - before).to(gl.int32), axis=0)
     return first, end, x, col, then, most
 
 
@@ -148,22 +177,32 @@ def _walk(
 
 
 @gluon.jit
+def _room(N: gl.constexpr, P: gl.constexpr, C: gl.constexpr, TYPE: gl.constexpr):
+    """Shared memory for N matrices (P, C)."""
+    BITS: gl.constexpr = TYPE.primitive_bitwidth
+    return gl.allocate_shared_memory(TYPE, [N, P, C], gl.NVMMASharedLayout(_swizzle(C, BITS), BITS))
+
+
+@gluon.jit
 def _keep(
-    THETA, M: gl.constexpr, NEXT: gl.constexpr, P: gl.constexpr, C: gl.constexpr, DOWN: gl.constexpr,
-    ALONG: gl.constexpr,
+    THETA, kept, FIRST: gl.constexpr, M: gl.constexpr, NEXT: gl.constexpr, P: gl.constexpr, C: gl.constexpr,
+    DOWN: gl.constexpr, ALONG: gl.constexpr,
 ):  # fmt: skip
-    """Copies of M matrices (P, C), NEXT apart, in shared memory, channels in the order k. Neighbours in a column
-    are DOWN numbers apart, in a row ALONG."""
+    """Copies of M matrices (P, C), NEXT apart, in shared memory, from FIRST on; channels in the order of the product.
+    Neighbours in a column are DOWN numbers apart, in a row ALONG."""
     COPIES: gl.constexpr = _copies(P, C)
-    KEPT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=32, rank=2)
-    k = gl.arange(0, C, layout=gl.SliceLayout(0, COPIES))
-    channel = (k & -16) + (k % 4) * 4 + (k // 4) % 4
+    channel = _channel(gl.arange(0, C, layout=gl.SliceLayout(0, COPIES)), THETA.dtype.element_ty.primitive_bitwidth)
     at = THETA + gl.arange(0, P, layout=gl.SliceLayout(1, COPIES))[:, None] * DOWN + channel[None, :] * ALONG
-    theta = ()
     for m in gl.static_range(M):
-        theta = theta + (gl.allocate_shared_memory(gl.float32, [P, C], KEPT),)
-        theta[m].store(gl.load(at + m * NEXT))
-    return theta
+        kept.index(FIRST + m).store(gl.load(at + m * NEXT))
+
+
+@gluon.jit
+def _channel(k, BITS: gl.constexpr):
+    """The channel at place k of a product: a lane has those at t, t + 4, t + 8, t + 12 of 16 registers."""
+    EACH: gl.constexpr = _loaded(BITS)
+    PAIR: gl.constexpr = _packed(BITS)
+    return (k & (-4 * EACH)) + (k // PAIR % 4) * EACH + (k // (4 * PAIR) % 4) * PAIR + k % PAIR
 
 
 @gluon.jit
@@ -174,52 +213,86 @@ def _arrive():
 
 
 @gluon.jit
-def _product(acc, theta, out, M: gl.constexpr, T: gl.constexpr, C: gl.constexpr, LEFT: gl.constexpr):
-    """`out` and the sum over terms of (T, C) times (C, P). The left operand has its channels in the order k: nothing
-    moves."""
+def _product(
+    acc, theta, first, out, M: gl.constexpr, T: gl.constexpr, C: gl.constexpr, TYPE: gl.constexpr, LEFT: gl.constexpr
+):  # fmt: skip
+    """`out` and the sum over terms of (T, C) times (C, P), of this type; of Theta from the matrix `first` on. The left
+    operand has its channels in the order of the product: nothing moves."""
+    EACH: gl.constexpr = _loaded(TYPE.primitive_bitwidth)
+    PAIR: gl.constexpr = _packed(TYPE.primitive_bitwidth)
     product = warpgroup_mma_init(out)
     sums = ()
     for m in gl.static_range(M):
-        left = gl.reshape(gl.permute(gl.reshape(acc[m], [T, C // 16, 4, 4]), (0, 1, 3, 2)), [T, C])
+        left = gl.reshape(acc[m].to(TYPE), [T, C // (4 * EACH), 4, 4, PAIR])
+        left = gl.reshape(gl.permute(left, (0, 1, 3, 2, 4)), [T, C])
         sums = sums + (gl.convert_layout(left, LEFT),)
-        product = warpgroup_mma(sums[m], theta[m].permute((1, 0)), product, is_async=True)
+        product = warpgroup_mma(sums[m], theta.index(first + m).permute((1, 0)), product, is_async=True)
     return warpgroup_mma_wait(0, deps=(product,) + sums)[0]
 
 
-@gluon.jit(do_not_specialize=["last", "tiles", "numbers", "edges"])
+@gluon.jit(do_not_specialize=["last", "tiles", "lines_f", "lines_cols"])
 def forward_kernel(
-    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, tiles, numbers, edges, scale,
+    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, tiles, lines_f, lines_cols, scale,
     C: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
-    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, HAS_BIAS: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, HAS_BIAS: gl.constexpr, L: gl.constexpr,
 ):  # fmt: skip
-    """OUT (rows, P) = (N F) Theta + bias: eight warps, tile after tile of 128 targets, and no barrier between them.
-    While one tile is multiplied, what the walk of the next begins with is on its way."""
+    """OUT (rows, P) = (N F) Theta + bias: eight warps, tile after tile of 128 targets, and no barrier between them; L
+    channels at a time. While one tile is multiplied, what the walk of the next begins with is on its way.
+
+    With FLIP the rows are sources, F (S', C) is the gradient of the result, and OUT is the gradient of the features:
+    Theta (M, P, C) then lies across.
+    """
     T: gl.constexpr = 128
-    TILE: gl.constexpr = _tile(T, C)
-    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, P, 8])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
+    TYPE: gl.constexpr = F.dtype.element_ty
+    BITS: gl.constexpr = TYPE.primitive_bitwidth
+    MINE: gl.constexpr = NORMALISE and not FLIP
+    # Sums in float16 are divided before the product, to stay in its range.
+    BEFORE: gl.constexpr = MINE and TYPE == gl.float16
+    TILE: gl.constexpr = _tile(T, L, BITS)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, P, 256 // BITS])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, _packed(BITS))
     pid = gl.program_id(0)
     begun = _begin(ROW_X, SPLITS, COLS, pid, last, T, TILE)
-    theta = _keep(THETA, M, C * P, P, C, 1, P)
-    _fetch(COLS, edges)
-    _fetch(F, numbers)
+    theta = _room(C // L * M, P, L, TYPE)
+    for j in gl.static_range(C // L):
+        if FLIP:
+            _keep(THETA + j * L, theta, j * M, M, C * P, P, L, C, 1)
+        else:
+            _keep(THETA + j * L * P, theta, j * M, M, C * P, P, L, 1, P)
+    _fetch(COLS, lines_cols)
+    _fetch(F, lines_f)
     _arrive()
     for tile in range(pid, tiles, gl.num_programs(0)):
-        acc, total = _walk(
-            F, COL_X, COLS, INVERSE, begun, scale,
-            C, C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, False, T, TILE,
-        )  # fmt: skip
-        begun = _begin(ROW_X, SPLITS, COLS, tile + gl.num_programs(0), last, T, TILE)
-        out = _product(acc, theta, gl.zeros([T, P], gl.float32, layout=MMA), M, T, C, LEFT)
+        out = gl.zeros([T, P], gl.float32, layout=MMA)
+        total = gl.zeros([T], gl.float32, layout=gl.SliceLayout(1, TILE))
+        for strip in range(0, C // L):
+            acc, total = _walk(
+                F + strip * L, COL_X, COLS, INVERSE, begun, scale,
+                L, C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, T, TILE,
+            )  # fmt: skip
+            following = tile + gl.num_programs(0) if strip + 1 == C // L else tile
+            begun = _begin(ROW_X, SPLITS, COLS, following, last, T, TILE)
+            if BEFORE:
+                acc = _divided(acc, _invert(total), M)
+            out = _product(acc, theta, strip * M, out, M, T, L, TYPE, LEFT)
         row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
-        if NORMALISE:
+        if MINE:
             inverse = gl.convert_layout(_invert(total), gl.SliceLayout(1, MMA))
             gl.store(INVERSE + row, inverse, mask=row < last)
-            out = out * inverse[:, None]
+            if not BEFORE:
+                out = out * inverse[:, None]
         column = gl.arange(0, P, layout=gl.SliceLayout(0, MMA))
         if HAS_BIAS:
-            out += gl.load(BIAS + column)[None, :]
-        gl.store(OUT + row[:, None] * P + column[None, :], out, mask=(row < last)[:, None])
+            out += gl.load(BIAS + column).to(gl.float32)[None, :]
+        gl.store(OUT + row[:, None] * P + column[None, :], out.to(TYPE), mask=(row < last)[:, None])
+
+
+@gluon.jit
+def _divided(acc, inverse, M: gl.constexpr):
+    new = ()
+    for m in gl.static_range(M):
+        new = new + (acc[m] * inverse[:, None],)
+    return new
 
 
 @gluon.jit(do_not_specialize=["last", "tiles", "each"])
@@ -252,12 +325,12 @@ def backward_kernel(
     B: gl.constexpr = gl.DotOperandLayout(1, SHARE, 1)
     pid = gl.program_id(0)
     begun = _begin(ROW_X, SPLITS, COLS, pid * each, last, T, TILE)
-    theta = ()
     share = ()
     kept = ()
     if NEED_F:
+        theta = _room(PASSES * M, Q, C, gl.float32)
         for j in gl.static_range(PASSES):
-            theta = theta + (_keep(THETA + j * C, M, Q * P, Q, C, P, 1),)
+            _keep(THETA + j * C, theta, j * M, M, Q * P, Q, C, P, 1)
     if NEED_W:
         kept_f = gl.allocate_shared_memory(gl.float32, [T, Q], KEPT_Q)
         for _ in gl.static_range(M):
@@ -283,7 +356,7 @@ def backward_kernel(
                 for m in gl.static_range(M):
                     kept[m].store(acc[m])
             if NEED_F:
-                d_f = _product(acc, theta[j], d_f, M, T, C, LEFT)
+                d_f = _product(acc, theta, j * M, d_f, M, T, C, gl.float32, LEFT)
             if NEED_W:
                 f = kept_f.permute([1, 0]).load(A)
                 for m in gl.static_range(M):

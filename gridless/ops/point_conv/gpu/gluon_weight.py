@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from gridless.ops.point_conv.gpu.gluon_kernels import _add, _arrive, _barrier, _bases
+from gridless.ops.point_conv.gpu.gluon_kernels import _add, _arrive, _barrier, _bases, _own_rows, _swizzle
 from gridless.ops.point_conv.gpu.triton_kernels import _load_point
 
 # Renamed after Triton 3.6.
@@ -34,12 +34,6 @@ def _records():
     """Four numbers of each row, in the lanes that have it."""
     lanes = [[1, 0], [2, 0], [4, 0], [8, 0], [0, 0]]
     return gl.DistributedLinearLayout([[0, 1], [0, 2]], lanes, [[16, 0], [32, 0]], [], [64, 4])
-
-
-@gluon.constexpr_function
-def _warp_lanes():
-    """32 numbers in each of four warps."""
-    return gl.DistributedLinearLayout([], [[b] for b in _bases(1, 32)], [[0], [0]], [], [32])
 
 
 @gluon.constexpr_function
@@ -79,19 +73,13 @@ def _log(count):
     return count.bit_length() - 1
 
 
-@gluon.constexpr_function
-def _swizzle(n):
-    """Bytes, of a row of half precision."""
-    return min(2 * n, 128)
-
-
 @gluon.jit
 def _room(N: gl.constexpr, TYPE: gl.constexpr, DEEP: gl.constexpr):
     """Shared memory for DEEP matrices (64, N), or for TF32 (N, 64)."""
     if TYPE.primitive_bitwidth == 32:
         return gl.allocate_shared_memory(TYPE, [DEEP, N, 64], gl.NVMMASharedLayout(128, 32))
     else:
-        return gl.allocate_shared_memory(TYPE, [DEEP, 64, N], gl.NVMMASharedLayout(_swizzle(N), 16))
+        return gl.allocate_shared_memory(TYPE, [DEEP, 64, N], gl.NVMMASharedLayout(_swizzle(N, 16), 16))
 
 
 @gluon.jit
@@ -117,23 +105,12 @@ def _pair(turn, group, groups):
 
 
 @gluon.jit
-def _own_rows(T: gl.constexpr):
-    """The rows of each warp, of the tile's. The compiler takes them for the same in every warp: only loops without a
-    barrier may go by them."""
-    lane = gl.arange(0, 32, layout=_warp_lanes())
-    warp = gl.inline_asm_elementwise(
-        "{ mov.u32 $0, %tid.x; shr.u32 $0, $0, 5; // $1\n}", "=r,r", [lane], dtype=gl.int32, is_pure=True, pack=1
-    )
-    return warp % 4 * 16 + lane % 16
-
-
-@gluon.jit
 def _spans(SPLITS, tile, last, TILE: gl.constexpr):
     """The rows of a tile, their first and last edges; and those of the rows of each warp, whose most edges count."""
     row = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, TILE))
     first = gl.load(SPLITS + row, mask=row < last, other=0).to(gl.int32)
     end = gl.load(SPLITS + row + 1, mask=row < last, other=0).to(gl.int32)
-    mine = tile * 64 + _own_rows(64)
+    mine = tile * 64 + _own_rows(64, 4)
     low = gl.load(SPLITS + mine, mask=mine < last, other=0).to(gl.int32)
     high = gl.load(SPLITS + mine + 1, mask=mine < last, other=0).to(gl.int32)
     return row, first, end, low, high

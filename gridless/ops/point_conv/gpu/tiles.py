@@ -126,10 +126,14 @@ def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
 
 
 @lru_cache
-def gluon_tile(terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device) -> Tile | None:
+def gluon_tile(
+    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
+) -> Tile | None:
     """The tile of the Gluon kernel where it exists, is faster, and has rows enough; else None."""
-    suits = channels in (32, 64) and width in (16, 32, 64) and terms * channels <= HELD
-    return GLUON_TILE if suits and edges <= 24 * rows and busy(rows, GLUON_TILE, device) >= 0.85 else None
+    suits = channels in (32, 64) and width in (16, 32, 64) and terms * 32 <= HELD and dtype != torch.float64
+    if not suits or edges > 24 * rows or busy(rows, GLUON_TILE, device) < 0.85:
+        return None
+    return GLUON_TILE._replace(strip=channels if terms * channels <= HELD else 32)
 
 
 @lru_cache
