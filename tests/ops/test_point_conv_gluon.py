@@ -128,6 +128,19 @@ def check_weight(monkeypatch, dtype, q, p, basis, falloff="linear", normalise=Tr
     assert (found.double() - expected).norm() < HALF[dtype] * expected.norm()
 
 
+def check_wide(gluon, monkeypatch, dtype, basis, falloff="linear", normalise=True, sources=40, targets=20):
+    """All of a layer of 64 channels, as if it had many rows: strip by strip, forward, and back to the features."""
+    from gridless.ops.point_conv import gpu
+
+    fused, back = gpu.fused_tile, gpu.wide_backward_tiles
+    many = 1_000_000, 1_000_000
+    monkeypatch.setattr(gpu, "fused_tile", lambda *sizes: fused(*sizes[:-3], *many, sizes[-1]))
+    monkeypatch.setattr(gpu, "wide_backward_tiles", lambda *sizes: back(*sizes[:-2], *many))
+    tensors = given(64, 64, basis, sources, targets, dtype)
+    assert_like_reference(*tensors, falloff, normalise, tolerance=HALF[dtype])
+    assert gluon == [True, True]
+
+
 def check_settings(gluon, falloff, normalise):
     assert_like_reference(*given(32, 32, Monomials(3, 1)), falloff, normalise)
     assert gluon == [True, True]
@@ -203,9 +216,17 @@ if INTERPRET:
     def test_interpreted_settings(gluon, falloff, normalise):
         check_settings(gluon, falloff, normalise)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_interpreted_wide_layers(gluon, monkeypatch, dtype):
+        check_wide(gluon, monkeypatch, dtype, SIX)
+
     @pytest.mark.parametrize(("dtype", "normalise"), [(torch.float32, True), (torch.float16, False)])
     def test_interpreted_weight_of_wide_layers(gluon, monkeypatch, dtype, normalise):
         check_weight(monkeypatch, dtype, 64, 64, SIX, "linear", normalise)
+
+    def test_interpreted_half_precision(gluon):
+        assert_like_reference(*given(32, 32, SIX, dtype=torch.float16), tolerance=HALF[torch.float16])
+        assert gluon == [True, True]
 
     def test_interpreted_duplicates_and_uneven_neighbourhoods(gluon):
         check_duplicates_and_uneven_neighbourhoods(gluon, 130)
@@ -268,9 +289,20 @@ else:
             assert torch.equal(a, b)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    def test_halves_go_to_the_triton_kernels(gluon, dtype):
-        with_gradients(*given(32, 32, Monomials(3, 2), dtype=dtype))
-        assert gluon == [False, False]
+    @pytest.mark.parametrize(("q", "p", "basis"), BOTH + ONE_WAY[:1], ids=str)
+    def test_half_precision(gluon, dtype, q, p, basis):
+        assert_like_reference(*given(q, p, basis, dtype=dtype), tolerance=HALF[dtype])
+        assert gluon == [True, (q, p, basis) in BOTH]
+
+    def test_sums_beyond_the_range_of_float16_are_divided_first(gluon):
+        (features, weight, bias, x, y), edges, basis = given(32, 32, Monomials(3, 1), dtype=torch.float16)
+        features, weight = features.abs() * 5000, weight / 5000
+        assert_like_reference((features, weight, bias, x, y), edges, basis, tolerance=HALF[torch.float16])
+
+    @pytest.mark.parametrize("dtype", list(HALF))
+    @pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
+    def test_wide_layers(gluon, monkeypatch, dtype, falloff, normalise):
+        check_wide(gluon, monkeypatch, dtype, Monomials(3, 2), falloff, normalise, 700, 500)
 
     def test_full_precision_and_other_dimensions_go_to_the_triton_kernels(gluon, monkeypatch):
         from gridless.ops.point_conv import gpu

@@ -313,10 +313,10 @@ def _fused_backward(
 ) -> Tensor | None:
     _, channels, width = weight.shape
     precision = _precision()
-    if precision == "tf32":
+    if _rounds(features.dtype):
         parts = gluon.backward(rows, grad, features, weight, d_features, need_weight)
         if parts is not None:
-            return parts.sum(0) if need_weight else None
+            return parts.sum(0).to(weight.dtype) if need_weight else None
     tiles = cdiv(rows.count, tile.rows)
     programs = min(tiles, side_by_side(grad.device, tile)) if need_weight else tiles
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)

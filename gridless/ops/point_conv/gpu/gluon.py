@@ -38,7 +38,7 @@ def forward(rows: Any, features: Tensor, weight: Tensor, bias: Tensor | None, ou
     features from that of the result; False, and nothing, where no kernel suits."""
     sizes = weight.shape[0], features.shape[1], out.shape[1]
     tile = gluon_tile(features.dtype, *sizes, rows.count, rows.edges, out.device)
-    if tile is None or not _suits(rows, features, weight, half=True):
+    if tile is None or not _suits(rows, features, weight):
         return False
     tiles = cdiv(rows.count, tile.rows)
     bytes = features.nbytes, 4 * rows.edges
@@ -85,7 +85,7 @@ def weight(rows: Any, grad: Tensor, features: Tensor, weight: Tensor) -> Tensor 
     """Parts (groups, M, Q, P) whose sum is the gradient of a wide layer's weight; None where no kernel suits."""
     _, channels, width = weight.shape
     tile = gluon_weight_tile(features.dtype, *weight.shape, rows.count, rows.edges)
-    if tile is None or not _suits(rows, features, weight, half=True):
+    if tile is None or not _suits(rows, features, weight):
         return None
     pairs, strips = cdiv(rows.count, 2 * tile.rows), width // tile.strip
     groups = min(max(processors(grad.device) // strips, 1), pairs)
@@ -104,12 +104,12 @@ def weight(rows: Any, grad: Tensor, features: Tensor, weight: Tensor) -> Tensor 
     return parts
 
 
-def _suits(rows: Any, features: Tensor, weight: Tensor, half: bool = False) -> bool:
+def _suits(rows: Any, features: Tensor, weight: Tensor) -> bool:
     """Whether types, dimensions and the device are those of the kernels; sizes are left to the tiles."""
     return (
         GLUON
         and gluon_kernels is not None
-        and (features.dtype == torch.float32 or (half and features.dtype.itemsize == 2))
+        and features.dtype != torch.float64
         and rows.tensors[0].dtype == torch.float32
         and rows.function.dim == 3
         and rows.index(max(weight.shape[1:])) is tl.int32

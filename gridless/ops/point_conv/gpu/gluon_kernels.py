@@ -63,6 +63,16 @@ def _warp_lanes(warps):
 
 
 @gluon.constexpr_function
+def _across(columns, bits):
+    """128 rows in shared memory, to be read along and across."""
+    if bits == 16:
+        return gl.NVMMASharedLayout(_swizzle(columns, bits), bits)
+    # 16-byte pieces of a row change places with the row's last two bits: neither rows nor columns meet a bank twice.
+    rows = [[1, 16], [2, 8], [4, 0], [8, 0], [16, 0], [32, 0], [64, 0]]
+    return gl.SharedLinearLayout([[0, b] for b in _bases(1, columns)] + rows)
+
+
+@gluon.constexpr_function
 def _copies(rows, columns):
     """4 columns and 8 rows in a warp: what it writes to shared memory meets every bank once."""
     lanes, rest = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], [[b, 0] for b in _bases(8, rows)]
@@ -139,6 +149,7 @@ def _add(
     if NORMALISE and FLIP:
         w = w * near[3]
     new = ()
+    f = f.to(gl.float32)
     for m in gl.static_range(M):
         new = new + (acc[m] + _value(v, w, m, KIND, TABLE, SHARP, 3)[:, None] * f,)
     return new, total + w
@@ -247,7 +258,7 @@ def forward_kernel(
     BITS: gl.constexpr = TYPE.primitive_bitwidth
     MINE: gl.constexpr = NORMALISE and not FLIP
     # Sums in float16 are divided before the product, to stay in its range.
-    BEFORE: gl.constexpr = MINE and TYPE == gl.float16
+    BEFORE: gl.constexpr = MINE and F.dtype.element_ty == gl.float16
     TILE: gl.constexpr = _tile(T, L, BITS)
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, P, 256 // BITS])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, _packed(BITS))
@@ -311,30 +322,27 @@ def backward_kernel(
     T: gl.constexpr = 128
     C: gl.constexpr = 32
     PASSES: gl.constexpr = P // C
-    TILE: gl.constexpr = _tile(T, C)
-    READ: gl.constexpr = _tile(T, Q)
-    MMA: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[8, 1], instr_shape=[16, Q, 8])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, 1)
-    # 16-byte pieces of a row change places with the row's last two bits: neither rows nor columns meet a bank twice.
-    ROWS: gl.constexpr = [[1, 16], [2, 8], [4, 0], [8, 0], [16, 0], [32, 0], [64, 0]]
-    WIDE: gl.constexpr = [[0, 32]] if Q == 64 else []
-    KEPT_Q: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + WIDE + ROWS)
-    KEPT: gl.constexpr = gl.SharedLinearLayout([[0, 1], [0, 2], [0, 4], [0, 8], [0, 16]] + ROWS)
+    TYPE: gl.constexpr = F.dtype.element_ty
+    BITS: gl.constexpr = TYPE.primitive_bitwidth
+    TILE: gl.constexpr = _tile(T, C, BITS)
+    READ: gl.constexpr = _tile(T, Q, BITS)
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, Q, 256 // BITS])
+    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, _packed(BITS))
     SHARE: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 4], instr_shape=[16, 8])
-    A: gl.constexpr = gl.DotOperandLayout(0, SHARE, 1)
-    B: gl.constexpr = gl.DotOperandLayout(1, SHARE, 1)
+    A: gl.constexpr = gl.DotOperandLayout(0, SHARE, _packed(BITS))
+    B: gl.constexpr = gl.DotOperandLayout(1, SHARE, _packed(BITS))
     pid = gl.program_id(0)
     begun = _begin(ROW_X, SPLITS, COLS, pid * each, last, T, TILE)
     share = ()
     kept = ()
     if NEED_F:
-        theta = _room(PASSES * M, Q, C, gl.float32)
+        theta = _room(PASSES * M, Q, C, TYPE)
         for j in gl.static_range(PASSES):
             _keep(THETA + j * C, theta, j * M, M, Q * P, Q, C, P, 1)
     if NEED_W:
-        kept_f = gl.allocate_shared_memory(gl.float32, [T, Q], KEPT_Q)
+        kept_f = gl.allocate_shared_memory(TYPE, [T, Q], _across(Q, BITS))
         for _ in gl.static_range(M):
-            kept = kept + (gl.allocate_shared_memory(gl.float32, [T, C], KEPT),)
+            kept = kept + (gl.allocate_shared_memory(TYPE, [T, C], _across(C, BITS)),)
         for _ in gl.static_range(PASSES * M):
             share = share + (gl.zeros([Q, C], gl.float32, layout=SHARE),)
     _arrive()
@@ -354,9 +362,9 @@ def backward_kernel(
                 begun = _begin(ROW_X, SPLITS, COLS, tile + 1, last, T, TILE)
             if NEED_W:
                 for m in gl.static_range(M):
-                    kept[m].store(acc[m])
+                    kept[m].store(acc[m].to(TYPE))
             if NEED_F:
-                d_f = _product(acc, theta, j * M, d_f, M, T, C, gl.float32, LEFT)
+                d_f = _product(acc, theta, j * M, d_f, M, T, C, TYPE, LEFT)
             if NEED_W:
                 f = kept_f.permute([1, 0]).load(A)
                 for m in gl.static_range(M):
@@ -366,7 +374,7 @@ def backward_kernel(
         if NEED_F:
             row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
             column = gl.arange(0, Q, layout=gl.SliceLayout(0, MMA))
-            gl.store(D_F + row[:, None] * Q + column[None, :], d_f, mask=(row < last)[:, None])
+            gl.store(D_F + row[:, None] * Q + column[None, :], d_f.to(TYPE), mask=(row < last)[:, None])
     if NEED_W:
         q = gl.arange(0, Q, layout=gl.SliceLayout(1, SHARE))
         p = gl.arange(0, C, layout=gl.SliceLayout(0, SHARE))
