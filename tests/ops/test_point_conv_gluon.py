@@ -131,11 +131,13 @@ def check_weight(monkeypatch, dtype, q, p, basis, falloff="linear", normalise=Tr
 def check_wide(gluon, monkeypatch, dtype, basis, falloff="linear", normalise=True, sources=40, targets=20):
     """All of a layer of 64 channels, as if it had many rows: strip by strip, forward, and back to the features."""
     from gridless.ops.point_conv import gpu
+    from gridless.ops.point_conv.gpu import gluon as module
 
-    fused, back = gpu.fused_tile, gpu.wide_backward_tiles
+    fused, back, tile = gpu.fused_tile, gpu.wide_backward_tiles, module.gluon_tile
     many = 1_000_000, 1_000_000
     monkeypatch.setattr(gpu, "fused_tile", lambda *sizes: fused(*sizes[:-3], *many, sizes[-1]))
     monkeypatch.setattr(gpu, "wide_backward_tiles", lambda *sizes: back(*sizes[:-2], *many))
+    monkeypatch.setattr(module, "gluon_tile", lambda *sizes: tile(*sizes[:-3], *many, sizes[-1]))
     tensors = given(64, 64, basis, sources, targets, dtype)
     assert_like_reference(*tensors, falloff, normalise, tolerance=HALF[dtype])
     assert gluon == [True, True]

@@ -65,13 +65,12 @@ def backward(
     if tile is None or not _suits(rows, features, weight):
         return None
     tiles = cdiv(rows.count, tile.rows)
-    each = cdiv(tiles, processors(grad.device)) if need_weight else 1
-    programs = cdiv(tiles, each)
+    programs = min(tiles, processors(grad.device)) if need_weight else tiles
     parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
     kernel = _launch(
         gluon_kernels, "backward_kernel", programs,
         (grad, features, *rows.tensors, weight, features if d_features is None else d_features, parts),
-        (rows.count, tiles, each, rows.scale[0]),
+        (rows.count, tiles, rows.scale[0]),
         (channels, width, *_function(rows), d_features is not None, need_weight), tile.warps,
     )  # fmt: skip
     if kernel is None:

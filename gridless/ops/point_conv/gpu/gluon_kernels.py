@@ -306,13 +306,13 @@ def _divided(acc, inverse, M: gl.constexpr):
     return new
 
 
-@gluon.jit(do_not_specialize=["last", "tiles", "each"])
+@gluon.jit(do_not_specialize=["last", "tiles"])
 def backward_kernel(
-    GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, D_F, PARTS, last, tiles, each, scale,
+    GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, D_F, PARTS, last, tiles, scale,
     Q: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
     FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, NEED_F: gl.constexpr, NEED_W: gl.constexpr,
 ):  # fmt: skip
-    """B = N^T dF' of tiles of 128 sources, `each` of them one after the other and 32 of the P channels at a time; from
+    """B = N^T dF' of tiles of 128 sources, one after the other and 32 of the P channels at a time; from
     it dF = B Theta^T, and F^T B is added up. Eight warps: each gathers B of its 16 sources, multiplies it by Theta^T,
     and leaves it in shared memory, from where all add F^T B, each a piece of every term's, to what they keep in
     registers.
@@ -332,7 +332,7 @@ def backward_kernel(
     A: gl.constexpr = gl.DotOperandLayout(0, SHARE, _packed(BITS))
     B: gl.constexpr = gl.DotOperandLayout(1, SHARE, _packed(BITS))
     pid = gl.program_id(0)
-    begun = _begin(ROW_X, SPLITS, COLS, pid * each, last, T, TILE)
+    begun = _begin(ROW_X, SPLITS, COLS, pid, last, T, TILE)
     share = ()
     kept = ()
     if NEED_F:
@@ -346,7 +346,7 @@ def backward_kernel(
         for _ in gl.static_range(PASSES * M):
             share = share + (gl.zeros([Q, C], gl.float32, layout=SHARE),)
     _arrive()
-    for tile in range(pid * each, gl.minimum(pid * each + each, tiles)):
+    for tile in range(pid, tiles, gl.num_programs(0)):
         if NEED_W:
             source = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, READ))
             at = source[:, None] * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, READ))[None, :]
@@ -359,7 +359,7 @@ def backward_kernel(
                 C, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, T, TILE,
             )  # fmt: skip
             if j == PASSES - 1:
-                begun = _begin(ROW_X, SPLITS, COLS, tile + 1, last, T, TILE)
+                begun = _begin(ROW_X, SPLITS, COLS, tile + gl.num_programs(0), last, T, TILE)
             if NEED_W:
                 for m in gl.static_range(M):
                     kept[m].store(acc[m].to(TYPE))

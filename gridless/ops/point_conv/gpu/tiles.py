@@ -131,9 +131,11 @@ def gluon_tile(
 ) -> Tile | None:
     """The tile of the Gluon kernel where it exists, is faster, and has rows enough; else None."""
     suits = channels in (32, 64) and width in (16, 32, 64) and terms * 32 <= HELD and dtype != torch.float64
-    if not suits or edges > 24 * rows or busy(rows, GLUON_TILE, device) < 0.85:
+    held = terms * channels <= HELD
+    least = 0.6 if held or dtype == torch.float32 else 0.8
+    if not suits or edges > 24 * rows or busy(rows, GLUON_TILE, device) < least:
         return None
-    return GLUON_TILE._replace(strip=channels if terms * channels <= HELD else 32)
+    return GLUON_TILE._replace(strip=channels if held else 32)
 
 
 @lru_cache
