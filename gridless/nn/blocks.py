@@ -264,13 +264,7 @@ class DropPath(nn.Module):
 
 def sampled(features: Tensor, geometry: Geometry, cloud: str) -> Tensor:
     """The features of those points of the parent cloud that were sampled into `cloud`: (S, C) to (S', C)."""
-    sample = geometry[cloud]
-    parent = sample.parent_index
-    if sample.padding:
-        # Each row of padding has a parent of its own: the gradients of all would wait for each other at one.
-        row = torch.arange(len(parent), device=parent.device)
-        parent = torch.where(row < sample.splits[-1], parent, row.clamp(max=len(features) - 1))
-    return features.index_select(0, parent)
+    return features.index_select(0, geometry[cloud].parent_index)
 
 
 def with_coords(features: Tensor, geometry: Geometry, cloud: str) -> Tensor:

@@ -4,7 +4,7 @@
 
 Padding is of the batch: few shapes for compiled and captured graphs, the same results. Padding rows come after the last
 example and belong to none; padding targets have no edge; padding edges belong to no target. Whatever walks splits never
-meets them.
+meets them. Their indices point at different rows: gradients that go to one wait for each other on a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad as pad_tensor
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from gridless.structures.base import Structure, kinds
@@ -153,21 +152,27 @@ def bucket_size(length: int, bucket: Buckets) -> int:
 
 def pad(value: Any, bucket: Buckets) -> Any:
     """The structure with every tensor grown to its bucket; example counts stay as they are."""
-    grown = []
-    for kind, tensor in value.parts():
-        if kind != "splits":
-            rows = bucket_size(len(tensor), bucket)
-            grown.append(pad_tensor(tensor, [0, 0] * (tensor.ndim - 1) + [0, rows - len(tensor)]))
-        elif isinstance(value, Edges):
-            # A row per target, and so they grow; those of clouds and events have one per example.
-            rows = bucket_size(len(tensor) - 1, bucket) + 1
-            grown.append(torch.cat([tensor, tensor[-1:].expand(rows - len(tensor))]))
-        else:
-            grown.append(tensor)
     sizes = [of for name, kind, of in kinds(type(value)) if kind.endswith("index") and getattr(value, name) is not None]
     into = bucket_size(getattr(value, sizes[0] or ""), bucket) if sizes else None
+    parts = []
+    for kind, tensor in value.parts():
+        splits, rows = kind == "splits", len(tensor)
+        # Splits of edges have a row per target, and so they grow; those of clouds and events have one per example.
+        if not splits or isinstance(value, Edges):
+            rows = bucket_size(rows - splits, bucket) + splits
+        parts.append(grown(tensor, rows, splits, into if kind.endswith("index") else None))
     more = bucket_size(len(value), bucket) - len(value)
-    return value.with_parts(grown, into, value.padding + more)
+    return value.with_parts(parts, into, value.padding + more)
+
+
+def grown(tensor: Tensor, rows: int, splits: bool, into: int | None) -> Tensor:
+    """The tensor with padding: of splits the last entry, of an index its place, modulo `into` rows; else 0."""
+    padding = tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])
+    if splits:
+        padding += tensor[-1]
+    elif into is not None:
+        padding += (torch.arange(padding.numel(), device=tensor.device) + tensor.numel()).view_as(padding) % into
+    return torch.cat([tensor, padding])
 
 
 def fixed(geometry: Geometry, like: Geometry | None = None) -> Geometry:

@@ -119,16 +119,16 @@ class Group(Sequence):
         table[..., 1] *= widths // [unit(t) for t in tensors]
         return send(torch.from_numpy(table), self.labels.device)
 
-    def parts(self, k: int) -> Iterator[tuple[Tensor, int]]:
-        """Of every field the part that belongs to batch k, and what pads it."""
-        for (first, count, shift, fill), field in zip(self.table[k].tolist(), self.fields, strict=True):
+    def parts(self, k: int) -> Iterator[Tensor]:
+        """Of every field the part that belongs to batch k."""
+        for (first, count, shift, _), field in zip(self.table[k].tolist(), self.fields, strict=True):
             rows = field.tensor[first : first + count]
             # A copy either way, so that it begins at an aligned address: kernels are compiled apart for others.
-            yield (rows.clone() if field.into is None else rows - shift), fill
+            yield rows.clone() if field.into is None else rows - shift
 
     def cut(self, k: int) -> Geometry:
         """The geometry of batch k."""
-        return with_fields(self.plan, self.geometry, [part for part, _ in self.parts(k)], self[k].sizes)
+        return with_fields(self.plan, self.geometry, self.parts(k), self[k].sizes)
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor, those included that were derived from others and are used again by the network."""

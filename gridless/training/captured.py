@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from gridless.backends import backend_for
 from gridless.plan import Plan
 from gridless.structures import Geometry
+from gridless.structures.batch import grown
 from gridless.training.batch import EXAMPLES, Batch, Group, Sizes, with_fields
 from gridless.training.prefetch import ALONE
 
@@ -278,11 +279,13 @@ class Slot:
         self._padding = {name: room[name] - size for name, size in batch.sizes.items()}
         self._tensors = [f.tensor.new_zeros(room[f.of] + f.splits, *f.tensor.shape[1:]) for f in group.fields]
         self._geometry = with_fields(self._plan, group.geometry, self._tensors, room, self._padding)
+        # How many rows each of them points into, if it is an index.
+        self._into = [None if f.splits or f.into is None else room[f.into] for f in group.fields]
         self._fill = None
         if backend_for(batch.labels.device) == "gpu":
             from gridless.training.fill import Fill
 
-            self._fill = Fill(self._tensors)
+            self._fill = Fill(self._tensors, self._into)
         self.load(batch)
 
     def holds(self, needed: Sizes) -> bool:
@@ -296,9 +299,8 @@ class Slot:
             raise ValueError(f"a batch of {len(group.fields)} tensors does not fill a slot of {len(self._tensors)}")
         if self._fill is not None:
             return self._fill(group, k)
-        for mine, (part, fill) in zip(self._tensors, group.parts(k), strict=True):
-            mine[: len(part)] = part
-            mine[len(part) :] = fill
+        for mine, part, field, into in zip(self._tensors, group.parts(k), group.fields, self._into, strict=True):
+            mine.copy_(grown(part, len(mine), field.splits, into))
 
     @property
     def batch(self) -> Batch:

@@ -19,13 +19,14 @@ BLOCK = 2048
 
 
 class Fill:
-    """Where the fields of a batch go: tensors, on one device, in the order of `Group.fields`."""
+    """Where the fields of a batch go: tensors, on one device, as in `Group.fields`; indices point into `rows`."""
 
-    def __init__(self, into: Sequence[Tensor]) -> None:
+    def __init__(self, into: Sequence[Tensor], rows: Sequence[int | None]) -> None:
         device = into[0].device
         units = [unit(t) for t in into]
         sizes = [t.numel() * t.element_size() // u for t, u in zip(into, units)]
-        self.whole = torch.tensor([[t.data_ptr(), *how] for t, *how in zip(into, sizes, units)], device=device)
+        each = zip(into, sizes, units, rows, strict=True)
+        self.whole = torch.tensor([[t.data_ptr(), size, u, r or 1] for t, size, u, r in each], device=device)
         starts = [np.arange(0, size, BLOCK) for size in sizes]
         which = np.repeat(np.arange(len(into)), [len(s) for s in starts])
         self.blocks = torch.from_numpy(np.stack([which, np.concatenate(starts)], 1)).to(device)
@@ -44,19 +45,22 @@ def _fill(parts, whole, blocks, offset, BLOCK: tl.constexpr):
     count = tl.load(part + 1)
     shift = tl.load(part + 2)
     fill = tl.load(part + 3)
-    size = tl.load(whole + 3 * tensor + 1)
-    unit = tl.load(whole + 3 * tensor + 2)
+    whole += 4 * tensor
+    size = tl.load(whole + 1)
+    unit = tl.load(whole + 2)
+    # To padding of an index its place is added, as `grown` does; to all other 0, the remainder by 1.
+    fill += at.to(tl.int32) % tl.load(whole + 3).to(tl.int32)
     # Floating point is copied as it is, with a shift of 0.
     if unit == 8:
         wide = tl.load(part).to(tl.pointer_type(tl.int64)) + at
-        wide_into = tl.load(whole + 3 * tensor).to(tl.pointer_type(tl.int64)) + at
+        wide_into = tl.load(whole).to(tl.pointer_type(tl.int64)) + at
         tl.store(wide_into, tl.where(at < count, tl.load(wide, at < count, other=0) - shift, fill), at < size)
     elif unit == 1:
         byte = tl.load(part).to(tl.pointer_type(tl.int8)) + at
-        byte_into = tl.load(whole + 3 * tensor).to(tl.pointer_type(tl.int8)) + at
+        byte_into = tl.load(whole).to(tl.pointer_type(tl.int8)) + at
         tl.store(byte_into, tl.load(byte, at < count, other=0), at < size)
     else:
         short = tl.load(part).to(tl.pointer_type(tl.int32)) + at
-        short_into = tl.load(whole + 3 * tensor).to(tl.pointer_type(tl.int32)) + at
+        short_into = tl.load(whole).to(tl.pointer_type(tl.int32)) + at
         value = tl.load(short, at < count, other=0) - shift.to(tl.int32)
         tl.store(short_into, tl.where(at < count, value, fill.to(tl.int32)), at < size)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gridless as gl
+from gridless.geometry.causal import Latest
 from gridless.structures import bucket_size, pad
 
 
@@ -72,6 +73,26 @@ def test_sizes_still_say_how_many_rows_an_index_points_into(sizes):
         assert padded[name].num_target == len(padded[cloud])
     assert padded["X1"].num_parent == padded["X2"].num_parent == len(padded["X0"])
     assert padded["X0"].num_parent == 0
+
+
+@pytest.mark.parametrize("sizes", [(20, 1, 0, 33), (0,), (64,)])
+def test_rows_of_padding_point_at_different_rows(sizes):
+    """Where many point at one, their gradients wait for each other on a GPU."""
+    plain, padded = gl.collate(examples(*sizes)), gl.collate(examples(*sizes), bucket=[5000, 100])
+    for name in ("X1", "X2", "N00", "N01", "N10"):
+        short, long = plain[name], padded[name]
+        if isinstance(short, gl.Cloud):
+            index, into = long.parent_index[len(short) :], long.num_parent
+        else:
+            index, into = long.source[len(short) :], long.num_source
+        counts = torch.bincount(index, minlength=into)
+        assert len(counts) == into
+        assert counts.max() - counts.min() <= 1
+
+
+def test_an_index_of_several_columns_is_padded():
+    latest = Latest(torch.tensor([[0, -1], [1, -1], [1, 2]], dtype=torch.int32), num_source=3)
+    assert pad(latest, [5]).row.tolist() == [[0, -1], [1, -1], [1, 2], [1, 2], [3, 4]]
 
 
 def test_searches_and_samplers_pass_padding_by(backend, device):

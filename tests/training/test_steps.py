@@ -16,6 +16,7 @@ from small_run import shapes
 
 import gridless as gl
 from gridless import models
+from gridless.structures import pad
 from gridless.training import (
     Average,
     Clouds,
@@ -27,7 +28,7 @@ from gridless.training import (
     prefetch,
     probabilities,
 )
-from gridless.training.batch import Group, ends_of
+from gridless.training.batch import EXAMPLES, Group, ends_of
 from gridless.training.captured import Slot, capacity
 from gridless.training.evaluate import report
 from gridless.training.examples import views_of_cloud
@@ -183,17 +184,23 @@ def padded(plan, geometry, room) -> list[torch.Tensor]:
     def grown(tensor: torch.Tensor, length: int, value: int = 0) -> torch.Tensor:
         return torch.cat([tensor, tensor.new_full((length - len(tensor), *tensor.shape[1:]), value)])
 
+    def spread(index: torch.Tensor, length: int, into: int) -> torch.Tensor:
+        return torch.cat([index, torch.tensor([row % into for row in range(len(index), length)]).to(index)])
+
     found = []
     for name, value in geometry.items():
         if isinstance(value, gl.Cloud):
             found += [grown(value.coords, room[name]), value.splits]
-            found += [] if value.parent_index is None else [grown(value.parent_index, room[name])]
+            if value.parent_index is not None:
+                found.append(spread(value.parent_index, room[name], room[plan.steps[name].inputs[0]]))
             continue
-        ways = [(value, ends_of(plan, name)[1])]
+        source, target = ends_of(plan, name)
+        ways = [(value, source, target)]
         if not value.symmetric:
-            ways.append((value.transpose(), ends_of(plan, name)[0]))
-        for edges, target in ways:
-            found += [grown(edges.splits, room[target] + 1, len(edges)), grown(edges.source, room[name])]
+            ways.append((value.transpose(), target, source))
+        for edges, source, target in ways:
+            found.append(grown(edges.splits, room[target] + 1, len(edges)))
+            found.append(spread(edges.source, room[name], room[source]))
     return found
 
 
@@ -231,6 +238,21 @@ def test_a_slot_holds_whatever_batch_was_loaded_last(clouds, backend, device, gr
             assert one.dtype == other.dtype
             assert torch.equal(one, other)
     assert torch.equal(torch.cat([batch.labels for batch in batches]), data.labels[loader.order(0).to(device)])
+
+
+def test_a_slot_is_padded_as_a_collated_batch_is(clouds, backend, device):
+    with gl.use_backend(None):
+        plan = models.point_unet(3, width=8, levels=2).plan
+        data = Clouds(clouds.points[:6].to(device), clouds.labels[:6].to(device))
+        group = next(iter(Loader(data, plan, 3, Policy(shuffle=True, drop=0.5), group=2))).group
+    most = 100 + max(max(batch.sizes.values()) for batch in group)
+    slot = Slot(group[0], dict.fromkeys(group[0].sizes, most) | {EXAMPLES: 3})
+    for batch in group:
+        slot.load(batch)
+        for name, value in batch.geometry.items():
+            wanted, found = pad(value, [most]), slot.batch.geometry[name]
+            for (_, a), (_, b) in zip(wanted.parts(), found.parts(), strict=True):
+                assert torch.equal(a, b)
 
 
 @pytest.mark.parametrize("group", [1, 2])
