@@ -66,17 +66,22 @@ def _moved(cloud: Cloud, coords: Tensor, turn: Callable[[Tensor], Tensor] | None
         turned = {name: turn(rows[name].to(coords.dtype)).to(rows[name].dtype) for name in cloud.directions}
         rows = Rows({**rows, **turned})
     moved = Cloud.made(coords=coords.contiguous(), splits=cloud.splits, rows=rows, directions=cloud.directions)
+    return _alike(cloud, moved)
+
+
+def _alike(cloud: Cloud, other: Cloud) -> Cloud:
+    """The other, whose examples are of the cloud's sizes: what is known of these is not found again."""
     if cloud.num_examples > 1:
-        moved.cached("example", lambda: cloud.example)
-    return moved
+        other.cached("example", lambda: cloud.example)
+    return other
 
 
 def _kept_first(cloud: Cloud, counts: Tensor) -> Cloud:
     """The first counts[b] points of each example b."""
     if cloud.num_examples == 1 and cloud.device.type == "cpu":
         return cloud[: int(counts)]
-    place = torch.arange(len(cloud), device=cloud.device) - _at(cloud, cloud.splits[:-1])
-    return cloud[place < _at(cloud, counts)]
+    keep = torch.arange(len(cloud), device=cloud.device) < _at(cloud, cloud.splits[:-1] + counts)
+    return cloud._part(keep, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
 
 
 def _rotated(cloud: Cloud, matrix: Tensor) -> Cloud:
@@ -135,7 +140,7 @@ class Shuffle(PointTransform):
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         place = draws.uniform(cloud, each="row", dtype=torch.float64)
         order = torch.argsort(place + cloud.example if cloud.num_examples > 1 else place, stable=True)
-        return cloud._part(order, cloud.splits)
+        return _alike(cloud, cloud._part(order, cloud.splits))
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,8 @@ class DropToFirst(PointTransform):
         share = _at(cloud, _uniform(cloud, draws, 0, self.most))
         chance = draws.uniform(cloud, each="row", dtype=share.dtype)
         at = torch.arange(len(cloud), device=cloud.device)
-        return cloud._part(torch.where(chance <= share, _at(cloud, cloud.splits[:-1]), at), cloud.splits)
+        at = torch.where(chance <= share, _at(cloud, cloud.splits[:-1]), at)
+        return _alike(cloud, cloud._part(at, cloud.splits))
 
 
 # Where they are.
