@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gridless.backends import backend_for
 from gridless.plan import Plan
-from gridless.structures import Geometry
+from gridless.structures import Edges, Geometry
 from gridless.structures.batch import grown
 from gridless.training.batch import EXAMPLES, Batch, Group, Sizes, with_fields
 from gridless.training.prefetch import ALONE
@@ -204,7 +204,8 @@ class CapturedStep:
             # Unpadded, while the sizes of batches are being learned.
             self.warm += 1
             return run(batch)
-        slot = Slot(batch, capacity(self.high, self.low))
+        edges = {name for name, value in batch.group.geometry.items() if isinstance(value, Edges)}
+        slot = Slot(batch, capacity(self.high, self.low, edges))
         first, self.graph, self.result = _record(lambda: run(slot.batch))
         self.slot = slot
         return first
@@ -258,14 +259,15 @@ def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return {name: _each(part, function) for name, part in value.items()} if isinstance(value, Mapping) else value
 
 
-def capacity(high: Mapping[str, int], low: Mapping[str, int] | None = None) -> Sizes:
+def capacity(high: Mapping[str, int], low: Mapping[str, int] | None = None, edges: Set[str] = frozenset()) -> Sizes:
     """Sizes that hold the largest seen and more: twice as far again as they were spread, and a little.
 
-    At most an eighth more, because padding takes time at every step, and a larger batch only once. Multiples of 64, so
-    that rows stay aligned. The number of examples stays as it is.
+    At most an eighth more, because padding takes time at every step, and a larger batch only once; of edges, which no
+    row walks and whose numbers differ most, half as many. Multiples of 64, so that rows stay aligned. The number of
+    examples stays as it is.
     """
     low = high if low is None else low
-    more = {n: 0.02 * size + min(2 * (size - low[n]), size // 8) for n, size in high.items()}
+    more = {n: 0.02 * size + min(2 * (size - low[n]), size // (2 if n in edges else 8)) for n, size in high.items()}
     room = {n: -(-int(size + more[n] + 64) // 64) * 64 for n, size in high.items()}
     return room | {EXAMPLES: high[EXAMPLES]}
 

@@ -240,6 +240,14 @@ def test_a_slot_holds_whatever_batch_was_loaded_last(clouds, backend, device, gr
     assert torch.equal(torch.cat([batch.labels for batch in batches]), data.labels[loader.order(0).to(device)])
 
 
+def test_edges_have_more_room_than_rows():
+    """Twice the spread: up to an eighth of rows, up to half of edges."""
+    high, low = {EXAMPLES: 8, "X0": 6400, "N00": 64_000}, {EXAMPLES: 8, "X0": 1000, "N00": 1000}
+    room = capacity(high, low, {"N00"})
+    assert room == {EXAMPLES: 8, "X0": 7424, "N00": 97_344}
+    assert capacity(high, high, {"N00"})["N00"] == 65_344
+
+
 def test_a_slot_is_padded_as_a_collated_batch_is(clouds, backend, device):
     with gl.use_backend(None):
         plan = models.point_unet(3, width=8, levels=2).plan
