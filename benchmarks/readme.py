@@ -217,6 +217,7 @@ def accuracy() -> list[Row]:
         what = "official test split" if where == "test" else "held out of the training split"
         beside = OTHERS.get(path.stem, "")
         beside = f"on the test split: {beside}" if beside and where != "test" else beside
+        beside = about[where].get("beside", beside)
         rows.append((f"weights `{path.stem}`, {what}", figure(about[where]), beside))
     return rows
 

@@ -35,7 +35,7 @@ def probabilities(
         views: what is done to an example for each view; None leaves it as it is.
         batch_size: examples at a time.
         seed: of the views.
-        precision: `32` or `bf16`.
+        precision: `32`, or on a GPU `bf16`.
         progress: show a bar.
     """
     was_training = model.training

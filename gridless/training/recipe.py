@@ -90,7 +90,7 @@ class Recipe:
     average: float | None = None
     """Keep a moving average of the weights, with this much of it kept at each step, and ship that."""
     precision: str = "32"
-    """`32`, or `bf16` by autocast."""
+    """`32`, or on a GPU `bf16` by autocast."""
     compiled: bool = False
     """Compile the network with torch.compile."""
     capture: bool | None = None
