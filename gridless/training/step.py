@@ -27,7 +27,8 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
     """
     if precision not in ("32", "bf16"):
         raise ValueError(f"precision must be '32' or 'bf16', not {precision!r}")
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" and device.type != "cpu" else nullcontext()
+    rounded = precision == "bf16" and device.type != "cpu"
+    return torch.autocast(device.type, torch.bfloat16) if rounded else nullcontext()
 
 
 class Average:
