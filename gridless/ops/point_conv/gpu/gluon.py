@@ -41,8 +41,8 @@ def forward(rows: Any, features: Tensor, weight: Tensor, bias: Tensor | None, ou
     if tile is None or not _suits(rows, features, weight):
         return False
     tiles = cdiv(rows.count, tile.rows)
-    bytes = features.nbytes, 4 * rows.edges
-    fetched = (n // 128 if sum(bytes) <= FETCHED else 0 for n in bytes)
+    read = features.nbytes, 4 * rows.edges
+    fetched = (size // 128 if sum(read) <= FETCHED else 0 for size in read)
     kernel = _launch(
         gluon_kernels, "forward_kernel", min(tiles, processors(out.device)),
         (features, *rows.tensors, weight, weight if bias is None else bias, out),
