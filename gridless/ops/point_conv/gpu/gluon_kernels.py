@@ -312,10 +312,9 @@ def backward_kernel(
     Q: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
     FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, NEED_F: gl.constexpr, NEED_W: gl.constexpr,
 ):  # fmt: skip
-    """B = N^T dF' of tiles of 128 sources, one after the other and 32 of the P channels at a time; from
-    it dF = B Theta^T, and F^T B is added up. Eight warps: each gathers B of its 16 sources, multiplies it by Theta^T,
-    and leaves it in shared memory, from where all add F^T B, each a piece of every term's, to what they keep in
-    registers.
+    """B = N^T dF' of tiles of 128 sources, one after the other and 32 of the P channels at a time; from it
+    dF = B Theta^T, and F^T B is added up. Eight warps: each gathers B of its 16 sources, multiplies it by Theta^T, and
+    leaves it in shared memory, from where all add F^T B, each a piece of every term's, to what they keep in registers.
 
     PARTS (programs, M, Q, P) float32: each program's share of the weight's gradient.
     """

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from gridless.ops.point_conv.gpu.gluon_kernels import _add, _arrive, _barrier, _bases, _own_rows, _swizzle
+from gridless.ops.point_conv.gpu.gluon_kernels import _add, _arrive, _barrier, _bases, _own_rows, _room
 from gridless.ops.point_conv.gpu.triton_kernels import _load_point
 
 # Renamed after Triton 3.6.
@@ -53,19 +53,24 @@ def _result(n, bits):
 
 
 @gluon.constexpr_function
+def _powers(terms):
+    """The powers of two that the terms are: those of each are multiplied together, and tensors have no other sizes."""
+    return [1 << b for b in range(terms.bit_length() - 1, -1, -1) if terms >> b & 1]
+
+
+@gluon.constexpr_function
 def _batches(terms):
-    """How many powers of two the terms are: those of each are multiplied together, and tensors have no other sizes."""
-    return terms.bit_count()
+    return len(_powers(terms))
 
 
 @gluon.constexpr_function
 def _size(terms, i):
-    return [1 << b for b in range(terms.bit_length() - 1, -1, -1) if terms >> b & 1][i]
+    return _powers(terms)[i]
 
 
 @gluon.constexpr_function
 def _first(terms, i):
-    return sum([1 << b for b in range(terms.bit_length() - 1, -1, -1) if terms >> b & 1][:i])
+    return sum(_powers(terms)[:i])
 
 
 @gluon.constexpr_function
@@ -74,12 +79,12 @@ def _log(count):
 
 
 @gluon.jit
-def _room(N: gl.constexpr, TYPE: gl.constexpr, DEEP: gl.constexpr):
+def _room_of_rows(N: gl.constexpr, TYPE: gl.constexpr, DEEP: gl.constexpr):
     """Shared memory for DEEP matrices (64, N), or for TF32 (N, 64)."""
     if TYPE.primitive_bitwidth == 32:
-        return gl.allocate_shared_memory(TYPE, [DEEP, N, 64], gl.NVMMASharedLayout(128, 32))
+        return _room(DEEP, N, 64, TYPE)
     else:
-        return gl.allocate_shared_memory(TYPE, [DEEP, 64, N], gl.NVMMASharedLayout(_swizzle(N, 16), 16))
+        return _room(DEEP, 64, N, TYPE)
 
 
 @gluon.jit
@@ -290,14 +295,14 @@ def weight_kernel(
     TYPE: gl.constexpr = F.dtype.element_ty
     strip = gl.program_id(0) % (P // 16)
     group = gl.program_id(0) // (P // 16)
-    kept_f = _room(Q, TYPE, 2)
+    kept_f = _room_of_rows(Q, TYPE, 2)
     kept = ()
     full = ()
     empty = ()
     for which in gl.static_range(2):
         mine = ()
         for i in gl.static_range(_batches(M)):
-            mine = mine + (_room(16 * _size(M, i), TYPE, DEEP),)
+            mine = mine + (_room_of_rows(16 * _size(M, i), TYPE, DEEP),)
         kept = kept + (mine,)
         full = full + (gl.allocate_shared_memory(gl.int64, [DEEP, 1], mbarrier.MBarrierLayout()),)
         empty = empty + (gl.allocate_shared_memory(gl.int64, [DEEP, 1], mbarrier.MBarrierLayout()),)
