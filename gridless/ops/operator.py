@@ -61,8 +61,9 @@ def traced(*inputs: Any) -> bool:
     return bool(tracer) and not any(map(_is_dual, inputs))
 
 
-def eager(name: str, save: Save | None = None, backward: Callable | None = None) -> Callable:
-    """Decorates a forward function as `operator` does, for eager code alone: its inputs may be anything."""
+def eager(name: str, save: Save | None = None, backward: Callable | None = None, first: bool = False) -> Callable:
+    """Decorates a forward function as `operator` does, for eager code alone: its inputs may be anything. With `first`
+    callers, and autograd, get the first of its outputs: the others are for `save`."""
 
     def decorate(forward: Callable) -> Callable:
         keep = save or _keep_nothing
@@ -72,21 +73,23 @@ def eager(name: str, save: Save | None = None, backward: Callable | None = None)
             def forward(ctx: Any, *inputs: Any) -> Any:
                 output = forward(*inputs)
                 keep(ctx, inputs, output)
-                return output
+                return output[0] if first else output
 
             @staticmethod
             def jvp(ctx: Any, *tangents: Any) -> Any:
                 raise NotImplementedError(f"{name} has no forward-mode derivative: {_REMEDY}")
 
         Eager.backward = staticmethod(backward or _refuse_second)  # type: ignore[method-assign]
+        # What `Function.apply` does beside this is for torch.func's transforms, which are refused.
+        apply: Callable = super(torch.autograd.Function, Eager).apply  # type: ignore[misc]
 
         @wraps(forward)
         def call(*inputs: Any) -> Any:
             if torch._C._are_functorch_transforms_active():
                 raise NotImplementedError(f"{name} takes no part in torch.func's transforms: {_REMEDY}")
-            if not torch.is_grad_enabled() and forward_ad._current_level < 0:
-                return forward(*inputs)
-            return Eager.apply(*inputs)
+            if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+                return apply(*inputs)
+            return forward(*inputs)[0] if first else forward(*inputs)
 
         return call
 

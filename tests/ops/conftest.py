@@ -1,4 +1,4 @@
-"""Which tile serves which sizes is remembered; a test that changes the rules must not meet what others found."""
+"""Which tile or launch serves which sizes is remembered; a test that changes the rules must not meet older ones."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _forget_tiles():
+def _forget_sizes():
     def forget() -> None:
-        tiles = sys.modules.get("gridless.ops.point_conv.gpu.tiles")
-        for value in vars(tiles).values() if tiles is not None else ():
-            if hasattr(value, "cache_clear"):
-                value.cache_clear()
+        for name in ("tiles", "gluon"):
+            module = sys.modules.get(f"gridless.ops.point_conv.gpu.{name}")
+            for value in vars(module).values() if module is not None else ():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
     forget()
     yield

@@ -38,7 +38,6 @@ def gluon(monkeypatch):
         monkeypatch.setattr(gluon, "gluon_kernels", kernels)
         monkeypatch.setattr(gluon, "gluon_weight", weight)
         monkeypatch.setattr(gluon, "_runs_on", lambda device: True)
-        monkeypatch.setattr(gluon, "_leave_cache", lambda *given: None)
     elif not torch.cuda.is_available() or not gluon._runs_on(torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("no device, or no Triton, for these kernels")
     used = []

@@ -144,7 +144,7 @@ def compile_ahead(
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         out, inverse = gpu.conv(features, like, added, near, _transforms_first(order, weight, edges))
         if backward:
-            gpu.conv_backward(out, features, like, inverse, near, True, True)
+            gpu.conv_backward(out, features, like, inverse, near, True, True, bias is not None)
 
 
 def cheaper_order(num_edges: int, num_source: int, num_target: int, in_channels: int, out_channels: int) -> str:

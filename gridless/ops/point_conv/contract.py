@@ -8,7 +8,9 @@ from torch import Tensor
 
 from gridless.ops.point_conv.edge_function import EdgeFunction
 
-Gradients = tuple[Tensor | None, Tensor | None]
+# Of features, weight and bias, and of the coordinates of sources and targets.
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+CoordGradients = tuple[Tensor | None, Tensor | None]
 
 
 class Neighbours(NamedTuple):
@@ -53,9 +55,9 @@ class Backend(Protocol):
 
     def conv_backward(
         self, grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
-        need_features: bool, need_weight: bool,
+        need_features: bool, need_weight: bool, need_bias: bool,
     ) -> Gradients:  # fmt: skip
-        """Gradients of features (S, Q) and weight (M, Q, P), from that of the result (S', P).
+        """Gradients of features (S, Q), weight (M, Q, P) and bias (P), from that of the result (S', P).
 
         One gather over the transposed edges, B[j, m] = sum over i of n_m(i, j) grad[i], then dF = sum of
         B[:, m] Theta(m)^T and dTheta(m) = F^T B[:, m]. The same for both orders.
@@ -65,7 +67,7 @@ class Backend(Protocol):
     def conv_coords_backward(
         self, grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
         need_source: bool, need_target: bool,
-    ) -> Gradients:  # fmt: skip
+    ) -> CoordGradients:  # fmt: skip
         """Gradients of the coordinates of sources (S, D) and targets (S', D), in their dtype.
 
         With c_m = <grad[i], F[j] Theta(m)>, a = sum of c_m p_m and D_i = sum over the row of a w / W:
@@ -80,6 +82,6 @@ class Backend(Protocol):
 
     def edge_sums_backward(
         self, grad: Tensor, sums: Tensor, inverse: Tensor, near: Neighbours, need_source: bool, need_target: bool
-    ) -> Gradients:
+    ) -> CoordGradients:
         """As `conv_coords_backward`, with c_m = grad[i, m] of the sums (S', M), so that D_i = <grad[i], sums[i]>."""
         ...

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gridless import backends
 from gridless.ops.operator import eager, operator, traced, without_autocast
-from gridless.ops.point_conv.contract import Backend, Gradients, Neighbours
+from gridless.ops.point_conv.contract import Backend, CoordGradients, Neighbours
 from gridless.ops.point_conv.edge_function import EdgeFunction, compute_dtype
 from gridless.structures import Edges
 
@@ -42,7 +42,7 @@ def _on(backend: str, where: Tensor) -> Backend:
     return backends.module_of("gridless.ops.point_conv", backend, where.device)
 
 
-def _filled(like: Tensor, grads: Gradients) -> tuple[Tensor, Tensor]:
+def _filled(like: Tensor, grads: CoordGradients) -> tuple[Tensor, Tensor]:
     """Operators return tensors: an empty one stands for a gradient that is not needed."""
     first, second = grads
     return like.new_empty(0) if first is None else first, like.new_empty(0) if second is None else second
@@ -57,7 +57,7 @@ def conv(
     if traced(features):
         return _traced_conv(features, weight, bias, *_flat(near), transform_first, backend)[0]
     ends = near.source_coords, near.target_coords
-    return _eager_conv(features, weight, bias, *ends, near, transform_first, backend)[0]
+    return _eager_conv(features, weight, bias, *ends, near, transform_first, backend)
 
 
 @without_autocast
@@ -77,11 +77,8 @@ def _backward(
     """Gradients of features, weight, bias and both coordinates, those that are needed."""
     d_features = d_weight = d_bias = d_source = d_target = None
     module, grad, weight = _on(backend, grad), grad.contiguous(), weight.contiguous()
-    # First: torch's sum takes memory of its own, twice that of the features for 128 channels.
-    if needs[2]:
-        d_bias = grad.sum(0)
-    if needs[0] or needs[1]:
-        d_features, d_weight = module.conv_backward(grad, features, weight, inverse, near, needs[0], needs[1])
+    if needs[0] or needs[1] or needs[2]:
+        d_features, d_weight, d_bias = module.conv_backward(grad, features, weight, inverse, near, *needs[:3])
     if needs[3] or needs[4]:
         d_source, d_target = module.conv_coords_backward(grad, features, weight, inverse, near, needs[3], needs[4])
     return d_features, d_weight, d_bias, d_source, d_target
@@ -91,19 +88,15 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     features, weight, _, source_coords, target_coords, ctx.near, _, ctx.backend = inputs
     ctx.save_for_backward(features, weight, source_coords, target_coords)
     ctx.inverse = output[1]
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    if grad is None:
-        return (None,) * 8
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     features, weight, _, _ = ctx.saved_tensors
     grads = _backward(grad, features, weight, ctx.inverse, ctx.near, ctx.needs_input_grad, ctx.backend)
     return *grads, None, None, None
 
 
-_eager_conv = eager("point_conv", _save, _differentiate)(_forward)
+_eager_conv = eager("point_conv", _save, _differentiate, first=True)(_forward)
 
 
 # The convolution as operators.

@@ -65,10 +65,13 @@ def conv(
 
 def conv_backward(
     grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
-    need_features: bool, need_weight: bool,
+    need_features: bool, need_weight: bool, need_bias: bool,
 ) -> Gradients:  # fmt: skip
+    d_bias = grad.sum(0) if need_bias else None
+    if not (need_features or need_weight):
+        return None, None, d_bias
     if not weight.numel():
-        return torch.zeros_like(features), torch.zeros_like(weight)
+        return torch.zeros_like(features), torch.zeros_like(weight), d_bias
     compute = numpy_dtype(features)
     g, theta = wide(grad, compute), wide_weight(weight, compute)
     f = wide(features, compute) if need_weight else np.empty((0, 0), compute)
@@ -87,14 +90,14 @@ def conv_backward(
     sizes = (size, q, p, tile_height(size * p, compute), lanes(compute), depthwise)
     in_threads(_backward, [(a, b, *edges, *rule, *arrays, d_weight[n], *sizes) for n, (a, b) in enumerate(cuts)])
     if not need_weight:
-        return d_features.to(features.dtype), None
+        return d_features.to(features.dtype), None, d_bias
     # Added by NumPy, which starts no threads for it.
     total = torch.from_numpy(d_weight.sum(0))
     if depthwise:
         total = total.view(size, q)[:, : weight.shape[1]]
     else:
         total = total.view(q, size, p)[: weight.shape[1], :, : weight.shape[2]].transpose(0, 1)
-    return d_features.to(features.dtype) if need_features else None, total.to(weight.dtype).contiguous()
+    return d_features.to(features.dtype) if need_features else None, total.to(weight.dtype).contiguous(), d_bias
 
 
 def edge_sums(near: Neighbours) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from gridless.kernels.compile import njit
 from gridless.kernels.products import BLOCK, lanes, matmul, pack
 from gridless.kernels.threads import in_threads
-from gridless.ops.point_conv.contract import Gradients, Neighbours
+from gridless.ops.point_conv.contract import CoordGradients, Neighbours
 from gridless.ops.point_conv.cpu.tiles import numpy_dtype, ranges, tile_height, wide, wide_weight
 from gridless.ops.point_conv.cpu.values import falloffs, longest, recipe, run_of_rows, vectors
 from gridless.ops.point_conv.edge_function import MONOMIALS
@@ -24,7 +24,7 @@ from gridless.ops.point_conv.edge_function import MONOMIALS
 def conv_coords_backward(
     grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
     need_source: bool, need_target: bool,
-) -> Gradients:  # fmt: skip
+) -> CoordGradients:  # fmt: skip
     if not grad.numel() or not features.numel():
         return (
             torch.zeros_like(near.source_coords) if need_source else None,
@@ -44,7 +44,7 @@ def conv_coords_backward(
 
 def edge_sums_backward(
     grad: Tensor, sums: Tensor, inverse: Tensor, near: Neighbours, need_source: bool, need_target: bool
-) -> Gradients:
+) -> CoordGradients:
     g = grad.detach().numpy()
     none = np.empty((0, 0), g.dtype)
     return _both_ends((g, none.ravel(), none), (none, none.ravel(), g), inverse, near, need_source, need_target)
@@ -52,7 +52,7 @@ def edge_sums_backward(
 
 def _both_ends(
     of_targets: tuple, of_sources: tuple, inverse: Tensor, near: Neighbours, need_source: bool, need_target: bool
-) -> Gradients:
+) -> CoordGradients:
     """`of_targets`: features of the rows, what they are multiplied with, features of the columns; and for sources."""
     x, y = near.source_coords.detach(), near.target_coords.detach()
     compute = of_targets[0].dtype

@@ -13,16 +13,16 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
 
 from gridless.backends import interpreting
 from gridless.kernels.launch import Launcher, cdiv, power_of_two
-from gridless.ops.point_conv.contract import Gradients, Neighbours
+from gridless.ops.point_conv.contract import CoordGradients, Gradients, Neighbours
 from gridless.ops.point_conv.edge_function import EdgeFunction, compute_dtype
 from gridless.ops.point_conv.gpu import gluon
+from gridless.ops.point_conv.gpu.arguments import fits_int32, scale, terms
 from gridless.ops.point_conv.gpu.tiles import (
     CHUNK,
     GROUP,
@@ -33,16 +33,19 @@ from gridless.ops.point_conv.gpu.tiles import (
     fused_backward_tile,
     fused_tile,
     gather_tile,
+    processors,
     side_by_side,
     wide_backward_tiles,
 )  # fmt: skip
 from gridless.ops.point_conv.gpu.triton_coords import coords_kernel, sums_kernel
 from gridless.ops.point_conv.gpu.triton_depthwise import depthwise_kernel
 from gridless.ops.point_conv.gpu.triton_kernels import (
+    column_kernel,
     contract_kernel,
     fused_backward_kernel,
     fused_kernel,
     gather_kernel,
+    total_kernel,
     weight_kernel,
 )
 
@@ -55,6 +58,7 @@ _GATHER, _FUSED, _FUSED_BACKWARD, _WEIGHT, _CONTRACT = map(
     Launcher, (gather_kernel, fused_kernel, fused_backward_kernel, weight_kernel, contract_kernel)
 )
 _DEPTHWISE, _SUMS, _COORDS = map(Launcher, (depthwise_kernel, sums_kernel, coords_kernel))
+_COLUMN, _TOTAL = map(Launcher, (column_kernel, total_kernel))
 
 _TYPES = {
     torch.float16: tl.float16,
@@ -92,45 +96,87 @@ def conv(
 
 def conv_backward(
     grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
-    need_features: bool, need_weight: bool,
+    need_features: bool, need_weight: bool, need_bias: bool,
 ) -> Gradients:  # fmt: skip
-    terms, channels, width = *weight.shape[:2], weight.shape[-1]
     d_features = torch.empty_like(features) if need_features else None
     if features.numel() == 0 or grad.numel() == 0:
-        zeros = torch.zeros_like(weight) if need_weight else None
-        return None if d_features is None else d_features.zero_(), zeros
-    rows = _Rows(near, inverse, True, features.dtype)
-    if weight.ndim == 2:
-        return d_features, _depthwise(rows, grad, weight, features, d_features, need_weight)
-    tile = fused_backward_tile(features.dtype, *weight.shape, rows.count, rows.edges, grad.device)
-    if tile is not None:
-        return d_features, _fused_backward(rows, grad, features, weight, d_features, need_weight, tile)
-    tiles = wide_backward_tiles(features.dtype, *weight.shape, rows.count, rows.edges)
-    if d_features is not None and tiles is not None:
-        _fused(rows, grad, weight, None, d_features, tiles[0])
-        need_features = False
-    if not need_features:
+        if d_features is not None:
+            d_features.zero_()
+        return d_features, torch.zeros_like(weight) if need_weight else None, grad.sum(0) if need_bias else None
+    parts = None
+    if need_features or need_weight:
+        rows = _Rows(near, inverse, True, features.dtype)
+        backward = _depthwise if weight.ndim == 2 else _dense_backward
+        parts = backward(rows, grad, weight, features, d_features, need_weight)
+    return d_features, *_totals(parts, weight, _column_parts(grad) if need_bias else None, grad)
+
+
+def _dense_backward(
+    rows: _Rows, grad: Tensor, weight: Tensor, features: Tensor, d_features: Tensor | None, need_weight: bool
+) -> Tensor | None:
+    """Writes the gradient of the features, and returns parts (parts, M, Q, P) whose sum is the weight's, or None."""
+    terms, channels, width = weight.shape
+    sizes = rows.count, rows.edges
+    narrow = fused_backward_tile(features.dtype, *weight.shape, *sizes, grad.device)
+    if need_weight and narrow is not None:
+        return _fused_backward(rows, grad, features, weight, d_features, narrow)
+    wide = wide_backward_tiles(features.dtype, *weight.shape, *sizes)
+    if narrow is not None:
+        along = fused_tile(features.dtype, terms, width, channels, *sizes, grad.device)
+    else:
+        along = None if wide is None else wide[0]
+    across = None
+    if d_features is not None:
+        if along is not None:
+            _fused(rows, grad, weight, None, d_features, along)
+        else:
+            across = weight.transpose(1, 2).reshape(terms * width, channels)
+    if across is None:
         if not need_weight:
-            return d_features, None
-        d_weight = _weight(rows, grad, features, weight, None if tiles is None else tiles[1])
-        if d_weight is not None:
-            return d_features, d_weight
-    across = weight.transpose(1, 2).reshape(terms * width, channels) if need_features else None
+            return None
+        parts = _weight(rows, grad, features, weight, None if wide is None else wide[1])
+        if parts is not None:
+            return parts
     total = None
     for first, last, sums in rows.chunks(grad):
         if d_features is not None and across is not None:
             torch.mm(sums, across, out=d_features[first:last])
         if need_weight:
             total = _product(features[first:last].t(), sums, total)
-    if total is None:
-        return d_features, None
-    return d_features, total.view(channels, terms, width).transpose(0, 1).to(weight.dtype).contiguous()
+    return None if total is None else total.view(1, channels, terms, width).transpose(1, 2).contiguous()
+
+
+def _column_parts(x: Tensor) -> Tensor:
+    """Parts (parts, P) whose sum is the sum of the rows."""
+    rows, width = x.shape
+    block = min(power_of_two(width), 128)
+    tall = 4096 // block
+    programs = min(cdiv(rows, tall), 2 * processors(x.device))
+    parts = x.new_empty(programs, width, dtype=compute_dtype(x.dtype))
+    constants = width, _TYPES[parts.dtype], tall, block
+    _COLUMN((programs, cdiv(width, block), 1), (x, parts), (rows,), constants)
+    return parts
+
+
+def _totals(
+    parts: Tensor | None, weight: Tensor, bias_parts: Tensor | None, grad: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The sums of both parts, as gradients of weight and bias."""
+    if parts is None and bias_parts is None:
+        return None, None
+    d_weight = None if parts is None else torch.empty_like(weight)
+    d_bias = None if bias_parts is None else grad.new_empty(grad.shape[1])
+    weights = (0, 0) if parts is None else (parts.shape[0], weight.numel())
+    biases = (0, 0) if bias_parts is None else bias_parts.shape
+    tensors = tuple(grad if x is None else x for x in (parts, d_weight, bias_parts, d_bias))
+    _TOTAL((cdiv(weights[1], 64) + cdiv(biases[1], 64), 1, 1), tensors, (*weights, *biases), (32, 64))
+    return d_weight, d_bias
 
 
 def conv_coords_backward(
     grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
     need_source: bool, need_target: bool,
-) -> Gradients:  # fmt: skip
+) -> CoordGradients:  # fmt: skip
     terms, channels, width = *weight.shape[:2], weight.shape[-1]
     depthwise = weight.ndim == 2
     along = torch.empty_like(inverse)
@@ -159,7 +205,7 @@ def edge_sums(near: Neighbours) -> tuple[Tensor, Tensor]:
 
 def edge_sums_backward(
     grad: Tensor, sums: Tensor, inverse: Tensor, near: Neighbours, need_source: bool, need_target: bool
-) -> Gradients:
+) -> CoordGradients:
     along = (grad * sums).sum(1) if near.function.normalise else inverse
     d_source, d_target = torch.zeros_like(near.source_coords), torch.zeros_like(near.target_coords)
     if need_target and grad.numel():
@@ -182,21 +228,21 @@ class _Rows:
         self.dtype = _TYPES[compute_dtype(dtype)]
         # W beside the sums takes a line of PTX, which is written for float32.
         self.total = _COMPILED and self.dtype is tl.float32
-        self.scale = _scale(near.function.radius)
+        self.scale = scale(near.function.radius)
+
+    @property
+    def shape(self) -> tuple:
+        """All that a launch depends on, tensors and their addresses apart."""
+        return self.function, self.flip, self.count, self.columns, self.edges, self.tensors[0].dtype
 
     def index(self, width: int) -> Any:
         """The integer type in which `width` numbers per row or column can be addressed."""
-        return tl.int64 if max(max(self.count, self.columns) * width, self.edges + (1 << 24)) >= 1 << 31 else tl.int32
+        return tl.int32 if fits_int32(self.count, self.columns, self.edges, width) else tl.int64
 
     def groups(self) -> list[tuple[int, int]]:
         """First term and number of terms of each group."""
         size = self.function.size
         return [(base, min(GROUP, size - base)) for base in range(0, size, GROUP)]
-
-    def terms(self) -> dict[str, Any]:
-        """All terms, as kernels are told of them."""
-        function = self.function
-        return _terms(function.kind, function.table, function.width, function.dim, 0, function.size)
 
     def launch(
         self, launcher: Launcher, grid: tuple[int, int, int], before: tuple[Tensor, ...], after: tuple[Tensor, ...],
@@ -266,7 +312,7 @@ def _fused(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, o
     """(N F) Theta + bias, or where the rows are sources the gradient of the features from that of the result."""
     channels, width = features.shape[1], out.shape[1]
     precision = _precision()
-    if _rounds(features.dtype) and gluon.forward(rows, features, weight, bias, out):
+    if _rounds(features.dtype, precision) and gluon.forward(rows, features, weight, bias, out):
         return
     # Sums of all channels, or strip by strip.
     together = dot_block(channels) if rows.function.size * dot_block(channels) <= HELD else tile.strip
@@ -281,12 +327,13 @@ def _fused(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, o
 
 
 def _weight(rows: _Rows, grad: Tensor, features: Tensor, weight: Tensor, tile: Tile | None) -> Tensor | None:
-    """The gradient of the weight alone: 64 of the Q channels and a strip of the P in each program. None where there is
-    no tile, and Gluon has no kernel."""
-    if _rounds(features.dtype):
+    """Parts of the gradient of the weight alone: 64 of the Q channels and a strip of the P in each program. None where
+    there is no tile, and Gluon has no kernel."""
+    precision = _precision()
+    if _rounds(features.dtype, precision):
         parts = gluon.weight(rows, grad, features, weight)
         if parts is not None:
-            return parts.sum(0).to(weight.dtype)
+            return parts
     if tile is None:
         return None
     _, channels, width = weight.shape
@@ -296,44 +343,39 @@ def _weight(rows: _Rows, grad: Tensor, features: Tensor, weight: Tensor, tile: T
     parts = torch.empty(programs, *weight.shape, dtype=torch.float32, device=grad.device)
     rows.launch(
         _WEIGHT, (programs, *across), (grad, features), (parts,), (rows.count, tiles), tile.warps, max(channels, width),
-        Q=channels, P=width, QB=block, PRECISION=_precision(), L=tile.strip, T=tile.rows, U=tile.unroll,
+        Q=channels, P=width, QB=block, PRECISION=precision, L=tile.strip, T=tile.rows, U=tile.unroll,
         AHEAD=tile.ahead,
     )  # fmt: skip
-    return parts.sum(0).to(weight.dtype)
+    return parts
 
 
 def _fused_backward(
-    rows: _Rows,
-    grad: Tensor,
-    features: Tensor,
-    weight: Tensor,
-    d_features: Tensor | None,
-    need_weight: bool,
-    tile: Tile,
-) -> Tensor | None:
+    rows: _Rows, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None, tile: Tile
+) -> Tensor:
+    """Writes the gradient of the features, where it is wanted, and returns parts of the weight's."""
     _, channels, width = weight.shape
     precision = _precision()
-    if _rounds(features.dtype):
-        parts = gluon.backward(rows, grad, features, weight, d_features, need_weight)
+    if _rounds(features.dtype, precision):
+        parts = gluon.backward(rows, grad, features, weight, d_features)
         if parts is not None:
-            return parts.sum(0).to(weight.dtype) if need_weight else None
+            return parts
     tiles = cdiv(rows.count, tile.rows)
-    programs = min(tiles, side_by_side(grad.device, tile)) if need_weight else tiles
-    parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
+    programs = min(tiles, side_by_side(grad.device, tile))
+    parts = torch.empty(programs, *weight.shape, dtype=torch.float32, device=grad.device)
     after = (weight, features if d_features is None else d_features, parts)
     rows.launch(
         _FUSED_BACKWARD, (programs, 1, 1), (grad, features), after, (rows.count, tiles), tile.warps,
         max(channels, width), Q=channels, P=width, QB=dot_block(channels), PRECISION=precision,
-        NEED_F=d_features is not None, NEED_W=need_weight, **tile.strips(dot_block(width)),
+        NEED_F=d_features is not None, **tile.strips(dot_block(width)),
     )  # fmt: skip
-    return parts.sum(0).to(weight.dtype) if need_weight else None
+    return parts
 
 
 def _depthwise(
     rows: _Rows, features: Tensor, weight: Tensor, other: Tensor | None, out: Tensor | None, need_weight: bool
 ) -> Tensor | None:
     """The convolution, with the bias as `other`; or, where the rows are sources, the gradients of the features, which
-    are then `other`, and of the weight from that of the result."""
+    are then `other`, and parts (parts, M, C) of the weight's, from that of the result."""
     terms, channels = weight.shape
     block, tile = depthwise_tile(features.dtype, channels)
     tiles, across = cdiv(rows.count, tile.rows), cdiv(channels, block)
@@ -350,7 +392,7 @@ def _depthwise(
         rows.launch(_DEPTHWISE, (programs, across, 1), (features,), after, *how, **flags, **tile.strips(block))
     if out is not None and sums is not None and sums is not out:
         out.copy_(sums)
-    return parts.sum(0).to(weight.dtype) if need_weight else None
+    return parts if need_weight else None
 
 
 def _transform_first(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -376,9 +418,9 @@ def _precision() -> str:
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
-def _rounds(dtype: torch.dtype) -> bool:
+def _rounds(dtype: torch.dtype, precision: str) -> bool:
     """Whether factors of products have no more than 11 bits."""
-    return dtype.itemsize == 2 or _precision() == "tf32"
+    return dtype.itemsize == 2 or precision == "tf32"
 
 
 def _product(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:
@@ -401,19 +443,4 @@ def _constants(
     """All constants of a kernel, in its order: many, and the same at every call of a layer."""
     constants = {"D": function.dim, "FALLOFF": function.falloff, "NORMALISE": function.normalise, "INDEX": index}
     constants |= {"FLIP": flip, "DTYPE": dtype, "TERMS": function.size, "TOTAL": total, "BASE": base} | more
-    terms = _terms(function.kind, function.table, function.width, function.dim, base, size)
-    return launcher.ordered(given, constants | terms)
-
-
-@cache
-def _scale(radius: float) -> tuple[float, float]:
-    """1 / radius as a float32, and what is missing from it."""
-    high = float(np.float32(1 / radius))
-    return high, 1 / radius - high
-
-
-@cache
-def _terms(kind: int, table: tuple[float, ...], width: float, dim: int, base: int, size: int) -> dict[str, Any]:
-    rows = table[base * dim : (base + size) * dim]
-    numbers = tuple(int(x) for x in rows) if kind == 0 else rows
-    return {"M": size, "KIND": kind, "TABLE": numbers, "SHARP": -0.5 / width**2}
+    return launcher.ordered(given, constants | terms(function, base, size))

@@ -7,17 +7,18 @@ from __future__ import annotations
 import ctypes
 import warnings
 from contextlib import suppress
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from gridless.backends import interpreting
 from gridless.kernels.launch import Launcher, cdiv
+from gridless.ops.point_conv.edge_function import EdgeFunction
+from gridless.ops.point_conv.gpu.arguments import fits_int32, scale, terms
 from gridless.ops.point_conv.gpu.tiles import gluon_backward_tile, gluon_tile, gluon_weight_tile, processors
 
 try:
@@ -33,87 +34,94 @@ GENERATION = 9
 FETCHED = 24 << 20
 
 
+class Call(NamedTuple):
+    """How a kernel is launched, its tensors apart."""
+
+    programs: int
+    sizes: tuple[float, ...]
+    constants: tuple
+    warps: int
+
+
 def forward(rows: Any, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
     """Writes the convolution to `out` and 1 / W to the rows' tensor, or where rows are sources the gradient of the
     features from that of the result; False, and nothing, where no kernel suits."""
     sizes = weight.shape[0], features.shape[1], out.shape[1]
-    tile = gluon_tile(features.dtype, *sizes, rows.count, rows.edges, out.device)
-    if tile is None or not _suits(rows, features, weight):
-        return False
-    tiles = cdiv(rows.count, tile.rows)
-    read = features.nbytes, 4 * rows.edges
+    call = _forward_call(features.dtype, *sizes, bias is not None, rows.shape, out.device) if GLUON else None
+    tensors = (features, *rows.tensors, weight, weight if bias is None else bias, out)
+    return call is not None and _launch(gluon_kernels, "forward_kernel", tensors, call)
+
+
+@lru_cache
+def _forward_call(
+    dtype: torch.dtype, terms: int, channels: int, width: int, has_bias: bool, shape: tuple, device: torch.device
+) -> Call | None:
+    function, flip, count, columns, edges, _ = shape
+    tile = gluon_tile(dtype, terms, channels, width, count, edges, device)
+    if tile is None or not _suits(dtype, shape, max(channels, width), device):
+        return None
+    tiles = cdiv(count, tile.rows)
+    read = columns * channels * dtype.itemsize, 4 * edges
     fetched = (size // 128 if sum(read) <= FETCHED else 0 for size in read)
-    kernel = _launch(
-        gluon_kernels, "forward_kernel", min(tiles, processors(out.device)),
-        (features, *rows.tensors, weight, weight if bias is None else bias, out),
-        (rows.count, tiles, *fetched, rows.scale[0]),
-        (*sizes[1:], *_function(rows), rows.flip, bias is not None, tile.strip), tile.warps,
-    )  # fmt: skip
-    if kernel is None:
-        return False
-    _leave_cache(kernel, out.device)
-    return True
+    sizes = (count, tiles, *fetched, scale(function.radius)[0])
+    constants = (channels, width, *_function(function), flip, has_bias, tile.strip)
+    return Call(min(tiles, processors(device)), sizes, constants, tile.warps)
 
 
-def backward(
-    rows: Any, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None, need_weight: bool
-) -> Tensor | None:
-    """Writes the gradient of the features, and returns parts (programs, M, Q, P) whose sum is the weight's gradient
-    (none of them without `need_weight`); None, and writes nothing, where no kernel suits."""
-    _, channels, width = weight.shape
-    tile = gluon_backward_tile(*weight.shape, rows.count, rows.edges, grad.device)
-    if tile is None or not _suits(rows, features, weight):
+def backward(rows: Any, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None) -> Tensor | None:
+    """Writes the gradient of the features where there is one, and returns parts (parts, M, Q, P) whose sum is the
+    weight's gradient; None, and writes nothing, where no kernel suits."""
+    need_features = d_features is not None
+    call = _backward_call(features.dtype, *weight.shape, need_features, rows.shape, grad.device) if GLUON else None
+    if call is None:
         return None
-    tiles = cdiv(rows.count, tile.rows)
-    programs = min(tiles, processors(grad.device)) if need_weight else tiles
-    parts = torch.empty(programs if need_weight else 0, *weight.shape, dtype=torch.float32, device=grad.device)
-    kernel = _launch(
-        gluon_kernels, "backward_kernel", programs,
-        (grad, features, *rows.tensors, weight, features if d_features is None else d_features, parts),
-        (rows.count, tiles, rows.scale[0]),
-        (channels, width, *_function(rows), d_features is not None, need_weight), tile.warps,
-    )  # fmt: skip
-    if kernel is None:
+    parts = torch.empty(call.programs, *weight.shape, dtype=torch.float32, device=grad.device)
+    tensors = (grad, features, *rows.tensors, weight, features if d_features is None else d_features, parts)
+    return parts if _launch(gluon_kernels, "backward_kernel", tensors, call) else None
+
+
+@lru_cache
+def _backward_call(
+    dtype: torch.dtype, terms: int, channels: int, width: int, need_features: bool, shape: tuple, device: torch.device
+) -> Call | None:
+    function, _, count, _, edges, _ = shape
+    tile = gluon_backward_tile(terms, channels, width, count, edges, device)
+    if tile is None or not _suits(dtype, shape, max(channels, width), device):
         return None
-    if need_weight:
-        _leave_cache(kernel, grad.device)
-    return parts
+    tiles = cdiv(count, tile.rows)
+    sizes, constants = (count, tiles, scale(function.radius)[0]), (channels, width, *_function(function), need_features)
+    return Call(min(tiles, processors(device)), sizes, constants, tile.warps)
 
 
 def weight(rows: Any, grad: Tensor, features: Tensor, weight: Tensor) -> Tensor | None:
-    """Parts (groups, M, Q, P) whose sum is the gradient of a wide layer's weight; None where no kernel suits."""
-    _, channels, width = weight.shape
-    tile = gluon_weight_tile(features.dtype, *weight.shape, rows.count, rows.edges)
-    if tile is None or not _suits(rows, features, weight):
+    """Parts (parts, M, Q, P) whose sum is the gradient of a wide layer's weight; None where no kernel suits."""
+    call = _weight_call(features.dtype, *weight.shape, rows.shape, grad.device) if GLUON else None
+    if call is None:
         return None
-    pairs, strips = cdiv(rows.count, 2 * tile.rows), width // tile.strip
-    groups = min(max(processors(grad.device) // strips, 1), pairs)
-    parts = torch.empty(groups, *weight.shape, dtype=torch.float32, device=grad.device)
-    mine, theirs, splits, columns, inverse = rows.tensors
-    # One load brings what an edge needs of its column beside the gradient.
-    normalise = rows.function.normalise
-    near = torch.cat((theirs, inverse[:, None]), 1) if normalise else torch.nn.functional.pad(theirs, (0, 1))
-    kernel = _launch(
-        gluon_weight, "weight_kernel", groups * strips, (grad, features, mine, near, splits, columns, parts),
-        (rows.count, pairs, groups, rows.scale[0]), (channels, width, *_function(rows), tile.unroll), tile.warps,
-    )  # fmt: skip
-    if kernel is None:
-        return None
-    _leave_cache(kernel, grad.device)
-    return parts
+    parts = torch.empty(int(call.sizes[2]), *weight.shape, dtype=torch.float32, device=grad.device)
+    tensors = (grad, features, *rows.tensors, parts)
+    return parts if _launch(gluon_weight, "weight_kernel", tensors, call) else None
 
 
-def _suits(rows: Any, features: Tensor, weight: Tensor) -> bool:
+@lru_cache
+def _weight_call(
+    dtype: torch.dtype, terms: int, channels: int, width: int, shape: tuple, device: torch.device
+) -> Call | None:
+    function, _, count, _, edges, _ = shape
+    tile = gluon_weight_tile(dtype, terms, channels, width, count, edges)
+    if tile is None or not _suits(dtype, shape, max(channels, width), device):
+        return None
+    pairs, strips = cdiv(count, 2 * tile.rows), width // tile.strip
+    groups = min(max(processors(device) // strips, 1), pairs)
+    sizes = (count, pairs, groups, scale(function.radius)[0])
+    return Call(groups * strips, sizes, (channels, width, *_function(function), tile.unroll), tile.warps)
+
+
+def _suits(dtype: torch.dtype, shape: tuple, width: int, device: torch.device) -> bool:
     """Whether types, dimensions and the device are those of the kernels; sizes are left to the tiles."""
-    return (
-        GLUON
-        and gluon_kernels is not None
-        and features.dtype != torch.float64
-        and rows.tensors[0].dtype == torch.float32
-        and rows.function.dim == 3
-        and rows.index(max(weight.shape[1:])) is tl.int32
-        and _runs_on(features.device)
-    )
+    function, _, count, columns, edges, coords = shape
+    types = dtype != torch.float64 and coords == torch.float32 and fits_int32(count, columns, edges, width)
+    return gluon_kernels is not None and types and function.dim == 3 and _runs_on(device)
 
 
 @cache
@@ -123,9 +131,9 @@ def _runs_on(device: torch.device) -> bool:
     return torch.version.cuda is not None and torch.cuda.get_device_capability(device)[0] == GENERATION
 
 
-def _function(rows: Any) -> tuple:
-    terms = rows.terms()
-    return *(terms[name] for name in ("M", "KIND", "TABLE", "SHARP")), rows.function.falloff, rows.function.normalise
+def _function(function: EdgeFunction) -> tuple:
+    told = terms(function, 0, function.size)
+    return *(told[name] for name in ("M", "KIND", "TABLE", "SHARP")), function.falloff, function.normalise
 
 
 @cache
@@ -133,12 +141,15 @@ def _launcher(kernels: ModuleType, name: str) -> Launcher:
     return Launcher(getattr(kernels, name))
 
 
-def _launch(kernels: Any, name: str, programs: int, tensors: tuple, sizes: tuple, constants: tuple, warps: int) -> Any:
-    """The kernel, launched (True where it only begins to compile); None, and a word once, where this version of Triton
-    cannot compile it."""
+def _launch(kernels: Any, name: str, tensors: tuple[Tensor, ...], call: Call) -> bool:
+    """Launches the kernel, or begins to compile it; False, and a word once, where this version of Triton cannot.
+
+    From its next launch on, a kernel of one program per multiprocessor leaves the first-level cache all the shared
+    memory that it does not use. Triton asks for the most there is, and loads on their way then have nowhere to go.
+    """
     global GLUON
     try:
-        return _launcher(kernels, name)((programs, 1, 1), tensors, sizes, constants, warps) or True
+        kernel = _launcher(kernels, name)((call.programs, 1, 1), tensors, *call[1:])
     except Exception as error:
         if isinstance(error, RuntimeError) and "CUDA" in str(error):
             raise
@@ -148,14 +159,10 @@ def _launch(kernels: Any, name: str, programs: int, tensors: tuple, sizes: tuple
             "a slower one runs instead",
             stacklevel=2,
         )
-        return None
-
-
-def _leave_cache(kernel: Any, device: torch.device) -> None:
-    """From its next launch on, a kernel of one program per multiprocessor leaves the first-level cache all the shared
-    memory that it does not use. Triton asks for the most there is, and loads on their way then have nowhere to go."""
-    if kernel is not True:
-        _carve(kernel.function, kernel.metadata.shared, device)
+        return False
+    if kernel is not None:
+        _carve(kernel.function, kernel.metadata.shared, tensors[0].device)
+    return True
 
 
 @cache

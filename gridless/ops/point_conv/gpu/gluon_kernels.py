@@ -310,7 +310,7 @@ def _divided(acc, inverse, M: gl.constexpr):
 def backward_kernel(
     GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, D_F, PARTS, last, tiles, scale,
     Q: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
-    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, NEED_F: gl.constexpr, NEED_W: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, NEED_F: gl.constexpr,
 ):  # fmt: skip
     """B = N^T dF' of tiles of 128 sources, one after the other and 32 of the P channels at a time; from it
     dF = B Theta^T, and F^T B is added up. Eight warps: each gathers B of its 16 sources, multiplies it by Theta^T, and
@@ -338,18 +338,16 @@ def backward_kernel(
         theta = _room(PASSES * M, Q, C, TYPE)
         for j in gl.static_range(PASSES):
             _keep(THETA + j * C, theta, j * M, M, Q * P, Q, C, P, 1)
-    if NEED_W:
-        kept_f = gl.allocate_shared_memory(TYPE, [T, Q], _across(Q, BITS))
-        for _ in gl.static_range(M):
-            kept = kept + (gl.allocate_shared_memory(TYPE, [T, C], _across(C, BITS)),)
-        for _ in gl.static_range(PASSES * M):
-            share = share + (gl.zeros([Q, C], gl.float32, layout=SHARE),)
+    kept_f = gl.allocate_shared_memory(TYPE, [T, Q], _across(Q, BITS))
+    for _ in gl.static_range(M):
+        kept = kept + (gl.allocate_shared_memory(TYPE, [T, C], _across(C, BITS)),)
+    for _ in gl.static_range(PASSES * M):
+        share = share + (gl.zeros([Q, C], gl.float32, layout=SHARE),)
     _arrive()
     for tile in range(pid, tiles, gl.num_programs(0)):
-        if NEED_W:
-            source = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, READ))
-            at = source[:, None] * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, READ))[None, :]
-            kept_f.store(gl.load(F + at, mask=(source < last)[:, None], other=0.0))
+        source = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, READ))
+        at = source[:, None] * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, READ))[None, :]
+        kept_f.store(gl.load(F + at, mask=(source < last)[:, None], other=0.0))
         d_f = gl.zeros([T, Q], gl.float32, layout=MMA)
         new = ()
         for j in gl.static_range(PASSES):
@@ -359,24 +357,20 @@ def backward_kernel(
             )  # fmt: skip
             if j == PASSES - 1:
                 begun = _begin(ROW_X, SPLITS, COLS, tile + gl.num_programs(0), last, T, TILE)
-            if NEED_W:
-                for m in gl.static_range(M):
-                    kept[m].store(acc[m].to(TYPE))
+            for m in gl.static_range(M):
+                kept[m].store(acc[m].to(TYPE))
             if NEED_F:
                 d_f = _product(acc, theta, j * M, d_f, M, T, C, TYPE, LEFT)
-            if NEED_W:
-                f = kept_f.permute([1, 0]).load(A)
-                for m in gl.static_range(M):
-                    new = new + (mma_v2(f, kept[m].load(B), share[j * M + m], input_precision="tf32"),)
-        if NEED_W:
-            share = new
+            f = kept_f.permute([1, 0]).load(A)
+            for m in gl.static_range(M):
+                new = new + (mma_v2(f, kept[m].load(B), share[j * M + m], input_precision="tf32"),)
+        share = new
         if NEED_F:
             row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
             column = gl.arange(0, Q, layout=gl.SliceLayout(0, MMA))
             gl.store(D_F + row[:, None] * Q + column[None, :], d_f.to(TYPE), mask=(row < last)[:, None])
-    if NEED_W:
-        q = gl.arange(0, Q, layout=gl.SliceLayout(1, SHARE))
-        p = gl.arange(0, C, layout=gl.SliceLayout(0, SHARE))
-        for i in gl.static_range(PASSES * M):
-            to = PARTS + (pid * M + i % M) * Q * P + (i // M) * C
-            gl.store(to + q[:, None] * P + p[None, :], share[i])
+    q = gl.arange(0, Q, layout=gl.SliceLayout(1, SHARE))
+    p = gl.arange(0, C, layout=gl.SliceLayout(0, SHARE))
+    for i in gl.static_range(PASSES * M):
+        to = PARTS + (pid * M + i % M) * Q * P + (i // M) * C
+        gl.store(to + q[:, None] * P + p[None, :], share[i])

@@ -13,7 +13,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from gridless.ops.point_conv.gpu.gluon_kernels import _add, _arrive, _barrier, _bases, _own_rows, _room
+from gridless.ops.point_conv.gpu.gluon_kernels import _add, _arrive, _barrier, _bases, _load_edge, _own_rows, _room
 from gridless.ops.point_conv.gpu.triton_kernels import _load_point
 
 # Renamed after Triton 3.6.
@@ -27,13 +27,6 @@ def _strip(bits):
     mine, lane = ([[0, 1], [0, 2], [0, 4]], [0, 8]) if bits == 16 else ([[0, 1], [0, 2], [0, 8]], [0, 4])
     lanes = [[1, 0], [2, 0], [4, 0], [8, 0], lane]
     return gl.DistributedLinearLayout(mine, lanes, [[16, 0], [32, 0]], [], [64, 16])
-
-
-@gluon.constexpr_function
-def _records():
-    """Four numbers of each row, in the lanes that have it."""
-    lanes = [[1, 0], [2, 0], [4, 0], [8, 0], [0, 0]]
-    return gl.DistributedLinearLayout([[0, 1], [0, 2]], lanes, [[16, 0], [32, 0]], [], [64, 4])
 
 
 @gluon.constexpr_function
@@ -131,35 +124,20 @@ def _columns(COLS, spans):
 
 
 @gluon.jit
-def _load_edge(GRAD, NEAR, col, on, P: gl.constexpr, TILE: gl.constexpr):
-    """Coordinates and 1 / W, and 16 channels of a column of each row."""
-    FOUR: gl.constexpr = _records()
-    MINE: gl.constexpr = gl.SliceLayout(1, TILE)
-    at = gl.convert_layout(col, gl.SliceLayout(1, FOUR))[:, None] * 4
-    at = at + gl.arange(0, 4, layout=gl.SliceLayout(0, FOUR))[None, :]
-    four = gl.load(NEAR + at, mask=gl.convert_layout(on, gl.SliceLayout(1, FOUR))[:, None], other=0.0)
-    even, odd = gl.split(gl.reshape(four, [64, 2, 2]))
-    x, z = gl.split(even)
-    y, w = gl.split(odd)
-    near = (gl.convert_layout(x, MINE), gl.convert_layout(y, MINE), gl.convert_layout(z, MINE))
-    near = near + (gl.convert_layout(w, MINE),)
-    channel = gl.arange(0, 16, layout=gl.SliceLayout(0, TILE))
-    return near, gl.load(GRAD + col[:, None] * P + channel[None, :], mask=on[:, None], other=0.0)
-
-
-@gluon.jit
-def _begin(GRAD, ROW_X, NEAR, found, P: gl.constexpr, TILE: gl.constexpr):
+def _begin(
+    GRAD, ROW_X, COL_X, INVERSE, found, P: gl.constexpr, NORMALISE: gl.constexpr, TILE: gl.constexpr
+):  # fmt: skip
     """Coordinates of the rows, and their first edges."""
     row, first, end, col, _then, _most = found
     x = _load_point(ROW_X, row, first < end, 3)
-    near, f = _load_edge(GRAD, NEAR, col, first < end, P, TILE)
+    near, f = _load_edge(GRAD, COL_X, INVERSE, col, first < end, 16, P, NORMALISE, TILE)
     return x, near, f
 
 
 @gluon.jit
 def _walk(
-    GRAD, NEAR, COLS, found, begun, scale, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr,
-    SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, TILE: gl.constexpr,
+    GRAD, COL_X, COLS, INVERSE, found, begun, scale, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr,
+    TABLE: gl.constexpr, SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """As in `gluon_kernels`, with the first edge on its way; each warp goes as far as its own rows."""
     _row, first, end, _col, then, most = found
@@ -170,13 +148,13 @@ def _walk(
     total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, TILE))
     for k in range(0, most, 2):
         edge = first + k
-        then_near, then_f = _load_edge(GRAD, NEAR, then, edge + 1 < end, P, TILE)
+        then_near, then_f = _load_edge(GRAD, COL_X, INVERSE, then, edge + 1 < end, 16, P, NORMALISE, TILE)
         col = gl.load(COLS + edge + 2, mask=edge + 2 < end, other=0)
         acc, total = _add(
             acc, total, near, f, x, edge < end, scale, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True
         )  # fmt: skip
         if k + 1 < most:
-            near, f = _load_edge(GRAD, NEAR, col, edge + 2 < end, P, TILE)
+            near, f = _load_edge(GRAD, COL_X, INVERSE, col, edge + 2 < end, 16, P, NORMALISE, TILE)
             then = gl.load(COLS + edge + 3, mask=edge + 3 < end, other=0)
             acc, total = _add(
                 acc, total, then_near, then_f, x, edge + 1 < end, scale,
@@ -187,9 +165,9 @@ def _walk(
 
 @gluon.jit
 def _walker(
-    GRAD, ROW_X, NEAR, SPLITS, COLS, kept, full, empty, strip, group, last, pairs, groups, scale, WHICH: gl.constexpr,
-    P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
-    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, DEEP: gl.constexpr,
+    GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept, full, empty, strip, group, last, pairs, groups, scale,
+    WHICH: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr,
+    SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, DEEP: gl.constexpr,
 ):  # fmt: skip
     """Four warps: B of one tile of every pair, into shared memory as soon as there is room. What following tiles begin
     with is on its way while one is walked."""
@@ -198,13 +176,15 @@ def _walker(
     grad = GRAD + strip * 16
     found = _columns(COLS, _spans(SPLITS, group * 2 + WHICH, last, TILE))
     spans = _spans(SPLITS, _pair(1, group, groups) * 2 + WHICH, last, TILE)
-    begun = _begin(grad, ROW_X, NEAR, found, P, TILE)
+    begun = _begin(grad, ROW_X, COL_X, INVERSE, found, P, NORMALISE, TILE)
     for turn in range(0, (pairs + groups - 1) // groups):
         following = _columns(COLS, spans)
         spans = _spans(SPLITS, _pair(turn + 2, group, groups) * 2 + WHICH, last, TILE)
-        acc = _walk(grad, NEAR, COLS, found, begun, scale, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, TILE)
+        acc = _walk(
+            grad, COL_X, COLS, INVERSE, found, begun, scale, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, TILE
+        )  # fmt: skip
         found = following
-        begun = _begin(grad, ROW_X, NEAR, found, P, TILE)
+        begun = _begin(grad, ROW_X, COL_X, INVERSE, found, P, NORMALISE, TILE)
         slot = turn % DEEP
         mbarrier.wait(empty.index(slot), (turn // DEEP + 1) % 2)
         for i in gl.static_range(_batches(M)):
@@ -283,14 +263,12 @@ def _write(part, share, Q: gl.constexpr, P: gl.constexpr, N: gl.constexpr, BITS:
 
 @gluon.jit(do_not_specialize=["last", "pairs", "groups"])
 def weight_kernel(
-    GRAD, F, ROW_X, NEAR, SPLITS, COLS, PARTS, last, pairs, groups, scale,
+    GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, PARTS, last, pairs, groups, scale,
     Q: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
     FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, DEEP: gl.constexpr,
 ):  # fmt: skip
     """PARTS (groups, M, Q, P) float32: each group's share of the weight's gradient F^T B, with B = N^T dF'. A group has
-    a program for each strip of P.
-
-    NEAR (columns, 4): coordinates, and 1 / W if NORMALISE. DEEP sums of a walker may wait for their product.
+    a program for each strip of P. DEEP sums of a walker may wait for their product.
     """
     TYPE: gl.constexpr = F.dtype.element_ty
     strip = gl.program_id(0) % (P // 16)
@@ -313,10 +291,10 @@ def weight_kernel(
     gl.warp_specialize(
         [
             (_multiplier, (F, PARTS, kept, kept_f, full, empty, strip, group, last, pairs, groups, Q, P, M, DEEP)),
-            (_walker, (GRAD, ROW_X, NEAR, SPLITS, COLS, kept[0], full[0], empty[0], strip, group, last, pairs, groups,
-                       scale, 0, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, DEEP)),
-            (_walker, (GRAD, ROW_X, NEAR, SPLITS, COLS, kept[1], full[1], empty[1], strip, group, last, pairs, groups,
-                       scale, 1, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, DEEP)),
+            (_walker, (GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept[0], full[0], empty[0], strip, group, last,
+                       pairs, groups, scale, 0, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, DEEP)),
+            (_walker, (GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept[1], full[1], empty[1], strip, group, last,
+                       pairs, groups, scale, 1, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, DEEP)),
         ],
         [4, 4],
         [152, 152],

@@ -342,7 +342,7 @@ def fused_backward_kernel(
     GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, D_F, PARTS, last, tiles, high, low,
     Q: tl.constexpr, P: tl.constexpr, M: tl.constexpr, D: tl.constexpr, KIND: tl.constexpr, TABLE: tl.constexpr,
     SHARP: tl.constexpr, FALLOFF: tl.constexpr, NORMALISE: tl.constexpr, INDEX: tl.constexpr,
-    NEED_F: tl.constexpr, NEED_W: tl.constexpr, PRECISION: tl.constexpr,
+    NEED_F: tl.constexpr, PRECISION: tl.constexpr,
     T: tl.constexpr, QB: tl.constexpr, J: tl.constexpr, L: tl.constexpr, U: tl.constexpr,
     AHEAD: tl.constexpr,
 ):  # fmt: skip
@@ -365,12 +365,11 @@ def fused_backward_kernel(
         )  # fmt: skip
         at = row.to(tl.int64)[:, None] * Q + q[None, :]
         there = live[:, None] & (q[None, :] < Q)
-        if NEED_W:
-            f = tl.trans(tl.load(F + at, mask=there, other=0.0))
-            new = ()
-            for i in tl.static_range(M * J):
-                new = new + (tl.dot(f, acc[i].to(f.dtype), share[i], input_precision=PRECISION),)
-            share = new
+        f = tl.trans(tl.load(F + at, mask=there, other=0.0))
+        new = ()
+        for i in tl.static_range(M * J):
+            new = new + (tl.dot(f, acc[i].to(f.dtype), share[i], input_precision=PRECISION),)
+        share = new
         if NEED_F:
             d_f = tl.zeros([T, QB], tl.float32)
             for j in tl.static_range(J):
@@ -381,13 +380,12 @@ def fused_backward_kernel(
                     sums = acc[m * J + j].to(theta.dtype)
                     d_f = tl.dot(sums, tl.trans(theta), d_f, input_precision=PRECISION)
             tl.store(D_F + at, d_f, mask=there)
-    if NEED_W:
-        for j in tl.static_range(J):
-            p = j * L + tl.arange(0, L)
-            inside = (q[:, None] < Q) & (p[None, :] < P)
-            for m in tl.static_range(M):
-                part = PARTS + (tl.program_id(0) * M + m) * Q * P + q[:, None] * P + p[None, :]
-                tl.store(part, share[m * J + j], mask=inside)
+    for j in tl.static_range(J):
+        p = j * L + tl.arange(0, L)
+        inside = (q[:, None] < Q) & (p[None, :] < P)
+        for m in tl.static_range(M):
+            part = PARTS + (tl.program_id(0) * M + m) * Q * P + q[:, None] * P + p[None, :]
+            tl.store(part, share[m * J + j], mask=inside)
 
 
 @triton.jit(do_not_specialize=["last", "column"])
@@ -425,3 +423,41 @@ def contract_kernel(
         acc += tl.load(BIAS + column + c, mask=c < WIDTH, other=0.0).to(DTYPE)[None, :]
     at = row.to(tl.int64)[:, None] * STRIDE + column + c[None, :]
     tl.store(OUT + at, acc, mask=live[:, None] & (c[None, :] < WIDTH))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def column_kernel(X, PARTS, rows, P: tl.constexpr, DTYPE: tl.constexpr, T: tl.constexpr, PB: tl.constexpr):
+    """PARTS (programs, P): each program's share of the sums over the rows of X (rows, P)."""
+    p = tl.program_id(1) * PB + tl.arange(0, PB)
+    total = tl.zeros([T, PB], DTYPE)
+    for first in range(tl.program_id(0) * T, rows, tl.num_programs(0) * T):
+        row = first + tl.arange(0, T)
+        at = row.to(tl.int64)[:, None] * P + p[None, :]
+        total += tl.load(X + at, mask=(row < rows)[:, None] & (p < P)[None, :], other=0.0).to(DTYPE)
+    tl.store(PARTS + tl.program_id(0) * P + p, tl.sum(total, axis=0), mask=p < P)
+
+
+@triton.jit
+def _add_parts(PARTS, OUT, parts, size, block, K: tl.constexpr, N: tl.constexpr):
+    at = block * N + tl.arange(0, N)
+    total = tl.zeros([K, N], PARTS.dtype.element_ty)
+    for first in range(0, parts, K):
+        part = first + tl.arange(0, K)
+        total += tl.load(
+            PARTS + part.to(tl.int64)[:, None] * size + at[None, :],
+            mask=(part < parts)[:, None] & (at < size)[None, :], other=0.0,
+        )  # fmt: skip
+    tl.store(OUT + at, tl.sum(total, axis=0).to(OUT.dtype.element_ty), mask=at < size)
+
+
+@triton.jit(do_not_specialize=["weight_parts", "weight_size", "bias_parts", "bias_size"])
+def total_kernel(
+    WEIGHT_PARTS, D_WEIGHT, BIAS_PARTS, D_BIAS, weight_parts, weight_size, bias_parts, bias_size,
+    K: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """The sums of parts (parts, size), those of the weight's gradient and those of the bias's, K at a time."""
+    blocks = tl.cdiv(weight_size, N)
+    if tl.program_id(0) < blocks:
+        _add_parts(WEIGHT_PARTS, D_WEIGHT, weight_parts, weight_size, tl.program_id(0), K, N)
+    else:
+        _add_parts(BIAS_PARTS, D_BIAS, bias_parts, bias_size, tl.program_id(0) - blocks, K, N)

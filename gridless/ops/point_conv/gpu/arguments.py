@@ -1,0 +1,30 @@
+"""What the kernels are told of an edge function, and of how many rows and edges there are."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from gridless.ops.point_conv.edge_function import MONOMIALS, EdgeFunction
+
+
+@cache
+def scale(radius: float) -> tuple[float, float]:
+    """1 / radius as a float32, and what is missing from it."""
+    high = float(np.float32(1 / radius))
+    return high, 1 / radius - high
+
+
+@cache
+def terms(function: EdgeFunction, base: int, size: int) -> dict[str, Any]:
+    """So many terms from `base` on."""
+    rows = function.table[base * function.dim : (base + size) * function.dim]
+    numbers = tuple(int(x) for x in rows) if function.kind == MONOMIALS else rows
+    return {"M": size, "KIND": function.kind, "TABLE": numbers, "SHARP": -0.5 / function.width**2}
+
+
+def fits_int32(rows: int, columns: int, edges: int, width: int) -> bool:
+    """Whether 32 bits address `width` numbers for each row or column, and every edge."""
+    return max(max(rows, columns) * width, edges + (1 << 24)) < 1 << 31
