@@ -121,22 +121,16 @@ def _dense_backward(
     if need_weight and narrow is not None:
         return _fused_backward(rows, grad, features, weight, d_features, narrow)
     wide = wide_backward_tiles(features.dtype, *weight.shape, *sizes)
+    along = wide and wide[0]
     if narrow is not None:
         along = fused_tile(features.dtype, terms, width, channels, *sizes, grad.device)
-    else:
-        along = None if wide is None else wide[0]
-    across = None
-    if d_features is not None:
-        if along is not None:
-            _fused(rows, grad, weight, None, d_features, along)
-        else:
-            across = weight.transpose(1, 2).reshape(terms * width, channels)
-    if across is None:
-        if not need_weight:
-            return None
-        parts = _weight(rows, grad, features, weight, None if wide is None else wide[1])
-        if parts is not None:
+    if d_features is None or along is not None:
+        parts = _weight(rows, grad, features, weight, wide and wide[1]) if need_weight else None
+        if parts is not None or not need_weight:
+            if d_features is not None and along is not None:
+                _fused(rows, grad, weight, None, d_features, along)
             return parts
+    across = None if d_features is None else weight.transpose(1, 2).reshape(terms * width, channels)
     total = None
     for first, last, sums in rows.chunks(grad):
         if d_features is not None and across is not None:
@@ -150,8 +144,8 @@ def _column_parts(x: Tensor) -> Tensor:
     """Parts (parts, P) whose sum is the sum of the rows."""
     rows, width = x.shape
     block = min(power_of_two(width), 128)
-    tall = 4096 // block
-    programs = min(cdiv(rows, tall), 2 * processors(x.device))
+    tall = 8192 // block
+    programs = min(cdiv(rows, tall), 4 * processors(x.device))
     parts = x.new_empty(programs, width, dtype=compute_dtype(x.dtype))
     constants = width, _TYPES[parts.dtype], tall, block
     _COLUMN((programs, cdiv(width, block), 1), (x, parts), (rows,), constants)
@@ -169,7 +163,7 @@ def _totals(
     weights = (0, 0) if parts is None else (parts.shape[0], weight.numel())
     biases = (0, 0) if bias_parts is None else bias_parts.shape
     tensors = tuple(grad if x is None else x for x in (parts, d_weight, bias_parts, d_bias))
-    _TOTAL((cdiv(weights[1], 64) + cdiv(biases[1], 64), 1, 1), tensors, (*weights, *biases), (32, 64))
+    _TOTAL((cdiv(weights[1], 64) + cdiv(biases[1], 64), 1, 1), tensors, (*weights, *biases), (64, 64))
     return d_weight, d_bias
 
 
@@ -265,10 +259,11 @@ class _Rows:
         return launcher.bound(tensors, constants, warps, registers)
 
     def chunks(self, features: Tensor) -> Any:
-        """(first row, last row, N F, or N^T F, of these rows), in one buffer of at most CHUNK bytes."""
+        """(first row, last row, N F, or N^T F, of these rows), in one buffer of at most CHUNK bytes, or as many as the
+        features have: fewer chunks save more than the second-level cache does."""
         channels = features.shape[1]
         width = self.function.size * channels
-        step = max(CHUNK // (width * features.element_size()) // 128, 1) * 128
+        step = max(max(CHUNK, features.nbytes) // (width * features.element_size()) // 128, 1) * 128
         buffer = features.new_empty(min(step, self.count), width)
         block = min(64, max(4, power_of_two(channels)))
         tile = gather_tile(features.dtype, block)

@@ -80,13 +80,16 @@ def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int, edges: i
 @lru_cache
 def wide_backward_tiles(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int
-) -> tuple[Tile, Tile] | None:
-    """Tiles of the gradients of features and weight, each a launch of its own; None as in `wide_tile`, and
-    beyond 64 channels, where products of chunks take half the time."""
-    if dtype == torch.float64 or terms > GROUP or max(channels, width) > 64:
+) -> tuple[Tile, Tile | None] | None:
+    """Tiles of the gradients of features and weight, each a launch of its own; None as in `wide_tile`. Beyond 64
+    channels there is none for the weight: products of chunks take half the time there."""
+    if dtype == torch.float64 or terms > GROUP or dot_block(channels) > 128:
         return None
     if rows * terms * width * dtype.itemsize <= CHUNK or edges > LONG_BACKWARD * rows:
         return None
+    if max(channels, width) > 64:
+        along = wide_tile(dtype, terms, width, rows, edges)
+        return None if along is None else (along, None)
     if dtype == torch.float32:
         return Tile(64, 1, 4, strip=16), Tile(64, 1, 8, strip=32)
     return Tile(64, 2, 4, strip=16), Tile(64, 2, 8, strip=32, ahead=True)
