@@ -468,7 +468,7 @@ def strip_by_strip(monkeypatch):
     """Sums of many channels are made one strip after the other, however few the rows are and however long."""
     from gridless.ops.point_conv.gpu import tiles
 
-    for name, value in {"CHUNK": 0, "LONG": 999, "LONG_HALF": 999, "LONG_BACKWARD": 9999}.items():
+    for name, value in {"FEW": 0, "LONG": 999, "LONG_HALF": 999, "LONG_BACKWARD": 9999}.items():
         monkeypatch.setattr(tiles, name, value)
 
 

@@ -1,9 +1,9 @@
 """The point convolution on the GPU.
 
 One kernel makes the sums N F of a tile of targets and multiplies them by Theta while they are in registers: of all
-channels where those fit, strip by strip where there are many targets. Otherwise N F is written for as many targets as
-the second-level cache holds, and a library product reads it from there. The backward pass does the same with
-B = N^T dF' over the transposed edges; depthwise, the same kernel does either. No atomics: every sum has one owner.
+channels where those fit, strip by strip where there are many targets. Otherwise N F is written for some of the targets
+at a time, and a library product reads it. The backward pass does the same with B = N^T dF' over the transposed edges;
+depthwise, the same kernel does either. No atomics: every sum has one owner.
 """
 
 # pyright: reportCallIssue=false
@@ -259,11 +259,10 @@ class _Rows:
         return launcher.bound(tensors, constants, warps, registers)
 
     def chunks(self, features: Tensor) -> Any:
-        """(first row, last row, N F, or N^T F, of these rows), in one buffer of at most CHUNK bytes, or as many as the
-        features have: fewer chunks save more than the second-level cache does."""
+        """(first row, last row, N F, or N^T F, of these rows), in one buffer of at most CHUNK bytes."""
         channels = features.shape[1]
         width = self.function.size * channels
-        step = max(max(CHUNK, features.nbytes) // (width * features.element_size()) // 128, 1) * 128
+        step = max(CHUNK // (width * features.element_size()) // 128, 1) * 128
         buffer = features.new_empty(min(step, self.count), width)
         block = min(64, max(4, power_of_two(channels)))
         tile = gather_tile(features.dtype, block)

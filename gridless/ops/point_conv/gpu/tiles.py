@@ -13,8 +13,9 @@ from gridless.kernels.launch import cdiv, power_of_two
 GROUP = 16
 # Sums of a row, terms times channels, that registers hold until the product.
 HELD = 320
-# Bytes of sums that are written before a product reads them: inside the second-level cache.
-CHUNK = 48 << 20
+# Bytes of sums that are written before a product reads them: twice the second-level cache, as fewer and longer launches
+# save more than the cache does. And bytes up to which that is as fast as sums that stay in registers.
+CHUNK, FEW = 96 << 20, 48 << 20
 # Edges of a row beyond which sums are written, because every strip of channels walks over them again: of float32, of
 # half precision, and backwards.
 LONG, LONG_HALF, LONG_BACKWARD = 32, 10, 8
@@ -66,9 +67,9 @@ def fused_tile(
 def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int, edges: int) -> Tile | None:
     """The tile for sums of more channels than registers hold: one strip of them after the other.
 
-    None where all the sums fit in one chunk, channels are many or rows long: a library product is as fast then.
+    None where the sums are few, channels are many or rows long: a library product is as fast then.
     """
-    if channels > 256 or rows * terms * channels * dtype.itemsize <= CHUNK:
+    if channels > 256 or rows * terms * channels * dtype.itemsize <= FEW:
         return None
     if edges > (LONG if dtype == torch.float32 else LONG_HALF) * rows:
         return None
@@ -85,7 +86,7 @@ def wide_backward_tiles(
     channels there is none for the weight: products of chunks take half the time there."""
     if dtype == torch.float64 or terms > GROUP or dot_block(channels) > 128:
         return None
-    if rows * terms * width * dtype.itemsize <= CHUNK or edges > LONG_BACKWARD * rows:
+    if rows * terms * width * dtype.itemsize <= FEW or edges > LONG_BACKWARD * rows:
         return None
     if max(channels, width) > 64:
         along = wide_tile(dtype, terms, width, rows, edges)
@@ -159,7 +160,7 @@ def gluon_weight_tile(dtype: torch.dtype, terms: int, channels: int, width: int,
     """The tile of the Gluon kernel of the weight's gradient, where rows are many and short as in `wide_backward_tiles`;
     else None. `unroll` are the sums that may wait in shared memory. Registers of a lane hold sums of ten terms."""
     suits = channels in (64, 128) and width in (64, 128) and terms in (2, 4, 6, 8, 10) and dtype != torch.float64
-    if not suits or rows * terms * width * dtype.itemsize <= CHUNK or edges > LONG_BACKWARD * rows:
+    if not suits or rows * terms * width * dtype.itemsize <= FEW or edges > LONG_BACKWARD * rows:
         return None
     return Tile(64, 1 if dtype == torch.float32 and channels == 128 else 2, 4)
 
