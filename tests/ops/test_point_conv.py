@@ -494,6 +494,35 @@ def test_many_rows_and_channels(fast, monkeypatch, dtype, q, p):
     assert_like_reference(*given, {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype])
 
 
+def bias_alone(device, dtype, targets, p):
+    """The bias's gradient, of more rows than programs take at a time, beside the sum in float64."""
+    torch.manual_seed(0)
+    edges = Edges(torch.zeros(targets + 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int32), 3).to(device)
+    x, y = torch.rand(3, 1, device=device), torch.rand(targets, 1, device=device)
+    features, weight = (torch.randn(shape, device=device, dtype=dtype) for shape in ((3, 2), (2, 2, p)))
+    bias = torch.zeros(p, device=device, dtype=dtype, requires_grad=True)
+    grad = torch.rand(targets, p, device=device).to(dtype)
+    out = gl.point_conv(features, weight, bias, edges, x, y, RADIUS, Monomials(1, 1))
+    (found,) = torch.autograd.grad(out, bias, grad)
+    assert found.dtype == dtype
+    expected = grad.double().sum(0)
+    tolerance = {torch.float64: 1e-13, torch.float32: 1e-6, torch.float16: 1e-3}[dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=0.0)
+
+
+@interpreted
+@pytest.mark.parametrize(("dtype", "p"), [(torch.float64, 130), (torch.float32, 128), (torch.float16, 3)])
+def test_interpreted_gradient_of_the_bias(dtype, p):
+    with gl.use_backend("gpu"):
+        bias_alone("cpu", dtype, 2_000, p)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize(("targets", "p"), [(1, 1), (63, 128), (50_000, 200)])
+def test_gradient_of_the_bias(fast, dtype, targets, p):
+    bias_alone(fast, dtype, targets, p)
+
+
 @interpreted
 @pytest.mark.parametrize("basis", [Monomials(2, 1), Monomials(1, 16)], ids=str)
 def test_interpreted_featureless_kernels(basis):
