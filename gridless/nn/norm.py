@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -80,11 +82,8 @@ class BatchNorm(nn.Module):
             count = padded.splits[-1]
         arguments = x, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after"
         if self._of_all():
-            from torch.distributed.nn.functional import all_reduce
-
-            count = count.clone()
-            torch.distributed.all_reduce(count)
-            y, mean, _, var = reference.forward(*arguments, total=count, add=all_reduce)
+            count = _OverProcesses.apply(count)
+            y, mean, _, var = reference.forward(*arguments, total=count, add=_OverProcesses.apply)
             mean, var = mean.detach(), var.detach()
         else:
             y, mean, var = batch_norm(*arguments)
@@ -108,6 +107,20 @@ class BatchNorm(nn.Module):
         cloud = "" if self.cloud is None else f", cloud={self.cloud}"
         relu = "" if self.relu is None else f", relu={self.relu!r}"
         return f"{self.channels}{cloud}, momentum={self.momentum}, eps={self.eps}{relu}"
+
+
+class _OverProcesses(torch.autograd.Function):
+    """The sum over all processes, whose gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        torch.distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return _OverProcesses.apply(grad)
 
 
 def synchronise(model: nn.Module) -> None:

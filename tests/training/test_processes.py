@@ -120,6 +120,7 @@ def one_of_two(rank: int, recipe, folder: str) -> None:
         torch.distributed.all_reduce(grad)
     if rank == 0:
         save_file({name: grad / 2 for name, grad in grads.items()}, f"{folder}/gradients.safetensors")
+    torch.distributed.destroy_process_group()
 
 
 def test_the_gradients_of_two_processes_average_to_that_of_one(recipe, tmp_path):
