@@ -63,12 +63,22 @@ class _Language(ModuleType):
         """Statements of a program are interpreted one after the other."""
 
     def warp_specialize(self, roles: list[tuple[Any, tuple]], warps: list[int], registers: list[int]) -> None:
-        """Each role in a thread."""
-        threads = [threading.Thread(target=role, args=given) for role, given in roles]
+        """Each role in a thread; the first error of any of them is raised."""
+        errors: list[Exception] = []
+
+        def run(role: Any, given: tuple) -> None:
+            try:
+                role(*given)
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=part) for part in roles]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        if errors:
+            raise errors[0]
 
     def allocate_shared_memory(self, dtype: Any, shape: list[int], layout: Any) -> _Shared:
         return _Shared()

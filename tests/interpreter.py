@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +13,18 @@ def quicken() -> None:
     from triton.runtime import interpreter
 
     patched: set[int] = set()
+    one_at_a_time = threading.Lock()
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """It patches the language again at every call of a helper, which is needed once."""
+        """It patches the language again at every call of a helper, which is needed once. And it parses helpers, which
+        Python 3.11 cannot do in two threads."""
         module = id(self.fn.__globals__)
-        if module not in patched:
-            interpreter._patch_lang(self.fn)
-            patched.add(module)
-        return self.rewrite()(*args, **kwargs)
+        with one_at_a_time:
+            if module not in patched:
+                interpreter._patch_lang(self.fn)
+                patched.add(module)
+            function = self.rewrite()
+        return function(*args, **kwargs)
 
     interpreter.InterpretedFunction.__call__ = call
     # It looks for overflow in integers, but tells only where it debugs, and it does not.
