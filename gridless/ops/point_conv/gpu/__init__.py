@@ -53,6 +53,8 @@ from gridless.ops.point_conv.gpu.triton_kernels import (
 _COMPILED = torch.version.cuda is not None and not interpreting()
 # Bytes of F Theta that are made at once where features are transformed first.
 TRANSFORMED = 64 << 20
+# Numbers of a tile of which columns are added up; and parts that are added up at a time, of so many numbers.
+COLUMN_TILE, PARTS, NUMBERS = 8192, 64, 64
 
 _GATHER, _FUSED, _FUSED_BACKWARD, _WEIGHT, _CONTRACT = map(
     Launcher, (gather_kernel, fused_kernel, fused_backward_kernel, weight_kernel, contract_kernel)
@@ -144,7 +146,7 @@ def _column_parts(x: Tensor) -> Tensor:
     """Parts (parts, P) whose sum is the sum of the rows."""
     rows, width = x.shape
     block = min(power_of_two(width), 128)
-    tall = 8192 // block
+    tall = COLUMN_TILE // block
     programs = min(cdiv(rows, tall), 4 * processors(x.device))
     parts = x.new_empty(programs, width, dtype=compute_dtype(x.dtype))
     constants = width, _TYPES[parts.dtype], tall, block
@@ -163,7 +165,8 @@ def _totals(
     weights = (0, 0) if parts is None else (parts.shape[0], weight.numel())
     biases = (0, 0) if bias_parts is None else bias_parts.shape
     tensors = tuple(grad if x is None else x for x in (parts, d_weight, bias_parts, d_bias))
-    _TOTAL((cdiv(weights[1], 64) + cdiv(biases[1], 64), 1, 1), tensors, (*weights, *biases), (64, 64))
+    programs = cdiv(weights[1], NUMBERS) + cdiv(biases[1], NUMBERS)
+    _TOTAL((programs, 1, 1), tensors, (*weights, *biases), (PARTS, NUMBERS))
     return d_weight, d_bias
 
 
