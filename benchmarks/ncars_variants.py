@@ -112,6 +112,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     # Counts that decay, without streams and without windows.
     "leaky-one": {**LEAKY, "model": {**COUNTS, "decay_times": [100_000.0]}},
     "leaky-last": {**LEAKY, "model": {**COUNTS, "decay_times": [100_000.0], "every": 100_000}, "average": None},
+    "leaky-fit": {
+        **LEAKY, "model": {**COUNTS, "decay_times": [100_000.0], "every": 100_000, "fit": True}, "average": None,
+    },
     "leaky": {**LEAKY},
     "leaky-half": {**LEAKY, "model": {**COUNTS, "size": 2, "width": 32, "levels": 3}},
     "leaky-large": {**LEAKY, "transforms": [*SHIPPED, {"Erase": [0.2, 0.8]}]},

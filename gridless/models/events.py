@@ -328,6 +328,7 @@ class EventCounts(nn.Module):
         decay_times: microseconds after which an event counts 1/e; each has an OFF and an ON channel.
         dropout: probability, before the last layer.
         every: microseconds between live predictions; one after each packet when left out.
+        fit: whether what was recorded is magnified to the whole grid first, see `LeakyCount`.
     """
 
     def __init__(
@@ -340,13 +341,14 @@ class EventCounts(nn.Module):
         decay_times: Sequence[float] = (100_000.0,),
         dropout: float = 0.3,
         every: int | None = None,
+        fit: bool = False,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
         lists = {"sensor": list(map(int, sensor)), "decay_times": list(map(float, decay_times))}
         self.config: dict[str, Any] = {"model": "EventCounts", **arguments, **lists}
         self.plan = Plan()
-        self.count = LeakyCount(self.plan.events(sensor), size, decay_times, every)
+        self.count = LeakyCount(self.plan.events(sensor), size, decay_times, every, fit)
         sizes = [(2 * len(decay_times), width, 1)]
         for q in (width * 2**level for level in range(levels)):
             sizes += [(q, 2 * q, 2), (2 * q, 2 * q, 1)]
@@ -366,6 +368,7 @@ class EventCounts(nn.Module):
         """
         events = geometry[self.count.stream]
         (height, width), work = self.count.grid, self.logits.weight.numel()
+        work += 8 * height * width * len(self.count.decay_times) if self.count.fit else 0
         for layer in self.layers:
             if isinstance(layer, VoxelConv):
                 height, width = (-(-side // layer.stride[0]) for side in (height, width))

@@ -26,6 +26,9 @@ from gridless.structures import Events, Geometry, expect_geometry
 
 Memory = dict[nn.Module, Any]
 
+# What an event still counts after three times its decay time: a cell of a grid that holds less is as good as empty.
+LEFT = 0.05
+
 
 class EventConv(nn.Module):
     """out_i = bias + sum over u, v and the events j seen at tap u of exp(-rate_uv age_ij) features_j weight_uv.
@@ -275,9 +278,20 @@ class LeakyCount(nn.Module):
     OFF and its ON channel, and ages are those at the last event. Every event counts, and nothing has an end: the layer
     remembers its cells and one time. A live network predicts `every` so many microseconds from the first event on, or
     else after each packet.
+
+    With `fit` the smallest rectangle that holds every cell in which `LEFT` or more is left is magnified to the whole
+    grid before the logarithm, between cells linearly, its middle to the middle, the ratio of its sides kept: the size
+    at which something was recorded then tells nothing.
     """
 
-    def __init__(self, stream: Name, size: int, decay_times: Sequence[float], every: int | None = None) -> None:
+    def __init__(
+        self,
+        stream: Name,
+        size: int,
+        decay_times: Sequence[float],
+        every: int | None = None,
+        fit: bool = False,
+    ) -> None:
         super().__init__()
         if every is not None and (not isinstance(every, int) or every < 1):
             raise ValueError(f"LeakyCount: every must be whole microseconds, 1 or more, not {every!r}")
@@ -285,7 +299,7 @@ class LeakyCount(nn.Module):
         if size < 1 or not decay_times or min(decay_times) <= 0:
             raise ValueError(f"LeakyCount: needs size >= 1 and positive decay_times, not {size} and {decay_times}")
         self.stream, self.size, self.decay_times = stream, size, tuple(map(float, decay_times))
-        self.grid = -(-stream.sensor[1] // size), -(-stream.sensor[0] // size)
+        self.grid, self.fit = (-(-stream.sensor[1] // size), -(-stream.sensor[0] // size)), bool(fit)
 
     def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
         events = geometry[self.stream]
@@ -312,10 +326,34 @@ class LeakyCount(nn.Module):
             total = total + before.total * left
         if memory is not None:
             memory[self] = CountMemory(total, now)
-        return total.log1p().view(count, 1, height, width, channels)
+        total = total.view(count, height, width, channels)
+        return (magnified(total) if self.fit else total).log1p()[:, None]
 
     def extra_repr(self) -> str:
-        return f"{self.stream}, size={self.size}, decay_times={self.decay_times}, every={self.every}"
+        fit = ", fit=True" if self.fit else ""
+        return f"{self.stream}, size={self.size}, decay_times={self.decay_times}, every={self.every}{fit}"
+
+
+def magnified(counts: Tensor) -> Tensor:
+    """(B, H, W, C): the rectangle of the cells that hold `LEFT` or more, of the whole grid; see `LeakyCount`."""
+    held = (counts >= LEFT).any(3)
+    size, places = [], []
+    for side in (held.any(1), held.any(2)):  # along the width, and along the height
+        length = side.shape[1]
+        at = torch.arange(length, device=counts.device)
+        low = torch.where(side, at, length).amin(1).double()
+        high = torch.where(side, at, -1).amax(1).double()
+        # Where no cell holds so much, the grid stays as it is.
+        low, high = torch.where(high < 0, 0.0, low), torch.where(high < 0, length - 1.0, high)
+        size.append((high - low + 1) / length)
+        places.append(((low + high) / 2, at - (length - 1) / 2))
+    share = torch.maximum(*size)[:, None]
+    # As `grid_sample` counts: -1 and 1 are the outer sides of the first and the last cell.
+    across, down = (
+        (2 * (middle[:, None] + share * at) + 1) / len(at) - 1 for middle, at in places
+    )
+    where = torch.stack(torch.broadcast_tensors(across[:, None, :], down[:, :, None]), 3)
+    return functional.grid_sample(counts.permute(0, 3, 1, 2), where, align_corners=False).permute(0, 2, 3, 1)
 
 
 def _ends(events: Events) -> tuple[Tensor, Tensor]:

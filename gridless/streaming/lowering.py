@@ -232,7 +232,7 @@ class Lowered:
             self.values[row.name] = value | {"value": place, "mask": 0}
             if len(row.shape) > 1:
                 masks = [self.values[name]["mask"] for name in row.inputs] if row.operation not in _SINKS else []
-                one = len(set(masks)) == 1 and row.operation != "convolve_cells"
+                one = len(set(masks)) == 1 and row.operation not in ("convolve_cells", "magnify")
                 self.values[row.name]["mask"] = masks[0] if one else self.flat.room("event", row.cells)
             made = self._row(row)
             entries[stream] += made
@@ -306,6 +306,8 @@ class Lowered:
         elif row.operation == "flatten":
             value = self.values[row.inputs[0]]
             entry |= {"steps": value["c"], "cells": value["cells"]}
+        elif row.operation == "magnify":
+            entry |= {"weight": add("weight", [row.settings["least"]]), "first": row.shape[2], "last": row.shape[1]}
         elif row.operation == "reduce":
             entry["cells"] = self.values[row.inputs[0]]["cells"]
         return [entry]

@@ -29,6 +29,7 @@ It is made by one of the first five from a row of a stream, and then by any of t
 |---|---|---|
 | voxel | (T, H, W, C): means of the events of each voxel of the window, 0 where there are none | frames, duration (microseconds) |
 | leaky_count | (1, H, W, 2 K): sums over the OFF, then the ON events of the camera in each cell of `size` x `size` pixels of exp(-rate age), age that at the last event | size; rate (K) per microsecond |
+| magnify | the rectangle of the cells of a grid (1, H, W, C) that hold `least` or more in some channel (of all, where none does), magnified to H x W cells about the middle, the ratio of its sides kept; between cells linearly, zeros outside | least |
 | last | (C): the value at the last event | before (C): the value before the first |
 | pool | (C): mean or max of all events so far, 0 before the first | kind |
 | convolve_cells | kernel (t, h, w) at a stride, zeros outside the grid, `padding` before its beginning | kernel, stride, padding; weight (t h w, Q, P), bias (P) |

@@ -14,6 +14,7 @@ from torch import Tensor, fx, nn
 
 from gridless.geometry.taps import coarser
 from gridless.nn.events import (
+    LEFT,
     EventConv,
     Last,
     LeakyCount,
@@ -476,6 +477,8 @@ def _leaky_count(r: Reader, layer: LeakyCount, geometry: Any, memory: Any = None
     if layer.every is not None:
         r.durations.add(layer.every)
     counts = r.add(r.name, "leaky_count", None, (events,), shape, {"size": layer.size}, state, rate=rate)
+    if layer.fit:
+        counts = r.add(f"{r.name}.fit", "magnify", None, (counts,), shape, {"least": LEFT})
     return r.same(counts, "log1p")
 
 

@@ -74,12 +74,12 @@ OPERATIONS = (
     "polarity", "convolve", "dense", "affine", "add", "multiply", "relu", "abs", "leaky_relu", "elu", "sigmoid", "tanh",
     "silu", "gelu", "softplus", "log1p", "exp", "layer_norm", "softmax", "log_softmax", "copy", "cause", "place",
     "mean", "voxel", "leaky_count", "last", "pool_mean", "pool_max", "convolve_cells", "reduce_mean",
-    "reduce_max", "flatten",
+    "reduce_max", "flatten", "magnify",
 )  # fmt: skip
 (
     POLARITY, CONVOLVE, DENSE, AFFINE, ADD, MULTIPLY, RELU, ABS, LEAKY_RELU, ELU, SIGMOID, TANH, SILU, GELU, SOFTPLUS,
     LOG1P, EXP, LAYER_NORM, SOFTMAX, LOG_SOFTMAX, COPY, CAUSE, PLACE, MEAN, VOXEL, LEAKY_COUNT, LATEST,
-    POOL_MEAN, POOL_MAX, CONVOLVE_CELLS, REDUCE_MEAN, REDUCE_MAX, FLATTEN,
+    POOL_MEAN, POOL_MAX, CONVOLVE_CELLS, REDUCE_MEAN, REDUCE_MAX, FLATTEN, MAGNIFY,
 ) = range(len(OPERATIONS))  # fmt: skip
 
 # How the floats of a slot are handled: eight or sixteen channels at a time with one decay for each run of channels, or

@@ -15,7 +15,7 @@ from gridless.streaming.simd import add, affine, copy, decays, mean, multiply, r
 from gridless.streaming.table import (  # isort: skip
     A, ADD, AFFINE, A_KEPT, A_MASK, A_PITCH, B, B_KEPT, B_MASK, C, CAUSE, CELLS, CLOCK, CONVOLVE_CELLS, COPY,
     DENSE, DURATION, ELU, EMPTY, EXP, FACTOR, FIRST, FLATTEN, GATHERED, GELU, GRID, KEPT, LANE, LAST, LATEST,
-    LAYER_NORM, LEAKY_COUNT, LEAKY_RELU, LIST, LOG1P, LOG_SOFTMAX, MASK, MEAN, MULTIPLY, NUMBER, OP, PITCH, PLACE,
+    LAYER_NORM, LEAKY_COUNT, LEAKY_RELU, LIST, LOG1P, LOG_SOFTMAX, MAGNIFY, MASK, MEAN, MULTIPLY, NUMBER, OP, PITCH, PLACE,
     POLARITY, POOL_MAX, POOL_MEAN, RATE, REDUCE_MAX, REDUCE_MEAN, RELU, ROW, ROWS, SCALE, SHIFT, SIGMOID, SILU, SOFTMAX,
     SOFTPLUS, START, STEPS, SUM, S_EVENT, S_HEIGHT, S_WIDTH, TANH, TIME, TRACE, VALUE, VOXEL, WEIGHT, WHOLE, WHOLES,
 )  # fmt: skip
@@ -258,6 +258,8 @@ def answer(i, f, d):
             _convolve_cells(i, f, r, lane)
         elif op in (REDUCE_MEAN, REDUCE_MAX):
             _reduce(i, f, r, op == REDUCE_MAX)
+        elif op == MAGNIFY:
+            _magnify(i, f, r)
         elif op == FLATTEN:
             for cell in range(cells):
                 for k in range(i[r + STEPS]):
@@ -287,6 +289,39 @@ def _reduce(i, f, r, largest):
             for cell in range(cells):
                 total += f[a + cell * pitch + k]
             f[to + k] = np.float32(total / cells)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _magnify(i, f, r):
+    """The rectangle of the cells that hold something, of the whole grid."""
+    c, pitch, a_pitch, wide, high = i[r + C], i[r + PITCH], i[r + A_PITCH], i[r + FIRST], i[r + LAST]
+    least, left, right, top, bottom = f[i[r + WEIGHT]], wide, -1, high, -1
+    for cell in range(wide * high):
+        held = False
+        for k in range(c):
+            held |= f[i[r + A] + cell * a_pitch + k] >= least
+        if held:
+            x, y = cell % wide, cell // wide
+            left, right, top, bottom = min(left, x), max(right, x), min(top, y), max(bottom, y)
+    if right < 0:
+        left, right, top, bottom = 0, wide - 1, 0, high - 1
+    share = max((right - left + 1) / wide, (bottom - top + 1) / high)
+    for cell in range(wide * high):
+        x = 0.5 * (left + right) + share * (cell % wide - 0.5 * (wide - 1))
+        y = 0.5 * (top + bottom) + share * (cell // wide - 0.5 * (high - 1))
+        column, line = math.floor(x), math.floor(y)
+        to, seen = i[r + VALUE] + cell * pitch, 0
+        for k in range(pitch):
+            f[to + k] = 0.0
+        for k in range(c):
+            total = 0.0
+            for v in range(max(line, 0), min(line + 2, high)):
+                for u in range(max(column, 0), min(column + 2, wide)):
+                    at = v * wide + u
+                    seen |= i[i[r + A_MASK] + at]
+                    total += f[i[r + A] + at * a_pitch + k] * ((1 - abs(x - u)) * (1 - abs(y - v)))
+            f[to + k] = np.float32(total)
+        i[i[r + MASK] + cell] = seen
 
 
 @njit(nogil=True, cache=True, error_model="numpy", inner=True)

@@ -310,9 +310,57 @@ def test_decaying_counts_are_those_of_every_event_by_its_age():
         gl.nn.LeakyCount(clock, 2, ())
 
 
-def test_a_network_of_decaying_counts_learns_from_them_and_is_rebuilt():
+def magnified(grid):
+    """What `LeakyCount` with `fit` makes of counts (H, W, C), number by number."""
+    high, wide, channels = grid.shape
+    cells = [(x, y) for y in range(high) for x in range(wide)]
+    held = [(x, y) for x, y in cells if float(grid[y, x].max()) >= 0.05] or cells
+    low, far = [min(side) for side in zip(*held, strict=True)], [max(side) for side in zip(*held, strict=True)]
+    share = max((far[0] - low[0] + 1) / wide, (far[1] - low[1] + 1) / high)
+    out = torch.zeros_like(grid)
+    for x, y in cells:
+        u = (low[0] + far[0]) / 2 + share * (x - (wide - 1) / 2)
+        v = (low[1] + far[1]) / 2 + share * (y - (high - 1) / 2)
+        for s, t in cells:
+            out[y, x] += grid[t, s] * max(0, 1 - abs(u - s)) * max(0, 1 - abs(v - t))
+    return out
+
+
+def counted(events: gl.Events, fit: bool) -> torch.Tensor:
+    plan = gl.Plan()
+    layer = gl.nn.LeakyCount(plan.events(events.sensor), 1, (50.0, 4000.0), fit=fit)
+    return layer(plan(events))[:, 0]
+
+
+def test_counts_are_magnified_to_the_whole_grid_with_the_ratio_of_their_sides():
+    one = recordings()[0]
+    apart = [one, one[:0], one[:1], one[:2]]
+    for events in (gl.collate(apart), *apart):
+        wanted = torch.stack([magnified(grid.expm1()) for grid in counted(events, False)])
+        torch.testing.assert_close(counted(events, True), wanted.log1p(), rtol=1e-11, atol=1e-11)
+    # Wherever it was recorded: what is the same but for its place and an event long gone comes out the same.
+    pixel = torch.tensor([[4, 2], [5, 2], [5, 3], [6, 4]], dtype=torch.int32)
+    time, on = torch.tensor([90_000, 90_010, 90_020, 90_050]), torch.tensor([True, False, True, True])
+    near = gl.Events(pixel, time, on, torch.tensor([0, 4]), (9, 7))
+    far = gl.Events(pixel + 2, time, on, torch.tensor([0, 4]), (9, 7))
+    gone = gl.Events(torch.cat([torch.zeros_like(pixel[:1]), pixel]), torch.cat([torch.tensor([0]), time]),
+                     torch.cat([on[:1], on]), torch.tensor([0, 5]), (9, 7))  # fmt: skip
+    torch.testing.assert_close(counted(far, True), counted(near, True), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(counted(gone, True), counted(near, True), rtol=1e-6, atol=1e-9)
+    assert not torch.allclose(counted(near, True), counted(near, False))
+
+
+def test_no_recordings_are_no_grids():
+    assert counted(recordings()[0][:0], True).shape == (1, 7, 9, 4)
+    from gridless.nn.events import magnified as of_many
+
+    assert of_many(torch.zeros(0, 7, 9, 4, dtype=torch.float64)).shape == (0, 7, 9, 4)
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_a_network_of_decaying_counts_learns_from_them_and_is_rebuilt(fit):
     torch.manual_seed(0)
-    model = gl.models.EventCounts(3, (9, 7), width=4, levels=2, size=2, decay_times=(50, 4000))
+    model = gl.models.EventCounts(3, (9, 7), width=4, levels=2, size=2, decay_times=(50, 4000), fit=fit)
     events = gl.collate([*recordings(), recordings()[0][:0]])
     logits = model(model.plan(events))
     assert logits.shape == (events.num_examples, 3)

@@ -101,7 +101,7 @@ def test_how_many_events_are_worked_on_together_changes_no_bit(tmp_path: Path):
 @needs_compiler
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
 def test_it_calls_no_library_keeps_nothing_in_the_file_and_no_compiler_complains(tmp_path: Path):
-    counts = gl.models.EventCounts(3, (9, 7), width=4, levels=1, every=1000).eval()
+    counts = gl.models.EventCounts(3, (9, 7), width=4, levels=1, every=1000, fit=True).eval()
     for name, model in (("squash", small("squash")), ("counts", counts)):
         folder = gl.export(model, tmp_path / name)
         for command, level in [(command, level) for command in CC for level in ("-O0", "-O3")]:

@@ -163,13 +163,15 @@ class NothingFires(nn.Module):
 class FadingCounts(nn.Module):
     """Counts that decay, convolved at a stride of 2, beside the last value of a stream: an answer when asked for."""
 
-    def __init__(self, every: int | None = None) -> None:
+    def __init__(
+        self, every: int | None = None, decay_times: tuple[float, ...] = (300.0, 5000.0, 1e9), fit: bool = False
+    ) -> None:
         super().__init__()
         plan = self.plan = gl.Plan()
         x0 = plan.events(SENSOR)
         x1 = plan.lif(x0, **FAST)
-        self.count = LeakyCount(x0, 2, (300.0, 5000.0, 1e9), every)
-        self.conv, self.norm = VoxelConv(6, 7, 2), BatchNorm(7, relu="after")
+        self.count = LeakyCount(x0, 2, decay_times, every, fit)
+        self.conv, self.norm = VoxelConv(2 * len(decay_times), 7, 2), BatchNorm(7, relu="after")
         self.down, self.last = PolarityConv(plan.causal(x0, x1, 3, 2), 4), Last(x1)
         self.logits = Dense(18, 3)
 
@@ -184,6 +186,13 @@ class NowAndThen(FadingCounts):
 
     def __init__(self) -> None:
         super().__init__(4000)
+
+
+class FittedCounts(FadingCounts):
+    """The cells in which something is left, magnified to the whole grid: fewer and fewer while nothing happens."""
+
+    def __init__(self) -> None:
+        super().__init__(500, (60.0, 150.0), fit=True)
 
 
 class JoinedGrids(nn.Module):
@@ -222,7 +231,9 @@ class CalledTwice(nn.Module):
         return self.same(y.tanh(), geometry, memory)
 
 
-TOPOLOGIES = [SkipsAcrossLevels, WideStride, TwoBranches, OwnVoxels, Gates, NothingFires, FadingCounts, NowAndThen]
+TOPOLOGIES = [
+    SkipsAcrossLevels, WideStride, TwoBranches, OwnVoxels, Gates, NothingFires, FadingCounts, NowAndThen, FittedCounts,
+]  # fmt: skip
 
 
 class Drawn(nn.Module):

@@ -469,6 +469,10 @@ class Writer:
             "}",
         ]
 
+    def _magnify(self, row: Row, n: str) -> list[str]:
+        x, out, (_, height, width, channels) = self.at[row.inputs[0]], self.buffer(row), row.shape
+        return [f"magnify({out}, {x}, {height}, {width}, {channels}, {_number(row.settings['least'])});"]
+
     def _pool(self, row: Row, n: str) -> list[str]:
         k, c, out = self.index[row.name], row.channels, self.buffer(row)
         share = f" / (double)s->count{k}" if row.settings["kind"] == "mean" else ""
