@@ -368,7 +368,6 @@ class EventCounts(nn.Module):
         """
         events = geometry[self.count.stream]
         (height, width), work = self.count.grid, self.logits.weight.numel()
-        work += 8 * height * width * len(self.count.decay_times) if self.count.fit else 0
         for layer in self.layers:
             if isinstance(layer, VoxelConv):
                 height, width = (-(-side // layer.stride[0]) for side in (height, width))

@@ -77,8 +77,7 @@ class Row:
             return 0, c
         if self.operation in ("dense", "convolve_cells"):
             return self.cells * self.constants["weight"].size, 0
-        each = {"affine": 1, "multiply": 1, "layer_norm": 1, "magnify": 4}
-        return self.cells * c * each.get(self.operation, 0), 0
+        return self.cells * c * (self.operation in ("affine", "multiply", "layer_norm")), 0
 
     def __str__(self) -> str:
         words = [*self.inputs, *(f"{k}={v}" for k, v in self.settings.items())]
