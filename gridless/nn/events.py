@@ -349,9 +349,7 @@ def magnified(counts: Tensor) -> Tensor:
         places.append(((low + high) / 2, at - (length - 1) / 2))
     share = torch.maximum(*size)[:, None]
     # As `grid_sample` counts: -1 and 1 are the outer sides of the first and the last cell.
-    across, down = (
-        (2 * (middle[:, None] + share * at) + 1) / len(at) - 1 for middle, at in places
-    )
+    across, down = ((2 * (middle[:, None] + share * at) + 1) / len(at) - 1 for middle, at in places)
     where = torch.stack(torch.broadcast_tensors(across[:, None, :], down[:, :, None]), 3)
     return functional.grid_sample(counts.permute(0, 3, 1, 2), where, align_corners=False).permute(0, 2, 3, 1)
 

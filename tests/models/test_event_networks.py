@@ -312,7 +312,7 @@ def test_decaying_counts_are_those_of_every_event_by_its_age():
 
 def magnified(grid):
     """What `LeakyCount` with `fit` makes of counts (H, W, C), number by number."""
-    high, wide, channels = grid.shape
+    high, wide = grid.shape[:2]
     cells = [(x, y) for y in range(high) for x in range(wide)]
     held = [(x, y) for x, y in cells if float(grid[y, x].max()) >= 0.05] or cells
     low, far = [min(side) for side in zip(*held, strict=True)], [max(side) for side in zip(*held, strict=True)]
