@@ -279,9 +279,9 @@ class LeakyCount(nn.Module):
     remembers its cells and one time. A live network predicts `every` so many microseconds from the first event on, or
     else after each packet.
 
-    With `fit` the smallest rectangle that holds every cell in which `LEFT` or more is left is magnified to the whole
-    grid before the logarithm, between cells linearly, its middle to the middle, the ratio of its sides kept: the size
-    at which something was recorded then tells nothing.
+    With `fit` the smallest rectangle that holds every cell in which 0.05 (`LEFT`) or more is left is magnified to the
+    whole grid before the logarithm, between cells linearly, its middle to the middle, the ratio of its sides kept: the
+    size at which something was recorded then tells nothing.
     """
 
     def __init__(
