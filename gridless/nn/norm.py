@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gridless.ops.batch_norm import batch_norm, reference, track
+from gridless.ops.batch_norm import batch_norm, reference
 from gridless.structures import Cloud, Events, Geometry
 
 
@@ -64,7 +64,7 @@ class BatchNorm(nn.Module):
         padded = cloud if cloud is not None and cloud.padding else None
         # A view is a node of the backward pass, and costs as much as a small kernel.
         flat = features if features.ndim == 2 else features.reshape(-1, self.channels)
-        # torch's own refuses a single row, and knows nothing of padding.
+        # torch's own refuses a single row, and knows nothing of padding; its calls take less of the host.
         if self.training and (padded is not None or flat.shape[0] < 2 or self._of_all()):
             y = self._over_real_rows(flat, padded)
         else:
@@ -76,19 +76,13 @@ class BatchNorm(nn.Module):
 
     def _over_real_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
         """With the statistics of the rows that the splits count: how many they are stays on the device."""
-        if padded is None:
-            count = torch.full((), x.shape[0], dtype=torch.int64, device=x.device)
-        else:
-            count = padded.splits[-1]
-        arguments = x, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after"
-        if self._of_all():
-            count = _OverProcesses.apply(count)
-            y, mean, _, var = reference.forward(*arguments, total=count, add=_OverProcesses.apply)
-            mean, var = mean.detach(), var.detach()
-        else:
-            y, mean, var = batch_norm(*arguments)
-        track(mean, var, count, self.running_mean, self.running_var, self.num_batches_tracked, self.momentum)
-        return y
+        count = None if padded is None else padded.splits[-1]
+        running = self.running_mean, self.running_var, self.num_batches_tracked, self.momentum
+        arguments = x, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after", running
+        if not self._of_all():
+            return batch_norm(*arguments)
+        rows = torch.full((), x.shape[0], dtype=torch.int64, device=x.device) if count is None else count
+        return reference.forward(*arguments, total=_OverProcesses.apply(rows), add=_OverProcesses.apply)[0]
 
     def _over_all_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
         """With the statistics of all rows in training, and with the running ones otherwise."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gridless.ops.batch_norm import batch_norm, track
+from gridless.ops.batch_norm import batch_norm
 
 
 def formula(x, count, weight, bias, eps, before, after):
@@ -17,9 +17,17 @@ def formula(x, count, weight, bias, eps, before, after):
     return torch.cat([y, torch.zeros_like(x[count:])]), z.mean(0), z.var(0)
 
 
+def with_statistics(x, *arguments):
+    """y, and the mean and the variance that running statistics become which forget what was before."""
+    mean, var = torch.zeros(2, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    batches = torch.tensor(0, device=x.device)
+    given = *arguments, *(None, None, None, 1e-3, False, False)[len(arguments) :]
+    return batch_norm(x, *given, (mean, var, batches, 1.0)), mean, var
+
+
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("rows", "count", "channels"), [(70, 70, 5), (300, 257, 96), (2100, 2000, 3), (9, 7, 200)])
+@pytest.mark.parametrize(("rows", "count", "channels"), [(70, 70, 5), (300, 257, 96), (2100, 2000, 3), (9, 7, 200), (9000, 8990, 128)])
 def test_values_and_gradients_are_those_of_the_formula(device, rows, count, channels, before, after):
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(s, generator=generator, dtype=torch.float64) for s in ((rows, channels), channels, channels)]
@@ -28,8 +36,9 @@ def test_values_and_gradients_are_those_of_the_formula(device, rows, count, chan
     grad[count:] = 0
     mine = [t.to(device, copy=True).requires_grad_() for t in tensors]
     theirs = [t.clone().requires_grad_() for t in tensors]
-    number = torch.tensor(count, device=device)
-    results = batch_norm(mine[0], number, mine[1], mine[2], 1e-3, before, after)
+    # Without a number all rows count.
+    number = None if count == rows else torch.tensor(count, device=device)
+    results = with_statistics(mine[0], number, mine[1], mine[2], 1e-3, before, after)
     wanted = formula(*theirs[:1], count, *theirs[1:], 1e-3, before, after)
     for result, want in zip(results, wanted):
         torch.testing.assert_close(result.cpu(), want)
@@ -44,7 +53,7 @@ def test_values_and_gradients_are_those_of_the_formula(device, rows, count, chan
 def test_a_large_mean_does_not_drown_the_variance(device, dtype):
     x = torch.randn(500, 8, generator=torch.Generator().manual_seed(1)) + (1000 if dtype == torch.float32 else 4)
     x = x.to(device, dtype)
-    y, mean, var = batch_norm(x, torch.tensor(500, device=device))
+    y, mean, var = with_statistics(x, torch.tensor(500, device=device))
     exact = x.double()
     torch.testing.assert_close(mean.double(), exact.mean(0), rtol=1e-6, atol=0)
     torch.testing.assert_close(var.double(), exact.var(0), rtol=1e-4, atol=0)
@@ -54,7 +63,7 @@ def test_a_large_mean_does_not_drown_the_variance(device, dtype):
 def test_padding_is_not_read(device):
     x = torch.randn(64, 4, device=device)
     x[40:] = torch.nan
-    y, mean, var = batch_norm(x.requires_grad_(), torch.tensor(40, device=device))
+    y, mean, var = with_statistics(x.requires_grad_(), torch.tensor(40, device=device))
     y.sum().backward()
     assert all(t.isfinite().all() for t in (y, mean, var, x.grad))
     assert (y[40:] == 0).all()
@@ -63,7 +72,7 @@ def test_padding_is_not_read(device):
 @pytest.mark.parametrize("count", [0, 1])
 def test_no_row_and_one_row_are_finite(device, count):
     x = torch.ones(3, 4, device=device, requires_grad=True)
-    y, mean, var = batch_norm(x, torch.tensor(count, device=device))
+    y, mean, var = with_statistics(x, torch.tensor(count, device=device))
     y.sum().backward()
     assert (y == 0).all()
     assert (var == 0).all()
@@ -84,8 +93,7 @@ def test_running_statistics_are_those_of_torch(device, count, channels):
             torch_norm.running_mean.lerp_(x[0], 0.3)
             torch_norm.running_var.lerp_(torch.zeros(channels), 0.3)
             torch_norm.num_batches_tracked += 1
-        _, mean, var = batch_norm(x.to(device), torch.tensor(count, device=device))
-        track(mean, var, torch.tensor(count, device=device), *kept, 0.3)
+        batch_norm(x.to(device), torch.tensor(count, device=device), running=(*kept, 0.3))
     for mine, theirs in zip(kept, torch_norm.buffers(), strict=True):
         torch.testing.assert_close(mine.cpu(), theirs)
 
@@ -96,15 +104,16 @@ def test_the_op_is_registered_rightly(backend):
     x, count = torch.randn(10, 4, requires_grad=True), torch.tensor(7)
     parameters = torch.rand(4, requires_grad=True), torch.rand(4, requires_grad=True)
     torch.library.opcheck(torch.ops.gridless.batch_norm.default, (x, count, *parameters, 1e-3, True, False))
-    statistics = torch.rand(4), torch.rand(4), count, torch.rand(4), torch.rand(4), torch.tensor(3), 0.1
-    torch.library.opcheck(torch.ops.gridless.track_statistics.default, statistics)
+    torch.library.opcheck(torch.ops.gridless.batch_norm.default, (x, None, None, None, 1e-3, False, True))
 
 
 def test_mismatches_are_named(device):
     x, count = torch.randn(10, 4, device=device), torch.tensor(7, device=device)
-    with pytest.raises(ValueError, match=r"weight must be \(4,\), not \(3,\)"):
+    with pytest.raises(ValueError, match=r"weight must be \(4,\) on .*, not \(3,\)"):
         batch_norm(x, count, torch.ones(3, device=device), torch.ones(4, device=device))
     with pytest.raises(ValueError, match="count must be one int64"):
         batch_norm(x, count.float())
+    with pytest.raises(ValueError, match="the number of batches must be one int64"):
+        batch_norm(x, count, running=(torch.ones(4, device=device), torch.ones(4, device=device), x, 0.1))
     with pytest.raises(ValueError, match="both weight and bias"):
         batch_norm(x, count, torch.ones(4, device=device))

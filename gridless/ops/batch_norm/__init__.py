@@ -5,9 +5,9 @@
     h = (z - mean) / sqrt(var + eps) * weight + bias
     y = max(h, 0) if `after` else h           and 0 in the rows from `count` on
 
-`count` is a number that stays on the device, so that a captured graph serves batches of different sizes. Statistics
-are made in float32 (float64 for float64 input). No row at all gives mean 0, variance 0. Deterministic. Nothing but x
-and the statistics is kept for the backward pass.
+`count` is a number that stays on the device, so that a captured graph serves batches of different sizes; without it all
+rows count. Statistics are made in float32 (float64 for float64 input). No row at all gives mean 0, variance 0, and
+leaves running statistics alone. Deterministic. Nothing but x and the statistics is kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -19,129 +19,113 @@ from torch import Tensor
 
 from gridless.backends import implementation
 from gridless.ops.batch_norm import reference
-from gridless.ops.operator import operator
+from gridless.ops.batch_norm.reference import Running
+from gridless.ops.operator import eager, operator, traced
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def batch_norm(
     x: Tensor,
-    count: Tensor,
+    count: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     eps: float = 1e-3,
     before: bool = False,
     after: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """x (S, C), count () int64, weight and bias (C): y (S, C), mean (C), and variance divided by rows - 1 (C).
+    running: Running | None = None,
+) -> Tensor:
+    """x (S, C), count () int64, weight and bias (C): y (S, C).
 
-    `eps` is added to the variance; `before` and `after` say where the ReLU is. Differentiable once, in x, weight and
-    bias; the statistics that are returned carry no gradient.
+    `eps` is added to the variance; `before` and `after` say where the ReLU is. `running`, a mean (C), a variance (C), a
+    number of batches () int64 and a momentum, is moved in place: the mean and the variance, divided by rows - 1, of
+    this batch have the weight `momentum`. Differentiable once, in x, weight and bias.
     """
     if x.ndim != 2 or x.dtype not in FLOATS:
         raise ValueError(f"batch_norm: x must be floating point (rows, channels), not {x.dtype} {tuple(x.shape)}")
-    if count.ndim != 0 or count.dtype != torch.int64 or count.device != x.device:
-        raise ValueError(
-            f"batch_norm: count must be one int64 on {x.device}, "
-            f"not {count.dtype} {tuple(count.shape)} on {count.device}"
-        )
     if (weight is None) != (bias is None):
         raise ValueError("batch_norm: give both weight and bias, or neither")
-    for name, value in (("weight", weight), ("bias", bias)):
-        if value is not None and value.shape != x.shape[1:]:
-            raise ValueError(f"batch_norm: {name} must be ({x.shape[1]},), not {tuple(value.shape)}")
-    y, mean, _, unbiased = _norm(x, count, weight, bias, eps, before, after)
-    return y, mean, unbiased
-
-
-def track(
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    tracked: Tensor,
-    momentum: float,
-) -> None:
-    """Move `running_mean` and `running_var` (C) by `momentum` towards `mean` and `var` (C), and count the batch in
-    `tracked` (), unless `count` () says that it had no row."""
-    for name, value in (("var", var), ("running_mean", running_mean), ("running_var", running_var)):
-        if value.shape != mean.shape or value.device != mean.device:
+    _check_numbers(x, ("count", count), ("the number of batches", running and running[2]))
+    kept = () if running is None else (("the running mean", running[0]), ("the running variance", running[1]))
+    for name, value in (("weight", weight), ("bias", bias), *kept):
+        if value is not None and (value.shape != x.shape[1:] or value.device != x.device):
             found = f"{tuple(value.shape)} on {value.device}"
-            raise ValueError(f"track: {name} must be {tuple(mean.shape)} on {mean.device}, not {found}")
-    for name, value in (("count", count), ("tracked", tracked)):
-        if value.ndim != 0 or value.dtype != torch.int64 or value.device != mean.device:
+            raise ValueError(f"batch_norm: {name} must be ({x.shape[1]},) on {x.device}, not {found}")
+    if not traced(x):
+        return _run(x, count, weight, bias, eps, before, after, running)
+    y, statistics = _norm(x, count, weight, bias, eps, before, after)
+    rows = torch.full((), x.shape[0], device=x.device) if count is None else count
+    reference.track(statistics, rows, running)
+    return y
+
+
+def _check_numbers(x: Tensor, *named: tuple[str, Tensor | None]) -> None:
+    for name, value in named:
+        if value is not None and (value.ndim != 0 or value.dtype != torch.int64 or value.device != x.device):
             found = f"{value.dtype} {tuple(value.shape)} on {value.device}"
-            raise ValueError(f"track: {name} must be one int64 on {mean.device}, not {found}")
-    run = _track if torch.compiler.is_compiling() else _run_track
-    run(mean, var, count, running_mean, running_var, tracked, momentum)
+            raise ValueError(f"batch_norm: {name} must be one int64 on {x.device}, not {found}")
 
 
-def _fake_backward(grad, x, count, weight, bias, mean, scale, before, after):  # type: ignore[no-untyped-def]
-    return torch.empty_like(x), mean.new_empty(2, mean.shape[0])
+def _fake_backward(grad, x, count, weight, bias, statistics, before, after):  # type: ignore[no-untyped-def]
+    like = statistics[0] if weight is None else weight
+    return torch.empty_like(x), torch.empty_like(like), torch.empty_like(like)
 
 
 @operator("batch_norm_backward", _fake_backward)
 def _norm_backward(
     grad: Tensor,
     x: Tensor,
-    count: Tensor,
+    count: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor,
-    scale: Tensor,
+    statistics: Tensor,
     before: bool,
     after: bool,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of x (S, C), and of bias and weight (2, C)."""
+) -> tuple[Tensor, Tensor, Tensor]:
     package = implementation(reference, x.device)
-    return package.backward(grad.contiguous(), x.contiguous(), count, weight, bias, mean, scale, before, after)
+    return package.backward(grad.contiguous(), x.contiguous(), count, weight, bias, statistics, before, after)
 
 
 def _fake(x, count, weight, bias, eps, before, after):  # type: ignore[no-untyped-def]
-    wide = x.new_empty(x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
-    return torch.empty_like(x), wide, wide.clone(), wide.clone()
+    return torch.empty_like(x), x.new_empty(3, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
-    x, count, weight, bias, _, ctx.before, ctx.after = inputs
-    _, mean, scale, unbiased = output
-    ctx.save_for_backward(x, count, weight, bias, mean, scale)
-    ctx.mark_non_differentiable(mean, scale, unbiased)
-    # The statistics have no gradient: None is quicker than zeros.
-    ctx.set_materialize_grads(False)
+    x, count, weight, bias, _, ctx.before, ctx.after, *running = inputs
+    ctx.save_for_backward(x, count, weight, bias, output[1])
+    ctx.others = (None,) * (3 + len(running))
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, *_: Any) -> tuple:
-    if grad is None:
-        return (None,) * 7
-    x, count, weight, bias, mean, scale = ctx.saved_tensors
-    dx, (d_bias, d_weight) = _norm_backward(grad, x, count, weight, bias, mean, scale, ctx.before, ctx.after)
-    if weight is None or bias is None:
-        return dx, None, None, None, None, None, None
-    return dx, None, d_weight.to(weight.dtype), d_bias.to(bias.dtype), None, None, None
+def _save_traced(ctx: Any, inputs: tuple, output: tuple) -> None:
+    _save(ctx, inputs, output)
+    ctx.mark_non_differentiable(output[1])
 
 
-@operator("batch_norm", _fake, _save, _differentiate)
+def _differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple:
+    x, count, weight, *rest = ctx.saved_tensors
+    dx, d_weight, d_bias = _norm_backward(grad, x, count, weight, *rest, ctx.before, ctx.after)
+    return dx, None, *((None, None) if weight is None else (d_weight, d_bias)), *ctx.others
+
+
+def _forward(
+    x: Tensor,
+    count: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    before: bool,
+    after: bool,
+    running: Running | None = None,
+) -> tuple[Tensor, Tensor]:
+    package = implementation(reference, x.device)
+    return package.forward(x.contiguous(), count, weight, bias, eps, before, after, running)
+
+
+_run = eager("batch_norm", _save, _differentiate, first=True)(_forward)
+
+
+@operator("batch_norm", _fake, _save_traced, _differentiate)
 def _norm(
-    x: Tensor, count: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, before: bool, after: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y, mean, 1 / sqrt(var + eps), unbiased variance."""
-    return implementation(reference, x.device).forward(x.contiguous(), count, weight, bias, eps, before, after)
-
-
-def _run_track(
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    tracked: Tensor,
-    momentum: float,
-) -> None:
-    implementation(reference, mean.device).track(mean, var, count, running_mean, running_var, tracked, momentum)
-
-
-_TRACKED = ("running_mean", "running_var", "tracked")
-_track = torch.library.custom_op("gridless::track_statistics", _run_track, mutates_args=_TRACKED)
-_track.register_fake(lambda *given: None)
+    x: Tensor, count: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, before: bool, after: bool
+) -> tuple[Tensor, Tensor]:
+    return _forward(x, count, weight, bias, eps, before, after)

@@ -5,42 +5,55 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gridless.ops.batch_norm.reference import track
+from gridless.ops.batch_norm.reference import Running, track
 
-__all__ = ["backward", "forward", "track"]
+__all__ = ["backward", "forward"]
 
 
 def forward(
-    x: Tensor, count: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, before: bool, after: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    rows, real = x.shape[0], min(int(count), x.shape[0])
+    x: Tensor,
+    count: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    before: bool,
+    after: bool,
+    running: Running | None = None,
+) -> tuple[Tensor, Tensor]:
+    rows, real = x.shape[0], _real(x, count)
     wide = torch.promote_types(x.dtype, torch.float32)
-    mean, unbiased = (torch.zeros(x.shape[1], dtype=wide) for _ in range(2))
+    statistics = torch.zeros(3, x.shape[1], dtype=wide)
+    mean, scale, unbiased = statistics
     if real == 0:
-        return torch.zeros_like(x), mean, torch.full_like(mean, eps**-0.5), unbiased
+        scale.fill_(eps**-0.5)
+        return torch.zeros_like(x), statistics
     z = x[:real].relu() if before else x[:real]
     # With a momentum of 1 the running statistics are those of this batch.
     w, b = _wide(wide, weight, bias)
-    y, _, scale = torch.native_batch_norm(z, w, b, mean, unbiased, True, 1.0, eps)
+    y, _, inverse = torch.native_batch_norm(z, w, b, mean, unbiased, True, 1.0, eps)
+    scale.copy_(inverse)
+    if real == 1:
+        unbiased.zero_()
+    track(statistics, torch.tensor(real), running)
     y = y.relu_() if after else y
-    padding = (0, 0, 0, rows - real)
-    return torch.nn.functional.pad(y, padding) if real < rows else y, mean, scale, unbiased if real > 1 else mean * 0
+    return torch.nn.functional.pad(y, (0, 0, 0, rows - real)) if real < rows else y, statistics
 
 
 def backward(
     grad: Tensor,
     x: Tensor,
-    count: Tensor,
+    count: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor,
-    scale: Tensor,
+    statistics: Tensor,
     before: bool,
     after: bool,
-) -> tuple[Tensor, Tensor]:
-    rows, real = x.shape[0], min(int(count), x.shape[0])
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, real = x.shape[0], _real(x, count)
+    mean, scale, _ = statistics
+    dtype = statistics.dtype if weight is None else weight.dtype
     if real == 0:
-        return torch.zeros_like(x), mean.new_zeros(2, mean.shape[0])
+        return torch.zeros_like(x), *torch.zeros(2, x.shape[1], dtype=dtype).unbind()
     x, grad = x[:real], grad[:real]
     z = x.relu() if before else x
     weight, bias = _wide(mean.dtype, weight, bias)
@@ -54,7 +67,11 @@ def backward(
     )
     dx = torch.where(x > 0, dx, 0.0) if before else dx
     dx = torch.nn.functional.pad(dx, (0, 0, 0, rows - real)) if real < rows else dx
-    return dx, torch.stack([d_bias, d_weight])
+    return dx, d_weight.to(dtype), d_bias.to(dtype)
+
+
+def _real(x: Tensor, count: Tensor | None) -> int:
+    return x.shape[0] if count is None else min(int(count), x.shape[0])
 
 
 def _wide(dtype: torch.dtype, *parameters: Tensor | None) -> list[Tensor | None]:

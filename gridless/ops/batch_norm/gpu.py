@@ -1,6 +1,7 @@
-"""Batch normalisation in Triton: x is read twice in each direction, and only the result is written.
+"""Batch normalisation in Triton: two launches in each direction. x is read twice, and only the result is written.
 
-Statistics are combined by Chan's formula, tile by tile and then over programs, always in the same order.
+The first launch leaves each program's part of the sums over rows; in the second every program puts all parts together,
+always in the same order. Statistics are Welford's in each lane, combined by Chan's formula over lanes and programs.
 """
 
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false
@@ -13,113 +14,97 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.kernels.launch import Launcher, cdiv, power_of_two
+from gridless.ops.batch_norm.reference import Running
 
-# Programs that share the sums over rows, and numbers in a tile.
-PROGRAMS = 512
-TILE = 4096
+# Programs of a launch, at most, and numbers in a tile: one program to a multiprocessor, with eight warps.
+PROGRAMS = 128
+TILE = 8192
+WARPS = 8
 
 
 def forward(
-    x: Tensor, count: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, before: bool, after: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x: Tensor,
+    count: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    before: bool,
+    after: bool,
+    running: Running | None = None,
+) -> tuple[Tensor, Tensor]:
     rows, channels = x.shape
-    wide = torch.promote_types(x.dtype, torch.float32)
+    wide = _wide(x.dtype)
     y = torch.empty_like(x)
-    mean, scale, unbiased = (torch.empty(channels, dtype=wide, device=x.device) for _ in range(3))
+    statistics = torch.empty(3, channels, dtype=wide, device=x.device)
     if channels == 0:
-        return y, mean, scale, unbiased
-    tall, block, programs, tiles = _launch(rows, channels)
-    parts = torch.empty(3, programs, channels, dtype=wide, device=x.device)
-    double = wide == torch.float64
-    affine = weight is not None
-    _MOMENTS((programs, tiles, 1), (x, count, parts), (rows, programs), (channels, before, tall, block, double))
-    few = min(block, 8)
-    statistics = (parts, mean, scale, unbiased)
-    _COMBINE((cdiv(channels, few), 1, 1), statistics, (programs, eps), (channels, PROGRAMS, few))
-    if rows:
-        tensors = (x, y, count, mean, scale, weight if affine else mean, bias if affine else mean)
-        constants = (channels, before, after, affine, tall, block, double)
-        _APPLY((cdiv(rows, tall), tiles, 1), tensors, (rows,), constants)
-    return y, mean, scale, unbiased
+        return y, statistics
+    tall, block, grid = _launch(rows, channels)
+    parts = torch.empty(2, grid[0], channels, dtype=wide, device=x.device)
+    double, counted, affine = wide == torch.float64, count is not None, weight is not None
+    # What a kernel does not read, it is given something else for.
+    number = count if counted else parts
+    constants = channels, counted, before, tall, block, double
+    _MOMENTS(grid, (x, number, parts), (rows, grid[0]), constants, WARPS)
+    tensors = x, y, number, parts, statistics, weight if affine else parts, bias if affine else parts
+    tensors += (parts,) * 3 if running is None else running[:3]
+    momentum = 0.0 if running is None else running[3]
+    constants = channels, counted, before, after, affine, running is not None, PROGRAMS, tall, block, double
+    _APPLY(grid, tensors, (rows, grid[0], eps, momentum), constants, WARPS)
+    return y, statistics
 
 
 def backward(
     grad: Tensor,
     x: Tensor,
-    count: Tensor,
+    count: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor,
-    scale: Tensor,
+    statistics: Tensor,
     before: bool,
     after: bool,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     rows, channels = x.shape
+    wide, affine = statistics.dtype, weight is not None
     dx = torch.empty_like(x)
+    d_weight, d_bias = (torch.empty(channels, dtype=weight.dtype if affine else wide, device=x.device) for _ in "wb")
     if channels == 0:
-        return dx, mean.new_empty(2, 0)
-    tall, block, programs, tiles = _launch(rows, channels)
-    parts = torch.empty(programs, 2, channels, dtype=mean.dtype, device=x.device)
-    double = mean.dtype == torch.float64
-    affine = weight is not None
-    tensors = (grad, x, count, mean, scale, weight if affine else mean, bias if affine else mean)
-    constants = (channels, before, after, affine, tall, block, double)
-    _SUMS((programs, tiles, 1), (*tensors, parts), (rows, programs), constants)
-    total = torch.empty(2, channels, dtype=mean.dtype, device=x.device)
-    few = min(power_of_two(2 * channels), 8)
-    _TOTAL((cdiv(2 * channels, few), 1, 1), (parts, total), (programs,), (2 * channels, PROGRAMS, few))
-    if rows:
-        _APPLY_BACKWARD((cdiv(rows, tall), tiles, 1), (*tensors, total, dx), (rows,), constants)
-    return dx, total
+        return dx, d_weight, d_bias
+    tall, block, grid = _launch(rows, channels)
+    parts = torch.empty(2, grid[0], channels, dtype=wide, device=x.device)
+    double, counted = wide == torch.float64, count is not None
+    tensors = grad, x, count if counted else parts, statistics, weight if affine else parts, bias if affine else parts
+    constants = channels, counted, before, after, affine, tall, block, double
+    _SUMS(grid, (*tensors, parts), (rows, grid[0]), constants, WARPS)
+    _APPLY_BACKWARD(grid, (*tensors, parts, dx, d_weight, d_bias), (rows, grid[0]), (*constants, PROGRAMS), WARPS)
+    return dx, d_weight, d_bias
 
 
-def track(
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    tracked: Tensor,
-    momentum: float,
-) -> None:
-    channels = len(mean)
-    if channels:
-        block = min(power_of_two(channels), 1024)
-        tensors = (mean, var, count, running_mean, running_var, tracked)
-        _TRACK((cdiv(channels, block), 1, 1), tensors, (momentum,), (channels, block))
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _launch(rows: int, channels: int) -> tuple[int, int, int, int]:
-    """Rows and channels of a tile, programs along the rows of the sums, tiles along the channels."""
+def _launch(rows: int, channels: int) -> tuple[int, int, tuple[int, int, int]]:
+    """Rows and channels of a tile, and programs along the rows and along the channels."""
     # The largest power of two that divides them, where it is not a small one: no lane is idle then.
     divisor = channels & -channels
     block = min(divisor if divisor >= 32 else power_of_two(channels), 128)
-    tall = TILE // block
-    return tall, block, max(1, min(cdiv(rows, tall), PROGRAMS)), cdiv(channels, block)
+    tall, across = TILE // block, cdiv(channels, block)
+    return tall, block, (max(1, min(cdiv(rows, tall), PROGRAMS // across)), across, 1)
 
 
 @triton.jit
-def _track(mean, var, count, running_mean, running_var, tracked, momentum, channels, BLOCK: tl.constexpr):
-    if tl.load(count) > 0:
-        c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        ok = c < channels
-        before = tl.load(running_mean + c, ok)
-        now = tl.load(mean + c, ok).to(before.dtype)
-        tl.store(running_mean + c, before + momentum * (now - before), ok)
-        before = tl.load(running_var + c, ok)
-        now = tl.load(var + c, ok).to(before.dtype)
-        tl.store(running_var + c, before + momentum * (now - before), ok)
-        if tl.program_id(0) == 0:
-            tl.store(tracked, tl.load(tracked) + 1)
+def _real(count, rows, COUNTED: tl.constexpr):
+    """How many rows count."""
+    n = rows
+    if COUNTED:
+        n = tl.minimum(tl.load(count), rows).to(rows.dtype)
+    return n
 
 
 @triton.jit
-def _span(count, rows, programs, ROWS: tl.constexpr):
-    """The rows of this program: equal shares of whole tiles."""
-    n = tl.minimum(tl.load(count), rows)
-    share = (n + programs * ROWS - 1) // (programs * ROWS) * ROWS
-    first = tl.program_id(0) * share
-    return first, tl.minimum(first + share, n)
+def _share(n, programs, ROWS: tl.constexpr):
+    """Rows of a program: equal shares of whole tiles."""
+    return (n + programs * ROWS - 1) // (programs * ROWS) * ROWS
 
 
 @triton.jit
@@ -130,159 +115,181 @@ def _load(x, s, c, ok, channels, RELU: tl.constexpr, WIDE: tl.constexpr):
     return value
 
 
+@triton.jit
+def _affine(weight, bias, c, inside, AFFINE: tl.constexpr, WIDE: tl.constexpr):
+    """weight and bias of the channels c, or 1 and 0."""
+    if AFFINE:
+        w = tl.load(weight + c, inside, other=0.0).to(WIDE)
+        b = tl.load(bias + c, inside, other=0.0).to(WIDE)
+    else:
+        w = tl.full(c.shape, 1.0, WIDE)
+        b = tl.zeros(c.shape, WIDE)
+    return w, b
+
+
+@triton.jit
+def _parts(parts, programs, c, inside, channels, PARTS: tl.constexpr):
+    """Both parts of every program, (PARTS, channels of the tile)."""
+    p = tl.arange(0, PARTS)[:, None]
+    ok = (p < programs) & inside[None, :]
+    at = p * channels + c[None, :]
+    return tl.load(parts + at, ok, other=0.0), tl.load(parts + programs * channels + at, ok, other=0.0)
+
+
+@triton.jit
+def _together(seen, means, squares, total):
+    """Mean, and sum of squares about it, of `total` numbers, from those of groups of so many as were `seen`."""
+    mean = tl.sum(seen * means, 0) / total
+    apart = means - mean[None, :]
+    return mean, tl.sum(squares + seen * apart * apart, 0)
+
+
 @triton.jit(do_not_specialize=["rows", "programs"])
 def _moments(
     x, count, parts, rows, programs, channels,
-    BEFORE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
+    COUNTED: tl.constexpr, BEFORE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
+    """Mean, and sum of squares about it, of the rows of each program."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    first, last = _span(count, rows, programs, ROWS)
+    n = _real(count, rows, COUNTED)
+    share = _share(n, programs, ROWS)
+    first = tl.program_id(0) * share
+    last = tl.minimum(first + share, n)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < channels
     lane = tl.arange(0, ROWS)[:, None]
-    mean = tl.zeros([BLOCK], wide)
-    squares = tl.zeros([BLOCK], wide)
-    seen = tl.zeros([BLOCK], wide)
+    means = tl.zeros([ROWS, BLOCK], wide)
+    squares = tl.zeros([ROWS, BLOCK], wide)
+    tiles = tl.zeros([], wide)
     for start in range(first, last, ROWS):
         s = start + lane
         ok = (s < last) & inside[None, :]
         value = _load(x, s, c[None, :], ok, channels, BEFORE, wide)
-        more = tl.minimum(last - start, ROWS).to(wide)
-        here = tl.sum(value, 0) / more
-        apart = tl.where(ok, value - here[None, :], 0.0)
-        delta = here - mean
-        both = seen + more
-        squares += tl.sum(apart * apart, 0) + delta * delta * (seen * more / both)
-        mean += delta * (more / both)
-        seen = both
+        tiles += 1.0
+        delta = tl.where(ok, value - means, 0.0)
+        means += delta / tiles
+        squares += delta * (value - means)
+    # Lanes beyond the last row have seen one tile less.
+    seen = tl.maximum((last - first - lane + ROWS - 1) // ROWS, 0).to(wide)
+    mean, spread = _together(seen, means, squares, tl.maximum(last - first, 1).to(wide))
     at = tl.program_id(0) * channels + c
-    tl.store(parts + at, seen, inside)
-    tl.store(parts + programs * channels + at, mean, inside)
-    tl.store(parts + 2 * programs * channels + at, squares, inside)
+    tl.store(parts + at, mean, inside)
+    tl.store(parts + programs * channels + at, spread, inside)
 
 
-@triton.jit(do_not_specialize=["programs"])
-def _combine(
-    parts, mean, scale, unbiased, programs, eps, channels, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    p = tl.arange(0, PARTS)[:, None]
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = (p < programs) & (c < channels)[None, :]
-    at = p * channels + c[None, :]
-    seen = tl.load(parts + at, ok, other=0.0)
-    means = tl.load(parts + programs * channels + at, ok, other=0.0)
-    squares = tl.load(parts + 2 * programs * channels + at, ok, other=0.0)
-    n = tl.sum(seen, 0)
-    total = tl.maximum(n, 1.0)
-    middle = tl.sum(seen * means, 0) / total
-    apart = means - middle[None, :]
-    spread = tl.sum(squares + seen * apart * apart, 0)
-    tl.store(mean + c, middle, c < channels)
-    tl.store(scale + c, 1.0 / tl.sqrt(spread / total + eps), c < channels)
-    tl.store(unbiased + c, spread / tl.maximum(n - 1.0, 1.0), c < channels)
-
-
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "programs"])
 def _apply(
-    x, y, count, mean, scale, weight, bias, rows, channels,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
+    x, y, count, parts, statistics, weight, bias, running_mean, running_var, batches,
+    rows, programs, eps, momentum, channels,
+    COUNTED: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr, TRACK: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    n = tl.minimum(tl.load(count), rows)
-    s = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    n = _real(count, rows, COUNTED)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < channels
-    value = _load(x, s, c, (s < n) & inside, channels, BEFORE, wide)
-    value = (value - tl.load(mean + c, inside, other=0.0)) * tl.load(scale + c, inside, other=0.0)
-    if AFFINE:
-        w = tl.load(weight + c, inside, other=0.0).to(wide)
-        value = value * w + tl.load(bias + c, inside, other=0.0).to(wide)
-    if AFTER:
-        value = tl.where(value < 0.0, 0.0, value)
-    value = tl.where(s < n, value, 0.0)
-    tl.store(y + s.to(tl.int64) * channels + c, value.to(y.dtype.element_ty), (s < rows) & inside)
+
+    share = _share(n, programs, ROWS)
+    seen = tl.minimum(tl.maximum(n - tl.arange(0, PARTS)[:, None] * share, 0), share).to(wide)
+    means, squares = _parts(parts, programs, c, inside, channels, PARTS)
+    total = tl.maximum(n, 1).to(wide)
+    mean, spread = _together(seen, means, squares, total)
+    scale = 1.0 / tl.sqrt(spread / total + eps)
+    if tl.program_id(0) == 0:
+        unbiased = spread / tl.maximum(n - 1, 1).to(wide)
+        tl.store(statistics + c, mean, inside)
+        tl.store(statistics + channels + c, scale, inside)
+        tl.store(statistics + 2 * channels + c, unbiased, inside)
+        if TRACK:
+            if n > 0:
+                old = tl.load(running_mean + c, inside)
+                tl.store(running_mean + c, old + momentum * (mean.to(old.dtype) - old), inside)
+                old = tl.load(running_var + c, inside)
+                tl.store(running_var + c, old + momentum * (unbiased.to(old.dtype) - old), inside)
+                if tl.program_id(1) == 0:
+                    tl.store(batches, tl.load(batches) + 1)
+
+    w, b = _affine(weight, bias, c, inside, AFFINE, wide)
+    for start in range(tl.program_id(0) * ROWS, rows, programs * ROWS):
+        s = start + tl.arange(0, ROWS)[:, None]
+        value = _load(x, s, c[None, :], (s < n) & inside[None, :], channels, BEFORE, wide)
+        value = (value - mean[None, :]) * scale[None, :] * w[None, :] + b[None, :]
+        if AFTER:
+            value = tl.where(value < 0.0, 0.0, value)
+        value = tl.where(s < n, value, 0.0)
+        at = s.to(tl.int64) * channels + c[None, :]
+        tl.store(y + at, value.to(y.dtype.element_ty), (s < rows) & inside[None, :])
 
 
 @triton.jit
 def _normalised(
-    grad, x, mean, scale, weight, bias, s, c, ok, inside, channels,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr, WIDE: tl.constexpr,
+    grad, x, mean, scale, w, b, s, c, ok, channels, BEFORE: tl.constexpr, AFTER: tl.constexpr, WIDE: tl.constexpr
 ):  # fmt: skip
     """The normalised input, 0 outside, and the gradient that reaches it before the weight."""
-    g = tl.load(grad + s.to(tl.int64) * channels + c, ok, other=0.0).to(WIDE)
-    value = _load(x, s, c, ok, channels, BEFORE, WIDE)
-    h = (value - tl.load(mean + c, inside, other=0.0)) * tl.load(scale + c, inside, other=0.0)
+    g = tl.load(grad + s.to(tl.int64) * channels + c[None, :], ok, other=0.0).to(WIDE)
+    h = (_load(x, s, c[None, :], ok, channels, BEFORE, WIDE) - mean[None, :]) * scale[None, :]
     if AFTER:
-        out = h
-        if AFFINE:
-            w = tl.load(weight + c, inside, other=0.0).to(WIDE)
-            out = h * w + tl.load(bias + c, inside, other=0.0).to(WIDE)
-        g = tl.where(out > 0.0, g, 0.0)
+        g = tl.where(h * w[None, :] + b[None, :] > 0.0, g, 0.0)
     return tl.where(ok, h, 0.0), g
 
 
 @triton.jit(do_not_specialize=["rows", "programs"])
 def _sums(
-    grad, x, count, mean, scale, weight, bias, parts, rows, programs, channels,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr,
+    grad, x, count, statistics, weight, bias, parts, rows, programs, channels,
+    COUNTED: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
+    """Sums of the gradient, and of the gradient times the normalised input, over the rows of each program."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    first, last = _span(count, rows, programs, ROWS)
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    n = _real(count, rows, COUNTED)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < channels
-    lane = tl.arange(0, ROWS)[:, None]
-    plain = tl.zeros([BLOCK], wide)
-    times = tl.zeros([BLOCK], wide)
-    for start in range(first, last, ROWS):
-        s = start + lane
-        ok = (s < last) & inside
-        h, g = _normalised(
-            grad, x, mean, scale, weight, bias, s, c, ok, inside, channels, BEFORE, AFTER, AFFINE, wide
-        )  # fmt: skip
-        plain += tl.sum(g, 0)
-        times += tl.sum(g * h, 0)
-    flat = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    at = tl.program_id(0) * 2 * channels + flat
-    tl.store(parts + at, plain, flat < channels)
-    tl.store(parts + at + channels, times, flat < channels)
+    mean = tl.load(statistics + c, inside, other=0.0)
+    scale = tl.load(statistics + channels + c, inside, other=0.0)
+    w, b = _affine(weight, bias, c, inside, AFFINE, wide)
+    plain = tl.zeros([ROWS, BLOCK], wide)
+    times = tl.zeros([ROWS, BLOCK], wide)
+    for start in range(tl.program_id(0) * ROWS, n, programs * ROWS):
+        s = start + tl.arange(0, ROWS)[:, None]
+        ok = (s < n) & inside[None, :]
+        h, g = _normalised(grad, x, mean, scale, w, b, s, c, ok, channels, BEFORE, AFTER, wide)
+        plain += g
+        times += g * h
+    at = tl.program_id(0) * channels + c
+    tl.store(parts + at, tl.sum(plain, 0), inside)
+    tl.store(parts + programs * channels + at, tl.sum(times, 0), inside)
 
 
-@triton.jit(do_not_specialize=["programs"])
-def _total(parts, total, programs, sums, PARTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Two sums of each channel: of the gradient, and of the gradient times the normalised input."""
-    p = tl.arange(0, PARTS)[:, None]
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    part = tl.load(parts + p * sums + c[None, :], (p < programs) & (c < sums)[None, :], other=0.0)
-    tl.store(total + c, tl.sum(part, 0), c < sums)
-
-
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "programs"])
 def _apply_backward(
-    grad, x, count, mean, scale, weight, bias, total, dx, rows, channels,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
+    grad, x, count, statistics, weight, bias, parts, dx, d_weight, d_bias, rows, programs, channels,
+    COUNTED: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
-    n = tl.minimum(tl.load(count), rows)
-    s = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    n = _real(count, rows, COUNTED)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = c < channels
-    ok = (s < n) & inside
-    h, g = _normalised(grad, x, mean, scale, weight, bias, s, c, ok, inside, channels, BEFORE, AFTER, AFFINE, wide)
-    plain = tl.load(total + c, inside, other=0.0)
-    times = tl.load(total + channels + c, inside, other=0.0)
-    value = (g - (plain + h * times) / tl.maximum(n, 1).to(wide)) * tl.load(scale + c, inside, other=0.0)
-    if AFFINE:
-        value = value * tl.load(weight + c, inside, other=0.0).to(wide)
-    if BEFORE:
-        raw = tl.load(x + s.to(tl.int64) * channels + c, ok, other=0.0)
-        value = tl.where(raw > 0.0, value, 0.0)
-    value = tl.where(ok, value, 0.0)
-    tl.store(dx + s.to(tl.int64) * channels + c, value.to(dx.dtype.element_ty), (s < rows) & inside)
+    mean = tl.load(statistics + c, inside, other=0.0)
+    scale = tl.load(statistics + channels + c, inside, other=0.0)
+    w, b = _affine(weight, bias, c, inside, AFFINE, wide)
+    plains, products = _parts(parts, programs, c, inside, channels, PARTS)
+    plain, times = tl.sum(plains, 0), tl.sum(products, 0)
+    if tl.program_id(0) == 0:
+        tl.store(d_bias + c, plain.to(d_bias.dtype.element_ty), inside)
+        tl.store(d_weight + c, times.to(d_weight.dtype.element_ty), inside)
+    total = tl.maximum(n, 1).to(wide)
+    plain, times = plain / total, times / total
+    for start in range(tl.program_id(0) * ROWS, rows, programs * ROWS):
+        s = start + tl.arange(0, ROWS)[:, None]
+        ok = (s < n) & inside[None, :]
+        h, g = _normalised(grad, x, mean, scale, w, b, s, c, ok, channels, BEFORE, AFTER, wide)
+        value = (g - plain[None, :] - h * times[None, :]) * (scale * w)[None, :]
+        at = s.to(tl.int64) * channels + c[None, :]
+        if BEFORE:
+            value = tl.where(tl.load(x + at, ok, other=0.0) > 0.0, value, 0.0)
+        value = tl.where(ok, value, 0.0)
+        tl.store(dx + at, value.to(dx.dtype.element_ty), (s < rows) & inside[None, :])
 
 
-_MOMENTS, _COMBINE, _APPLY, _SUMS, _TOTAL, _APPLY_BACKWARD, _TRACK = map(
-    Launcher, (_moments, _combine, _apply, _sums, _total, _apply_backward, _track)
-)
+_MOMENTS, _APPLY, _SUMS, _APPLY_BACKWARD = map(Launcher, (_moments, _apply, _sums, _apply_backward))

@@ -7,41 +7,51 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+# Mean (C) and variance (C) that a layer keeps, batches that they have seen () int64, and how far one moves them.
+Running = tuple[Tensor, Tensor, Tensor, float]
+
 
 def forward(
     x: Tensor,
-    count: Tensor,
+    count: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
     eps: float,
     before: bool,
     after: bool,
+    running: Running | None = None,
     total: Tensor | None = None,
     add: Callable[[Tensor], Tensor] = lambda sums: sums,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`total` rows of all processes, and `add`, which adds what each has, make the statistics those of all of them."""
-    real, z = _input(x, count, before)
+) -> tuple[Tensor, Tensor]:
+    """y (S, C), and of the rows that count mean, 1 / sqrt(var + eps) and variance divided by rows - 1, (3, C).
+
+    `total` rows of all processes, and `add`, which adds what each has, make the statistics those of all of them.
+    """
+    real, z, count = _input(x, count, before)
     total = count if total is None else total
     rows = total.clamp(min=1)
     mean = add(z.sum(0)) / rows
     squares = add(torch.where(real, z - mean, 0.0).square().sum(0))
     scale = (squares / rows + eps).rsqrt()
     y = torch.where(real, _output(z, mean, scale, weight, bias), 0.0)
-    return (y.relu() if after else y).to(x.dtype), mean, scale, squares / (total - 1).clamp(min=1)
+    statistics = torch.stack([mean, scale, squares / (total - 1).clamp(min=1)]).detach()
+    track(statistics, total, running)
+    return (y.relu() if after else y).to(x.dtype), statistics
 
 
 def backward(
     grad: Tensor,
     x: Tensor,
-    count: Tensor,
+    count: Tensor | None,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor,
-    scale: Tensor,
+    statistics: Tensor,
     before: bool,
     after: bool,
-) -> tuple[Tensor, Tensor]:
-    real, z = _input(x, count, before)
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x (S, C), of the weight and of the bias (C)."""
+    real, z, count = _input(x, count, before)
+    mean, scale, _ = statistics
     g = torch.where(real, grad.to(z.dtype), 0.0)
     if after:
         g = torch.where(_output(z, mean, scale, weight, bias) > 0, g, 0.0)
@@ -49,28 +59,26 @@ def backward(
     d_bias, d_weight = g.sum(0), (g * h).sum(0)
     dx = (g - (d_bias + h * d_weight) / count.clamp(min=1)) * scale
     dx = torch.where(real, dx if weight is None else dx * weight, 0.0)
-    return (torch.where(x > 0, dx, 0.0) if before else dx).to(x.dtype), torch.stack([d_bias, d_weight])
+    dtype = d_weight.dtype if weight is None else weight.dtype
+    return (torch.where(x > 0, dx, 0.0) if before else dx).to(x.dtype), d_weight.to(dtype), d_bias.to(dtype)
 
 
-def track(
-    mean: Tensor,
-    var: Tensor,
-    count: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    tracked: Tensor,
-    momentum: float,
-) -> None:
-    step = momentum * (count > 0)
-    running_mean += step * (mean - running_mean)
-    running_var += step * (var - running_var)
-    tracked += count > 0
+def track(statistics: Tensor, count: Tensor, running: Running | None) -> None:
+    """Move the running statistics towards those of a batch of `count` rows, and count it, unless it had none."""
+    if running is not None:
+        mean, var, batches, momentum = running
+        step = momentum * (count > 0)
+        mean += step * (statistics[0] - mean)
+        var += step * (statistics[2] - var)
+        batches += count > 0
 
 
-def _input(x: Tensor, count: Tensor, before: bool) -> tuple[Tensor, Tensor]:
+def _input(x: Tensor, count: Tensor | None, before: bool) -> tuple[Tensor, Tensor, Tensor]:
+    if count is None:
+        count = torch.full((), x.shape[0], dtype=torch.int64, device=x.device)
     real = (torch.arange(x.shape[0], device=x.device) < count)[:, None]
     z = torch.where(real, x, 0.0).to(torch.promote_types(x.dtype, torch.float32))
-    return real, z.relu() if before else z
+    return real, z.relu() if before else z, count
 
 
 def _output(z: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
