@@ -32,11 +32,13 @@ def gluon(monkeypatch):
         from tests.gluon import every_row, interpreted
 
         kernels = interpreted("gridless.ops.point_conv.gpu.gluon_kernels")
-        weight = interpreted("gridless.ops.point_conv.gpu.gluon_weight", gluon_kernels=kernels)
-        for module in (kernels, weight):
+        walk = interpreted("gridless.ops.point_conv.gpu.gluon_walk", gluon_kernels=kernels)
+        for module in (kernels, walk):
             monkeypatch.setattr(module, "_own_rows", every_row)
         monkeypatch.setattr(gluon, "gluon_kernels", kernels)
-        monkeypatch.setattr(gluon, "gluon_weight", weight)
+        for name in ("gluon_weight", "gluon_wide"):
+            module = interpreted(f"gridless.ops.point_conv.gpu.{name}", gluon_kernels=kernels, gluon_walk=walk)
+            monkeypatch.setattr(gluon, name, module)
         monkeypatch.setattr(gluon, "_runs_on", lambda device: True)
     elif not torch.cuda.is_available() or not gluon._runs_on(torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("no device, or no Triton, for these kernels")
@@ -127,17 +129,21 @@ def check_weight(monkeypatch, dtype, q, p, basis, falloff="linear", normalise=Tr
     assert (found.double() - expected).norm() < HALF[dtype] * expected.norm()
 
 
-def check_wide(gluon, monkeypatch, dtype, basis, falloff="linear", normalise=True, sources=40, targets=20):
-    """All of a layer of 64 channels, as if it had many rows: strip by strip, forward, and back to the features."""
+def check_wide(
+    gluon, monkeypatch, dtype, basis, falloff="linear", normalise=True, sources=40, targets=20, q=64, p=64
+):
+    """All of a layer, as if it had many rows: strip by strip, forward, and back to the features."""
     from gridless.ops.point_conv import gpu
     from gridless.ops.point_conv.gpu import gluon as module
 
-    fused, back, tile = gpu.fused_tile, gpu.wide_backward_tiles, module.gluon_tile
-    many = 1_000_000, 1_000_000
+    fused, back, tile, wide = gpu.fused_tile, gpu.wide_backward_tiles, module.gluon_tile, module.gluon_wide_tile
+    weight, many = module.gluon_weight_tile, (1_000_000, 1_000_000)
     monkeypatch.setattr(gpu, "fused_tile", lambda *sizes: fused(*sizes[:-3], *many, sizes[-1]))
     monkeypatch.setattr(gpu, "wide_backward_tiles", lambda *sizes: back(*sizes[:-2], *many))
     monkeypatch.setattr(module, "gluon_tile", lambda *sizes: tile(*sizes[:-3], *many, sizes[-1]))
-    tensors = given(64, 64, basis, sources, targets, dtype)
+    monkeypatch.setattr(module, "gluon_wide_tile", lambda *sizes: wide(*sizes[:-2], *many))
+    monkeypatch.setattr(module, "gluon_weight_tile", lambda *sizes: weight(*sizes[:-2], *many))
+    tensors = given(q, p, basis, sources, targets, dtype)
     assert_like_reference(*tensors, falloff, normalise, tolerance=HALF[dtype])
     assert gluon == [True, True]
 
@@ -220,6 +226,10 @@ if INTERPRET:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
     def test_interpreted_wide_layers(gluon, monkeypatch, dtype):
         check_wide(gluon, monkeypatch, dtype, SIX)
+
+    @pytest.mark.parametrize(("dtype", "normalise"), [(torch.float32, False), (torch.float16, True)])
+    def test_interpreted_layers_of_128_channels(gluon, monkeypatch, dtype, normalise):
+        check_wide(gluon, monkeypatch, dtype, SIX, "linear", normalise, 300, 270, 64, 128)
 
     @pytest.mark.parametrize(("dtype", "normalise"), [(torch.float32, True), (torch.float16, False)])
     def test_interpreted_weight_of_wide_layers(gluon, monkeypatch, dtype, normalise):
@@ -304,6 +314,23 @@ else:
     @pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
     def test_wide_layers(gluon, monkeypatch, dtype, falloff, normalise):
         check_wide(gluon, monkeypatch, dtype, Monomials(3, 2), falloff, normalise, 700, 500)
+
+    @pytest.mark.parametrize("dtype", list(HALF))
+    @pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
+    @pytest.mark.parametrize(("q", "p"), [(128, 128), (64, 128), (128, 64)])
+    def test_layers_of_128_channels(gluon, monkeypatch, dtype, falloff, normalise, q, p):
+        check_wide(gluon, monkeypatch, dtype, Monomials(3, 2), falloff, normalise, 700, 500, q, p)
+
+    @pytest.mark.parametrize("dtype", list(HALF))
+    @pytest.mark.parametrize("sources", [1, 127, 129])
+    def test_layers_of_128_channels_with_few_rows(gluon, monkeypatch, dtype, sources):
+        check_wide(gluon, monkeypatch, dtype, SIX, "linear", True, sources, 20, 128, 128)
+
+    def test_several_pairs_of_tiles_of_one_program(gluon, monkeypatch):
+        from gridless.ops.point_conv.gpu import gluon as module
+
+        monkeypatch.setattr(module, "processors", lambda device: 8)
+        check_wide(gluon, monkeypatch, torch.float32, SIX, "linear", True, 5_000, 4_000, 128, 128)
 
     def test_full_precision_and_other_dimensions_go_to_the_triton_kernels(gluon, monkeypatch):
         from gridless.ops.point_conv import gpu

@@ -19,12 +19,18 @@ from gridless.backends import interpreting
 from gridless.kernels.launch import Launcher, cdiv
 from gridless.ops.point_conv.edge_function import EdgeFunction
 from gridless.ops.point_conv.gpu.arguments import fits_int32, scale, terms
-from gridless.ops.point_conv.gpu.tiles import gluon_backward_tile, gluon_tile, gluon_weight_tile, processors
+from gridless.ops.point_conv.gpu.tiles import (
+    gluon_backward_tile,
+    gluon_tile,
+    gluon_weight_tile,
+    gluon_wide_tile,
+    processors,
+)
 
 try:
-    from gridless.ops.point_conv.gpu import gluon_kernels, gluon_weight
+    from gridless.ops.point_conv.gpu import gluon_kernels, gluon_weight, gluon_wide
 except (ImportError, AttributeError):  # Gluon is an experimental part of Triton: its names may change.
-    gluon_kernels = gluon_weight = None
+    gluon_kernels = gluon_weight = gluon_wide = None
 
 # False: the Triton kernels run everywhere.
 GLUON = True
@@ -46,10 +52,22 @@ class Call(NamedTuple):
 def forward(rows: Any, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
     """Writes the convolution to `out` and 1 / W to the rows' tensor, or where rows are sources the gradient of the
     features from that of the result; False, and nothing, where no kernel suits."""
-    sizes = weight.shape[0], features.shape[1], out.shape[1]
-    call = _forward_call(features.dtype, *sizes, bias is not None, rows.shape, out.device) if GLUON else None
+    if not GLUON:
+        return False
+    given = features.dtype, weight.shape[0], features.shape[1], out.shape[1], bias is not None, rows.shape, out.device
+    if (call := _wide_call(*given)) is not None:
+        theta = _by_strips(weight if rows.flip else weight.transpose(1, 2))
+        tensors = (features, *rows.tensors, theta, theta if bias is None else bias, out)
+        return _launch(gluon_wide, "wide_kernel", tensors, call)
+    call = _forward_call(*given)
     tensors = (features, *rows.tensors, weight, weight if bias is None else bias, out)
     return call is not None and _launch(gluon_kernels, "forward_kernel", tensors, call)
+
+
+def _by_strips(theta: Tensor) -> Tensor:
+    """(M, P, C) as (C / 16, P, 16 M)."""
+    terms, width, channels = theta.shape
+    return theta.unflatten(2, (channels // 16, 16)).permute(2, 1, 0, 3).reshape(channels // 16, width, 16 * terms)
 
 
 @lru_cache
@@ -66,6 +84,19 @@ def _forward_call(
     sizes = (count, tiles, *fetched, scale(function.radius)[0])
     constants = (channels, width, *_function(function), flip, has_bias, tile.strip)
     return Call(min(tiles, processors(device)), sizes, constants, tile.warps)
+
+
+@lru_cache
+def _wide_call(
+    dtype: torch.dtype, terms: int, channels: int, width: int, has_bias: bool, shape: tuple, device: torch.device
+) -> Call | None:
+    function, flip, count, _, edges, _ = shape
+    tile = gluon_wide_tile(dtype, terms, channels, width, count, edges)
+    if tile is None or not _suits(dtype, shape, max(channels, width), device):
+        return None
+    pairs = cdiv(count, 2 * tile.rows)
+    constants = (channels, width, *_function(function), flip, has_bias, tile.unroll)
+    return Call(min(pairs, processors(device)), (count, pairs, scale(function.radius)[0]), constants, tile.warps)
 
 
 def backward(rows: Any, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None) -> Tensor | None:

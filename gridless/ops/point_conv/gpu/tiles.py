@@ -165,6 +165,16 @@ def gluon_weight_tile(dtype: torch.dtype, terms: int, channels: int, width: int,
     return Tile(64, 1 if dtype == torch.float32 and channels == 128 else 2, 4)
 
 
+@lru_cache
+def gluon_wide_tile(dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int) -> Tile | None:
+    """The tile of the Gluon kernel of layers of 128 channels, where rows are many and short as in `wide_tile`; else
+    None. `unroll` is as in `gluon_weight_tile`."""
+    suits = {channels, width} in ({128}, {64, 128}) and terms in (2, 4, 6, 8, 10) and dtype != torch.float64
+    if not suits or terms * channels <= HELD or wide_tile(dtype, terms, channels, rows, edges) is None:
+        return None
+    return Tile(64, 1 if dtype == torch.float32 else 2, 4)
+
+
 def gather_tile(dtype: torch.dtype, block: int) -> Tile:
     """A few rows for one warp: neighbourhoods of different sizes wait for each other only within a program."""
     strip = min(block, 32)

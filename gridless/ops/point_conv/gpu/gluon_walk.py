@@ -1,0 +1,165 @@
+"""What Gluon kernels with warps of two kinds share: some walk over edges and leave sums in shared memory, others multiply.
+
+Twice four warps walk, each over 64 rows and 16 channels at a time. They and those that multiply wait for each other
+only where sums find no room, or products no sums.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
+
+from gridless.ops.point_conv.gpu.gluon_kernels import _add, _load_edge, _own_rows
+from gridless.ops.point_conv.gpu.triton_kernels import _load_point
+
+# Renamed after Triton 3.6.
+_copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+
+
+@gluon.constexpr_function
+def _strip(bits):
+    """64 rows and 16 channels: a row and 8 channels to a lane of four warps, as the lanes of a row make the values of
+    its edges each for itself. What a warp writes to shared memory at a time meets each bank once."""
+    mine, lane = ([[0, 1], [0, 2], [0, 4]], [0, 8]) if bits == 16 else ([[0, 1], [0, 2], [0, 8]], [0, 4])
+    lanes = [[1, 0], [2, 0], [4, 0], [8, 0], lane]
+    return gl.DistributedLinearLayout(mine, lanes, [[16, 0], [32, 0]], [], [64, 16])
+
+
+@gluon.constexpr_function
+def _result(n, bits):
+    """All n columns of 16 rows in a warp."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, n, 256 // bits])
+
+
+@gluon.constexpr_function
+def _powers(terms):
+    """The powers of two that the terms are: those of each are multiplied together, and tensors have no other sizes."""
+    return [1 << b for b in range(terms.bit_length() - 1, -1, -1) if terms >> b & 1]
+
+
+@gluon.constexpr_function
+def _batches(terms):
+    return len(_powers(terms))
+
+
+@gluon.constexpr_function
+def _size(terms, i):
+    return _powers(terms)[i]
+
+
+@gluon.constexpr_function
+def _first(terms, i):
+    return sum(_powers(terms)[:i])
+
+
+@gluon.constexpr_function
+def _log(count):
+    return count.bit_length() - 1
+
+
+@gluon.jit
+def _signals(DEEP: gl.constexpr):
+    """Barriers by which two walkers say that sums are there, `full`, and are told that they are used, `empty`."""
+    full = ()
+    empty = ()
+    for which in gl.static_range(2):
+        full = full + (gl.allocate_shared_memory(gl.int64, [DEEP, 1], mbarrier.MBarrierLayout()),)
+        empty = empty + (gl.allocate_shared_memory(gl.int64, [DEEP, 1], mbarrier.MBarrierLayout()),)
+        for d in gl.static_range(DEEP):
+            mbarrier.init(full[which].index(d), count=1)
+            mbarrier.init(empty[which].index(d), count=1)
+    return full, empty
+
+
+@gluon.jit
+def _together(acc, FIRST: gl.constexpr, COUNT: gl.constexpr, TYPE: gl.constexpr):
+    """The sums (64, 16) of COUNT terms side by side, (64, 16 COUNT); nothing moves."""
+    parts = ()
+    for i in gl.static_range(COUNT):
+        parts = parts + (acc[FIRST + i].to(TYPE),)
+    for b in gl.static_range(_log(COUNT)):
+        new = ()
+        for i in gl.static_range(0, COUNT >> b, 2):
+            pair = gl.permute(gl.join(parts[i], parts[i + 1]), (0, 2, 1))
+            new = new + (gl.reshape(pair, [64, 32 << b]),)
+        parts = new
+    return parts[0]
+
+
+@gluon.jit
+def _pair(turn, group, groups):
+    """The pair of tiles of a group in a turn: there and back, as neighbours may have long rows alike."""
+    return turn * groups + group + turn % 2 * (groups - 1 - 2 * group)
+
+
+@gluon.jit
+def _spans(SPLITS, tile, last, TILE: gl.constexpr):
+    """The rows of a tile, their first and last edges; and those of the rows of each warp, whose most edges count."""
+    row = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, TILE))
+    first = gl.load(SPLITS + row, mask=row < last, other=0).to(gl.int32)
+    end = gl.load(SPLITS + row + 1, mask=row < last, other=0).to(gl.int32)
+    mine = tile * 64 + _own_rows(64, 4)
+    low = gl.load(SPLITS + mine, mask=mine < last, other=0).to(gl.int32)
+    high = gl.load(SPLITS + mine + 1, mask=mine < last, other=0).to(gl.int32)
+    return row, first, end, low, high
+
+
+@gluon.jit
+def _columns(COLS, spans):
+    """First and last edges of rows, their first two columns, and the most edges of a row of the warp."""
+    row, first, end, low, high = spans
+    col = gl.load(COLS + first, mask=first < end, other=0)
+    then = gl.load(COLS + first + 1, mask=first + 1 < end, other=0)
+    return row, first, end, col, then, gl.max(high - low, axis=0)
+
+
+@gluon.jit
+def _begin(
+    F, ROW_X, COL_X, INVERSE, found, STRIDE: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr
+):  # fmt: skip
+    """Coordinates of the rows, and their first edges."""
+    row, first, end, col, _then, _most = found
+    x = _load_point(ROW_X, row, first < end, 3)
+    near, f = _load_edge(F, COL_X, INVERSE, col, first < end, 16, STRIDE, SHARED, TILE)
+    return x, near, f
+
+
+@gluon.jit
+def _walk(
+    F, COL_X, COLS, INVERSE, found, begun, scale, STRIDE: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr,
+    TABLE: gl.constexpr, SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
+    TILE: gl.constexpr,
+):  # fmt: skip
+    """As in `gluon_kernels`, with the first edge on its way; each warp goes as far as its own rows."""
+    SHARED: gl.constexpr = NORMALISE and FLIP
+    _row, first, end, _col, then, most = found
+    x, near, f = begun
+    acc = ()
+    for _ in gl.static_range(M):
+        acc = acc + (gl.zeros([64, 16], gl.float32, layout=TILE),)
+    total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, TILE))
+    for k in range(0, most, 2):
+        edge = first + k
+        then_near, then_f = _load_edge(F, COL_X, INVERSE, then, edge + 1 < end, 16, STRIDE, SHARED, TILE)
+        col = gl.load(COLS + edge + 2, mask=edge + 2 < end, other=0)
+        acc, total = _add(
+            acc, total, near, f, x, edge < end, scale, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP
+        )  # fmt: skip
+        if k + 1 < most:
+            near, f = _load_edge(F, COL_X, INVERSE, col, edge + 2 < end, 16, STRIDE, SHARED, TILE)
+            then = gl.load(COLS + edge + 3, mask=edge + 3 < end, other=0)
+            acc, total = _add(
+                acc, total, then_near, then_f, x, edge + 1 < end, scale,
+                M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP,
+            )  # fmt: skip
+    return acc, total
+
+
+@gluon.jit
+def _finished(share, BATCHES: gl.constexpr):
+    if BATCHES == 1:
+        return (warpgroup_mma_wait(0, deps=share),)
+    else:
+        return warpgroup_mma_wait(0, deps=share)

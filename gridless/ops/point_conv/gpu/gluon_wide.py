@@ -1,0 +1,188 @@
+"""The Gluon kernel of layers of 128 channels, whose Theta no multiprocessor can hold: strip by strip.
+
+A program takes pairs of tiles of 64 rows, one after the other, and has warps of two kinds (`gluon_walk`). Those that
+walk make N F of 16 channels after 16. Those that multiply have the result of both tiles in registers, and copy the rows
+of Theta that the next strip needs. Half precision as it is, float32 as TF32.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
+
+from gridless.ops.point_conv.gpu.gluon_kernels import _arrive, _barrier, _divided, _loaded, _room
+from gridless.ops.point_conv.gpu.gluon_walk import (
+    _batches,
+    _begin,
+    _columns,
+    _copy,
+    _finished,
+    _first,
+    _pair,
+    _result,
+    _signals,
+    _size,
+    _spans,
+    _strip,
+    _together,
+    _walk,
+)
+from gridless.ops.point_conv.gpu.triton_kernels import _invert
+
+
+@gluon.constexpr_function
+def _copied(columns, bits):
+    """How rows of Theta are copied: 16 bytes to a lane."""
+    along = min(columns // _loaded(bits), 32)
+    return gl.BlockedLayout([1, _loaded(bits)], [32 // along, along], [4, 1], [1, 0])
+
+
+@gluon.jit
+def _chosen(first, a, b):
+    """Of two equally long tuples: the first, or the second."""
+    new = ()
+    for i in gl.static_range(len(a)):
+        new = new + (gl.where(first, a[i], b[i]),)
+    return new
+
+
+@gluon.jit
+def _walker(
+    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept, full, empty, last, pairs, scale, WHICH: gl.constexpr,
+    C: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, DEEP: gl.constexpr,
+):  # fmt: skip
+    """Four warps: sums of one tile of every pair, strip after strip, into shared memory as soon as there is room. What
+    the next strip, or tile, begins with is on its way while one is walked."""
+    TYPE: gl.constexpr = F.dtype.element_ty
+    TILE: gl.constexpr = _strip(16)
+    STRIPS: gl.constexpr = C // 16
+    SHARED: gl.constexpr = NORMALISE and FLIP
+    group = gl.program_id(0)
+    groups = gl.num_programs(0)
+    found = _columns(COLS, _spans(SPLITS, group * 2 + WHICH, last, TILE))
+    following = _columns(COLS, _spans(SPLITS, _pair(1, group, groups) * 2 + WHICH, last, TILE))
+    spans = _spans(SPLITS, _pair(2, group, groups) * 2 + WHICH, last, TILE)
+    begun = _begin(F, ROW_X, COL_X, INVERSE, found, C, SHARED, TILE)
+    for step in range(0, (pairs + groups - 1) // groups * STRIPS):
+        strip = step % STRIPS
+        row = found[0]
+        acc, total = _walk(
+            F + strip * 16, COL_X, COLS, INVERSE, found, begun, scale,
+            C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, TILE,
+        )  # fmt: skip
+        done = strip == STRIPS - 1
+        found = _chosen(done, following, found)
+        begun = _begin(F + (step + 1) % STRIPS * 16, ROW_X, COL_X, INVERSE, found, C, SHARED, TILE)
+        if done:
+            following = _columns(COLS, spans)
+            spans = _spans(SPLITS, _pair(step // STRIPS + 3, group, groups) * 2 + WHICH, last, TILE)
+        if NORMALISE and not FLIP:
+            inverse = _invert(total)
+            if strip == 0:
+                gl.store(INVERSE + row, inverse, mask=row < last)
+            acc = _divided(acc, inverse, M)
+        slot = step % DEEP
+        mbarrier.wait(empty.index(slot), (step // DEEP + 1) % 2)
+        for i in gl.static_range(_batches(M)):
+            kept[i].index(slot).store(_together(acc, _first(M, i), _size(M, i), TYPE))
+        _arrive()
+        mbarrier.arrive(full.index(slot), count=1)
+
+
+@gluon.jit
+def _ask(THETA, theta, strip, P: gl.constexpr, M: gl.constexpr):
+    """Begins to copy the rows of Theta for a strip."""
+    for i in gl.static_range(_batches(M)):
+        _copy_columns(THETA + strip * P * (16 * M) + 16 * _first(M, i), theta[i].index(0), P, 16 * _size(M, i), 16 * M)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def _copy_columns(THETA, to, P: gl.constexpr, N: gl.constexpr, STRIDE: gl.constexpr):
+    COPIED: gl.constexpr = _copied(N, THETA.dtype.element_ty.primitive_bitwidth)
+    row = gl.arange(0, P, layout=gl.SliceLayout(1, COPIED))
+    column = gl.arange(0, N, layout=gl.SliceLayout(0, COPIED))
+    _copy(to, THETA + row[:, None] * STRIDE + column[None, :])
+
+
+@gluon.jit
+def _multiplier(
+    THETA, BIAS, OUT, kept, theta, full, empty, last, pairs, C: gl.constexpr, P: gl.constexpr, M: gl.constexpr,
+    HAS_BIAS: gl.constexpr, DEEP: gl.constexpr,
+):  # fmt: skip
+    """Four warps: what the walkers leave, times Theta."""
+    TYPE: gl.constexpr = OUT.dtype.element_ty
+    MMA: gl.constexpr = _result(P, TYPE.primitive_bitwidth)
+    STRIPS: gl.constexpr = C // 16
+    group = gl.program_id(0)
+    groups = gl.num_programs(0)
+    _ask(THETA, theta, 0, P, M)
+    for turn in range(0, (pairs + groups - 1) // groups):
+        out = (gl.zeros([64, P], gl.float32, layout=MMA), gl.zeros([64, P], gl.float32, layout=MMA))
+        for strip in range(0, STRIPS):
+            step = turn * STRIPS + strip
+            # A zero that the compiler does not know: it would work out all operands before the loop, and keep them.
+            zero = step >> 30
+            slot = step % DEEP + zero
+            async_copy.wait_group(0)
+            new = ()
+            for which in gl.static_range(2):
+                mbarrier.wait(full[which].index(slot), step // DEEP % 2)
+                if which == 0:
+                    _arrive()
+                product = out[which]
+                for i in gl.static_range(_batches(M)):
+                    right = theta[i].index(zero).permute((1, 0))
+                    product = warpgroup_mma(kept[which][i].index(slot), right, product, is_async=True)
+                new = new + (product,)
+            out = _finished(new, 2)
+            _barrier()
+            for which in gl.static_range(2):
+                mbarrier.arrive(empty[which].index(slot), count=1)
+            _ask(THETA, theta, (strip + 1) % STRIPS, P, M)
+        column = gl.arange(0, P, layout=gl.SliceLayout(0, MMA))
+        for which in gl.static_range(2):
+            row = (_pair(turn, group, groups) * 2 + which) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, MMA))
+            result = out[which]
+            if HAS_BIAS:
+                result += gl.load(BIAS + column).to(gl.float32)[None, :]
+            gl.store(OUT + row[:, None] * P + column[None, :], result.to(TYPE), mask=(row < last)[:, None])
+    async_copy.wait_group(0)
+
+
+@gluon.jit(do_not_specialize=["last", "pairs"])
+def wide_kernel(
+    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, pairs, scale,
+    C: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, HAS_BIAS: gl.constexpr, DEEP: gl.constexpr,
+):  # fmt: skip
+    """OUT (rows, P) = (N F) Theta + bias, or with FLIP the gradient of the features from that of the result, F. THETA
+    (C / 16, P, 16 M) has the numbers of a strip together, term after term. DEEP sums of a walker may wait for their
+    product.
+    """
+    TYPE: gl.constexpr = F.dtype.element_ty
+    theta = ()
+    for i in gl.static_range(_batches(M)):
+        theta = theta + (_room(1, P, 16 * _size(M, i), TYPE),)
+    kept = ()
+    for _ in gl.static_range(2):
+        mine = ()
+        for i in gl.static_range(_batches(M)):
+            mine = mine + (_room(DEEP, 64, 16 * _size(M, i), TYPE),)
+        kept = kept + (mine,)
+    full, empty = _signals(DEEP)
+    _arrive()
+    gl.warp_specialize(
+        [
+            (_multiplier, (THETA, BIAS, OUT, kept, theta, full, empty, last, pairs, C, P, M, HAS_BIAS, DEEP)),
+            (_walker, (F, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept[0], full[0], empty[0], last, pairs, scale, 0,
+                       C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DEEP)),
+            (_walker, (F, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept[1], full[1], empty[1], last, pairs, scale, 1,
+                       C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DEEP)),
+        ],
+        [4, 4],
+        [152, 152],
+    )  # fmt: skip
