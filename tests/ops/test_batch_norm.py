@@ -27,7 +27,9 @@ def with_statistics(x, *arguments):
 
 @pytest.mark.parametrize("before", [False, True])
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("rows", "count", "channels"), [(70, 70, 5), (300, 257, 96), (2100, 2000, 3), (9, 7, 200), (9000, 8990, 128)])
+@pytest.mark.parametrize(
+    ("rows", "count", "channels"), [(70, 70, 5), (300, 257, 96), (2100, 2000, 3), (9, 7, 200), (9000, 8990, 128)]
+)
 def test_values_and_gradients_are_those_of_the_formula(device, rows, count, channels, before, after):
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(s, generator=generator, dtype=torch.float64) for s in ((rows, channels), channels, channels)]

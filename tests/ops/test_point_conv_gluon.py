@@ -97,7 +97,7 @@ def assert_like_reference(tensors, edges, basis, falloff="linear", normalise=Tru
         assert error < tolerance, f"{name}: {error}"
 
 
-FIVE = GaussianBumps(SIX.centres[:5], SIX.width)
+FOUR, FIVE = Monomials(3, 1), GaussianBumps(SIX.centres[:5], SIX.width)
 BOTH = [(32, 32, Monomials(3, 2)), (32, 32, SIX), (64, 64, Monomials(3, 1)), (64, 32, FIVE), (32, 64, Monomials(3, 1))]
 ONE_WAY = [(32, 16, SIX), (16, 32, Monomials(3, 1))]
 
@@ -129,22 +129,27 @@ def check_weight(monkeypatch, dtype, q, p, basis, falloff="linear", normalise=Tr
     assert (found.double() - expected).norm() < HALF[dtype] * expected.norm()
 
 
-def check_wide(
-    gluon, monkeypatch, dtype, basis, falloff="linear", normalise=True, sources=40, targets=20, q=64, p=64
-):
-    """All of a layer, as if it had many rows: strip by strip, forward, and back to the features."""
+def wide_whatever_the_rows(monkeypatch):
+    """Kernels are chosen as if there were many rows, of one edge each."""
     from gridless.ops.point_conv import gpu
-    from gridless.ops.point_conv.gpu import gluon as module
+    from gridless.ops.point_conv.gpu import gluon
 
-    fused, back, tile, wide = gpu.fused_tile, gpu.wide_backward_tiles, module.gluon_tile, module.gluon_wide_tile
-    weight, many = module.gluon_weight_tile, (1_000_000, 1_000_000)
+    many = 1_000_000, 1_000_000
+    fused, back, tile = gpu.fused_tile, gpu.wide_backward_tiles, gluon.gluon_tile
     monkeypatch.setattr(gpu, "fused_tile", lambda *sizes: fused(*sizes[:-3], *many, sizes[-1]))
     monkeypatch.setattr(gpu, "wide_backward_tiles", lambda *sizes: back(*sizes[:-2], *many))
-    monkeypatch.setattr(module, "gluon_tile", lambda *sizes: tile(*sizes[:-3], *many, sizes[-1]))
-    monkeypatch.setattr(module, "gluon_wide_tile", lambda *sizes: wide(*sizes[:-2], *many))
-    monkeypatch.setattr(module, "gluon_weight_tile", lambda *sizes: weight(*sizes[:-2], *many))
-    tensors = given(q, p, basis, sources, targets, dtype)
-    assert_like_reference(*tensors, falloff, normalise, tolerance=HALF[dtype])
+    monkeypatch.setattr(gluon, "gluon_tile", lambda *sizes: tile(*sizes[:-3], *many, sizes[-1]))
+    for name in ("gluon_wide_tile", "gluon_weight_tile"):
+        chosen = getattr(gluon, name)
+        monkeypatch.setattr(gluon, name, lambda *sizes, chosen=chosen: chosen(*sizes[:-2], *many))
+
+
+def check_wide(
+    gluon, monkeypatch, dtype, basis, falloff="linear", normalise=True, sources=40, targets=20, q=64, p=64
+):  # fmt: skip
+    """All of a layer: strip by strip, forward, and back to the features."""
+    wide_whatever_the_rows(monkeypatch)
+    assert_like_reference(*given(q, p, basis, sources, targets, dtype), falloff, normalise, tolerance=HALF[dtype])
     assert gluon == [True, True]
 
 
@@ -195,7 +200,7 @@ def check_only_what_is_asked_for(gluon):
     assert gluon == [True] * 6
 
 
-def check_several_tiles_of_one_program(gluon, monkeypatch):
+def check_several_tiles_of_one_program(gluon, monkeypatch, basis=FOUR, q=32, p=32, dtype=torch.float32):
     """Three tiles of targets and of sources, the middle one without edges, the last incomplete."""
     from gridless.ops.point_conv.gpu import gluon as module
 
@@ -206,9 +211,10 @@ def check_several_tiles_of_one_program(gluon, monkeypatch):
     source = torch.randint(256, (int(counts.sum()),))
     source[source >= 128] += 128
     edges = edges_of(counts, source, 384)
-    tensors = [torch.randn(384, 32), torch.randn(4, 32, 32), torch.rand(32)]
+    tensors = [torch.randn(384, q).to(dtype), torch.randn(basis.size, q, p).to(dtype), torch.rand(p).to(dtype)]
     tensors += [torch.rand(n, 3) * RADIUS for n in (384, 270)]
-    assert_like_reference([t.to(DEVICE) for t in tensors], edges, Monomials(3, 1), tolerance=max(TOLERANCE, 3e-5))
+    tolerance = max(HALF[dtype], 3e-5)
+    assert_like_reference([t.to(DEVICE) for t in tensors], edges, basis, tolerance=tolerance)
     assert gluon == [True, True]
 
 
@@ -229,7 +235,7 @@ if INTERPRET:
 
     @pytest.mark.parametrize(("dtype", "normalise"), [(torch.float32, False), (torch.float16, True)])
     def test_interpreted_layers_of_128_channels(gluon, monkeypatch, dtype, normalise):
-        check_wide(gluon, monkeypatch, dtype, SIX, "linear", normalise, 300, 270, 64, 128)
+        check_wide(gluon, monkeypatch, dtype, SIX, "linear", normalise, q=64, p=128)
 
     @pytest.mark.parametrize(("dtype", "normalise"), [(torch.float32, True), (torch.float16, False)])
     def test_interpreted_weight_of_wide_layers(gluon, monkeypatch, dtype, normalise):
@@ -247,6 +253,11 @@ if INTERPRET:
 
     def test_interpreted_tiles_of_one_program(gluon, monkeypatch):
         check_several_tiles_of_one_program(gluon, monkeypatch)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_interpreted_pairs_of_tiles_of_one_program(gluon, monkeypatch, dtype):
+        wide_whatever_the_rows(monkeypatch)
+        check_several_tiles_of_one_program(gluon, monkeypatch, SIX, 64, 128, dtype)
 
     def test_interpreted_gradients_alone(gluon):
         check_only_what_is_asked_for(gluon)
@@ -305,10 +316,13 @@ else:
         assert_like_reference(*given(q, p, basis, dtype=dtype), tolerance=HALF[dtype])
         assert gluon == [True, (q, p, basis) in BOTH]
 
-    def test_sums_beyond_the_range_of_float16_are_divided_first(gluon):
-        (features, weight, bias, x, y), edges, basis = given(32, 32, Monomials(3, 1), dtype=torch.float16)
+    @pytest.mark.parametrize("channels", [32, 128])
+    def test_sums_beyond_the_range_of_float16_are_divided_first(gluon, monkeypatch, channels):
+        wide_whatever_the_rows(monkeypatch)
+        (features, weight, bias, x, y), edges, basis = given(channels, channels, Monomials(3, 1), dtype=torch.float16)
         features, weight = features.abs() * 5000, weight / 5000
         assert_like_reference((features, weight, bias, x, y), edges, basis, tolerance=HALF[torch.float16])
+        assert gluon == [True, True]
 
     @pytest.mark.parametrize("dtype", list(HALF))
     @pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
@@ -326,11 +340,16 @@ else:
     def test_layers_of_128_channels_with_few_rows(gluon, monkeypatch, dtype, sources):
         check_wide(gluon, monkeypatch, dtype, SIX, "linear", True, sources, 20, 128, 128)
 
-    def test_several_pairs_of_tiles_of_one_program(gluon, monkeypatch):
-        from gridless.ops.point_conv.gpu import gluon as module
+    @pytest.mark.parametrize("dtype", list(HALF))
+    def test_several_pairs_of_tiles_of_one_program(gluon, monkeypatch, dtype):
+        wide_whatever_the_rows(monkeypatch)
+        check_several_tiles_of_one_program(gluon, monkeypatch, Monomials(3, 2), 128, 128, dtype)
 
-        monkeypatch.setattr(module, "processors", lambda device: 8)
-        check_wide(gluon, monkeypatch, torch.float32, SIX, "linear", True, 5_000, 4_000, 128, 128)
+    def test_two_runs_of_128_channels_give_the_same_bits(gluon, monkeypatch):
+        wide_whatever_the_rows(monkeypatch)
+        tensors = given(128, 128, Monomials(3, 2), 3000, 2000)
+        for a, b in zip(with_gradients(*tensors), with_gradients(*tensors)):
+            assert torch.equal(a, b)
 
     def test_full_precision_and_other_dimensions_go_to_the_triton_kernels(gluon, monkeypatch):
         from gridless.ops.point_conv import gpu

@@ -128,6 +128,31 @@ def test_weight_by_gluon_where_sums_are_many_and_rows_short(tiles, dtype, size, 
         assert numbers * dtype.itemsize <= 226 << 10
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size", "taken"),
+    [
+        (torch.float32, (10, 128, 128, 100_000, 4), True),
+        (torch.float32, (10, 64, 128, 100_000, 32), True),
+        (torch.float16, (10, 128, 64, 100_000, 4), True),
+        (torch.bfloat16, (4, 128, 128, 100_000, 10), True),
+        (torch.float16, (10, 128, 128, 100_000, 11), False),
+        (torch.float32, (10, 64, 64, 100_000, 4), False),
+        (torch.float32, (2, 128, 128, 1_000_000, 4), False),
+        (torch.float32, (12, 128, 128, 100_000, 4), False),
+        (torch.float32, (10, 128, 256, 100_000, 4), False),
+        (torch.float32, (10, 128, 128, 5_000, 4), False),
+        (torch.float64, (10, 128, 128, 100_000, 4), False),
+    ],
+)
+def test_128_channels_by_gluon_where_sums_are_many_and_rows_short(tiles, dtype, size, taken):
+    terms, channels, width, rows, each = size
+    tile = tiles.gluon_wide_tile(dtype, terms, channels, width, rows, rows * each)
+    assert (tile is not None) == taken
+    if tile is not None:
+        numbers = tile.unroll * terms * tile.strip * (width + 2 * tile.rows)
+        assert numbers * dtype.itemsize <= 226 << 10
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_halves_have_tiles_of_their_own(tiles, dtype):
     given = (4, 64, 64, 32_768, 30 * 32_768, HERE)

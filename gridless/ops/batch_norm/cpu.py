@@ -53,7 +53,8 @@ def backward(
     mean, scale, _ = statistics
     dtype = statistics.dtype if weight is None else weight.dtype
     if real == 0:
-        return torch.zeros_like(x), *torch.zeros(2, x.shape[1], dtype=dtype).unbind()
+        nothing = torch.zeros(2, x.shape[1], dtype=dtype)
+        return torch.zeros_like(x), nothing[0], nothing[1]
     x, grad = x[:real], grad[:real]
     z = x.relu() if before else x
     weight, bias = _wide(mean.dtype, weight, bias)

@@ -66,7 +66,8 @@ def backward(
     rows, channels = x.shape
     wide, affine = statistics.dtype, weight is not None
     dx = torch.empty_like(x)
-    d_weight, d_bias = (torch.empty(channels, dtype=weight.dtype if affine else wide, device=x.device) for _ in "wb")
+    like = statistics[0] if weight is None else weight
+    d_weight, d_bias = torch.empty_like(like), torch.empty_like(like)
     if channels == 0:
         return dx, d_weight, d_bias
     tall, block, grid = _launch(rows, channels)
@@ -201,13 +202,11 @@ def _apply(
         tl.store(statistics + channels + c, scale, inside)
         tl.store(statistics + 2 * channels + c, unbiased, inside)
         if TRACK:
-            if n > 0:
-                old = tl.load(running_mean + c, inside)
-                tl.store(running_mean + c, old + momentum * (mean.to(old.dtype) - old), inside)
-                old = tl.load(running_var + c, inside)
-                tl.store(running_var + c, old + momentum * (unbiased.to(old.dtype) - old), inside)
-                if tl.program_id(1) == 0:
-                    tl.store(batches, tl.load(batches) + 1)
+            old = tl.load(running_mean + c, inside)
+            tl.store(running_mean + c, old + momentum * (mean.to(old.dtype) - old), inside & (n > 0))
+            old = tl.load(running_var + c, inside)
+            tl.store(running_var + c, old + momentum * (unbiased.to(old.dtype) - old), inside & (n > 0))
+            tl.store(batches, tl.load(batches) + 1, (n > 0) & (tl.program_id(1) == 0))
 
     w, b = _affine(weight, bias, c, inside, AFFINE, wide)
     for start in range(tl.program_id(0) * ROWS, rows, programs * ROWS):

@@ -100,46 +100,57 @@ def conv_backward(
     grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours,
     need_features: bool, need_weight: bool, need_bias: bool,
 ) -> Gradients:  # fmt: skip
-    d_features = torch.empty_like(features) if need_features else None
     if features.numel() == 0 or grad.numel() == 0:
-        if d_features is not None:
-            d_features.zero_()
+        d_features = torch.zeros_like(features) if need_features else None
         return d_features, torch.zeros_like(weight) if need_weight else None, grad.sum(0) if need_bias else None
-    parts = None
-    if need_features or need_weight:
-        rows = _Rows(near, inverse, True, features.dtype)
-        backward = _depthwise if weight.ndim == 2 else _dense_backward
-        parts = backward(rows, grad, weight, features, d_features, need_weight)
-    return d_features, *_totals(parts, weight, _column_parts(grad) if need_bias else None, grad)
+    bias_parts = _column_parts(grad) if need_bias else None
+    if not need_features and not need_weight:
+        return None, *_totals(None, weight, bias_parts, grad)
+    rows = _Rows(near, inverse, True, features.dtype)
+    if weight.ndim == 2:
+        d_features = torch.empty_like(features) if need_features else None
+        parts = _depthwise(rows, grad, weight, features, d_features, need_weight)
+        return d_features, *_totals(parts, weight, bias_parts, grad)
+    return _dense_backward(rows, grad, weight, features, bias_parts, need_features, need_weight)
 
 
 def _dense_backward(
-    rows: _Rows, grad: Tensor, weight: Tensor, features: Tensor, d_features: Tensor | None, need_weight: bool
-) -> Tensor | None:
-    """Writes the gradient of the features, and returns parts (parts, M, Q, P) whose sum is the weight's, or None."""
+    rows: _Rows, grad: Tensor, weight: Tensor, features: Tensor, bias_parts: Tensor | None,
+    need_features: bool, need_weight: bool,
+) -> Gradients:  # fmt: skip
     terms, channels, width = weight.shape
     sizes = rows.count, rows.edges
     narrow = fused_backward_tile(features.dtype, *weight.shape, *sizes, grad.device)
     if need_weight and narrow is not None:
-        return _fused_backward(rows, grad, features, weight, d_features, narrow)
+        d_features = torch.empty_like(features) if need_features else None
+        parts = _fused_backward(rows, grad, features, weight, d_features, narrow)
+        return d_features, *_totals(parts, weight, bias_parts, grad)
     wide = wide_backward_tiles(features.dtype, *weight.shape, *sizes)
     along = wide and wide[0]
     if narrow is not None:
         along = fused_tile(features.dtype, terms, width, channels, *sizes, grad.device)
-    if d_features is None or along is not None:
+    if not need_features or along is not None:
         parts = _weight(rows, grad, features, weight, wide and wide[1]) if need_weight else None
         if parts is not None or not need_weight:
-            if d_features is not None and along is not None:
+            totals = _totals(parts, weight, bias_parts, grad)
+            # What the parts took is free for the gradient of the features.
+            del parts
+            d_features = None
+            if along is not None and need_features:
+                d_features = torch.empty_like(features)
                 _fused(rows, grad, weight, None, d_features, along)
-            return parts
-    across = None if d_features is None else weight.transpose(1, 2).reshape(terms * width, channels)
+            return d_features, *totals
+    d_features = torch.empty_like(features) if need_features else None
+    across = weight.transpose(1, 2).reshape(terms * width, channels) if need_features else None
     total = None
     for first, last, sums in rows.chunks(grad):
         if d_features is not None and across is not None:
             torch.mm(sums, across, out=d_features[first:last])
         if need_weight:
             total = _product(features[first:last].t(), sums, total)
-    return None if total is None else total.view(1, channels, terms, width).transpose(1, 2).contiguous()
+    if total is not None:
+        total = total.view(1, channels, terms, width).transpose(1, 2).contiguous()
+    return d_features, *_totals(total, weight, bias_parts, grad)
 
 
 def _column_parts(x: Tensor) -> Tensor:
@@ -165,7 +176,7 @@ def _totals(
     weights = (0, 0) if parts is None else (parts.shape[0], weight.numel())
     biases = (0, 0) if bias_parts is None else bias_parts.shape
     tensors = tuple(grad if x is None else x for x in (parts, d_weight, bias_parts, d_bias))
-    programs = cdiv(weights[1], NUMBERS) + cdiv(biases[1], NUMBERS)
+    programs = cdiv(weights[1], NUMBERS) + cdiv(biases[1], NUMBERS // 8)
     _TOTAL((programs, 1, 1), tensors, (*weights, *biases), (PARTS, NUMBERS))
     return d_weight, d_bias
 

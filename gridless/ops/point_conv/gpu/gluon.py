@@ -56,18 +56,14 @@ def forward(rows: Any, features: Tensor, weight: Tensor, bias: Tensor | None, ou
         return False
     given = features.dtype, weight.shape[0], features.shape[1], out.shape[1], bias is not None, rows.shape, out.device
     if (call := _wide_call(*given)) is not None:
-        theta = _by_strips(weight if rows.flip else weight.transpose(1, 2))
+        # Products of float32 read Theta along the channels that they sum over.
+        across = features.dtype == torch.float32 and not rows.flip
+        theta = weight.transpose(1, 2).contiguous() if across else weight
         tensors = (features, *rows.tensors, theta, theta if bias is None else bias, out)
         return _launch(gluon_wide, "wide_kernel", tensors, call)
     call = _forward_call(*given)
     tensors = (features, *rows.tensors, weight, weight if bias is None else bias, out)
     return call is not None and _launch(gluon_kernels, "forward_kernel", tensors, call)
-
-
-def _by_strips(theta: Tensor) -> Tensor:
-    """(M, P, C) as (C / 16, P, 16 M)."""
-    terms, width, channels = theta.shape
-    return theta.unflatten(2, (channels // 16, 16)).permute(2, 1, 0, 3).reshape(channels // 16, width, 16 * terms)
 
 
 @lru_cache
@@ -95,7 +91,8 @@ def _wide_call(
     if tile is None or not _suits(dtype, shape, max(channels, width), device):
         return None
     pairs = cdiv(count, 2 * tile.rows)
-    constants = (channels, width, *_function(function), flip, has_bias, tile.unroll)
+    along = flip or dtype == torch.float32
+    constants = (channels, width, *_function(function), flip, has_bias, along, tile.unroll)
     return Call(min(pairs, processors(device)), (count, pairs, scale(function.radius)[0]), constants, tile.warps)
 
 

@@ -1,7 +1,7 @@
-"""What Gluon kernels with warps of two kinds share: some walk over edges and leave sums in shared memory, others multiply.
+"""What Gluon kernels with warps of two kinds share: some walk over edges, and others multiply what they find.
 
-Twice four warps walk, each over 64 rows and 16 channels at a time. They and those that multiply wait for each other
-only where sums find no room, or products no sums.
+Twice four warps walk, each over 64 rows and 16 channels at a time, and leave their sums in shared memory. They and
+those that multiply wait for each other only where sums find no room, or products no sums.
 """
 
 from __future__ import annotations
@@ -108,22 +108,24 @@ def _spans(SPLITS, tile, last, TILE: gl.constexpr):
 
 @gluon.jit
 def _columns(COLS, spans):
-    """First and last edges of rows, their first two columns, and the most edges of a row of the warp."""
+    """First and last edges of rows, their first four columns, and the most edges of a row of the warp."""
     row, first, end, low, high = spans
-    col = gl.load(COLS + first, mask=first < end, other=0)
-    then = gl.load(COLS + first + 1, mask=first + 1 < end, other=0)
-    return row, first, end, col, then, gl.max(high - low, axis=0)
+    columns = ()
+    for k in gl.static_range(4):
+        columns = columns + (gl.load(COLS + first + k, mask=first + k < end, other=0),)
+    return (row, first, end) + columns + (gl.max(high - low, axis=0),)
 
 
 @gluon.jit
 def _begin(
     F, ROW_X, COL_X, INVERSE, found, STRIDE: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr
 ):  # fmt: skip
-    """Coordinates of the rows, and their first edges."""
-    row, first, end, col, _then, _most = found
+    """Coordinates of the rows, and their first two edges."""
+    row, first, end, col, then, _third, _fourth, _most = found
     x = _load_point(ROW_X, row, first < end, 3)
     near, f = _load_edge(F, COL_X, INVERSE, col, first < end, 16, STRIDE, SHARED, TILE)
-    return x, near, f
+    then_near, then_f = _load_edge(F, COL_X, INVERSE, then, first + 1 < end, 16, STRIDE, SHARED, TILE)
+    return x, near, f, then_near, then_f
 
 
 @gluon.jit
@@ -132,28 +134,32 @@ def _walk(
     TABLE: gl.constexpr, SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
     TILE: gl.constexpr,
 ):  # fmt: skip
-    """As in `gluon_kernels`, with the first edge on its way; each warp goes as far as its own rows."""
+    """As in `gluon_kernels`, with two edges on their way; each warp goes as far as its own rows."""
     SHARED: gl.constexpr = NORMALISE and FLIP
-    _row, first, end, _col, then, most = found
-    x, near, f = begun
+    _row, first, end, _col, _then, third, fourth, most = found
+    x, near, f, then_near, then_f = begun
     acc = ()
     for _ in gl.static_range(M):
         acc = acc + (gl.zeros([64, 16], gl.float32, layout=TILE),)
     total = gl.zeros([64], gl.float32, layout=gl.SliceLayout(1, TILE))
     for k in range(0, most, 2):
         edge = first + k
-        then_near, then_f = _load_edge(F, COL_X, INVERSE, then, edge + 1 < end, 16, STRIDE, SHARED, TILE)
-        col = gl.load(COLS + edge + 2, mask=edge + 2 < end, other=0)
+        new_near, new_f = _load_edge(F, COL_X, INVERSE, third, edge + 2 < end, 16, STRIDE, SHARED, TILE)
+        third = gl.load(COLS + edge + 4, mask=edge + 4 < end, other=0)
         acc, total = _add(
             acc, total, near, f, x, edge < end, scale, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP
         )  # fmt: skip
+        near = new_near
+        f = new_f
         if k + 1 < most:
-            near, f = _load_edge(F, COL_X, INVERSE, col, edge + 2 < end, 16, STRIDE, SHARED, TILE)
-            then = gl.load(COLS + edge + 3, mask=edge + 3 < end, other=0)
+            new_near, new_f = _load_edge(F, COL_X, INVERSE, fourth, edge + 3 < end, 16, STRIDE, SHARED, TILE)
+            fourth = gl.load(COLS + edge + 5, mask=edge + 5 < end, other=0)
             acc, total = _add(
                 acc, total, then_near, then_f, x, edge + 1 < end, scale,
                 M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP,
             )  # fmt: skip
+            then_near = new_near
+            then_f = new_f
     return acc, total
 
 

@@ -1,8 +1,8 @@
 """The Gluon kernel of layers of 128 channels, whose Theta no multiprocessor can hold: strip by strip.
 
 A program takes pairs of tiles of 64 rows, one after the other, and has warps of two kinds (`gluon_walk`). Those that
-walk make N F of 16 channels after 16. Those that multiply have the result of both tiles in registers, and copy the rows
-of Theta that the next strip needs. Half precision as it is, float32 as TF32.
+walk make N F of 16 channels after 16. Those that multiply have the result of both tiles in registers, and copy what the
+next strip needs of Theta. Half precision as it is, float32 as TF32.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gridless.ops.point_conv.gpu.triton_kernels import _invert
 
 @gluon.constexpr_function
 def _copied(columns, bits):
-    """How rows of Theta are copied: 16 bytes to a lane."""
+    """Rows of Theta, 16 bytes to a lane."""
     along = min(columns // _loaded(bits), 32)
     return gl.BlockedLayout([1, _loaded(bits)], [32 // along, along], [4, 1], [1, 0])
 
@@ -93,25 +93,38 @@ def _walker(
 
 
 @gluon.jit
-def _ask(THETA, theta, strip, P: gl.constexpr, M: gl.constexpr):
-    """Begins to copy the rows of Theta for a strip."""
+def _ask(
+    THETA, theta, step, P: gl.constexpr, C: gl.constexpr, M: gl.constexpr, ALONG: gl.constexpr, DEEP: gl.constexpr
+):  # fmt: skip
+    """Begins to copy what the strip of a step is multiplied by."""
+    strip = step % (C // 16)
     for i in gl.static_range(_batches(M)):
-        _copy_columns(THETA + strip * P * (16 * M) + 16 * _first(M, i), theta[i].index(0), P, 16 * _size(M, i), 16 * M)
+        to = theta[i].index(step % DEEP)
+        if ALONG:
+            _copy_strip(THETA + _first(M, i) * (C * P) + strip * 16, to, P, 16 * _size(M, i), C, P, True)
+        else:
+            _copy_strip(THETA + _first(M, i) * (C * P) + strip * 16 * P, to, 16 * _size(M, i), P, C, P, False)
     async_copy.commit_group()
 
 
 @gluon.jit
-def _copy_columns(THETA, to, P: gl.constexpr, N: gl.constexpr, STRIDE: gl.constexpr):
-    COPIED: gl.constexpr = _copied(N, THETA.dtype.element_ty.primitive_bitwidth)
-    row = gl.arange(0, P, layout=gl.SliceLayout(1, COPIED))
-    column = gl.arange(0, N, layout=gl.SliceLayout(0, COPIED))
-    _copy(to, THETA + row[:, None] * STRIDE + column[None, :])
+def _copy_strip(
+    THETA, to, ROWS: gl.constexpr, COLUMNS: gl.constexpr, C: gl.constexpr, P: gl.constexpr, ALONG: gl.constexpr
+):  # fmt: skip
+    """16 channels of some terms: of Theta (M, P, C) a row for each of P, or of (M, C, P) one for each channel."""
+    COPIED: gl.constexpr = _copied(COLUMNS, THETA.dtype.element_ty.primitive_bitwidth)
+    row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, COPIED))
+    column = gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, COPIED))
+    if ALONG:
+        _copy(to, THETA + row[:, None] * C + (column // 16 * (C * P) + column % 16)[None, :])
+    else:
+        _copy(to, THETA + (row // 16 * (C * P) + row % 16 * P)[:, None] + column[None, :])
 
 
 @gluon.jit
 def _multiplier(
     THETA, BIAS, OUT, kept, theta, full, empty, last, pairs, C: gl.constexpr, P: gl.constexpr, M: gl.constexpr,
-    HAS_BIAS: gl.constexpr, DEEP: gl.constexpr,
+    HAS_BIAS: gl.constexpr, ALONG: gl.constexpr, DEEP: gl.constexpr,
 ):  # fmt: skip
     """Four warps: what the walkers leave, times Theta."""
     TYPE: gl.constexpr = OUT.dtype.element_ty
@@ -119,7 +132,7 @@ def _multiplier(
     STRIPS: gl.constexpr = C // 16
     group = gl.program_id(0)
     groups = gl.num_programs(0)
-    _ask(THETA, theta, 0, P, M)
+    _ask(THETA, theta, 0, P, C, M, ALONG, DEEP)
     for turn in range(0, (pairs + groups - 1) // groups):
         out = (gl.zeros([64, P], gl.float32, layout=MMA), gl.zeros([64, P], gl.float32, layout=MMA))
         for strip in range(0, STRIPS):
@@ -127,7 +140,11 @@ def _multiplier(
             # A zero that the compiler does not know: it would work out all operands before the loop, and keep them.
             zero = step >> 30
             slot = step % DEEP + zero
-            async_copy.wait_group(0)
+            if DEEP > 1:
+                _ask(THETA, theta, step + 1, P, C, M, ALONG, DEEP)
+                async_copy.wait_group(1)
+            else:
+                async_copy.wait_group(0)
             new = ()
             for which in gl.static_range(2):
                 mbarrier.wait(full[which].index(slot), step // DEEP % 2)
@@ -135,14 +152,15 @@ def _multiplier(
                     _arrive()
                 product = out[which]
                 for i in gl.static_range(_batches(M)):
-                    right = theta[i].index(zero).permute((1, 0))
+                    right = theta[i].index(slot).permute((1, 0)) if ALONG else theta[i].index(slot)
                     product = warpgroup_mma(kept[which][i].index(slot), right, product, is_async=True)
                 new = new + (product,)
             out = _finished(new, 2)
             _barrier()
             for which in gl.static_range(2):
                 mbarrier.arrive(empty[which].index(slot), count=1)
-            _ask(THETA, theta, (strip + 1) % STRIPS, P, M)
+            if DEEP == 1:
+                _ask(THETA, theta, step + 1, P, C, M, ALONG, DEEP)
         column = gl.arange(0, P, layout=gl.SliceLayout(0, MMA))
         for which in gl.static_range(2):
             row = (_pair(turn, group, groups) * 2 + which) * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, MMA))
@@ -157,16 +175,21 @@ def _multiplier(
 def wide_kernel(
     F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, BIAS, OUT, last, pairs, scale,
     C: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
-    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, HAS_BIAS: gl.constexpr, DEEP: gl.constexpr,
+    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, HAS_BIAS: gl.constexpr, ALONG: gl.constexpr,
+    DEEP: gl.constexpr,
 ):  # fmt: skip
-    """OUT (rows, P) = (N F) Theta + bias, or with FLIP the gradient of the features from that of the result, F. THETA
-    (C / 16, P, 16 M) has the numbers of a strip together, term after term. DEEP sums of a walker may wait for their
-    product.
+    """OUT (rows, P) = (N F) Theta + bias, or with FLIP the gradient of the features from that of the result, F.
+
+    THETA is (M, P, C) with ALONG, as products of float32 need it, and (M, C, P) without. DEEP sums of a walker may wait
+    for their product, and there is room for as many strips of Theta.
     """
     TYPE: gl.constexpr = F.dtype.element_ty
     theta = ()
     for i in gl.static_range(_batches(M)):
-        theta = theta + (_room(1, P, 16 * _size(M, i), TYPE),)
+        if ALONG:
+            theta = theta + (_room(DEEP, P, 16 * _size(M, i), TYPE),)
+        else:
+            theta = theta + (_room(DEEP, 16 * _size(M, i), P, TYPE),)
     kept = ()
     for _ in gl.static_range(2):
         mine = ()
@@ -177,12 +200,13 @@ def wide_kernel(
     _arrive()
     gl.warp_specialize(
         [
-            (_multiplier, (THETA, BIAS, OUT, kept, theta, full, empty, last, pairs, C, P, M, HAS_BIAS, DEEP)),
+            (_multiplier, (THETA, BIAS, OUT, kept, theta, full, empty, last, pairs, C, P, M, HAS_BIAS, ALONG,
+                           DEEP)),
             (_walker, (F, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept[0], full[0], empty[0], last, pairs, scale, 0,
                        C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DEEP)),
             (_walker, (F, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept[1], full[1], empty[1], last, pairs, scale, 1,
                        C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DEEP)),
         ],
         [4, 4],
-        [152, 152],
+        [160, 160],
     )  # fmt: skip

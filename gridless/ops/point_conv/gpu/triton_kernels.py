@@ -455,9 +455,10 @@ def total_kernel(
     WEIGHT_PARTS, D_WEIGHT, BIAS_PARTS, D_BIAS, weight_parts, weight_size, bias_parts, bias_size,
     K: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """The sums of parts (parts, size), those of the weight's gradient and those of the bias's, K at a time."""
+    """The sums of parts (parts, size), K at a time of the weight's gradient, and 8 K of the bias's, which are many and
+    short."""
     blocks = tl.cdiv(weight_size, N)
     if tl.program_id(0) < blocks:
         _add_parts(WEIGHT_PARTS, D_WEIGHT, weight_parts, weight_size, tl.program_id(0), K, N)
     else:
-        _add_parts(BIAS_PARTS, D_BIAS, bias_parts, bias_size, tl.program_id(0) - blocks, K, N)
+        _add_parts(BIAS_PARTS, D_BIAS, bias_parts, bias_size, tl.program_id(0) - blocks, 8 * K, N // 8)
