@@ -178,6 +178,17 @@ def _moments(
     tl.store(parts + programs * channels + at, spread, inside)
 
 
+@triton.jit
+def _track(mean, var, n, running_mean, running_var, batches, momentum, c, inside):
+    if n > 0:
+        old = tl.load(running_mean + c, inside)
+        tl.store(running_mean + c, old + momentum * (mean.to(old.dtype) - old), inside)
+        old = tl.load(running_var + c, inside)
+        tl.store(running_var + c, old + momentum * (var.to(old.dtype) - old), inside)
+        if tl.program_id(1) == 0:
+            tl.store(batches, tl.load(batches) + 1)
+
+
 @triton.jit(do_not_specialize=["rows", "programs"])
 def _apply(
     x, y, count, parts, statistics, weight, bias, running_mean, running_var, batches,
@@ -202,11 +213,7 @@ def _apply(
         tl.store(statistics + channels + c, scale, inside)
         tl.store(statistics + 2 * channels + c, unbiased, inside)
         if TRACK:
-            old = tl.load(running_mean + c, inside)
-            tl.store(running_mean + c, old + momentum * (mean.to(old.dtype) - old), inside & (n > 0))
-            old = tl.load(running_var + c, inside)
-            tl.store(running_var + c, old + momentum * (unbiased.to(old.dtype) - old), inside & (n > 0))
-            tl.store(batches, tl.load(batches) + 1, (n > 0) & (tl.program_id(1) == 0))
+            _track(mean, unbiased, n, running_mean, running_var, batches, momentum, c, inside)
 
     w, b = _affine(weight, bias, c, inside, AFFINE, wide)
     for start in range(tl.program_id(0) * ROWS, rows, programs * ROWS):
