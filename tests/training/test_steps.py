@@ -399,14 +399,14 @@ def test_epochs_follow_each_other_without_a_pause(clouds):
 
 @needs_cuda
 def test_captured_steps_are_those_launched_one_by_one(recipe, clouds):
-    # Rounding, which differs, grows from step to step: 1e-6 of the loss after two epochs, 9e-5 after three, 1e-3 after
-    # four, 4 % after six.
+    # Rounding, which differs, grows from step to step: 1e-6 of the loss after two epochs, 9e-5 or over 1e-3 after three,
+    # as the version of Triton has it, 4 % after six.
     recipe = recipe.changed(epochs=4, model__dropout=0.0, batch_size=6, augment__drop=0.3)
     losses = []
     for capture in (False, True):
         run = Run(recipe.changed(capture=capture), clouds.to("cuda"))
         losses.append([])
-        for epoch in range(3):
+        for epoch in range(2):
             run.epoch(epoch)
             losses[-1].append(run.step.read()[0])
     assert run.step.captured.graphs

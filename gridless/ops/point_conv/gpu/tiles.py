@@ -18,7 +18,7 @@ HELD = 320
 CHUNK, FEW = 96 << 20, 48 << 20
 # Edges of a row beyond which sums are written, because every strip of channels walks over them again: of float32, of
 # half precision, and backwards.
-LONG, LONG_HALF, LONG_BACKWARD = 32, 10, 8
+LONG, LONG_HALF, LONG_BACKWARD = 18, 10, 8
 
 
 class Tile(NamedTuple):
