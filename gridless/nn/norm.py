@@ -79,10 +79,9 @@ class BatchNorm(nn.Module):
         count = None if padded is None else padded.splits[-1]
         running = self.running_mean, self.running_var, self.num_batches_tracked, self.momentum
         arguments = x, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after", running
-        if not self._of_all():
-            return batch_norm(*arguments)
-        rows = torch.full((), x.shape[0], dtype=torch.int64, device=x.device) if count is None else count
-        return reference.forward(*arguments, total=_OverProcesses.apply(rows), add=_OverProcesses.apply)[0]
+        if self._of_all():
+            return reference.forward(*arguments, add=_OverProcesses.apply)[0]
+        return batch_norm(*arguments)
 
     def _over_all_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
         """With the statistics of all rows in training, and with the running ones otherwise."""

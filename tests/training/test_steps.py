@@ -399,8 +399,8 @@ def test_epochs_follow_each_other_without_a_pause(clouds):
 
 @needs_cuda
 def test_captured_steps_are_those_launched_one_by_one(recipe, clouds):
-    # Rounding, which differs, grows from step to step: 1e-6 of the loss after two epochs, 9e-5 or more than 1e-3 after
-    # three, as the version of Triton has it, 4 % after six.
+    # Rounding, which differs, grows from step to step: 1e-6 of the loss after two epochs, 9e-5 after three, 1e-3 after
+    # four, 4 % after six (Triton 3.6).
     recipe = recipe.changed(epochs=4, model__dropout=0.0, batch_size=6, augment__drop=0.3)
     losses = []
     for capture in (False, True):
@@ -410,7 +410,7 @@ def test_captured_steps_are_those_launched_one_by_one(recipe, clouds):
             run.epoch(epoch)
             losses[-1].append(run.step.read()[0])
     assert run.step.captured.graphs
-    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_processes_divide_each_batch(clouds):

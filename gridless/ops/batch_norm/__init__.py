@@ -54,8 +54,7 @@ def batch_norm(
     if not traced(x):
         return _run(x, count, weight, bias, eps, before, after, running)
     y, statistics = _norm(x, count, weight, bias, eps, before, after)
-    rows = torch.full((), x.shape[0], device=x.device) if count is None else count
-    reference.track(statistics, rows, running)
+    reference.track(statistics, reference.counted(x, count), running)
     return y
 
 

@@ -33,7 +33,7 @@ def forward(
     running: Running | None = None,
 ) -> tuple[Tensor, Tensor]:
     rows, channels = x.shape
-    wide = _wide(x.dtype)
+    wide = torch.promote_types(x.dtype, torch.float32)
     y = torch.empty_like(x)
     statistics = torch.empty(3, channels, dtype=wide, device=x.device)
     if channels == 0:
@@ -78,10 +78,6 @@ def backward(
     _SUMS(grid, (*tensors, parts), (rows, grid[0]), constants, WARPS)
     _APPLY_BACKWARD(grid, (*tensors, parts, dx, d_weight, d_bias), (rows, grid[0]), (*constants, PROGRAMS), WARPS)
     return dx, d_weight, d_bias
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _launch(rows: int, channels: int) -> tuple[int, int, tuple[int, int, int]]:

@@ -20,15 +20,15 @@ def forward(
     before: bool,
     after: bool,
     running: Running | None = None,
-    total: Tensor | None = None,
     add: Callable[[Tensor], Tensor] = lambda sums: sums,
 ) -> tuple[Tensor, Tensor]:
     """y (S, C), and of the rows that count mean, 1 / sqrt(var + eps) and variance divided by rows - 1, (3, C).
 
-    `total` rows of all processes, and `add`, which adds what each has, make the statistics those of all of them.
+    An `add` that adds what all processes have makes the statistics those of all of them.
     """
-    real, z, count = _input(x, count, before)
-    total = count if total is None else total
+    count = counted(x, count)
+    real, z = _input(x, count, before)
+    total = add(count)
     rows = total.clamp(min=1)
     mean = add(z.sum(0)) / rows
     squares = add(torch.where(real, z - mean, 0.0).square().sum(0))
@@ -50,7 +50,8 @@ def backward(
     after: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x (S, C), of the weight and of the bias (C)."""
-    real, z, count = _input(x, count, before)
+    count = counted(x, count)
+    real, z = _input(x, count, before)
     mean, scale, _ = statistics
     g = torch.where(real, grad.to(z.dtype), 0.0)
     if after:
@@ -73,12 +74,15 @@ def track(statistics: Tensor, count: Tensor, running: Running | None) -> None:
         batches += count > 0
 
 
-def _input(x: Tensor, count: Tensor | None, before: bool) -> tuple[Tensor, Tensor, Tensor]:
-    if count is None:
-        count = torch.full((), x.shape[0], dtype=torch.int64, device=x.device)
+def counted(x: Tensor, count: Tensor | None) -> Tensor:
+    """How many rows of x count, () int64: all of them where nothing else is said."""
+    return torch.full((), x.shape[0], dtype=torch.int64, device=x.device) if count is None else count
+
+
+def _input(x: Tensor, count: Tensor, before: bool) -> tuple[Tensor, Tensor]:
     real = (torch.arange(x.shape[0], device=x.device) < count)[:, None]
     z = torch.where(real, x, 0.0).to(torch.promote_types(x.dtype, torch.float32))
-    return real, z.relu() if before else z, count
+    return real, z.relu() if before else z
 
 
 def _output(z: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

@@ -53,8 +53,9 @@ from gridless.ops.point_conv.gpu.triton_kernels import (
 _COMPILED = torch.version.cuda is not None and not interpreting()
 # Bytes of F Theta that are made at once where features are transformed first.
 TRANSFORMED = 64 << 20
-# Numbers of a tile of which columns are added up; and parts that are added up at a time, of so many numbers.
-COLUMN_TILE, PARTS, NUMBERS = 8192, 64, 64
+# Numbers of a tile of which columns are added up; and parts that are added up at a time, of so many numbers: those of
+# the bias are many and short.
+COLUMN_TILE, PARTS, NUMBERS, BIAS_PARTS, BIAS_NUMBERS = 8192, 64, 64, 512, 8
 
 _GATHER, _FUSED, _FUSED_BACKWARD, _WEIGHT, _CONTRACT = map(
     Launcher, (gather_kernel, fused_kernel, fused_backward_kernel, weight_kernel, contract_kernel)
@@ -176,8 +177,8 @@ def _totals(
     weights = (0, 0) if parts is None else (parts.shape[0], weight.numel())
     biases = (0, 0) if bias_parts is None else bias_parts.shape
     tensors = tuple(grad if x is None else x for x in (parts, d_weight, bias_parts, d_bias))
-    programs = cdiv(weights[1], NUMBERS) + cdiv(biases[1], NUMBERS // 8)
-    _TOTAL((programs, 1, 1), tensors, (*weights, *biases), (PARTS, NUMBERS))
+    programs = cdiv(weights[1], NUMBERS) + cdiv(biases[1], BIAS_NUMBERS)
+    _TOTAL((programs, 1, 1), tensors, (*weights, *biases), (PARTS, NUMBERS, BIAS_PARTS, BIAS_NUMBERS))
     return d_weight, d_bias
 
 

@@ -453,12 +453,12 @@ def _add_parts(PARTS, OUT, parts, size, block, K: tl.constexpr, N: tl.constexpr)
 @triton.jit(do_not_specialize=["weight_parts", "weight_size", "bias_parts", "bias_size"])
 def total_kernel(
     WEIGHT_PARTS, D_WEIGHT, BIAS_PARTS, D_BIAS, weight_parts, weight_size, bias_parts, bias_size,
-    K: tl.constexpr, N: tl.constexpr,
+    K: tl.constexpr, N: tl.constexpr, BIAS_K: tl.constexpr, BIAS_N: tl.constexpr,
 ):  # fmt: skip
-    """The sums of parts (parts, size), K at a time of the weight's gradient, and 8 K of the bias's, which are many and
-    short."""
+    """The sums of parts (parts, size): of the weight's gradient K of N numbers at a time, of the bias's BIAS_K of
+    BIAS_N."""
     blocks = tl.cdiv(weight_size, N)
     if tl.program_id(0) < blocks:
         _add_parts(WEIGHT_PARTS, D_WEIGHT, weight_parts, weight_size, tl.program_id(0), K, N)
     else:
-        _add_parts(BIAS_PARTS, D_BIAS, bias_parts, bias_size, tl.program_id(0) - blocks, 8 * K, N // 8)
+        _add_parts(BIAS_PARTS, D_BIAS, bias_parts, bias_size, tl.program_id(0) - blocks, BIAS_K, BIAS_N)
