@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, wraps
 from importlib import import_module
@@ -101,13 +101,20 @@ def implementation(package: Any, device: torch.device) -> Any:
 def module_of(package: str, name: str, device: torch.device) -> Any:
     """The module of `package` that is backend `name`, for tensors on `device`."""
     module = _load(package, name)
-    if name == "gpu" and device.type == "cuda" and device.index != torch.cuda.current_device():
-        return _Elsewhere(module, device)
-    return module
+    return _Elsewhere(module, device) if name == "gpu" and _is_elsewhere(device) else module
+
+
+def current(device: torch.device) -> AbstractContextManager:
+    """A block with `device` as the current one, which is where Triton launches kernels."""
+    return torch.cuda.device(device) if _is_elsewhere(device) else nullcontext()
+
+
+def _is_elsewhere(device: torch.device) -> bool:
+    return device.type == "cuda" and device.index != torch.cuda.current_device()
 
 
 class _Elsewhere:
-    """A module whose functions run with `device` as the current one, which is where Triton launches kernels."""
+    """A module whose functions run with `device` as the current one."""
 
     def __init__(self, module: ModuleType, device: torch.device) -> None:
         self._module, self._device = module, device

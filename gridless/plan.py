@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gridless import geometry
-from gridless.backends import backend_for, uncompiled
+from gridless.backends import backend_for, current, uncompiled
 from gridless.geometry.grid import KEEPS
 from gridless.geometry.rejection import ball_of_samples
 from gridless.geometry.taps import coarser
@@ -298,7 +298,8 @@ class Plan:
                     values[name] = given if made else _INPUTS[step.op](given, **settings)
                     if begun is not None and backend_for(values[name].device) == "gpu":
                         on_gpu = self._lines_on_gpu(begun)
-                        values |= on_gpu.run(values[name])
+                        with current(values[name].device):
+                            values |= on_gpu.run(values[name])
                 continue
             inputs = [values[i] for i in step.inputs]
             if step.op in _REMEMBERS:
@@ -308,7 +309,8 @@ class Plan:
             else:
                 values[name] = _RUN[step.op](*inputs, **settings)
         if on_gpu is not None:
-            on_gpu.remember(values)
+            with current(values[on_gpu.first].device):
+                on_gpu.remember(values)
         return Geometry({name: values[name] for name in self.steps}), after
 
     def _lines_at_once(self) -> Chain | None:

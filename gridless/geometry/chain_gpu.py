@@ -136,8 +136,9 @@ class GpuChain:
             sizes = totals.tolist()
         searched = [sizes[n] for n in grids]
         grid_gpu.check_points(max((size[3] for size in searched), default=0), cloud, cloud)
-        self.longest = max((size[2] for size in searched), default=0)
-        return self._cut(made, known, rooms, sizes) if self.longest <= longest else None
+        # A number of its own: another thread may run the same plan.
+        found = self.longest = max((size[2] for size in searched), default=0)
+        return self._cut(made, known, rooms, sizes) if found <= longest else None
 
     def _cut(
         self, made: list[Any], known: dict[int, rejection.Collected], rooms: list[Room], sizes: list[list[int]]

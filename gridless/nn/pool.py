@@ -69,4 +69,6 @@ class Spread(_Pool):
 
     def forward(self, values: Tensor, geometry: Geometry) -> Tensor:
         cloud = geometry[self.cloud]
-        return segment_spread(values * cloud.sizes[:, None].to(values.dtype), cloud.splits, len(cloud))
+        # Times the size of an example, float16 would overflow.
+        wide = values.to(torch.promote_types(values.dtype, torch.float32))
+        return segment_spread(wide * cloud.sizes[:, None], cloud.splits, len(cloud)).to(values.dtype)

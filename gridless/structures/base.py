@@ -151,10 +151,16 @@ class Structure:
         kept = self.__dict__.get("_kept", {})
         if name in kept:
             return kept[name]
-        value = make()
         # A graph that torch traces reads what is kept, and keeps nothing.
-        if not torch.compiler.is_compiling():
-            self.__dict__.setdefault("_kept", {})[name] = value
+        if torch.compiler.is_compiling():
+            return make()
+        if torch.is_inference_mode_enabled():
+            # Training, which may follow, takes no tensors of inference.
+            with torch.inference_mode(False), torch.no_grad():
+                value = make()
+        else:
+            value = make()
+        self.__dict__.setdefault("_kept", {})[name] = value
         return value
 
     def keeps(self, name: str) -> bool:
@@ -376,4 +382,4 @@ def as_splits(splits: Any, device: torch.device, what: str) -> Tensor:
         )
     if splits.device != device:
         raise ValueError(f"{what}: splits are on {splits.device}, the rows on {device}: move both to one device")
-    return splits.long()
+    return splits.long().contiguous()

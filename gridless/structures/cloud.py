@@ -253,7 +253,7 @@ def _checked(coords: Any) -> Tensor:
         raise ValueError(f"Cloud: coords must be (points, 1 to 8 dimensions), not {tuple(shape)}{remedy}")
     if coords.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"Cloud: coords must be float32 or float64, not {coords.dtype}: convert with .float()")
-    return coords.detach().contiguous() if not coords.requires_grad else coords
+    return (coords if coords.requires_grad else coords.detach()).contiguous()
 
 
 def _splits_of_one(coords: Tensor) -> Tensor:

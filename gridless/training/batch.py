@@ -97,6 +97,12 @@ class Group(Sequence):
         return fields(self.plan, self.geometry, self.labels)
 
     @cached_property
+    def layout(self) -> tuple:
+        """What batches have in common that can be copied over one another: names of rows, types and widths."""
+        rows = [(name, *value.rows) for name, value in self.geometry.items() if isinstance(value, Cloud)]
+        return *rows, *((field.tensor.dtype, field.tensor.shape[1:]) for field in self.fields)
+
+    @cached_property
     def table(self) -> np.ndarray:
         """(batches, fields, 4) int64: where a batch's rows begin, how many they are, what is taken off, what pads."""
         begins = {name: at[:-1] for name, at in self.where.items()}

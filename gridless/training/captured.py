@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gridless.backends import backend_for
+from gridless.backends import backend_for, current
 from gridless.plan import Plan
 from gridless.structures import Edges, Geometry
 from gridless.structures.batch import grown
@@ -72,25 +72,28 @@ class Captured:
             if optimiser.restored():
                 if torch.cuda.is_available():
                     # No graph is dropped while it runs.
-                    torch.cuda.synchronize()
+                    torch.cuda.synchronize(batch.labels.device)
                 self._steps.clear()
-        key = (len(batch.labels), *((t.shape, t.dtype, t.device) for t in tensors))
+        shapes = (len(batch.labels), *((t.shape, t.dtype, t.device) for t in tensors))
+        key = (*shapes, batch.group.layout)
         if key not in self._steps:
             if len(self._steps) == MOST:
                 raise ValueError(
                     f"gl.capture: {MOST} graphs have been made, each for one number of examples and one shape of "
-                    f"tensors, and this is another: {key}. What belongs to points travels with them: "
+                    f"tensors, and this is another: {shapes}. What belongs to points travels with them: "
                     "gl.Cloud.of(xyz, label=label)"
                 )
             if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
                 raise ValueError("gl.capture: graphs are captured for one process only: call the function itself")
-            self._steps[key] = CapturedStep(key[0], self._steps, [t.clone() for t in tensors])
+            self._steps[key] = CapturedStep(len(batch.labels), self._steps, [t.clone() for t in tensors])
         step = self._steps[key]
         for mine, given in zip(step.tensors, tensors):
             mine.copy_(given, non_blocking=True)
-        if isinstance(inputs[0], Batch):
-            return step(batch, self._run)
-        return step(batch, lambda now: self._run(now.geometry, *step.tensors))
+        # Streams and graphs are those of the current device.
+        with current(batch.labels.device):
+            if isinstance(inputs[0], Batch):
+                return step(batch, self._run)
+            return step(batch, lambda now: self._run(now.geometry, *step.tensors))
 
     @property
     def graphs(self) -> int:
@@ -236,7 +239,8 @@ def _record(run: Callable[[], Any]) -> tuple[Any, Any, Any]:
         collects = gc.isenabled()
         gc.disable()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            # torch's own stream for this is on the device of the first graph of the process.
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 result = run()
         except RuntimeError as error:
             raise RuntimeError(
@@ -277,7 +281,7 @@ class Slot:
 
     def __init__(self, batch: Batch, room: Sizes) -> None:
         group = batch.group
-        self.room, self._plan, self._share = room, group.plan, batch.share
+        self.room, self._plan, self._share, self._layout = room, group.plan, batch.share, group.layout
         self._padding = {name: room[name] - size for name, size in batch.sizes.items()}
         self._tensors = [f.tensor.new_zeros(room[f.of] + f.splits, *f.tensor.shape[1:]) for f in group.fields]
         self._geometry = with_fields(self._plan, group.geometry, self._tensors, room, self._padding)
@@ -297,8 +301,8 @@ class Slot:
     def load(self, batch: Batch) -> None:
         """Copy another batch, which fits, over this one, and the padding after it."""
         group, k = batch.group, batch.number
-        if len(group.fields) != len(self._tensors):
-            raise ValueError(f"a batch of {len(group.fields)} tensors does not fill a slot of {len(self._tensors)}")
+        if group.layout != self._layout:
+            raise ValueError("a batch of other rows or types than the first does not fill its slot")
         if self._fill is not None:
             return self._fill(group, k)
         for mine, part, field, into in zip(self._tensors, group.parts(k), group.fields, self._into, strict=True):

@@ -68,7 +68,9 @@ class Prefetch:
     ) -> None:
         self.last, self.device, self.ready, self.stop = last, device, queue.Queue(depth), threading.Event()
         self._end = weakref.finalize(owner, self.stop.set)
-        work = _work, weakref.ref(owner), make, jobs, device, self.ready, self.stop
+        # What the stream of whoever asks is still writing may be read by the first job.
+        begun = torch.cuda.current_stream(device).record_event()
+        work = _work, weakref.ref(owner), make, jobs, device, begun, self.ready, self.stop
         self.thread = threading.Thread(
             target=contextvars.copy_context().run, args=work, daemon=True, name="gridless-prepare"
         )
@@ -101,7 +103,7 @@ class Prefetch:
             self.thread.join(1)
 
 
-def _work(owner: Any, make: Any, jobs: Any, device: Any, ready: Any, stop: Any) -> None:
+def _work(owner: Any, make: Any, jobs: Any, device: Any, begun: Any, ready: Any, stop: Any) -> None:
     """Holds its owner only while it works for it."""
 
     def put(item: Any) -> None:
@@ -114,6 +116,7 @@ def _work(owner: Any, make: Any, jobs: Any, device: Any, ready: Any, stop: Any) 
     try:
         stream = _side_stream(device)
         with torch.cuda.device(device), torch.cuda.stream(stream), torch.no_grad():
+            stream.wait_event(begun)
             for job in jobs:
                 if stop.is_set() or (present := owner()) is None:
                     return

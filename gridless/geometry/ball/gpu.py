@@ -88,10 +88,10 @@ def test_pairs(
     bits = torch.empty((cdiv(most_source, 32), len(target)), dtype=torch.int32, device=coords.device)
     # Four targets per thread share each load of a source; small examples would leave them idle.
     rows = 128 if most_target > 64 else 64 if most_target > 32 else 32
-    grid = (source.num_examples, cdiv(most_target, rows), 1)
+    blocks = cdiv(most_target, rows)
     tensors = (coords, source.splits, target.coords, target.splits, counts, bits)
-    sizes = (len(target), *common.squared_bits(radius, coords.dtype))
-    _TEST(grid, tensors, sizes, (source.dim, rows, coords.dtype == torch.float64), 1)
+    sizes = (len(target), blocks, *common.squared_bits(radius, coords.dtype))
+    _TEST((source.num_examples * blocks, 1, 1), tensors, sizes, (source.dim, rows, coords.dtype == torch.float64), 1)
     return counts, bits
 
 
@@ -99,8 +99,9 @@ def fill(source: Cloud, target: Cloud, splits: Tensor, bits: Tensor, room: int, 
     """The first `room` edges."""
     found = torch.empty(room, dtype=torch.int32, device=splits.device)
     if room:
-        grid = (source.num_examples, cdiv(most_target, _FILL_ROWS), 1)
-        _EXPAND(grid, (source.splits, target.splits, splits, bits, found), (len(target), room), (_FILL_ROWS,), 1)
+        blocks = cdiv(most_target, _FILL_ROWS)
+        tensors = (source.splits, target.splits, splits, bits, found)
+        _EXPAND((source.num_examples * blocks, 1, 1), tensors, (len(target), room, blocks), (_FILL_ROWS,), 1)
     return found
 
 
@@ -122,7 +123,7 @@ def keep_nearest(source: Cloud, target: Cloud, splits: Tensor, found: Tensor, li
     return chosen
 
 
-@triton.jit(do_not_specialize=["targets", "high", "low"])
+@triton.jit(do_not_specialize=["targets", "blocks", "high", "low"])
 def _test(
     source,
     source_splits,
@@ -131,17 +132,19 @@ def _test(
     counts,
     bits,
     targets,
+    blocks,
     high,
     low,
     D: tl.constexpr,
     ROWS: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
-    example = tl.program_id(0)
+    example = tl.program_id(0) // blocks
     first = tl.load(target_splits + example)
     here = (tl.load(target_splits + example + 1) - first).to(tl.int32)
-    local = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    if tl.program_id(1) * ROWS < here:
+    at_row = tl.program_id(0) % blocks * ROWS
+    local = at_row + tl.arange(0, ROWS)
+    if at_row < here:
         inside = local < here
         row = first + local
         point = load_point(target, row, inside, D)
@@ -166,14 +169,15 @@ def _test(
         tl.store(counts + 1 + row, total, mask=inside)
 
 
-@triton.jit(do_not_specialize=["targets", "room"])
-def _expand(source_splits, target_splits, splits, bits, found, targets, room, ROWS: tl.constexpr):
+@triton.jit(do_not_specialize=["targets", "room", "blocks"])
+def _expand(source_splits, target_splits, splits, bits, found, targets, room, blocks, ROWS: tl.constexpr):
     """A row per thread: walk its words, and write the source of every one."""
-    example = tl.program_id(0)
+    example = tl.program_id(0) // blocks
     first = tl.load(target_splits + example)
     here = (tl.load(target_splits + example + 1) - first).to(tl.int32)
-    local = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    if tl.program_id(1) * ROWS < here:
+    at_row = tl.program_id(0) % blocks * ROWS
+    local = at_row + tl.arange(0, ROWS)
+    if at_row < here:
         inside = local < here
         row = first + local
         begin = tl.load(source_splits + example)

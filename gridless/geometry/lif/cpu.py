@@ -15,7 +15,7 @@ from gridless.structures import Events
 
 
 def fire(events: Events, rule: Rule, potential: Tensor, time: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    potential, time = potential.clone(), time.clone()
+    potential, time = (x.clone(memory_format=torch.contiguous_format) for x in (potential, time))
     splits = events.splits.tolist()
     pixel, t = events.pixel.numpy(), events.time.numpy()
     settings = (*rule.low, *rule.high, rule.share, rule.coarse, rule.fine, rule.bits, rule.threshold, rule.reset)

@@ -28,7 +28,7 @@ def fire(events: Events, rule: Rule, potential: Tensor, time: Tensor) -> tuple[T
     device, rows, slots = events.device, len(events), rule.most
     width, height = rule.grid
     cells = events.num_examples * width * height
-    potential, time = potential.clone(), time.clone()
+    potential, time = (x.clone(memory_format=torch.contiguous_format) for x in (potential, time))
     nothing = torch.empty(0, dtype=torch.int64, device=device)
     if rows == 0 or slots == 0 or cells == 0:
         return nothing, nothing, potential, time
@@ -60,7 +60,8 @@ def fire(events: Events, rule: Rule, potential: Tensor, time: Tensor) -> tuple[T
     return cause, (low_y[y] + slot // columns) * width + low_x[x] + slot % columns, potential, time
 
 
-_kept: dict[tuple, tuple[Tensor, ...]] = {}
+# The rule is kept beside its tables: its id is its own as long as it lives.
+_kept: dict[tuple, tuple[Rule, tuple[Tensor, ...]]] = {}
 
 
 def _on_device(rule: Rule, device: torch.device) -> tuple[Tensor, ...]:
@@ -68,8 +69,8 @@ def _on_device(rule: Rule, device: torch.device) -> tuple[Tensor, ...]:
     key = (id(rule), device)
     if key not in _kept:
         arrays: tuple[np.ndarray, ...] = (*rule.low, *rule.high, rule.share, rule.coarse, rule.fine)
-        _kept[key] = tuple(torch.from_numpy(a).to(device) for a in arrays)
-    return _kept[key]
+        _kept[key] = rule, tuple(torch.from_numpy(a).to(device) for a in arrays)
+    return _kept[key][1]
 
 
 @triton.jit(do_not_specialize=["rows", "examples", "cells"])

@@ -64,9 +64,9 @@ def _select_all(
     words = block * (2 if double else 1)
     # Few warps to a target: they wait for each other each time they count.
     rows, warps = max(_OF_WARP // words, 1), max(words // _OF_WARP, 1)
-    grid = (source.num_examples, cdiv(most_target, rows), 1)
+    blocks = cdiv(most_target, rows)
     tensors = (source.coords, source.splits, target.coords, target.splits, splits, found)
-    _SELECT(grid, tensors, (k,), (source.dim, rows, block, double), warps)
+    _SELECT((source.num_examples * blocks, 1, 1), tensors, (k, blocks), (source.dim, rows, block, double), warps)
 
 
 def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor) -> None:
@@ -122,7 +122,7 @@ def _first_radius(source: Cloud, target: Cloud, k: int) -> float:
     return radius
 
 
-@triton.jit(do_not_specialize=["k"])
+@triton.jit(do_not_specialize=["k", "blocks"])
 def _select(
     source,
     source_splits,
@@ -131,16 +131,18 @@ def _select(
     splits,
     found,
     k,
+    blocks,
     D: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
-    example = tl.program_id(0)
+    example = tl.program_id(0) // blocks
     first = tl.load(target_splits + example)
     here = (tl.load(target_splits + example + 1) - first).to(tl.int32)
-    local = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    if tl.program_id(1) * ROWS < here:
+    at = tl.program_id(0) % blocks * ROWS
+    local = at + tl.arange(0, ROWS)
+    if at < here:
         row = first + local
         inside = local < here
         begin = tl.load(source_splits + example)

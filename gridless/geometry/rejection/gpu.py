@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from gridless.backends import current
 from gridless.geometry import gpu_common as common
 from gridless.geometry.ball.gpu import ball
 from gridless.geometry.gpu_common import load_point, squared_to
@@ -170,12 +171,15 @@ def edges_of_samples(near: Edges, known: Collected, source: Tensor) -> Edges:
 def _samples_near(near: Edges, known: Collected) -> Edges:
     """Edges from samples to all points: the rows of a symmetric `near`, without what is no sample."""
     rows, device = near.num_target, near.device
+    if not rows:
+        return Edges.made(splits=near.splits, source=near.source, num_source=len(known.index)).trusted()
     counts = torch.empty(rows + 1, dtype=torch.int64, device=device)
     found = torch.empty(known.edges, dtype=torch.int32, device=device)
     grid, tensors = (cdiv(rows, _BLOCK), 1, 1), (near.splits, near.source, known.place)
-    _SAMPLES_NEAR(grid, (*tensors, counts, found), (rows,), (_BLOCK, False))
-    splits = torch.cumsum(counts, 0)
-    _SAMPLES_NEAR(grid, (*tensors, splits, found), (rows,), (_BLOCK, True))
+    with current(device):
+        _SAMPLES_NEAR(grid, (*tensors, counts, found), (rows,), (_BLOCK, False))
+        splits = torch.cumsum(counts, 0)
+        _SAMPLES_NEAR(grid, (*tensors, splits, found), (rows,), (_BLOCK, True))
     return Edges.made(splits=splits, source=found, num_source=len(known.index)).trusted()
 
 

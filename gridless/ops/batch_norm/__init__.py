@@ -51,6 +51,9 @@ def batch_norm(
         if value is not None and (value.shape != x.shape[1:] or value.device != x.device):
             found = f"{tuple(value.shape)} on {value.device}"
             raise ValueError(f"batch_norm: {name} must be ({x.shape[1]},) on {x.device}, not {found}")
+    for name, value in kept:
+        if not value.is_contiguous():
+            raise ValueError(f"batch_norm: {name} is written, and must be contiguous: pass .contiguous()")
     if not traced(x):
         return _run(x, count, weight, bias, eps, before, after, running)
     y, statistics = _norm(x, count, weight, bias, eps, before, after)
@@ -63,6 +66,10 @@ def _check_numbers(x: Tensor, *named: tuple[str, Tensor | None]) -> None:
         if value is not None and (value.ndim != 0 or value.dtype != torch.int64 or value.device != x.device):
             found = f"{value.dtype} {tuple(value.shape)} on {value.device}"
             raise ValueError(f"batch_norm: {name} must be one int64 on {x.device}, not {found}")
+
+
+def _dense(*parameters: Tensor | None) -> list[Tensor | None]:
+    return [p if p is None else p.contiguous() for p in parameters]
 
 
 def _fake_backward(grad, x, count, weight, bias, statistics, before, after):  # type: ignore[no-untyped-def]
@@ -81,7 +88,7 @@ def _norm_backward(
     before: bool,
     after: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    package = implementation(reference, x.device)
+    package, (weight, bias) = implementation(reference, x.device), _dense(weight, bias)
     return package.backward(grad.contiguous(), x.contiguous(), count, weight, bias, statistics, before, after)
 
 
@@ -116,7 +123,7 @@ def _forward(
     after: bool,
     running: Running | None = None,
 ) -> tuple[Tensor, Tensor]:
-    package = implementation(reference, x.device)
+    package, (weight, bias) = implementation(reference, x.device), _dense(weight, bias)
     return package.forward(x.contiguous(), count, weight, bias, eps, before, after, running)
 
 

@@ -31,7 +31,8 @@ def edge_max(features: Tensor, edges: Edges) -> Tensor:
         raise ValueError(f"edge_max: the edges have {edges.num_source} sources, the features {features.shape[0]} rows")
     if features.device != edges.device:
         raise ValueError(f"edge_max: features on {features.device}, edges on {edges.device}: put both on one device")
-    back = edges.transpose()
+    # Without a gradient nobody reads these.
+    back = edges.transpose() if features.requires_grad and torch.is_grad_enabled() else edges
     return _max(features, edges.splits, edges.source, back.splits, back.source)[0]
 
 

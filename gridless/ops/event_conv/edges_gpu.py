@@ -114,7 +114,7 @@ def _gather(
     sums = tl.zeros([ROWS, LANES], wide)
     for k in range(tl.max(count, 0)):
         j = tl.load(source + begin + k, k < count, other=0).to(tl.int64)
-        age = (now - tl.load(s_time + j, k < count, other=0)).to(wide)
+        age = tl.where(k < count, now - tl.load(s_time + j, k < count, other=0), 0).to(wide)
         f = tl.load(
             features + j[:, None] * CHANNELS + (lane % CHANNELS)[None, :], (k < count)[:, None] & ok[None, :], other=0.0
         )
@@ -185,7 +185,7 @@ def _turn(
     turned = tl.zeros([ROWS, VS], wide)
     for k in range(tl.max(count, 0)):
         j = tl.load(source + begin + k, k < count, other=0).to(tl.int64)
-        age = (now - tl.load(s_time + j, k < count, other=0)).to(wide)[:, None]
+        age = tl.where(k < count, now - tl.load(s_time + j, k < count, other=0), 0).to(wide)[:, None]
         f = tl.load(
             features + j[:, None] * CHANNELS + channel[None, :],
             (k < count)[:, None] & (channel < CHANNELS)[None, :],

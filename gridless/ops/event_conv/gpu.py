@@ -109,7 +109,7 @@ def _scan(
     # A memory also moves on where there are no targets.
     cells = _cells(link.target) if remembers else _visited(link.target)
     if not (cells and taps and temporal and channels):
-        return gathered
+        return gathered.zero_()
     _clear_strays(gathered, link.target)
     shape = _shape(temporal, channels, _ELEMENTS, _PER_WARP)
     scale = per_microsecond(decay_time, rate.dtype, device)

@@ -243,11 +243,15 @@ def _transforms_first(order: str | None, weight: Tensor, edges: Edges) -> bool:
 
 
 def _check_bias(bias: Tensor | None, weight: Tensor) -> None:
-    if bias is not None and (bias.shape != weight.shape[-1:] or bias.dtype != weight.dtype):
+    if bias is None:
+        return
+    if bias.shape != weight.shape[-1:] or bias.dtype != weight.dtype:
         raise ValueError(
             f"point_conv: bias must be ({weight.shape[-1]},) {weight.dtype} like the weight, "
             f"not {tuple(bias.shape)} {bias.dtype}"
         )
+    if bias.device != weight.device:
+        raise ValueError(f"point_conv: bias is on {bias.device}, weight on {weight.device}: use .to(...)")
 
 
 def _neighbours(

@@ -65,6 +65,7 @@ def _forward(
     features: Tensor, weight: Tensor, bias: Tensor | None, source_coords: Tensor, target_coords: Tensor,
     near: Neighbours, transform_first: bool, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    bias = bias if bias is None else bias.contiguous()
     return _on(backend, features).conv(features, weight.contiguous(), bias, near, transform_first)
 
 

@@ -108,6 +108,12 @@ def _spread_backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
 @operator("segment_spread", _fake_spread, _save_spread, _spread_backward)
 def _spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
     """The transpose of the mean: row s gets values[b] / size of b, where b is its example; padding rows get 0."""
-    scaled = torch.cat([values / splits.diff().clamp(min=1)[:, None], values.new_zeros(1, values.shape[1])])
+    scaled = torch.cat([over(values, splits.diff()), values.new_zeros(1, values.shape[1])])
     example = torch.searchsorted(splits[1:], torch.arange(rows, device=splits.device), right=True)
     return scaled.index_select(0, example)
+
+
+def over(values: Tensor, count: Tensor) -> Tensor:
+    """Rows of values, each over its count, which float16 may have no number for."""
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return (values.to(wide) / count.clamp(min=1)[:, None]).to(values.dtype)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gridless.backends import implementation
 from gridless.ops.operator import operator
+from gridless.ops.segment_pool import over
 from gridless.ops.voxel_mean import reference
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -85,4 +86,4 @@ def _spread(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:
         return values.new_zeros(len(cell), values.shape[1])
     mine = (cell >= 0) & (cell < len(values))
     at = torch.where(mine, cell, 0)
-    return torch.where(mine[:, None], values.index_select(0, at) / count.index_select(0, at).clamp(min=1)[:, None], 0.0)
+    return torch.where(mine[:, None], over(values.index_select(0, at), count.index_select(0, at)), 0.0)

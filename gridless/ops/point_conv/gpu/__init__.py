@@ -10,7 +10,7 @@ depthwise, the same kernel does either. No atomics: every sum has one owner.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -444,7 +444,7 @@ def _product(left: Tensor, right: Tensor, total: Tensor | None) -> Tensor:
     return torch.addmm(total, left, right, out_dtype=dtype, out=total)
 
 
-@cache
+@lru_cache(4096)
 def _constants(
     launcher: Launcher, given: int, function: EdgeFunction, flip: bool, dtype: Any, total: bool, index: Any, base: int,
     size: int, **more: Any,

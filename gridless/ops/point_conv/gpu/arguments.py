@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,14 @@ import numpy as np
 from gridless.ops.point_conv.edge_function import MONOMIALS, EdgeFunction
 
 
-@cache
+@lru_cache(1024)
 def scale(radius: float) -> tuple[float, float]:
     """1 / radius as a float32, and what is missing from it."""
     high = float(np.float32(1 / radius))
     return high, 1 / radius - high
 
 
-@cache
+@lru_cache(1024)
 def terms(function: EdgeFunction, base: int, size: int) -> dict[str, Any]:
     """So many terms from `base` on."""
     rows = function.table[base * function.dim : (base + size) * function.dim]

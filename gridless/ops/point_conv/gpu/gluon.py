@@ -7,7 +7,8 @@ from __future__ import annotations
 import ctypes
 import warnings
 from contextlib import suppress
-from functools import cache, lru_cache
+from functools import cache, lru_cache, reduce
+from operator import or_
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -176,6 +177,9 @@ def _launch(kernels: Any, name: str, tensors: tuple[Tensor, ...], call: Call) ->
     memory that it does not use. Triton asks for the most there is, and loads on their way then have nowhere to go.
     """
     global GLUON
+    # Copies to shared memory take 4 bytes at least, and where tensors begin decides how many.
+    if reduce(or_, [tensor.data_ptr() for tensor in tensors]) & 15:
+        return False
     try:
         kernel = _launcher(kernels, name)((call.programs, 1, 1), tensors, *call[1:])
     except Exception as error:
