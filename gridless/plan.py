@@ -26,6 +26,7 @@ from gridless.geometry.grid import KEEPS
 from gridless.geometry.rejection import ball_of_samples
 from gridless.geometry.taps import coarser
 from gridless.structures import Cloud, Edges, Events, Geometry, collate, fixed
+from gridless.structures.interchange import narrowest
 from gridless.structures.rows import tensor_of
 
 if TYPE_CHECKING:
@@ -36,15 +37,16 @@ if TYPE_CHECKING:
 class Name(str):
     """The name of a line of a plan, with what a layer may want to know of it before anything has run.
 
-    `kind` is "cloud", "edges", "events" or "event edges", and `plan` says which plan it is of; `plain` is
-    the bare text. Of a cloud: `dim`. Of edges: `source` and `target`, the names of the clouds they join, `dim`, and
-    `radius`, the scale their vectors are divided by (None where a search has none). Of events: `sensor`. Of edges
-    between events: `source`, `target`, `kernel`, `stride` and `window`.
+    `kind` is "cloud", "edges", "events" or "event edges", `plan` says which plan it is of, and `line` what is found
+    there, by a fingerprint; `plain` is the bare text. Of a cloud: `dim`. Of edges: `source` and `target`, the names of
+    the clouds they join, `dim`, and `radius`, the scale their vectors are divided by (None where a search has none). Of
+    events: `sensor`. Of edges between events: `source`, `target`, `kernel`, `stride` and `window`.
     """
 
     plain: str
     kind: str
     plan: str
+    line: str
     dim: int
     source: Name
     target: Name
@@ -99,6 +101,8 @@ class Plan:
         self.steps: dict[str, Step] = {}
         # Names belong to the plan that wrote them, and to its copies.
         self._key = secrets.token_hex(4)
+        # What each line finds: it and all that it reads, as a fingerprint.
+        self._lines: dict[str, str] = {}
         self._chain: Chain | None = None
         self._gpu_chain: GpuChain | None = None
         self._rows_of: dict[str, str] = {}
@@ -137,7 +141,10 @@ class Plan:
         return self._edges(Step("nearest", (source, target), (("k", k),)), source, target, None)
 
     def rejection_sample(self, near: Name) -> Name:
-        """Points of the cloud of `near`, in index order, of which no two are neighbours."""
+        """Points of the cloud of `near`, in index order, of which no two are neighbours.
+
+        With the edges of `nearest`, which may go one way only, a sample may have an earlier one as its neighbour.
+        """
         self._expect("rejection_sample", "edges", near=near)
         if near.source != near.target:
             raise ValueError(f"rejection_sample: {near} must be a search of a cloud in itself, not {self.steps[near]}")
@@ -290,7 +297,7 @@ class Plan:
                         given = _INPUTS[step.op](given, **settings)
                     found = begun.run(given)
                     if len(found) == len(self.steps):
-                        return Geometry.made(found), after
+                        return Geometry.made(found, self._lines), after
                     values |= found
                 if name not in values:
                     # A cloud that was made for the chain is one already.
@@ -311,7 +318,7 @@ class Plan:
         if on_gpu is not None:
             with current(values[on_gpu.first].device):
                 on_gpu.remember(values)
-        return Geometry({name: values[name] for name in self.steps}), after
+        return Geometry({name: values[name] for name in self.steps}, self._lines), after
 
     def _lines_at_once(self) -> Chain | None:
         """The lines that a small cloud on the CPU runs in one call; found once, when all are written."""
@@ -445,7 +452,7 @@ class Plan:
         return self._add(text, step, facts)
 
     def _add(self, text: str, step: Step, facts: dict[str, Any]) -> Name:
-        facts["plan"] = self._key
+        facts |= {"plan": self._key, "line": self._line(step)}
         for name, known in self.steps.items():
             # By their words: 1 sample and a fraction of 1.0 are not the same, though the numbers are equal.
             if str(known) == str(step):
@@ -453,8 +460,12 @@ class Plan:
         free, letters = text, itertools.chain("bcdefghijklmnopqrstuvwxyz", (f"_{n}" for n in itertools.count(27)))
         while free in self.steps:
             free = text + next(letters)
-        self.steps[free] = step
+        self.steps[free], self._lines[free] = step, facts["line"]
         return Name(free, **facts)
+
+    def _line(self, step: Step) -> str:
+        words = "\n".join([str(step), *(self._lines[name] for name in step.inputs)])
+        return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 
 _KINDS = {
@@ -468,7 +479,9 @@ _KINDS = {
 def _rebuild(key: str, *lines: tuple) -> Plan:
     plan = Plan()
     plan._key = key
-    plan.steps = {name: Step(op, inputs, settings) for name, op, inputs, settings in lines}
+    for name, *line in lines:
+        plan.steps[name] = Step(*line)
+        plan._lines[name] = plan._line(plan.steps[name])
     return plan
 
 
@@ -494,21 +507,19 @@ def _check_points(x: Any, dim: int) -> None:
 
 
 def _single(cloud: Cloud, x: Any) -> Cloud:
-    """float64 that NumPy, Open3D or trimesh chose, as float32, where that moves no point by a millionth of the extent.
+    """float64 that NumPy, Open3D or trimesh chose, as float32, where that is enough (`narrowest`).
 
     Kernels for both are compiled apart, and networks have weights of 32 bits. Tensors are taken at their word.
     """
     first = x[0] if isinstance(x, list | tuple) and len(x) else x
     if cloud.coords.dtype != torch.float64 or isinstance(first, Tensor | Cloud) or hasattr(first, "pos"):
         return cloud
-    small = cloud.coords.float()
     for a, b in itertools.pairwise(cloud.splits.tolist()):
-        wide, narrow = cloud.coords[a:b], small[a:b]
-        if b > a and not (wide - narrow).abs().max() <= 1e-6 * (wide.max() - wide.min()):
+        if narrowest(cloud.coords[a:b].numpy()) == np.float64:
             return cloud
     words = "float64 coordinates are used as float32, as networks are; for 64 bits pass a tensor, torch.from_numpy(x)"
     warnings.warn(words, stacklevel=6)
-    return replace(cloud, coords=small)
+    return replace(cloud, coords=cloud.coords.float())
 
 
 def _events(x: Any, sensor: tuple[int, int]) -> Events:

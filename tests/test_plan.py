@@ -396,3 +396,45 @@ def test_balls_of_samples_with_a_radius_that_the_cloud_was_searched_with_are_not
     assert geometry[limited].limit == 3
     assert len(geometry[wide]) > len(geometry[near])
     assert searched == [{"radius": 0.2}, {"radius": 0.3}, {"radius": 0.2, "limit": 3}, {"radius": 0.25}]
+
+
+def test_a_plan_keeps_the_places_of_a_survey():
+    """Coordinates of a map: one is much larger than the others, and than the cloud."""
+    points = np.random.default_rng(0).random((300, 3)) * 10 + [5e5, 5.2e6, 100]
+    plan = gl.Plan()
+    cloud = plan.points(dim=3)
+    near = plan.ball(cloud, cloud, 1.0)
+    found, wanted = plan(points), plan(torch.from_numpy(points))
+    assert found[cloud].coords.dtype == torch.float64
+    assert torch.equal(found[near].source, wanted[near].source)
+
+
+def test_a_geometry_of_another_plan_is_refused_by_the_layers_of_this_one():
+    def made(radius):
+        plan = gl.Plan()
+        cloud = plan.points(dim=3)
+        return plan, gl.nn.PointConv(plan.ball(cloud, cloud, radius), 2, 2)
+
+    (plan, conv), (other, _), (equal, _) = made(0.1), made(0.3), made(0.1)
+    points, features = torch.rand(20, 3), torch.rand(20, 2)
+    # By what was found, not by who found it: equal plans, and copies, serve each other.
+    for one in (plan, equal, copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+        conv(features, one(points))
+    conv(features, pickle.loads(pickle.dumps(plan(points))).to("cpu"))
+    for geometry in (other(points), gl.collate([other(points)])):
+        with pytest.raises(ValueError, match="N00 of this geometry is not what is asked for: another plan"):
+            conv(features, geometry)
+
+
+def test_geometries_of_different_plans_are_not_collated():
+    plans = []
+    for radius in (0.1, 0.3):
+        plans.append(gl.Plan())
+        cloud = plans[-1].points(dim=3)
+        plans[-1].ball(cloud, cloud, radius)
+    short = gl.Plan()
+    short.points(dim=3)
+    points = torch.rand(20, 3)
+    for first, second in ((plans[0], plans[1]), (short, plans[0])):
+        with pytest.raises(ValueError, match="collate: these geometries were made by different plans"):
+            gl.collate([first(points), second(points)])

@@ -203,8 +203,8 @@ def descend(
         free = s_right + planes * s_room
         if free > end or depth + 2 > len(stack):
             return MORE_WORK
-        # The margins cover all rounding, so that no source within the radius is lost.
-        grown = radius + eps * (radius + abs(middle))
+        # Far from the origin the sum is rounded, by half of this at most: no source within the radius is lost.
+        grown = radius + eps * abs(middle)
         t_a, t_b = halve(t_at, t_stride, t_count, t_left, t_room, t_right, t_room, axis, middle, middle, axes)
         s_a, s_b = halve(
             s_at, s_stride, s_count, s_left, s_room, s_right, s_room, axis, middle + grown, middle - grown, axes

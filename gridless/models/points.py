@@ -55,7 +55,7 @@ def _begin(model: Any, features: Any, geometry: Any) -> tuple[Tensor, Geometry]:
     features, geometry = _given(model, features, geometry)
     x = model.stem(geometry)
     if model.where is not None:
-        x = x + model.where(geometry[model.cloud].coords)
+        x = x + model.where(geometry[model.cloud].coords.to(x.dtype))
     if features is not None:
         x = x + model.feature_stem(features, geometry)
     return model.stem_norm(x, geometry), geometry

@@ -1,4 +1,7 @@
-"""Bases: the fixed functions of an edge's vector whose learned combinations make a convolution."""
+"""Bases: the fixed functions of an edge's vector whose learned combinations make a convolution.
+
+A class that is made from one of these and has values of its own, `__call__`, needs a `description` of its own too.
+"""
 
 from __future__ import annotations
 
@@ -58,8 +61,8 @@ class Monomials:
     def _description(self) -> Description:
         return Description(MONOMIALS, tuple(float(e) for row in self.exponents for e in row))
 
-    def description(self) -> Description:
-        return self._description
+    def description(self) -> Description | None:
+        return self._description if type(self).__call__ is Monomials.__call__ else None
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,9 @@ class GaussianBumps:
         apart = vector[..., None, :] - centres
         return torch.exp(apart.square().sum(-1) * (-0.5 / self.width**2))
 
-    def description(self) -> Description:
+    def description(self) -> Description | None:
+        if type(self).__call__ is not GaussianBumps.__call__:
+            return None
         return Description(GAUSSIANS, tuple(x for row in self.centres for x in row), float(self.width))
 
 

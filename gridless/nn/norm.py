@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gridless.ops.batch_norm import batch_norm, reference
-from gridless.structures import Cloud, Events, Geometry
+from gridless.structures import Cloud, Events, Geometry, points_of
 
 
 class BatchNorm(nn.Module):
@@ -60,8 +60,10 @@ class BatchNorm(nn.Module):
             raise ValueError(f"BatchNorm: features must be (rows, {self.channels}), not {tuple(features.shape)}")
         if self.cloud is not None and geometry is None:
             raise ValueError(f"BatchNorm over the points of {self.cloud} is called as norm(features, geometry)")
-        cloud = geometry[self.cloud] if self.cloud is not None and geometry is not None else None
-        padded = cloud if cloud is not None and cloud.padding else None
+        padded = None
+        if self.cloud is not None and geometry is not None:
+            cloud = points_of("BatchNorm", features, geometry, self.cloud)
+            padded = cloud if cloud.padding else None
         # A view is a node of the backward pass, and costs as much as a small kernel.
         flat = features if features.ndim == 2 else features.reshape(-1, self.channels)
         # torch's own refuses a single row, and knows nothing of padding; its calls take less of the host.

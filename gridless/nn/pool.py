@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gridless.ops.segment_pool import segment_max, segment_mean, segment_spread
-from gridless.structures import Geometry
+from gridless.structures import Geometry, points_of
 
 
 class _Pool(nn.Module):
@@ -18,6 +18,10 @@ class _Pool(nn.Module):
 
     def extra_repr(self) -> str:
         return self.cloud
+
+    def _points(self, features: Tensor, geometry: Geometry) -> Any:
+        """The cloud, which must be that of the features."""
+        return points_of(type(self).__name__, features, geometry, self.cloud)
 
 
 class PoolMemory(NamedTuple):
@@ -34,7 +38,7 @@ class MaxPool(_Pool):
     """
 
     def forward(self, features: Tensor, geometry: Geometry, memory: dict[nn.Module, Any] | None = None) -> Tensor:
-        new = segment_max(features, geometry[self.cloud].splits)
+        new = segment_max(features, self._points(features, geometry).splits)
         if memory is None:
             return new
         count, before = geometry[self.cloud].sizes[:, None], memory.get(self)
@@ -52,7 +56,7 @@ class MeanPool(_Pool):
     """
 
     def forward(self, features: Tensor, geometry: Geometry, memory: dict[nn.Module, Any] | None = None) -> Tensor:
-        new = segment_mean(features, geometry[self.cloud].splits)
+        new = segment_mean(features, self._points(features, geometry).splits)
         if memory is None:
             return new
         count, before = geometry[self.cloud].sizes[:, None], memory.get(self)

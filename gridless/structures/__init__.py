@@ -11,7 +11,7 @@ from gridless.structures.batch import bucket_size, collate, fixed, pad
 from gridless.structures.cloud import Cloud
 from gridless.structures.edges import MAX_EDGES, Edges
 from gridless.structures.events import Events
-from gridless.structures.geometry import Geometry, expect_geometry
+from gridless.structures.geometry import Geometry, expect_geometry, points_of
 from gridless.structures.rows import Rows
 
 __all__ = [
@@ -28,5 +28,6 @@ __all__ = [
     "expect_geometry",
     "fixed",
     "pad",
+    "points_of",
     "pytree",
 ]

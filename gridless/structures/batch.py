@@ -40,7 +40,9 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
         raise ValueError("collate: an empty list of examples")
     first = examples[0]
     if isinstance(first, Geometry):
-        return Geometry({n: collate([e[n] for e in examples], bucket) for n in first})
+        if any(set(e) != set(first) or e.lines != first.lines for e in examples):
+            raise ValueError("collate: these geometries were made by different plans: run one plan for all examples")
+        return Geometry({n: collate([e[n] for e in examples], bucket) for n in first}, first.lines)
     if isinstance(first, Structure):
         merged = _merge(examples)
         return merged if bucket is None else pad(merged, bucket)
@@ -206,7 +208,7 @@ def fixed(geometry: Geometry, like: Geometry | None = None) -> Geometry:
                 tensor = torch.cat([tensor, tensor[-1:].expand(more, *tensor.shape[1:])])
             grown.append(tensor)
         values[name] = value.with_parts(grown, into, padding=0)
-    return Geometry(values)
+    return Geometry(values, geometry.lines)
 
 
 def _room(rows: int) -> int:

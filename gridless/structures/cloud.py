@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gridless.structures.base import Ragged, as_splits, index, named_rows, per_row, same, size, splits_of
-from gridless.structures.interchange import held_cloud, normals, structured, to_open3d, to_pyg
+from gridless.structures.interchange import held_cloud, narrowest, normals, structured, to_open3d, to_pyg
 from gridless.structures.rows import NO_ROWS, Rows, tensor_of
 
 
@@ -95,7 +95,7 @@ class Cloud(Ragged):
             if not len(x) or not _is_point(x[0]):
                 return cls._of_several(x, directions, rows)
             listed = isinstance(x[0], (list, tuple))
-            x = np.array(x, np.float32) if listed else torch.stack([*map(torch.as_tensor, x)])
+            x = _listed(x) if listed else torch.stack([*map(torch.as_tensor, x)])
         splits = None
         if not isinstance(x, Tensor) and (held := held_cloud(x)) is not None:
             x, splits = held.coords, held.splits
@@ -143,7 +143,8 @@ class Cloud(Ragged):
     def numpy(self) -> np.ndarray:
         """A structured array with the fields x, y, z and all rows, of all examples one after the other.
 
-        `Cloud.of` takes it back. The coordinates alone, (S, D), are `np.asarray(cloud)`.
+        `Cloud.of` takes it back; beyond three dimensions coordinates are x0, x1 and so on. The coordinates alone,
+        (S, D), are `np.asarray(cloud)`.
         """
         return structured(self)
 
@@ -254,6 +255,12 @@ def _checked(coords: Any) -> Tensor:
     if coords.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"Cloud: coords must be float32 or float64, not {coords.dtype}: convert with .float()")
     return (coords if coords.requires_grad else coords.detach()).contiguous()
+
+
+def _listed(x: Sequence[Any]) -> np.ndarray:
+    """Points as lists of numbers, in the type that they need."""
+    coords = np.array(x, np.float64)
+    return coords.astype(narrowest(coords)) if coords.ndim == 2 else coords.astype(np.float32)
 
 
 def _splits_of_one(coords: Tensor) -> Tensor:

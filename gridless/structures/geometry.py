@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gridless.structures.base import Structure
+from gridless.structures.edges import Edges
 
 
 def expect_geometry(geometry: Any) -> None:
@@ -20,27 +21,47 @@ def expect_geometry(geometry: Any) -> None:
         )
 
 
+def points_of(what: str, features: Tensor, geometry: Geometry, name: str) -> Any:
+    """The cloud or the events `name`, of which `what` takes a row of features for each."""
+    cloud = geometry[name]
+    if isinstance(cloud, Edges):
+        raise TypeError(f"{what}: {name} are edges, not points: give it the name of their target, {name}.target")
+    if features.shape[0] != len(cloud):
+        raise ValueError(f"{what}: features have {features.shape[0]} rows, but {name} has {len(cloud)} points")
+    return cloud
+
+
 class Geometry(Mapping[str, Structure]):
     """What a plan computed, by name: `geometry["X1"]` is a cloud, `geometry["N01"]` its edges."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], lines: Mapping[str, str] | None = None) -> None:
+        """`lines` are the fingerprints of what the plan found under each name, where that is known."""
         self._values = {getattr(name, "plain", name): value for name, value in values.items()}
+        self._lines = lines
 
     @classmethod
-    def made(cls, values: dict[str, Structure]) -> Geometry:
+    def made(cls, values: dict[str, Structure], lines: Mapping[str, str] | None = None) -> Geometry:
         """A geometry that has these values for its own; their names are plain."""
         new = object.__new__(cls)
-        new._values = values
+        new._values, new._lines = values, lines
         return new
 
     def __getitem__(self, name: str) -> Any:
+        # Plain, where a name is of a plan: torch.compile takes only plain strings for constants.
+        plain = getattr(name, "plain", name)
         try:
-            # Plain, where a name is of a plan: torch.compile takes only plain strings for constants.
-            return self._values[getattr(name, "plain", name)]
+            value = self._values[plain]
         except KeyError:
             raise KeyError(
                 f"this geometry has no {name!r}, only {', '.join(self._values)}: was it made by another plan?"
             ) from None
+        line = getattr(name, "line", None)
+        if line is not None and self._lines is not None and self._lines.get(plain, line) != line:
+            raise ValueError(
+                f"{plain} of this geometry is not what is asked for: another plan made it, with other settings; run "
+                "the plan of this network, model.plan(x)"
+            )
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -53,6 +74,11 @@ class Geometry(Mapping[str, Structure]):
         return f"Geometry(\n{lines}\n)"
 
     @property
+    def lines(self) -> Mapping[str, str] | None:
+        """What the plan found under each name, by fingerprints; None where it is not known."""
+        return self._lines
+
+    @property
     def device(self) -> torch.device:
         return next(iter(self._values.values())).device
 
@@ -62,7 +88,7 @@ class Geometry(Mapping[str, Structure]):
             yield from value.tensors()
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Geometry:
-        return Geometry({n: v.to(device, non_blocking=non_blocking) for n, v in self._values.items()})
+        return Geometry({n: v.to(device, non_blocking=non_blocking) for n, v in self._values.items()}, self._lines)
 
     def pin_memory(self) -> Geometry:
-        return Geometry({n: v.pin_memory() for n, v in self._values.items()})
+        return Geometry({n: v.pin_memory() for n, v in self._values.items()}, self._lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -66,7 +67,9 @@ def grouped(columns: Iterable[tuple[str, np.ndarray]]) -> tuple[list[np.ndarray]
             raise ValueError(f"two columns are called {name!r}")
         found[name] = column
     axes = [axis for axis in "xyz" if axis in found]
-    if axes[:2] != ["x", "y"]:
+    if not axes and all(axis in found for axis in _numbered(4)):
+        axes = [*takewhile(found.__contains__, _numbered(8))]
+    elif axes[:2] != ["x", "y"]:
         missing = "x" if "x" not in axes else "y"
         raise ValueError(f"the points have no {missing!r}, only {', '.join(found)[:200] or 'nothing'}")
     parts = [found.pop(axis) for axis in axes]
@@ -78,9 +81,27 @@ def grouped(columns: Iterable[tuple[str, np.ndarray]]) -> tuple[list[np.ndarray]
     return parts, found
 
 
+def _numbered(dim: int) -> list[str]:
+    """The names of more coordinates than there are letters."""
+    return [f"x{k}" for k in range(dim)]
+
+
 def natural(*dtypes: np.dtype) -> np.dtype:
     """float32, or float64 where float32 cannot hold such numbers."""
     return np.dtype(np.float32 if np.result_type(np.float32, *dtypes) == np.float32 else np.float64)
+
+
+def narrowest(coords: np.ndarray) -> np.dtype:
+    """float32 where that moves no point of (S, D) by a millionth of the widest side, float64 otherwise."""
+    finite = np.isfinite(coords)
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = np.abs(coords - coords.astype(np.float32)).max(where=finite, initial=0.0)
+    if not moved:
+        return np.dtype(np.float32)
+    sides = coords.max(0, where=finite, initial=-np.inf) - coords.min(0, where=finite, initial=np.inf)
+    # Points that are all in one place: by how far that is from the origin.
+    scale = sides.max() or np.abs(coords).max(where=finite, initial=0.0)
+    return np.dtype(np.float32 if np.isfinite(moved) and moved <= 1e-6 * scale else np.float64)
 
 
 def plain(column: np.ndarray) -> np.ndarray:
@@ -187,7 +208,8 @@ def _is_of(x: Any, package: str) -> bool:
 def structured(cloud: Cloud) -> np.ndarray:
     """`Cloud.numpy`."""
     end = len(cloud) - cloud.padding
-    axes = "xyz" if cloud.dim <= 3 else [f"x{k}" for k in range(cloud.dim)]
+    axes = [*"xyz"] if cloud.dim <= 3 else _numbered(cloud.dim)
+    _refuse_rows("numpy", cloud, [name for name in cloud.rows if name in axes])
     columns = dict(zip(axes, cloud.coords.detach()[:end].cpu().numpy().T, strict=False))
     columns |= {name: rows.detach()[:end].cpu().numpy() for name, rows in cloud.rows.items()}
     out = np.empty(end, [(name, c.dtype, c.shape[1:]) for name, c in columns.items()])
@@ -196,10 +218,18 @@ def structured(cloud: Cloud) -> np.ndarray:
     return out
 
 
+def _refuse_rows(what: str, cloud: Cloud, taken: list[str]) -> None:
+    if taken:
+        rest = "cloud = gl.Cloud.of(cloud.coords, other_name=cloud.rows[...])"
+        raise ValueError(f"{what}: the rows {taken[0]!r} have the name of something else there: rename them, {rest}")
+
+
 def to_pyg(cloud: Cloud) -> Any:
     """`Cloud.to_pyg`."""
     geometric = _package("torch_geometric.data", "to_pyg", "torch-geometric")
     theirs = {ours: name for name, ours in PYG.items()}
+    taken = ("pos", "batch", "ptr", *(name for name, ours in PYG.items() if ours in cloud.rows))
+    _refuse_rows("to_pyg", cloud, [name for name in cloud.rows if name in taken])
     each = [
         geometric.Data(pos=one.coords, **{theirs.get(n, n): v for n, v in one.rows.items()}) for one in cloud.examples
     ]

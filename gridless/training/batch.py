@@ -179,7 +179,7 @@ def with_fields(
         if first is not part:
             first.cached("transpose", lambda part=part: part)
             part.cached("transpose", lambda first=first: first)
-    return Geometry(values)
+    return Geometry(values, geometry.lines)
 
 
 def _structures(plan: Plan, geometry: Geometry) -> Iterator[tuple[str, Structure, str, str | None]]:

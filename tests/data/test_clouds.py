@@ -542,3 +542,15 @@ def test_a_mesh_without_vertices_is_refused(tmp_path: Path):
         (tmp_path / name).write_text(words)
         with pytest.raises(FormatError, match=name):
             sample_mesh(tmp_path / name)
+
+
+def test_text_keeps_the_places_of_a_survey(tmp_path):
+    points = np.random.default_rng(0).random((200, 3)).round(3) * 20 + [5e5, 5.2e6, 100]
+    np.savetxt(tmp_path / "survey.xyz", points, fmt="%.3f")
+    np.savetxt(tmp_path / "named.csv", points, fmt="%.3f", delimiter=",", header="x,y,z", comments="")
+    np.savetxt(tmp_path / "small.xyz", points - [5e5, 5.2e6, 100], fmt="%.3f")
+    for name in ("survey.xyz", "named.csv"):
+        found = read_cloud(tmp_path / name).coords
+        assert found.dtype == torch.float64
+        np.testing.assert_allclose(found.numpy(), points, rtol=0, atol=6e-4)
+    assert read_cloud(tmp_path / "small.xyz").coords.dtype == torch.float32

@@ -345,3 +345,33 @@ def test_refuses_radii_that_are_no_numbers(radius: object) -> None:
         TypeError, match=r"ball: radius must be a number, such as 0.1, in the units of the points, not "
     ):
         gl.ball(cloud, cloud, radius)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_very_many_targets_of_few_sources_are_found_on_a_gpu():
+    """More blocks of targets than the second side of a CUDA grid has room for."""
+    source, target = torch.rand(40, 3), torch.rand(2_200_000, 3)
+    found = gl.ball(gl.Cloud.of(source.cuda()), gl.Cloud.of(target.cuda()), 0.1).cpu()
+    wanted = gl.ball(gl.Cloud.of(source), gl.Cloud.of(target), 0.1)
+    assert torch.equal(found.splits, wanted.splits)
+    assert torch.equal(found.source, wanted.source)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("far", [1e3, -1e6, 5e6])
+def test_points_far_from_the_origin_have_the_neighbours_of_the_reference(backend, device, far, dtype):
+    generator = torch.Generator().manual_seed(0)
+    coords = (torch.rand(400, 3, generator=generator, dtype=torch.float64) * 8 + far).to(dtype)
+    found = gl.ball(gl.Cloud.of(coords.to(device)), gl.Cloud.of(coords.to(device)), 1.0).cpu()
+    with gl.use_backend("reference"):
+        wanted = gl.ball(gl.Cloud.of(coords), gl.Cloud.of(coords), 1.0)
+    assert torch.equal(found.splits, wanted.splits)
+    assert torch.equal(found.source, wanted.source)
+
+
+def test_a_search_far_from_the_origin_looks_at_few_points():
+    """float32 is as coarse as half the radius there: what is looked at may be twice as far away, and no more."""
+    from gridless.geometry.ball.cpu import numbers
+
+    radius, _, _, eps = numbers(1.0, torch.float32)
+    assert 1 < radius + eps * 5e6 < 2

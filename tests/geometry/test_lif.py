@@ -153,3 +153,12 @@ def test_real_recordings_fire_the_same_events(backend, device, shared_data):
     events = of(pixels[rows].astype(np.int32), np.cumsum(steps)[rows], (34, 34))
     settings = {"decay_time": 2000.0, "threshold": 1.5, "reset": -3.0}
     assert same(lif(events.to(device), **settings), reference(events, **settings))
+
+
+def test_a_memory_may_lie_in_another_order(device):
+    events = stream((150,), span=900).to(device)
+    _, memory = lif_step(events, None, **SETTINGS)
+    turned = LIFMemory(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in memory))
+    (fired, after), (wanted, wanted_after) = (lif_step(events, m, **SETTINGS) for m in (turned, memory))
+    assert same(fired, wanted)
+    assert torch.equal(after.potential, wanted_after.potential)

@@ -171,3 +171,12 @@ def test_more_edges_than_can_be_numbered_are_refused_before_they_are_allocated(m
     cloud = gl.Cloud.of(torch.zeros(1, 1).expand(2**17, 1))
     with pytest.raises(ValueError, match=str(structures.MAX_EDGES)):
         gl.nearest(cloud, cloud, 2**14)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_very_many_targets_of_few_sources_are_found_on_a_gpu():
+    """More blocks of targets than the second side of a CUDA grid has room for."""
+    source, target = torch.rand(300, 3), torch.rand(70_000, 3)
+    found = gl.nearest(gl.Cloud.of(source.cuda()), gl.Cloud.of(target.cuda()), 2).cpu()
+    wanted = gl.nearest(gl.Cloud.of(source), gl.Cloud.of(target), 2)
+    assert torch.equal(found.source, wanted.source)

@@ -199,7 +199,8 @@ def test_a_stream_head_reads_the_mean_of_each_stream_up_to_what_fired_the_event(
                 weight = torch.exp(-mean.mean.log_rate.exp()[0] * age)
                 found.insert(0, (weight[:, None] * hidden).sum(0) / weight.sum())
                 last = int(events.cause[last])
-            expected = model.head.logits(model.head.norm(torch.cat(found)[None], geometry))[0]
+            rows = torch.cat(found).expand(len(every), -1)
+            expected = model.head.logits(model.head.norm(rows, geometry))[0]
             torch.testing.assert_close(every[row], expected, rtol=1e-10, atol=1e-10)
 
 

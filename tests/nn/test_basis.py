@@ -67,3 +67,17 @@ def test_impossible_bases_are_refused():
         GaussianBumps(((0.0,),), 0.0)
     with pytest.raises(ValueError, match="same dimension"):
         GaussianBumps(((0.0,), (0.0, 1.0)), 1.0)
+
+
+@pytest.mark.parametrize("basis", [Monomials(3, 2), KernelPoints(3)], ids=str)
+def test_values_of_ones_own_are_not_described_by_the_class_they_come_from(basis):
+    class Twice(type(basis)):
+        def __call__(self, vector):
+            return 2 * super().__call__(vector)
+
+    assert type(basis)(*vars_of(basis)).description() is not None
+    assert Twice(*vars_of(basis)).description() is None
+
+
+def vars_of(basis):
+    return (basis.dim, basis.order) if isinstance(basis, Monomials) else (basis.centres, basis.width)

@@ -121,3 +121,18 @@ def test_a_batch_is_its_examples_side_by_side(plan):
     alone = torch.cat([second(first(g), g) for g in map(plan, clouds)])
     batch = plan(gl.Cloud.of(clouds))
     torch.testing.assert_close(second(first(batch), batch), alone)
+
+
+def test_a_shortcut_over_two_levels_is_refused():
+    plan = gl.Plan()
+    fine = plan.points(dim=3)
+    middle = plan.rejection_sample(plan.ball(fine, fine, 0.2))
+    coarse = plan.rejection_sample(plan.ball(middle, middle, 0.4))
+    block = gl.nn.DownBlock(plan.ball(fine, coarse, 0.6), 2, 4)
+    back = gl.nn.DownBlock(plan.transpose(plan.ball(fine, middle, 0.3)), 2, 4)
+    geometry = plan(torch.rand(100, 3))
+    points = len(geometry[middle])
+    with pytest.raises(ValueError, match=f"features have 100 rows, but X2 was sampled from a cloud of {points} points"):
+        block(torch.rand(100, 2), geometry)
+    with pytest.raises(ValueError, match="X0 is no sample of another cloud"):
+        back(torch.rand(points, 2), geometry)

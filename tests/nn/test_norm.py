@@ -131,3 +131,10 @@ def test_refuses_the_wrong_width_and_a_missing_geometry():
         BatchNorm(6, "X0")(torch.randn(3, 6))
     with pytest.raises(ValueError, match="positive"):
         BatchNorm(0)
+
+
+@pytest.mark.parametrize("bucket", [None, "power_of_two"])
+def test_features_of_another_cloud_are_refused(bucket):
+    batch = geometry((5, 4), bucket)
+    with pytest.raises(ValueError, match="BatchNorm: features have 3 rows, but X0 has"):
+        BatchNorm(6, "X0")(torch.rand(3, 6), batch)

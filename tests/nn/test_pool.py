@@ -37,3 +37,26 @@ def test_spread_rows_are_those_of_the_example_and_so_are_their_gradients():
     weight = torch.randn(16, 6, dtype=torch.float64)
     (gradient,) = torch.autograd.grad((made * weight).sum(), values)
     torch.testing.assert_close(gradient, torch.zeros_like(values).index_add(0, example, weight[:15]))
+
+
+@pytest.mark.parametrize("points", [7_000, 70_000])
+def test_large_examples_are_spread_in_float16(points):
+    plan = gl.Plan()
+    spread = Spread(plan.points(dim=3))
+    made = spread(torch.full((1, 2), 10.0, dtype=torch.float16), plan(torch.zeros(points, 3)))
+    assert made.dtype == torch.float16
+    assert made.unique().tolist() == [10.0]
+
+
+@pytest.mark.parametrize("layer", [MaxPool, MeanPool])
+def test_features_of_another_cloud_are_refused(layer):
+    plan = gl.Plan()
+    cloud = plan.points(dim=3)
+    near = plan.ball(cloud, cloud, 0.5)
+    coarse = plan.rejection_sample(near)
+    geometry = plan(torch.rand(50, 3))
+    points = len(geometry[coarse])
+    with pytest.raises(ValueError, match=f"{layer.__name__}: features have 50 rows, but X1 has {points} points"):
+        layer(coarse)(torch.rand(50, 2), geometry)
+    with pytest.raises(TypeError, match=f"{layer.__name__}: N00 are edges, not points"):
+        layer(near)(torch.rand(50, 2), geometry)

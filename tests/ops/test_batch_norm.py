@@ -119,3 +119,13 @@ def test_mismatches_are_named(device):
         batch_norm(x, count, running=(torch.ones(4, device=device), torch.ones(4, device=device), x, 0.1))
     with pytest.raises(ValueError, match="both weight and bias"):
         batch_norm(x, count, torch.ones(4, device=device))
+
+
+def test_parameters_may_lie_apart_and_running_statistics_may_not(device):
+    x = torch.randn(50, 6, device=device)
+    both = torch.randn(6, 2, device=device)
+    wanted = batch_norm(x, None, *(p.contiguous() for p in both.unbind(1)))
+    assert torch.equal(batch_norm(x, None, *both.unbind(1)), wanted)
+    kept = torch.zeros(6, 2, device=device)
+    with pytest.raises(ValueError, match="the running mean is written, and must be contiguous"):
+        batch_norm(x, running=(kept[:, 0], kept[:, 1], torch.tensor(0, device=device), 0.1))

@@ -66,3 +66,14 @@ def test_mismatches_are_named():
         edge_max(torch.randn(9, 3), random_edges(8, 10))
     with pytest.raises(ValueError, match=r"floating point \(S, C\), not torch.int64"):
         edge_max(torch.ones(10, 3, dtype=torch.int64), random_edges(8, 10))
+
+
+def test_edges_are_transposed_for_a_gradient_alone(device):
+    edges = random_edges(30, 50).to(device)
+    features = torch.randn(50, 4, device=device, requires_grad=True)
+    with torch.inference_mode():
+        edge_max(features, edges)
+    assert not edges.keeps("transpose")
+    edge_max(features, edges).sum().backward()
+    assert edges.keeps("transpose")
+    assert features.grad.isfinite().all()

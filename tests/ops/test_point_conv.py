@@ -552,3 +552,25 @@ def test_interpreted_kernels_cut_large_clouds_into_chunks(monkeypatch):
         edges.transpose()
     with gl.use_backend("gpu"):
         assert_like_reference(tensors, edges, Monomials(1, 1), 1e-13)
+
+
+@pytest.mark.parametrize("order", ["gather_first", "transform_first"])
+def test_a_bias_may_lie_apart(device, order):
+    (features, weight, bias, x, y), edges, basis = problem(device)
+    wanted = apply((features, weight, bias, x, y), edges, basis, order=order)
+    apart = torch.stack([bias, torch.full_like(bias, 7.0)], 1)[:, 0]
+    assert torch.equal(apply((features, weight, apart, x, y), edges, basis, order=order), wanted)
+
+
+def test_a_bias_on_another_device_is_refused():
+    (features, weight, bias, x, y), edges, basis = problem()
+    with pytest.raises(ValueError, match="point_conv: bias is on meta, weight on cpu"):
+        apply((features, weight, bias.to("meta"), x, y), edges, basis)
+
+
+def test_an_empty_cloud_compiles():
+    plan = gl.Plan()
+    cloud = plan.points(dim=3)
+    conv = gl.nn.PointConv(plan.ball(cloud, cloud, 0.3), 2, 4)
+    compiled = torch.compile(conv, fullgraph=True, backend="aot_eager")
+    assert compiled(torch.rand(0, 2), plan(torch.rand(0, 3))).shape == (0, 4)

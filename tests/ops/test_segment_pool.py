@@ -177,3 +177,10 @@ def test_forward_mode_of_a_compiled_graph_is_refused(compiler):
         )
         with pytest.raises(Exception, match="reference"):
             slope(features, direction)
+
+
+def test_more_rows_than_float16_can_count_have_the_right_gradient(device):
+    features = torch.zeros(70_000, 1, dtype=torch.float16, device=device, requires_grad=True)
+    pooled = segment_mean(features, torch.tensor([0, 70_000], device=device))
+    (grad,) = torch.autograd.grad(pooled, features, torch.full_like(pooled, 1000.0))
+    torch.testing.assert_close(grad.unique().cpu(), torch.tensor([1000 / 70_000]).half())

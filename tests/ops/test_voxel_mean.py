@@ -114,3 +114,10 @@ def test_refuses_what_it_cannot_average():
         voxel_mean(features.to("meta"), cell, CELLS)
     with pytest.raises(ValueError, match="negative"):
         voxel_mean(features, cell, -1)
+
+
+def test_more_rows_than_float16_can_count_have_the_right_gradient(device):
+    features = torch.zeros(70_000, 1, dtype=torch.float16, device=device, requires_grad=True)
+    mean = voxel_mean(features, torch.zeros(70_000, dtype=torch.int64, device=device), 1)
+    (grad,) = torch.autograd.grad(mean, features, torch.full_like(mean, 1000.0))
+    torch.testing.assert_close(grad.unique().cpu(), torch.tensor([1000 / 70_000]).half())

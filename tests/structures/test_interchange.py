@@ -208,3 +208,24 @@ def test_onnx_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
     with pytest.raises(TypeError, match="whose runtimes have no kernels"):
         tree_flatten(geometry)
+
+
+def test_rows_with_the_names_of_coordinates_are_not_written_over_them():
+    for dim, name in ((3, "x"), (2, "z")):
+        with pytest.raises(ValueError, match=f"numpy: the rows '{name}' have the name of something else"):
+            gl.Cloud.of(torch.zeros(3, dim), **{name: torch.ones(3)}).numpy()
+    assert gl.Cloud.of(torch.zeros(3, 3), xy=torch.ones(3)).numpy().dtype.names == ("x", "y", "z", "xy")
+
+
+def test_five_dimensions_go_to_an_array_and_back():
+    cloud = gl.Cloud.of(torch.rand(4, 5), label=torch.arange(4))
+    again = gl.Cloud.of(cloud.numpy())
+    assert torch.equal(again.coords, cloud.coords)
+    assert again.rows["label"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("names", [("pos",), ("x", "features"), ("label", "y")])
+def test_pyg_gets_each_row_under_a_name_of_its_own(names):
+    pytest.importorskip("torch_geometric")
+    with pytest.raises(ValueError, match=r"to_pyg: the rows '(pos|x|y)' have the name of something else"):
+        gl.Cloud.of(torch.zeros(3, 3), **dict.fromkeys(names, torch.ones(3))).to_pyg()

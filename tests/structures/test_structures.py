@@ -516,3 +516,54 @@ def test_reprs_say_what_is_inside():
 def test_structures_move_to_devices_and_refuse_types():
     with pytest.raises(TypeError, match=r"Cloud.to takes a device, not torch.float64: make a Cloud of tensors"):
         gl.Cloud.of(torch.zeros(2, 3)).to(torch.float64)
+
+
+def test_the_points_of_a_cloud_are_dense_also_where_a_gradient_goes_to_them(backend, device):
+    points = torch.rand(80, 6, device=device, requires_grad=True)
+    cloud = gl.Cloud.of(points[:, :3])
+    assert cloud.coords.is_contiguous()
+    dense = gl.Cloud.of(points.detach()[:, :3].contiguous())
+    assert torch.equal(gl.ball(cloud, cloud, 0.3).source, gl.ball(dense, dense, 0.3).source)
+    cloud.coords.sum().backward()
+    assert points.grad[:, :3].eq(1).all()
+    assert not points.grad[:, 3:].any()
+
+
+def test_splits_are_dense():
+    splits = torch.tensor([[0, 7], [2, 7], [3, 7]])[:, 0]
+    assert gl.Cloud(torch.rand(3, 3), splits).splits.is_contiguous()
+    assert gl.Edges(splits, torch.tensor([0, 1, 0]), 3).splits.is_contiguous()
+
+
+def test_what_is_kept_beside_a_structure_in_inference_serves_training():
+    cloud = gl.Cloud.of(torch.rand(30, 3))
+    edges = gl.ball(cloud, gl.rejection_sample(cloud, radius=0.3), 0.5)
+    with torch.inference_mode():
+        back = edges.transpose()
+    assert not back.source.is_inference()
+    assert edges.transpose() is back
+
+
+def test_lists_of_numbers_have_the_type_that_they_need():
+    assert gl.Cloud.of([[0.1, 0.2], [0.3, 0.4]]).coords.dtype == torch.float32
+    survey = gl.Cloud.of([[500000.12, 5200000.34, 100.5], [500010.12, 5200001.34, 101.5]])
+    assert survey.coords.dtype == torch.float64
+    assert survey.coords[0].tolist() == [500000.12, 5200000.34, 100.5]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (np.empty((0, 3)), np.float32),
+        (np.array([[0.1, 0.2]]), np.float32),
+        (np.array([[0.1, np.nan], [0.3, np.inf]]), np.float32),
+        (np.array([[5e6 + 0.1, 0], [5e6 + 9.3, 1]]), np.float64),
+        (np.array([[1e300, 0.0], [-1e300, 0.0]]), np.float64),
+        # A side of the same length as the offset of another is none.
+        (np.array([[0.1, 5.2e6 + 0.1], [9.1, 5.2e6 + 9.1]]), np.float64),
+    ],
+)
+def test_float32_is_enough_where_it_moves_no_point_by_a_millionth_of_the_widest_side(values, dtype):
+    from gridless.structures.interchange import narrowest
+
+    assert narrowest(values) == dtype

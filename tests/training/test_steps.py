@@ -486,3 +486,33 @@ def test_a_report_counts_each_class():
 def test_mistakes_in_a_recipe_are_named(change, words):
     with pytest.raises(ValueError, match=words):
         Recipe.from_dict({"model": {"model": "point_resnet_large"}, **change})
+
+
+def test_a_batch_of_other_rows_or_types_does_not_fill_a_slot():
+    """Bytes would be copied as they are."""
+    plan = gl.Plan()
+    plan.points(3)
+
+    def batch(dtype=torch.float32, rows=("rgb", "label")):
+        cloud = gl.Cloud.of(torch.rand(9, 3, dtype=dtype), **{name: torch.ones(9, 1) for name in rows})
+        return Group(plan, plan(cloud), torch.zeros(1))[0]
+
+    slot = Slot(batch(), {"X0": 64, EXAMPLES: 1})
+    slot.load(batch())
+    for other in (batch(torch.float64), batch(rows=("label", "rgb"))):
+        with pytest.raises(ValueError, match="other rows or types"):
+            slot.load(other)
+        assert other.group.layout != batch().group.layout
+
+
+@needs_cuda
+def test_geometry_ahead_waits_for_points_that_are_still_being_made():
+    plan = gl.Plan()
+    cloud = plan.points(3)
+    wanted = torch.rand(1000, 3, device="cuda")
+    late = torch.zeros_like(wanted)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(500_000_000)
+    late.copy_(wanted)
+    (geometry,) = gl.training.ahead(plan, [gl.Cloud.of(late)], "cuda")
+    assert torch.equal(geometry[cloud].coords, wanted)

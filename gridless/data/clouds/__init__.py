@@ -46,8 +46,9 @@ def read_cloud(
     semicolons). Columns are found by name where the file names them; otherwise the first three (or two) are the
     coordinates.
 
-    Coordinates are float32, or float64 where the file declares numbers that float32 cannot hold and for LAS; `dtype`
-    overrides. Points that are not finite are kept: what uses them will say so.
+    Coordinates are float32, or float64 for LAS, where the file declares numbers that float32 cannot hold, and of text
+    where float32 would move a point by a millionth of the widest side; `dtype` overrides. Points that are not finite
+    are kept: what uses them will say so.
 
     Rows have the names of their columns in lower case, `rgb` (S, 3) and `normal` (S, 3), which is a direction, among
     them; what stands behind the coordinates without a name is `features`. `rows` are the names of those wanted, by

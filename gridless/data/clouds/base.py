@@ -76,13 +76,13 @@ class Points(NamedTuple):
     dtype: np.dtype
 
 
-def named(source: Source, columns: Iterable[tuple[str, np.ndarray]], dtype: np.dtype | None = None) -> Points:
-    """Points of columns (S, ...) with names in any case; `dtype` where the columns do not say the coordinates' type."""
+def named(source: Source, columns: Iterable[tuple[str, np.ndarray]]) -> Points:
+    """Points of columns (S, ...) with names in any case."""
     try:
         parts, rows = grouped(columns)
     except ValueError as error:
         raise source.error(str(error)) from None
-    return Points(np.stack(parts, 1), rows, dtype or natural(*(part.dtype for part in parts)))
+    return Points(np.stack(parts, 1), rows, natural(*(part.dtype for part in parts)))
 
 
 def numbers(source: Source, body: bytes, line: int, width: int | None = None, delimiter: str | None = None):

@@ -12,12 +12,12 @@ import re
 import numpy as np
 
 from gridless.data.clouds.base import NUMBER, Points, Source, named, numbers
+from gridless.structures.interchange import narrowest
 
 PTS = {4: "x y z intensity", 6: "x y z r g b", 7: "x y z intensity r g b"}
 WHOLE = ("label", "classification", "instance")
 # Lines that are empty or comments.
 PASSED = re.compile(rb"(?:[ \t\r]*+(?:(?:#|//)[^\n]*+)?(?:\n|\Z))*+")
-TEXT = np.dtype(np.float32)
 
 
 def read(source: Source) -> Points:
@@ -56,8 +56,8 @@ def read(source: Source) -> Points:
         return _by_name(source, names, table)
     if table.shape[1] < 2:
         raise source.error("a point is two numbers or more, but the lines hold one", line=line)
-    rows = {"features": table[:, 3:].astype(TEXT)} if table.shape[1] > 3 else {}
-    return Points(table[:, :3], rows, TEXT)
+    rows = {"features": table[:, 3:].astype(np.float32)} if table.shape[1] > 3 else {}
+    return Points(table[:, :3], rows, narrowest(table[:, :3]))
 
 
 def _line(source: Source, at: int) -> tuple[str, int]:
@@ -82,7 +82,8 @@ def _names(header: str, delimiter: str | None) -> list[str]:
 
 
 def _by_name(source: Source, names: list[str], table: np.ndarray) -> Points:
-    points = named(source, zip(names, table.T, strict=True), TEXT)
+    points = named(source, zip(names, table.T, strict=True))
+    points = points._replace(dtype=narrowest(points.coords))
     for name, row in points.rows.items():
         whole = (row == np.floor(row)).all()
         if name in WHOLE:

@@ -108,9 +108,8 @@ class _Task:
     same: bool
     most: int  # sources of a target that are worth counting; 0 is all
     axes: tuple[int, ...]
-    numbers: tuple[
-        Any, Any, Any, Any
-    ]  # radius, its square, 1/2 and the margin for rounding, in the dtype of the clouds
+    # A little more than the radius, its square, 1/2 and the spacing of numbers at 1, in the dtype of the clouds.
+    numbers: tuple[Any, Any, Any, Any]
 
     def scan(self, first: int, last: int, splits: np.ndarray) -> np.ndarray | None:
         """The edges of some examples, with the ends of their rows; None if they are too many to wait."""
@@ -199,8 +198,10 @@ def _array(coords: Tensor) -> np.ndarray:
 @lru_cache
 def numbers(radius: float, dtype: torch.dtype) -> tuple[Any, Any, Any, Any]:
     number = np.float32 if dtype == torch.float32 else np.float64
-    eps = 16 * torch.finfo(dtype).eps
-    return number(radius), number(squared_radius(radius, dtype)), number(0.5), number(eps)
+    eps = torch.finfo(dtype).eps
+    # A source whose rounded distance is within the radius may be so much farther away.
+    reach = min(radius * (1 + 16 * eps), torch.finfo(dtype).max)
+    return number(reach), number(squared_radius(radius, dtype)), number(0.5), number(eps)
 
 
 def _largest(splits: np.ndarray) -> int:
@@ -354,7 +355,7 @@ def _halves(task: _Task, part: _Uncut) -> tuple[_Uncut, _Uncut] | None:
     middle = order[(len(order) - 1) // 2]
     if middle == order[-1]:
         middle = order[order < middle][-1]
-    grown = radius + eps * (radius + abs(middle))
+    grown = radius + eps * abs(middle)
     sources = _halve(part.source, axis, middle + grown, middle - grown, task.axes)
     targets = (None, None) if part.target is None else _halve(part.target, axis, middle, middle, task.axes)
     low, high = part.low.copy(), part.high.copy()

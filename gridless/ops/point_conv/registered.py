@@ -105,7 +105,7 @@ _eager_conv = eager("point_conv", _save, _differentiate, first=True)(_forward)
 
 def _fake_backward(grad: Tensor, features: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     needs, coords = rest[-2], rest[5:7]
-    like = (features, weight, grad[0], *coords)
+    like = (features, weight, grad.new_empty(grad.shape[1:]), *coords)
     return tuple(x.new_empty(x.shape) if need else grad.new_empty(0) for x, need in zip(like, needs, strict=True))
 
 
