@@ -67,8 +67,8 @@ def train(
         _check_writable(cache, "--cache")
     listed = _listed(out)
     learn = _examples(chosen, data, all_data, limit, listed)
-    valid = None if all_data else load_data(chosen, data, "validation", listed)
     chosen = chosen.fitted(learn)
+    valid = None if all_data else load_data(chosen, data, "validation", listed)
     held_out = [] if chosen.data != "folder" else _tell(chosen, data, learn, listed)
     result = run(
         chosen, learn, valid, out, device=pick_device(device), devices=devices, nodes=nodes, resume=resume,

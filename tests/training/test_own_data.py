@@ -260,6 +260,54 @@ def test_recordings_are_learned_from_a_folder(tmp_path, capsys):
     assert {json.loads(line)["class"] for line in capsys.readouterr().out.splitlines()} <= {"high", "low"}
 
 
+@pytest.fixture
+def unstated(tmp_path):
+    """Recordings of two classes in files that do not say the sensor, the events of each in a corner of its own size."""
+    random = np.random.default_rng(0)
+    for name in ("left", "right"):
+        for number in range(5):
+            side = 12 + number + 5 * (name == "right")
+            write_recording(tmp_path / "moves" / name / f"{number}.npy", random, (side, 30 - side))
+    return tmp_path / "moves"
+
+
+def write_recording(path, random, extent):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    events = np.zeros(200, [("x", "i4"), ("y", "i4"), ("t", "i8"), ("p", "?")])
+    events["x"], events["y"] = (random.integers(0, size, 200) for size in extent)
+    events["x"][0], events["y"][0] = extent[0] - 1, extent[1] - 1
+    events["t"] = np.sort(random.integers(0, 50_000, 200))
+    np.save(path, events)
+
+
+def test_the_sensor_of_a_folder_is_that_of_all_its_splits(unstated):
+    found = {split: gl.data.EventFolder(unstated, split) for split in ("train", "fit", "validation")}
+    assert {data.sensor for data in found.values()} == {(21, 18)}
+    assert {example.sensor for data in found.values() for example, _ in data} == {(21, 18)}
+    assert [len(data) for data in found.values()] == [10, 8, 2]
+
+
+def test_recordings_that_do_not_say_their_sensor_are_learned_and_judged_on_one(unstated, tmp_path, capsys):
+    tiny = ["--set", "model.width=8", "--set", "model.levels=2", "--set", "model.threshold=1.0"]
+    assert run(tmp_path / "run", "own-recordings", "--data", str(unstated), *tiny, "--set", "validate_every=1") == 0
+    assert "21 x 18 pixels" in capsys.readouterr().err
+    weights, random = str(tmp_path / "run" / "weights"), np.random.default_rng(1)
+    write_recording(unstated / "left" / "9.npy", random, (9, 9))
+    judge = ["evaluate", weights, "--data", str(unstated), "--split", "fit", "--device", "cpu"]
+    assert main(judge) == 0
+    assert "of 9 recordings" in capsys.readouterr().out
+    small, large = str(unstated / "left" / "9.npy"), str(unstated / "left" / "10.npy")
+    assert main(["predict", small, "--weights", weights, "--device", "cpu"]) == 0
+    capsys.readouterr()
+    write_recording(unstated / "left" / "10.npy", random, (22, 9))
+    assert main(["predict", large, "--weights", weights, "--device", "cpu"]) == 1
+    refused = f"{large}: recorded with 22 x 9 pixels, but the network is for 21 x 18: cut out or pool pixels first"
+    assert refused in capsys.readouterr().err
+    assert main(judge) == 1
+    err = capsys.readouterr().err
+    assert f"{large}: event 0 is at pixel (21, 8), outside the sensor of 21 x 18: pass repair='drop'" in err
+
+
 def test_normals_turn_with_the_points_that_they_are_features_of(tmp_path):
     for name in ("a", "b"):
         for i in range(2):
