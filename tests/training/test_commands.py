@@ -187,6 +187,24 @@ def test_a_network_with_a_new_head_keeps_the_rest_and_can_be_saved(saved, tmp_pa
     assert torch.equal(again.state_dict()["head.5.weight"], mine["head.5.weight"])
 
 
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        ("mug", r"one name, 'mug': give a list, \['mug', ...\]"),
+        (0, "there must be at least 1, not 0"),
+        (-2, "there must be at least 1, not -2"),
+        (2.5, "give how many there are, or a list of their names, not 2.5"),
+        (True, "give how many there are, or a list of their names, not True"),
+        ([], "there must be at least 1, not 0"),
+        (["a", 1], "give how many there are, or a list of their names, not"),
+        (["a", "b", "a"], "'a' is there twice"),
+    ],
+)
+def test_classes_that_cannot_be_are_refused_by_name(saved, classes, words):
+    with pytest.raises((TypeError, ValueError), match=f"^load: classes: {words}"):
+        gl.load(saved[1], classes=classes)
+
+
 def test_networks_that_label_points_and_event_networks_take_new_classes_too(tmp_path):
     parts = gl.save(models.PointUNetPlus([3, 2], width=8, levels=1, hidden=16), tmp_path / "parts")
     assert gl.load(parts, classes=4).config["parts"] == [4]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ import torch
 
 import gridless as gl
 from gridless.__main__ import main
-from gridless.data.folder import held_out, listing
-from gridless.data.prepare import Preparation, prepare, turned
+from gridless.data.folder import Listing, held_out, listing
+from gridless.data.prepare import Preparation, padded, prepare, turned
+from gridless.training import Clouds
 from gridless.training.recipe import load_recipe
+from gridless.training.statistics import statistics
 
 SMALL = ["--device", "cpu", "--epochs", "1", "--set", "batch_size=4"]
 TINY = ["--set", "model.width=8", "--set", "model.levels=1", "--set", "model.lift=16"]
@@ -85,6 +88,26 @@ def test_a_radius_that_does_not_fit_is_warned_of_with_one_that_does(scans, tmp_p
     words = [part for word in advice if "stem" in word for part in ("--set", word)]
     assert run(tmp_path / "again", "own-clouds", "--data", str(scans), *TINY, *words) == 0
     assert "warning: " not in capsys.readouterr().err
+
+
+def advised(sizes, spread=1.0, radius=0.001):
+    """What is said of random clouds of these sizes by a network of this radius."""
+    clouds = [torch.rand(size, 3, generator=torch.Generator().manual_seed(size)) * spread for size in sizes]
+    data = Clouds(padded(clouds), torch.zeros(len(sizes), dtype=torch.int64), ["a"], torch.tensor(sizes))
+    model = gl.models.point_resnet_small(2, width=8, radius=radius)
+    found = Listing(Path("scans"), (), (), (), (), "")
+    return statistics(load_recipe("own-clouds"), found, data, model)[-1]
+
+
+def test_the_radius_that_is_advised_is_that_of_a_typical_example():
+    words = advised([1, 300, 300, 300])
+    assert words == advised([300, 300, 300, 300])
+    assert "are few: about 12 are within 0." in words
+    few = advised([1, 5, 5, 5])
+    assert "are few: about 5 are within " in few
+    assert "model.radius=0 " not in f"{few} "
+    assert advised([300, 300], spread=0.0, radius=1.0).endswith("are many: most points are at one place")
+    assert advised([1, 1, 1]).endswith("are few: most clouds have a single point")
 
 
 def test_fine_tuning_begins_with_other_weights_and_the_classes_of_the_folder(scans, tmp_path, capsys):
