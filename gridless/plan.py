@@ -24,8 +24,9 @@ from gridless import geometry
 from gridless.backends import backend_for, current, uncompiled
 from gridless.geometry.grid import KEEPS
 from gridless.geometry.rejection import ball_of_samples
-from gridless.geometry.taps import coarser
+from gridless.geometry.taps import check_stride, coarser, reach_of
 from gridless.structures import Cloud, Edges, Events, Geometry, collate, fixed
+from gridless.structures.events import as_sensor
 from gridless.structures.rows import tensor_of
 
 if TYPE_CHECKING:
@@ -193,9 +194,10 @@ class Plan:
     # Lines on events.
 
     def events(self, sensor: tuple[int, int], name: str | None = None) -> Name:
-        """The events the plan is called with, of a sensor of (width, height); `name` tells several inputs apart."""
-        width, height = (int(v) for v in sensor)
-        return self._stream(self._input("events", ("sensor", (width, height)), name), (width, height))
+        """The events the plan is called with, of a sensor of (width, height), which may be tonic's triple; `name` tells
+        several inputs apart."""
+        size = as_sensor(sensor, "events")
+        return self._stream(self._input("events", ("sensor", size), name), size)
 
     def lif(
         self, events: Name, kernel: int = 3, stride: int = 2, *, decay_time: float, threshold: float, reset: float
@@ -211,6 +213,8 @@ class Plan:
             reset: the potential after that.
         """
         self._expect("lif", "events", events=events)
+        reach_of(kernel)
+        check_stride(stride)
         settings = (("kernel", kernel), ("stride", stride), ("decay_time", float(decay_time)))
         settings += (("threshold", float(threshold)), ("reset", float(reset)))
         return self._stream(Step("lif", (events,), settings), coarser(events.sensor, stride))
@@ -229,6 +233,8 @@ class Plan:
                 convolutions walk the two streams themselves.
         """
         self._expect("causal", "events", source=source, target=target)
+        reach_of(kernel)
+        check_stride(stride)
         facts: dict[str, Any] = {"kind": "event edges", "plan": self._key}
         facts |= {"source": source, "target": target, "kernel": kernel, "stride": stride, "window": window, "dim": 2}
         text = f"N{source[1:]}{target[1:]}"
@@ -240,6 +246,8 @@ class Plan:
     def latest(self, source: Name, target: Name, kernel: int | str = 3, stride: int = 1) -> Name:
         """For every target and tap the latest event that it sees there; the arguments are those of `causal`."""
         self._expect("latest", "events", source=source, target=target)
+        reach_of(kernel)
+        check_stride(stride)
         facts: dict[str, Any] = {"kind": "event edges", "source": source, "target": target, "kernel": kernel}
         facts |= {"stride": stride, "dim": 2}
         step = Step("latest", (source, target), (("kernel", kernel), ("stride", stride)))

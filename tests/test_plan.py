@@ -261,6 +261,30 @@ def test_clouds_and_events_are_told_apart_where_a_line_is_written():
     assert (len(plan.steps), len(stream.steps)) == (2, 2)
 
 
+def test_the_sensor_kernel_and_stride_of_events_are_checked_where_they_are_written():
+    plan = gl.Plan()
+    for sensor, words in (
+        ((34.7, 34), "two whole numbers"),
+        ((-5, 3), "-5 x 3 pixels cannot be"),
+        ((34,), "must be"),
+        (34, "must be"),
+    ):
+        with pytest.raises(ValueError, match=f"events: .*{words}"):
+            plan.events(sensor)
+    events = plan.events((34, 34, 2))
+    assert events.sensor == (34, 34)
+    for line in (
+        lambda **more: plan.lif(events, decay_time=1, threshold=1, reset=-1, **more),
+        lambda **more: plan.causal(events, events, **more),
+        lambda **more: plan.latest(events, events, **more),
+    ):
+        with pytest.raises(ValueError, match="stride must be a whole number of pixels, 1 or more, not 0"):
+            line(stride=0)
+        with pytest.raises(ValueError, match="kernel must be an odd number"):
+            line(kernel=4)
+    assert len(plan.steps) == 1
+
+
 def test_several_inputs_have_names():
     plan = gl.Plan()
     scan, queries = plan.points(3, name="scan"), plan.points(3, name="queries")
