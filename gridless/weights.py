@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +90,11 @@ def _classes(classes: Any) -> tuple[int, list[str]]:
     """How many classes there are, and their names, if these were given."""
     if isinstance(classes, str):
         raise TypeError(f"load: classes: one name, {classes!r}: give a list, [{classes!r}, ...], or how many there are")
-    number = isinstance(classes, Integral) and not isinstance(classes, bool)
-    names = list(classes) if not number and isinstance(classes, Iterable) else []
+    names: list[Any] = list(classes) if isinstance(classes, Iterable) else []
+    number = isinstance(classes, int) and not isinstance(classes, bool)
     if not (number or isinstance(classes, Iterable)) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"load: classes: give how many there are, or a list of their names, not {classes!r}")
-    count = int(classes) if number else len(names)
+    count = classes if isinstance(classes, int) else len(names)
     if count < 1:
         raise ValueError(f"load: classes: there must be at least 1, not {count}")
     for i, name in enumerate(names):
