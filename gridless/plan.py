@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from gridless import geometry
-from gridless.backends import backend_for, current, uncompiled
+from gridless.backends import backend_for, current, is_forced, uncompiled
+from gridless.geometry.checks import check_whole
+from gridless.geometry.farthest import check_size
 from gridless.geometry.grid import KEEPS
 from gridless.geometry.rejection import ball_of_samples
 from gridless.geometry.taps import check_stride, coarser, reach_of
@@ -127,14 +129,15 @@ class Plan:
             raise TypeError(f"ball: radius must be a number, such as 0.1, in the units of the points, not {radius!r}")
         if not 0 < radius < math.inf:
             raise ValueError(f"ball: radius must be positive and finite, not {radius}")
+        if limit is not None:
+            check_whole("ball", "limit", limit)
         settings = (("radius", float(radius)),) + ((("limit", limit),) if limit is not None else ())
         return self._edges(Step("ball", (source, target), settings), source, target, float(radius))
 
     def nearest(self, source: Name, target: Name, k: int) -> Name:
         """The k sources nearest to each target."""
         self._expect("nearest", "cloud", source=source, target=target)
-        if k < 1:
-            raise ValueError(f"nearest: k must be at least 1, not {k}")
+        check_whole("nearest", "k", k)
         return self._edges(Step("nearest", (source, target), (("k", k),)), source, target, None)
 
     def rejection_sample(self, near: Name) -> Name:
@@ -162,6 +165,7 @@ class Plan:
             reject: rejection sampling over `near` first.
         """
         self._expect("farthest_sample", "cloud", cloud=cloud)
+        check_size(size.tolist() if isinstance(size, np.ndarray) else size, "farthest_sample")
         if near is not None:
             self._expect("farthest_sample", "edges", near=near)
         if near is not None and not near.source == near.target == cloud:
@@ -281,6 +285,10 @@ class Plan:
 
         Lines that remember (`lif`) continue from their memory, which has their names; causes are rows of the packet.
         """
+        if torch._C._are_functorch_transforms_active() and not is_forced("reference"):
+            from gridless.ops.operator import REMEDY
+
+            raise NotImplementedError(f"a plan takes no part in torch.func's transforms: {REMEDY}")
         memory, after = memory or {}, {}
         values: dict[str, Any] = {}
         chain, on_gpu = self._lines_at_once(), None
@@ -491,7 +499,13 @@ def _points(x: Any, dim: int) -> Cloud:
     return cloud
 
 
+def _refuse_geometry(x: Any) -> None:
+    if isinstance(x, Geometry):
+        raise TypeError("this is a Geometry already: give it to the network as it is")
+
+
 def _check_points(x: Any, dim: int) -> None:
+    _refuse_geometry(x)
     if isinstance(x, Events):
         raise TypeError("this plan begins with points, but it was called with Events")
     if x is None or isinstance(x, str | bytes | PurePath):
@@ -520,6 +534,7 @@ def _single(cloud: Cloud, x: Any) -> Cloud:
 
 
 def _events(x: Any, sensor: tuple[int, int]) -> Events:
+    _refuse_geometry(x)
     if isinstance(x, Cloud):
         raise TypeError("this plan begins with events, but it was called with a Cloud")
     if x is None or isinstance(x, str | bytes | PurePath):

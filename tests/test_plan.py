@@ -224,6 +224,45 @@ def test_lines_that_make_no_sense_are_refused():
         other.ball(cloud, coarse, 0.5)
 
 
+def test_numbers_of_neighbours_and_samples_are_checked_where_they_are_written():
+    plan = gl.Plan()
+    cloud = plan.points()
+    for limit in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match="ball: limit must be a whole number of at least 1, not"):
+            plan.ball(cloud, cloud, 0.5, limit=limit)
+    for k in (0, 2.5, True, "3"):
+        with pytest.raises(ValueError, match="nearest: k must be a whole number of at least 1, not"):
+            plan.nearest(cloud, cloud, k)
+    for size in (-3, 1.5, "5", True):
+        with pytest.raises((TypeError, ValueError), match=r"farthest_sample: (size|a fraction) must"):
+            plan.farthest_sample(cloud, size)
+    assert len(plan.steps) == 1
+    assert plan.farthest_sample(cloud, np.array([3, 2])) == plan.farthest_sample(cloud, [3, 2])
+
+
+def test_a_geometry_is_no_input_of_a_plan():
+    points, events = paper(), gl.Plan()
+    events.events((8, 8))
+    geometry = points(torch.rand(50, 3))
+    for plan in (points, events):
+        with pytest.raises(TypeError, match="this is a Geometry already: give it to the network as it is"):
+            plan(geometry)
+
+
+def test_a_plan_says_how_it_takes_part_in_transforms_of_functions():
+    plan, x = paper(), torch.rand(50, 3)
+
+    def spread(x):
+        return plan(x)["X0"].coords.square().sum()
+
+    with pytest.raises(
+        NotImplementedError, match=r"a plan takes no part in torch.func's transforms: run under gl.use_ba"
+    ):
+        torch.func.grad(spread)(x)
+    with gl.use_backend("reference"):
+        torch.testing.assert_close(torch.func.grad(spread)(x), 2 * x)
+
+
 def test_a_name_belongs_to_its_plan_and_to_its_copies():
     plan, other = gl.Plan(), gl.Plan()
     cloud, same = plan.points(), other.points()
