@@ -45,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run(words[0], words[1:])
     except (KeyboardInterrupt, _Interrupted) as error:
-        print(f"gridless {words[0]}: {error or 'interrupted'}", file=sys.stderr)
+        print(f"gridless {words[0]}: {str(error) or 'interrupted'}", file=sys.stderr)
         return 130
     except Exception as error:
         if debug:

@@ -57,6 +57,11 @@ def backend_for(device: torch.device) -> str:
     return name
 
 
+def is_forced(name: str) -> bool:
+    """Whether `use_backend` has chosen this one."""
+    return _forced.get() == name
+
+
 def on_cpu(tensor: torch.Tensor) -> bool:
     """Whether `backend_for` would say "cpu" of the device of a tensor, in a tenth of the time."""
     return tensor.is_cpu and _forced.get() in (None, "cpu")

@@ -21,11 +21,14 @@ import torch
 from torch import Tensor
 
 from gridless import geometry
-from gridless.backends import backend_for, current, uncompiled
+from gridless.backends import backend_for, current, is_forced, uncompiled
+from gridless.geometry.checks import check_whole
+from gridless.geometry.farthest import check_size
 from gridless.geometry.grid import KEEPS
 from gridless.geometry.rejection import ball_of_samples
-from gridless.geometry.taps import coarser
+from gridless.geometry.taps import check_stride, coarser, reach_of
 from gridless.structures import Cloud, Edges, Events, Geometry, collate, fixed
+from gridless.structures.events import as_sensor
 from gridless.structures.interchange import narrowest
 from gridless.structures.rows import tensor_of
 
@@ -130,14 +133,15 @@ class Plan:
             raise TypeError(f"ball: radius must be a number, such as 0.1, in the units of the points, not {radius!r}")
         if not 0 < radius < math.inf:
             raise ValueError(f"ball: radius must be positive and finite, not {radius}")
+        if limit is not None:
+            check_whole("ball", "limit", limit)
         settings = (("radius", float(radius)),) + ((("limit", limit),) if limit is not None else ())
         return self._edges(Step("ball", (source, target), settings), source, target, float(radius))
 
     def nearest(self, source: Name, target: Name, k: int) -> Name:
         """The k sources nearest to each target."""
         self._expect("nearest", "cloud", source=source, target=target)
-        if k < 1:
-            raise ValueError(f"nearest: k must be at least 1, not {k}")
+        check_whole("nearest", "k", k)
         return self._edges(Step("nearest", (source, target), (("k", k),)), source, target, None)
 
     def rejection_sample(self, near: Name) -> Name:
@@ -168,6 +172,7 @@ class Plan:
             reject: rejection sampling over `near` first.
         """
         self._expect("farthest_sample", "cloud", cloud=cloud)
+        check_size(size.tolist() if isinstance(size, np.ndarray) else size, "farthest_sample")
         if near is not None:
             self._expect("farthest_sample", "edges", near=near)
         if near is not None and not near.source == near.target == cloud:
@@ -200,9 +205,10 @@ class Plan:
     # Lines on events.
 
     def events(self, sensor: tuple[int, int], name: str | None = None) -> Name:
-        """The events the plan is called with, of a sensor of (width, height); `name` tells several inputs apart."""
-        width, height = (int(v) for v in sensor)
-        return self._stream(self._input("events", ("sensor", (width, height)), name), (width, height))
+        """The events the plan is called with, of a sensor of (width, height), which may be tonic's triple; `name` tells
+        several inputs apart."""
+        size = as_sensor(sensor, "events")
+        return self._stream(self._input("events", ("sensor", size), name), size)
 
     def lif(
         self, events: Name, kernel: int = 3, stride: int = 2, *, decay_time: float, threshold: float, reset: float
@@ -218,6 +224,8 @@ class Plan:
             reset: the potential after that.
         """
         self._expect("lif", "events", events=events)
+        reach_of(kernel)
+        check_stride(stride)
         settings = (("kernel", kernel), ("stride", stride), ("decay_time", float(decay_time)))
         settings += (("threshold", float(threshold)), ("reset", float(reset)))
         return self._stream(Step("lif", (events,), settings), coarser(events.sensor, stride))
@@ -236,6 +244,8 @@ class Plan:
                 convolutions walk the two streams themselves.
         """
         self._expect("causal", "events", source=source, target=target)
+        reach_of(kernel)
+        check_stride(stride)
         facts: dict[str, Any] = {"kind": "event edges", "plan": self._key}
         facts |= {"source": source, "target": target, "kernel": kernel, "stride": stride, "window": window, "dim": 2}
         text = f"N{source[1:]}{target[1:]}"
@@ -247,6 +257,8 @@ class Plan:
     def latest(self, source: Name, target: Name, kernel: int | str = 3, stride: int = 1) -> Name:
         """For every target and tap the latest event that it sees there; the arguments are those of `causal`."""
         self._expect("latest", "events", source=source, target=target)
+        reach_of(kernel)
+        check_stride(stride)
         facts: dict[str, Any] = {"kind": "event edges", "source": source, "target": target, "kernel": kernel}
         facts |= {"stride": stride, "dim": 2}
         step = Step("latest", (source, target), (("kernel", kernel), ("stride", stride)))
@@ -280,6 +292,10 @@ class Plan:
 
         Lines that remember (`lif`) continue from their memory, which has their names; causes are rows of the packet.
         """
+        if torch._C._are_functorch_transforms_active() and not is_forced("reference"):
+            from gridless.ops.operator import REMEDY
+
+            raise NotImplementedError(f"a plan takes no part in torch.func's transforms: {REMEDY}")
         memory, after = memory or {}, {}
         values: dict[str, Any] = {}
         chain, on_gpu = self._lines_at_once(), None
@@ -496,7 +512,13 @@ def _points(x: Any, dim: int) -> Cloud:
     return cloud
 
 
+def _refuse_geometry(x: Any) -> None:
+    if isinstance(x, Geometry):
+        raise TypeError("this is a Geometry already: give it to the network as it is")
+
+
 def _check_points(x: Any, dim: int) -> None:
+    _refuse_geometry(x)
     if isinstance(x, Events):
         raise TypeError("this plan begins with points, but it was called with Events")
     if x is None or isinstance(x, str | bytes | PurePath):
@@ -523,6 +545,7 @@ def _single(cloud: Cloud, x: Any) -> Cloud:
 
 
 def _events(x: Any, sensor: tuple[int, int]) -> Events:
+    _refuse_geometry(x)
     if isinstance(x, Cloud):
         raise TypeError("this plan begins with events, but it was called with a Cloud")
     if x is None or isinstance(x, str | bytes | PurePath):

@@ -6,7 +6,7 @@ Nothing is ever unpickled.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,18 +72,35 @@ def load(
         made = _make(about["model"], model, name)
         restore(made, path)
     else:
-        count = classes if isinstance(classes, int) else len(classes)
+        count, names = _classes(classes)
         config, other = (_with_classes(about["model"], n, name) for n in (count, count + 1))
         made = _make(config, model, name)
         sizes = {key: tensor.shape for key, tensor in _make(other, model, name).state_dict().items()}
         head = [key for key, tensor in made.state_dict().items() if tensor.shape != sizes[key]]
         begin_with(made, name, head)
         about = {"model": config, "recipe": {**about.get("recipe", {}), "model": config}, "start": str(name)}
-        about |= {} if isinstance(classes, int) else {"class_names": list(classes)}
+        about |= {"class_names": names} if names else {}
     made.about = about  # type: ignore[assignment]
     if not hasattr(made, "config"):
         made.config = about["model"]
     return made.to(device).eval()
+
+
+def _classes(classes: Any) -> tuple[int, list[str]]:
+    """How many classes there are, and their names, if these were given."""
+    if isinstance(classes, str):
+        raise TypeError(f"load: classes: one name, {classes!r}: give a list, [{classes!r}, ...], or how many there are")
+    names: list[Any] = list(classes) if isinstance(classes, Iterable) else []
+    number = isinstance(classes, int) and not isinstance(classes, bool)
+    if not (number or isinstance(classes, Iterable)) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"load: classes: give how many there are, or a list of their names, not {classes!r}")
+    count = classes if isinstance(classes, int) else len(names)
+    if count < 1:
+        raise ValueError(f"load: classes: there must be at least 1, not {count}")
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ValueError(f"load: classes: {name!r} is there twice: give each a name of its own")
+    return count, names
 
 
 def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any]:

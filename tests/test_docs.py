@@ -18,6 +18,7 @@ import typer
 import gridless as gl
 from gridless import weights
 from gridless.__main__ import COMMANDS
+from gridless.augment.events import EventTransform
 from gridless.training import Recipe, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,6 +87,18 @@ def test_code_that_paper_to_code_names_exists():
         if name:
             last = name.split(".")[-1]
             assert re.search(rf"\b(?:def|class) {last}\b|^\s*{last}\b", file.read_text(), re.M), f"{path}: {name}"
+
+
+def test_event_transforms_of_the_table_are_where_the_page_says():
+    text = (ROOT / "docs" / "data.md").read_text().split("## Augmentation of events")[1]
+    place = re.search(r"`gl\.([\w.]+)`", text)
+    assert place is not None
+    module: Any = import_module(f"gridless.{place[1]}")
+    cells = [row.split("|")[1] for row in re.findall(r"^\| `.*", text, re.M)]
+    names = [name for cell in cells for name in re.findall(r"`(\w+)\(", cell)]
+    assert len(names) > 15
+    for name in names:
+        assert issubclass(getattr(module, name), EventTransform), name
 
 
 def from_benchmarks(name: str) -> Any:

@@ -196,6 +196,15 @@ def test_a_wrong_option_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
     assert "--no-such-option" in capsys.readouterr().err
 
 
+def test_ctrl_c_in_a_command_says_that_it_was_interrupted(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gridless.demo.demo", stop)
+    assert command_line.main(["demo"]) == 130
+    assert capsys.readouterr().err == "gridless demo: interrupted\n"
+
+
 # What counts points, edges or events of one batch, or is made of such a count.
 SIZES = {
     *("rows", "num_rows", "last", "tiles", "numbers", "edges", "each", "points", "sources", "targets"),

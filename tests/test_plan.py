@@ -224,6 +224,45 @@ def test_lines_that_make_no_sense_are_refused():
         other.ball(cloud, coarse, 0.5)
 
 
+def test_numbers_of_neighbours_and_samples_are_checked_where_they_are_written():
+    plan = gl.Plan()
+    cloud = plan.points()
+    for limit in (0, -1, 2.5, True):
+        with pytest.raises(ValueError, match="ball: limit must be a whole number of at least 1, not"):
+            plan.ball(cloud, cloud, 0.5, limit=limit)
+    for k in (0, 2.5, True, "3"):
+        with pytest.raises(ValueError, match="nearest: k must be a whole number of at least 1, not"):
+            plan.nearest(cloud, cloud, k)
+    for size in (-3, 1.5, "5", True):
+        with pytest.raises((TypeError, ValueError), match=r"farthest_sample: (size|a fraction) must"):
+            plan.farthest_sample(cloud, size)
+    assert len(plan.steps) == 1
+    assert plan.farthest_sample(cloud, np.array([3, 2])) == plan.farthest_sample(cloud, [3, 2])
+
+
+def test_a_geometry_is_no_input_of_a_plan():
+    points, events = paper(), gl.Plan()
+    events.events((8, 8))
+    geometry = points(torch.rand(50, 3))
+    for plan in (points, events):
+        with pytest.raises(TypeError, match="this is a Geometry already: give it to the network as it is"):
+            plan(geometry)
+
+
+def test_a_plan_says_how_it_takes_part_in_transforms_of_functions():
+    plan, x = paper(), torch.rand(50, 3)
+
+    def spread(x):
+        return plan(x)["X0"].coords.square().sum()
+
+    with pytest.raises(
+        NotImplementedError, match=r"a plan takes no part in torch.func's transforms: run under gl.use_ba"
+    ):
+        torch.func.grad(spread)(x)
+    with gl.use_backend("reference"):
+        torch.testing.assert_close(torch.func.grad(spread)(x), 2 * x)
+
+
 def test_a_name_belongs_to_its_plan_and_to_its_copies():
     plan, other = gl.Plan(), gl.Plan()
     cloud, same = plan.points(), other.points()
@@ -259,6 +298,30 @@ def test_clouds_and_events_are_told_apart_where_a_line_is_written():
         with pytest.raises(TypeError, match="must be the name of"):
             wrong()
     assert (len(plan.steps), len(stream.steps)) == (2, 2)
+
+
+def test_the_sensor_kernel_and_stride_of_events_are_checked_where_they_are_written():
+    plan = gl.Plan()
+    for sensor, words in (
+        ((34.7, 34), "two whole numbers"),
+        ((-5, 3), "-5 x 3 pixels cannot be"),
+        ((34,), "must be"),
+        (34, "must be"),
+    ):
+        with pytest.raises(ValueError, match=f"events: .*{words}"):
+            plan.events(sensor)
+    events = plan.events((34, 34, 2))
+    assert events.sensor == (34, 34)
+    for line in (
+        lambda **more: plan.lif(events, decay_time=1, threshold=1, reset=-1, **more),
+        lambda **more: plan.causal(events, events, **more),
+        lambda **more: plan.latest(events, events, **more),
+    ):
+        with pytest.raises(ValueError, match="stride must be a whole number of pixels, 1 or more, not 0"):
+            line(stride=0)
+        with pytest.raises(ValueError, match="kernel must be an odd number"):
+            line(kernel=4)
+    assert len(plan.steps) == 1
 
 
 def test_several_inputs_have_names():

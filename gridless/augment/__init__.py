@@ -1,4 +1,7 @@
-"""Augmentation: frozen settings, example in, example out. `points` for clouds, `events` for recordings."""
+"""Augmentation: frozen settings, example in, example out. `points` for clouds, `events` for recordings.
+
+`Jitter` here is that of points.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -6,7 +9,7 @@ from typing import Any
 _MODULES = ("events", "points")
 
 _EVENTS = "Chain Crop Erase FirstEvents FirstMicroseconds Flip PoolPixels Recentre Repair ReverseTime Rotate"
-_EVENTS += " StartAtZero StretchTime Thin Translate Zoom"
+_EVENTS += " StartAtZero Stretch StretchTime SwapPolarity Thin ThinTo ToOrigin Translate Zoom"
 
 _POINTS = "Drop DropToFirst First Jitter Mirror Normalise RollAxes RotateAboutUp Scale Shift Shuffle Tilt Wobble"
 _POINTS += " authors_recipe pointnet2_recipe"

@@ -265,10 +265,10 @@ def _labels(cloud: Cloud, file: Path, name: str) -> Tensor:
 
 
 class EventFolder(Examples):
-    """Recordings from FOLDER/CLASS/*: `data[i]` is (`Events`, class number), all on the sensor of the largest.
+    """Recordings from FOLDER/CLASS/*: `data[i]` is (`Events`, class number), all on one sensor.
 
     `root`, `split`, `held_out_list`, `transform` and `progress` are those of `CloudFolder`; `sensor` and `repair`
-    those of `read_events`.
+    those of `read_events`. Without `sensor` it is that of the largest, for which the files of all splits are read.
     """
 
     def __init__(
@@ -287,17 +287,20 @@ class EventFolder(Examples):
         self.files = [self.listing.files[i] for i in rows]
         self.labels = torch.tensor([self.listing.labels[i] for i in rows])
         self.class_names = list(self.listing.class_names)
-        self.recordings: list[Events] = []
         given = None if sensor is None else (int(sensor[0]), int(sensor[1]))
-        with bar("read", len(self.files), progress) as advance:
-            for file in self.files:
+        read, sensors, wanted = dict[str, Events](), list[tuple[int, int]](), set(self.files)
+        every = self.listing.files if given is None else self.files
+        with bar("read", len(every), progress) as advance:
+            for file in every:
                 events = formats.read_events(self.listing.root / file, sensor=given, repair=repair)
-                if not len(events):
+                if file in wanted and not len(events):
                     raise ValueError(f"{self.listing.root / file}: there is no event in it: remove it")
-                self.recordings.append(events)
+                sensors.append(events.sensor)
+                if file in wanted:
+                    read[file] = events
                 advance(1)
-        self.sensor = given or tuple(int(v) for v in np.max([events.sensor for events in self.recordings], 0))
-        self.recordings = [events._changed(sensor=self.sensor) for events in self.recordings]
+        self.sensor = given or tuple(int(v) for v in np.max(sensors, 0))
+        self.recordings = [read[file]._changed(sensor=self.sensor) for file in self.files]
 
     def batch(self) -> Events:
         """All recordings as one ragged batch."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gridless.nn.basis import Basis, Monomials
-from gridless.ops.point_conv import compile_ahead, featureless_conv, point_conv
+from gridless.ops.point_conv import FALLOFFS, ORDERS, compile_ahead, featureless_conv, point_conv
 from gridless.plan import Name
 from gridless.structures import Geometry, expect_geometry
 
@@ -23,6 +23,13 @@ class _Conv(nn.Module):
         bias: bool, radius: float | None,
     ) -> None:  # fmt: skip
         super().__init__()
+        kind = type(self).__name__
+        if not isinstance(edges, Name) or edges.kind != "edges":
+            raise TypeError(f"{kind}: edges must be the name of edges of a plan, such as plan.ball(...), not {edges!r}")
+        if falloff not in FALLOFFS:
+            raise ValueError(f"{kind}: falloff must be 'linear' or None, not {falloff!r}")
+        if basis is not None and basis.dim != edges.dim:
+            raise ValueError(f"{kind}: {edges} has {edges.dim} dimensions, and {basis!r} is for {basis.dim}")
         if radius is None:
             radius = edges.radius
         if radius is None:
@@ -86,6 +93,8 @@ class PointConv(_Conv):
         order: str | None = None,
         radius: float | None = None,
     ) -> None:
+        if order not in (None, *ORDERS):
+            raise ValueError(f"PointConv: order must be one of {', '.join(ORDERS)} or None, not {order!r}")
         super().__init__(edges, (in_channels, out_channels), basis, falloff, normalise, bias, radius)
         self.in_channels, self.out_channels, self.order = in_channels, out_channels, order
 

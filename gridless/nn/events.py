@@ -54,6 +54,8 @@ class EventConv(nn.Module):
         super().__init__()
         if rates not in ("spread", "ones", "shared"):
             raise ValueError(f"EventConv: rates must be 'spread', 'ones' or 'shared', not {rates!r}")
+        if not isinstance(temporal, int) or temporal < 1:
+            raise ValueError(f"EventConv: temporal must be a whole number of decays, 1 or more, not {temporal!r}")
         self.near, self.decay_time, self.rates = near, float(decay_time), rates
         taps = len(offsets(near.kernel))
         self.weight = nn.Parameter(torch.empty(taps, temporal, in_channels, out_channels))
@@ -296,8 +298,10 @@ class LeakyCount(nn.Module):
         if every is not None and (not isinstance(every, int) or every < 1):
             raise ValueError(f"LeakyCount: every must be whole microseconds, 1 or more, not {every!r}")
         self.every = every
-        if size < 1 or not decay_times or min(decay_times) <= 0:
-            raise ValueError(f"LeakyCount: needs size >= 1 and positive decay_times, not {size} and {decay_times}")
+        if not isinstance(size, int) or size < 1 or not decay_times or min(decay_times) <= 0:
+            raise ValueError(
+                f"LeakyCount: needs a whole size >= 1 and positive decay_times, not {size} and {decay_times}"
+            )
         self.stream, self.size, self.decay_times = stream, size, tuple(map(float, decay_times))
         self.grid, self.fit = (-(-stream.sensor[1] // size), -(-stream.sensor[0] // size)), bool(fit)
 

@@ -44,6 +44,8 @@ class BatchNorm(nn.Module):
         relu: str | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(channels, str):
+            raise TypeError(f"BatchNorm: channels must be a number, not {channels!r}: BatchNorm(channels, cloud)")
         if channels < 1:
             raise ValueError(f"BatchNorm: channels must be positive, not {channels}")
         if relu not in (None, "before", "after"):
@@ -56,6 +58,8 @@ class BatchNorm(nn.Module):
         self.register_buffer("num_batches_tracked", torch.tensor(0))
 
     def forward(self, features: Tensor, geometry: Geometry | None = None) -> Tensor:
+        if isinstance(features, Geometry):
+            raise TypeError("BatchNorm: features come first: norm(features, geometry)")
         if features.ndim < 2 or features.shape[-1] != self.channels:
             raise ValueError(f"BatchNorm: features must be (rows, {self.channels}), not {tuple(features.shape)}")
         if self.cloud is not None and geometry is None:

@@ -77,7 +77,7 @@ def eager(name: str, save: Save | None = None, backward: Callable | None = None,
 
             @staticmethod
             def jvp(ctx: Any, *tangents: Any) -> Any:
-                raise NotImplementedError(f"{name} has no forward-mode derivative: {_REMEDY}")
+                raise NotImplementedError(f"{name} has no forward-mode derivative: {REMEDY}")
 
         Eager.backward = staticmethod(backward or _refuse_second)  # type: ignore[method-assign]
         # What `Function.apply` does beside this is for torch.func's transforms, which are refused.
@@ -86,7 +86,7 @@ def eager(name: str, save: Save | None = None, backward: Callable | None = None,
         @wraps(forward)
         def call(*inputs: Any) -> Any:
             if torch._C._are_functorch_transforms_active():
-                raise NotImplementedError(f"{name} takes no part in torch.func's transforms: {_REMEDY}")
+                raise NotImplementedError(f"{name} takes no part in torch.func's transforms: {REMEDY}")
             if torch.is_grad_enabled() or forward_ad._current_level >= 0:
                 return apply(*inputs)
             return forward(*inputs)[0] if first else forward(*inputs)
@@ -109,7 +109,7 @@ def without_autocast(function: Callable) -> Callable:
     return run
 
 
-_REMEDY = "run under gl.use_backend('reference'), which torch differentiates"
+REMEDY = "run under gl.use_backend('reference'), which torch differentiates"
 
 
 def _is_dual(x: Any) -> bool:
@@ -123,7 +123,7 @@ def _without_tangents(name: str, function: Callable) -> Callable:
     @wraps(function)
     def run(*inputs: Any) -> Any:
         if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-            raise NotImplementedError(f"{name} has no forward-mode derivative and no torch.func transform: {_REMEDY}")
+            raise NotImplementedError(f"{name} has no forward-mode derivative and no torch.func transform: {REMEDY}")
         return function(*inputs)
 
     return run
@@ -134,4 +134,4 @@ def _keep_nothing(ctx: Any, inputs: tuple, output: Any) -> None:
 
 
 def _refuse_second(ctx: Any, *grads: Any) -> Any:
-    raise NotImplementedError(f"the fast backends have first derivatives only: for second ones {_REMEDY}")
+    raise NotImplementedError(f"the fast backends have first derivatives only: for second ones {REMEDY}")

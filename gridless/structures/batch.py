@@ -81,13 +81,14 @@ def _merge(parts: Sequence[Structure]) -> Structure:
     columns: dict[str, tuple] = dict(zip(names, zip(*map(attrgetter(*names), parts), strict=True), strict=True))
     devices = {t.device for t in columns[cls._length]}
     if len(devices) > 1:
-        raise ValueError(f"collate: {cls.__name__}s are on different devices: {', '.join(map(str, devices))}")
+        raise ValueError(f"collate: {_several(cls)} are on different devices: {', '.join(map(str, devices))}")
     values: dict[str, Any] = {}
     for name, kind, refers in fields:
         column = columns[name]
         if kind == "same":
             if column.count(column[0]) != len(column):
-                raise ValueError(f"collate: {cls.__name__}s with different {name} cannot share a batch")
+                found = " and ".join(dict.fromkeys(map(str, column)))
+                raise ValueError(f"collate: {_several(cls)} of different {name}, {found}, cannot share a batch")
             if name == "padding" and column[0]:
                 raise ValueError("collate: padded batches cannot be collated again")
             values[name] = column[0]
@@ -97,10 +98,10 @@ def _merge(parts: Sequence[Structure]) -> Structure:
             values[name] = Rows.joined(column, "collate")
         elif any(v is None for v in column):
             if any(v is not None for v in column):
-                raise ValueError(f"collate: some {cls.__name__}s have {name} and some have none")
+                raise ValueError(f"collate: some {_several(cls)} have {name} and some have none")
             values[name] = None
         elif kind == "rows":
-            values[name] = torch.cat(column)
+            values[name] = _stacked(column, name)
         elif kind == "splits":
             values[name] = _joined(column, [t.shape[0] for t in columns[refers or ""]])
         else:
@@ -109,6 +110,21 @@ def _merge(parts: Sequence[Structure]) -> Structure:
         raise ValueError(f"collate: {len(values['source'])} edges are more than {MAX_EDGES}: take smaller batches")
     batch = cls.made(**values)
     return batch.trusted() if all(p.is_checked for p in parts) else batch
+
+
+def _several(cls: type) -> str:
+    return cls.__name__ if cls.__name__.endswith("s") else f"{cls.__name__}s"
+
+
+def _stacked(column: Sequence[Tensor], name: str) -> Tensor:
+    try:
+        return torch.cat(column)  # type: ignore[arg-type]
+    except RuntimeError:
+        other = next((i for i, t in enumerate(column) if t.shape[1:] != column[0].shape[1:]), None)
+        if other is None:
+            raise
+        shapes = f"{tuple(column[0].shape)} in example 0 and {tuple(column[other].shape)} in example {other}"
+        raise ValueError(f"collate: {name} are {shapes}: examples of a batch have the same dimensions") from None
 
 
 def _shifted(parts: tuple[Tensor, ...] | list[Tensor], sizes: Sequence[int], holes: bool = False) -> Tensor:

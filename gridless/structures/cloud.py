@@ -129,11 +129,13 @@ class Cloud(Ragged):
             raise TypeError("Cloud.of: a list of Clouds becomes a batch with gl.collate([...])")
         if not rows and not directions and all(type(one) is Tensor and one.ndim == 2 for one in x):
             # Without a cloud for each, whose splits a GPU would get one by one; alike, they are looked at together.
-            alike = len({(one.dtype, one.shape[1]) for one in x}) == 1
+            _check_alike(x)
+            alike = len({one.dtype for one in x}) == 1
             coords = torch.cat([_checked(x[0]), *x[1:]] if alike else [_checked(one) for one in x])
             splits = torch.from_numpy(np.cumsum([0, *(one.shape[0] for one in x)], dtype=np.int64))
             return cls.made(coords=_checked(coords), splits=splits.to(coords.device))
         each = [cls.of(one, directions=directions, **{n: v[i] for n, v in rows.items()}) for i, one in enumerate(x)]
+        _check_alike([one.coords for one in each])
         coords = torch.cat([one.coords for one in each])
         sizes = [n for one in each for n in ([len(one)] if one.num_examples == 1 else one.sizes.tolist())]
         splits = torch.tensor([0, *accumulate(sizes)], device=coords.device)
@@ -230,12 +232,20 @@ def _as_coords(x: Any) -> Tensor:
         coords = tensor_of(x)
     except (TypeError, ValueError, RuntimeError):
         remedy = "pass coordinates, (S, D), and rows by name; a file is read with gl.read_cloud(path)"
-        raise TypeError(f"Cloud.of: {type(x).__name__} is not known: {remedy}") from None
+        kind = f"an array of {x.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
+        raise TypeError(f"Cloud.of: {kind} is not known: {remedy}") from None
     if coords.ndim not in (2, 3):
         raise ValueError(
             f"a cloud is an (S, D) array of coordinates, or (B, N, D) for several, not {tuple(coords.shape)}"
         )
     return coords
+
+
+def _check_alike(examples: Sequence[Tensor]) -> None:
+    dims = [one.shape[1] for one in examples]
+    for i, dim in enumerate(dims):
+        if dim != dims[0]:
+            raise ValueError(f"Cloud.of: example 0 has {dims[0]} dimensions, example {i} has {dim}: make them alike")
 
 
 def _is_point(x: Any) -> bool:

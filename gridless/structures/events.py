@@ -74,7 +74,7 @@ class Events(Ragged):
                 raise ValueError(f"Events: {name} is on {value.device}, pixel on {pixel.device}: move both")
             object.__setattr__(self, name, value.contiguous())
         object.__setattr__(self, "pixel", pixel.contiguous())
-        object.__setattr__(self, "sensor", _as_sensor(self.sensor))
+        object.__setattr__(self, "sensor", as_sensor(self.sensor))
         if self.rows is not NO_ROWS:
             object.__setattr__(self, "rows", Rows.of(self.rows, pixel, "Events"))
         object.__setattr__(self, "splits", as_splits(self.splits, pixel.device, "Events"))
@@ -109,7 +109,7 @@ class Events(Ragged):
         names = as_repairs(repair)
         device = torch.device("cpu")
         if isinstance(x, Events):
-            if sensor is not None and _as_sensor(sensor) != x.sensor:
+            if sensor is not None and as_sensor(sensor) != x.sensor:
                 raise ValueError(f"Events.of: these events have the sensor {x.sensor}, not {tuple(sensor)}")
             if rows:
                 x = dataclasses.replace(x, rows={**x.rows, **rows})
@@ -207,13 +207,17 @@ class Events(Ragged):
         return int(row), words
 
 
-def _as_sensor(sensor: Any) -> tuple[int, int]:
+def as_sensor(sensor: Any, what: str = "Events") -> tuple[int, int]:
+    """(width, height), also of tonic's (width, height, polarities)."""
     try:
-        width, height = (int(v) for v in (sensor[:2] if len(sensor) == 3 else sensor))
-    except (TypeError, ValueError):
-        raise ValueError(f"Events: sensor must be (width, height), not {sensor!r}") from None
+        given = tuple(sensor[:2] if len(sensor) == 3 else sensor)
+        width, height = (int(v) for v in given)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{what}: sensor must be (width, height), not {sensor!r}") from None
+    if (width, height) != given:
+        raise ValueError(f"{what}: sensor must be two whole numbers, (width, height), not {sensor!r}")
     if not (0 < width < 2**31 and 0 < height < 2**31):
-        raise ValueError(f"Events: a sensor of {width} x {height} pixels cannot be")
+        raise ValueError(f"{what}: a sensor of {width} x {height} pixels cannot be")
     return width, height
 
 
@@ -231,7 +235,7 @@ def unchecked(
         repair: names of repairs.
         rows: what else belongs to the events of each recording; none for any when left out.
     """
-    sensor = _as_sensor(sensor)
+    sensor = as_sensor(sensor)
     rows = rows or [NO_ROWS] * len(columns)
     if repair:
         repaired = [_repaired(c, sensor, repair) for c in columns]
@@ -352,7 +356,11 @@ def as_polarity(p: np.ndarray, what: str) -> np.ndarray:
         return np.array(p)
     if len(p):
         low, high = int(p.min()), int(p.max())
-        if low < -1 or high > 1 or (low == -1 and bool((p == 0).any())):
-            row = int(np.flatnonzero((p < -1) | (p > 1) if low < -1 or high > 1 else p == 0)[0])
-            raise ValueError(f"{what}: row {row} has polarity {p[row]}, which must be 0 or 1 (or -1 and 1)")
+        if low < -1 or high > 1:
+            row = int(np.flatnonzero((p < -1) | (p > 1))[0])
+            raise ValueError(f"{what}: row {row} has polarity {p[row]}: give 0 and 1 alone, or -1 and 1")
+        if low == -1 and bool((p == 0).any()):
+            zero, minus = (int(np.flatnonzero(p == value)[0]) for value in (0, -1))
+            words = f"row {zero} has polarity 0, row {minus} has -1, of which one alone can be OFF"
+            raise ValueError(f"{what}: {words}: give 0 and 1 alone, or -1 and 1")
     return p > 0

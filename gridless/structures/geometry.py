@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,10 +14,11 @@ from gridless.structures.edges import Edges
 
 
 def expect_geometry(geometry: Any) -> None:
-    """Refuse a tensor in place of a geometry, which is what a network meets that is called with points."""
-    if isinstance(geometry, Tensor):
+    """Refuse points, and nothing, in place of a geometry, which is what a network meets that is called with points."""
+    if geometry is None or isinstance(geometry, Tensor | np.ndarray):
+        found = "a tensor" if isinstance(geometry, Tensor) else "None" if geometry is None else "an array"
         raise TypeError(
-            "expected a Geometry, not a tensor: call model(model.plan(x)), or, with features, "
+            f"expected a Geometry, not {found}: call model(model.plan(x)), or, with features, "
             "model(features, model.plan(x))"
         )
 

@@ -89,7 +89,9 @@ NO_ROWS = Rows()
 def tensor_of(x: Any) -> Tensor:
     """A tensor that shares the memory of an array, unless that may not be written to or lies otherwise."""
     if isinstance(x, np.ndarray):
-        return torch.from_numpy(x if x.flags.carray else np.array(x, order="C"))
+        # torch has no types of another byte order.
+        kept = x.flags.carray and x.dtype.isnative
+        return torch.from_numpy(x if kept else np.array(x, x.dtype.newbyteorder("="), order="C"))
     return torch.as_tensor(x)
 
 

@@ -16,6 +16,9 @@ from lightning.pytorch.callbacks import Callback
 
 from gridless.progress import line
 
+# Seconds between lines where stderr is not a terminal.
+EVERY = 5.0
+
 
 class _Stop(BaseException):
     """Ends Lightning's loop: at a KeyboardInterrupt it would end the whole process."""
@@ -96,15 +99,15 @@ class EpochBar(Callback):
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
         if not trainer.is_global_zero:
             return
-        # Lightning's own metrics are those of the epoch before, until all callbacks have run.
-        now, values = time.perf_counter(), {**trainer.callback_metrics, **module.history[-1]}
+        # Lightning's own metrics may be those of an earlier epoch.
+        now, values = time.perf_counter(), module.history[-1]
         words = [f"{values[k]:.{n}f} {t}" for k, n, t in _SHOWN if k in values]
         words.append(f"{self.seen / (now - self.since):,.0f} examples/s")
         self.seen, self.since = 0, now
         done = trainer.current_epoch + 1
         if self.bar is not None:
             self.bar.update(self.task, completed=done, words=", ".join(words))
-        elif now - self.drawn > 5 or done == trainer.max_epochs:
+        elif now - self.drawn > EVERY or done == trainer.max_epochs:
             self.drawn = now
             print(f"epoch {done}/{trainer.max_epochs}: {', '.join(words)}", file=sys.stderr, flush=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from contextlib import suppress
@@ -67,8 +68,8 @@ def train(
         _check_writable(cache, "--cache")
     listed = _listed(out)
     learn = _examples(chosen, data, all_data, limit, listed)
-    valid = None if all_data else load_data(chosen, data, "validation", listed)
     chosen = chosen.fitted(learn)
+    valid = None if all_data else load_data(chosen, data, "validation", listed)
     held_out = [] if chosen.data != "folder" else _tell(chosen, data, learn, listed)
     result = run(
         chosen, learn, valid, out, device=pick_device(device), devices=devices, nodes=nodes, resume=resume,
@@ -195,7 +196,7 @@ def predict(
     repair: Annotated[
         list[str] | None, typer.Option(help="Of recordings: unwrap, drop, hold, sort or shift; may be repeated.")
     ] = None,
-    top: Annotated[int, typer.Option(help="Classes to name per file.")] = 3,
+    top: Annotated[int, typer.Option(min=1, help="Classes to name per file.")] = 3,
     category: Annotated[str | None, typer.Option(help="Of networks that find parts: what the clouds show.")] = None,
     out: Annotated[
         Path, typer.Option(help="Where clouds with their parts go, as PLY; of scenes the file, or a folder of them.")
@@ -220,9 +221,13 @@ def predict(
     from gridless.training.predict import classify, classify_events, is_event_network, write_labels, write_parts
     from gridless.weights import load
 
+    if tile is not None and not 0 < tile < math.inf:
+        raise ValueError(f"--tile must be a length above 0, in the units of the points, not {tile:g}")
     one_heap()
     model: Any = load(weights, pick_device(device))
     live, parts, scenes = is_event_network(model), "parts" in model.config, model.config["model"] == "PointUNet"
+    if parts or scenes:
+        _check_out(out, scenes)
     if (parts or scenes) and len({file.stem for file in files}) < len(files):
         raise ValueError(f"two of the files have one name, and would be one file in {out}: give them in two calls")
     names = list(model.about.get("class_names") or [])
@@ -267,12 +272,30 @@ def predict(
 
 
 def _check_kind(file: Path, live: bool) -> None:
-    """Refuse a cloud where the weights are an event network's (`live`), and a recording where they are not."""
+    """Refuse a folder, a cloud where weights are an event network's (`live`), and a recording where they are not."""
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder, and these weights take files: give those in it, {file}/*")
     if file.suffix.lower() in (_CLOUDS if live else _RECORDINGS):
         found, wanted = ("a cloud", "recordings") if live else ("a recording", "clouds")
         raise ValueError(
             f"{file} is {found}, and these weights are for {wanted}: give --weights that were trained on such"
         )
+
+
+def _check_out(out: Path, scenes: bool) -> None:
+    """Refuse the name of a file that is not written, which would become a folder."""
+    from gridless.data.folder import CLOUDS
+    from gridless.scenes.label import OUTPUTS
+
+    suffix = out.suffix.lower()
+    if suffix not in (*CLOUDS, *OUTPUTS) or out.is_dir() or (scenes and suffix in OUTPUTS):
+        return
+    one = (
+        f"scenes are written as {', '.join(OUTPUTS)}: give one of these, or"
+        if scenes
+        else "parts go to OUT/NAME.ply: give"
+    )
+    raise ValueError(f"--out {out}: {one} a folder")
 
 
 def _recipe(name: str, changes: list[str] | None, **more: Any) -> Any:

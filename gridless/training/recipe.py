@@ -108,6 +108,12 @@ class Recipe:
         _one_of("optimiser", self.optimiser, ("adam", "adamw"))
         _one_of("schedule", self.schedule, ("plateau", "cosine"))
         _one_of("precision", self.precision, ("32", "bf16"))
+        for entry in dataclasses.fields(self):
+            kind, value = str(entry.type), getattr(self, entry.name)
+            if kind == "int" and type(value) is not int:
+                raise ValueError(f"recipe: {entry.name} must be a whole number, not {value!r}")
+            if kind.startswith("float") and type(value) not in (int, float, *([type(None)] if "None" in kind else [])):
+                raise ValueError(f"recipe: {entry.name} must be a number, not {value!r}")
         for name in ("points", "repeats", "epochs", "batch_size", "votes", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"recipe: {name} must be at least 1, not {getattr(self, name)}")

@@ -109,7 +109,11 @@ def run(
         place = None if valid is None else valid.to(module.device)
         if place is not None and "valid_accuracy" not in end:
             found = judged(module.best, place, recipe)
-            end |= {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
+            figures = {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
+            end |= figures
+            for logger in trainer.loggers:
+                logger.log_metrics({"epoch": recipe.epochs - 1, **figures}, step=trainer.global_step - 1)
+                logger.save()
         results: dict[str, Any] = {name: value for name, value in end.items() if name != "epoch"}
         results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
         if place is not None and recipe.votes > 1:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gridless.data.folder import Listing
 from gridless.geometry import nearest
-from gridless.structures import Edges
+from gridless.structures import Cloud, Edges
 from gridless.training.examples import Clouds, Recordings, chain
 from gridless.training.recipe import Recipe
 
@@ -57,23 +57,29 @@ def _of_clouds(data: Clouds, some: Tensor, model: Any) -> list[str]:
     mean, radius = geometry[name].counts.double().mean().item(), float(dict(step.settings)["radius"])
     if FEW <= mean <= MANY:
         return lines
-    wanted = _radius(cloud)
-    sized = {k: v for k, v in model.config.items() if k in ("radius", "stem_radius", "spacing")}
-    change = " ".join(f"--set model.{k}={v * wanted / radius:.3g}" for k, v in sized.items())
     words = "few" if mean < FEW else "many"
-    lines.append(
-        f"warning: {mean:.1f} neighbours within the first radius, {radius:g}, are {words}: about {GOOD} are within "
-        f"{wanted:.3g}: {change}"
-    )
+    lines.append(f"warning: {mean:.1f} neighbours within the first radius, {radius:g}, are {words}")
+    count, wanted = _radius(cloud)
+    if wanted:
+        sized = {k: v for k, v in model.config.items() if k in ("radius", "stem_radius", "spacing")}
+        change = " ".join(f"--set model.{k}={v * wanted / radius:.3g}" for k, v in sized.items())
+        lines[-1] += f": about {count} are within {wanted:.3g}: {change}"
+    else:
+        lines[-1] += ": most clouds have a single point" if count < 2 else ": most points are at one place"
     return lines
 
 
-def _radius(cloud: Any) -> float:
-    """The median distance to the neighbour that a ball of a good size would hold last."""
-    count = min(GOOD, int(cloud.sizes.min()))
-    edges = nearest(cloud, cloud, count)
-    offset = cloud.coords[edges.source.long()] - cloud.coords.repeat_interleave(edges.counts, 0)
-    return offset.norm(dim=1).view(-1, count).max(1).values.median().item()
+def _radius(cloud: Cloud) -> tuple[int, float]:
+    """How many neighbours a good ball has in a typical example, and the median distance to the last of them, or 0."""
+    count = min(GOOD, int(cloud.sizes.median()))
+    apart = []
+    for one in cloud.examples:
+        if len(one) >= count:
+            near = one.coords[nearest(one, one, count).source.long()].view(-1, count, one.dim)
+            apart.append((near - one.coords[:, None]).norm(dim=2).max(1).values)
+    distance = torch.cat(apart)
+    distance = distance[distance > 0]
+    return count, distance.median().item() if len(distance) else 0.0
 
 
 def _of_recordings(recipe: Recipe, data: Recordings, some: Tensor, model: Any) -> list[str]:

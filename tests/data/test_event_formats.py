@@ -168,6 +168,9 @@ def test_exposure_measurements_of_an_atis_are_no_events(tmp_path: Path):
         "on\tx\ty\tts\textra\n1\t1\t2\t10\t7\n-1\t3\t4\t20\t7\n\n",
         "t, x, y, p,\n10 , 1, 2, 1,\r\n20,\t3, 4, 0\n",
         " t  x  y p\n 10  1  2 1 \n20 3 4 0\n",
+        "1.000e+01 1.000e+00 2.000e+00 1.000e+00\n2.000e+01 3.000e+00 4.000e+00 0.000e+00\n",
+        "t,x,y,p\n1.00e-05,1,2,1\n2.0e-5,3,4,-1\n",
+        "0.00001;1;2;1\n2E-5;3;4;0\n",
         "\n" * 50 + "x,y,t,p,time of day\n1,2,10,1,0\n3,4,000000000000000000000020,0,0\n" + "\n" * 50,
     ],
 )
@@ -197,6 +200,11 @@ def test_text_is_read_in_any_order_of_columns(tmp_path: Path, text):
         ("1,0,1,0\n", "which column is which"),
         ("t,x,y,p\n1,2.5,3,1\n", "decimal"),
         ("t,x,y,p\n99999999999999999999,2,3,1\n", "too large"),
+        ("t,x,y,p\n1e1,2.5e-1,3e0,1e0\n", "decimal"),
+        ("t,x,y,p\n1.5e-1,2.5e-1,3e0,1e0\n", "only times"),
+        ("t,x,y,p\n1e300,2e0,3e0,1e0\n", "too large"),
+        ("t,x,y,p\n1e0,2e0,3e0,1e0\n2e0,nan,3e0,1e0\n", "only times|too large"),
+        ("t,x,y,p\n1e0,2e0,3e0,1e0\n2e0,3e0,1e0\n", "columns"),
     ],
 )
 def test_text_that_is_no_table_of_events_is_refused(tmp_path: Path, text, words):

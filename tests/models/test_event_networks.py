@@ -307,8 +307,9 @@ def test_decaying_counts_are_those_of_every_event_by_its_age():
     torch.testing.assert_close(layer(plan(events)), wanted.log1p(), rtol=1e-11, atol=1e-11)
     padded = gl.collate([plan(one) for one in events.examples], bucket="power_of_two")
     torch.testing.assert_close(layer(padded), wanted.log1p(), rtol=1e-11, atol=1e-11)
-    with pytest.raises(ValueError, match="LeakyCount: needs size >= 1 and positive decay_times"):
-        gl.nn.LeakyCount(clock, 2, ())
+    for size, decay_times in ((2, ()), (2.5, (50.0,))):
+        with pytest.raises(ValueError, match="LeakyCount: needs a whole size >= 1 and positive decay_times"):
+            gl.nn.LeakyCount(clock, size, decay_times)
 
 
 def magnified(grid):

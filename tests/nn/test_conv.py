@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,6 +82,32 @@ def test_edges_without_a_radius_need_one(plan):
         PointConv(nearest, 3, 3)
     geometry = geometry_of(plan, 40)
     assert PointConv(nearest, 3, 3, radius=0.5)(torch.randn(40, 3), geometry).shape == (40, 3)
+
+
+def test_settings_of_a_layer_are_checked_when_it_is_built(plan):
+    plan, near, _, _ = plan
+    for edges in ("N00", near.source):
+        for layer in (lambda e: PointConv(e, 4, 8), lambda e: FeaturelessConv(e, 4), lambda e: DepthwiseConv(e, 4)):
+            with pytest.raises(TypeError, match=r"Conv: edges must be the name of edges of a plan, such as plan.ball"):
+                layer(edges)
+    with pytest.raises(ValueError, match="PointConv: falloff must be 'linear' or None, not 'lin'"):
+        PointConv(near, 4, 8, falloff="lin")
+    with pytest.raises(ValueError, match="PointConv: order must be one of gather_first, transform_first or None"):
+        PointConv(near, 4, 8, order="x")
+    with pytest.raises(ValueError, match=r"N00 has 3 dimensions, and Monomials\(dim=2, order=2\) is for 2"):
+        PointConv(near, 4, 8, basis=Monomials(2, 2))
+
+
+def test_what_a_layer_cannot_convolve_is_refused_in_its_words(plan):
+    plan, near, _, _ = plan
+    geometry, layer = geometry_of(plan), PointConv(near, 6, 8)
+    with pytest.raises(ValueError, match="features have 3 channels, and the layer takes 6"):
+        layer(torch.rand(150, 3), geometry)
+    with pytest.raises(TypeError, match=r"features must be a tensor .* not NoneType: a cloud without features"):
+        layer(None, geometry)
+    for wrong, words in ((None, "None"), (np.zeros((150, 3)), "an array"), (torch.rand(150, 3), "a tensor")):
+        with pytest.raises(TypeError, match=f"expected a Geometry, not {words}: call"):
+            layer(torch.rand(150, 6), wrong)
 
 
 def test_a_layer_survives_copying_and_its_state_reloading(plan):

@@ -33,6 +33,14 @@ class Network(nn.Module):
         return self.mean(self.third(self.second(features, geometry), geometry), geometry)
 
 
+@pytest.mark.parametrize("temporal", [0, -1, 2.5])
+def test_a_number_of_decays_that_cannot_be_is_refused(temporal):
+    plan = gl.Plan()
+    camera = plan.events(SENSOR)
+    with pytest.raises(ValueError, match="temporal must be a whole number of decays, 1 or more, not"):
+        PolarityConv(plan.causal(camera, camera), 4, temporal=temporal)
+
+
 @pytest.mark.parametrize("window", [None, 800.0])
 def test_a_network_compiles_whole(window):
     """By scan, and along edges: values and gradients are those of eager code."""

@@ -131,6 +131,10 @@ def test_refuses_the_wrong_width_and_a_missing_geometry():
         BatchNorm(6, "X0")(torch.randn(3, 6))
     with pytest.raises(ValueError, match="positive"):
         BatchNorm(0)
+    with pytest.raises(TypeError, match=r"channels must be a number, not 'X0': BatchNorm\(channels, cloud\)"):
+        BatchNorm("X0", 6)
+    with pytest.raises(TypeError, match=r"features come first: norm\(features, geometry\)"):
+        BatchNorm(6, "X0")(geometry((5,), None), torch.randn(5, 6))
 
 
 @pytest.mark.parametrize("bucket", [None, "power_of_two"])

@@ -357,6 +357,31 @@ def test_tuples_mappings_and_labels_are_collated_part_by_part():
     assert gl.collate([[np.zeros(2)], [np.ones(2)]])[0].shape == (2, 2)
 
 
+def test_arrays_of_another_byte_order_are_converted_and_those_of_no_numbers_refused_by_type():
+    numbers = np.arange(6).reshape(2, 3)
+    cloud = gl.Cloud.of(numbers.astype(">f4"), label=np.array([1, 2], ">i4"))
+    assert cloud.coords.tolist() == numbers.tolist()
+    assert cloud.rows["label"].tolist() == [1, 2]
+    with pytest.raises(TypeError, match=r"Cloud.of: an array of object is not known: pass coordinates"):
+        gl.Cloud.of(numbers.astype(object))
+
+
+@pytest.mark.parametrize("kind", [torch.zeros, np.zeros])
+def test_examples_of_other_dimensions_are_refused_by_number(kind):
+    with pytest.raises(ValueError, match=r"Cloud.of: example 0 has 3 dimensions, example 2 has 2: make them alike"):
+        gl.Cloud.of([kind((4, 3)), kind((5, 3)), kind((4, 2))])
+
+
+def test_what_cannot_share_a_batch_is_said_with_what_differs():
+    nothing = {name: np.zeros(0, np.int64) for name in "xytp"}
+    events = [gl.Events.of(nothing, sensor=sensor) for sensor in ((8, 8), (9, 8), (8, 8))]
+    with pytest.raises(ValueError, match=r"collate: Events of different sensor, \(8, 8\) and \(9, 8\), cannot share"):
+        gl.collate(events)
+    clouds = [gl.Cloud.of(torch.rand(4, dim)) for dim in (3, 3, 2)]
+    with pytest.raises(ValueError, match=r"coords are \(4, 3\) in example 0 and \(4, 2\) in example 2: examples of a"):
+        gl.collate(clouds)
+
+
 def test_batches_are_collated_as_examples_are():
     twice = gl.collate([gl.collate([cloud(3), cloud(4)]), cloud(2)])
     assert twice.splits.tolist() == [0, 3, 7, 9]

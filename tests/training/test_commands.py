@@ -187,6 +187,24 @@ def test_a_network_with_a_new_head_keeps_the_rest_and_can_be_saved(saved, tmp_pa
     assert torch.equal(again.state_dict()["head.5.weight"], mine["head.5.weight"])
 
 
+@pytest.mark.parametrize(
+    ("classes", "words"),
+    [
+        ("mug", r"one name, 'mug': give a list, \['mug', ...\]"),
+        (0, "there must be at least 1, not 0"),
+        (-2, "there must be at least 1, not -2"),
+        (2.5, "give how many there are, or a list of their names, not 2.5"),
+        (True, "give how many there are, or a list of their names, not True"),
+        ([], "there must be at least 1, not 0"),
+        (["a", 1], "give how many there are, or a list of their names, not"),
+        (["a", "b", "a"], "'a' is there twice"),
+    ],
+)
+def test_classes_that_cannot_be_are_refused_by_name(saved, classes, words):
+    with pytest.raises((TypeError, ValueError), match=f"^load: classes: {words}"):
+        gl.load(saved[1], classes=classes)
+
+
 def test_networks_that_label_points_and_event_networks_take_new_classes_too(tmp_path):
     parts = gl.save(models.PointUNetPlus([3, 2], width=8, levels=1, hidden=16), tmp_path / "parts")
     assert gl.load(parts, classes=4).config["parts"] == [4]
@@ -235,6 +253,10 @@ def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
             ["predict", "recording.npz"],
             "recording.npz is a recording, and these weights are for clouds: give --weights",
         ),
+        (["predict", "."], ". is a folder, and these weights take files: give those in it"),
+        (["predict", "one.npy", "--top", "0"], "gridless predict: Invalid value for '--top': "),
+        (["predict", "one.npy", "--tile", "0"], "--tile must be a length above 0"),
+        (["train", "shapes", "--set", "epochs=abc"], "recipe: epochs must be a whole number, not 'abc'"),
         (["nonsense"], "no command 'nonsense': there are train"),
     ],
 )
@@ -353,10 +375,38 @@ def test_bad_clouds_are_refused_with_a_reason():
         prepare(gl.Cloud.of(torch.ones(4, 3)), "x.ply", 10)
 
 
-def test_a_cloud_on_another_scale_is_warned_of():
+@pytest.mark.parametrize(
+    ("how", "hint"),
+    [
+        ({}, "too sparse: use more points"),
+        ({"keep_scale": True}, "too sparse, or in other units than those of training"),
+    ],
+)
+def test_a_cloud_whose_points_have_no_neighbours_is_warned_of_with_what_may_help(how, hint):
     model = models.PointResNet(3, width=8, levels=1)
-    with pytest.warns(UserWarning, match=r"x.ply: 100% of the points have no neighbour .* scale it to the unit sphere"):
-        check_scale(model.plan(shapes(1).points[0] * 100), "x.ply")
+    with pytest.warns(UserWarning, match=rf"x.ply: 100% of the points have no neighbour .*: the cloud is {hint}$"):
+        check_scale(model.plan(shapes(1).points[0] * 100), "x.ply", Preparation(**how))
+
+
+def test_points_at_hand_are_no_file(saved):
+    with pytest.raises(
+        TypeError, match=r"the path of a file; points at hand are asked by model\(model.plan\(points\)\)"
+    ):
+        gl.training.classify(saved[0], torch.rand(9, 3))
+
+
+def test_a_file_that_would_become_a_folder_is_refused(tmp_path, capsys):
+    scenes = gl.save(models.point_unet(3, width=8, levels=1, radius=0.3), tmp_path / "scenes")
+    parts = gl.save(models.PointUNetPlus([3], width=8, levels=1, hidden=16), tmp_path / "parts")
+    np.save(tmp_path / "one.npy", np.zeros((9, 3), np.float32))
+    words = ["predict", str(tmp_path / "one.npy"), "--device", "cpu", "--out", str(tmp_path / "x.xyz"), "--weights"]
+    assert main([*words, str(scenes)]) == 1
+    assert (
+        "x.xyz: scenes are written as .las, .laz, .ply, .npy: give one of these, or a folder" in capsys.readouterr().err
+    )
+    assert main([*words, str(parts)]) == 1
+    assert "x.xyz: parts go to OUT/NAME.ply: give a folder" in capsys.readouterr().err
+    assert not (tmp_path / "x.xyz").exists()
 
 
 def test_predict_goes_on_after_a_file_that_it_cannot_use(saved, tmp_path, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ import torch
 
 import gridless as gl
 from gridless.__main__ import main
-from gridless.data.folder import held_out, listing
-from gridless.data.prepare import Preparation, prepare, turned
+from gridless.data.folder import Listing, held_out, listing
+from gridless.data.prepare import Preparation, padded, prepare, turned
+from gridless.training import Clouds
 from gridless.training.recipe import load_recipe
+from gridless.training.statistics import statistics
 
 SMALL = ["--device", "cpu", "--epochs", "1", "--set", "batch_size=4"]
 TINY = ["--set", "model.width=8", "--set", "model.levels=1", "--set", "model.lift=16"]
@@ -85,6 +88,26 @@ def test_a_radius_that_does_not_fit_is_warned_of_with_one_that_does(scans, tmp_p
     words = [part for word in advice if "stem" in word for part in ("--set", word)]
     assert run(tmp_path / "again", "own-clouds", "--data", str(scans), *TINY, *words) == 0
     assert "warning: " not in capsys.readouterr().err
+
+
+def advised(sizes, spread=1.0, radius=0.001):
+    """What is said of random clouds of these sizes by a network of this radius."""
+    clouds = [torch.rand(size, 3, generator=torch.Generator().manual_seed(size)) * spread for size in sizes]
+    data = Clouds(padded(clouds), torch.zeros(len(sizes), dtype=torch.int64), ["a"], torch.tensor(sizes))
+    model = gl.models.point_resnet_small(2, width=8, radius=radius)
+    found = Listing(Path("scans"), (), (), (), (), "")
+    return statistics(load_recipe("own-clouds"), found, data, model)[-1]
+
+
+def test_the_radius_that_is_advised_is_that_of_a_typical_example():
+    words = advised([1, 300, 300, 300])
+    assert words == advised([300, 300, 300, 300])
+    assert "are few: about 12 are within 0." in words
+    few = advised([1, 5, 5, 5])
+    assert "are few: about 5 are within " in few
+    assert "model.radius=0 " not in f"{few} "
+    assert advised([300, 300], spread=0.0, radius=1.0).endswith("are many: most points are at one place")
+    assert advised([1, 1, 1]).endswith("are few: most clouds have a single point")
 
 
 def test_fine_tuning_begins_with_other_weights_and_the_classes_of_the_folder(scans, tmp_path, capsys):
@@ -258,6 +281,54 @@ def test_recordings_are_learned_from_a_folder(tmp_path, capsys):
     files = sorted(map(str, (tmp_path / "digits" / "low").iterdir()))[:2]
     assert main(["predict", *files, "--weights", str(tmp_path / "run" / "weights"), "--json", "--device", "cpu"]) == 0
     assert {json.loads(line)["class"] for line in capsys.readouterr().out.splitlines()} <= {"high", "low"}
+
+
+@pytest.fixture
+def unstated(tmp_path):
+    """Recordings of two classes in files that do not say the sensor, the events of each in a corner of its own size."""
+    random = np.random.default_rng(0)
+    for name in ("left", "right"):
+        for number in range(5):
+            side = 12 + number + 5 * (name == "right")
+            write_recording(tmp_path / "moves" / name / f"{number}.npy", random, (side, 30 - side))
+    return tmp_path / "moves"
+
+
+def write_recording(path, random, extent):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    events = np.zeros(200, [("x", "i4"), ("y", "i4"), ("t", "i8"), ("p", "?")])
+    events["x"], events["y"] = (random.integers(0, size, 200) for size in extent)
+    events["x"][0], events["y"][0] = extent[0] - 1, extent[1] - 1
+    events["t"] = np.sort(random.integers(0, 50_000, 200))
+    np.save(path, events)
+
+
+def test_the_sensor_of_a_folder_is_that_of_all_its_splits(unstated):
+    found = {split: gl.data.EventFolder(unstated, split) for split in ("train", "fit", "validation")}
+    assert {data.sensor for data in found.values()} == {(21, 18)}
+    assert {example.sensor for data in found.values() for example, _ in data} == {(21, 18)}
+    assert [len(data) for data in found.values()] == [10, 8, 2]
+
+
+def test_recordings_that_do_not_say_their_sensor_are_learned_and_judged_on_one(unstated, tmp_path, capsys):
+    tiny = ["--set", "model.width=8", "--set", "model.levels=2", "--set", "model.threshold=1.0"]
+    assert run(tmp_path / "run", "own-recordings", "--data", str(unstated), *tiny, "--set", "validate_every=1") == 0
+    assert "21 x 18 pixels" in capsys.readouterr().err
+    weights, random = str(tmp_path / "run" / "weights"), np.random.default_rng(1)
+    write_recording(unstated / "left" / "9.npy", random, (9, 9))
+    judge = ["evaluate", weights, "--data", str(unstated), "--split", "fit", "--device", "cpu"]
+    assert main(judge) == 0
+    assert "of 9 recordings" in capsys.readouterr().out
+    small, large = str(unstated / "left" / "9.npy"), str(unstated / "left" / "10.npy")
+    assert main(["predict", small, "--weights", weights, "--device", "cpu"]) == 0
+    capsys.readouterr()
+    write_recording(unstated / "left" / "10.npy", random, (22, 9))
+    assert main(["predict", large, "--weights", weights, "--device", "cpu"]) == 1
+    refused = f"{large}: recorded with 22 x 9 pixels, but the network is for 21 x 18: cut out or pool pixels first"
+    assert refused in capsys.readouterr().err
+    assert main(judge) == 1
+    err = capsys.readouterr().err
+    assert f"{large}: event 0 is at pixel (21, 8), outside the sensor of 21 x 18: pass repair='drop'" in err
 
 
 def test_normals_turn_with_the_points_that_they_are_features_of(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -83,6 +84,18 @@ def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, 
     model = gl.load(tmp_path / "weights")
     right = clouds.probabilities(model, recipe).argmax(1) == clouds.labels
     assert results["valid_accuracy"] == right.double().mean().item()
+
+
+def test_a_run_shows_and_logs_the_validation_of_each_epoch_as_its_own(recipe, clouds, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gridless.training.callbacks.EVERY", 0.0)
+    results = run(recipe.changed(epochs=3, validate_every=2), clouds, clouds, tmp_path)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
+    assert [" valid" in line for line in lines] == [False, True, False]
+    with open(tmp_path / "logs" / "metrics.csv") as file:
+        logged = {int(row["epoch"]): row["valid_accuracy"] for row in csv.DictReader(file) if row["valid_accuracy"]}
+    assert list(logged) == [1, 2]
+    for epoch, value in logged.items():
+        assert float(value) == pytest.approx(results["history"][epoch]["valid_accuracy"], abs=1e-6)
 
 
 @pytest.fixture(scope="module")

@@ -481,6 +481,10 @@ def test_a_report_counts_each_class():
         ({"optimiser": "sgd"}, "optimiser must be one of adam, adamw"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"learning_rate": float("nan")}, "learning_rate must be positive"),
+        ({"epochs": "abc"}, "epochs must be a whole number, not 'abc'"),
+        ({"epochs": 2.5}, "epochs must be a whole number, not 2.5"),
+        ({"clip": "no"}, "clip must be a number, not 'no'"),
+        ({"learning_rate": None}, "learning_rate must be a number, not None"),
     ],
 )
 def test_mistakes_in_a_recipe_are_named(change, words):

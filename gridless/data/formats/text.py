@@ -2,11 +2,13 @@
 
 Lines that begin with `#` or `%` come first and are skipped, save `%geometry:WIDTH,HEIGHT`, which is the sensor. A line
 of names (x, y, t, p, in any order, with the aliases that `Events.of` knows) says which column is which; without one the
-two usual orders are told apart by their values: `t x y p` and `x y p t`. A time with a decimal point is in seconds.
+two usual orders are told apart by their values: `t x y p` and `x y p t`. A time with a decimal point is in seconds;
+where numbers have exponents (1.5e+03), times are in seconds unless all are whole.
 """
 
 from __future__ import annotations
 
+import io
 import re
 
 import numpy as np
@@ -18,6 +20,8 @@ from gridless.structures.events import ALIASES, as_polarity
 ORDERS = ("txyp", "xypt")
 MAX_COLUMNS = 64
 MAX_LINE = 1 << 16
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+EXPONENT = re.compile(rb"[\d.][eE][-+]?\d")
 FAULTS = (
     "",
     "line {line} has something that is no whole number (only times may have a decimal point)",
@@ -50,7 +54,7 @@ def read(file: File) -> Recording:
         raise file.error(f"the first line of events has {width} columns, but {names['columns']} are named", first)
     points = [i for i, cell in enumerate(cells) if "." in cell]
     decimal = points[0] if len(points) == 1 else -1
-    values = _numbers(file, first, width, decimal, delimiter)
+    values, decimal = _numbers(file, first, width, decimal, delimiter)
     if names is None:
         names = _guessed(file, values, decimal, first)
     if decimal >= 0 and decimal != names["t"]:
@@ -102,7 +106,7 @@ def _comments(file: File) -> tuple[int, tuple[int, int] | None]:
 def _names(file: File, start: int) -> tuple[dict[str, int] | None, int]:
     """The column of each field and their number, if the first line names them, and where the events begin."""
     cells, _ = _cells(file, start)
-    if not re.search(r"[A-Za-z]", "".join(cells)):
+    if not re.search(r"[A-Za-z]", "".join(cells)) or all(map(NUMBER.fullmatch, cells)):
         return None, start
     words = [cell.strip(' "').lower() for cell in cells]
     found = {name: [i for i, w in enumerate(words) if w in aliases] for name, aliases in ALIASES.items()}
@@ -112,18 +116,43 @@ def _names(file: File, start: int) -> tuple[dict[str, int] | None, int]:
     return {"columns": len(words), **{name: at[0] for name, at in found.items()}}, _line_end(file, start)
 
 
-def _numbers(file: File, start: int, width: int, decimal: int, delimiter: str) -> np.ndarray:
-    """All numbers as (rows, width) int64; of the column `decimal` (-1: none) in millionths."""
+def _numbers(file: File, start: int, width: int, decimal: int, delimiter: str) -> tuple[np.ndarray, int]:
+    """All numbers as (rows, width) int64; of the column `decimal` (-1: none), which is returned, in millionths."""
     body = file.data[start:]
     if body[-1] != 10:
         body = np.append(body, np.uint8(10))
     # A number has a digit and something behind it: room for all whole rows, and for one with a fault.
     values = np.empty((min(int(np.count_nonzero(body == 10)), len(body) // (2 * width) + 1), width), np.int64)
     rows, fault, position = (int(v) for v in _parse(body, width, decimal, ord(delimiter), values))
+    if fault == 1 and EXPONENT.search(body.tobytes()):
+        return _with_exponents(file, body, start, width, decimal, delimiter)
     if fault:
         line = int(np.count_nonzero(file.data[: start + position] == 10)) + 1
         raise file.error(FAULTS[fault].format(line=line, wanted=width), start + position)
-    return values[:rows]
+    return values[:rows], decimal
+
+
+def _with_exponents(
+    file: File, body: np.ndarray, start: int, width: int, decimal: int, delimiter: str
+) -> tuple[np.ndarray, int]:
+    """`_numbers` where some are written as 1.5e+03."""
+    try:
+        between = None if delimiter == " " else delimiter
+        real = np.loadtxt(io.BytesIO(body.tobytes()), np.float64, None, between, ndmin=2, encoding="latin-1")
+    except ValueError as error:
+        raise file.error(f"has something that is no number: {error}", start) from None
+    if real.shape[1] != width:
+        raise file.error(f"lines have {real.shape[1]} columns, but the first has {width}", start)
+    fractions = np.flatnonzero((real != np.rint(real)).any(0))
+    if len(fractions) > 1 or (decimal >= 0 and len(fractions) and fractions[0] != decimal):
+        raise file.error("only times may be no whole numbers", start)
+    decimal = int(fractions[0]) if len(fractions) else decimal
+    if decimal >= 0:
+        real[:, decimal] *= 1e6
+    # Beyond, a float64 tells no whole numbers apart; this is also true of what is not finite.
+    if not (np.abs(real) <= 2.0**53).all():
+        raise file.error("has a number too large", start)
+    return np.rint(real).astype(np.int64), decimal
 
 
 def _guessed(file: File, values: np.ndarray, decimal: int, at: int) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gridless.backends import implementation, uncompiled
 from gridless.geometry.ball import reference
-from gridless.geometry.checks import check_clouds, check_radius
+from gridless.geometry.checks import check_clouds, check_radius, check_whole
 from gridless.structures import Cloud, Edges
 
 
@@ -30,8 +30,8 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None = None) 
     if isinstance(radius, bool | str) or not hasattr(radius, "__float__"):
         raise TypeError(f"ball: radius must be a number, such as 0.1, in the units of the points, not {radius!r}")
     radius = check_radius("ball", radius, source.coords.dtype)
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"ball: limit must be a whole number of neighbours, 1 or more, not {limit!r}")
+    if limit is not None:
+        check_whole("ball", "limit", limit)
     splits, index = implementation(reference, source.device).ball(source, target, radius, limit)
     return Edges.made(
         splits=splits,

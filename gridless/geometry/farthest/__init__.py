@@ -76,16 +76,11 @@ def random_sample(cloud: Cloud, size: Size, generator: torch.Generator | None = 
 def sample_sizes(cloud: Cloud, size: Size, what: str) -> Tensor:
     """Samples of each example (B) int64, never more than it has points."""
     have = cloud.sizes
-    if isinstance(size, bool) or not isinstance(size, (int, float, Sequence, Tensor)) or isinstance(size, str):
-        raise TypeError(f"{what}: size must be a number, a fraction or one number per example, not {size!r}")
+    check_size(size, what)
     if isinstance(size, float):
-        if not 0 < size <= 1:
-            raise ValueError(f"{what}: a fraction must be above 0 and at most 1, not {size}: for a number pass an int")
         # 0.07 * 100 is a little above 7 in floating point, and must not become 8.
         return torch.ceil(have.double() * size - 1e-9).long()
     if isinstance(size, int):
-        if size < 0:
-            raise ValueError(f"{what}: size must not be negative, not {size}")
         return have.clamp(max=size)
     each = torch.as_tensor(size)
     if each.dtype not in (torch.int64, torch.int32) or each.shape != have.shape:
@@ -96,6 +91,16 @@ def sample_sizes(cloud: Cloud, size: Size, what: str) -> Tensor:
     if len(each) and int(each.min()) < 0:
         raise ValueError(f"{what}: size must not be negative, not {int(each.min())}")
     return torch.minimum(each.to(have.device, torch.int64), have)
+
+
+def check_size(size: Size, what: str) -> None:
+    """Refuse what no cloud can give so many samples of."""
+    if isinstance(size, bool) or not isinstance(size, (int, float, Sequence, Tensor)) or isinstance(size, str):
+        raise TypeError(f"{what}: size must be a number, a fraction or one number per example, not {size!r}")
+    if isinstance(size, float) and not 0 < size <= 1:
+        raise ValueError(f"{what}: a fraction must be above 0 and at most 1, not {size}: for a number pass an int")
+    if isinstance(size, int) and size < 0:
+        raise ValueError(f"{what}: size must not be negative, not {size}")
 
 
 def _check_start(cloud: Cloud, start: int) -> None:

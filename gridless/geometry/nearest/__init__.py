@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gridless import backends
-from gridless.geometry.checks import check_clouds
+from gridless.geometry.checks import check_clouds, check_whole
 from gridless.geometry.nearest import reference
 from gridless.structures import MAX_EDGES, Cloud, Edges
 
@@ -28,8 +28,7 @@ def nearest(source: Cloud, target: Cloud, k: int) -> Edges:
         Edges from source to target, at most k per target.
     """
     check_clouds("nearest", source, target)
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        raise ValueError(f"nearest: k must be a whole number of at least 1, not {k!r}")
+    check_whole("nearest", "k", k)
     if min(k, len(source)) * len(target) > MAX_EDGES:
         raise ValueError(
             f"nearest: {k} neighbours of {len(target)} targets may be more than {MAX_EDGES} edges: cut the batch"

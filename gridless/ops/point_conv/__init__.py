@@ -58,6 +58,11 @@ def point_conv(
     Returns (S', P). Differentiable in features, weight, bias and both coordinates, once and in reverse mode; for other
     derivatives use `gl.use_backend("reference")`.
     """
+    if not isinstance(features, Tensor):
+        words = "a cloud without features is convolved by featureless_conv"
+        raise TypeError(
+            f"point_conv: features must be a tensor (points, channels), not {type(features).__name__}: {words}"
+        )
     features, weight, bias = _autocast(edges.device.type, features, weight, bias)
     backend = backends.backend_for(edges.device)
     given = source_coords, target_coords, radius, basis, falloff, normalise
@@ -215,9 +220,11 @@ def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges
             f"({edges.num_source}, channels), not {tuple(features.shape)}"
         )
     if weight.ndim not in (2, 3) or weight.shape[:2] != (basis.size, features.shape[1]):
+        known = weight.ndim in (2, 3) and weight.shape[0] == basis.size
+        words = f"features have {features.shape[1]} channels, and the layer takes {weight.shape[1]}: " if known else ""
         raise ValueError(
-            f"point_conv: weight must be (basis.size = {basis.size}, in channels = {features.shape[1]}, out channels), "
-            f"or without the last if depthwise, not {tuple(weight.shape)}"
+            f"point_conv: {words}weight must be (basis.size = {basis.size}, in channels = {features.shape[1]}, "
+            f"out channels), or without the last if depthwise, not {tuple(weight.shape)}"
         )
     if not features.is_contiguous():
         raise ValueError("point_conv: features are not contiguous: pass features.contiguous()")
