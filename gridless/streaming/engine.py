@@ -163,7 +163,7 @@ class Engine(Stream):
 
     def _unpacked(self, packet: Any) -> tuple[int, ...] | None:
         """The addresses of the events of a short structured array of whole numbers, copied; None for other arrays."""
-        if type(packet) is np.void:
+        if isinstance(packet, np.void):
             packet = np.array(packet, ndmin=1)
         layout = self._layouts.get(packet.dtype)
         if layout is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -101,7 +102,8 @@ class Stream:
         return None if last is None else last.logits
 
     def push(self, packet: Any) -> Iterator[Prediction]:
-        """Take in a packet: `Events` of one recording, or an array that `Events.of` takes. Yields predictions."""
+        """Take in a packet: `Events` of one recording, an array that `Events.of` takes, or one record of it. Yields
+        predictions."""
         events = self._events(packet)
         if not len(events):
             return iter(())
@@ -110,6 +112,8 @@ class Stream:
 
     def _events(self, packet: Any) -> Events:
         """The packet as events of this sensor."""
+        if isinstance(packet, np.ndarray | np.void):
+            packet = np.atleast_1d(packet)
         events = packet if isinstance(packet, Events) else Events.of(packet, sensor=self.sensor)
         if events.sensor != self.sensor:
             raise ValueError(f"stream: the network is for a sensor of {self.sensor}, the packet is of {events.sensor}")

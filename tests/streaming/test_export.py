@@ -274,6 +274,8 @@ def test_a_compiled_stream_is_a_stream(tmp_path: Path):
     again.load_state_dict(state)
     assert torch.equal(again(events[700:]), last)
     assert (again.events_seen, again.time) == (1500, int(events.time[-1]))
+    again(events[-1:].numpy()[0])
+    assert again.events_seen == 1501
     assert again.memory_bytes > 1000
     assert len(list(folder.glob("*.so"))) == 1
     with pytest.raises(ValueError, match="before the last one"):
