@@ -114,6 +114,26 @@ def test_pooled_answers_come_with_each_packet():
         assert_close(found[-1].logits, model(model.plan(events))[0], 1e-5)
 
 
+class DenseCounts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan = gl.Plan()
+        self.count = gl.nn.LeakyCount(self.plan.events(SENSOR), 4, (700.0,), every=2000)
+        self.dense = gl.nn.Dense(2, 5)
+
+    def forward(self, geometry, memory=None):
+        return self.dense(self.count(geometry, memory)).relu().mean((1, 2, 3))
+
+
+def test_a_dense_layer_takes_counts_in_the_batch_as_it_does_live():
+    model, events = settled(DenseCounts), busy("plain", SENSOR, 300)
+    assert compare(model, events)
+    engine = stream(model)
+    engine(events)
+    with torch.no_grad():
+        assert_close(engine.predict(), model(model.plan(events))[0], 1e-5)
+
+
 def test_print_shows_the_program():
     text = str(stream(settled(Gates)))
     assert "X1 = lif(X0, kernel=3, stride=2, decay_time=3000, threshold=0.6, reset=-0.4)" in text
