@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gridless.streaming.reading import input_stream
+from gridless.streaming.reading import eager, input_stream
 from gridless.streaming.table import LONGEST
 from gridless.structures import Events
 
@@ -45,6 +45,7 @@ class Stream:
     start: int
 
     def __init__(self, model: nn.Module, features: Iterable[str] = ()) -> None:
+        model = eager(model)
         _, _, self.sensor = input_stream(model)
         if model.training:
             raise ValueError("stream: the network is in training mode: call model.eval() first")

@@ -39,6 +39,11 @@ ONE = "return the one that is to run live, or torch.cat of several"
 WAITS = "stream: the voxel head waits for the end of the recording: build the network with duration=..."
 
 
+def eager(model: nn.Module) -> nn.Module:
+    """The module that `torch.compile` was given, or the module itself."""
+    return getattr(model, "_orig_mod", model)
+
+
 def input_stream(model: nn.Module) -> tuple[Plan, str, tuple[int, int]]:
     """The plan of an event network, the name of its input and its sensor."""
     plan = getattr(model, "plan", None)
@@ -520,6 +525,10 @@ def _linear(r: Reader, layer: nn.Linear, x: Any) -> Row:
     return r.dense(x, layer.weight, layer.bias)
 
 
+def _table(r: Reader, layer: nn.Embedding, index: Any) -> Row:
+    return _embedding(r, index, layer.weight, max_norm=layer.max_norm)
+
+
 def _nothing(r: Reader, layer: Any, x: Any, *rest: Any) -> Any:
     return x
 
@@ -548,7 +557,7 @@ _LAYERS: tuple[tuple[type, Callable[..., Any]], ...] = (
     (nn.LayerNorm, _layer_norm), (LeakyMean, _leaky_mean), (VoxelMean, _voxel_mean),
     (LeakyCount, _leaky_count), (Last, _last), (MeanPool, _pool), (MaxPool, _pool), (VoxelConv, _voxel_conv),
     (VoxelMerge, _voxel_merge),
-    (nn.Linear, _linear), (nn.Dropout, _nothing), (nn.Identity, _nothing), (nn.LeakyReLU, _leaky_relu),
+    (nn.Linear, _linear), (nn.Embedding, _table), (nn.Dropout, _nothing), (nn.Identity, _nothing), (nn.LeakyReLU, _leaky_relu),
     (nn.Softmax, _softmax), (nn.LogSoftmax, _softmax), _plain(nn.ReLU, "relu"), _plain(nn.ELU, "elu", alpha=1.0),
     _plain(nn.Sigmoid, "sigmoid"), _plain(nn.Tanh, "tanh"), _plain(nn.SiLU, "silu"),
     _plain(nn.GELU, "gelu", approximate="none"), _plain(nn.Softplus, "softplus", beta=1, threshold=20),
@@ -679,8 +688,8 @@ def _embedding(r: Reader, index: Any, weight: Any, padding_idx: Any = None, max_
         width, height = index.stream.sensor
         y, x = np.divmod(np.arange(width * height), width)
         at = index.columns * x + index.rows * y + index.constant
-        if at.min() < 0:
-            raise _Unknown(f"{r.name} (row {at.min()} of a table)")
+        if at.min() < 0 or at.max() >= len(weight):
+            raise _Unknown(f"{r.name} (rows {at.min()} to {at.max()} of a table of {len(weight)})")
         table = array_of(weight)[at]
         return r.add(r.name, "place", index.stream.name, (), table.shape[1:], table=table)
     raise _Unknown(f"{r.name} (embedding)")

@@ -316,6 +316,14 @@ def test_other_machines_and_webassembly_give_the_same_bits(tmp_path: Path):
     assert list(check(gl.export(small("voxel"), tmp_path / "network"), 4000, [*local("-O1")[:1], *others]))
 
 
+def test_what_torch_compile_made_is_exported_as_what_it_was_made_of(tmp_path: Path):
+    model = small("stream")
+    compiled = torch.compile(model, backend="eager")
+    plain, folder = gl.export(model, tmp_path / "plain"), gl.export(compiled, tmp_path / "compiled")
+    for path in plain.iterdir():
+        assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
 def test_the_golden_recording_is_in_order_and_on_the_sensor():
     events = recording(0, 5000, (21, 18))
     assert (np.diff(events["t"]) >= 0).all()
@@ -333,6 +341,9 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path):
         gl.export(model, tmp_path / "a", chunk=0)
     with pytest.raises(FileNotFoundError, match=r"holds no network\.c"):
         list(check(tmp_path))
+    (tmp_path / "network.c").touch()
+    with pytest.raises(ValueError, match="no target 'gcc': choose from this machine, x86_64-linux-musl"):
+        list(check(tmp_path, chosen=[("gcc", ["gcc", "-O2"])]))
     model.head.logits.bias.data[0] = float("nan")
     with pytest.raises(ValueError, match=r"bias of head\.logits is not finite"):
         gl.export(model, tmp_path / "a")

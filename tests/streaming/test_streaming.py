@@ -306,6 +306,14 @@ def test_what_cannot_run_live_says_so_and_what_to_do():
         stream(network("n_mnist", head="stream"))(busy("plain", (20, 20), 10))
 
 
+@pytest.mark.parametrize("make", [stream, Session])
+def test_what_torch_compile_made_runs_as_what_it_was_made_of(make):
+    model = network("n_mnist", head="stream", width=4, levels=1, pooled=0, threshold=0.5)
+    events = busy("plain", (34, 34), 100)
+    one, other = make(model), make(torch.compile(model, backend="eager"))
+    assert torch.equal(one(events), other(events))
+
+
 def test_real_recordings_are_exact(shared_data):
     import sys
 

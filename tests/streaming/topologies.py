@@ -127,6 +127,7 @@ class Gates(nn.Module):
         self.first = PolarityConv(plan.causal(x0, self.x1, 7, 2), 12, temporal=2)
         self.same = EventConv(plan.causal(self.x1, self.x1, 1), 6, 12)
         self.scale, self.place = nn.Parameter(torch.rand(6)), nn.Parameter(torch.randn(11 * 9, 6))
+        self.column = nn.Embedding(11, 6)
         self.mean, self.act = LeakyMean(self.x1, 700.0), nn.LeakyReLU(0.2)
         self.logits, self.last = Dense(6, 5), Last(self.x1)
 
@@ -139,7 +140,7 @@ class Gates(nn.Module):
         y = y - 0.5 * self.gated(self.same(y, geometry, memory)) * self.scale + 1
         events = geometry[self.x1]
         x, row = events.pixel.long().unbind(1)
-        y = self.act(y / 2) + functional.embedding(row * events.sensor[0] + x, self.place)
+        y = self.act(y / 2) + functional.embedding(row * events.sensor[0] + x, self.place) + self.column(x)
         y = self.mean(torch.exp(-y[:, :6].abs()).log1p(), geometry, memory)
         return self.last(functional.log_softmax(self.logits(y), dim=1), geometry, memory)
 
