@@ -23,7 +23,7 @@ class Prediction(NamedTuple):
 
 class Stream:
     """One live stream through one network. Packets of any size: how the stream is cut into them changes nothing, not a
-    bit in an `Engine`, and only rounding in a `Session`.
+    bit in an `Engine`, and only rounding in a `Session` of a forward that it allows.
 
     The network is any module with a `plan` that begins with events and a `forward(geometry, memory)` that returns one
     tensor. `stream(packet)` is the newest prediction that the packet brought, or None; `push` gives all of them. When

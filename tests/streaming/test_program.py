@@ -110,7 +110,7 @@ def test_what_is_not_known_is_refused_by_name_with_what_to_do(after, extra, word
     model.extra = gl.nn.EventConv(model.near, 6, 6) if extra == "conv" else extra
     with pytest.raises(TypeError, match=words) as found:
         Program.of(model.eval())
-    assert "gl.streaming.Session" in str(found.value)
+    assert "gl.streaming.Session(model), which runs any forward that treats each row for itself" in str(found.value)
 
 
 @pytest.mark.parametrize("layer", [gl.nn.LeakyMean, gl.nn.VoxelMean, gl.nn.Last, gl.nn.MeanPool, gl.nn.MaxPool])

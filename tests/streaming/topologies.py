@@ -217,7 +217,7 @@ class JoinedGrids(nn.Module):
 
 
 class CalledTwice(nn.Module):
-    """One convolution in place, twice."""
+    """One convolution in place, twice, and one mean of the stream, twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,14 +226,34 @@ class CalledTwice(nn.Module):
         x1 = plan.lif(x0, **FAST)
         self.down = PolarityConv(plan.causal(x0, x1, 3, 2), 6)
         self.same = EventConv(plan.causal(x1, x1, 3), 6, 6)
+        self.mean = LeakyMean(x1, 700.0)
 
     def forward(self, geometry, memory=None):
         y = self.same(self.down(geometry, memory).relu(), geometry, memory)
-        return self.same(y.tanh(), geometry, memory)
+        z = self.same(y.tanh(), geometry, memory)
+        return torch.cat([self.mean(y, geometry, memory), self.mean(z.exp(), geometry, memory)], 1)
+
+
+class VoxelsTwice(nn.Module):
+    """One mean over voxels of two values of a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        x0 = plan.events(SENSOR)
+        x1 = plan.lif(x0, **FAST)
+        self.down = PolarityConv(plan.causal(x0, x1, 3, 2), 4)
+        self.mean, self.logits = VoxelMean(x1, x0, 2, 4000), Dense(8, 3)
+
+    def forward(self, geometry, memory=None):
+        y = self.down(geometry, memory)
+        grids = [self.mean(value, geometry, memory) for value in (y, y.tanh())]
+        return self.logits(torch.cat(grids, -1).mean((1, 2, 3)))
 
 
 TOPOLOGIES = [
     SkipsAcrossLevels, WideStride, TwoBranches, OwnVoxels, Gates, NothingFires, FadingCounts, NowAndThen, FittedCounts,
+    CalledTwice, VoxelsTwice,
 ]  # fmt: skip
 
 
