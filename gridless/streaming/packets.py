@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gridless.streaming.program import Program
 from gridless.streaming.reading import eager, input_stream
 from gridless.streaming.table import LONGEST
 from gridless.structures import Events
@@ -53,13 +54,13 @@ class Stream:
         for name in names:
             if name not in dict(model.named_modules()):
                 raise ValueError(f"stream: the network has no module {name!r}, whose features could be kept")
-        self.model, self._names = model, names
-        self._prepare()
+        self._title, self._names = type(model).__name__, names
+        self._prepare(model)
         self.reset()
 
     # What a kind of stream provides.
 
-    def _prepare(self) -> None:
+    def _prepare(self, model: nn.Module) -> None:
         """Once, before anything else."""
 
     def reset(self) -> None:
@@ -94,7 +95,7 @@ class Stream:
 
     def __repr__(self) -> str:
         seen = f"{self.events_seen:,} events so far" + (f", the last at {self.time:,} us" if self.events_seen else "")
-        return f"{type(self).__name__}({type(self.model).__name__}, {self.sensor[0]} x {self.sensor[1]} pixels, {seen})"
+        return f"{type(self).__name__}({self._title}, {self.sensor[0]} x {self.sensor[1]} pixels, {seen})"
 
     def __call__(self, packet: Any) -> Tensor | None:
         last = None
@@ -169,3 +170,35 @@ class Stream:
         for name, value in mine.items():
             value.copy_(state[name])
         self._numbers(numbers.tolist())
+
+
+class ProgramStream(Stream):
+    """A live stream through the program of a network, which holds the weights: copies, and what was pickled, compute
+    the same, whatever becomes of the network."""
+
+    program: Program
+
+    # What a copy is made of, besides the state.
+    _parts: tuple[str, ...] = ("program", "sensor", "_title", "_names")
+
+    def _build(self) -> None:
+        """All that is made of these parts."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+    @property
+    def duration(self) -> int | None:
+        """Microseconds of a window, where predictions are made at the end of each."""
+        return self.program.duration
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {name: getattr(self, name) for name in self._parts}, self.state_dict()
+
+    def __setstate__(self, saved: tuple[dict[str, Any], dict[str, Tensor]]) -> None:
+        parts, state = saved
+        self.__dict__.update(parts)
+        self._build()
+        self.reset()
+        self.load_state_dict(state)

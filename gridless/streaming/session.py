@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,8 +24,9 @@ class Session(Stream):
     such as a sum or a mean over them, would see one packet alone, and depend on how the stream is cut.
     """
 
-    def _prepare(self) -> None:
-        layers = dict(self.model.named_modules())
+    def _prepare(self, model: nn.Module) -> None:
+        self.model = model
+        layers = dict(model.named_modules())
         for layer in layers.values():
             if isinstance(layer, EventConv) and layer.near.window is not None:
                 raise ValueError(CUT)
@@ -57,11 +59,12 @@ class Session(Stream):
             kind = f"{out.ndim} axes" if isinstance(out, Tensor) else type(out).__name__
             raise TypeError(f"stream: forward must return one tensor of rows, not {kind}: {ONE}")
         streams = {len(events): name for name, events in geometry.items() if isinstance(events, Events)}
-        rows = {name: calls[-1][1] for name, calls in self._returned.items()}
-        self._streams = {n: streams.get(len(x)) for n, x in rows.items() if isinstance(x, Tensor) and x.ndim}
+        self._streams: dict[str, str] = {}
         for name in self._names:
-            if self._streams.get(name) is None:
+            rows = self._returned[name][-1][1] if name in self._returned else None
+            if not isinstance(rows, Tensor) or not rows.ndim or len(rows) not in streams:
                 raise ValueError(f"stream: what {name!r} returns is not a row for every event of a stream")
+            self._streams[name] = streams[len(rows)]
         self._each = streams.get(len(out))
         if self._each is None and len(out) != 1:
             raise ValueError(
@@ -78,9 +81,11 @@ class Session(Stream):
         for n, name in enumerate(names):
             count = 16 * (len(names) + 1 + n)
             zeros, like = torch.zeros(count, dtype=torch.int64), made[name]
-            parts = zeros[:, None].expand(-1, 2).int(), zeros, None if like.polarity is None else zeros.bool()
-            fired = () if like.cause is None else (zeros, len(made[plan.steps[name].inputs[0]]))
-            made[name] = Events(*parts, torch.tensor([0, count]), like.sensor, *fired).trusted()
+            pixel, polarity = zeros[:, None].expand(-1, 2).int(), None if like.polarity is None else zeros.bool()
+            events = Events(pixel, zeros, polarity, torch.tensor([0, count]), like.sensor)
+            if like.cause is not None:
+                events = replace(events, cause=zeros, num_parent=len(made[plan.steps[name].inputs[0]]))
+            made[name] = events.trusted()
         return Geometry(made)
 
     def reset(self) -> None:
@@ -146,9 +151,7 @@ class Session(Stream):
                 self._advance(events[at:end])
             if end > at or self.time >= self.start:
                 predictions.append(Prediction(self.start + self.duration, self.predict()))
-            for key, state in self._layers.items():
-                if isinstance(state, VoxelMemory):
-                    self._layers[key] = VoxelMemory(*map(torch.zeros_like, state[:2]), state.start)
+            self._layers = {key: _emptied(state) for key, state in self._layers.items()}
             self.start += int((times[end] - self.start) // self.duration) * self.duration
             # The events so far lie in windows that have ended.
             at = end
@@ -205,6 +208,13 @@ class Session(Stream):
             else:
                 memory |= {f"{name}.{part}": value for part, value in state._asdict().items()}
         return memory
+
+
+def _emptied(state: Any) -> Any:
+    """What is left of a memory at the end of a window."""
+    if isinstance(state, VoxelMemory):
+        return state._replace(total=torch.zeros_like(state.total), count=torch.zeros_like(state.count))
+    return state
 
 
 def _note(returned: dict[str, list], name: str, layer: nn.Module, args: tuple, out: Any) -> None:

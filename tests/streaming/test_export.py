@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import copy
+import pickle
 import re
 import shutil
 import subprocess
@@ -292,6 +294,26 @@ def test_a_compiled_stream_is_a_stream(tmp_path: Path):
         other.load_state_dict(state)
     assert other.events_seen == 1500
     assert not torch.equal(other.predict(), again.predict())
+
+
+@needs_compiler
+def test_copies_of_a_compiled_stream_go_on_by_themselves(tmp_path: Path):
+    model, events = small("voxel"), busy("plain", (21, 18), 1500)
+    live = gl.stream(model, compiled=tmp_path / "network")
+    live(events[:700])
+    model.train().head.lift.bias.data += 1
+    saved = pickle.dumps(live)
+    copies = [copy.copy(live), copy.deepcopy(live), pickle.loads(saved)]
+    before, last = live.predict(), copies[0](events[700:])
+    assert torch.equal(live.predict(), before)
+    assert not torch.equal(last, before)
+    for other in (*copies[1:], live):
+        assert torch.equal(other(events[700:]), last)
+        assert (other.events_seen, str(other)) == (1500, str(live))
+    for path in (tmp_path / "network").glob("*.so"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"\.so, which this stream ran, is gone: make it again with"):
+        pickle.loads(saved)
 
 
 @needs_compiler
