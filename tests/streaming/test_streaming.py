@@ -230,6 +230,7 @@ def test_one_record_is_a_packet_wherever_an_array_of_it_is(fields, make):
     whole(array)
     for k, record in enumerate(array):
         apart(record if k % 2 else np.array(record))
+    assert apart({"x": [], "y": [], "t": [], "p": []}) is None
     assert apart.events_seen == 12
     assert_close(apart.predict(), whole.predict(), 1e-6)
     assert float(whole.predict().abs().max()) > 0
