@@ -284,7 +284,11 @@ class LeakyCount(nn.Module):
     With `fit` the smallest rectangle that holds every cell in which 0.05 (`LEFT`) or more is left is magnified to the
     whole grid before the logarithm, between cells linearly, its middle to the middle, the ratio of its sides kept: the
     size at which something was recorded then tells nothing.
+
+    Sums are made in float64; the result has the dtype of the network.
     """
+
+    kind: Tensor
 
     def __init__(
         self,
@@ -304,6 +308,8 @@ class LeakyCount(nn.Module):
             )
         self.stream, self.size, self.decay_times = stream, size, tuple(map(float, decay_times))
         self.grid, self.fit = (-(-stream.sensor[1] // size), -(-stream.sensor[0] // size)), bool(fit)
+        # Only its dtype is used: that of the network.
+        self.register_buffer("kind", torch.zeros(()), persistent=False)
 
     def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
         events = geometry[self.stream]
@@ -331,7 +337,7 @@ class LeakyCount(nn.Module):
         if memory is not None:
             memory[self] = CountMemory(total, now)
         total = total.view(count, height, width, channels)
-        return (magnified(total) if self.fit else total).log1p()[:, None]
+        return (magnified(total) if self.fit else total).log1p()[:, None].to(self.kind.dtype)
 
     def extra_repr(self) -> str:
         fit = ", fit=True" if self.fit else ""

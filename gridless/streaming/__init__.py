@@ -28,7 +28,7 @@ def stream(model: nn.Module, features: Iterable[str] = (), compiled: str | Path 
 
     Any module with a `plan` of events and a `forward(geometry, memory)`; see `Stream` for when it predicts. What was
     trained is what runs: the engine equals `model` in its scan form at every event, to the rounding of float32. The
-    weights are copied: training the model further does not change the engine.
+    weights are copied: training the model further changes neither the engine nor its copies (`copy`, `pickle`).
 
     `features`: names of modules whose values at the events of the last packet are kept, such as "blocks.0".
 

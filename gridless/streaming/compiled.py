@@ -15,7 +15,7 @@ from gridless.streaming.export import export
 from gridless.streaming.export.check import library
 from gridless.streaming.export.writer import MOST, Writer
 from gridless.streaming.lowering import lines
-from gridless.streaming.packets import Prediction, Stream
+from gridless.streaming.packets import Prediction, ProgramStream
 from gridless.streaming.program import Program
 from gridless.streaming.sources import RECORD
 from gridless.structures import Events
@@ -29,43 +29,52 @@ def _settings(text: str) -> tuple[int, ...]:
     return (16 if said[2] == "1" else 32, min(int(said[1]), MOST)) if said else ()
 
 
-class Compiled(Stream):
+class Compiled(ProgramStream):
     """A live stream through `network.c` in a folder: what a board or a robot will compute, to the bit.
 
     The folder is written by `gl.export` unless it holds this very network already, with 32 bits or 16 and any chunk. It
-    is compiled with the C compiler of this machine. Used as an `Engine`; it keeps no features.
+    is compiled with the C compiler of this machine. Used as an `Engine`; it keeps no features. Copies of the stream
+    run the same file.
     """
+
+    _parts = (*ProgramStream._parts, "_path")
 
     def __init__(self, model: nn.Module, folder: str | Path) -> None:
         self._folder = Path(folder)
         super().__init__(model)
 
-    def _prepare(self) -> None:
-        program = self.program = Program.of(self.model)
-        self.duration, code = program.duration, self._folder / "network.c"
+    def _prepare(self, model: nn.Module) -> None:
+        self.program, code = Program.of(model), self._folder / "network.c"
         text = code.read_text() if code.is_file() else ""
-        writer = Writer(program, *_settings(text))
+        writer = Writer(self.program, *_settings(text))
         if writer.text != text:
-            export(self.model, self._folder)
-            return self._prepare()
+            export(model, self._folder)
+            return self._prepare(model)
         path = self._folder / f"libnetwork-{writer.digest}.so"
-        self._library = CDLL(str((path if path.is_file() else library(self._folder, path)).resolve()))
+        self._path = (path if path.is_file() else library(self._folder, path)).resolve()
+        self._build()
+
+    def _build(self) -> None:
+        if not self._path.is_file():
+            raise FileNotFoundError(
+                f"stream: {self._path}, which this stream ran, is gone: make it again with gl.stream(model, "
+                f"compiled={str(self._path.parent)!r})"
+            )
+        self._library = CDLL(str(self._path))
         self._library.net_push.argtypes = [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p]
         self._library.net_push.restype = c_int
+        self._library.net_bytes.restype = c_size_t
         for name in ("net_reset", "net_predict"):
             function = getattr(self._library, name)
             function.argtypes, function.restype = [c_void_p] * (1 + (name == "net_predict")), None
-        self._state = lines(writer.bytes).view(np.int64)
-        self._logits = np.zeros(program[program.output].channels, np.float32)
+        self._state = lines(self._library.net_bytes()).view(np.int64)
+        self._logits = np.zeros(self.program[self.program.output].channels, np.float32)
         self._found: list[Prediction] = []
         self._tell = _CALLBACK(self._predicted)
 
     def _predicted(self, user: Any, time: int, logits: Any) -> None:
         values = np.ctypeslib.as_array(logits, self._logits.shape).copy()
         self._found.append(Prediction(time, torch.from_numpy(values)))
-
-    def __str__(self) -> str:
-        return str(self.program)
 
     def reset(self) -> None:
         self._library.net_reset(self._state.ctypes.data)

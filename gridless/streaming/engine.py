@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gridless.streaming.lowering import Lowered
-from gridless.streaming.packets import Prediction, Stream
+from gridless.streaming.packets import Prediction, ProgramStream
 from gridless.streaming.program import Program, Row
 
 from gridless.streaming.table import (  # isort: skip
@@ -23,21 +23,24 @@ from gridless.structures import Events
 MANY = 256
 
 
-class Engine(Stream):
+class Engine(ProgramStream):
     """A live stream through a compiled loop: float32, one thread, no allocation per event.
 
     Equal to the network's scan form at every event, within the rounding of float32. `print(engine)` shows the program
     that it runs: streams, and the rows of work that each of their events causes, with multiply-adds and bytes.
     """
 
-    def _prepare(self) -> None:
+    def _prepare(self, model: nn.Module) -> None:
+        self.program = Program.of(model)
+        self._build()
+
+    def _build(self) -> None:
         # Imported here: compiled code takes a moment to load.
         from gridless.kernels.products import lanes
         from gridless.streaming import loop, work
         from gridless.streaming.panels import PANEL
 
-        program = self.program = Program.of(self.model)
-        self.duration = program.duration
+        program = self.program
         rows = {name: program.modules.get(name, "") for name in self._names}
         for name, row in rows.items():
             if not row or program[row].stream is None:
@@ -69,13 +72,6 @@ class Engine(Stream):
         lowered.clear()
         self.predict()
         lowered.settle()
-
-    def __str__(self) -> str:
-        return str(self.program)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The compiled loop knows addresses, so that a copy is made anew.
-        return _again, (self.model, self._names, self.state_dict())
 
     @property
     def events_seen(self) -> int:  # type: ignore[override]
@@ -163,7 +159,7 @@ class Engine(Stream):
 
     def _unpacked(self, packet: Any) -> tuple[int, ...] | None:
         """The addresses of the events of a short structured array of whole numbers, copied; None for other arrays."""
-        if type(packet) is np.void:
+        if isinstance(packet, np.void):
             packet = np.array(packet, ndmin=1)
         layout = self._layouts.get(packet.dtype)
         if layout is None:
@@ -206,12 +202,6 @@ class Engine(Stream):
 
     def _memory(self) -> dict[str, Tensor]:
         return {name: torch.from_numpy(array) for name, array in self._lowered.state.items()}
-
-
-def _again(model: Any, names: list[str], state: dict[str, Tensor]) -> Engine:
-    engine = Engine(model, names)
-    engine.load_state_dict(state)
-    return engine
 
 
 def _layout(dtype: np.dtype) -> np.ndarray:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gridless.streaming.reading import input_stream
+from gridless.streaming.program import Program
+from gridless.streaming.reading import eager, input_stream
 from gridless.streaming.table import LONGEST
 from gridless.structures import Events
 
@@ -22,7 +24,7 @@ class Prediction(NamedTuple):
 
 class Stream:
     """One live stream through one network. Packets of any size: how the stream is cut into them changes nothing, not a
-    bit in an `Engine`, and only rounding in a `Session`.
+    bit in an `Engine`, and only rounding in a `Session` of a forward that it allows.
 
     The network is any module with a `plan` that begins with events and a `forward(geometry, memory)` that returns one
     tensor. `stream(packet)` is the newest prediction that the packet brought, or None; `push` gives all of them. When
@@ -44,6 +46,7 @@ class Stream:
     start: int
 
     def __init__(self, model: nn.Module, features: Iterable[str] = ()) -> None:
+        model = eager(model)
         _, _, self.sensor = input_stream(model)
         if model.training:
             raise ValueError("stream: the network is in training mode: call model.eval() first")
@@ -51,13 +54,13 @@ class Stream:
         for name in names:
             if name not in dict(model.named_modules()):
                 raise ValueError(f"stream: the network has no module {name!r}, whose features could be kept")
-        self.model, self._names = model, names
-        self._prepare()
+        self._title, self._names = type(model).__name__, names
+        self._prepare(model)
         self.reset()
 
     # What a kind of stream provides.
 
-    def _prepare(self) -> None:
+    def _prepare(self, model: nn.Module) -> None:
         """Once, before anything else."""
 
     def reset(self) -> None:
@@ -92,7 +95,7 @@ class Stream:
 
     def __repr__(self) -> str:
         seen = f"{self.events_seen:,} events so far" + (f", the last at {self.time:,} us" if self.events_seen else "")
-        return f"{type(self).__name__}({type(self.model).__name__}, {self.sensor[0]} x {self.sensor[1]} pixels, {seen})"
+        return f"{type(self).__name__}({self._title}, {self.sensor[0]} x {self.sensor[1]} pixels, {seen})"
 
     def __call__(self, packet: Any) -> Tensor | None:
         last = None
@@ -101,7 +104,8 @@ class Stream:
         return None if last is None else last.logits
 
     def push(self, packet: Any) -> Iterator[Prediction]:
-        """Take in a packet: `Events` of one recording, or an array that `Events.of` takes. Yields predictions."""
+        """Take in a packet: `Events` of one recording, an array that `Events.of` takes, or one record of it. Yields
+        predictions."""
         events = self._events(packet)
         if not len(events):
             return iter(())
@@ -110,6 +114,8 @@ class Stream:
 
     def _events(self, packet: Any) -> Events:
         """The packet as events of this sensor."""
+        if isinstance(packet, np.ndarray | np.void):
+            packet = np.atleast_1d(packet)
         events = packet if isinstance(packet, Events) else Events.of(packet, sensor=self.sensor)
         if events.sensor != self.sensor:
             raise ValueError(f"stream: the network is for a sensor of {self.sensor}, the packet is of {events.sensor}")
@@ -164,3 +170,35 @@ class Stream:
         for name, value in mine.items():
             value.copy_(state[name])
         self._numbers(numbers.tolist())
+
+
+class ProgramStream(Stream):
+    """A live stream through the program of a network, which holds the weights: copies, and what was pickled, compute
+    the same, whatever becomes of the network."""
+
+    program: Program
+
+    # What a copy is made of, besides the state.
+    _parts: tuple[str, ...] = ("program", "sensor", "_title", "_names")
+
+    def _build(self) -> None:
+        """All that is made of these parts."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self.program)
+
+    @property
+    def duration(self) -> int | None:
+        """Microseconds of a window, where predictions are made at the end of each."""
+        return self.program.duration
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {name: getattr(self, name) for name in self._parts}, self.state_dict()
+
+    def __setstate__(self, saved: tuple[dict[str, Any], dict[str, Tensor]]) -> None:
+        parts, state = saved
+        self.__dict__.update(parts)
+        self._build()
+        self.reset()
+        self.load_state_dict(state)

@@ -48,7 +48,7 @@ from functools import cached_property
 
 from torch import nn
 
-from gridless.streaming.reading import Reader
+from gridless.streaming.reading import Reader, eager
 from gridless.streaming.rows import ACTIVATIONS, Row, Stream
 
 __all__ = ["ACTIVATIONS", "Program", "Row", "Stream"]
@@ -70,7 +70,7 @@ class Program:
     @classmethod
     def of(cls, model: nn.Module) -> Program:
         """The program of a network in evaluation mode. What it cannot read is refused by name."""
-        return cls(*Reader(model).parts())
+        return cls(*Reader(eager(model)).parts())
 
     def __getitem__(self, name: str) -> Row:
         return self._by_name[name]

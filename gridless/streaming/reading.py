@@ -30,13 +30,21 @@ from gridless.nn.pool import MaxPool, MeanPool
 from gridless.plan import Plan
 from gridless.streaming.rows import ACTIVATIONS, Row, Stream, fed_pixels
 
-REMEDY = "use gl.streaming.Session(model), which runs any forward"
+REMEDY = (
+    "use gl.streaming.Session(model), which runs any forward that treats each row for itself outside the layers with a "
+    "memory"
+)
 CUT = (
     "stream: this network cuts its history (form='edges'), which a live stream does not: build it with form='scan' and "
     "load the same weights"
 )
 ONE = "return the one that is to run live, or torch.cat of several"
 WAITS = "stream: the voxel head waits for the end of the recording: build the network with duration=..."
+
+
+def eager(model: nn.Module) -> nn.Module:
+    """The module that `torch.compile` was given, or the module itself."""
+    return getattr(model, "_orig_mod", model)
 
 
 def input_stream(model: nn.Module) -> tuple[Plan, str, tuple[int, int]]:
@@ -50,6 +58,12 @@ def input_stream(model: nn.Module) -> tuple[Plan, str, tuple[int, int]]:
         )
     if len(inputs) > 1:
         raise ValueError(f"stream: a live network has one input, the plan of this one has {len(inputs)}")
+    for name, step in plan.steps.items():
+        if step.op not in ("events", "lif", "causal"):
+            raise TypeError(
+                f"stream: the line {name} = {step} of the plan would see one packet alone: a live plan has lines of "
+                "events and lif, and convolutions of gl.nn between them"
+            )
     ((name, step),) = inputs.items()
     return plan, name, dict(step.settings)["sensor"]
 
@@ -156,8 +170,8 @@ class _Tracer(fx.Tracer):
 class Reader:
     """Walks the graph of a forward, with rows in place of tensors."""
 
-    def __init__(self, model: nn.Module, strict: bool = True) -> None:
-        self.model, self.strict = model, strict
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
         plan, _, sensor = input_stream(model)
         self.streams: dict[str, Stream] = {}
         for name, step in plan.steps.items():
@@ -168,8 +182,6 @@ class Reader:
                 source = self.streams[str(step.inputs[0])]
                 grid = coarser(source.sensor, settings["stride"])
                 self.streams[str(name)] = Stream(str(name), grid, source.name, settings)
-            elif strict and step.op != "causal":
-                raise TypeError(f"stream: the line {name} = {step} of the plan is not known live: {REMEDY}")
         self.rows: dict[str, Row] = {}
         self.durations: set[int] = set()
 
@@ -221,10 +233,7 @@ class Reader:
                 if self.in_place(node) and isinstance(args[0], Row | _Index) and found[node] is not args[0]:
                     self.replace(found, args[0], found[node])
             except _Unknown as error:
-                if self.strict:
-                    raise TypeError(f"stream: {error}: {REMEDY}") from None
-                values = [row for row in _flat((args, kwargs)) if isinstance(row, Row)]
-                found[node] = self.add(node.name, "unknown", values[0].stream if values else None, (), (0,))
+                raise TypeError(f"stream: {error}: {REMEDY}") from None
         raise AssertionError("a graph ends with its output")
 
     def node(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
@@ -304,14 +313,14 @@ class Reader:
     def of(self, x: Any, stream: Any) -> Row:
         """The features of a layer that belongs to a stream."""
         x = self.value(x)
-        if self.strict and x.stream != str(stream):
+        if x.stream != str(stream):
             raise ValueError(f"stream: {self.name} is a layer of {stream}, but is given features of {x.stream}")
         return x
 
     def channels(self, x: Any, channels: int) -> Row:
         """The features of a layer with weights for so many channels."""
         x = self.value(x)
-        if self.strict and x.channels != channels:
+        if x.channels != channels:
             raise ValueError(f"stream: {self.name} has weights for {channels} channels, but is given {x.channels}")
         return x
 
@@ -520,6 +529,10 @@ def _linear(r: Reader, layer: nn.Linear, x: Any) -> Row:
     return r.dense(x, layer.weight, layer.bias)
 
 
+def _table(r: Reader, layer: nn.Embedding, index: Any) -> Row:
+    return _embedding(r, index, layer.weight, max_norm=layer.max_norm)
+
+
 def _nothing(r: Reader, layer: Any, x: Any, *rest: Any) -> Any:
     return x
 
@@ -547,7 +560,7 @@ _LAYERS: tuple[tuple[type, Callable[..., Any]], ...] = (
     (PolarityConv, _polarity_conv), (EventConv, _event_conv), (BatchNorm, _batch_norm), (nn.BatchNorm1d, _batch_norm),
     (nn.LayerNorm, _layer_norm), (LeakyMean, _leaky_mean), (VoxelMean, _voxel_mean),
     (LeakyCount, _leaky_count), (Last, _last), (MeanPool, _pool), (MaxPool, _pool), (VoxelConv, _voxel_conv),
-    (VoxelMerge, _voxel_merge),
+    (VoxelMerge, _voxel_merge), (nn.Embedding, _table),
     (nn.Linear, _linear), (nn.Dropout, _nothing), (nn.Identity, _nothing), (nn.LeakyReLU, _leaky_relu),
     (nn.Softmax, _softmax), (nn.LogSoftmax, _softmax), _plain(nn.ReLU, "relu"), _plain(nn.ELU, "elu", alpha=1.0),
     _plain(nn.Sigmoid, "sigmoid"), _plain(nn.Tanh, "tanh"), _plain(nn.SiLU, "silu"),
@@ -679,8 +692,8 @@ def _embedding(r: Reader, index: Any, weight: Any, padding_idx: Any = None, max_
         width, height = index.stream.sensor
         y, x = np.divmod(np.arange(width * height), width)
         at = index.columns * x + index.rows * y + index.constant
-        if at.min() < 0:
-            raise _Unknown(f"{r.name} (row {at.min()} of a table)")
+        if at.min() < 0 or at.max() >= len(weight):
+            raise _Unknown(f"{r.name} (rows {at.min()} to {at.max()} of a table of {len(weight)})")
         table = array_of(weight)[at]
         return r.add(r.name, "place", index.stream.name, (), table.shape[1:], table=table)
     raise _Unknown(f"{r.name} (embedding)")

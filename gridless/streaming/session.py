@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,65 +11,91 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gridless.nn.events import EventConv, Last, LeakyCount, VoxelMean
+from gridless.nn.events import EventConv, Last, LeakyCount, VoxelMean, VoxelMemory
 from gridless.streaming.packets import Prediction, Stream
-from gridless.streaming.reading import CUT, ONE, WAITS, Reader
+from gridless.streaming.reading import CUT, ONE, WAITS
 from gridless.structures import Events, Geometry
 
 
 class Session(Stream):
-    """A live stream through the network's own layers, with their memory passed in and out; any precision."""
+    """A live stream through the network's own layers, with their memory passed in and out; any precision.
 
-    def _prepare(self) -> None:
-        layers = dict(self.model.named_modules())
+    Outside the layers with a memory, `forward` must treat each row for itself: what mixes the rows of different events,
+    such as a sum or a mean over them, would see one packet alone, and depend on how the stream is cut.
+    """
+
+    def _prepare(self, model: nn.Module) -> None:
+        self.model = model
+        layers = dict(model.named_modules())
         for layer in layers.values():
             if isinstance(layer, EventConv) and layer.near.window is not None:
                 raise ValueError(CUT)
             if isinstance(layer, VoxelMean) and layer.duration is None:
                 raise ValueError(WAITS)
-        calls = self._calls()
-        self._means = [layer for layer in calls if isinstance(layer, VoxelMean)]
-        found = {mean.duration for mean in self._means}
-        found |= {layer.every for layer in calls if isinstance(layer, LeakyCount)}
+        self._noted = {n: layer for n, layer in layers.items() if n in self._names or isinstance(layer, Last)}
+        self._remember: set[nn.Module] = set()
+        called = self._look()
+        found = {layer.duration for layer in called if isinstance(layer, VoxelMean)}
+        found |= {layer.every for layer in called if isinstance(layer, LeakyCount)}
         durations = sorted(duration for duration in found if duration is not None)
         if len(durations) > 1:
             raise ValueError(f"stream: all voxels of a network share one duration, these have {durations}")
         self.duration: int | None = durations[0] if durations else None
-        self._noted = {n: layer for n, layer in layers.items() if n in self._names or isinstance(layer, Last)}
-        self._returned: dict[str, Any] = {}
 
     @torch.no_grad()
-    def _calls(self) -> Counter[nn.Module]:
-        """How often a forward calls each layer. One that remembers, and is called again, would take its own call for
-        the packet before."""
-        calls: Counter[nn.Module] = Counter()
-        layers = {layer: name for name, layer in self.model.named_modules()}
-        notes = [layer.register_forward_hook(lambda layer, args, out: calls.update([layer])) for layer in layers]
-        memory: dict[nn.Module, Any] = {}
+    def _look(self) -> set[nn.Module]:
+        """The layers that a forward calls; and which of them remember, and of which streams rows are."""
+        called: set[nn.Module] = set()
+        notes = [m.register_forward_hook(lambda m, args, out: called.add(m)) for m in self.model.modules()]
+        memory: dict[Any, Any] = {}
+        geometry = self._numbered()
         try:
-            self.model(self.model.plan.step(self._nothing())[0], memory)  # type: ignore[union-attr]
+            out = self._called(geometry, memory)
         finally:
             for note in notes:
                 note.remove()
-        for layer in memory:
-            if calls[layer] > 1:
-                raise ValueError(
-                    f"stream: the layer {layers[layer]!r} is called {calls[layer]} times in a forward, but remembers "
-                    "one of them: give each call a layer of its own (they may share parameters), or use gl.stream"
-                )
-        return calls
+        self._remember = called.intersection(memory)
+        if not isinstance(out, Tensor) or out.ndim != 2:
+            kind = f"{out.ndim} axes" if isinstance(out, Tensor) else type(out).__name__
+            raise TypeError(f"stream: forward must return one tensor of rows, not {kind}: {ONE}")
+        streams = {len(events): name for name, events in geometry.items() if isinstance(events, Events)}
+        self._streams: dict[str, str] = {}
+        for name in self._names:
+            rows = self._returned[name][-1][1] if name in self._returned else None
+            if not isinstance(rows, Tensor) or not rows.ndim or len(rows) not in streams:
+                raise ValueError(f"stream: what {name!r} returns is not a row for every event of a stream")
+            self._streams[name] = streams[len(rows)]
+        self._each = streams.get(len(out))
+        if self._each is None and len(out) != 1:
+            raise ValueError(
+                "stream: forward must return one row, or a row for every event of a stream: keep those of one stream, "
+                "or reduce them with gl.nn.Last, MeanPool or MaxPool"
+            )
+        return called
+
+    def _numbered(self) -> Geometry:
+        """A packet of which every stream has another number of events: not 1, no sum of others, and not near them."""
+        plan: Any = self.model.plan
+        made: dict[str, Any] = dict(plan.step(self._nothing())[0])
+        names = [name for name, value in made.items() if isinstance(value, Events)]
+        for n, name in enumerate(names):
+            count = 16 * (len(names) + 1 + n)
+            zeros, like = torch.zeros(count, dtype=torch.int64), made[name]
+            pixel, polarity = zeros[:, None].expand(-1, 2).int(), None if like.polarity is None else zeros.bool()
+            events = Events(pixel, zeros, polarity, torch.tensor([0, count]), like.sensor)
+            if like.cause is not None:
+                events = replace(events, cause=zeros, num_parent=len(made[plan.steps[name].inputs[0]]))
+            made[name] = events.trusted()
+        return Geometry(made)
 
     def reset(self) -> None:
         self._numbers([0, -(2**63), 0])
         self._lif: dict[str, Any] | None = None
-        self._layers: dict[nn.Module, Any] = {}
+        # Of each call of a layer in a forward, (layer, which): what it remembers.
+        self._layers: dict[Any, Any] = {}
         self._parts: dict[str, list[tuple[Events, Tensor]]] = {name: [] for name in self._names}
-        # An empty packet gives every layer its memory, and shows what the network returns.
+        # An empty packet gives every layer its memory.
         out = self._forward(self._nothing())[1]
-        if not isinstance(out, Tensor) or out.ndim != 2:
-            kind = f"{out.ndim} axes" if isinstance(out, Tensor) else type(out).__name__
-            raise TypeError(f"stream: forward must return one tensor of rows, not {kind}: {ONE}")
-        self._each = len(out) == 0
         self._newest = out.new_zeros(1, out.shape[1])
 
     def _nothing(self) -> Events:
@@ -77,25 +104,45 @@ class Session(Stream):
 
     @torch.no_grad()
     def _forward(self, events: Events) -> tuple[Geometry, Tensor]:
-        for mean in self._means:
-            if mean in self._layers:
-                self._layers[mean] = self._layers[mean]._replace(start=torch.tensor([self.start]))
-        plan: Any = self.model.plan
-        geometry, self._lif = plan.step(events, self._lif)
+        start = torch.tensor([self.start])
+        memory = {
+            key: state._replace(start=start) if isinstance(state, VoxelMemory) else state
+            for key, state in self._layers.items()
+        }
+        geometry, lif = self.model.plan.step(events, self._lif)  # type: ignore[union-attr]
+        out = self._called(geometry, memory)
+        self._lif, self._layers = lif, memory
+        return geometry, out
+
+    def _called(self, geometry: Geometry, memory: dict[Any, Any]) -> Any:
+        """The forward. The n-th call of a layer has the n-th memory of the layer, under its own name while it runs."""
+        calls: Counter[nn.Module] = Counter()
+        self._returned: dict[str, list[tuple[Any, Any]]] = {}
+
+        def begin(layer: nn.Module, args: Any) -> None:
+            if (layer, calls[layer]) in memory:
+                memory[layer] = memory.pop((layer, calls[layer]))
+
+        def end(layer: nn.Module, args: Any, out: Any) -> None:
+            if layer in memory:
+                memory[layer, calls[layer]] = memory.pop(layer)
+            calls[layer] += 1
+
+        hooks = [layer.register_forward_pre_hook(begin) for layer in self._remember]
+        hooks += [layer.register_forward_hook(end) for layer in self._remember]
         # What these layers were given, and what they return.
-        notes = [layer.register_forward_hook(partial(_note, self._returned, n)) for n, layer in self._noted.items()]
+        hooks += [layer.register_forward_hook(partial(_note, self._returned, n)) for n, layer in self._noted.items()]
         try:
-            return geometry, self.model(geometry, self._layers)
+            return self.model(geometry, memory)
         finally:
-            for note in notes:
-                note.remove()
+            for hook in hooks:
+                hook.remove()
 
     def _take(self, events: Events) -> list[Prediction]:
         self._parts = {name: [] for name in self._names}
         times = events.time.numpy()
         if self.events_seen == 0:
             self.start = int(times[0])
-        self.events_seen += len(times)
         predictions: list[Prediction] = []
         at = 0
         while self.duration is not None and times[-1] >= self.start + self.duration:
@@ -104,47 +151,37 @@ class Session(Stream):
                 self._advance(events[at:end])
             if end > at or self.time >= self.start:
                 predictions.append(Prediction(self.start + self.duration, self.predict()))
-            for mean in self._means:
-                mean.restart(self._layers)
+            self._layers = {key: _emptied(state) for key, state in self._layers.items()}
             self.start += int((times[end] - self.start) // self.duration) * self.duration
             # The events so far lie in windows that have ended.
             at = end
         if at < len(times):
             predictions += self._advance(events[at:] if at else events)
-        self.time = int(times[-1])
+        self.events_seen, self.time = self.events_seen + len(times), int(times[-1])
         return predictions
 
     def _advance(self, events: Events) -> list[Prediction]:
         """Events of one window; the predictions that they bring by themselves."""
         geometry, out = self._forward(events)
         for name in self._names:
-            self._parts[name].append((geometry[self._stream_of(name)], self._returned[name][1]))
+            self._parts[name].append((geometry[self._streams[name]], self._returned[name][-1][1]))
         if self.duration is not None:
             return []
-        if self._each:
-            stream, rows = geometry[self._stream_of("")], out
+        if self._each is not None:
+            stream, rows = self._each, out
             self._newest = torch.cat([self._newest, out])[-1:]
         else:
-            last = [(name, values) for name, (values, result) in self._returned.items() if result is out]
-            if not last or not isinstance(self.model.get_submodule(last[0][0]), Last):
+            lasts = [(layer, pair) for n, layer in self._noted.items() for pair in self._returned.get(n, ())]
+            found = [
+                (layer.stream, values) for layer, (values, result) in lasts if result is out and isinstance(layer, Last)
+            ]
+            if not found:
                 return [Prediction(int(events.time[-1]), out[0])]
-            ((name, rows),) = last[:1]
-            stream = geometry[self.model.get_submodule(name).stream]  # type: ignore[arg-type]
-        return [Prediction(int(t), row) for t, row in zip(stream.time, rows, strict=True)]
-
-    def _stream_of(self, name: str) -> str:
-        """The stream whose events the rows of a module (of the network itself: "") belong to."""
-        if not hasattr(self, "_streams"):
-            reader = Reader(self.model, strict=False)
-            out = reader.read()
-            self._streams = {path: row.stream for path, row in reader.outputs.items()} | {"": out.stream}
-        stream = self._streams.get(name)
-        if stream is None:
-            raise ValueError(f"stream: what {name or 'forward'!r} returns is not a row for every event of a stream")
-        return stream
+            stream, rows = found[0]
+        return [Prediction(int(t), row) for t, row in zip(geometry[stream].time, rows, strict=True)]
 
     def predict(self) -> Tensor:
-        if self._each:
+        if self._each is not None:
             return self._newest[0].clone()
         return self._forward(self._nothing())[1][0].clone()
 
@@ -160,8 +197,11 @@ class Session(Stream):
 
     def _memory(self) -> dict[str, Tensor]:
         names = {layer: name for name, layer in self.model.named_modules()}
-        states = dict(self._lif or {}) | {names[layer]: state for layer, state in self._layers.items()}
-        memory: dict[str, Tensor] = {"newest": self._newest} if self._each else {}
+        states = dict(self._lif or {})
+        for key, state in self._layers.items():
+            layer, number = key if isinstance(key, tuple) else (key, 0)
+            states[names[layer] + (f"#{number + 1}" if number else "")] = state
+        memory: dict[str, Tensor] = {"newest": self._newest} if self._each is not None else {}
         for name, state in states.items():
             if isinstance(state, Tensor):
                 memory[name] = state
@@ -170,5 +210,12 @@ class Session(Stream):
         return memory
 
 
-def _note(returned: dict[str, Any], name: str, layer: nn.Module, args: tuple, out: Any) -> None:
-    returned[name] = args[0], out
+def _emptied(state: Any) -> Any:
+    """What is left of a memory at the end of a window."""
+    if isinstance(state, VoxelMemory):
+        return state._replace(total=torch.zeros_like(state.total), count=torch.zeros_like(state.count))
+    return state
+
+
+def _note(returned: dict[str, list], name: str, layer: nn.Module, args: tuple, out: Any) -> None:
+    returned.setdefault(name, []).append((args[0], out))

@@ -329,15 +329,18 @@ def columns_of(x: np.ndarray, y: np.ndarray, t: np.ndarray, p: np.ndarray, what:
     for name, value in (("x", x), ("y", y), ("t", t), ("p", p)):
         if value.ndim != 1 or len(value) != len(t):
             raise ValueError(f"{what}: x, y, t and p must be equally long, but {name} is {value.shape} and t {t.shape}")
-        if value.dtype.kind not in "iub":
+        # NumPy takes an empty list for float64.
+        if len(value) and value.dtype.kind not in "iub":
             remedy = ": whole microseconds, e.g. (seconds * 1e6).round().astype('int64')" if name == "t" else ""
             raise TypeError(f"{what}: {name} must hold integers, not {value.dtype}{remedy}")
     pixel = np.empty((len(t), 2), np.int32)
+    if not len(t):
+        return pixel, np.empty(0, np.int64), np.empty(0, bool)
     for axis, value in enumerate((x, y)):
-        if value.dtype.itemsize > 4 - (value.dtype.kind == "u") and len(value):
+        if value.dtype.itemsize > 4 - (value.dtype.kind == "u"):
             _refuse_beyond(value, np.iinfo(np.int32).max, "xy"[axis], what)
         pixel[:, axis] = value
-    if t.dtype == np.uint64 and len(t):
+    if t.dtype == np.uint64:
         _refuse_beyond(t, np.iinfo(np.int64).max, "t", what)
     return pixel, np.array(t, np.int64), as_polarity(p, what)
 

@@ -297,7 +297,7 @@ def test_a_wrong_sensor_is_refused():
 def test_decaying_counts_are_those_of_every_event_by_its_age():
     plan = gl.Plan()
     clock = plan.events((9, 7))
-    layer = gl.nn.LeakyCount(clock, 2, (50.0, 4000.0))
+    layer = gl.nn.LeakyCount(clock, 2, (50.0, 4000.0)).double()
     events = gl.collate([*recordings(), recordings()[0][:0]])
     wanted = torch.zeros(events.num_examples, 1, 4, 5, 4, dtype=torch.float64)
     for b, one in enumerate(events.examples):
@@ -310,6 +310,15 @@ def test_decaying_counts_are_those_of_every_event_by_its_age():
     for size, decay_times in ((2, ()), (2.5, (50.0,))):
         with pytest.raises(ValueError, match="LeakyCount: needs a whole size >= 1 and positive decay_times"):
             gl.nn.LeakyCount(clock, size, decay_times)
+
+
+def test_decaying_counts_have_the_dtype_of_the_network_and_no_weights():
+    plan = gl.Plan()
+    network = torch.nn.Sequential(gl.nn.LeakyCount(plan.events((9, 7)), 2, (50.0,)), gl.nn.Dense(2, 3))
+    assert list(network.state_dict()) == ["1.weight", "1.bias"]
+    geometry = plan(recordings()[0])
+    for kind in (torch.float32, torch.float64, torch.bfloat16):
+        assert network.to(kind)(geometry).dtype == kind
 
 
 def magnified(grid):
@@ -330,7 +339,7 @@ def magnified(grid):
 
 def counted(events: gl.Events, fit: bool) -> torch.Tensor:
     plan = gl.Plan()
-    layer = gl.nn.LeakyCount(plan.events(events.sensor), 1, (50.0, 4000.0), fit=fit)
+    layer = gl.nn.LeakyCount(plan.events(events.sensor), 1, (50.0, 4000.0), fit=fit).double()
     return layer(plan(events))[:, 0]
 
 

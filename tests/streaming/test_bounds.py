@@ -44,15 +44,15 @@ def crowd(sensor: tuple[int, int], count: int, seed: int):
 
 def run(live, events, cuts, after=lambda: None):
     """Predictions, and the features of every level, of a stream that is cut at `cuts`."""
-    answers, levels = [], [[] for _ in blocks(live.model)]
+    answers, levels = [], {name: [] for name in live._names}
     for a, b in zip([0, *cuts], [*cuts, len(events)], strict=True):
         answers += live.push(events[a:b])
         after()
-        for name, level in zip(blocks(live.model), levels, strict=True):
+        for name, level in levels.items():
             level.append(live.features(name)[1])
     answers = torch.stack([p.logits for p in answers] + [live.predict()])
     after()
-    return answers, [torch.cat(level) for level in levels]
+    return answers, [torch.cat(level) for level in levels.values()]
 
 
 def assert_near(mine, float32, float64):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import copy
+import pickle
 import re
 import shutil
 import subprocess
@@ -274,6 +276,8 @@ def test_a_compiled_stream_is_a_stream(tmp_path: Path):
     again.load_state_dict(state)
     assert torch.equal(again(events[700:]), last)
     assert (again.events_seen, again.time) == (1500, int(events.time[-1]))
+    again(events[-1:].numpy()[0])
+    assert again.events_seen == 1501
     assert again.memory_bytes > 1000
     assert len(list(folder.glob("*.so"))) == 1
     with pytest.raises(ValueError, match="before the last one"):
@@ -290,6 +294,26 @@ def test_a_compiled_stream_is_a_stream(tmp_path: Path):
         other.load_state_dict(state)
     assert other.events_seen == 1500
     assert not torch.equal(other.predict(), again.predict())
+
+
+@needs_compiler
+def test_copies_of_a_compiled_stream_go_on_by_themselves(tmp_path: Path):
+    model, events = small("voxel"), busy("plain", (21, 18), 1500)
+    live = gl.stream(model, compiled=tmp_path / "network")
+    live(events[:700])
+    model.train().head.lift.bias.data += 1
+    saved = pickle.dumps(live)
+    copies = [copy.copy(live), copy.deepcopy(live), pickle.loads(saved)]
+    before, last = live.predict(), copies[0](events[700:])
+    assert torch.equal(live.predict(), before)
+    assert not torch.equal(last, before)
+    for other in (*copies[1:], live):
+        assert torch.equal(other(events[700:]), last)
+        assert (other.events_seen, str(other)) == (1500, str(live))
+    for path in (tmp_path / "network").glob("*.so"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"\.so, which this stream ran, is gone: make it again with"):
+        pickle.loads(saved)
 
 
 @needs_compiler
@@ -314,6 +338,14 @@ def test_other_machines_and_webassembly_give_the_same_bits(tmp_path: Path):
     assert list(check(gl.export(small("voxel"), tmp_path / "network"), 4000, [*local("-O1")[:1], *others]))
 
 
+def test_what_torch_compile_made_is_exported_as_what_it_was_made_of(tmp_path: Path):
+    model = small("stream")
+    compiled = torch.compile(model, backend="eager")
+    plain, folder = gl.export(model, tmp_path / "plain"), gl.export(compiled, tmp_path / "compiled")
+    for path in plain.iterdir():
+        assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
 def test_the_golden_recording_is_in_order_and_on_the_sensor():
     events = recording(0, 5000, (21, 18))
     assert (np.diff(events["t"]) >= 0).all()
@@ -331,6 +363,9 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path):
         gl.export(model, tmp_path / "a", chunk=0)
     with pytest.raises(FileNotFoundError, match=r"holds no network\.c"):
         list(check(tmp_path))
+    (tmp_path / "network.c").touch()
+    with pytest.raises(ValueError, match="no target 'gcc': choose from this machine, x86_64-linux-musl"):
+        list(check(tmp_path, chosen=[("gcc", ["gcc", "-O2"])]))
     model.head.logits.bias.data[0] = float("nan")
     with pytest.raises(ValueError, match=r"bias of head\.logits is not finite"):
         gl.export(model, tmp_path / "a")

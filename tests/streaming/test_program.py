@@ -98,6 +98,9 @@ def half_of(module, geometry):
         (lambda m, x, g, s: functional.dropout(x), None, "training=self.training"),
         (lambda m, x, g, s: x * m.extra, nn.Parameter(torch.rand(6, 1)), "mul with a constant of this shape"),
         (lambda m, x, g, s: x + functional.embedding(half_of(m, g), m.extra), nn.Parameter(torch.rand(9, 6)), "0.5"),
+        (lambda m, x, g, s: x + m.extra(half_of(m, g)), nn.Embedding(30, 6), "0.5"),
+        (lambda m, x, g, s: x + m.extra(g[m.coarse].pixel[:, 0]), nn.Embedding(5, 6), "rows 0 to 5 of a table of 5"),
+        (lambda m, x, g, s: x + m.extra(g[m.coarse].pixel[:, 0]), nn.Embedding(6, 6, max_norm=1), "max_norm"),
         (lambda m, x, g, s: x + x[:, :3].add_(1).sum(), None, "add_, which changes a value and its parts in place"),
         (lambda m, x, g, s: x + functional.elu(x, 0.5), None, "elu with alpha=0.5"),
     ],
@@ -107,7 +110,7 @@ def test_what_is_not_known_is_refused_by_name_with_what_to_do(after, extra, word
     model.extra = gl.nn.EventConv(model.near, 6, 6) if extra == "conv" else extra
     with pytest.raises(TypeError, match=words) as found:
         Program.of(model.eval())
-    assert "gl.streaming.Session" in str(found.value)
+    assert "gl.streaming.Session(model), which runs any forward that treats each row for itself" in str(found.value)
 
 
 @pytest.mark.parametrize("layer", [gl.nn.LeakyMean, gl.nn.VoxelMean, gl.nn.Last, gl.nn.MeanPool, gl.nn.MaxPool])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -57,15 +58,42 @@ def test_a_state_with_wrong_numbers_leaves_the_stream_as_it_was(make, wrong):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_a_copy_of_an_engine_is_a_stream_of_its_own():
+def pickled(live):
+    return pickle.loads(pickle.dumps(live))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+@pytest.mark.parametrize("make", [Engine, Session])
+def test_a_copy_is_a_stream_of_its_own(make, copied):
     model = network("n_mnist", head="stream", width=8, levels=2, pooled=1)
     events = busy("plain", (34, 34), 300)
-    one = stream(model)
+    one = make(model)
     one(events[:200])
-    other = copy.deepcopy(one)
+    other = copied(one)
     before = one.predict()
+    assert torch.equal(other.predict(), before)
     other(events[200:])
-    assert other.events_seen == 300
+    assert (other.events_seen, other.sensor, repr(other)[:20]) == (300, one.sensor, repr(one)[:20])
     assert torch.equal(one.predict(), before)
     one(events[200:])
     assert torch.equal(one.predict(), other.predict())
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
+def test_a_copy_of_an_engine_has_its_weights_whatever_becomes_of_the_network(copied):
+    model = network("n_mnist", head="stream", width=8, levels=2, pooled=1)
+    events = busy("plain", (34, 34), 300)
+    one = stream(model, ["blocks.1"])
+    one(events[:200])
+    model.train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    other = copied(one)
+    assert not torch.equal(stream(model.eval()).predict(), one.predict())
+    assert str(other) == str(one)
+    assert torch.equal(other(events[200:]), one(events[200:]))
+    assert torch.equal(other.features("blocks.1")[1], one.features("blocks.1")[1])
+    one.reset()
+    other.reset()
+    assert torch.equal(other(events), one(events))

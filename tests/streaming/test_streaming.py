@@ -207,6 +207,35 @@ def test_arrays_are_packets_whatever_their_fields_and_records_too():
         engine(array)
 
 
+FIELDS = {
+    "signed polarity": ([("t", "<i8"), ("x", "<u2"), ("y", "<u2"), ("p", "i1")], (-1, 1)),
+    "dv": ([("timestamp", "<i8"), ("x", "<i2"), ("y", "<i2"), ("polarity", "i1")], (0, 1)),
+    "faery": ([("t", "<u8"), ("x", "<u2"), ("y", "<u2"), ("on", "?")], (False, True)),
+    "big-endian": ([("x", ">u2"), ("y", ">u2"), ("p", ">i2"), ("t", ">u4")], (0, 1)),
+}
+
+
+@pytest.mark.parametrize("fields", FIELDS)
+@pytest.mark.parametrize("make", [Engine, Session])
+def test_one_record_is_a_packet_wherever_an_array_of_it_is(fields, make):
+    events = busy("plain", (34, 34), 12)
+    types, (off, on) = FIELDS[fields]
+    columns = dict(zip("xy", events.pixel.T, strict=True)) | dict.fromkeys(("t", "timestamp"), events.time)
+    columns |= dict.fromkeys(("p", "on", "polarity"), np.where(events.polarity, on, off))
+    array = np.empty(12, types)
+    for name in array.dtype.names:
+        array[name] = columns[name]
+    model = network("n_mnist", head="stream", width=4, levels=1, pooled=0, threshold=0.2, reset=-0.5)
+    whole, apart = make(model), make(model)
+    whole(array)
+    for k, record in enumerate(array):
+        apart(record if k % 2 else np.array(record))
+    assert apart({"x": [], "y": [], "t": [], "p": []}) is None
+    assert apart.events_seen == 12
+    assert_close(apart.predict(), whole.predict(), 1e-6)
+    assert float(whole.predict().abs().max()) > 0
+
+
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 @pytest.mark.parametrize("make", [Engine, Session])
 def test_negative_times_are_refused(make, head):
@@ -276,6 +305,14 @@ def test_what_cannot_run_live_says_so_and_what_to_do():
             make(gl.models.point_resnet_small(4).eval())
     with pytest.raises(ValueError, match="sensor of"):
         stream(network("n_mnist", head="stream"))(busy("plain", (20, 20), 10))
+
+
+@pytest.mark.parametrize("make", [stream, Session])
+def test_what_torch_compile_made_runs_as_what_it_was_made_of(make):
+    model = network("n_mnist", head="stream", width=4, levels=1, pooled=0, threshold=0.5)
+    events = busy("plain", (34, 34), 100)
+    one, other = make(model), make(torch.compile(model, backend="eager"))
+    assert torch.equal(one(events), other(events))
 
 
 def test_real_recordings_are_exact(shared_data):

@@ -8,7 +8,6 @@ from live import KINDS, assert_close, busy, settled
 from topologies import (
     SENSOR,
     TOPOLOGIES,
-    CalledTwice,
     Drawn,
     FadingCounts,
     Gates,
@@ -114,6 +113,26 @@ def test_pooled_answers_come_with_each_packet():
         assert_close(found[-1].logits, model(model.plan(events))[0], 1e-5)
 
 
+class DenseCounts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan = gl.Plan()
+        self.count = gl.nn.LeakyCount(self.plan.events(SENSOR), 4, (700.0,), every=2000)
+        self.dense = gl.nn.Dense(2, 5)
+
+    def forward(self, geometry, memory=None):
+        return self.dense(self.count(geometry, memory)).relu().mean((1, 2, 3))
+
+
+def test_a_dense_layer_takes_counts_in_the_batch_as_it_does_live():
+    model, events = settled(DenseCounts), busy("plain", SENSOR, 300)
+    assert compare(model, events)
+    engine = stream(model)
+    engine(events)
+    with torch.no_grad():
+        assert_close(engine.predict(), model(model.plan(events))[0], 1e-5)
+
+
 def test_print_shows_the_program():
     text = str(stream(settled(Gates)))
     assert "X1 = lif(X0, kernel=3, stride=2, decay_time=3000, threshold=0.6, reset=-0.4)" in text
@@ -180,17 +199,6 @@ def test_grids_that_are_joined_are_seen_where_any_of_them_has_events():
             assert compare(model, busy(kind, SENSOR, 300))
 
 
-def test_a_layer_that_is_called_twice_runs_in_the_engine_and_is_refused_by_the_session():
-    model = settled(CalledTwice)
-    events = busy("plain", SENSOR, 300)
-    engine = stream(model)
-    found = [p for a in range(0, 300, 7) for p in engine.push(events[a : a + 7])]
-    with torch.no_grad():
-        assert_close(logits(found), model(model.plan(events)), 1e-5)
-    with pytest.raises(ValueError, match=r"layer 'same' is called 2 times .* gl\.stream"):
-        Session(model)
-
-
 def test_voxels_that_the_forward_does_not_use_make_no_windows():
     model = settled(WideStride)
     model.unused = gl.nn.VoxelMean(model.down.near.target, model.down.near.source, 2, 1000)
@@ -222,6 +230,45 @@ def test_the_session_runs_what_the_engine_refuses():
     session = Session(model)
     found = [p for a in range(0, 300, 7) for p in session.push(events[a : a + 7])]
     assert_close(logits(found), rows, 1e-5)
+
+
+class Branching(WideStride):
+    def forward(self, geometry, memory=None):
+        rows = super().forward(geometry, memory)
+        return rows if len(rows) > 3 else torch.cat([row[None] for row in rows] or [rows])
+
+
+def test_the_session_runs_a_forward_that_looks_at_shapes():
+    model, events = settled(Branching), busy("plain", SENSOR, 300)
+    with pytest.raises(TypeError, match=r"cannot be read .* treats each row for itself outside the layers"):
+        stream(model)
+    for features in ([], ["down"]):
+        session = Session(model, features)
+        found = [p for a in range(0, 300, 7) for p in session.push(events[a : a + 7])]
+        with torch.no_grad():
+            assert_close(logits(found), model(model.plan(events)), 1e-5)
+    fired, rows = session.features("down")
+    assert (fired.sensor, rows.shape) == ((7, 6), (len(fired), 16))
+
+
+def test_the_session_refuses_rows_of_no_stream_before_the_first_packet():
+    model = settled(SkipsAcrossLevels)
+    model.norm.register_forward_hook(lambda norm, args, out: out[1:])
+    with pytest.raises(ValueError, match="what 'norm' returns is not a row for every event"):
+        Session(model, ["norm"])
+    model = settled(WideStride)
+    model.logits.register_forward_hook(lambda layer, args, out: torch.cat([out, out]))
+    with pytest.raises(ValueError, match=r"forward must return one row, or a row for every event .*gl\.nn\.Last"):
+        Session(model)
+
+
+def test_a_plan_that_sees_one_packet_alone_is_refused():
+    model = settled(WideStride)
+    near = model.cross.near
+    model.plan.latest(near.source, near.target)
+    for make in (stream, Session):
+        with pytest.raises(TypeError, match=r"latest.* would see one packet alone"):
+            make(model)
 
 
 class Explosive(nn.Module):

@@ -127,6 +127,7 @@ class Gates(nn.Module):
         self.first = PolarityConv(plan.causal(x0, self.x1, 7, 2), 12, temporal=2)
         self.same = EventConv(plan.causal(self.x1, self.x1, 1), 6, 12)
         self.scale, self.place = nn.Parameter(torch.rand(6)), nn.Parameter(torch.randn(11 * 9, 6))
+        self.column = nn.Embedding(11, 6)
         self.mean, self.act = LeakyMean(self.x1, 700.0), nn.LeakyReLU(0.2)
         self.logits, self.last = Dense(6, 5), Last(self.x1)
 
@@ -139,7 +140,7 @@ class Gates(nn.Module):
         y = y - 0.5 * self.gated(self.same(y, geometry, memory)) * self.scale + 1
         events = geometry[self.x1]
         x, row = events.pixel.long().unbind(1)
-        y = self.act(y / 2) + functional.embedding(row * events.sensor[0] + x, self.place)
+        y = self.act(y / 2) + functional.embedding(row * events.sensor[0] + x, self.place) + self.column(x)
         y = self.mean(torch.exp(-y[:, :6].abs()).log1p(), geometry, memory)
         return self.last(functional.log_softmax(self.logits(y), dim=1), geometry, memory)
 
@@ -216,7 +217,7 @@ class JoinedGrids(nn.Module):
 
 
 class CalledTwice(nn.Module):
-    """One convolution in place, twice."""
+    """One convolution in place, twice, and one mean of the stream, twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,14 +226,34 @@ class CalledTwice(nn.Module):
         x1 = plan.lif(x0, **FAST)
         self.down = PolarityConv(plan.causal(x0, x1, 3, 2), 6)
         self.same = EventConv(plan.causal(x1, x1, 3), 6, 6)
+        self.mean = LeakyMean(x1, 700.0)
 
     def forward(self, geometry, memory=None):
         y = self.same(self.down(geometry, memory).relu(), geometry, memory)
-        return self.same(y.tanh(), geometry, memory)
+        z = self.same(y.tanh(), geometry, memory)
+        return torch.cat([self.mean(y, geometry, memory), self.mean(z.exp(), geometry, memory)], 1)
+
+
+class VoxelsTwice(nn.Module):
+    """One mean over voxels of two values of a stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        x0 = plan.events(SENSOR)
+        x1 = plan.lif(x0, **FAST)
+        self.down = PolarityConv(plan.causal(x0, x1, 3, 2), 4)
+        self.mean, self.logits = VoxelMean(x1, x0, 2, 4000), Dense(8, 3)
+
+    def forward(self, geometry, memory=None):
+        y = self.down(geometry, memory)
+        grids = [self.mean(value, geometry, memory) for value in (y, y.tanh())]
+        return self.logits(torch.cat(grids, -1).mean((1, 2, 3)))
 
 
 TOPOLOGIES = [
     SkipsAcrossLevels, WideStride, TwoBranches, OwnVoxels, Gates, NothingFires, FadingCounts, NowAndThen, FittedCounts,
+    CalledTwice, VoxelsTwice,
 ]  # fmt: skip
 
 

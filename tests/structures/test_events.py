@@ -47,6 +47,15 @@ def test_polarity_may_be_minus_and_plus_one():
     assert gl.Events.of(source, sensor=SENSOR).polarity.tolist() == [False, True]
 
 
+@pytest.mark.parametrize("nothing", [[], np.empty(0, object), np.empty(0, "datetime64[us]")])
+def test_no_events_are_events_whatever_their_columns_hold(nothing):
+    events = gl.Events.of(dict.fromkeys("xytp", nothing), sensor=SENSOR)
+    assert (len(events), events.num_examples) == (0, 1)
+    assert events.polarity is not None
+    with pytest.raises(ValueError, match="equally long"):
+        gl.Events.of({"x": nothing, "y": [1], "t": [2], "p": [0]}, sensor=SENSOR)
+
+
 def test_a_list_is_a_batch():
     batch = gl.Events.of([array([1, 2]), array([]), array([0])], sensor=SENSOR)
     assert batch.splits.tolist() == [0, 2, 2, 3]

@@ -82,6 +82,7 @@ def test_frames_are_tables():
     frame = pandas.DataFrame(COLUMNS)
     is_ours(gl.Cloud.of(frame))
     assert len(gl.Cloud.of([frame, frame[:4]]).examples[1]) == 4
+    assert len(gl.Events.of(pandas.DataFrame({"x": [], "y": [], "t": [], "p": []}), sensor=(9, 9))) == 0
     events = gl.Events.of(pandas.DataFrame({"x": [1, 2], "y": [3, 4], "t": [5, 6], "p": [True, False]}), sensor=(9, 9))
     assert events.pixel.tolist() == [[1, 3], [2, 4]]
     with pytest.raises(TypeError, match=r"t must hold integers, not float64: whole microseconds"):

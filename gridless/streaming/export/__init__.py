@@ -14,6 +14,7 @@ from gridless.data.files import whole_file
 from gridless.streaming.export.golden import packets, recording
 from gridless.streaming.export.writer import HERE, Writer
 from gridless.streaming.program import Program
+from gridless.streaming.reading import eager
 from gridless.structures import Events
 
 __all__ = ["export"]
@@ -42,6 +43,7 @@ def export(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048)
 
 def texts(model: nn.Module, bits: int = 32, chunk: int = 2048) -> dict[str, str]:
     """The files of an export, by name."""
+    model = eager(model)
     program = Program.of(model)
     writer = Writer(program, bits, chunk)
     code = writer.text

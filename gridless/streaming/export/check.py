@@ -28,7 +28,9 @@ NATIVE = ("-std=gnu17", "-O3", "-march=native" if platform.machine() in ("x86_64
 FUSED = "-DNET_FUSED"
 FUSES = platform.machine() in ("aarch64", "arm64")
 
-# Machines that zig compiles for, and the emulator of each.
+HERE = "this machine"
+
+# Other machines, that zig compiles for, and the emulator of each.
 TARGETS = {
     "x86_64-linux-musl": "qemu-x86_64",
     "aarch64-linux-musl": "qemu-aarch64",
@@ -90,7 +92,7 @@ def library(folder: Path, out: Path) -> Path:
 def ways() -> list[tuple[str, list[str]]]:
     """Every target and compiler at hand, with its options."""
     levels = (*LEVELS, NATIVE, *([("-std=c99", "-O2", FUSED)] if FUSES else []))
-    found = [("this machine", [*cc, *flags]) for cc in compilers() for flags in levels]
+    found = [(HERE, [*cc, *flags]) for cc in compilers() for flags in levels]
     for target in TARGETS if zig() else ():
         if runner(target) is not None:
             command = [*zig(), "-target", target, "-std=c99", "-O3"]
@@ -103,7 +105,10 @@ def ways() -> list[tuple[str, list[str]]]:
 def check(
     folder: str | Path, events: int = 20_000, chosen: Sequence[tuple[str, list[str]]] | None = None
 ) -> Iterator[Result]:
-    """Compile and run the test of an export in the ways that are chosen, or in all.
+    """Compile and run the test of an export in the ways that are chosen, or in all that `ways()` finds.
+
+    A way is the name of a target and the command of a compiler with its options: `("this machine", ["gcc", "-O2"])`, or
+    one of `TARGETS`, such as `("wasm32-wasi", [*zig(), "-target", "wasm32-wasi", "-O3"])`.
 
     Raises where a compiler fails, where the test does, or where two results differ in a bit: of those with fused sums,
     or of those without.
@@ -114,6 +119,9 @@ def check(
     chosen = ways() if chosen is None else chosen
     if not chosen:
         raise RuntimeError(f"no C compiler was found: {REMEDY}")
+    for target, _ in chosen:
+        if target not in (HERE, *TARGETS):
+            raise ValueError(f"check: there is no target {target!r}: choose from {', '.join((HERE, *TARGETS))}")
     firsts: dict[bool, Result] = {}
     with tempfile.TemporaryDirectory() as name:
         for target, command in chosen:
@@ -161,7 +169,7 @@ _PATTERNS = (
 
 def runner(target: str) -> list[str] | None:
     """What runs the programs of a target: nothing before this machine's own, an emulator; None where that is absent."""
-    if target == "this machine":
+    if target == HERE:
         return []
     name = TARGETS[target]
     if name == "wasmtime":
