@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import ClassVar
 
 import torch
@@ -10,7 +9,8 @@ from torch import Generator, Tensor
 
 from gridless.structures import Ragged
 
-FINITE = sys.float_info.max
+# What settings may be at most: a float32 holds it, and what it is multiplied by.
+FINITE = 1e30
 
 
 class Settings:

@@ -196,6 +196,10 @@ class Normalise(PointTransform):
         from gridless.ops.segment_pool import segment_max, segment_mean
 
         centred = cloud.coords - _at(cloud, segment_mean(cloud.coords, cloud.splits))
+        largest = segment_max(centred.abs().amax(1, keepdim=True), cloud.splits)
+        # Squares of such numbers are beyond those of float32.
+        odd = (largest > 0) & ((largest < 1e-15) | (largest > 1e15))
+        centred = centred / _at(cloud, torch.where(odd, largest, 1))
         reach = segment_max(centred.norm(dim=1, keepdim=True), cloud.splits)
         return _moved(cloud, centred / _at(cloud, torch.where(reach > 0, reach, 1)))
 
@@ -213,7 +217,8 @@ class Jitter(PointTransform):
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         by = self.sigma * draws.normal(cloud, cloud.dim, each="row", dtype=cloud.coords.dtype)
         if self.ball:
-            by = by * (self.clip / by.norm(dim=1, keepdim=True).clamp(min=self.clip))
+            far = by.norm(dim=1, keepdim=True)
+            by = torch.where(far > self.clip, by * (self.clip / far), by)
         else:
             by = by.clamp(-self.clip, self.clip)
         return _moved(cloud, cloud.coords + by)
@@ -277,8 +282,8 @@ class Scale(PointTransform):
     each_axis: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.low <= self.high:
-            raise ValueError(f"Scale: needs 0 < low <= high, not {self.low} and {self.high}")
+        if not 0 < self.low <= self.high <= FINITE:
+            raise ValueError(f"Scale: needs 0 < low <= high < 1e30, not {self.low} and {self.high}")
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         factor = _uniform(cloud, draws, self.low, self.high, cloud.dim if self.each_axis else 1)

@@ -36,7 +36,8 @@ class Keyed(Draws):
         drawn = self._bits(batch, shape, each)
         if dtype == torch.float64:
             return (drawn.double() + (2**31 + 0.5)) * 2**-32
-        return (drawn & 0xFFFFFF).to(dtype) * 2**-24 + 2**-25
+        # The largest would be rounded to 1.
+        return ((drawn & 0xFFFFFF).to(dtype) * 2**-24 + 2**-25).clamp_(max=1 - 2**-24)
 
     def normal(self, batch: Ragged, *shape: int, each: str = "example", dtype: torch.dtype = torch.float32) -> Tensor:
         first, second = (self.uniform(batch, *shape, each=each, dtype=dtype) for _ in range(2))

@@ -227,16 +227,19 @@ class _Work(Dataset):
 
     def raw(self, repeat: int, i: int) -> Any:
         """Example i as it is before the plan."""
-        before = getattr(self.dataset, "epoch", 0)
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(repeat)
+        whole = self.dataset
+        while isinstance(whole, Subset):
+            whole = whole.dataset
+        before, set_epoch = getattr(whole, "epoch", 0), getattr(whole, "set_epoch", None)
+        if set_epoch is not None:
+            set_epoch(repeat)
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(seed_of(self.seed, repeat, i))
                 return self.dataset[i]
         finally:
-            if hasattr(self.dataset, "set_epoch"):
-                self.dataset.set_epoch(before)
+            if set_epoch is not None:
+                set_epoch(before)
 
 
 def _load_kernels(plan: Any) -> None:
@@ -309,7 +312,9 @@ def describe(dataset: Any, plan: Plan | None, seed: int, shard: int, version: st
 def _data(dataset: Any) -> dict[str, Any]:
     if isinstance(dataset, Subset):
         places = hashlib.sha256(" ".join(str(int(i)) for i in dataset.indices).encode()).hexdigest()[:16]
-        return {**_data(dataset.dataset), "subset": f"{len(dataset)} {places}"}
+        whole = _data(dataset.dataset)
+        # Of a part of a part, both.
+        return {**whole, "subset": " of ".join([f"{len(dataset)} {places}", *filter(None, [whole.get("subset")])])}
     kind = type(dataset)
     data = getattr(dataset, "fingerprint", None) or f"{kind.__module__}.{kind.__qualname__}"
     return {"data": f"{data} {len(dataset)}", "transform": [_words(step) for step in _steps(dataset)]}

@@ -110,7 +110,8 @@ def _ragged(path: Path, name: str, column: list[Tensor]) -> dict[str, np.ndarray
     """One tensor of every example: an array of all their rows, and where those of each begin."""
     first = column[0]
     for number, tensor in enumerate(column):
-        if not isinstance(tensor, Tensor) or tensor.dtype != first.dtype or tensor.shape[1:] != first.shape[1:]:
+        kind = (tensor.dtype, tensor.ndim, tensor.shape[1:]) if isinstance(tensor, Tensor) else None
+        if kind != (first.dtype, first.ndim, first.shape[1:]):
             raise TypeError(f"{path}: {name!r} of example {number} does not go with that of the first")
     # Scalars are rows of one number.
     parts = [t.detach().cpu().reshape(1) if t.ndim == 0 else t.detach().cpu() for t in column]

@@ -382,4 +382,5 @@ def as_splits(splits: Any, device: torch.device, what: str) -> Tensor:
         )
     if splits.device != device:
         raise ValueError(f"{what}: splits are on {splits.device}, the rows on {device}: move both to one device")
-    return splits.long().contiguous()
+    # A copy: what was checked is what kernels read.
+    return splits.to(torch.int64, copy=True, memory_format=torch.contiguous_format)

@@ -107,7 +107,8 @@ class Cloud(Ragged):
             coords = coords.flatten(0, 1)
             splits = torch.arange(batch + 1) * points
             each = {name: tensor_of(value) for name, value in rows.items()}
-            rows = {n: v.flatten(0, 1) if tuple(v.shape[:2]) == (batch, points) else v for n, v in each.items()}
+            stacked = {n: tuple(v.shape[:2]) == (batch, points) and len(v) != batch * points for n, v in each.items()}
+            rows = {n: v.flatten(0, 1) if stacked[n] else v for n, v in each.items()}
         alone = splits is None
         splits = _splits_of_one(coords) if splits is None else splits.to(coords.device)
         if not rows and not directions:
@@ -145,8 +146,8 @@ class Cloud(Ragged):
     def numpy(self) -> np.ndarray:
         """A structured array with the fields x, y, z and all rows, of all examples one after the other.
 
-        `Cloud.of` takes it back; beyond three dimensions coordinates are x0, x1 and so on. The coordinates alone,
-        (S, D), are `np.asarray(cloud)`.
+        `Cloud.of` takes it back, of two dimensions or more; beyond three coordinates are x0, x1 and so on. The
+        coordinates alone, (S, D), are `np.asarray(cloud)`.
         """
         return structured(self)
 

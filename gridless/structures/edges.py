@@ -49,7 +49,8 @@ class Edges(Structure):
         elif source.dtype == torch.int64:
             # What 32 bits do not hold stays out of range, and is found when it is looked at.
             source = source.clamp(-1, MAX_EDGES)
-        object.__setattr__(self, "source", source.to(torch.int32).contiguous())
+        # On the CPU, where numbers out of range would end the process, a copy: what was checked is what kernels read.
+        object.__setattr__(self, "source", source.to(torch.int32, copy=source.is_cpu).contiguous())
 
     @property
     def num_target(self) -> int:

@@ -73,7 +73,8 @@ class Events(Ragged):
             if value.device != pixel.device:
                 raise ValueError(f"Events: {name} is on {value.device}, pixel on {pixel.device}: move both")
             object.__setattr__(self, name, value.contiguous())
-        object.__setattr__(self, "pixel", pixel.contiguous())
+        # On the CPU, where pixels outside the sensor would end the process, a copy: what is checked is what is read.
+        object.__setattr__(self, "pixel", pixel.clone() if pixel.is_cpu else pixel.contiguous())
         object.__setattr__(self, "sensor", as_sensor(self.sensor))
         if self.rows is not NO_ROWS:
             object.__setattr__(self, "rows", Rows.of(self.rows, pixel, "Events"))

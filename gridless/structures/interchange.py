@@ -209,7 +209,8 @@ def structured(cloud: Cloud) -> np.ndarray:
     """`Cloud.numpy`."""
     end = len(cloud) - cloud.padding
     axes = [*"xyz"] if cloud.dim <= 3 else _numbered(cloud.dim)
-    _refuse_rows("numpy", cloud, [name for name in cloud.rows if name in axes])
+    taken = [*"xyz"] if cloud.dim <= 3 else [*"xyz", *_numbered(8)]
+    _refuse_rows("numpy", cloud, [name for name in cloud.rows if name in taken])
     columns = dict(zip(axes, cloud.coords.detach()[:end].cpu().numpy().T, strict=False))
     columns |= {name: rows.detach()[:end].cpu().numpy() for name, rows in cloud.rows.items()}
     out = np.empty(end, [(name, c.dtype, c.shape[1:]) for name, c in columns.items()])

@@ -170,3 +170,22 @@ def test_refuses_settings_and_clouds_that_make_no_sense():
 def test_settings_that_cannot_be_are_refused_by_name(make, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         make()
+
+
+@pytest.mark.parametrize(("sigma", "clip", "most"), [(0.01, math.inf, 0.1), (0.0, 0.0, 0.0), (0.1, 0.0, 0.0)])
+def test_jitter_in_a_ball_of_any_size_is_finite(sigma, clip, most):
+    moved = P.Jitter(sigma, clip, ball=True)(cloud(), generator()).coords - cloud().coords
+    assert moved.abs().max() <= most
+    assert bool(moved.any()) == bool(sigma and clip)
+
+
+@pytest.mark.parametrize("unit", [1e-25, 1e-30, 1e25])
+def test_normalise_takes_any_unit(unit):
+    points = torch.rand(20, 3, generator=generator())
+    torch.testing.assert_close(P.Normalise()(points * unit), P.Normalise()(points), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda: P.Scale(1.0, math.inf), lambda: P.Shift(1e300), lambda: P.Tilt(1e300)])
+def test_settings_beyond_float32_are_refused(make):
+    with pytest.raises(ValueError, match=r"Scale|Shift|Tilt"):
+        make()

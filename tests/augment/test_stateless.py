@@ -113,3 +113,10 @@ def test_the_numbers_of_a_key_are_the_same_in_every_version():
     first, second = draws._bits(ragged, (2, 3), "example"), draws._bits(ragged, (2,), "row")
     assert first[:, 1, 2].tolist() == [-1302535648, -1119553058, 1385879617, -790498093]
     assert second[[0, 5, 42], 1].tolist() == [-613562159, -1252985557, 291587565]
+
+
+def test_no_number_is_one(monkeypatch):
+    draws = keyed(torch.arange(3))
+    monkeypatch.setattr(draws, "_bits", lambda *_: torch.full((3,), -1, dtype=torch.int32))
+    for dtype in (torch.float32, torch.float64):
+        assert draws.uniform(batch(3), dtype=dtype).max() < 1

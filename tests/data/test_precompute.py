@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 import gridless as gl
 from gridless.augment import Drop, Jitter, Shuffle
@@ -421,3 +421,38 @@ def test_refuses_settings_that_make_no_sense(tmp_path):
         gl.Precomputed(shapes(size=0), tmp_path, plan())
     with pytest.raises(TypeError, match="cannot be stored"):
         shards.flatten(object())
+
+
+class Labels:
+    """Clouds with labels of several shapes."""
+
+    def __init__(self, *labels) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int):
+        return torch.rand(10, 3), torch.tensor(self.labels[i])
+
+
+@pytest.mark.parametrize("labels", [(7, [1, 2, 3], 9), ([1, 2], 7, [3])])
+def test_labels_of_different_dimensions_are_refused_by_name(labels, tmp_path):
+    with pytest.raises(TypeError, match="of example 1 does not go with that of the first"):
+        gl.Precomputed(Labels(*labels), tmp_path, plan())
+
+
+def test_repeats_of_a_part_of_a_data_set_are_augmented_anew(tmp_path):
+    whole = Shapes(6, points=40, transform=(Jitter(),), seed=0)
+    data = gl.Precomputed(Subset(whole, [0, 2, 4]), tmp_path, plan(), repeats=2)
+    first = data[0][0]["X0"].coords
+    data.set_epoch(1)
+    assert not torch.equal(data[0][0]["X0"].coords, first)
+
+
+def test_parts_of_different_parts_have_files_of_their_own(tmp_path):
+    whole = Labels(*range(12))
+    folds = [Subset(whole, range(6)), Subset(whole, range(6, 12))]
+    first, second = (gl.Precomputed(Subset(f, [0, 2, 4]), tmp_path, plan(), check=False) for f in folds)
+    assert first.key != second.key
+    assert [int(second[i][1]) for i in range(3)] == [6, 8, 10]

@@ -218,3 +218,8 @@ def test_points_that_are_not_finite_are_named():
     for sample in (gl.farthest_sample, gl.random_sample):
         with pytest.raises(ValueError, match="row 4 of example 1"):
             sample(gl.Cloud.of([scattered(7, 3), x]), 3)
+
+
+def test_a_fraction_is_rounded_up():
+    cloud = gl.Cloud.of([torch.rand(7, 3), torch.rand(0, 3)])
+    assert gl.farthest_sample(cloud, 1e-12).sizes.tolist() == [1, 0]

@@ -129,3 +129,7 @@ def test_parameters_may_lie_apart_and_running_statistics_may_not(device):
     kept = torch.zeros(6, 2, device=device)
     with pytest.raises(ValueError, match="the running mean is written, and must be contiguous"):
         batch_norm(x, running=(kept[:, 0], kept[:, 1], torch.tensor(0, device=device), 0.1))
+
+
+def test_no_channels_are_no_fault(device):
+    assert batch_norm(torch.zeros(4, 0, device=device)).shape == (4, 0)

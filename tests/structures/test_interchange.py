@@ -230,3 +230,9 @@ def test_pyg_gets_each_row_under_a_name_of_its_own(names):
     pytest.importorskip("torch_geometric")
     with pytest.raises(ValueError, match=r"to_pyg: the rows '(pos|x|y)' have the name of something else"):
         gl.Cloud.of(torch.zeros(3, 3), **dict.fromkeys(names, torch.ones(3))).to_pyg()
+
+
+@pytest.mark.parametrize("names", [("x4",), ("x", "y")])
+def test_rows_of_four_dimensions_are_not_read_back_as_coordinates(names):
+    with pytest.raises(ValueError, match="numpy: the rows"):
+        gl.Cloud.of(torch.rand(4, 4), **dict.fromkeys(names, torch.rand(4))).numpy()

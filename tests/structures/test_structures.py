@@ -592,3 +592,24 @@ def test_float32_is_enough_where_it_moves_no_point_by_a_millionth_of_the_widest_
     from gridless.structures.interchange import narrowest
 
     assert narrowest(values) == dtype
+
+
+def test_what_was_checked_stays_as_it_was():
+    """Splits, sources and pixels that changed later would be read beyond their ends."""
+    splits, source, pixel = (
+        torch.tensor([0, 3]),
+        torch.zeros(3, dtype=torch.int32),
+        torch.zeros(3, 2, dtype=torch.int32),
+    )
+    cloud, edges = gl.Cloud(torch.rand(3, 3), splits), gl.Edges(splits, source, 1)
+    events = gl.Events(pixel, torch.arange(3), None, splits, (4, 4))
+    for tensor in (splits, source, pixel):
+        tensor.fill_(2**30)
+    assert [s.splits.tolist() for s in (cloud, edges, events)] == 3 * [[0, 3]]
+    assert edges.source.tolist() == [0, 0, 0]
+    assert not events.pixel.any()
+
+
+def test_rows_of_examples_of_one_point_keep_their_shape():
+    assert gl.Cloud.of(torch.rand(5, 1, 3), w=torch.rand(5, 1)).rows["w"].shape == (5, 1)
+    assert gl.Cloud.of(torch.rand(5, 2, 3), w=torch.rand(5, 2)).rows["w"].shape == (10,)

@@ -79,7 +79,7 @@ def sample_sizes(cloud: Cloud, size: Size, what: str) -> Tensor:
     check_size(size, what)
     if isinstance(size, float):
         # 0.07 * 100 is a little above 7 in floating point, and must not become 8.
-        return torch.ceil(have.double() * size - 1e-9).long()
+        return torch.minimum(torch.ceil(have.double() * size - 1e-9).long().clamp(min=1), have)
     if isinstance(size, int):
         return have.clamp(max=size)
     each = torch.as_tensor(size)

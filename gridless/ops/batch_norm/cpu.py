@@ -24,7 +24,7 @@ def forward(
     wide = torch.promote_types(x.dtype, torch.float32)
     statistics = torch.zeros(3, x.shape[1], dtype=wide)
     mean, scale, unbiased = statistics
-    if real == 0:
+    if real == 0 or not x.shape[1]:
         scale.fill_(eps**-0.5)
         return torch.zeros_like(x), statistics
     z = x[:real].relu() if before else x[:real]
