@@ -4,14 +4,15 @@
     data = gl.data.CloudFolder("sites", "fit", label="classification", up="z", block=10.0)      sites/**/*.laz
     data = gl.data.EventFolder("gestures", "fit")                     gestures/wave/01.aedat4 ...
 
-Where there are the folders `train`, `test` and perhaps `validation` (or `val`), these are the splits. Otherwise, and
-for validation where there is no such folder, a fifth of the files is held out, by a rule that can disappoint: see
-`held_out`.
+Where there are folders `train`, `test` or `validation` (or `val`), these are the splits; without `train` all else is
+learned from, and a folder `test` whose folders are no classes is a class. For validation, where there is no such
+folder, a fifth of the files is held out, by a rule that can disappoint: see `held_out`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from gridless.data import clouds, formats, splits
 from gridless.data.base import Examples, Steps
-from gridless.data.prepare import Preparation, blocks, joined, padded, prepare, read_points, row
+from gridless.data.prepare import Preparation, blocks, joined, padded, prepare, read_points, row, scale
 from gridless.geometry import grid_sample
 from gridless.kernels.threads import in_threads
 from gridless.progress import bar
@@ -71,20 +72,32 @@ class Listing:
 
 
 def listing(
-    root: str | Path, suffixes: Sequence[str], by_class: bool = True, held_out_list: str | Path | None = None
+    root: str | Path,
+    suffixes: Sequence[str],
+    by_class: bool = True,
+    held_out_list: str | Path | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> Listing:
-    """The files with one of the suffixes, by folders of classes or not; `held_out_list` names those for validation."""
+    """The files with one of the suffixes, by folders of classes or not; `held_out_list` names those for validation.
+
+    Classes are numbered as in `class_names`, where these are given, and others are refused.
+    """
     root = Path(root)
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}")
     named = {child.name.lower(): child for child in sorted(root.iterdir()) if child.is_dir()}
     first = {part: next((named[n] for n in names if n in named), None) for part, names in _FOLDERS.items()}
-    places = {"fit": root} if first["fit"] is None else {k: v for k, v in first.items() if v is not None}
-    files, labels, parts, others, classes = [], [], [], set(), []
+    places = {k: v for k, v in first.items() if v is not None}
+    if first["fit"] is None:
+        # All that is not in the folders of other parts; a class may have the name of a part.
+        alone = [folder.name for folder in named.values() if folder not in places.values()]
+        places = {"fit": root} | {k: v for k, v in places.items() if not by_class or _has_classes(v, alone)}
+    files, labels, parts, others, classes = [], [], [], set(), list(class_names or ())
     for part, folder in places.items():
-        for path in sorted(folder.rglob("*")):
+        apart = [other for other in places.values() if other != folder and other.is_relative_to(folder)]
+        for path in _files(folder):
             inside = path.relative_to(folder).parts
-            if not path.is_file() or any(name.startswith(".") for name in inside):
+            if any(name.startswith(".") for name in inside) or any(map(path.is_relative_to, apart)):
                 continue
             if path.suffix.lower() not in suffixes:
                 others.add(path.suffix.lower() or path.name)
@@ -93,10 +106,12 @@ def listing(
                 raise ValueError(f"{path}: a file outside the folders of classes: the layout is {folder}/CLASS/FILE")
             name = inside[0] if by_class else root.name
             if name not in classes:
+                if class_names is not None:
+                    raise ValueError(f"{path}: these weights know no class {name!r}, only {', '.join(class_names)}")
                 if part != "fit":
                     raise ValueError(f"{path}: there is no class {name!r} in {places['fit']}")
                 classes.append(name)
-            files.append(path.relative_to(root).as_posix())
+            files.append(_written(path.relative_to(root)))
             labels.append(classes.index(name))
             parts.append(part)
     if not files:
@@ -118,6 +133,33 @@ def listing(
     return Listing(root, tuple(files), tuple(labels), tuple(classes), tuple(parts), rule, tuple(sorted(others)))
 
 
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder, also behind links."""
+    found, seen = [], set()
+    for here, folders, files in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(here)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        found += [Path(here, name) for name in files]
+    return sorted(path for path in found if path.is_file())
+
+
+def _has_classes(folder: Path, classes: Sequence[str]) -> bool:
+    """Whether all folders in it have the names of classes."""
+    inside = [child.name for child in folder.iterdir() if child.is_dir()]
+    return bool(inside) and set(inside) <= set(classes)
+
+
+def _written(path: Path) -> str:
+    """The name of a file, as lists of files have it."""
+    try:
+        path.as_posix().encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path.as_posix()!r}: the name of this file is not UTF-8: rename it") from None
+    return path.as_posix()
+
+
 _FOLDERS = {"fit": _TRAIN, "validation": _VALIDATION, "test": _TEST}
 
 
@@ -126,33 +168,39 @@ def held_out(labels: Sequence[int], names: Sequence[str], share: float = SHARE) 
 
     Neighbouring recordings of one session are so alike that a random split asks nothing new. So whole sessions are held
     out: a session is a folder below that of the class, and the file's name without the number at its end, whatever the
-    class. Where a class has one session only, the last fifth of each class is held out, in the order of the numbers.
+    class. Of classes with one session only the last fifth is held out, in the order of the numbers.
     """
-    session = [re.sub(r"[\W_]*\d+$", "", name.rsplit(".", 1)[0]) for name in names]
+    session = [re.sub(r"[\W_]*\d+[\W_]*$", "", _SUFFIX.sub("", name)) for name in names]
     members: dict[str, list[int]] = defaultdict(list)
     for i, key in enumerate(session):
         members[key].append(i)
     counts, chosen = Counter(labels), list[int]()
-    if all(len({session[i] for i, label in enumerate(labels) if label == k}) > 1 for k in counts):
-        left, held, taken = Counter(labels), Counter(), 0
-        for key in sorted(members, key=lambda key: hashlib.sha256(key.encode()).digest()):
-            mine = Counter(labels[i] for i in members[key])
-            wanted = any(held[k] < share * counts[k] for k in mine)
-            # No class is without an example to learn from, and nothing is taken that would take far too much.
-            if wanted and all(left[k] > n and held[k] + n <= max(2 * share * counts[k], 1) for k, n in mine.items()):
-                chosen, taken = [*chosen, *members[key]], taken + 1
-                held, left = held + mine, left - mine
-        if chosen:
-            return sorted(chosen), f"{taken} of {len(members)} sessions, by folder and file name"
-    for k in counts:
+    several = [k for k in counts if len({session[i] for i, label in enumerate(labels) if label == k}) > 1]
+    left, held, taken = Counter(labels), Counter(), 0
+    for key in sorted(members, key=lambda key: hashlib.sha256(key.encode()).digest()):
+        mine = Counter(labels[i] for i in members[key])
+        wanted = any(held[k] < share * counts[k] for k in mine if k in several)
+        # No class is without an example to learn from, and nothing is taken that would take far too much.
+        if wanted and all(left[k] > n and held[k] + n <= max(2 * share * counts[k], 1) for k, n in mine.items()):
+            chosen, taken = [*chosen, *members[key]], taken + 1
+            held, left = held + mine, left - mine
+    rest = [k for k in counts if not held[k]]
+    for k in rest:
         mine = sorted((i for i, label in enumerate(labels) if label == k), key=lambda i: _natural(names[i]))
         chosen += mine[len(mine) - min(max(1, round(share * len(mine))), len(mine) - 1) :]
-    return sorted(chosen), "the last fifth of each class, in the order of the file names"
+    if not taken:
+        return sorted(chosen), "the last fifth of each class, in the order of the file names"
+    more = f"; the last fifth of {len(rest)} classes without several of them" if rest else ""
+    return sorted(chosen), f"{taken} of {len(members)} sessions, by folder and file name{more}"
+
+
+# Of a file's name; some have two parts.
+_SUFFIX = re.compile(r"(\.pcd\.bin|\.copc\.la[sz]|\.[^./]*)$", re.IGNORECASE)
 
 
 def _natural(name: str) -> list[Any]:
     """Numbers within names by their values: 9 before 10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 class CloudFolder(Examples):
@@ -167,6 +215,8 @@ class CloudFolder(Examples):
         grid: where points have labels, one point is kept of every cell of this side, before anything else.
         held_out_list: a file that lists those for validation, as training leaves in OUT/split.txt.
         names: of labels of points, such as {2: ground}.
+        class_names: as which classes are numbered; those of the folder when left out.
+        values: as which labels of points are numbered; those that occur when left out.
         transform: that of `Examples`.
         progress: show a bar while files are read.
         how: the arguments of `Preparation`: up, keep_scale, features, block.
@@ -183,6 +233,8 @@ class CloudFolder(Examples):
         grid: float | None = None,
         held_out_list: str | Path | None = None,
         names: dict[Any, str] | None = None,
+        class_names: Sequence[str] | None = None,
+        values: Sequence[int] | None = None,
         transform: Steps = (),
         progress: bool = False,
         **how: Any,
@@ -191,13 +243,20 @@ class CloudFolder(Examples):
         self.how, self.points, self.grid = Preparation(**how), points, grid
         if (self.how.block or grid) and not label:
             raise ValueError("CloudFolder: block and grid are for points with labels: give the row, label='auto'")
-        self.listing = listing(root, CLOUDS, label is None, held_out_list)
+        self.listing = listing(root, CLOUDS, label is None, held_out_list, None if label else class_names)
         chosen = self.listing.rows(split)
+        self._found: dict[int, str] = {}
+        self._scales: dict[str, dict[int, str]] = {name: {} for name in self.how.features}
         # Labels are numbered through all files, whatever the split.
         read = self._read_all(range(len(self.listing.files)) if label else chosen, label, progress)
+        self._check_scales()
         self.class_names, self.values = list(self.listing.class_names), list[int]()
         if label:
-            self.values = sorted({int(v) for pieces in read.values() for p in pieces for v in p.rows["part"].unique()})
+            self.values = sorted(self._found if values is None else values)
+            for value, file in self._found.items():
+                if value not in self.values:
+                    known = ", ".join(map(str, self.values))
+                    raise ValueError(f"{file}: these weights know no points of the label {value}, only of {known}")
             for piece in (p for pieces in read.values() for p in pieces):
                 piece.rows["part"].copy_(torch.searchsorted(torch.tensor(self.values), piece.rows["part"]))
         # Keys are words where a recipe went through JSON.
@@ -234,10 +293,24 @@ class CloudFolder(Examples):
         if label:
             cloud = Cloud.of(cloud, part=_labels(cloud, file, label))
             cloud.check(str(file))
+            # Before points are left out: with how many should not change which labels there are.
+            self._found |= dict.fromkeys(cloud.rows["part"].unique().tolist(), str(file))
             cloud = grid_sample(cloud, self.grid) if self.grid else cloud
         kept = (*self.how.features, "part") if label else self.how.features
+        for name in self.how.features:
+            self._scales[name].setdefault(scale(row(cloud, name, str(file)).dtype), str(file))
         pieces = blocks(cloud, self.how) if label else [torch.arange(len(cloud))]
         return [prepare(cloud[piece], str(file), self.points, self.how, kept) for piece in pieces]
+
+    def _check_scales(self) -> None:
+        """Refuse features that some files have in one or two bytes and others not."""
+        for name, files in self._scales.items():
+            if len(files) > 1:
+                (a, first), (b, second) = list(files.items())[:2]
+                raise ValueError(
+                    f"{name!r} is divided by {a} in {first} and by {b} in {second}: whole numbers of one or two bytes "
+                    "become 0 to 1, others stay as they are: bring the files to one type"
+                )
 
     def example(self, i: int) -> Cloud:
         size = int(self.sizes[i])
@@ -267,8 +340,9 @@ def _labels(cloud: Cloud, file: Path, name: str) -> Tensor:
 class EventFolder(Examples):
     """Recordings from FOLDER/CLASS/*: `data[i]` is (`Events`, class number), all on one sensor.
 
-    `root`, `split`, `held_out_list`, `transform` and `progress` are those of `CloudFolder`; `sensor` and `repair`
-    those of `read_events`. Without `sensor` it is that of the largest, for which the files of all splits are read.
+    `root`, `split`, `held_out_list`, `class_names`, `transform` and `progress` are those of `CloudFolder`; `sensor` and
+    `repair` those of `read_events`. Without `sensor` it is that of the largest, for which the files of all splits are
+    read.
     """
 
     def __init__(
@@ -278,11 +352,12 @@ class EventFolder(Examples):
         held_out_list: str | Path | None = None,
         sensor: Sequence[int] | None = None,
         repair: str | Sequence[str] = (),
+        class_names: Sequence[str] | None = None,
         transform: Steps = (),
         progress: bool = False,
     ) -> None:
         super().__init__(transform)
-        self.listing = listing(root, RECORDINGS, True, held_out_list)
+        self.listing = listing(root, RECORDINGS, True, held_out_list, class_names)
         rows = self.listing.rows(split)
         self.files = [self.listing.files[i] for i in rows]
         self.labels = torch.tensor([self.listing.labels[i] for i in rows])

@@ -107,8 +107,12 @@ def _feature(cloud: Cloud, name: str, what: str) -> Tensor:
     if values.is_floating_point() and not values.isfinite().all():
         raise ValueError(f"{what}: points have {name!r} that is not finite: remove such points, or replace it")
     values = values[:, None] if values.ndim == 1 else values.flatten(1)
-    # Readers widen what has two bytes.
-    return values.float() / {torch.uint8: 255, torch.int32: 65535}.get(values.dtype, 1)
+    return values.float() / scale(values.dtype)
+
+
+def scale(dtype: torch.dtype) -> int:
+    """What features of a type are divided by. Readers give int32 for what has two bytes, and for nothing else."""
+    return {torch.uint8: 255, torch.int32: 65535}.get(dtype, 1)
 
 
 def joined(cloud: Cloud, features: Sequence[str]) -> Cloud:

@@ -105,11 +105,11 @@ def narrowest(coords: np.ndarray) -> np.dtype:
 
 
 def plain(column: np.ndarray) -> np.ndarray:
-    """In memory of its own and in a type that every operation of torch knows."""
+    """In memory of its own and in a type that every operation of torch knows; int32 is what had two bytes."""
     name = column.dtype.str[1:]
     if name == "u8":
         return np.array(column, "f8" if (column > 2**63 - 1).any() else "i8", order="C")
-    wider = {"f2": "f4", "f16": "f8", "u2": "i4", "u4": "i8"}
+    wider = {"f2": "f4", "f16": "f8", "u2": "i4", "u4": "i8", "i4": "i8"}
     return np.array(column, wider.get(name, name), order="C")
 
 

@@ -119,9 +119,9 @@ def evaluate(
     split: Annotated[str, typer.Option(help="test, train, fit or validation.")] = "test",
     points: Annotated[list[int] | None, typer.Option(help="Use so many points; may be repeated, for a curve.")] = None,
     votes: Annotated[
-        int | None, typer.Option(help="Views averaged per example; else as the weights were saved with.")
+        int | None, typer.Option(min=1, help="Views averaged per example; else as the weights were saved with.")
     ] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Examples at a time.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples at a time.")] = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -140,7 +140,7 @@ def evaluate(
         raise ValueError(f"--points is for clouds, and these weights are for {recipe.data}")
     results, known = {}, seen(model.about, split)
     listed = _listed(Path(weights).parent) if recipe.data == "folder" else None
-    examples = load_data(recipe.changed(points=max(points)) if points else recipe, data, split, listed)
+    examples = load_data(recipe.changed(points=max(points)) if points else recipe, data, split, listed, model.about)
     examples = examples.to(pick_device(device))
     parts = "part" in getattr(examples, "rows", {})
     if parts and (votes or 1) > 1:
@@ -183,7 +183,9 @@ def predict(
         list[Path], typer.Argument(help="Clouds (PLY, PCD, LAS, NPY, XYZ...), meshes (OFF...) or recordings.")
     ],
     weights: Annotated[str, typer.Option(help="Shipped weights by name, or a path.")] = "modelnet40-plus",
-    points: Annotated[int | None, typer.Option(help="Points of each cloud that are used; else as in training.")] = None,
+    points: Annotated[
+        int | None, typer.Option(min=1, help="Points of each cloud that are used; else as in training.")
+    ] = None,
     up: Annotated[
         str | None, typer.Option(help="The axis that points up in the files: x, y or z; else as in training, or y.")
     ] = None,
@@ -191,7 +193,7 @@ def predict(
         bool, typer.Option("--keep-scale", help="Do not centre and scale to the unit sphere.")
     ] = False,
     votes: Annotated[
-        int | None, typer.Option(help="Views averaged per cloud; else as the weights were saved with.")
+        int | None, typer.Option(min=1, help="Views averaged per cloud; else as the weights were saved with.")
     ] = None,
     repair: Annotated[
         list[str] | None, typer.Option(help="Of recordings: unwrap, drop, hold, sort or shift; may be repeated.")
@@ -227,7 +229,11 @@ def predict(
     model: Any = load(weights, pick_device(device))
     live, parts, scenes = is_event_network(model), "parts" in model.config, model.config["model"] == "PointUNet"
     if parts or scenes:
-        _check_out(out, scenes)
+        _check_out(out, scenes, len(files))
+    if scenes:
+        given = {"--points": points, "--votes": votes, "--category": category, "--keep-scale": keep_scale}
+        for option in (name for name, value in given.items() if value):
+            raise ValueError(f"{option} is not for scenes, whose points are all labelled: leave it out")
     if (parts or scenes) and len({file.stem for file in files}) < len(files):
         raise ValueError(f"two of the files have one name, and would be one file in {out}: give them in two calls")
     names = list(model.about.get("class_names") or [])
@@ -282,12 +288,14 @@ def _check_kind(file: Path, live: bool) -> None:
         )
 
 
-def _check_out(out: Path, scenes: bool) -> None:
-    """Refuse the name of a file that is not written, which would become a folder."""
+def _check_out(out: Path, scenes: bool, files: int) -> None:
+    """Refuse the name of a file that is not written, which would become a folder, and one for several scenes."""
     from gridless.data.folder import CLOUDS
     from gridless.scenes.label import OUTPUTS
 
     suffix = out.suffix.lower()
+    if scenes and files > 1 and suffix in OUTPUTS and not out.is_dir():
+        raise ValueError(f"--out {out} is one file, and there are {files} scenes: give a folder for them")
     if suffix not in (*CLOUDS, *OUTPUTS) or out.is_dir() or (scenes and suffix in OUTPUTS):
         return
     one = (

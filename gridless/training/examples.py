@@ -288,28 +288,39 @@ def transform_of(entry: Any) -> EventTransform:
 
 
 def load_data(
-    recipe: Recipe, root: str | Path | None, split: str, held_out_list: Path | None = None
+    recipe: Recipe,
+    root: str | Path | None,
+    split: str,
+    held_out_list: Path | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> Clouds | Recordings:
     """The `split` ("train", "fit", "validation" or "test") of the data set that a recipe names, in the folder `root`.
 
     Data that is generated needs no folder. Of a folder of the user's, `held_out_list` is a file that says what is held
-    out, instead of the folder's own rule.
+    out, instead of the folder's own rule; classes and labels are numbered as weights do of which `about` is said.
     """
     if root is None and recipe.data not in GENERATED:
         what = "your files" if recipe.data == FOLDER else recipe.data
         raise ValueError(f"the folder of {what} is needed: give it with --data")
     if recipe.data == FOLDER:
-        return load_folder(recipe, root, split, held_out_list)  # type: ignore[arg-type]
+        return load_folder(recipe, root, split, held_out_list, about)  # type: ignore[arg-type]
     if recipe.data in SETS:
         return load_recordings(recipe.data, root, split, recipe.data_options)
     return load_clouds(recipe.data, root, split, recipe.points, recipe.data_options)
 
 
-def load_folder(recipe: Recipe, root: str | Path, split: str, held_out_list: Path | None = None) -> Clouds | Recordings:
+def load_folder(
+    recipe: Recipe,
+    root: str | Path,
+    split: str,
+    held_out_list: Path | None = None,
+    about: Mapping[str, Any] | None = None,
+) -> Clouds | Recordings:
     """A split of a folder of the user's own files: `gridless.data.folder`, whose arguments are the data options."""
     from gridless.data.folder import CloudFolder, EventFolder
 
     options: dict[str, Any] = {**recipe.data_options, "held_out_list": held_out_list, "progress": True}
+    options["class_names"] = (about or {}).get("class_names") or None
     try:
         if recipe.recordings:
             sensor = options.pop("sensor", recipe.model.get("sensor"))
@@ -317,6 +328,7 @@ def load_folder(recipe: Recipe, root: str | Path, split: str, held_out_list: Pat
             return Recordings.of(found.batch(), found.labels, found.class_names)
         if recipe.of_points:
             options.setdefault("label", "auto")
+            options["values"] = (about or {}).get("values") or None
         found = CloudFolder(root, split, recipe.points, **options)
     except TypeError as error:
         raise ValueError(f"recipe: data_options: {error}") from None

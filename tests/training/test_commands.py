@@ -406,6 +406,13 @@ def test_a_file_that_would_become_a_folder_is_refused(tmp_path, capsys):
     )
     assert main([*words, str(parts)]) == 1
     assert "x.xyz: parts go to OUT/NAME.ply: give a folder" in capsys.readouterr().err
+    np.save(tmp_path / "two.npy", np.zeros((9, 3), np.float32))
+    files = [str(tmp_path / name) for name in ("one.npy", "two.npy")]
+    more = ["--device", "cpu", "--weights", str(scenes)]
+    assert main(["predict", *files, *more, "--out", str(tmp_path / "x.ply")]) == 1
+    assert "x.ply is one file, and there are 2 scenes: give a folder for them" in capsys.readouterr().err
+    assert main(["predict", files[0], *more, "--votes", "3"]) == 1
+    assert "--votes is not for scenes" in capsys.readouterr().err
     assert not (tmp_path / "x.xyz").exists()
 
 

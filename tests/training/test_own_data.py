@@ -348,3 +348,87 @@ def test_normals_turn_with_the_points_that_they_are_features_of(tmp_path):
         turned = example["X0"] if transform[1:] else example
         torch.testing.assert_close(turned.rows["features"], turned.coords, atol=1e-5, rtol=0)
     assert model(example).shape == (1, 2)
+
+
+def touched(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".pcd.bin", ".copc.laz", ").ply"])
+def test_the_number_at_the_end_of_a_name_is_found_before_any_suffix(suffix):
+    names = [f"{day} ({i:03d}{suffix}" for day in ("mon", "tue", "wed") for i in range(6)]
+    chosen, rule = held_out([0] * 18, names)
+    assert rule.startswith("1 of 3 sessions")
+    assert len({names[i][:3] for i in chosen}) == 1
+
+
+def test_a_class_with_one_session_does_not_cut_those_of_others():
+    names = [f"{day}_{i}.ply" for day in ("mon", "tue", "wed") for i in range(4)] + [f"thu_{i}.ply" for i in range(5)]
+    chosen, rule = held_out([0] * 12 + [1] * 5, names)
+    assert rule == "1 of 4 sessions, by folder and file name; the last fifth of 1 classes without several of them"
+    assert len({names[i][:3] for i in chosen if i < 12}) == 1
+    assert [names[i] for i in chosen if i >= 12] == ["thu_4.ply"]
+
+
+def test_names_with_raised_digits_are_names():
+    assert held_out([0, 0, 1, 1], ["3\u00b24.ply", "3\u00b25.ply", "1.ply", "2.ply"])[0] == [1, 3]
+
+
+def test_a_test_folder_beside_the_classes_is_no_class(tmp_path):
+    files = [f"{name}/{i}.ply" for name in ("a", "b") for i in range(4)]
+    found = listing(touched(tmp_path, *files, "test/a/0.ply", "test/b/0.ply"), [".ply"])
+    assert found.class_names == ("a", "b")
+    assert [found.files[i] for i in found.rows("test")] == ["test/a/0.ply", "test/b/0.ply"]
+    assert len(found.rows("train")) == 8
+    # Its own files, or folders of no class: it is one.
+    assert listing(touched(tmp_path / "c", "valid/0.ply", "valid/1.ply", "other/0.ply"), [".ply"]).class_names == (
+        "other",
+        "valid",
+    )
+
+
+def test_folders_behind_links_are_read_once(tmp_path):
+    outside = touched(tmp_path / "outside", "0.ply", "1.ply")
+    root = touched(tmp_path / "root", "a/0.ply", "a/1.ply")
+    (root / "b").symlink_to(outside)
+    (outside / "back").symlink_to(root)
+    assert listing(root, [".ply"]).files == ("a/0.ply", "a/1.ply", "b/0.ply", "b/1.ply")
+
+
+def test_classes_and_labels_are_numbered_as_the_weights_do(scans, sites):
+    folder = gl.data.CloudFolder(scans, "train", class_names=["cone", "rod", "disc"])
+    assert {file.split("/")[0]: int(n) for file, n in zip(folder.files, folder.labels)} == {"rod": 1, "disc": 2}
+    with pytest.raises(ValueError, match="these weights know no class 'disc', only rod, cone"):
+        gl.data.CloudFolder(scans, "train", class_names=["rod", "cone"])
+    known = gl.data.CloudFolder(sites, "train", label="auto", up="z", block=10.0)
+    more = gl.data.CloudFolder(sites, "train", label="auto", up="z", block=10.0, values=[0, *known.values])
+    for one, other, size in zip(more.rows["part"], known.rows["part"], known.sizes.tolist()):
+        assert torch.equal(one[:size] - 1, other[:size])
+    with pytest.raises(ValueError, match=f"these weights know no points of the label {known.values[-1]}"):
+        gl.data.CloudFolder(sites, "train", label="auto", up="z", block=10.0, values=known.values[:-1])
+
+
+def test_which_labels_there_are_does_not_depend_on_how_many_points_are_kept(tmp_path):
+    label = torch.zeros(500, dtype=torch.uint8)
+    label[7] = 9
+    for i in range(3):
+        write_cloud(tmp_path / f"{i}.ply", torch.rand(500, 3), label=label)
+    assert gl.data.CloudFolder(tmp_path, "train", points=20, label="auto", keep_scale=True).values == [0, 9]
+
+
+def test_colours_of_one_byte_and_of_four_are_not_mixed(tmp_path):
+    rgb = torch.randint(256, (50, 3))
+    write_cloud(tmp_path / "a" / "0.ply", torch.rand(50, 3), rgb=rgb.byte())
+    columns = dict(zip("xyz", np.random.rand(3, 50).astype(np.float32))) | dict(zip("rgb", rgb.T.int().numpy()))
+    (tmp_path / "b").mkdir()
+    table = np.empty(50, [(name, column.dtype) for name, column in columns.items()])
+    for name, column in columns.items():
+        table[name] = column
+    for name in ("0.npy", "1.npy"):
+        np.save(tmp_path / "b" / name, table)
+    assert gl.read_cloud(tmp_path / "b" / "0.npy").rows["rgb"].dtype == torch.int64
+    with pytest.raises(ValueError, match=r"'rgb' is divided by (255|1) in .* and by (255|1) in .*: bring the files to"):
+        gl.data.CloudFolder(tmp_path, "train", features=["rgb"])
