@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import logging
@@ -21,7 +22,6 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from gridless.training.callbacks import EpochBar, Interrupt
-from gridless.training.evaluate import judged
 from gridless.training.examples import Clouds, Recordings
 from gridless.training.module import Classifier
 from gridless.training.recipe import Recipe
@@ -71,8 +71,7 @@ def run(
     device = torch.device(device)
     last = out / "checkpoints" / "last.ckpt"
     check_folder(out, resume)
-    if resume:
-        _check_same(last, recipe, data)
+    done = _check_same(last, recipe, data) if resume else 0
     out.mkdir(parents=True, exist_ok=True)
     if held_out:
         (out / "split.txt").write_text("".join(f"{file}\n" for file in held_out))
@@ -91,7 +90,7 @@ def run(
         max_epochs=recipe.epochs,
         check_val_every_n_epoch=recipe.validate_every,
         num_sanity_val_steps=0,
-        logger=_loggers(out),
+        logger=_loggers(out, done),
         callbacks=[keep, interrupt, *([EpochBar()] if progress else []), *(callbacks or [])],
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -105,15 +104,8 @@ def run(
         trainer.fit(module, ckpt_path=last if resume else None)
         if not trainer.is_global_zero:
             return None
-        end = module.history[-1]
-        place = None if valid is None else valid.to(module.device)
-        if place is not None and "valid_accuracy" not in end:
-            found = judged(module.best, place, recipe)
-            figures = {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
-            end |= figures
-            for logger in trainer.loggers:
-                logger.log_metrics({"epoch": recipe.epochs - 1, **figures}, step=trainer.global_step - 1)
-                logger.save()
+        end, place = module.history[-1], None if valid is None else valid.to(module.device)
+        module.complete()
         results: dict[str, Any] = {name: value for name, value in end.items() if name != "epoch"}
         results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
         if place is not None and recipe.votes > 1:
@@ -157,10 +149,11 @@ def check_folder(out: Path, resume: bool) -> None:
         raise FileNotFoundError(f"nothing to resume: there is no {last}")
 
 
-def _check_same(last: Path, recipe: Recipe, data: Clouds | Recordings) -> None:
-    """Refuse to go on from a damaged checkpoint, or one of another recipe or of other examples."""
+def _check_same(last: Path, recipe: Recipe, data: Clouds | Recordings) -> int:
+    """Refuse to go on from a damaged checkpoint, or one of another recipe or of other examples; returns its steps."""
     try:
-        about = torch.load(last, map_location="cpu", weights_only=True)["gridless"]
+        whole = torch.load(last, map_location="cpu", weights_only=True)
+        about, done = whole["gridless"], int(whole["global_step"])
         before = Recipe.from_dict(about["recipe"]).to_dict()
         examples = about["examples"]
     except Exception as error:
@@ -173,6 +166,7 @@ def _check_same(last: Path, recipe: Recipe, data: Clouds | Recordings) -> None:
     if found:
         remedy = "give the same recipe and data, or choose another folder (--out)"
         raise ValueError(f"{last} is of another run: {'; '.join(found)}: {remedy}")
+    return done
 
 
 def _differences(now: Any, before: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -183,8 +177,35 @@ def _differences(now: Any, before: Any, name: str = "") -> Iterator[tuple[str, A
         yield name, now, before
 
 
-def _loggers(out: Path) -> list[Logger]:
-    loggers: list[Logger] = [CSVLogger(out, name="", version="logs", flush_logs_every_n_steps=1)]
+class _Log(CSVLogger):
+    """Lightning's OUT/logs/metrics.csv, with what was logged in the `done` steps before a run was resumed."""
+
+    def __init__(self, out: Path, done: int) -> None:
+        super().__init__(out, name="", version="logs", flush_logs_every_n_steps=1)
+        file, rows = out / "logs" / "metrics.csv", list[dict[str, str]]()
+        if file.is_file():
+            with open(file, newline="") as lines:
+                rows = [{name: text for name, text in row.items() if text} for row in csv.DictReader(lines)]
+        self.before: list[Any] = [row for row in rows if row.get("step", "").isdigit() and int(row["step"]) < done]
+        self.known: set[Any] = {(int(row["step"]), frozenset(row) - {"step"}) for row in self.before}
+
+    @property
+    def experiment(self) -> Any:
+        found: Any = super().experiment
+        if self.before and self._experiment is not None:
+            found.metrics, self.before = self.before, []
+            found.save()
+        return found
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        # What comes after the last step of an epoch may be logged again.
+        if (step, frozenset(metrics)) not in self.known:
+            self.known.add((step, frozenset(metrics)))
+            super().log_metrics(metrics, step)
+
+
+def _loggers(out: Path, done: int) -> list[Logger]:
+    loggers: list[Logger] = [_Log(out, done)]
     if find_spec("tensorboard") or find_spec("tensorboardX"):
         loggers.append(TensorBoardLogger(out, name="", version="tensorboard"))
     else:

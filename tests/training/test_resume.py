@@ -33,8 +33,13 @@ def test_a_run_killed_at_any_step_and_resumed_ends_with_the_same_weights(recipe,
     resumed = run(recipe, clouds, clouds, tmp_path / "cut", resume=True, **settings)
     for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
         assert torch.equal(a, b), name
-    for name in ("train_loss", "train_accuracy", "valid_accuracy", "learning_rate"):
-        assert whole[name] == resumed[name]
+    assert whole["history"] == resumed["history"]
+    same_log(tmp_path)
+
+
+def same_log(folder):
+    whole, cut = ((folder / name / "logs/metrics.csv").read_text() for name in ("whole", "cut"))
+    assert whole == cut
 
 
 @pytest.mark.parametrize("validated", [True, False])
@@ -48,6 +53,7 @@ def test_a_run_resumed_from_the_end_of_an_epoch_ends_with_the_same_weights(recip
     for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
         assert torch.equal(a, b), name
     assert whole["history"] == resumed["history"]
+    same_log(tmp_path)
 
 
 # Killed before the last validation, and after everything was written.
@@ -56,7 +62,8 @@ def test_a_run_resumed_after_its_last_step_has_its_accuracy(recipe, clouds, tmp_
     recipe = recipe.changed(epochs=2)
     whole = run(recipe, clouds, clouds, tmp_path / "whole", progress=False, checkpoint_steps=1)
     if validated:
-        shutil.copytree(tmp_path / "whole/checkpoints", tmp_path / "cut/checkpoints")
+        for folder in ("checkpoints", "logs"):
+            shutil.copytree(tmp_path / "whole" / folder, tmp_path / "cut" / folder)
     else:
         with pytest.raises(Killed):
             run(recipe, clouds, clouds, tmp_path / "cut", progress=False, checkpoint_steps=1, callbacks=[KillLast()])
@@ -66,16 +73,30 @@ def test_a_run_resumed_after_its_last_step_has_its_accuracy(recipe, clouds, tmp_
         assert resumed[name] == whole[name]
     about = json.loads((tmp_path / "cut/weights.json").read_text())
     assert about["results"]["valid_accuracy"] == whole["valid_accuracy"]
+    same_log(tmp_path)
     for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
         assert torch.equal(a, b), name
 
 
 class KillLast(lightning.Callback):
-    """Ends the run between its last step and the validation after it."""
+    """Ends the run between the last step of an epoch, that of the run unless given, and the validation after it."""
+
+    def __init__(self, epoch: int | None = None) -> None:
+        self.epoch = epoch
 
     def on_validation_start(self, trainer, module):
-        if trainer.current_epoch + 1 == trainer.max_epochs:
+        if trainer.current_epoch + 1 == (self.epoch or trainer.max_epochs):
             raise Killed
+
+
+def test_a_run_killed_before_a_validation_makes_it_when_resumed(recipe, clouds, tmp_path):
+    settings = {"checkpoint_steps": 1, "progress": False}
+    whole = run(recipe, clouds, clouds, tmp_path / "whole", **settings)
+    with pytest.raises(Killed):
+        run(recipe, clouds, clouds, tmp_path / "cut", callbacks=[KillLast(2)], **settings)
+    resumed = run(recipe, clouds, clouds, tmp_path / "cut", resume=True, **settings)
+    assert whole["history"] == resumed["history"]
+    same_log(tmp_path)
 
 
 def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, tmp_path):
