@@ -71,13 +71,14 @@ def run(
     device = torch.device(device)
     last = out / "checkpoints" / "last.ckpt"
     check_folder(out, resume)
-    done = _check_same(last, recipe, data) if resume else 0
+    examples = _examples(data)
+    done = _check_same(last, recipe, examples) if resume else 0
     out.mkdir(parents=True, exist_ok=True)
     if held_out:
         (out / "split.txt").write_text("".join(f"{file}\n" for file in held_out))
     (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False))
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    about = {"recipe": recipe.to_dict(), "examples": _examples(data)}
+    about = {"recipe": recipe.to_dict(), "examples": examples}
     module = Classifier(recipe, data, valid, workers, cache, about)
     every: dict[str, Any] = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
     keep = ModelCheckpoint(out / "checkpoints", filename="last", save_top_k=1, enable_version_counter=False, **every)
@@ -132,8 +133,14 @@ def _tf32(device: torch.device) -> Iterator[None]:
 
 
 def _examples(data: Clouds | Recordings) -> str:
-    """How many training examples there are, and a digest of their labels."""
-    return f"{len(data)} {hashlib.sha256(data.labels.cpu().numpy().tobytes()).hexdigest()[:16]}"
+    """How many training examples there are, and a digest of everything that is learned from."""
+    names = [list(getattr(data, name, ())) for name in ("class_names", "rows", "features", "parts", "values")]
+    digest = hashlib.blake2b(repr(names).encode(), digest_size=16)
+    for tensor in data.tensors():
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
+        digest.update(values.view(torch.uint8).numpy() if values.numel() else b"")
+    return f"{len(data)} {digest.hexdigest()}"
 
 
 def check_folder(out: Path, resume: bool) -> None:
@@ -149,20 +156,23 @@ def check_folder(out: Path, resume: bool) -> None:
         raise FileNotFoundError(f"nothing to resume: there is no {last}")
 
 
-def _check_same(last: Path, recipe: Recipe, data: Clouds | Recordings) -> int:
+def _check_same(last: Path, recipe: Recipe, examples: str) -> int:
     """Refuse to go on from a damaged checkpoint, or one of another recipe or of other examples; returns its steps."""
     try:
         whole = torch.load(last, map_location="cpu", weights_only=True)
         about, done = whole["gridless"], int(whole["global_step"])
         before = Recipe.from_dict(about["recipe"]).to_dict()
-        examples = about["examples"]
+        count, digest = about["examples"].split()
     except Exception as error:
         remedy = "remove it and begin anew, without --resume"
         raise ValueError(f"{last} is truncated, or no checkpoint of gridless train: {remedy} ({error})") from None
     now = recipe.to_dict()
     found = [f"{name} is {a!r}, was {b!r}" for name, a, b in _differences(now, before)]
-    if examples != _examples(data):
-        found.append(f"the training examples are others, {len(data)} of them, was {examples.split()[0]}")
+    if examples != f"{count} {digest}":
+        words = f"the training examples are others, {examples.split()[0]} of them, was {count}"
+        # Versions before 0.2.0 looked at labels alone.
+        early = "it was written by an earlier version, which did not keep what it was trained on"
+        found.append(early if len(digest) == 16 and examples.split()[0] == count else words)
     if found:
         remedy = "give the same recipe and data, or choose another folder (--out)"
         raise ValueError(f"{last} is of another run: {'; '.join(found)}: {remedy}")

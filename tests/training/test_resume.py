@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import lightning
 import pytest
@@ -18,8 +19,8 @@ from small_run import shapes, small
 
 import gridless as gl
 from gridless.__main__ import main
-from gridless.training import Clouds
-from gridless.training.run import run
+from gridless.training import Recordings
+from gridless.training.run import _examples, run
 
 
 # In the middle of an epoch, at its end, and in the middle of a later one.
@@ -147,9 +148,43 @@ def test_resuming_with_another_recipe_names_what_differs(begun, changes, words):
 
 def test_resuming_with_other_examples_is_refused(begun):
     folder, recipe, clouds = begun
-    for other in (shapes(41), Clouds(clouds.points, clouds.labels.roll(1), clouds.class_names)):
+    rows = {"normal": torch.zeros_like(clouds.points)}
+    others = [
+        shapes(41),
+        replace(clouds, labels=clouds.labels.roll(1)),
+        replace(clouds, points=clouds.points.roll(1, 1)),
+        replace(clouds, class_names=["sphere", "rod", "disc"]),
+        replace(clouds, sizes=torch.full((42,), 47)),
+        replace(clouds, rows=rows),
+        replace(clouds, parts=["a", "b"], values=[2, 5]),
+    ]
+    for other in others:
         with pytest.raises(ValueError, match=r"another run: the training examples are others, \d+ of them, was 42"):
             run(recipe, other, None, folder, progress=False, resume=True)
+
+
+def test_labels_of_points_and_events_are_part_of_what_examples_are(clouds):
+    part = torch.zeros(clouds.points.shape[:2], dtype=torch.int64)
+    labelled = replace(clouds, rows={"part": part}, parts=["a", "b"], values=[2, 5])
+    other = part.clone()
+    other[7, 3] = 1
+    made = gl.data.MovingGlyphs(6, seed=0)
+    events = gl.Events(made.pixel, made.time, made.polarity, made.splits, made.sensor)
+    later = gl.Events(made.pixel, made.time + 1, made.polarity, made.splits, made.sensor)
+    recordings = [Recordings.of(e, made.labels, made.class_names) for e in (events, later)]
+    sets = [labelled, replace(labelled, rows={"part": other}), replace(labelled, values=[2, 6]), *recordings]
+    assert len({_examples(data) for data in sets}) == len(sets)
+    assert _examples(labelled) == _examples(replace(labelled, rows={"part": part.clone()}))
+
+
+def test_a_checkpoint_that_does_not_say_what_was_trained_on_is_refused(begun, tmp_path):
+    folder, recipe, clouds = begun
+    state = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+    state["gridless"]["examples"] = "42 0123456789abcdef"
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(state, tmp_path / "checkpoints/last.ckpt")
+    with pytest.raises(ValueError, match=r"written by an earlier version, which .*: .*choose another folder \(--out\)"):
+        run(recipe, clouds, None, tmp_path, progress=False, resume=True)
 
 
 def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
