@@ -162,7 +162,7 @@ def evaluate(
     for count, result in results.items():
         if "mean_iou" in result:
             print(
-                f"{result['mean_iou']:.2%} mIoU, {result['accuracy']:.2%} of the points of {result['examples']} scans"
+                f"{result['mean_iou']:.2%} mIoU, {result['accuracy']:.2%} of the points of {result['scans']} scans"
             )
             continue
         if parts:

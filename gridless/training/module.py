@@ -133,15 +133,16 @@ class Classifier(lightning.LightningModule):
             self._end_epoch()
 
     def _end_epoch(self) -> None:
-        loss, correct, count = self._totals().sum(0).tolist()
+        loss, right, judged, count = self._totals().sum(0).tolist()
         self.step.totals.zero_()
-        self.schedule.epoch_ended(correct / count)
-        values = {"train_loss": loss / count, "train_accuracy": correct / count}
+        accuracy = right / max(judged, 1)
+        self.schedule.epoch_ended(accuracy)
+        values = {"train_loss": loss / count, "train_accuracy": accuracy}
         values["learning_rate"] = float(self.optimiser.param_groups[0]["lr"])
         self.history.append({"epoch": self.current_epoch + 1, **values})
 
     def _totals(self) -> Tensor:
-        """Loss, correct ones and examples of this epoch until now, of every process (world, 3)."""
+        """The step's totals of this epoch until now, of every process (world, 4)."""
         totals: Any = self.step.totals.clone()
         return self.all_gather(totals) if self.trainer.world_size > 1 else totals[None]  # type: ignore[return-value]
 

@@ -230,8 +230,10 @@ def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(
     assert {int(v) for v in labelled.rows[rows].unique()} <= {2, 5}, "the classes have the numbers that files gave them"
     judge = ["evaluate", weights, "--data", str(sites), "--split", "validation", "--device", "cpu"]
     assert main(judge) == 0
-    assert " mIoU, " in capsys.readouterr().out
+    words = capsys.readouterr().out
+    assert " mIoU, " in words
     if found == "labels":
+        assert words.rstrip().endswith("of the points of 1 scans")
         assert main([*judge, "--json"]) == 0
         assert set(json.loads(capsys.readouterr().out)["by_class"]) == {"ground", "pole"}
 
