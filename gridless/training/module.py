@@ -133,7 +133,9 @@ class Classifier(lightning.LightningModule):
             self._end_epoch()
 
     def _end_epoch(self) -> None:
-        loss, right, judged, count = self._totals().sum(0).tolist()
+        totals = self._totals()
+        self._check_finite(totals)
+        loss, right, judged, count = totals.sum(0).tolist()
         self.step.totals.zero_()
         accuracy = right / max(judged, 1)
         self.schedule.epoch_ended(accuracy)
@@ -145,6 +147,14 @@ class Classifier(lightning.LightningModule):
         """The step's totals of this epoch until now, of every process (world, 4)."""
         totals: Any = self.step.totals.clone()
         return self.all_gather(totals) if self.trainer.world_size > 1 else totals[None]  # type: ignore[return-value]
+
+    def _check_finite(self, totals: Tensor) -> None:
+        """Refuse to go on, and to write over a checkpoint, where the loss or weights are no numbers."""
+        whole = [t.isfinite().all() for t in (totals, *self.model.state_dict().values())]
+        if not bool(torch.stack(whole).all()):
+            rate = self.recipe.learning_rate
+            remedy = f"give a smaller learning_rate (it is {rate:g}), or shorten gradients (clip=1)"
+            raise FloatingPointError(f"training diverged in epoch {self.current_epoch + 1}: {remedy}")
 
     def on_train_epoch_end(self) -> None:
         self.log_dict(_trained(self.history[-1]), rank_zero_only=True)
@@ -189,9 +199,11 @@ class Classifier(lightning.LightningModule):
     # Checkpoints.
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        totals = self._totals()
+        self._check_finite(totals)
         checkpoint["gridless"] = {
             **self.about,
-            "totals": self._totals().cpu(),
+            "totals": totals.cpu(),
             "schedule": self.schedule.state_dict(),
             "history": [dict(entry) for entry in self.history],
         }

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import logging
+import math
 import sys
 import time
 import warnings
@@ -112,13 +113,23 @@ def run(
         if place is not None and recipe.votes > 1:
             best = place.probabilities(module.best, recipe).argmax(1)
             results["valid_accuracy_by_votes"] = (best == place.labels).double().mean().item()
+    results = _plain(results)
     split = "train" if valid is None else "fit"
     about = {"class_names": data.class_names, "split": split, "recipe": recipe.to_dict(), "results": results}
     about |= {"parts": list(data.parts), "values": list(data.values)} if isinstance(data, Clouds) and data.parts else {}
     save(module.best, out / "weights", **about)
-    results["history"] = module.history
+    results["history"] = _plain(module.history)
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     return results
+
+
+def _plain(value: Any) -> Any:
+    """With None in place of numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager

@@ -289,6 +289,16 @@ def test_train_prints_one_json_object_and_nothing_else(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["epochs"] == 1
 
 
+def test_a_rate_that_is_far_too_large_is_named(tmp_path, capsys):
+    small = ["data_options.size=28", "data_options.held_out=14", "points=64", "learning_rate=1e30"]
+    changes = [word for change in small for word in ("--set", change)]
+    assert main(["train", "shapes", "--epochs", "2", "--out", str(tmp_path), "--device", "cpu", *changes]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "gridless train: training diverged in epoch " in err
+    assert "give a smaller learning_rate (it is 1e+30)" in err
+
+
 @pytest.mark.parametrize("all_data", [True, False])
 def test_evaluate_says_first_where_weights_were_trained_on_a_split(tmp_path, capsys, all_data):
     small = ["--set", "data_options.size=28", "--set", "data_options.held_out=14", "--set", "points=32"]

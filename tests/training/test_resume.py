@@ -120,6 +120,40 @@ def test_a_run_shows_and_logs_the_validation_of_each_epoch_as_its_own(recipe, cl
         assert float(value) == pytest.approx(results["history"][epoch]["valid_accuracy"], abs=1e-6)
 
 
+class Spoil(lightning.Callback):
+    """Makes a weight no number before a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer, module, batch, number):
+        if trainer.global_step == self.step:
+            with torch.no_grad():
+                next(module.model.parameters()).view(-1)[0] = torch.nan
+
+
+# In the middle of an epoch, where the next checkpoint would be; and with none before the end of the epoch.
+@pytest.mark.parametrize("checkpoint_steps", [1, None])
+def test_a_run_that_diverges_ends_with_an_error_and_its_last_checkpoint(recipe, clouds, tmp_path, checkpoint_steps):
+    with pytest.raises(FloatingPointError, match=r"diverged in epoch 2: give a smaller learning_rate \(it is 0.001\), or"):
+        run(recipe, clouds, None, tmp_path, progress=False, checkpoint_steps=checkpoint_steps, callbacks=[Spoil(7)])
+    assert not (tmp_path / "weights.safetensors").exists()
+    last = tmp_path / "checkpoints/last.ckpt"
+    assert last.exists() == (checkpoint_steps is not None)
+    if checkpoint_steps:
+        kept = torch.load(last, weights_only=True)
+        assert kept["global_step"] == 7
+        assert all(bool(tensor.isfinite().all()) for tensor in kept["state_dict"].values())
+
+
+def test_results_are_json_whatever_the_figures(recipe, clouds, tmp_path, monkeypatch):
+    monkeypatch.setattr("gridless.training.module.judged", lambda *given: {"accuracy": float("nan")})
+    results = run(recipe.changed(epochs=1, validate_every=2), clouds, clouds, tmp_path, progress=False)
+    assert results["valid_accuracy"] is None
+    for name in ("results.json", "weights.json"):
+        json.loads((tmp_path / name).read_text(), parse_constant=pytest.fail)
+
+
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
     """A run that was killed in its middle."""
