@@ -48,6 +48,16 @@ def test_names_of_classes_that_earlier_versions_saved_are_read(tmp_path):
     assert gl.load(path).about["class_names"] == ["cup", "pan"]
 
 
+def test_more_names_than_classes_are_not_saved(tmp_path):
+    words = "save: 4 class_names, and the network has 3 classes: give one for each"
+    with pytest.raises(ValueError, match=words):
+        gl.save(gl.models.point_resnet_small(3), tmp_path / "net", class_names=list("abcd"))
+    with pytest.raises(ValueError, match=words):
+        arguments = {"classes": 3, "radii": (0.4,)}
+        gl.save(Own(**arguments), tmp_path / "net", arguments=arguments, class_names=list("abcd"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_weights_of_16_bits_are_half_as_large_and_load_as_float32(saved, tmp_path):
     model, path = saved
     model.head[0].running_var.fill_(1e6)  # beyond float16

@@ -238,6 +238,20 @@ def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(
         assert set(json.loads(capsys.readouterr().out)["by_class"]) == {"ground", "pole"}
 
 
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        ("{2: ground, 40: wire}", "names: no point has the label 40 (wire): there are 2, 5"),
+        ("{2: '5'}", "names: '5' is another label, too: give 2 another name"),
+    ],
+)
+def test_names_that_fit_no_label_are_refused(sites, tmp_path, capsys, names, error):
+    change = ["--set", f"data_options.names={names}"]
+    assert run(tmp_path / "run", "own-scans", "--data", str(sites), *change) == 1
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
     assert run(tmp_path / "run", "own-scans", "--data", str(sites), "--set", "data_options.label=colour") == 1
     assert "its points have no 'colour', only classification" in capsys.readouterr().err

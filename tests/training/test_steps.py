@@ -485,6 +485,10 @@ def test_a_report_counts_each_class():
         ({"epochs": 2.5}, "epochs must be a whole number, not 2.5"),
         ({"clip": "no"}, "clip must be a number, not 'no'"),
         ({"learning_rate": None}, "learning_rate must be a number, not None"),
+        ({"data_options": {"names": {2: "ground", 5: "ground"}}}, "names: 'ground' is there twice: give each label a"),
+        ({"data_options": {"names": {"ground": 2}}}, r"names: 'ground' is no label, .*: write the label first, \{2: "),
+        ({"data_options": {"names": {2: 5}}}, "names: 5 of the label 2 is no name: give a word"),
+        ({"data_options": {"names": ["ground"]}}, "names must be a mapping of labels to names"),
     ],
 )
 def test_mistakes_in_a_recipe_are_named(change, words):
