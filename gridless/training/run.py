@@ -155,8 +155,11 @@ def _examples(data: Clouds | Recordings) -> str:
 
 
 def check_folder(out: Path, resume: bool) -> None:
-    """Refuse to write over another run, and to go on where there is no checkpoint."""
+    """Refuse to write over a file or another run, and to go on where there is no checkpoint."""
     last = out / "checkpoints" / "last.ckpt"
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(f"{path} is a file, and a run needs a folder: choose another (--out)")
     if last.is_file():
         if not resume:
             remedy = "go on with it (--resume), or choose another folder (--out)"

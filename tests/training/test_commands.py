@@ -299,6 +299,13 @@ def test_train_prints_one_json_object_and_nothing_else(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["epochs"] == 1
 
 
+@pytest.mark.parametrize("option", ["--limit=0", "--limit=-5", "--checkpoint-steps=0"])
+def test_numbers_below_one_are_refused_by_name(option, tmp_path, capsys):
+    assert main(["train", "shapes", option, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    assert f"'{option.partition('=')[0]}'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_rate_that_is_far_too_large_is_named(tmp_path, capsys):
     small = ["data_options.size=28", "data_options.held_out=14", "points=64", "learning_rate=1e30"]
     changes = [word for change in small for word in ("--set", change)]

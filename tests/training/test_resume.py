@@ -237,6 +237,14 @@ def test_a_run_that_ended_without_a_checkpoint_is_not_said_to_go_on(capsys, tmp_
         assert "holds a run that has ended: choose another folder (--out)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("below", ["", "runs/1"])
+def test_a_file_is_no_folder_of_a_run(capsys, tmp_path, below):
+    (tmp_path / "file").touch()
+    # It is refused before the data is read: there is none.
+    assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path / "file" / below)]) == 1
+    assert f"{tmp_path / 'file'} is a file, and a run needs a folder: choose another (--out)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_a_truncated_checkpoint_is_named(begun, tmp_path, share):
     folder, recipe, clouds = begun
