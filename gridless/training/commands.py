@@ -163,9 +163,7 @@ def evaluate(
         print(f"{weights} was trained on {many} examples: on unseen ones expect less")
     for count, result in results.items():
         if "mean_iou" in result:
-            print(
-                f"{result['mean_iou']:.2%} mIoU, {result['accuracy']:.2%} of the points of {result['scans']} scans"
-            )
+            print(f"{result['mean_iou']:.2%} mIoU, {result['accuracy']:.2%} of the points of {result['scans']} scans")
             continue
         if parts:
             print(

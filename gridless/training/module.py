@@ -179,8 +179,8 @@ class Classifier(lightning.LightningModule):
             self.history[-1] |= values
 
     def complete(self, judge: bool = True) -> None:
-        """Judge the epoch that has just ended, where that is due (with `judge` anyway) and was not done; log what was not
-        logged of it."""
+        """Judge the epoch that has just ended, where that is due (with `judge` anyway) and was not done; log what of it
+        was not logged."""
         last = self.history[-1]
         due = last["epoch"] % self.recipe.validate_every == 0
         rows = [] if self._logged == last["epoch"] else [_trained(last)]

@@ -150,7 +150,7 @@ def _examples(data: Clouds | Recordings) -> str:
     for tensor in data.tensors():
         values = tensor.detach().cpu().contiguous()
         digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
-        digest.update(values.view(torch.uint8).numpy() if values.numel() else b"")
+        digest.update(values.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
     return f"{len(data)} {digest.hexdigest()}"
 
 

@@ -52,9 +52,9 @@ def test_more_names_than_classes_are_not_saved(tmp_path):
     words = "save: 4 class_names, and the network has 3 classes: give one for each"
     with pytest.raises(ValueError, match=words):
         gl.save(gl.models.point_resnet_small(3), tmp_path / "net", class_names=list("abcd"))
+    model, arguments = Own(classes=3), {"classes": 3}
     with pytest.raises(ValueError, match=words):
-        arguments = {"classes": 3, "radii": (0.4,)}
-        gl.save(Own(**arguments), tmp_path / "net", arguments=arguments, class_names=list("abcd"))
+        gl.save(model, tmp_path / "net", arguments=arguments, class_names=list("abcd"))
     assert not list(tmp_path.iterdir())
 
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -20,6 +21,7 @@ from small_run import shapes, small
 import gridless as gl
 from gridless.__main__ import main
 from gridless.training import Recordings
+from gridless.training.callbacks import EpochBar
 from gridless.training.run import _examples, run
 
 
@@ -79,6 +81,20 @@ def test_a_run_resumed_after_its_last_step_has_its_accuracy(recipe, clouds, tmp_
         assert torch.equal(a, b), name
 
 
+def test_an_epoch_that_was_trained_before_is_not_shown_again(capsys):
+    trainer = SimpleNamespace(
+        is_global_zero=True, current_epoch=19, max_epochs=20, world_size=1, num_training_batches=1
+    )
+    module, batch = SimpleNamespace(history=[{"epoch": 20, "train_loss": 0.5}]), SimpleNamespace(labels=[0, 1])
+    bar = EpochBar()
+    bar.on_train_start(trainer, module)
+    bar.on_train_epoch_end(trainer, module)
+    assert capsys.readouterr().err == ""
+    bar.on_train_batch_end(trainer, module, None, batch, 0)
+    bar.on_train_epoch_end(trainer, module)
+    assert capsys.readouterr().err.startswith("epoch 20/20: 0.500 loss, ")
+
+
 class KillLast(lightning.Callback):
     """Ends the run between the last step of an epoch, that of the run unless given, and the validation after it."""
 
@@ -135,7 +151,9 @@ class Spoil(lightning.Callback):
 # In the middle of an epoch, where the next checkpoint would be; and with none before the end of the epoch.
 @pytest.mark.parametrize("checkpoint_steps", [1, None])
 def test_a_run_that_diverges_ends_with_an_error_and_its_last_checkpoint(recipe, clouds, tmp_path, checkpoint_steps):
-    with pytest.raises(FloatingPointError, match=r"diverged in epoch 2: give a smaller learning_rate \(it is 0.001\), or"):
+    with pytest.raises(
+        FloatingPointError, match=r"diverged in epoch 2: give a smaller learning_rate \(it is 0.001\), or"
+    ):
         run(recipe, clouds, None, tmp_path, progress=False, checkpoint_steps=checkpoint_steps, callbacks=[Spoil(7)])
     assert not (tmp_path / "weights.safetensors").exists()
     last = tmp_path / "checkpoints/last.ckpt"
