@@ -9,6 +9,7 @@ import multiprocessing
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 
@@ -32,12 +33,27 @@ def run(
         yield from _on_ray(worker, arguments, list(tasks), ray)
     elif workers > 1:
         context = _context()
+        _try(context)
         with context.Pool(workers, _begin, (worker, arguments)) as pool:
             yield from pool.imap_unordered(_do, tasks)
     else:
         made = worker(**arguments)
         for task in tasks:
             yield task, made(task)
+
+
+def _try(context: Any) -> None:
+    """Refuse where processes cannot begin: a pool would begin others in their place, for ever."""
+    process = context.Process(target=_nothing)
+    process.start()
+    process.join()
+    if process.exitcode:
+        words = 'in a script, call it below `if __name__ == "__main__":`, or use one process, workers=1'
+        raise RuntimeError(f"a process of its own could not begin, see above: {words}")
+
+
+def _nothing() -> None:
+    pass
 
 
 def _context() -> Any:
@@ -67,19 +83,23 @@ def connect(address: str) -> Any:
     return ray
 
 
+_make: Any = None
 _made: Any = None
 
 
 def _begin(worker: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    global _made
+    global _make
     import torch
 
     # The processes share the machine.
     torch.set_num_threads(1)
-    _made = worker(**arguments)
+    _make = partial(worker, **arguments)
 
 
 def _do(task: Any) -> tuple[Any, Any]:
+    global _made
+    # Here, where an error is that of a task and comes back.
+    _made = _made or _make()
     return task, _made(task)
 
 

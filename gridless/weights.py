@@ -37,6 +37,9 @@ def save(
         raise ValueError(f"save: weights are stored with 16 or 32 bits, not {bits}")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     path, config = _stem(path), _config(model, arguments)
+    names, classes = about.get("class_names") or (), config.get("arguments", config).get("classes")
+    if isinstance(classes, int) and len(names) > classes:
+        raise ValueError(f"save: {len(names)} class_names, and the network has {classes} classes: give one for each")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if bits == 16:
         tensors = {name: _halved(name, tensor) for name, tensor in tensors.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,6 +34,35 @@ def test_each_task_is_done_once():
 def test_an_error_of_a_task_is_raised():
     with pytest.raises(ValueError, match="no power -1"):
         list(run(Powers, {"base": 3}, [-1]))
+
+
+def test_an_error_of_what_is_made_in_a_process_is_raised():
+    with pytest.raises(ValueError, match="no base -3"):
+        list(run(Powers, {"base": -3}, range(4), workers=2))
+
+
+SCRIPT = """
+from gridless.tasks import run
+
+class Same:
+    def __call__(self, task):
+        return task
+
+print(sorted(run(Same, {}, range(4), workers=2)))
+"""
+
+
+def test_a_script_that_processes_would_run_again_ends_with_an_error(tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    words = "RuntimeError: a process of its own could not begin, see above: in a script, call it below `if __name__ =="
+    assert done.stderr.splitlines()[-1].startswith(words)
+    file.write_text(SCRIPT.replace("print", "if __name__ == '__main__':\n    print"))
+    done = subprocess.run([sys.executable, file], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{[(i, i) for i in range(4)]}\n"
 
 
 class Points(torch.utils.data.Dataset):

@@ -97,7 +97,8 @@ class EpochBar(Callback):
             self.bar.update(self.task, completed=round(done, 2))
 
     def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
-        if not trainer.is_global_zero:
+        # A run that is resumed at the end of an epoch has seen nothing of it.
+        if not trainer.is_global_zero or not self.seen:
             return
         # Lightning's own metrics may be those of an earlier epoch.
         now, values = time.perf_counter(), module.history[-1]

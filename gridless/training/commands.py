@@ -21,7 +21,7 @@ Changes = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of 
 Repeats = Annotated[int | None, typer.Option(help="Epochs whose augmentations are kept offline; else the recipe's.")]
 Cache = Annotated[Path, typer.Option(help="The folder of geometry that is made offline.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that make geometry; else as many as there are threads.")]
-Limit = Annotated[int | None, typer.Option(help="Use only so many training examples, for a trial.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only so many training examples, for a trial.")]
 Device = Annotated[str, typer.Option(help="cuda, cpu, or auto for a GPU where there is one.")]
 
 # Suffixes that are of one kind only.
@@ -48,7 +48,7 @@ def train(
     nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")] = False,
     checkpoint_steps: Annotated[
-        int | None, typer.Option(help="Steps between checkpoints; else every 10 epochs.")
+        int | None, typer.Option(min=1, help="Steps between checkpoints; else every 10 epochs.")
     ] = None,
     limit: Limit = None,
 ) -> None:
@@ -67,6 +67,8 @@ def train(
     if chosen.geometry == "offline":
         _check_writable(cache, "--cache")
     listed = _listed(out)
+    if listed is not None and chosen.data == "folder" and data is not None:
+        _check_listed(listed, data)
     learn = _examples(chosen, data, all_data, limit, listed)
     chosen = chosen.fitted(learn)
     valid = None if all_data else load_data(chosen, data, "validation", listed)
@@ -161,9 +163,7 @@ def evaluate(
         print(f"{weights} was trained on {many} examples: on unseen ones expect less")
     for count, result in results.items():
         if "mean_iou" in result:
-            print(
-                f"{result['mean_iou']:.2%} mIoU, {result['accuracy']:.2%} of the points of {result['examples']} scans"
-            )
+            print(f"{result['mean_iou']:.2%} mIoU, {result['accuracy']:.2%} of the points of {result['scans']} scans")
             continue
         if parts:
             print(
@@ -329,6 +329,17 @@ def _check_writable(folder: Path, option: str) -> None:
 def _listed(folder: Path) -> Path | None:
     """The list of what a run in this folder held out, if there is one."""
     return folder / "split.txt" if (folder / "split.txt").is_file() else None
+
+
+def _check_listed(listed: Path, data: Path) -> None:
+    """Refuse the list of another folder."""
+    names = [name for name in listed.read_text().split("\n") if name]
+    missing = [name for name in names if not (data / name).is_file()]
+    if data.is_dir() and (missing or not names):
+        found = f"{len(missing)} of the {len(names)} files that it lists are not there"
+        found += f", such as {missing[0]}" if missing else ""
+        remedy = "remove it, or choose another folder (--out)"
+        raise ValueError(f"{listed}, what a run there held out, does not fit {data}: {found}: {remedy}")
 
 
 def _tell(recipe: Any, data: Path | None, learn: Any, listed: Path | None) -> list[str]:

@@ -70,7 +70,10 @@ def judged(
             advance(len(batch.labels))
     model.train(was_training)
     names = getattr(data, "parts", ()) if "classes" in getattr(model, "config", {}) else ()
-    return figures(torch.cat(found), data.labels, names or data.class_names)
+    result = figures(torch.cat(found), data.labels, names or data.class_names)
+    files = getattr(data, "files", None)
+    # Blocks of one scan are several examples.
+    return result | {"scans": len(files.unique())} if "scans" in result and files is not None else result
 
 
 def accuracy(model: nn.Module, data: TrainingSet, views: Sequence[Any] = (None,), precision: str = "32") -> float:

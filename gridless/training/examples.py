@@ -47,7 +47,7 @@ class Clouds:
     Where clouds are of several sizes, the first sizes[i] (N, on the CPU) points of each count. `rows` (N, P, ...) are
     those of points, by name: with `part`, what is learned is the part of every point, and the label is the category.
     Those named in `features` are what the network sees, side by side; `parts` are the names of parts, and `values` what
-    they are in the files.
+    they are in the files. Where several examples may be of one file, `files` (N, on the CPU) are their numbers.
     """
 
     points: Tensor
@@ -58,6 +58,7 @@ class Clouds:
     features: Sequence[str] = ()
     parts: Sequence[str] = ()
     values: Sequence[int] = ()
+    files: Tensor | None = None
 
     ahead: ClassVar[int] = 1
 
@@ -70,8 +71,8 @@ class Clouds:
         return len(self.labels)
 
     def take(self, index: Tensor) -> Clouds:
-        sizes = None if self.sizes is None else self.sizes[index.cpu()]
-        return self._with(lambda t: t[index], self.labels[index], sizes)
+        sizes, files = (None if t is None else t[index.cpu()] for t in (self.sizes, self.files))
+        return replace(self._with(lambda t: t[index], self.labels[index], sizes), files=files)
 
     def first(self, points: int) -> Clouds:
         """Each cloud's first so many points."""
@@ -333,7 +334,9 @@ def load_folder(
     except TypeError as error:
         raise ValueError(f"recipe: data_options: {error}") from None
     data = (found.coords, found.labels, found.class_names, found.sizes, found.rows)
-    return Clouds(*data, found.how.features, found.part_names, found.values)
+    numbers = {file: i for i, file in enumerate(found.listing.files)}
+    files = torch.tensor([numbers[file] for file in found.files])
+    return Clouds(*data, found.how.features, found.part_names, found.values, files)
 
 
 def load_clouds(

@@ -13,6 +13,7 @@ from gridless.data.precompute import Precomputed
 from gridless.nn import synchronise
 from gridless.structures import Geometry
 from gridless.training.batch import Batch
+from gridless.training.evaluate import judged
 from gridless.training.examples import Clouds, Recordings
 from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
@@ -53,6 +54,7 @@ class Classifier(lightning.LightningModule):
         self.step: TrainStep
         self._restored: dict[str, Any] | None = None
         self._valid: list[tuple[Tensor, Tensor]] = []
+        self._logged = 0.0
 
     @property
     def best(self) -> torch.nn.Module:
@@ -117,6 +119,9 @@ class Classifier(lightning.LightningModule):
             self.step.totals.copy_(self._restored["totals"][self.global_rank])
             self.schedule.load_state_dict(self._restored["schedule"])
             self._restored = None
+            # A checkpoint after the last step of an epoch is written before its validation.
+            if self.history and not bool(self._totals().any()):
+                self.complete(judge=False)
 
     def training_step(self, batch: Batch, number: int) -> None:
         steps = int(self.trainer.num_training_batches)
@@ -128,21 +133,32 @@ class Classifier(lightning.LightningModule):
             self._end_epoch()
 
     def _end_epoch(self) -> None:
-        loss, correct, count = self._totals().sum(0).tolist()
+        totals = self._totals()
+        self._check_finite(totals)
+        loss, right, judged, count = totals.sum(0).tolist()
         self.step.totals.zero_()
-        self.schedule.epoch_ended(correct / count)
-        values = {"train_loss": loss / count, "train_accuracy": correct / count}
+        accuracy = right / max(judged, 1)
+        self.schedule.epoch_ended(accuracy)
+        values = {"train_loss": loss / count, "train_accuracy": accuracy}
         values["learning_rate"] = float(self.optimiser.param_groups[0]["lr"])
         self.history.append({"epoch": self.current_epoch + 1, **values})
 
     def _totals(self) -> Tensor:
-        """Loss, correct ones and examples of this epoch until now, of every process (world, 3)."""
+        """The step's totals of this epoch until now, of every process (world, 4)."""
         totals: Any = self.step.totals.clone()
         return self.all_gather(totals) if self.trainer.world_size > 1 else totals[None]  # type: ignore[return-value]
 
+    def _check_finite(self, totals: Tensor) -> None:
+        """Refuse to go on, and to write over a checkpoint, where the loss or weights are no numbers."""
+        whole = [t.isfinite().all() for t in (totals, *self.model.state_dict().values())]
+        if not bool(torch.stack(whole).all()):
+            rate = self.recipe.learning_rate
+            remedy = f"give a smaller learning_rate (it is {rate:g}), or shorten gradients (clip=1)"
+            raise FloatingPointError(f"training diverged in epoch {self.current_epoch + 1}: {remedy}")
+
     def on_train_epoch_end(self) -> None:
-        last = {k: v for k, v in self.history[-1].items() if k != "epoch" and not k.startswith("valid_")}
-        self.log_dict(last, rank_zero_only=True)
+        self.log_dict(_trained(self.history[-1]), rank_zero_only=True)
+        self._logged = self.history[-1]["epoch"]
 
     # Validation.
 
@@ -162,12 +178,32 @@ class Classifier(lightning.LightningModule):
         if self.history:
             self.history[-1] |= values
 
+    def complete(self, judge: bool = True) -> None:
+        """Judge the epoch that has just ended, where that is due (with `judge` anyway) and was not done; log what of it
+        was not logged."""
+        last = self.history[-1]
+        due = last["epoch"] % self.recipe.validate_every == 0
+        rows = [] if self._logged == last["epoch"] else [_trained(last)]
+        if self.valid is not None and "valid_accuracy" not in last and (due or judge):
+            found = judged(self.best, self.valid.to(self.device), self.recipe)
+            values = {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
+            last |= values
+            rows.insert(0 if due else len(rows), values)
+        for logger in self.trainer.loggers:
+            for row in rows:
+                # Lightning logs float32.
+                logged = {name: torch.tensor(value).item() for name, value in row.items()}
+                logger.log_metrics({"epoch": last["epoch"] - 1, **logged}, step=self.trainer.global_step - 1)
+            logger.save()
+
     # Checkpoints.
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        totals = self._totals()
+        self._check_finite(totals)
         checkpoint["gridless"] = {
             **self.about,
-            "totals": self._totals().cpu(),
+            "totals": totals.cpu(),
             "schedule": self.schedule.state_dict(),
             "history": [dict(entry) for entry in self.history],
         }
@@ -176,3 +212,7 @@ class Classifier(lightning.LightningModule):
         self._restored = checkpoint["gridless"]
         # Here and not when training starts, which it does not where the last step was made.
         self.history = checkpoint["gridless"]["history"]
+
+
+def _trained(entry: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in entry.items() if name != "epoch" and not name.startswith("valid_")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,11 +110,11 @@ class Recipe:
         _one_of("schedule", self.schedule, ("plateau", "cosine"))
         _one_of("precision", self.precision, ("32", "bf16"))
         for entry in dataclasses.fields(self):
-            kind, value = str(entry.type), getattr(self, entry.name)
-            if kind == "int" and type(value) is not int:
-                raise ValueError(f"recipe: {entry.name} must be a whole number, not {value!r}")
-            if kind.startswith("float") and type(value) not in (int, float, *([type(None)] if "None" in kind else [])):
-                raise ValueError(f"recipe: {entry.name} must be a number, not {value!r}")
+            _check_kind(entry.name, str(entry.type), getattr(self, entry.name))
+        for name, (range_, fits) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not fits(value):
+                raise ValueError(f"recipe: {name} must be {range_}, not {value}")
         for name in ("points", "repeats", "epochs", "batch_size", "votes", "validate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"recipe: {name} must be at least 1, not {getattr(self, name)}")
@@ -125,6 +126,7 @@ class Recipe:
             raise ValueError("recipe: capture: recordings have no common size, so that no graph can be captured")
         if self.prepare and not self.recordings:
             raise ValueError("recipe: prepare is for recordings; what is done to clouds is said by augment")
+        _check_names(self.data_options.get("names"))
         for entry in [*(self.transforms or ()), *self.prepare]:
             transform_of(entry)
         if self.frozen and self.start is None:
@@ -153,6 +155,7 @@ class Recipe:
         if isinstance(data, Recordings):
             given = {"sensor": list(data.events.sensor), **self.model, "classes": len(data.class_names)}
             return dataclasses.replace(self, model=given)
+        _check_occur(self.data_options.get("names") or {}, data)
         channels = sum(data.rows[name].shape[2] for name in data.features)
         seen = {"in_channels": channels} if channels or "in_channels" in self.model else {}
         whole = self.model.get("model") in ("PointUNetPlus", "point_unet_plus")
@@ -162,6 +165,9 @@ class Recipe:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:
         values = dict(values)
+        _known(values, cls, "recipe")
+        _check_kind("model", "dict | None", values.get("model"))
+        _check_kind("start", "str | None", values.get("start"))
         if "model" not in (values.get("model") or {}):
             if not values.get("start"):
                 words = "give at least its name, model: {model: point_resnet_large}, or weights to begin with, start:"
@@ -169,13 +175,24 @@ class Recipe:
             from gridless.weights import read_about
 
             values["model"] = {**read_about(values["start"])[1]["model"], **(values.get("model") or {})}
-        _known(values, cls, "recipe")
         if isinstance(values.get("data"), str):
             values["data"] = FORMER.get(values["data"], values["data"])
+        # As YAML reads what is written without quotation marks.
+        if values.get("precision") == 32:
+            values["precision"] = "32"
+        if isinstance(values.get("frozen"), str):
+            values["frozen"] = [values["frozen"]]
+        _check_kind("augment", "dict | None", values.get("augment"))
         augment = dict(values.pop("augment", None) or {})
         _known(augment, Policy, "recipe: augment")
+        for entry in dataclasses.fields(Policy):
+            if entry.name in augment and entry.name != "scale":
+                _check_kind(f"augment.{entry.name}", str(entry.type), augment[entry.name])
         if "scale" in augment:
-            augment["scale"] = tuple(float(v) for v in augment["scale"])
+            given = augment["scale"]
+            if not isinstance(given, (list, tuple)) or [type(v) in (int, float) for v in given] != [True, True]:
+                raise ValueError(f"recipe: augment.scale must be two numbers, such as [0.8, 1.25], not {given!r}")
+            augment["scale"] = tuple(float(v) for v in given)
         return cls(augment=Policy(**augment), **values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -190,6 +207,9 @@ class Recipe:
         for name, value in changes.items():
             outer, _, inner = name.partition("__")
             if inner:
+                _known({outer: value}, Recipe, "recipe")
+                if not isinstance(values[outer], dict):
+                    raise ValueError(f"recipe: {outer} is one value, without {inner!r} in it: give {outer}=VALUE")
                 values[outer] = {**values[outer], inner: value}
             else:
                 values[outer] = value
@@ -250,9 +270,63 @@ class Recipe:
         )
 
 
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "true or false"),
+    "str": ((str,), "text"),
+    "list": ((list, tuple), "a list, [...]"),
+    "dict": ((dict,), "a mapping, {NAME: VALUE}"),
+}
+_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
+    "clip": ("above 0", lambda value: value > 0),
+    "average": ("above 0 and below 1", lambda value: 0 < value < 1),
+    "norm_momentum": ("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "weight_decay": ("at least 0", lambda value: 0 <= value < math.inf),
+    "factor": ("above 0 and below 1", lambda value: 0 < value < 1),
+    "warm_up": ("at least 0", lambda value: 0 <= value < math.inf),
+    "floor": ("from 0 to 1", lambda value: 0 <= value <= 1),
+}
+
+
+def _check_kind(name: str, kind: str, value: Any) -> None:
+    """Refuse a value that is not of a field's type."""
+    types, words = _KINDS.get(kind.partition(" ")[0].partition("[")[0], ((type(value),), ""))
+    if type(value) not in types and not (value is None and "None" in kind):
+        raise ValueError(f"recipe: {name} must be {words}, not {value!r}")
+
+
 def _one_of(name: str, value: Any, allowed: tuple) -> None:
     if value not in allowed:
         raise ValueError(f"recipe: {name} must be one of {', '.join(allowed)}, not {value!r}")
+
+
+def _check_names(names: Any) -> None:
+    """Refuse names of labels that are no names, are turned round, or are not of one label each."""
+    what = "recipe: data_options: names"
+    if names is None:
+        return
+    if not isinstance(names, dict):
+        raise ValueError(f"{what} must be a mapping of labels to names, such as {{2: ground}}, not {names!r}")
+    given = list[str]()
+    for label, name in names.items():
+        if not str(label).isdigit():
+            raise ValueError(f"{what}: {label!r} is no label, a whole number: write the label first, {{2: ground}}")
+        if not isinstance(name, str):
+            raise ValueError(f"{what}: {name!r} of the label {label} is no name: give a word, {{{label}: ground}}")
+        if name in given:
+            raise ValueError(f"{what}: {name!r} is there twice: give each label a name of its own")
+        given.append(name)
+
+
+def _check_occur(names: dict[Any, str], data: Clouds) -> None:
+    """Refuse names of labels that no file has, and names that are another label's number."""
+    found = ", ".join(map(str, data.values)) or "none, as classes are folders"
+    for label, name in names.items():
+        if int(label) not in data.values:
+            raise ValueError(f"recipe: data_options: names: no point has the label {label} ({name}): there are {found}")
+        if data.parts.count(name) > 1:
+            raise ValueError(f"recipe: data_options: names: {name!r} is another label, too: give {label} another name")
 
 
 def _known(values: dict[str, Any], cls: type, what: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import logging
+import math
 import sys
 import time
 import warnings
@@ -21,7 +23,6 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from gridless.training.callbacks import EpochBar, Interrupt
-from gridless.training.evaluate import judged
 from gridless.training.examples import Clouds, Recordings
 from gridless.training.module import Classifier
 from gridless.training.recipe import Recipe
@@ -71,14 +72,14 @@ def run(
     device = torch.device(device)
     last = out / "checkpoints" / "last.ckpt"
     check_folder(out, resume)
-    if resume:
-        _check_same(last, recipe, data)
+    examples = _examples(data)
+    done = _check_same(last, recipe, examples) if resume else 0
     out.mkdir(parents=True, exist_ok=True)
     if held_out:
         (out / "split.txt").write_text("".join(f"{file}\n" for file in held_out))
     (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False))
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    about = {"recipe": recipe.to_dict(), "examples": _examples(data)}
+    about = {"recipe": recipe.to_dict(), "examples": examples}
     module = Classifier(recipe, data, valid, workers, cache, about)
     every: dict[str, Any] = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
     keep = ModelCheckpoint(out / "checkpoints", filename="last", save_top_k=1, enable_version_counter=False, **every)
@@ -91,7 +92,7 @@ def run(
         max_epochs=recipe.epochs,
         check_val_every_n_epoch=recipe.validate_every,
         num_sanity_val_steps=0,
-        logger=_loggers(out),
+        logger=_loggers(out, done),
         callbacks=[keep, interrupt, *([EpochBar()] if progress else []), *(callbacks or [])],
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -105,27 +106,30 @@ def run(
         trainer.fit(module, ckpt_path=last if resume else None)
         if not trainer.is_global_zero:
             return None
-        end = module.history[-1]
-        place = None if valid is None else valid.to(module.device)
-        if place is not None and "valid_accuracy" not in end:
-            found = judged(module.best, place, recipe)
-            figures = {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
-            end |= figures
-            for logger in trainer.loggers:
-                logger.log_metrics({"epoch": recipe.epochs - 1, **figures}, step=trainer.global_step - 1)
-                logger.save()
+        end, place = module.history[-1], None if valid is None else valid.to(module.device)
+        module.complete()
         results: dict[str, Any] = {name: value for name, value in end.items() if name != "epoch"}
         results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
         if place is not None and recipe.votes > 1:
             best = place.probabilities(module.best, recipe).argmax(1)
             results["valid_accuracy_by_votes"] = (best == place.labels).double().mean().item()
+    results = _plain(results)
     split = "train" if valid is None else "fit"
     about = {"class_names": data.class_names, "split": split, "recipe": recipe.to_dict(), "results": results}
     about |= {"parts": list(data.parts), "values": list(data.values)} if isinstance(data, Clouds) and data.parts else {}
     save(module.best, out / "weights", **about)
-    results["history"] = module.history
+    results["history"] = _plain(module.history)
     (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     return results
+
+
+def _plain(value: Any) -> Any:
+    """With None in place of numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @contextmanager
@@ -140,13 +144,22 @@ def _tf32(device: torch.device) -> Iterator[None]:
 
 
 def _examples(data: Clouds | Recordings) -> str:
-    """How many training examples there are, and a digest of their labels."""
-    return f"{len(data)} {hashlib.sha256(data.labels.cpu().numpy().tobytes()).hexdigest()[:16]}"
+    """How many training examples there are, and a digest of everything that is learned from."""
+    names = [list(getattr(data, name, ())) for name in ("class_names", "rows", "features", "parts", "values")]
+    digest = hashlib.blake2b(repr(names).encode(), digest_size=16)
+    for tensor in data.tensors():
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
+        digest.update(values.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return f"{len(data)} {digest.hexdigest()}"
 
 
 def check_folder(out: Path, resume: bool) -> None:
-    """Refuse to write over another run, and to go on where there is no checkpoint."""
+    """Refuse to write over a file or another run, and to go on where there is no checkpoint."""
     last = out / "checkpoints" / "last.ckpt"
+    for path in (out, *out.parents):
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(f"{path} is a file, and a run needs a folder: choose another (--out)")
     if last.is_file():
         if not resume:
             remedy = "go on with it (--resume), or choose another folder (--out)"
@@ -157,22 +170,27 @@ def check_folder(out: Path, resume: bool) -> None:
         raise FileNotFoundError(f"nothing to resume: there is no {last}")
 
 
-def _check_same(last: Path, recipe: Recipe, data: Clouds | Recordings) -> None:
-    """Refuse to go on from a damaged checkpoint, or one of another recipe or of other examples."""
+def _check_same(last: Path, recipe: Recipe, examples: str) -> int:
+    """Refuse to go on from a damaged checkpoint, or one of another recipe or of other examples; returns its steps."""
     try:
-        about = torch.load(last, map_location="cpu", weights_only=True)["gridless"]
+        whole = torch.load(last, map_location="cpu", weights_only=True)
+        about, done = whole["gridless"], int(whole["global_step"])
         before = Recipe.from_dict(about["recipe"]).to_dict()
-        examples = about["examples"]
+        count, digest = about["examples"].split()
     except Exception as error:
         remedy = "remove it and begin anew, without --resume"
         raise ValueError(f"{last} is truncated, or no checkpoint of gridless train: {remedy} ({error})") from None
     now = recipe.to_dict()
     found = [f"{name} is {a!r}, was {b!r}" for name, a, b in _differences(now, before)]
-    if examples != _examples(data):
-        found.append(f"the training examples are others, {len(data)} of them, was {examples.split()[0]}")
+    if examples != f"{count} {digest}":
+        words = f"the training examples are others, {examples.split()[0]} of them, was {count}"
+        # Versions before 0.2.0 looked at labels alone.
+        early = "it was written by an earlier version, which did not keep what it was trained on"
+        found.append(early if len(digest) == 16 and examples.split()[0] == count else words)
     if found:
         remedy = "give the same recipe and data, or choose another folder (--out)"
         raise ValueError(f"{last} is of another run: {'; '.join(found)}: {remedy}")
+    return done
 
 
 def _differences(now: Any, before: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -183,8 +201,35 @@ def _differences(now: Any, before: Any, name: str = "") -> Iterator[tuple[str, A
         yield name, now, before
 
 
-def _loggers(out: Path) -> list[Logger]:
-    loggers: list[Logger] = [CSVLogger(out, name="", version="logs", flush_logs_every_n_steps=1)]
+class _Log(CSVLogger):
+    """Lightning's OUT/logs/metrics.csv, with what was logged in the `done` steps before a run was resumed."""
+
+    def __init__(self, out: Path, done: int) -> None:
+        super().__init__(out, name="", version="logs", flush_logs_every_n_steps=1)
+        file, rows = out / "logs" / "metrics.csv", list[dict[str, str]]()
+        if file.is_file():
+            with open(file, newline="") as lines:
+                rows = [{name: text for name, text in row.items() if text} for row in csv.DictReader(lines)]
+        self.before: list[Any] = [row for row in rows if row.get("step", "").isdigit() and int(row["step"]) < done]
+        self.known: set[Any] = {(int(row["step"]), frozenset(row) - {"step"}) for row in self.before}
+
+    @property
+    def experiment(self) -> Any:
+        found: Any = super().experiment
+        if self.before and self._experiment is not None:
+            found.metrics, self.before = self.before, []
+            found.save()
+        return found
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        # What comes after the last step of an epoch may be logged again.
+        if (step, frozenset(metrics)) not in self.known:
+            self.known.add((step, frozenset(metrics)))
+            super().log_metrics(metrics, step)
+
+
+def _loggers(out: Path, done: int) -> list[Logger]:
+    loggers: list[Logger] = [_Log(out, done)]
     if find_spec("tensorboard") or find_spec("tensorboardX"):
         loggers.append(TensorBoardLogger(out, name="", version="tensorboard"))
     else:

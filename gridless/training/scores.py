@@ -13,9 +13,9 @@ from gridless.training.batch import Batch
 
 @torch.no_grad()
 def scores(model: nn.Module, batch: Batch) -> Tensor:
-    """Of each example (B, 1) whether its class is right, or, where points have parts, (B, 2): the share of points whose
-    part is right, and the mean over parts of intersection over union. Of a network that gives every point of a scan one
-    of C classes (B, 1 + 2 C): that share, then the points in the intersection and in the union of each class."""
+    """Of each example (B, 1) whether its class is right, or, where points have parts, (B, 3): the points whose part is
+    right, all points, and the mean over parts of intersection over union. Of a network that gives every point of a scan
+    one of C classes (B, 2 + 2 C): those two, then the points in the intersection and in the union of each class."""
     cloud: Any = next(iter(batch.geometry.values()))
     if "part" not in cloud.rows:
         return (model(batch.geometry).argmax(1) == batch.labels).double()[:, None]
@@ -24,16 +24,17 @@ def scores(model: nn.Module, batch: Batch) -> Tensor:
         return _scan_scores(model(batch.geometry).argmax(1), cloud, real & (cloud.rows["part"] >= 0), model)
     best = model(batch.geometry, batch.labels).argmax(1)[real]
     part, example = cloud.rows["part"][real], cloud.example[real]
-    right = torch.bincount(example[best == part], minlength=cloud.num_examples) / cloud.sizes
+    right, every = (torch.bincount(e, minlength=cloud.num_examples) for e in (example[best == part], example))
     parts: Any = model.config["parts"]  # type: ignore[union-attr]
-    return torch.stack([right.double(), shape_ious(best, part, example, batch.labels, parts)], 1)
+    ious = shape_ious(best, part, example, batch.labels, parts)
+    return torch.stack([right.double(), every.double(), ious], 1)
 
 
 def _scan_scores(best: Tensor, cloud: Any, judged: Tensor, model: Any) -> Tensor:
     best, part, example = best[judged], cloud.rows["part"][judged], cloud.example[judged]
     common, union = _overlaps(best, part, example, cloud.num_examples, model.config["classes"])
-    share = common.sum(1) / torch.bincount(example, minlength=cloud.num_examples).clamp(min=1)
-    return torch.cat([share[:, None], common, union], 1)
+    every = torch.bincount(example, minlength=cloud.num_examples)
+    return torch.cat([common.sum(1, keepdim=True), every[:, None], common, union], 1)
 
 
 def _overlaps(predicted: Tensor, part: Tensor, example: Tensor, count: int, kinds: int) -> tuple[Tensor, Tensor]:
@@ -48,18 +49,22 @@ def _overlaps(predicted: Tensor, part: Tensor, example: Tensor, count: int, kind
 
 
 def figures(found: Tensor, labels: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """Means over examples: accuracy, and where points have parts the instance and the category mIoU; of scans the mean
-    over the classes that occur of intersection over union, over all scans."""
-    accuracy = {"accuracy": found[:, 0].mean().item()}
-    if found.shape[1] > 2:
-        common, union = found[:, 1:].sum(0).cpu().chunk(2)
+    """The share of examples that are right; where points have parts that of points, and the instance and the category
+    mIoU; of scans the mean over the classes that occur of intersection over union, over all scans."""
+    if found.shape[1] == 1:
+        return {"accuracy": found.mean().item()}
+    right, every = found[:, :2].sum(0)
+    accuracy = {"accuracy": (right / every.clamp(min=1)).item()}
+    if found.shape[1] > 3:
+        common, union = found[:, 2:].sum(0).cpu().chunk(2)
         each = {
             names[k] if len(names) == len(union) else str(k): (common[k] / union[k]).item()
             for k in range(len(union))
             if union[k] > 0
         }
-        return accuracy | {"mean_iou": sum(each.values()) / max(len(each), 1), "examples": len(found), "by_class": each}
-    return accuracy if found.shape[1] == 1 else accuracy | mean_ious(found[:, 1], labels, names)
+        mean = sum(each.values()) / max(len(each), 1)
+        return accuracy | {"mean_iou": mean, "scans": len(found), "examples": len(found), "by_class": each}
+    return accuracy | mean_ious(found[:, 2], labels, names)
 
 
 def shape_ious(predicted: Tensor, part: Tensor, example: Tensor, category: Tensor, parts: Sequence[int]) -> Tensor:

@@ -50,7 +50,8 @@ class Average:
 
 
 class TrainStep:
-    """Calling it with a `Batch` makes one step; `totals` (loss sum, correct, examples) grows on the device.
+    """Calling it with a `Batch` makes one step; `totals` (loss sum, right ones, judged ones, examples) grows on
+    the device; what is judged are examples, or points.
 
     Nothing waits for the device. With `capture`, batches of one size are padded to common capacities and, after a few,
     the whole step is one captured graph; a batch that does not fit makes the capacities grow and the graph anew.
@@ -82,7 +83,7 @@ class TrainStep:
         self.model, self.optimiser, self.smoothing = model, optimiser, smoothing
         self.precision, self.clip, self.average, self.backward = precision, clip, average, backward
         self.device = next(model.parameters()).device
-        self.totals = torch.zeros(3, dtype=torch.float64, device=self.device)
+        self.totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.frozen = [part for part in model.children() if not any(p.requires_grad for p in part.parameters())]
         if capture and self.device.type != "cuda":
             raise ValueError("capturing graphs needs a CUDA device: leave capture off")
@@ -104,9 +105,10 @@ class TrainStep:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip, foreach=True)
         self.optimiser.step()
         with torch.no_grad():
-            correct = (logits.argmax(1) == batch.labels).sum() if logits.ndim else logits
             count = torch.full_like(loss, len(batch.labels))
-            self.totals += torch.stack([loss * count, correct, count])
+            judged = count if logits.ndim else _judged(batch, count)
+            right = (logits.argmax(1) == batch.labels).sum() if logits.ndim else logits / count * judged
+            self.totals += torch.stack([loss * count, right, judged, count])
             if self.average is not None:
                 self.average.update()
 
@@ -125,9 +127,17 @@ class TrainStep:
 
     def read(self) -> tuple[float, float]:
         """Mean loss and accuracy since the last reading. Waits for the device."""
-        loss, correct, count = self.totals.tolist()
+        loss, right, judged, count = self.totals.tolist()
         self.totals.zero_()
-        return (loss / count, correct / count) if count else (float("nan"), float("nan"))
+        return (loss / count, right / max(judged, 1)) if count else (float("nan"), float("nan"))
+
+
+def _judged(batch: Batch, count: Tensor) -> Tensor:
+    """How many points have a label; `count` where points have none."""
+    cloud: Any = next(iter(batch.geometry.values()))
+    if "part" not in cloud.rows:
+        return count
+    return ((cloud.example < cloud.num_examples) & (cloud.rows["part"] >= 0)).sum().to(count.dtype)
 
 
 def make_step(

@@ -48,6 +48,16 @@ def test_names_of_classes_that_earlier_versions_saved_are_read(tmp_path):
     assert gl.load(path).about["class_names"] == ["cup", "pan"]
 
 
+def test_more_names_than_classes_are_not_saved(tmp_path):
+    words = "save: 4 class_names, and the network has 3 classes: give one for each"
+    with pytest.raises(ValueError, match=words):
+        gl.save(gl.models.point_resnet_small(3), tmp_path / "net", class_names=list("abcd"))
+    model, arguments = Own(classes=3), {"classes": 3}
+    with pytest.raises(ValueError, match=words):
+        gl.save(model, tmp_path / "net", arguments=arguments, class_names=list("abcd"))
+    assert not list(tmp_path.iterdir())
+
+
 def test_weights_of_16_bits_are_half_as_large_and_load_as_float32(saved, tmp_path):
     model, path = saved
     model.head[0].running_var.fill_(1e6)  # beyond float16
@@ -287,6 +297,23 @@ def test_train_prints_one_json_object_and_nothing_else(tmp_path, capsys):
     small = ["--set", "data_options.size=56", "--set", "data_options.held_out=14", "--set", "points=32"]
     assert main(["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["epochs"] == 1
+
+
+@pytest.mark.parametrize("option", ["--limit=0", "--limit=-5", "--checkpoint-steps=0"])
+def test_numbers_below_one_are_refused_by_name(option, tmp_path, capsys):
+    assert main(["train", "shapes", option, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
+    assert f"'{option.partition('=')[0]}'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_rate_that_is_far_too_large_is_named(tmp_path, capsys):
+    small = ["data_options.size=28", "data_options.held_out=14", "points=64", "learning_rate=1e30"]
+    changes = [word for change in small for word in ("--set", change)]
+    assert main(["train", "shapes", "--epochs", "2", "--out", str(tmp_path), "--device", "cpu", *changes]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "gridless train: training diverged in epoch " in err
+    assert "give a smaller learning_rate (it is 1e+30)" in err
 
 
 @pytest.mark.parametrize("all_data", [True, False])

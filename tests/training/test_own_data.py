@@ -79,6 +79,26 @@ def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
     assert "has no test files: put them into" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("lists", [["cup/a.ply"], ["cup/a.ply", "rod/mon_000.ply"], []])
+def test_a_list_of_what_another_folder_held_out_is_refused(scans, tmp_path, capsys, lists):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "split.txt").write_text("".join(f"{name}\n" for name in lists))
+    assert run(tmp_path / "run", "own-clouds", "--data", str(scans), *TINY) == 1
+    err = capsys.readouterr().err
+    count = f"{min(len(lists), 1)} of the {len(lists)} files that it lists are not there"
+    assert f"split.txt, what a run there held out, does not fit {scans}: {count}" in err
+    assert "remove it, or choose another folder (--out)" in err
+    assert ("such as cup/a.ply" in err) == bool(lists)
+
+
+def test_a_list_of_what_was_held_out_before_is_kept(scans, tmp_path):
+    (tmp_path / "run").mkdir()
+    listed = "disc/tue_000.ply\nrod/tue_001.ply\n"
+    (tmp_path / "run" / "split.txt").write_text(listed)
+    assert run(tmp_path / "run", "own-clouds", "--data", str(scans), *TINY) == 0
+    assert (tmp_path / "run" / "split.txt").read_text() == listed
+
+
 def test_a_radius_that_does_not_fit_is_warned_of_with_one_that_does(scans, tmp_path, capsys):
     assert run(tmp_path / "run", "own-clouds", "--data", str(scans), *TINY, "--set", "model.stem_radius=0.001") == 0
     warning = next(line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: "))
@@ -230,10 +250,26 @@ def test_scans_with_labels_of_points_are_learned_block_by_block_and_labelled(
     assert {int(v) for v in labelled.rows[rows].unique()} <= {2, 5}, "the classes have the numbers that files gave them"
     judge = ["evaluate", weights, "--data", str(sites), "--split", "validation", "--device", "cpu"]
     assert main(judge) == 0
-    assert " mIoU, " in capsys.readouterr().out
+    words = capsys.readouterr().out
+    assert " mIoU, " in words
     if found == "labels":
+        assert words.rstrip().endswith("of the points of 1 scans")
         assert main([*judge, "--json"]) == 0
         assert set(json.loads(capsys.readouterr().out)["by_class"]) == {"ground", "pole"}
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        ("{2: ground, 40: wire}", "names: no point has the label 40 (wire): there are 2, 5"),
+        ("{2: '5'}", "names: '5' is another label, too: give 2 another name"),
+    ],
+)
+def test_names_that_fit_no_label_are_refused(sites, tmp_path, capsys, names, error):
+    change = ["--set", f"data_options.names={names}"]
+    assert run(tmp_path / "run", "own-scans", "--data", str(sites), *change) == 1
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):

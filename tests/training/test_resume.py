@@ -9,6 +9,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import lightning
 import pytest
@@ -18,8 +20,9 @@ from small_run import shapes, small
 
 import gridless as gl
 from gridless.__main__ import main
-from gridless.training import Clouds
-from gridless.training.run import run
+from gridless.training import Recordings
+from gridless.training.callbacks import EpochBar
+from gridless.training.run import _examples, run
 
 
 # In the middle of an epoch, at its end, and in the middle of a later one.
@@ -33,8 +36,13 @@ def test_a_run_killed_at_any_step_and_resumed_ends_with_the_same_weights(recipe,
     resumed = run(recipe, clouds, clouds, tmp_path / "cut", resume=True, **settings)
     for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
         assert torch.equal(a, b), name
-    for name in ("train_loss", "train_accuracy", "valid_accuracy", "learning_rate"):
-        assert whole[name] == resumed[name]
+    assert whole["history"] == resumed["history"]
+    same_log(tmp_path)
+
+
+def same_log(folder):
+    whole, cut = ((folder / name / "logs/metrics.csv").read_text() for name in ("whole", "cut"))
+    assert whole == cut
 
 
 @pytest.mark.parametrize("validated", [True, False])
@@ -48,6 +56,7 @@ def test_a_run_resumed_from_the_end_of_an_epoch_ends_with_the_same_weights(recip
     for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
         assert torch.equal(a, b), name
     assert whole["history"] == resumed["history"]
+    same_log(tmp_path)
 
 
 # Killed before the last validation, and after everything was written.
@@ -56,7 +65,8 @@ def test_a_run_resumed_after_its_last_step_has_its_accuracy(recipe, clouds, tmp_
     recipe = recipe.changed(epochs=2)
     whole = run(recipe, clouds, clouds, tmp_path / "whole", progress=False, checkpoint_steps=1)
     if validated:
-        shutil.copytree(tmp_path / "whole/checkpoints", tmp_path / "cut/checkpoints")
+        for folder in ("checkpoints", "logs"):
+            shutil.copytree(tmp_path / "whole" / folder, tmp_path / "cut" / folder)
     else:
         with pytest.raises(Killed):
             run(recipe, clouds, clouds, tmp_path / "cut", progress=False, checkpoint_steps=1, callbacks=[KillLast()])
@@ -66,16 +76,44 @@ def test_a_run_resumed_after_its_last_step_has_its_accuracy(recipe, clouds, tmp_
         assert resumed[name] == whole[name]
     about = json.loads((tmp_path / "cut/weights.json").read_text())
     assert about["results"]["valid_accuracy"] == whole["valid_accuracy"]
+    same_log(tmp_path)
     for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
         assert torch.equal(a, b), name
 
 
+def test_an_epoch_that_was_trained_before_is_not_shown_again(capsys):
+    trainer = SimpleNamespace(
+        is_global_zero=True, current_epoch=19, max_epochs=20, world_size=1, num_training_batches=1
+    )
+    module, batch = SimpleNamespace(history=[{"epoch": 20, "train_loss": 0.5}]), SimpleNamespace(labels=[0, 1])
+    bar = EpochBar()
+    bar.on_train_start(trainer, module)
+    bar.on_train_epoch_end(trainer, module)
+    assert capsys.readouterr().err == ""
+    bar.on_train_batch_end(trainer, module, None, batch, 0)
+    bar.on_train_epoch_end(trainer, module)
+    assert capsys.readouterr().err.startswith("epoch 20/20: 0.500 loss, ")
+
+
 class KillLast(lightning.Callback):
-    """Ends the run between its last step and the validation after it."""
+    """Ends the run between the last step of an epoch, that of the run unless given, and the validation after it."""
+
+    def __init__(self, epoch: int | None = None) -> None:
+        self.epoch = epoch
 
     def on_validation_start(self, trainer, module):
-        if trainer.current_epoch + 1 == trainer.max_epochs:
+        if trainer.current_epoch + 1 == (self.epoch or trainer.max_epochs):
             raise Killed
+
+
+def test_a_run_killed_before_a_validation_makes_it_when_resumed(recipe, clouds, tmp_path):
+    settings = {"checkpoint_steps": 1, "progress": False}
+    whole = run(recipe, clouds, clouds, tmp_path / "whole", **settings)
+    with pytest.raises(Killed):
+        run(recipe, clouds, clouds, tmp_path / "cut", callbacks=[KillLast(2)], **settings)
+    resumed = run(recipe, clouds, clouds, tmp_path / "cut", resume=True, **settings)
+    assert whole["history"] == resumed["history"]
+    same_log(tmp_path)
 
 
 def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, tmp_path):
@@ -96,6 +134,42 @@ def test_a_run_shows_and_logs_the_validation_of_each_epoch_as_its_own(recipe, cl
     assert list(logged) == [1, 2]
     for epoch, value in logged.items():
         assert float(value) == pytest.approx(results["history"][epoch]["valid_accuracy"], abs=1e-6)
+
+
+class Spoil(lightning.Callback):
+    """Makes a weight no number before a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer, module, batch, number):
+        if trainer.global_step == self.step:
+            with torch.no_grad():
+                next(module.model.parameters()).view(-1)[0] = torch.nan
+
+
+# In the middle of an epoch, where the next checkpoint would be; and with none before the end of the epoch.
+@pytest.mark.parametrize("checkpoint_steps", [1, None])
+def test_a_run_that_diverges_ends_with_an_error_and_its_last_checkpoint(recipe, clouds, tmp_path, checkpoint_steps):
+    with pytest.raises(
+        FloatingPointError, match=r"diverged in epoch 2: give a smaller learning_rate \(it is 0.001\), or"
+    ):
+        run(recipe, clouds, None, tmp_path, progress=False, checkpoint_steps=checkpoint_steps, callbacks=[Spoil(7)])
+    assert not (tmp_path / "weights.safetensors").exists()
+    last = tmp_path / "checkpoints/last.ckpt"
+    assert last.exists() == (checkpoint_steps is not None)
+    if checkpoint_steps:
+        kept = torch.load(last, weights_only=True)
+        assert kept["global_step"] == 7
+        assert all(bool(tensor.isfinite().all()) for tensor in kept["state_dict"].values())
+
+
+def test_results_are_json_whatever_the_figures(recipe, clouds, tmp_path, monkeypatch):
+    monkeypatch.setattr("gridless.training.module.judged", lambda *given: {"accuracy": float("nan")})
+    results = run(recipe.changed(epochs=1, validate_every=2), clouds, clouds, tmp_path, progress=False)
+    assert results["valid_accuracy"] is None
+    for name in ("results.json", "weights.json"):
+        json.loads((tmp_path / name).read_text(), parse_constant=pytest.fail)
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +200,43 @@ def test_resuming_with_another_recipe_names_what_differs(begun, changes, words):
 
 def test_resuming_with_other_examples_is_refused(begun):
     folder, recipe, clouds = begun
-    for other in (shapes(41), Clouds(clouds.points, clouds.labels.roll(1), clouds.class_names)):
+    rows = {"normal": torch.zeros_like(clouds.points)}
+    others = [
+        shapes(41),
+        replace(clouds, labels=clouds.labels.roll(1)),
+        replace(clouds, points=clouds.points.roll(1, 1)),
+        replace(clouds, class_names=["sphere", "rod", "disc"]),
+        replace(clouds, sizes=torch.full((42,), 47)),
+        replace(clouds, rows=rows),
+        replace(clouds, parts=["a", "b"], values=[2, 5]),
+    ]
+    for other in others:
         with pytest.raises(ValueError, match=r"another run: the training examples are others, \d+ of them, was 42"):
             run(recipe, other, None, folder, progress=False, resume=True)
+
+
+def test_labels_of_points_and_events_are_part_of_what_examples_are(clouds):
+    part = torch.zeros(clouds.points.shape[:2], dtype=torch.int64)
+    labelled = replace(clouds, rows={"part": part}, parts=["a", "b"], values=[2, 5])
+    other = part.clone()
+    other[7, 3] = 1
+    made = gl.data.MovingGlyphs(6, seed=0)
+    events = gl.Events(made.pixel, made.time, made.polarity, made.splits, made.sensor)
+    later = gl.Events(made.pixel, made.time + 1, made.polarity, made.splits, made.sensor)
+    recordings = [Recordings.of(e, made.labels, made.class_names) for e in (events, later)]
+    sets = [labelled, replace(labelled, rows={"part": other}), replace(labelled, values=[2, 6]), *recordings]
+    assert len({_examples(data) for data in sets}) == len(sets)
+    assert _examples(labelled) == _examples(replace(labelled, rows={"part": part.clone()}))
+
+
+def test_a_checkpoint_that_does_not_say_what_was_trained_on_is_refused(begun, tmp_path):
+    folder, recipe, clouds = begun
+    state = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+    state["gridless"]["examples"] = "42 0123456789abcdef"
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(state, tmp_path / "checkpoints/last.ckpt")
+    with pytest.raises(ValueError, match=r"written by an earlier version, which .*: .*choose another folder \(--out\)"):
+        run(recipe, clouds, None, tmp_path, progress=False, resume=True)
 
 
 def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
@@ -145,6 +253,14 @@ def test_a_run_that_ended_without_a_checkpoint_is_not_said_to_go_on(capsys, tmp_
         # The folder is refused before its data is read: there is none.
         assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path), *resume]) == 1
         assert "holds a run that has ended: choose another folder (--out)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("below", ["", "runs/1"])
+def test_a_file_is_no_folder_of_a_run(capsys, tmp_path, below):
+    (tmp_path / "file").touch()
+    # It is refused before the data is read: there is none.
+    assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path / "file" / below)]) == 1
+    assert f"{tmp_path / 'file'} is a file, and a run needs a folder: choose another (--out)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])

@@ -18,7 +18,8 @@ from gridless.training.evaluate import judged
 from gridless.training.examples import Clouds
 from gridless.training.recipe import Recipe
 from gridless.training.run import run
-from gridless.training.scores import mean_ious, shape_ious
+from gridless.training.scores import figures, mean_ious, shape_ious
+from gridless.training.step import TrainStep
 
 PARTS = [2, 3, 1]
 
@@ -63,6 +64,57 @@ def test_parts_that_are_nowhere_count_as_right():
     )
     # Part 2: two of three; part 3: none of one; part 4: nowhere.
     assert ious.tolist() == pytest.approx([(2 / 3 + 0 + 1) / 3])
+
+
+def test_accuracy_is_the_share_of_points_whatever_the_sizes_of_blocks():
+    # 90 of 100 points of a block, none of 10 of another; two classes.
+    scans = torch.tensor([[90.0, 100, 50, 40, 55, 55], [0, 10, 0, 0, 10, 10]], dtype=torch.float64)
+    assert figures(scans, torch.zeros(2), ["a", "b"])["accuracy"] == pytest.approx(90 / 110)
+    shapes = torch.tensor([[90.0, 100, 0.5], [0, 10, 0.1]], dtype=torch.float64)
+    assert figures(shapes, torch.zeros(2), ["a"])["accuracy"] == pytest.approx(90 / 110)
+
+
+class Guess(torch.nn.Module):
+    """Says class 1 of points to the right."""
+
+    config = {"model": "PointUNet", "classes": 2}
+
+    def __init__(self):
+        super().__init__()
+        self.plan, self.cloud = gl.models.point_unet(2, width=8, levels=1, radius=0.5).plan, "points"
+        self.slope = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, geometry, category=None):
+        x = next(iter(geometry.values())).coords[:, 0] * self.slope
+        return torch.stack([-x, x], 1)
+
+
+def blocks_of_scans() -> Clouds:
+    """Three blocks of two scans, of 60, 60 and 6 points; wrong in the small one alone, and one point has no label."""
+    coords = torch.randn(3, 60, 3, generator=torch.Generator().manual_seed(0))
+    part = (coords[..., 0] > 0).long()
+    part[2] = 1 - part[2]
+    part[0, 0] = -1
+    sizes, files = torch.tensor([60, 60, 6]), torch.tensor([4, 4, 7])
+    return Clouds(coords, torch.zeros(3, dtype=torch.int64), ["sites"], sizes, {"part": part}, (), "ab", (2, 5), files)
+
+
+def test_blocks_are_judged_by_their_points_and_counted_by_their_scans():
+    data = blocks_of_scans()
+    found = judged(Guess(), data, recipe(), batch_size=2)
+    assert found["accuracy"] == pytest.approx(119 / 125)
+    assert (found["scans"], found["examples"]) == (2, 3)
+    assert judged(Guess(), data.take(torch.tensor([0, 1])), recipe())["scans"] == 1
+
+
+def test_the_accuracy_of_training_is_the_share_of_points_over_all_steps():
+    model = Guess()
+    model.loss = lambda *given: gl.models.PointUNet.loss(model, *given)  # type: ignore[assignment]
+    model.cloud = next(iter(model.plan(blocks_of_scans().draw(None, 0, 0, torch.arange(3)))))
+    step = TrainStep(model, torch.optim.SGD(model.parameters(), 0.0))
+    for batch in blocks_of_scans().loader(recipe(), model.plan, train=False, batch_size=2):
+        step(batch)
+    assert step.read()[1] == pytest.approx(119 / 125)
 
 
 # Learning parts.

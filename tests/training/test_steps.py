@@ -485,11 +485,59 @@ def test_a_report_counts_each_class():
         ({"epochs": 2.5}, "epochs must be a whole number, not 2.5"),
         ({"clip": "no"}, "clip must be a number, not 'no'"),
         ({"learning_rate": None}, "learning_rate must be a number, not None"),
+        ({"clip": 0}, "clip must be above 0, not 0"),
+        ({"clip": -1.0}, "clip must be above 0, not -1.0"),
+        ({"average": 1.0}, "average must be above 0 and below 1, not 1.0"),
+        ({"average": 0}, "average must be above 0 and below 1, not 0"),
+        ({"norm_momentum": 0.0}, "norm_momentum must be above 0 and at most 1"),
+        ({"norm_momentum": 1.5}, "norm_momentum must be above 0 and at most 1"),
+        ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
+        ({"weight_decay": float("nan")}, "weight_decay must be at least 0"),
+        ({"factor": 1.0}, "factor must be above 0 and below 1"),
+        ({"warm_up": -1}, "warm_up must be at least 0, not -1"),
+        ({"floor": 1.1}, "floor must be from 0 to 1, not 1.1"),
+        ({"compiled": 1}, "compiled must be true or false, not 1"),
+        ({"compiled": None}, "compiled must be true or false, not None"),
+        ({"capture": "no"}, "capture must be true or false, not 'no'"),
+        ({"augment": {"azimuth": 3}}, "augment.azimuth must be true or false, not 3"),
+        ({"augment": {"shift": "far"}}, "augment.shift must be a number, not 'far'"),
+        ({"augment": {"scale": 2}}, r"augment.scale must be two numbers, such as \[0.8, 1.25\], not 2"),
+        ({"augment": {"scale": [1.0]}}, r"augment.scale must be two numbers, such as .*, not \[1.0\]"),
+        ({"augment": 5}, "augment must be a mapping, .*, not 5"),
+        ({"data_options": None}, "data_options must be a mapping, {NAME: VALUE}, not None"),
+        ({"model": 3}, "model must be a mapping, .*, not 3"),
+        ({"start": 3}, "start must be text, not 3"),
+        ({"model": {}, "start": 3}, "start must be text, not 3"),
+        ({"transforms": 5}, r"transforms must be a list, .*, not 5"),
+        ({"precision": 16}, "precision must be one of 32, bf16, not 16"),
+        ({"data_options": {"names": {2: "ground", 5: "ground"}}}, "names: 'ground' is there twice: give each label a"),
+        ({"data_options": {"names": {"ground": 2}}}, r"names: 'ground' is no label, .*: write the label first, \{2: "),
+        ({"data_options": {"names": {2: 5}}}, "names: 5 of the label 2 is no name: give a word"),
+        ({"data_options": {"names": ["ground"]}}, "names must be a mapping of labels to names"),
     ],
 )
 def test_mistakes_in_a_recipe_are_named(change, words):
     with pytest.raises(ValueError, match=words):
         Recipe.from_dict({"model": {"model": "point_resnet_large"}, **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"epochs__x": 3}, "epochs is one value, without 'x' in it: give epochs=VALUE"),
+        ({"nope__x": 3}, "unknown entry 'nope': there are model, start"),
+    ],
+)
+def test_changes_inside_of_what_has_no_inside_are_refused(recipe, change, words):
+    with pytest.raises(ValueError, match=words):
+        recipe.changed(**change)
+
+
+def test_a_recipe_takes_what_yaml_makes_of_words():
+    values = {"model": {"model": "point_resnet_large"}, "start": "modelnet40-large"}
+    for given in (32, 32.0, "32"):
+        assert Recipe.from_dict({**values, "precision": given}).precision == "32"
+    assert Recipe.from_dict({**values, "frozen": "stem"}).frozen == ["stem"]
 
 
 def test_a_batch_of_other_rows_or_types_does_not_fill_a_slot():
