@@ -283,7 +283,7 @@ _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "average": ("above 0 and below 1", lambda value: 0 < value < 1),
     "norm_momentum": ("above 0 and at most 1", lambda value: 0 < value <= 1),
     "weight_decay": ("at least 0", lambda value: 0 <= value < math.inf),
-    "factor": ("above 0 and below 1", lambda value: 0 < value < 1),
+    "factor": ("above 0 and at most 1", lambda value: 0 < value <= 1),
     "warm_up": ("at least 0", lambda value: 0 <= value < math.inf),
     "floor": ("from 0 to 1", lambda value: 0 <= value <= 1),
 }

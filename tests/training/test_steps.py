@@ -493,7 +493,7 @@ def test_a_report_counts_each_class():
         ({"norm_momentum": 1.5}, "norm_momentum must be above 0 and at most 1"),
         ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
         ({"weight_decay": float("nan")}, "weight_decay must be at least 0"),
-        ({"factor": 1.0}, "factor must be above 0 and below 1"),
+        ({"factor": 1.5}, "factor must be above 0 and at most 1"),
         ({"warm_up": -1}, "warm_up must be at least 0, not -1"),
         ({"floor": 1.1}, "floor must be from 0 to 1, not 1.1"),
         ({"compiled": 1}, "compiled must be true or false, not 1"),
