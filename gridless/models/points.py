@@ -24,6 +24,7 @@ from gridless.nn.conv import FeaturelessConv, PointConv
 from gridless.nn.maxima import MaxLevel
 from gridless.nn.norm import BatchNorm
 from gridless.nn.pool import MaxPool, MeanPool, Spread
+from gridless.ops.segment_pool import segment_mean
 from gridless.plan import Plan
 from gridless.structures import Geometry, expect_geometry
 
@@ -418,8 +419,10 @@ class PointUNetPlus(nn.Module):
     (S, sum of parts), one row per point, -inf for the parts of other categories. With one category it may be left out.
 
     `loss` takes the right parts from the cloud's rows `part`; with `in_channels` features are its rows `features`.
-    `hidden` are the channels of the head. `width`, `levels`, `spacing`, `reach`, `stem_radius`, `depth`, `ratio`,
-    `dropout`, `drop_path`, `expansion`, `depthwise`, `place_loss` and `dim` are those of `PointResNetPlus`.
+    With `overlap` it also asks for a large mIoU, in which a part of few points counts as much as one of many: that many
+    times 1 - mIoU is added, with the chances of parts in place of predictions. `hidden` are the channels of the head.
+    `width`, `levels`, `spacing`, `reach`, `stem_radius`, `depth`, `ratio`, `dropout`, `drop_path`, `expansion`,
+    `depthwise`, `place_loss` and `dim` are those of `PointResNetPlus`.
     """
 
     def __init__(
@@ -438,12 +441,16 @@ class PointUNetPlus(nn.Module):
         expansion: int = 0,
         depthwise: float = 0.0,
         place_loss: float = 0.0,
+        overlap: float = 0.0,
         dim: int = 3,
         in_channels: int = 0,
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
         self.config = {"model": "PointUNetPlus", **arguments, "parts": list(parts)}
+        if not 0 <= overlap < float("inf"):
+            raise ValueError(f"PointUNetPlus: overlap, a weight of the loss, must be 0 or more, not {overlap}")
+        self.overlap = overlap
         plan = self.plan = Plan()
         cloud = self.cloud = plan.points(dim)
         near = plan.ball(cloud, cloud, stem_radius)
@@ -507,19 +514,34 @@ class PointUNetPlus(nn.Module):
         return logits.float().masked_fill(~allowed[category[example]], -torch.inf)
 
     def loss(self, geometry: Geometry, category: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """The cross entropy over all points, smoothed among the parts of each category; and how many clouds' worth of
-        points are right: the share of points, times the number of clouds."""
+        """The cross entropy over all points whose part is known (not negative), smoothed among the parts of each
+        category, and `overlap` times what is missing of the expected mIoU; and how many clouds' worth of points are
+        right: the share of points, times the number of clouds."""
         cloud = geometry[self.cloud]
         logits = self(geometry, category)
-        real = cloud.example < cloud.num_examples
-        part = torch.where(real, cloud.rows["part"], 0)
+        judged = (cloud.example < cloud.num_examples) & (cloud.rows["part"] >= 0)
+        part = torch.where(judged, cloud.rows["part"], 0)
         log = logits.log_softmax(1)
         known = log.isfinite()
         smooth = torch.where(known, log, 0.0).sum(1) / known.sum(1)
         each = (1 - smoothing) * log.gather(1, part[:, None])[:, 0].clamp(min=-100.0) + smoothing * smooth
-        points = real.sum()
-        right = ((logits.argmax(1) == part) & real).sum()
-        return -torch.where(real, each, 0.0).sum() / points, right / points * cloud.num_examples
+        points = judged.sum().clamp(min=1)
+        loss = -torch.where(judged, each, 0.0).sum() / points
+        if self.overlap:
+            loss = loss + self.overlap * (1 - self._expected_iou(log.exp(), part, judged, cloud, category))
+        right = ((logits.argmax(1) == part) & judged).sum()
+        return loss, right / points * cloud.num_examples
+
+    def _expected_iou(self, chance: Tensor, part: Tensor, judged: Tensor, cloud: Any, category: Tensor) -> Tensor:
+        """The mean over shapes, and over the parts of each, of intersection over union, as the chances have it."""
+        there = (part[:, None] == torch.arange(chance.shape[1], device=part.device)) & judged[:, None]
+        chance = torch.where(judged[:, None], chance, 0.0)
+        both = torch.where(there, chance, 0.0)
+        common, union = segment_mean(torch.cat([both, chance + there - both], 1), cloud.splits).chunk(2, 1)
+        # One point more in both: a part that is neither there nor expected counts 1.
+        one = 1 / cloud.sizes[:, None].clamp(min=1)
+        mine: Any = self.allowed[category]  # type: ignore[index]
+        return (((common + one) / (union + one) * mine).sum(1) / mine.sum(1)).mean()
 
 
 # Sizes that are the defaults of their networks; the paper's large one has 769,992 parameters for 40 classes.

@@ -320,3 +320,38 @@ def test_the_loss_of_parts_is_smoothed_among_those_of_the_category(cloud):
     assert right.item() == pytest.approx(4 * correct / len(cloud))
     loss.backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+def test_overlap_adds_what_is_missing_of_the_expected_miou(cloud):
+    torch.manual_seed(0)
+    size = {"width": 8, "levels": 2, "spacing": 0.2, "stem_radius": 0.25, "hidden": 16}
+    plain, model = (models.point_unet_plus([2, 3], overlap=o, **size).double().eval() for o in (0.0, 0.5))
+    model.load_state_dict(plain.state_dict())
+    category = torch.tensor([0, 1, 1, 0])
+    part = torch.tensor([0, 2])[category[cloud.example]] + torch.randint(0, 2, (len(cloud),))
+    part[::7] = -1  # not known
+    geometry = model.plan(gl.Cloud.of(gl.Cloud(cloud.coords.double(), cloud.splits), part=part))
+    chance, shapes = model(geometry, category).double().softmax(1), []
+    for shape, k in enumerate(category.tolist()):
+        rows, ious = (cloud.example == shape) & (part >= 0), []
+        for kind in ((0, 1), (2, 3, 4))[k]:
+            p, y = chance[rows, kind], (part[rows] == kind).double()
+            ious.append((1 + (p * y).sum()) / (1 + (p + y - p * y).sum()))
+        shapes.append(torch.stack(ious).mean())
+    loss, right = model.loss(geometry, category)
+    without, same = plain.loss(geometry, category)
+    missing = 1 - torch.stack(shapes).mean()
+    torch.testing.assert_close((loss - without).double(), 0.5 * missing, rtol=1e-5, atol=0)
+    assert torch.equal(right, same)
+    loss.backward()
+    assert all(bool(p.grad.isfinite().all()) for p in model.parameters())
+    with pytest.raises(ValueError, match=r"overlap.* must be 0 or more, not -1"):
+        models.point_unet_plus([2, 3], overlap=-1.0)
+
+
+@pytest.mark.parametrize("points", [0, 60])
+def test_a_loss_of_parts_without_a_known_part_is_nothing(points):
+    model = models.point_unet_plus([2, 3], width=8, levels=2, hidden=16, overlap=1.0)
+    part = torch.full((points,), -1)
+    loss, right = model.loss(model.plan(gl.Cloud.of(torch.rand(points, 3), part=part)), torch.tensor([0]))
+    assert loss.item() == right.item() == 0
