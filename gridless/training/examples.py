@@ -29,8 +29,8 @@ from gridless.training.loader import Loader
 if TYPE_CHECKING:
     from gridless.training.recipe import Recipe
 
-# Points whose geometry is made at once on a GPU of 128 GiB, and in proportion on others: 4,096 clouds of 1,024. With 20
-# neighbours a point they take 30 GiB, as one group is used while the next is made.
+# Points whose geometry is made at once where 128 GiB of a GPU are free, and in proportion where there is less: 4,096 clouds
+# of 1,024. With 20 neighbours a point they take 30 GiB, as one group is used while the next is made.
 GROUP = 1 << 22
 
 # Points of the clouds that are evaluated at once: 256 clouds of 1,024.
@@ -105,8 +105,8 @@ class Clouds:
         if self.points.device.type != "cuda":
             return 1
         # Small batches would each wait for the launches of their searches.
-        memory = torch.cuda.get_device_properties(self.points.device).total_memory
-        points = min(GROUP, GROUP * memory // (1 << 37))
+        free, _ = torch.cuda.mem_get_info(self.points.device)
+        points = min(GROUP, GROUP * free // (1 << 37))
         return max(1, points // max(self.points.shape[1] * batch_size, 1))
 
     def loader(
