@@ -29,8 +29,8 @@ from gridless.training.loader import Loader
 if TYPE_CHECKING:
     from gridless.training.recipe import Recipe
 
-# Points whose geometry is made at once where 128 GiB of a GPU are free, and in proportion where there is less: 4,096 clouds
-# of 1,024. With 20 neighbours a point they take 30 GiB, as one group is used while the next is made.
+# Points whose geometry is made at once where 128 GiB of a GPU are free, and in proportion where there is less: 4,096
+# clouds of 1,024. With 20 neighbours a point they take 30 GiB, as one group is used while the next is made.
 GROUP = 1 << 22
 
 # Points of the clouds that are evaluated at once: 256 clouds of 1,024.
