@@ -11,6 +11,7 @@ import re
 import shutil
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,6 +79,9 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Train two small networks on generated data, run one live, and write OUT/report.html."""
+    missing = [name for name in ("lightning", "tensorboard", "matplotlib") if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     console = Console(stderr=True)
     began = time.perf_counter()
     out.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from importlib.util import find_spec
 
 import pytest
 from browser import CHROMIUM
@@ -29,6 +30,13 @@ def test_the_demo_trains_runs_live_and_reports(made, capsys):
     assert "http://" not in text
     for name in ("shapes", "glyphs"):
         assert (made / name / "weights.safetensors").is_file()
+
+
+def test_what_the_demo_lacks_is_said_before_it_trains(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("gridless.demo.find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
+    assert main(["demo", "--quick", "--out", str(tmp_path / "demo")]) == 1
+    assert "needs matplotlib: pip install matplotlib" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "demo").exists()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gridless import backends
 from gridless.structures.base import Structure, as_splits, check_splits, index, same, size, splits_of
+from gridless.structures.interchange import package
 from gridless.structures.transpose import reference
 
 MAX_EDGES = 2**31 - 1
@@ -128,8 +129,7 @@ class Edges(Structure):
 
     def to_scipy(self, values: Any = None) -> Any:
         """A SciPy CSR matrix (num_target, num_source), of ones unless values (E) are given."""
-        from scipy.sparse import csr_array
-
+        csr_array = package("scipy.sparse", "to_scipy", "scipy").csr_array
         end = len(self) - self.padding
         values = np.ones(end, np.float32) if values is None else np.asarray(values)
         return csr_array(

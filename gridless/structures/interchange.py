@@ -227,7 +227,7 @@ def _refuse_rows(what: str, cloud: Cloud, taken: list[str]) -> None:
 
 def to_pyg(cloud: Cloud) -> Any:
     """`Cloud.to_pyg`."""
-    geometric = _package("torch_geometric.data", "to_pyg", "torch-geometric")
+    geometric = package("torch_geometric.data", "to_pyg", "torch-geometric")
     theirs = {ours: name for name, ours in PYG.items()}
     taken = ("pos", "batch", "ptr", *(name for name, ours in PYG.items() if ours in cloud.rows))
     _refuse_rows("to_pyg", cloud, [name for name in cloud.rows if name in taken])
@@ -244,7 +244,7 @@ def to_open3d(cloud: Cloud) -> Any:
             f"to_open3d: a point cloud of Open3D is one example of 3 dimensions, not {cloud.num_examples} of "
             f"{cloud.dim}: pick one, cloud.examples[i].to_open3d()"
         )
-    o3d = _package("open3d", "to_open3d", "open3d")
+    o3d = package("open3d", "to_open3d", "open3d")
     made = o3d.geometry.PointCloud()
 
     def vectors(x: Tensor) -> Any:
@@ -259,7 +259,7 @@ def to_open3d(cloud: Cloud) -> Any:
     return made
 
 
-def _package(module: str, what: str, package: str) -> Any:
+def package(module: str, what: str, package: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
