@@ -381,9 +381,7 @@ VARIANTS = {
     "shipped": "the recipe `n-cars`",
     "swap": "moved to the origin, polarities swapped at random",
     "dense": "the same, with more events on deep levels",
-    "dense-squash": "the same, features squashed",
-    "grid-even": "3 x 3 convolutions of voxel grids, thinned at random",
-    "count": "counts of events beside them",
+    "count": "3 x 3 convolutions of voxel grids, counts of events beside them",
     "count-even": "counts, thinned at random",
     "count2-even": "the same, two blocks",
     "count-erase": "counts, a rectangle of each recording left out",
@@ -405,9 +403,8 @@ def drives(r: dict[str, Any]) -> Made:
     folds = [f"fold {k}" for k in range(5)]
     found = {row["name"]: row for row in r["ncars_variants"]["table"]}
     rows = []
-    for row in [found[name] for name in {**VARIANTS, **found} if name in found]:
-        figures = [100 * row[k] if k in row else "" for k in ("mean", "spread", *folds)]
-        rows.append([VARIANTS.get(row["name"], row["name"]), *figures])
+    for name, words in VARIANTS.items():
+        rows.append([words, *(100 * found[name][k] if k in found[name] else "" for k in ("mean", "spread", *folds))])
     cnn = {f"fold {run['fold']}": 100 * run["accuracy"] for run in r["ncars_cnn"]["runs"]}
     rows.append(["a plain CNN on event counts", 100 * r["ncars_cnn"]["mean"], 100 * r["ncars_cnn"]["spread"]])
     rows[-1] += [cnn.get(k, "") for k in folds]
