@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -99,6 +101,18 @@ def test_event_transforms_of_the_table_are_where_the_page_says():
     assert len(names) > 15
     for name in names:
         assert issubclass(getattr(module, name), EventTransform), name
+
+
+def test_every_public_name_is_on_a_page_of_the_reference():
+    """By itself, or with all of its module."""
+    text = "\n".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    shown = [resolve_name(target) for target in re.findall(r"^::: (\S+)$", text, re.M)]
+    whole = {value.__name__ for value in shown if inspect.ismodule(value)}
+    for module in [gl, *(getattr(gl, name) for name in gl._MODULES)]:
+        for name in getattr(module, "__all__", ()):
+            value = getattr(module, name)
+            found = any(value is other for other in shown) or getattr(value, "__module__", "") in whole
+            assert found, f"{module.__name__}.{name}"
 
 
 def from_benchmarks(name: str) -> Any:
