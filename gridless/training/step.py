@@ -141,9 +141,8 @@ def make_step(
     """The step that a recipe says; captured, unless it says otherwise, where there is a GPU."""
     device = next(model.parameters()).device
     capture = device.type == "cuda" if recipe.capture is None else recipe.capture
-    return TrainStep(
-        model, optimiser, recipe.smoothing, recipe.precision, recipe.clip, average, capture=capture, **more
-    )
+    settings = {"average": average, "capture": capture, **more}
+    return TrainStep(model, optimiser, recipe.smoothing, recipe.precision, recipe.clip, **settings)
 
 
 def begin_step(
