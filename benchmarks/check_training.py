@@ -118,7 +118,6 @@ def main() -> None:
                 times(clouds, device, batch, capture, augment__drop=drop)
     times(clouds, device, 128, True, augment__drop=0.0, precision="bf16")
     times(clouds, device, 64, True, "modelnet40-plus")
-    times(clouds, device, 128, True, augment__drop=0.0, compiled=True)
 
 
 if __name__ == "__main__":

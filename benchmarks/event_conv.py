@@ -226,7 +226,9 @@ def main() -> None:
     if options.tune:
         tune(model, geometry, device, options.budget)
         return
-    result["layers"] = layer_times(model, geometry, device, options)
+    layers = layer_times(model, geometry, device, options)
+    if device != "cpu":
+        result["layers"] = layers
     result["network"] = network_times(events, device, options)
     if options.json:
         keep(options.json, result)

@@ -53,8 +53,6 @@ EVEN: list[Any] = [
     {"Flip": 0}, {"Stretch": [0.8, 1.25]}, "ToOrigin", {"Translate": [4, 4]}, {"StretchTime": [0.8, 1.25]},
     {"ThinTo": 300},
 ]  # fmt: skip
-# 3 x 3 convolutions of the voxel grids of all levels, over narrow streams.
-GRID = {"model__pooled": 0, "model__blocks": 1, "model__width": 12}
 
 SMALL = {"prepare": [{"PoolPixels": 2}]}
 BOARD = {
@@ -83,9 +81,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     # More events on deep levels, at the same cost: 62 instead of 22 on the last one (tenth percentile 25 instead of 3).
     "dense": {"transforms": SWAP, **DENSE},
     "slow": {"transforms": SWAP, "model__decay_time": 32000.0},
-    "squash": {"transforms": SWAP, "model__squash": True},
-    "dense-squash": {"transforms": SWAP, **DENSE, "model__squash": True},
-    "dense-squash-hard": {"transforms": HARD, **DENSE, "model__squash": True},
     "dense-pooled0": {"transforms": SWAP, **DENSE, "model__pooled": 0},
     "shallow": {"transforms": SWAP, "model__levels": 3, "model__pooled": 0, "model__reset": -1.0},
     "dense-dropout5": {"transforms": SWAP, **DENSE, "model__dropout": 0.5},
@@ -95,14 +90,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fit": {**FIT},
     "even": {"transforms": EVEN, **FIT},
     "even-swap": {"transforms": [*EVEN, "SwapPolarity"], **FIT},
-    "grid": {**FIT, **GRID},
-    "grid-even": {"transforms": EVEN, **FIT, **GRID},
-    "grid-even-swap": {"transforms": [*EVEN, "SwapPolarity"], **FIT, **GRID},
-    "grid-even-squash": {"transforms": EVEN, **FIT, **GRID, "model__squash": True},
-    "grid-even-slow": {"transforms": EVEN, **FIT, **GRID, "model__decay_time": 32000.0},
-    "grid-even-dense": {"transforms": EVEN, **FIT, **DENSE, **GRID},
-    "grid-even-dense-squash": {"transforms": EVEN, **FIT, **DENSE, **GRID, "model__squash": True},
-    "grid2-even-dense": {"transforms": EVEN, **FIT, **DENSE, **GRID, "model__blocks": 2},
     # Networks with the stream head for small boards: half the resolution, few traces.
     "stream": {**FIT, "model": {"model": "n_cars", "head": "stream", "dropout": 0.1}},
     "small": {**FIT, **SMALL, "model": {**BOARD, "width": 12}},
@@ -123,7 +110,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "model": {"model": "n_cars", "head": "stream", "dropout": 0.3, **{k[7:]: v for k, v in DENSE.items()}},
     },
 }  # fmt: skip
-FIRST = ("grid-even-slow", "grid-even-dense", "grid-even", "even", "fit", "grid-even-squash", "grid-even-swap")
+FIRST = ("even", "fit")
 
 # In place of a fold: none is held out.
 ALL = -1

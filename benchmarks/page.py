@@ -381,9 +381,7 @@ VARIANTS = {
     "shipped": "the recipe `n-cars`",
     "swap": "moved to the origin, polarities swapped at random",
     "dense": "the same, with more events on deep levels",
-    "dense-squash": "the same, features squashed",
-    "grid-even": "3 x 3 convolutions of voxel grids, thinned at random",
-    "count": "counts of events beside them",
+    "count": "3 x 3 convolutions of voxel grids, counts of events beside them",
     "count-even": "counts, thinned at random",
     "count2-even": "the same, two blocks",
     "count-erase": "counts, a rectangle of each recording left out",
@@ -405,9 +403,8 @@ def drives(r: dict[str, Any]) -> Made:
     folds = [f"fold {k}" for k in range(5)]
     found = {row["name"]: row for row in r["ncars_variants"]["table"]}
     rows = []
-    for row in [found[name] for name in {**VARIANTS, **found} if name in found]:
-        figures = [100 * row[k] if k in row else "" for k in ("mean", "spread", *folds)]
-        rows.append([VARIANTS.get(row["name"], row["name"]), *figures])
+    for name, words in VARIANTS.items():
+        rows.append([words, *(100 * found[name][k] if k in found[name] else "" for k in ("mean", "spread", *folds))])
     cnn = {f"fold {run['fold']}": 100 * run["accuracy"] for run in r["ncars_cnn"]["runs"]}
     rows.append(["a plain CNN on event counts", 100 * r["ncars_cnn"]["mean"], 100 * r["ncars_cnn"]["spread"]])
     rows[-1] += [cnn.get(k, "") for k in folds]
@@ -425,29 +422,29 @@ def digits(r: dict[str, Any]) -> Made:
     return "N-MNIST by folds", f"{words} {origin(r['nmnist_folds'])}", ["", "mean", "spread", "by fold"], found
 
 
-# table -> the files that it says all of
-TABLES: dict[Any, tuple[str, ...]] = {
-    chains: ("geometry_chain", "geometry_chain_x86-64"),
-    large: ("geometry_large",),
-    samplers: ("samplers",),
-    geometry_gpu: ("geometry_gpu", "farthest_gpu"),
-    convolutions: ("conv_cuda_float32", "conv_cuda_bfloat16", "conv_cpu_float32"),
-    eager: ("calls",),
-    captured: ("captured",),
-    lidar: ("scenes",),
-    cities: ("scale",),
-    processes: ("scale",),
-    scans: ("scale",),
-    epochs: ("epochs",),
-    event_layers: ("event_conv_cpu", "event_conv_cuda"),
-    live: ("streaming", "soak", "latency"),
-    exported: ("export",),
-    thinned: ("overload",),
-    lag: ("overload",),
-    event_files: ("event_files",),
-    fewer_points: ("accuracy",),
-    drives: ("ncars_variants", "ncars_cnn"),
-    digits: ("nmnist_folds",),
+# table -> scripts, and the files of each, which the table says all of
+TABLES: dict[Any, dict[str, tuple[str, ...]]] = {
+    chains: {"geometry": ("geometry_chain", "geometry_chain_x86-64")},
+    large: {"geometry": ("geometry_large",)},
+    samplers: {"geometry": ("samplers",)},
+    geometry_gpu: {"geometry": ("geometry_gpu",), "farthest_gpu": ("farthest_gpu",)},
+    convolutions: {"conv": ("conv_cuda_float32", "conv_cuda_bfloat16", "conv_cpu_float32")},
+    eager: {"calls": ("calls",)},
+    captured: {"captured": ("captured",)},
+    lidar: {"scenes": ("scenes",)},
+    cities: {"scale": ("scale",)},
+    processes: {"scale": ("scale",)},
+    scans: {"scale": ("scale",)},
+    epochs: {"epochs": ("epochs",)},
+    event_layers: {"event_conv": ("event_conv_cpu", "event_conv_cuda")},
+    live: {"streaming": ("streaming", "soak", "latency")},
+    exported: {"export": ("export",)},
+    thinned: {"overload": ("overload",)},
+    lag: {"overload": ("overload",)},
+    event_files: {"event_files": ("event_files",)},
+    fewer_points: {"accuracy": ("accuracy",)},
+    drives: {"ncars_variants": ("ncars_variants",), "ncars_cnn": ("ncars_cnn",)},
+    digits: {"nmnist_folds": ("nmnist_folds",)},
 }
 
 
@@ -518,10 +515,11 @@ def benchmarks() -> str:
     files = {path.stem: path for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))}
     results = {name: json.loads(path.read_text()) for name, path in files.items()}
     parts, said = [HEAD], set()
-    for make, names in TABLES.items():
+    for make, scripts in TABLES.items():
         title, words, columns, rows = make(results)
-        parts.append(f"## {title}\n\n{words}\n\n{table(columns, rows)}")
-        said.update(names)
+        made = " and ".join(f"`benchmarks/{script}.py`" for script in scripts)
+        parts.append(f"## {title}\n\nBy {made}. {words}\n\n{table(columns, rows)}")
+        said.update(*scripts.values())
     if files.keys() - said:
         raise ValueError(f"no table tells of {sorted(files.keys() - said)}: write one, and name it in TABLES")
     return "\n".join(parts)

@@ -43,8 +43,6 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "plus-fine": ("modelnet40-plus", {"model__spacing": 0.06}),
     "plus-coarse": ("modelnet40-plus", {"model__spacing": 0.1125, "model__reach": 2.0}),
     "plus-reach3": ("modelnet40-plus", {"model__reach": 3.0}),
-    "plus-pooled": ("modelnet40-plus", {"model__pooled": True}),
-    "plus-nocoords": ("modelnet40-plus", {"model__coords": False}),
     "plus-mirror": ("modelnet40-plus", {"augment__mirror": True}),
     "plus-narrow-scale": ("modelnet40-plus", {"augment__scale": [0.8, 1.25]}),
     "plus-nodrop": ("modelnet40-plus", {"augment__drop": 0.0}),
@@ -56,34 +54,11 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "plus-smooth3": ("modelnet40-plus", {"smoothing": 0.3}),
     "plus-bf16": ("modelnet40-plus", {"precision": "bf16"}),
     "plus-path": ("modelnet40-plus", {"model__drop_path": 0.15}),
-    "plus-inverted": ("modelnet40-plus", {"model__expansion": 4}),
-    "plus-inverted-path": ("modelnet40-plus", {"model__expansion": 4, "model__drop_path": 0.15}),
-    "plus-inverted-narrow": (
-        "modelnet40-plus",
-        {"model__expansion": 4, "model__drop_path": 0.15, "model__ratio": 0.25, "model__depth": 2},
-    ),
-    "plus-hard": (
-        "modelnet40-plus",
-        {"model__expansion": 4, "model__drop_path": 0.15, "augment__drop": 0.5, "weight_decay": 0.1, "epochs": 250},
-    ),
-    # Inverted bottlenecks with a depthwise convolution; or one as wide as the level, and a point-wise block behind it.
+    # Inverted bottlenecks with a depthwise convolution.
     "plus-depthwise": ("modelnet40-plus", {"model__depthwise": 2.0}),
     "plus-depthwise-path": ("modelnet40-plus", {"model__depthwise": 2.0, "model__drop_path": 0.15}),
     "plus-depthwise-deep": ("modelnet40-plus", {"model__depthwise": 2.0, "model__depth": 2, "model__drop_path": 0.15}),
     "plus-depthwise-4": ("modelnet40-plus", {"model__depthwise": 4.0, "model__drop_path": 0.15}),
-    "plus-depthwise-mlp": (
-        "modelnet40-plus",
-        {"model__depthwise": 1.0, "model__expansion": 4, "model__depth": 2, "model__drop_path": 0.15},
-    ),
-    "plus-depthwise-place": (
-        "modelnet40-plus",
-        {"model__depthwise": 2.0, "model__drop_path": 0.15, "model__place_loss": 0.05},
-    ),
-    "plus-depthwise-deepest": (
-        "modelnet40-plus",
-        {"model__depthwise": 1.0, "model__expansion": 4, "model__depth": 4, "model__drop_path": 0.2, "epochs": 250},
-    ),
-    "plus-pooled-path": ("modelnet40-plus", {"model__pooled": True, "model__drop_path": 0.15}),
     "plus-fine-path": ("modelnet40-plus", {"model__spacing": 0.06, "model__drop_path": 0.15, "epochs": 250}),
     "plus-long": ("modelnet40-plus", {"epochs": 300}),
     "small-long": ("modelnet40-small", {"epochs": 500, "average": 0.999}),

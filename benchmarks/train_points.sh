@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The point-cloud results, from nothing, on one GPU: benchmarks/train_points.sh DATA OUT [check|sweep|choose|final|epochs ...]
 #   check   a minute: is training right here, and where does its time go
-#   sweep   variants of the modern network side by side, on the held-out tenth of the training clouds
-#   choose  the three recipes on that same part
-#   final   the three recipes on all training clouds: what is shipped
+#   sweep   variants of the modern network side by side, on every fourth training cloud, held out
+#   choose  the recipes of this data set on its validation part, a tenth of the training clouds
+#   final   the recipes on all training clouds: what is shipped
 #   epochs  the table of epoch times, beside PointNet++ and DGCNN
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,10 +16,10 @@ for stage in "${@:-check}"; do
     check) $python benchmarks/check_training.py --data "$data" 2>&1 | tee "$out/check.log" ;;
     sweep) $python benchmarks/sweep_points.py --data "$data" --jobs "${JOBS:-4}" --epochs "${EPOCHS:-150}" \
              --out "$out/sweep.json" ${VARIANTS:-} 2>&1 | tee "$out/sweep.log" ;;
-    choose) for name in large small plus; do
+    choose) for name in large small plus max; do
         $python -m gridless train "modelnet40-$name" --data "$data" --out "$out/choose-$name"
       done ;;
-    final) for name in large small plus; do
+    final) for name in large small plus max; do
         $python -m gridless train "modelnet40-$name" --data "$data" --out "$out/final-$name" --all-data
       done ;;
     epochs) $python benchmarks/epochs.py --data "$data" --peers --out "$out/epochs.json" 2>&1 | tee "$out/epochs.log" ;;

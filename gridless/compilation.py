@@ -87,7 +87,8 @@ def networks() -> None:
     cloud = gl.Cloud.of(list(gl.data.Shapes(4, points=200).coords), features=[torch.rand(200, 3)] * 4)
     cloud = gl.augment.Jitter(0.01)(gl.augment.Shuffle()(cloud))
     models = [
-        gl.models.point_resnet_plus(4, width=8, lift=16, in_channels=3, pooled=True),
+        gl.models.point_resnet_plus(4, width=8, lift=16, in_channels=3),
+        gl.models.point_max_net(4, width=8, depths=(1, 1), neighbours=4, lift=16),
         gl.models.point_unet_plus([3], width=8, levels=2),
     ]
     for model in models:

@@ -26,6 +26,9 @@ from gridless.pictures import figures
 from gridless.pictures.page import Page, cloud, image
 from gridless.progress import track
 
+# Recordings that run live, the microseconds of a packet, and recordings that the shipped weights see.
+LIVE, PACKET, SEEN = 12, 1000, 20
+
 
 @dataclass
 class Trained:
@@ -124,19 +127,19 @@ def _train(name: str, out: Path, quick: bool) -> Trained:
     return Trained(model, held, held.probabilities(model, recipe).argmax(1), results)
 
 
-def _run_live(trained: Trained, recordings: int = 12, packet: int = 1000) -> Live:
+def _run_live(trained: Trained) -> Live:
     """Held-out recordings one after the other, in packets of a millisecond, against the batch forward of each."""
     engine = gl.stream(trained.model)
     held = trained.data
     times, probability, latency, ends, fired = [], [], [], [], []
     error = total = busy = 0.0
     offset = 0
-    for i in track(range(recordings), "live"):
+    for i in track(range(LIVE), "live"):
         events = held.events.examples[i]
         engine.reset()
         at = 0
         while at < len(events):
-            end = int(torch.searchsorted(events.time, events.time[at] + packet))
+            end = int(torch.searchsorted(events.time, events.time[at] + PACKET))
             begin = time.perf_counter()
             engine(events[at:end])
             latency.append(time.perf_counter() - begin)
@@ -156,12 +159,12 @@ def _run_live(trained: Trained, recordings: int = 12, packet: int = 1000) -> Liv
         offset += int(events.time[-1]) + 1
         ends.append(offset)
     return Live(
-        np.array(times) / 1000, np.stack(probability), held.labels[:recordings].tolist(), np.array(ends) / 1000, error,
-        total / busy, np.array(latency), total / recordings, np.sum(fired, 0)[1:] / np.sum(fired, 0)[0],
+        np.array(times) / 1000, np.stack(probability), held.labels[:LIVE].tolist(), np.array(ends) / 1000, error,
+        total / busy, np.array(latency), total / LIVE, np.sum(fired, 0)[1:] / np.sum(fired, 0)[0],
     )  # fmt: skip
 
 
-def _shipped(out: Path, recordings: int = 20) -> Shipped:
+def _shipped(out: Path) -> Shipped:
     """Networks for ShapeNetPart and ModelNet40 on shapes that the package draws, one for N-Cars on moving digits."""
     from gridless.data.clouds import ply
     from gridless.training.examples import Recordings
@@ -183,9 +186,9 @@ def _shipped(out: Path, recordings: int = 20) -> Shipped:
             answer = points(points.plan(x / x.norm(dim=1).max()))[0].softmax(0)
         shapes.append((names[label], answer))
     cars: Any = gl.load("n-cars")
-    digits = gl.data.MovingGlyphs(recordings, sensor=tuple(cars.config["sensor"]))
-    events = gl.collate([digits[i][0] for i in range(recordings)])
-    data = Recordings.of(events, torch.zeros(recordings, dtype=torch.int64), [])
+    digits = gl.data.MovingGlyphs(SEEN, sensor=tuple(cars.config["sensor"]))
+    events = gl.collate([digits[i][0] for i in range(SEEN)])
+    data = Recordings.of(events, torch.zeros(SEEN, dtype=torch.int64), [])
     answers = data.probabilities(cars, Recipe.from_dict(cars.about["recipe"]), 1, None)
     background = answers[:, cars.about["class_names"].index("background")]
     return Shipped(gl.read_cloud(path), parts, shapes, points.about["class_names"], digits[3][0], background)
@@ -331,8 +334,8 @@ def _listed(numbers: np.ndarray) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _answers(answer: Tensor, names: list[str], most: int = 2) -> str:
-    return ", ".join(f"{names[int(k)]} {float(answer[k]):.0%}" for k in answer.argsort(descending=True)[:most])
+def _answers(answer: Tensor, names: list[str]) -> str:
+    return ", ".join(f"{names[int(k)]} {float(answer[k]):.0%}" for k in answer.argsort(descending=True)[:2])
 
 
 def _bars(background: Tensor) -> Any:

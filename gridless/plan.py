@@ -33,8 +33,8 @@ from gridless.structures.interchange import narrowest
 from gridless.structures.rows import tensor_of
 
 if TYPE_CHECKING:
-    from gridless.geometry.chain import Chain
-    from gridless.geometry.chain_gpu import GpuChain
+    from gridless.geometry.chain.cpu import Chain
+    from gridless.geometry.chain.gpu import GpuChain
 
 
 class Name(str):
@@ -339,7 +339,7 @@ class Plan:
     def _lines_at_once(self) -> Chain | None:
         """The lines that a small cloud on the CPU runs in one call; found once, when all are written."""
         if self._chained != len(self.steps):
-            from gridless.geometry.chain import Chain
+            from gridless.geometry.chain.cpu import Chain
 
             lines = {name: (step.op, step.inputs, dict(step.settings)) for name, step in self.steps.items()}
             self._rows_of, self._gpu_chain = self._balls_of_samples(), None
@@ -349,7 +349,7 @@ class Plan:
     def _lines_on_gpu(self, chain: Chain) -> GpuChain:
         """The same lines, which a GPU runs without a wait between them; it remembers how much they gave."""
         if self._gpu_chain is None:
-            from gridless.geometry.chain_gpu import GpuChain
+            from gridless.geometry.chain.gpu import GpuChain
 
             self._gpu_chain = GpuChain.of(chain, self._rows_of)
         return self._gpu_chain

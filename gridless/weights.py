@@ -184,9 +184,6 @@ def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
         raise ValueError(f"{words} is not JSON: {error}") from None
     if not isinstance(about, dict) or not isinstance(about.get("model"), dict):
         raise ValueError(f"{words} does not say which model the weights belong to")
-    if "classes" in about:
-        # Versions before 0.2.0 called the names so.
-        about["class_names"] = about.pop("classes")
     return weights, about
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import pytest
@@ -101,6 +103,18 @@ def test_event_transforms_of_the_table_are_where_the_page_says():
         assert issubclass(getattr(module, name), EventTransform), name
 
 
+def test_every_public_name_is_on_a_page_of_the_reference():
+    """By itself, or with all of its module."""
+    text = "\n".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    shown = [resolve_name(target) for target in re.findall(r"^::: (\S+)$", text, re.M)]
+    whole = {value.__name__ for value in shown if inspect.ismodule(value)}
+    for module in [gl, *(getattr(gl, name) for name in gl._MODULES)]:
+        for name in getattr(module, "__all__", ()):
+            value = getattr(module, name)
+            found = any(value is other for other in shown) or getattr(value, "__module__", "") in whole
+            assert found, f"{module.__name__}.{name}"
+
+
 def from_benchmarks(name: str) -> Any:
     spec = spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None
@@ -114,6 +128,9 @@ def test_every_result_is_a_table_for_readers(monkeypatch: pytest.MonkeyPatch):
     page = from_benchmarks("page")
     text = page.benchmarks()
     assert not re.findall(r"\b\w+_h\d\b|\babout \w+:|\bscipy\b|\bpyg\b|\b1M\b", text)
+    for script in re.findall(r"^By (`.*?\.py`)\. ", text, re.M):
+        assert all((ROOT / path).is_file() for path in re.findall(r"`(\S+)`", script)), script
+    assert text.count("\nBy `benchmarks/") == text.count("\n## ")
     assert page.number(12345.6) == "12,346"
     assert page.number(float("nan")) == "not measured"
     del page.TABLES[page.digits]

@@ -11,8 +11,7 @@ _MODULES = ("events", "points")
 _EVENTS = "Chain Crop Erase FirstEvents FirstMicroseconds Flip PoolPixels Recentre Repair ReverseTime Rotate"
 _EVENTS += " StartAtZero Stretch StretchTime SwapPolarity Thin ThinTo ToOrigin Translate Zoom"
 
-_POINTS = "Drop DropToFirst First Jitter Mirror Normalise RollAxes RotateAboutUp Scale Shift Shuffle Tilt Wobble"
-_POINTS += " authors_recipe pointnet2_recipe"
+_POINTS = "Drop First Jitter Mirror Normalise RotateAboutUp Scale Shift Shuffle Tilt"
 
 # name -> module
 _LAZY: dict[str, str] = dict.fromkeys(_EVENTS.split(), "gridless.augment.events")

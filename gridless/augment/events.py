@@ -436,9 +436,3 @@ def n_caltech101(train: bool = True) -> Chain:
 def asl_dvs(train: bool = True) -> Chain:
     """Not augmented; the first 300,000 events at half resolution."""
     return _recipe(train, (), (FirstEvents(300_000), PoolPixels(2)))
-
-
-def n_cars(train: bool = True) -> Chain:
-    """Ours, the paper has none: a mirror, small moves and zooms, a little thinning. Pixels are left where they are."""
-    augment = (Flip(0), Zoom(0.85, 1.2), Translate(8, 8), StretchTime(0.8, 1.25), Thin(0.3))
-    return Chain((*(augment if train else ()), StartAtZero()))

@@ -5,8 +5,9 @@ follow their points, and those that are directions turn with them. One example m
 coordinates, and then coordinates come back. Random numbers come from `generator`, on its device, or from torch's own on
 the cloud's device, which a DataLoader seeds in each worker; or from any `Draws`.
 
-    for step in authors_recipe():
-        cloud = step(cloud, torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    for step in (Shuffle(), Drop(0.5), Scale(0.8, 1.25)):
+        cloud = step(cloud, generator)
 """
 
 from __future__ import annotations
@@ -159,33 +160,7 @@ class Drop(PointTransform):
         return _kept_first(cloud, torch.minimum(counts.clamp(min=1), cloud.sizes))
 
 
-@dataclass(frozen=True)
-class DropToFirst(PointTransform):
-    """Each point, with a probability from U(0, most), becomes another of the first point: PointNet++'s dropout."""
-
-    most: float = 0.875
-
-    bounds: ClassVar = {"most": (0, 1)}
-
-    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
-        share = _at(cloud, _uniform(cloud, draws, 0, self.most))
-        chance = draws.uniform(cloud, each="row", dtype=share.dtype)
-        at = torch.arange(len(cloud), device=cloud.device)
-        at = torch.where(chance <= share, _at(cloud, cloud.splits[:-1]), at)
-        return _alike(cloud, cloud._part(at, cloud.splits))
-
-
 # Where they are.
-
-
-@dataclass(frozen=True)
-class RollAxes(PointTransform):
-    """(x, y, z) becomes (z, x, y): what points up along y then points up along z."""
-
-    shift: int = 1
-
-    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
-        return _moved(cloud, cloud.coords.roll(self.shift, 1), lambda vectors: vectors.roll(self.shift, -1))
 
 
 @dataclass(frozen=True)
@@ -238,22 +213,6 @@ class Tilt(PointTransform):
         axis = torch.nn.functional.normalize(draws.normal(cloud, 3, dtype=cloud.coords.dtype), dim=1)
         angle = (self.sigma * draws.normal(cloud, dtype=cloud.coords.dtype)).clamp(-self.limit, self.limit)
         return _rotated(cloud, _about(axis, angle))
-
-
-@dataclass(frozen=True)
-class Wobble(PointTransform):
-    """Turn about x, then y, then z, each by an angle from N(0, sigma) cut off at the limit, in radians."""
-
-    sigma: float = 0.06
-    limit: float = 0.18
-
-    bounds: ClassVar = {"sigma": (0, FINITE), "limit": (0, torch.inf)}
-
-    def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
-        _need_3d(cloud, self)
-        angles = (self.sigma * draws.normal(cloud, 3, dtype=cloud.coords.dtype)).clamp(-self.limit, self.limit)
-        x, y, z = (_about(a.expand(len(angles), 3), angles[:, d]) for d, a in enumerate(torch.eye(3).to(angles)))
-        return _rotated(cloud, z @ y @ x)
 
 
 @dataclass(frozen=True)
@@ -327,25 +286,3 @@ def _about(axis: Tensor, angle: Tensor) -> Tensor:
     sin, cos = angle.sin()[:, None, None], angle.cos()[:, None, None]
     eye = torch.eye(3, dtype=axis.dtype, device=axis.device)
     return cos * eye + sin * cross + (1 - cos) * (axis[:, :, None] * axis[:, None, :])
-
-
-# Recipes.
-
-
-def authors_recipe(points: int = 1024, train: bool = True) -> list[PointTransform]:
-    """What the authors' networks were trained with on ModelNet40 (y up), and, without `train`, tested with.
-
-    Between points / 8 and all points remain; z is up afterwards. No turn about the vertical, no shift.
-    """
-    if not train:
-        return [First(points), Shuffle(), RollAxes()]
-    jitter = Jitter(0.01, 0.02, ball=True)
-    return [First(points), Shuffle(), Drop(0.875), RollAxes(), jitter, Tilt(0.06, 0.18), Scale(0.8, 1.25)]
-
-
-def pointnet2_recipe(points: int = 1024, train: bool = True, up: str = "y") -> list[PointTransform]:
-    """What PointNet++ is trained with on ModelNet40: any azimuth, and the number of points stays as it is."""
-    if not train:
-        return [First(points)]
-    turns = [RotateAboutUp(up), Wobble(0.06, 0.18)]
-    return [First(points), *turns, Scale(0.8, 1.25), Shift(0.1), Jitter(0.01, 0.05), Shuffle(), DropToFirst(0.875)]

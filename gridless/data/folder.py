@@ -163,7 +163,7 @@ def _written(path: Path) -> str:
 _FOLDERS = {"fit": _TRAIN, "validation": _VALIDATION, "test": _TEST}
 
 
-def held_out(labels: Sequence[int], names: Sequence[str], share: float = SHARE) -> tuple[list[int], str]:
+def held_out(labels: Sequence[int], names: Sequence[str]) -> tuple[list[int], str]:
     """Which examples to hold out, and by which rule, in words.
 
     Neighbouring recordings of one session are so alike that a random split asks nothing new. So whole sessions are held
@@ -179,15 +179,15 @@ def held_out(labels: Sequence[int], names: Sequence[str], share: float = SHARE) 
     left, held, taken = Counter(labels), Counter(), 0
     for key in sorted(members, key=lambda key: hashlib.sha256(key.encode()).digest()):
         mine = Counter(labels[i] for i in members[key])
-        wanted = any(held[k] < share * counts[k] for k in mine if k in several)
+        wanted = any(held[k] < SHARE * counts[k] for k in mine if k in several)
         # No class is without an example to learn from, and nothing is taken that would take far too much.
-        if wanted and all(left[k] > n and held[k] + n <= max(2 * share * counts[k], 1) for k, n in mine.items()):
+        if wanted and all(left[k] > n and held[k] + n <= max(2 * SHARE * counts[k], 1) for k, n in mine.items()):
             chosen, taken = [*chosen, *members[key]], taken + 1
             held, left = held + mine, left - mine
     rest = [k for k in counts if not held[k]]
     for k in rest:
         mine = sorted((i for i, label in enumerate(labels) if label == k), key=lambda i: _natural(names[i]))
-        chosen += mine[len(mine) - min(max(1, round(share * len(mine))), len(mine) - 1) :]
+        chosen += mine[len(mine) - min(max(1, round(SHARE * len(mine))), len(mine) - 1) :]
     if not taken:
         return sorted(chosen), "the last fifth of each class, in the order of the file names"
     more = f"; the last fifth of {len(rest)} classes without several of them" if rest else ""

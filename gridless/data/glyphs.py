@@ -99,7 +99,7 @@ class MovingGlyphs(Examples):
             )
         if threshold <= 0 or threshold_noise < 0 or refractory < 0 or background < 0:
             raise ValueError("MovingGlyphs: threshold must be positive; noise, refractory and background 0 or more")
-        from gridless.data._camera import simulate
+        from gridless.data.glyph_camera import simulate
 
         super().__init__(transform)
         self.sensor = sensor

@@ -1,6 +1,6 @@
 """Geometry computed ahead of time: a data set whose plan has already run, for every example and several augmentations.
 
-    data = gl.Precomputed(ModelNet40(root, transform=authors_recipe()), "cache/", model.plan, repeats=8)
+    data = gl.Precomputed(ModelNet40(root, transform=gl.augment.Jitter()), "cache/", model.plan, repeats=8)
 
 The files lie in a folder of their own below the given one, named by a key: the plan, the settings of the augmentation,
 the data set's kind and length, the seed and the version. What the key does not cover, such as another label, another

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Iterable
 
 import torch
 
 from gridless.structures import MAX_EDGES, Cloud, Edges
 
+# What a kernel returns when it meets an edge that leaves its example.
+CROSSING = 1
 _FLOAT = struct.Struct("f")
 
 
@@ -74,6 +77,15 @@ def check_near(what: str, cloud: Cloud, near: Edges) -> None:
     near.check(f"{what}: near")
 
 
+def refuse_crossing(results: Iterable[int]) -> None:
+    """Turn what kernels returned into an error."""
+    if any(result == CROSSING for result in results):
+        raise ValueError(
+            "near joins points of different examples: it must be a search of this cloud in itself, "
+            "e.g. ball(cloud, cloud, radius)"
+        )
+
+
 def check_radius(what: str, radius: float, dtype: torch.dtype) -> float:
     """The radius rounded to the dtype of the clouds, whose square must be a normal number of that dtype."""
     radius = float(radius)
@@ -89,10 +101,10 @@ def check_radius(what: str, radius: float, dtype: torch.dtype) -> float:
     return rounded
 
 
-def check_whole(what: str, name: str, value: object, least: int = 1) -> None:
-    """Refuse what is no whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{what}: {name} must be a whole number of at least {least}, not {value!r}")
+def check_whole(what: str, name: str, value: object) -> None:
+    """Refuse what is no whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{what}: {name} must be a whole number of at least 1, not {value!r}")
 
 
 def check_edge_count(what: str, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Threads of the CPU kernels."""
+"""Threads of the CPU kernels, and how they share a batch."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+
+# Rows that are worth a thread of their own.
+_SHARE = 512
 
 
 def num_threads() -> int:
@@ -38,6 +41,14 @@ def row_ranges(splits: np.ndarray, parts: int) -> list[tuple[int, int]]:
     """The rows of `splits` in at most `parts` ranges (first, end) with about equally many entries."""
     cuts = np.searchsorted(splits, np.linspace(0, splits[-1], parts + 1)[1:-1]).tolist()
     return list(pairwise(sorted({0, *cuts, len(splits) - 1}))) or [(0, 0)]
+
+
+def cut_examples(splits: np.ndarray) -> list[tuple[int, int]]:
+    """Ranges of examples, a few for each thread, with about equally many rows."""
+    examples, rows = len(splits) - 1, int(splits[-1])
+    threads = num_threads()
+    parts = 1 if threads == 1 else max(min(4 * threads, rows // _SHARE, examples), 1)
+    return [(0, examples)] if parts == 1 else row_ranges(splits, parts)
 
 
 @cache

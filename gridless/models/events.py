@@ -18,7 +18,6 @@ from gridless.nn.events import (
     LeakyCount,
     LeakyMean,
     Memory,
-    VoxelBlock,
     VoxelConv,
     VoxelMean,
     VoxelMerge,
@@ -62,8 +61,6 @@ class EventResNet(nn.Module):
         rates: how decay rates begin: "spread" over time scales, or at 1 ("ones"), as the authors'. "shared": spread,
             and the same at all taps of a convolution, which needs a third of the memory in C.
         dropout: probability, in down-sampling blocks and in the head.
-        squash: log(1 + relu) for relu after the convolutions, so that dense recordings differ less from sparse ones.
-        blocks: 3 x 3 convolutions of each voxel grid of the voxel head.
     """
 
     def __init__(
@@ -81,8 +78,6 @@ class EventResNet(nn.Module):
         form: str = "scan",
         rates: str = "spread",
         dropout: float = 0.5,
-        squash: bool = False,
-        blocks: int = 0,
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
@@ -102,16 +97,16 @@ class EventResNet(nn.Module):
             coarse = plan.lif(stream, 3, 2, decay_time=decay_time, threshold=threshold, reset=reset)
             down = plan.causal(stream, coarse, 3, 2, window and window * decay_time)
             grown = width if channels is None else 2 * channels
-            self.downs.append(DownConv(down, channels, grown, decay_time, dropout=dropout, rates=rates, squash=squash))
+            self.downs.append(DownConv(down, channels, grown, decay_time, dropout=dropout, rates=rates))
             decay_time, channels, stream = 2 * decay_time, grown, coarse
             cross = plan.causal(stream, stream, "cross5", 1, window and window * decay_time)
             point = plan.causal(stream, stream, 1, 1, window and 4 * window * decay_time)
-            self.blocks.append(InceptionBlock(cross, point, channels, decay_time, rates=rates, squash=squash))
+            self.blocks.append(InceptionBlock(cross, point, channels, decay_time, rates=rates))
             self.streams.append(stream)
         widths = [width * 2**i for i in range(levels)]
         if head == "voxel":
             self.head: VoxelHead | StreamHead = VoxelHead(
-                self.streams, widths, pooled, clock, classes, duration, dropout, blocks
+                self.streams, widths, pooled, clock, classes, duration, dropout
             )
         else:
             self.head = StreamHead(self.streams, widths, pooled, classes, 4 * decay_time, dropout)
@@ -169,8 +164,7 @@ class VoxelHead(nn.Module):
     """Voxel grids of the last levels, merged from fine to coarse, then classified: logits (B, classes).
 
     The grid of level `pooled` has 2^(levels - 1 - pooled) frames, that of the last level one. Dense to twice the
-    channels, max over the pixels, norm, dropout, Dense 256, ReLU, norm, dropout, Dense. After each grid come `blocks`
-    convolutions in place (`VoxelBlock`).
+    channels, max over the pixels, norm, dropout, Dense 256, ReLU, norm, dropout, Dense.
     """
 
     def __init__(
@@ -182,7 +176,6 @@ class VoxelHead(nn.Module):
         classes: int,
         duration: int | None,
         dropout: float,
-        blocks: int = 0,
     ) -> None:
         super().__init__()
         levels = len(streams)
@@ -191,9 +184,6 @@ class VoxelHead(nn.Module):
         self.mean, self.norm = means[0], BatchNorm(widths[pooled])
         sizes = zip(means[1:], widths[pooled:], widths[pooled + 1 :], strict=False)
         self.merges = nn.ModuleList(VoxelMerge(mean, q, p) for mean, q, p in sizes)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(*(VoxelBlock(width) for _ in range(blocks))) for width in widths[pooled:]
-        )
         self.lift = Dense(widths[-1], 2 * widths[-1])
         self.classify = nn.Sequential(
             BatchNorm(2 * widths[-1]),
@@ -216,9 +206,9 @@ class VoxelHead(nn.Module):
 
     def merged(self, grids: list[Tensor]) -> Tensor:
         """logits (B, classes) of the means (B, T, H, W, C) of the pooled levels."""
-        grid = self.blocks[0](self.norm(grids[0]))
-        for merge, mean, block in zip(self.merges, grids[1:], self.blocks[1:], strict=True):
-            grid = block(merge(grid, mean))
+        grid = self.norm(grids[0])
+        for merge, mean in zip(self.merges, grids[1:], strict=True):
+            grid = merge(grid, mean)
         return self.classify(self.lift(grid[:, 0]).amax((1, 2)))
 
     def loss(
@@ -391,8 +381,6 @@ class Options(TypedDict, total=False):
     form: str
     rates: str
     dropout: float
-    squash: bool
-    blocks: int
 
 
 def event_resnet(classes: int, sensor: tuple[int, int], **options: Unpack[Options]) -> EventResNet:

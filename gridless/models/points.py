@@ -10,16 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
-from gridless.nn.blocks import (
-    Dense,
-    DownBlock,
-    InvertedBlock,
-    PlaceLoss,
-    ResBlock,
-    UpBlock,
-    WideBlock,
-    with_coords,
-)
+from gridless.nn.blocks import Dense, DownBlock, ResBlock, UpBlock, WideBlock, with_coords
 from gridless.nn.conv import FeaturelessConv, PointConv
 from gridless.nn.maxima import MaxLevel
 from gridless.nn.norm import BatchNorm
@@ -172,15 +163,11 @@ class PointResNetPlus(nn.Module):
         stem_radius: of the first convolution's ball.
         depth: in-place blocks of each level.
         ratio: channels inside a block over its output channels.
-        coords: whether blocks and lift also see absolute coordinates.
-        pooled: whether down-sampling shortcuts take the maximum over the neighbours, instead of the sampled point.
         lift: channels before the pooling.
         dropout: probability, in the head.
         drop_path: probability that the branch of a block is left out.
-        expansion: with it an `InvertedBlock` of so many times the channels follows each in-place block.
         depthwise: with it in-place blocks have a depthwise convolution of so many times their channels; `ratio` is that
             of down-sampling blocks alone then.
-        place_loss: in training, weight of an auxiliary loss at each level: that of `gl.nn.PlaceLoss`.
         dim: dimensions of the points.
         in_channels: features of each point, as those of `PointResNet`.
     """
@@ -195,14 +182,10 @@ class PointResNetPlus(nn.Module):
         stem_radius: float = 0.1125,
         depth: int = 1,
         ratio: float = 0.5,
-        coords: bool = True,
-        pooled: bool = False,
         lift: int = 1024,
         dropout: float = 0.5,
         drop_path: float = 0.0,
-        expansion: int = 0,
         depthwise: float = 0.0,
-        place_loss: float = 0.0,
         dim: int = 3,
         in_channels: int = 0,
     ) -> None:
@@ -214,7 +197,7 @@ class PointResNetPlus(nn.Module):
         near = plan.ball(cloud, cloud, stem_radius)
         self.stem = FeaturelessConv(near, width)
         self.feature_stem = PointConv(near, in_channels, width, bias=False) if in_channels else None
-        self.where = Dense(dim, width, bias=False) if coords else None
+        self.where = Dense(dim, width, bias=False)
         self.stem_norm = BatchNorm(width, cloud, momentum=0.1, relu="after")
         self.blocks = nn.ModuleList()
         in_place: dict[str, Any] = {"ratio": depthwise or ratio, "depthwise": bool(depthwise)}
@@ -222,18 +205,12 @@ class PointResNetPlus(nn.Module):
             coarse = plan.rejection_sample(plan.ball(cloud, cloud, spacing))
             down = plan.ball(cloud, coarse, spacing * reach / ROOT2)
             near = plan.ball(coarse, coarse, spacing * reach)
-            self.blocks.append(WideBlock(down, width, 2 * width, ratio, coords, pooled))
+            self.blocks.append(WideBlock(down, width, 2 * width, ratio))
             for _ in range(depth):
-                self.blocks.append(
-                    WideBlock(near, 2 * width, 2 * width, coords=coords, drop_path=drop_path, **in_place)
-                )
-                if expansion:
-                    self.blocks.append(InvertedBlock(coarse, 2 * width, expansion, drop_path))
-            if place_loss:
-                self.blocks.append(PlaceLoss(near, 2 * width, place_loss))
+                self.blocks.append(WideBlock(near, 2 * width, 2 * width, drop_path=drop_path, **in_place))
             cloud, width, spacing = coarse, 2 * width, 2 * spacing
-        self.last, self.coords = cloud, coords
-        self.lift = Dense(width + (dim if coords else 0), lift, bias=False)
+        self.last = cloud
+        self.lift = Dense(width + dim, lift, bias=False)
         self.lift_norm = BatchNorm(lift, cloud, momentum=0.1, relu="after")
         self.max_pool, self.mean_pool = MaxPool(cloud), MeanPool(cloud)
         self.head = nn.Sequential(
@@ -250,8 +227,7 @@ class PointResNetPlus(nn.Module):
         x, geometry = _begin(self, features, geometry)
         for block in self.blocks:
             x = block(x, geometry)
-        x = with_coords(x, geometry, self.last) if self.coords else x
-        x = self.lift_norm(self.lift(x), geometry)
+        x = self.lift_norm(self.lift(with_coords(x, geometry, self.last)), geometry)
         return self.head(torch.cat([self.max_pool(x, geometry), self.mean_pool(x, geometry)], 1))
 
 
@@ -421,8 +397,8 @@ class PointUNetPlus(nn.Module):
     `loss` takes the right parts from the cloud's rows `part`; with `in_channels` features are its rows `features`.
     With `overlap` it also asks for a large mIoU, in which a part of few points counts as much as one of many: that many
     times 1 - mIoU is added, with the chances of parts in place of predictions. `hidden` are the channels of the head.
-    `width`, `levels`, `spacing`, `reach`, `stem_radius`, `depth`, `ratio`, `dropout`, `drop_path`, `expansion`,
-    `depthwise`, `place_loss` and `dim` are those of `PointResNetPlus`.
+    `width`, `levels`, `spacing`, `reach`, `stem_radius`, `depth`, `ratio`, `dropout`, `drop_path`, `depthwise` and
+    `dim` are those of `PointResNetPlus`.
     """
 
     def __init__(
@@ -438,9 +414,7 @@ class PointUNetPlus(nn.Module):
         hidden: int = 256,
         dropout: float = 0.5,
         drop_path: float = 0.0,
-        expansion: int = 0,
         depthwise: float = 0.0,
-        place_loss: float = 0.0,
         overlap: float = 0.0,
         dim: int = 3,
         in_channels: int = 0,
@@ -473,10 +447,6 @@ class PointUNetPlus(nn.Module):
             blocks = nn.ModuleList([WideBlock(down, width, 2 * width, ratio)])
             for _ in range(depth):
                 blocks.append(WideBlock(near, 2 * width, 2 * width, drop_path=drop_path, **in_place))
-                if expansion:
-                    blocks.append(InvertedBlock(coarse, 2 * width, expansion, drop_path))
-            if place_loss:
-                blocks.append(PlaceLoss(near, 2 * width, place_loss))
             self.encoder.append(blocks)
             cloud, width, spacing = coarse, 2 * width, 2 * spacing
         self.last = cloud

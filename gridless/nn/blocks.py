@@ -6,16 +6,13 @@ features of the source cloud and the geometry, and returns features of the targe
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from gridless.nn.conv import DepthwiseConv, PointConv
 from gridless.nn.norm import BatchNorm
-from gridless.ops.edge_max import edge_max
 from gridless.plan import Name
-from gridless.structures import Edges, Geometry
+from gridless.structures import Geometry
 
 
 class Dense(nn.Linear):
@@ -103,13 +100,12 @@ class UpBlock(nn.Module):
 class WideBlock(nn.Module):
     """A residual block in today's manner: norm before each ReLU, a wider bottleneck, no dropout.
 
-    relu(shortcut + norm(dense(relu(norm(conv(relu(norm(dense(F, x))))))))), (S, Q) to (S', P). With `coords` the first
-    map also sees where the points are. The shortcut is the identity in place, and the last norm then begins at zero, so
-    that a deep network starts as a shallow one; down-sampling, it is a linear map of the sampled points, or with
-    `pooled` of the maximum over the neighbours of each. In training the branch of a cloud is left out in place with
-    probability `drop_path`. With `depthwise` the convolution is a depthwise one, which a `ratio` over 1 suits: an
-    inverted bottleneck. Q and P are `in_channels` and `out_channels`; the convolution, of about `ratio` P channels, is
-    along `edges`.
+    relu(shortcut + norm(dense(relu(norm(conv(relu(norm(dense(F, x))))))))), (S, Q) to (S', P): the first map also sees
+    where the points are. The shortcut is the identity in place, and the last norm then begins at zero, so that a deep
+    network starts as a shallow one; down-sampling, it is a linear map of the sampled points. In training the branch of
+    a cloud is left out in place with probability `drop_path`. With `depthwise` the convolution is a depthwise one,
+    which a `ratio` over 1 suits: an inverted bottleneck. Q and P are `in_channels` and `out_channels`; the convolution,
+    of about `ratio` P channels, is along `edges`.
     """
 
     def __init__(
@@ -118,8 +114,6 @@ class WideBlock(nn.Module):
         in_channels: int,
         out_channels: int,
         ratio: float = 0.5,
-        coords: bool = True,
-        pooled: bool = False,
         drop_path: float = 0.0,
         depthwise: bool = False,
     ) -> None:
@@ -128,14 +122,8 @@ class WideBlock(nn.Module):
             raise ValueError(f"WideBlock: ratio must be positive, not {ratio}")
         self.drop_path = DropPath(edges.target, drop_path)
         inner = max(8, round(out_channels * ratio / 8) * 8)
-        self.edges, self.source, self.target, self.coords, self.pooled = (
-            edges,
-            edges.source,
-            edges.target,
-            coords,
-            pooled,
-        )
-        self.reduce = Dense(in_channels + (edges.dim if coords else 0), inner, bias=False)
+        self.source, self.target = edges.source, edges.target
+        self.reduce = Dense(in_channels + edges.dim, inner, bias=False)
         self.norm1 = BatchNorm(inner, edges.source, momentum=0.1, relu="after")
         self.conv = DepthwiseConv(edges, inner, bias=False) if depthwise else PointConv(edges, inner, inner, bias=False)
         self.norm2 = BatchNorm(inner, edges.target, momentum=0.1, relu="after")
@@ -151,95 +139,13 @@ class WideBlock(nn.Module):
             nn.init.zeros_(self.norm3.weight)
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
-        y = with_coords(features, geometry, self.source) if self.coords else features
-        y = self.norm1(self.reduce(y), geometry)
+        y = self.norm1(self.reduce(with_coords(features, geometry, self.source)), geometry)
         y = self.norm2(self.conv(y, geometry), geometry)
         y = self.norm3(self.expand(y), geometry)
         if self.norm is None:
             return (features + self.drop_path(y, geometry)).relu()
-        if self.pooled:
-            short = edge_max(features, geometry[self.edges])
-        else:
-            short = sampled(features, geometry, self.target)
-        return (self.norm(self.shortcut(short), geometry) + y).relu()
-
-
-class InvertedBlock(nn.Module):
-    """Point by point, wide in the middle: relu(F + norm(dense(relu(norm(dense(F)))))), (S, C) to (S, C).
-
-    F are the features of `cloud`, C is `channels`; inside there are `expansion` times as many. The last norm begins at
-    zero. In training the branch of a cloud is left out with probability `drop_path`.
-    """
-
-    def __init__(self, cloud: Name, channels: int, expansion: int = 4, drop_path: float = 0.0) -> None:
-        super().__init__()
-        self.expand = Dense(channels, expansion * channels, bias=False)
-        self.norm1 = BatchNorm(expansion * channels, cloud, momentum=0.1, relu="after")
-        self.reduce = Dense(expansion * channels, channels, bias=False)
-        self.norm2 = BatchNorm(channels, cloud, momentum=0.1)
-        assert self.norm2.weight is not None
-        nn.init.zeros_(self.norm2.weight)
-        self.drop_path = DropPath(cloud, drop_path)
-
-    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
-        y = self.norm1(self.expand(features), geometry)
-        y = self.norm2(self.reduce(y), geometry)
-        return (features + self.drop_path(y, geometry)).relu()
-
-
-class PlaceLoss(nn.Module):
-    """An auxiliary loss in training: the features of two neighbours have to tell where one lies from the other.
-
-    (S, C) to (S, C), as they are. For one neighbour j of each point i, drawn at random, `weight` times the mean over
-    the points of |dense(relu(norm(dense(F_j - F_i)))) - (x_j - x_i) / radius|^2 is added to whatever loss follows: its
-    gradient joins that of the features. Neighbours are those of the edges `near`, C is `channels`, and `inner` are the
-    channels between the two dense maps; `radius` is that of the edges, where they have one. After Chen and others,
-    Decoupled Local Aggregation for Point Cloud Learning.
-    """
-
-    def __init__(self, near: Name, channels: int, weight: float, inner: int = 32, radius: float | None = None) -> None:
-        super().__init__()
-        if not 0 < weight < float("inf"):
-            raise ValueError(f"PlaceLoss: the weight must be positive and finite, not {weight}")
-        self.near, self.weight, self.radius = near, weight, near.radius if radius is None else radius
-        if self.radius is None:
-            raise ValueError(f"PlaceLoss: {near} has no radius of its own: pass radius=, about how far neighbours are")
-        self.reduce = Dense(channels, inner, bias=False)
-        self.norm = BatchNorm(inner, near.target, momentum=0.1, relu="after")
-        self.tell = Dense(inner, near.dim, bias=False)
-
-    def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
-        return _AddedLoss.apply(features, self.weight * self.loss(features, geometry)) if self.training else features
-
-    def loss(self, features: Tensor, geometry: Geometry) -> Tensor:
-        edges, coords = geometry[self.near], geometry[self.near.target].coords
-        counts, last = edges.counts, edges.splits[1:] - 1
-        drawn = edges.splits[:-1] + (torch.rand(len(counts), device=counts.device) * counts).long()
-        real = counts > 0  # padding has no neighbours
-        one = torch.arange(len(counts) + 1, device=counts.device)
-        # Each row of padding is its own: the gradients of all would wait for each other at a neighbour they share.
-        neighbour = torch.where(real, edges.source[torch.minimum(drawn, last).clamp(min=0)], one[:-1].int())
-        # The largest of one neighbour, whose gradient has the same bits in every run.
-        other = edge_max(features, Edges.made(splits=one, source=neighbour, num_source=edges.num_source))
-        told = self.tell(self.norm(self.reduce(other - features), geometry))
-        square = (told.float() - (coords[neighbour.long()] - coords) / self.radius).square().sum(1)
-        return torch.where(real, square, 0.0).sum() / real.sum().clamp(min=1)
-
-    def extra_repr(self) -> str:
-        return f"{self.near}, weight={self.weight}"
-
-
-class _AddedLoss(torch.autograd.Function):
-    """Features as they are, and backwards a gradient of 1 for the loss."""
-
-    @staticmethod
-    def forward(ctx: Any, features: Tensor, loss: Tensor) -> Tensor:
-        ctx.dtype = loss.dtype
-        return features.view_as(features)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        return grad, grad.new_ones((), dtype=ctx.dtype)
+        short = self.norm(self.shortcut(sampled(features, geometry, self.target)), geometry)
+        return (short + y).relu()
 
 
 class DropPath(nn.Module):

@@ -132,8 +132,8 @@ class InceptionBlock(nn.Module):
     """The paper's in-place block: F + norm(relu(cross(F) + point(F) + dense(F))), (S, C) to (S, C).
 
     cross: the row and the column of 5 x 5 pixels; point: the event's own pixel, with four times the temporal taps and
-    the decay time; dense: C to 4 C, ReLU, to C. The two convolutions are linear. `squash` takes log(1 + relu) for relu.
-    C is `channels`; `decay_time`, `temporal` and `rates` are those of `EventConv`, of the cross.
+    the decay time; dense: C to 4 C, ReLU, to C. The two convolutions are linear. C is `channels`; `decay_time`,
+    `temporal` and `rates` are those of `EventConv`, of the cross.
     """
 
     def __init__(
@@ -144,10 +144,8 @@ class InceptionBlock(nn.Module):
         decay_time: float,
         temporal: int = 4,
         rates: str = "spread",
-        squash: bool = False,
     ) -> None:
         super().__init__()
-        self.squash = squash
         self.cross = EventConv(cross, channels, channels, temporal, decay_time, rates=rates)
         self.point = EventConv(point, channels, channels, 4 * temporal, 4 * decay_time, rates=rates)
         self.expand = Dense(channels, 4 * channels)
@@ -157,14 +155,14 @@ class InceptionBlock(nn.Module):
     def forward(self, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
         y = self.cross(features, geometry, memory) + self.point(features, geometry, memory)
         y = (y + self.reduce(self.expand(features).relu())).relu()
-        return features + self.norm(y.log1p() if self.squash else y, geometry)
+        return features + self.norm(y, geometry)
 
 
 class DownConv(nn.Module):
     """A strided convolution, ReLU, norm and dropout: (S, Q) to (S', P). Without features, on polarity.
 
-    `squash` takes log(1 + relu) for relu: sums over many events then grow as a logarithm of their number. `in_channels`
-    is None for polarity; `near`, `out_channels`, `decay_time`, `temporal` and `rates` are those of `EventConv`.
+    `in_channels` is None for polarity; `near`, `out_channels`, `decay_time`, `temporal` and `rates` are those of
+    `EventConv`.
     """
 
     def __init__(
@@ -176,10 +174,8 @@ class DownConv(nn.Module):
         temporal: int = 4,
         dropout: float = 0.5,
         rates: str = "spread",
-        squash: bool = False,
     ) -> None:
         super().__init__()
-        self.squash = squash
         if in_channels is None:
             self.conv = PolarityConv(near, out_channels, temporal, decay_time=decay_time, rates=rates)
         else:
@@ -189,8 +185,7 @@ class DownConv(nn.Module):
 
     def forward(self, features: Tensor | None, geometry: Geometry, memory: Memory | None = None) -> Tensor:
         y = self.conv(geometry, memory) if features is None else self.conv(features, geometry, memory)
-        y = y.relu().log1p() if self.squash else y.relu()
-        return self.dropout(self.norm(y, geometry))
+        return self.dropout(self.norm(y.relu(), geometry))
 
 
 class VoxelMemory(NamedTuple):
@@ -446,19 +441,6 @@ class VoxelConv(nn.Conv2d):
     def forward(self, grid: Tensor) -> Tensor:
         frames = grid.to(self.weight.dtype).flatten(0, 1).permute(0, 3, 1, 2)
         return super().forward(frames).permute(0, 2, 3, 1).unflatten(0, grid.shape[:2])
-
-
-class VoxelBlock(nn.Module):
-    """grid + norm(relu(conv(grid))), a convolution of 3 x 3 pixels in every frame: (B, T, H, W, C) to the same."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.conv = VoxelConv(channels, channels)
-        nn.init.xavier_uniform_(self.conv.weight)
-        self.norm = BatchNorm(channels)
-
-    def forward(self, grid: Tensor) -> Tensor:
-        return grid + self.norm(self.conv(grid).relu())
 
 
 class VoxelMerge(nn.Module):

@@ -76,15 +76,15 @@ class MaxBlock(nn.Module):
 class MaxDown(nn.Module):
     """Features of a sample, (S, Q) to (S', P): `MaxBlock` along `down` + norm(dense(F)) of the sampled points.
 
-    Q and P are `in_channels` and `out_channels`. Both norms begin at `gain`.
+    Q and P are `in_channels` and `out_channels`. Both norms begin at 0.3.
     """
 
-    def __init__(self, down: Name, in_channels: int, out_channels: int, gain: float = 0.3) -> None:
+    def __init__(self, down: Name, in_channels: int, out_channels: int) -> None:
         super().__init__()
         self.cloud = down.target
-        self.maxima = MaxBlock(down, in_channels, out_channels, gain)
+        self.maxima = MaxBlock(down, in_channels, out_channels, 0.3)
         self.shortcut = Dense(in_channels, out_channels, bias=False)
-        self.norm = _norm(out_channels, down.target, gain)
+        self.norm = _norm(out_channels, down.target, 0.3)
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         short = self.norm(self.shortcut(sampled(features, geometry, self.cloud)), geometry)

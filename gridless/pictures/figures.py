@@ -101,14 +101,14 @@ def space_time(events: np.ndarray, colours: np.ndarray, title: str = "") -> Any:
     return figure
 
 
-def curves(series: dict[str, Sequence[float]], label: str = "accuracy (%)", x: str = "epoch") -> Any:
-    """Learning curves, one line per entry."""
+def curves(series: dict[str, Sequence[float]]) -> Any:
+    """Learning curves, accuracies in percent by epoch, one line per entry."""
     figure = _figure(*SIDE_BY_SIDE)
     axes = figure.add_subplot()
     for (name, values), colour in zip(series.items(), (BLUE, RED, GREEN, GREY) * 4, strict=False):
         # A single epoch is a dot.
         axes.plot(np.arange(1, len(values) + 1), values, "o-", label=name, color=colour, linewidth=2, markersize=3)
-    axes.set(xlabel=x, ylabel=label)
+    axes.set(xlabel="epoch", ylabel="accuracy (%)")
     axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -142,21 +142,14 @@ def bars(values: Sequence[float], x: str, y: str) -> Any:
     return figure
 
 
-def live(time: np.ndarray, probability: np.ndarray, names: Sequence[str], truth: int | None = None) -> Any:
-    """Probabilities over time (ms): the classes that ever lead are named, the true one is thick."""
+def live(time: np.ndarray, probability: np.ndarray, names: Sequence[str]) -> Any:
+    """Probabilities over time (ms): the classes that ever lead are named."""
     figure = _figure(8, 3.6)
     axes = figure.add_subplot()
-    leaders = set(probability.argmax(1)) | ({truth} if truth is not None else set())
+    leaders = set(probability.argmax(1))
     for k, name in enumerate(names):
-        thick = k == truth
-        axes.plot(
-            time,
-            probability[:, k],
-            label=name if k in leaders else None,
-            linewidth=2.6 if thick else 1.2,
-            color=RED if thick else None,
-            alpha=1 if k in leaders else 0.25,
-        )
+        leads = k in leaders
+        axes.plot(time, probability[:, k], label=name if leads else None, linewidth=1.2, alpha=1 if leads else 0.25)
     axes.set(xlabel="time (ms)", ylabel="probability", ylim=(0, 1.02))
     axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.spines[["top", "right"]].set_visible(False)

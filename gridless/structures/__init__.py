@@ -5,17 +5,20 @@ Every field says what it is (rows, splits, an index into something, a size), so 
 padding are written once for all structures.
 """
 
-from gridless.structures import pytree
+from gridless.structures import pytree as pytree
 from gridless.structures.base import Ragged, Structure
-from gridless.structures.batch import bucket_size, collate, fixed, pad
+from gridless.structures.batch import bucket_size as bucket_size
+from gridless.structures.batch import collate, fixed, pad
 from gridless.structures.cloud import Cloud
-from gridless.structures.edges import MAX_EDGES, Edges
+from gridless.structures.edges import MAX_EDGES as MAX_EDGES
+from gridless.structures.edges import Edges
 from gridless.structures.events import Events
-from gridless.structures.geometry import Geometry, expect_geometry, points_of
+from gridless.structures.geometry import Geometry
+from gridless.structures.geometry import expect_geometry as expect_geometry
+from gridless.structures.geometry import points_of as points_of
 from gridless.structures.rows import Rows
 
 __all__ = [
-    "MAX_EDGES",
     "Cloud",
     "Edges",
     "Events",
@@ -23,11 +26,7 @@ __all__ = [
     "Ragged",
     "Rows",
     "Structure",
-    "bucket_size",
     "collate",
-    "expect_geometry",
     "fixed",
     "pad",
-    "points_of",
-    "pytree",
 ]

@@ -12,10 +12,10 @@ from gridless.training.loader import Loader
 from gridless.training.predict import classify, classify_events
 from gridless.training.prefetch import ahead
 from gridless.training.recipe import Recipe, load_recipe
-from gridless.training.step import Average, StepCounter, TrainStep
+from gridless.training.step import Average as Average
+from gridless.training.step import StepCounter, TrainStep
 
 __all__ = [
-    "Average",
     "Batch",
     "Clouds",
     "Loader",

@@ -244,15 +244,19 @@ def _ragged(begin: Tensor, counts: Tensor, device: torch.device) -> tuple[Tensor
     return torch.arange(total, device=device) + offset, send(splits, device)
 
 
-# name -> (class in gridless.data, what the paper does to its recordings; N-Cars and glyphs: what we do)
+def _begun(train: bool) -> Chain:
+    return Chain((StartAtZero(),))
+
+
+# name -> (class in gridless.data, what the paper does to its recordings)
 SETS: dict[str, tuple[str, Callable[[bool], Chain]]] = {
     "n_mnist": ("NMNIST", augment.n_mnist),
     "mnist_dvs": ("MNISTDVS", augment.mnist_dvs),
     "cifar10_dvs": ("CIFAR10DVS", augment.cifar10_dvs),
     "n_caltech101": ("NCaltech101", augment.n_caltech101),
     "asl_dvs": ("ASLDVS", augment.asl_dvs),
-    "n_cars": ("NCars", augment.n_cars),
-    "glyphs": ("MovingGlyphs", lambda train: Chain((StartAtZero(),))),
+    "n_cars": ("NCars", _begun),
+    "glyphs": ("MovingGlyphs", _begun),
 }
 # A folder of the user's: clouds or recordings, as the network is for.
 FOLDER = "folder"

@@ -23,8 +23,6 @@ FOLDERS = (Path(__file__).parents[2] / "recipes", Path(__file__).parents[1] / "r
 
 GEOMETRY = ("online", "workers", "offline")
 DATA = (*CLOUDS, *RECORDINGS, FOLDER)
-# What data sets were called in the recipes that earlier runs saved.
-FORMER = {"nmnist": "n_mnist", "ncaltech101": "n_caltech101", "ncars": "n_cars"}
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,6 @@ class Recipe:
     """`adam`, or `adamw` whose weight decay is apart from the gradient."""
     learning_rate: float = 1e-3
     """The full rate."""
-    beta2: float = 0.999
-    """Adam's memory of squared gradients."""
     epsilon: float = 1e-7
     """Adam's epsilon."""
     l2: float = 0.0
@@ -92,8 +88,6 @@ class Recipe:
     """Keep a moving average of the weights, with this much of it kept at each step, and ship that."""
     precision: str = "32"
     """`32`, or on a GPU `bf16` by autocast."""
-    compiled: bool = False
-    """Compile the network with torch.compile."""
     capture: bool | None = None
     """Capture each step as a graph on the GPU; None does where there is a GPU and one process."""
     votes: int = 1
@@ -175,8 +169,6 @@ class Recipe:
             from gridless.weights import read_about
 
             values["model"] = {**read_about(values["start"])[1]["model"], **(values.get("model") or {})}
-        if isinstance(values.get("data"), str):
-            values["data"] = FORMER.get(values["data"], values["data"])
         # As YAML reads what is written without quotation marks.
         if values.get("precision") == 32:
             values["precision"] = "32"
@@ -263,7 +255,7 @@ class Recipe:
         return kind(
             [{"params": weights, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}],
             lr=torch.tensor(self.learning_rate, device=device) if on_gpu else self.learning_rate,
-            betas=(0.9, self.beta2),
+            betas=(0.9, 0.999),
             eps=self.epsilon,
             fused=True,
             capturable=on_gpu,

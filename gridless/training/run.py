@@ -183,10 +183,7 @@ def _check_same(last: Path, recipe: Recipe, examples: str) -> int:
     now = recipe.to_dict()
     found = [f"{name} is {a!r}, was {b!r}" for name, a, b in _differences(now, before)]
     if examples != f"{count} {digest}":
-        words = f"the training examples are others, {examples.split()[0]} of them, was {count}"
-        # Versions before 0.2.0 looked at labels alone.
-        early = "it was written by an earlier version, which did not keep what it was trained on"
-        found.append(early if len(digest) == 16 and examples.split()[0] == count else words)
+        found.append(f"the training examples are others, {examples.split()[0]} of them, was {count}")
     if found:
         remedy = "give the same recipe and data, or choose another folder (--out)"
         raise ValueError(f"{last} is of another run: {'; '.join(found)}: {remedy}")

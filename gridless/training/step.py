@@ -1,4 +1,4 @@
-"""One step of training: forward, loss, backward, optimiser, running averages; eager, compiled or captured."""
+"""One step of training: forward, loss, backward, optimiser, running averages; eager or captured."""
 
 from __future__ import annotations
 
@@ -63,7 +63,6 @@ class TrainStep:
         precision: `32`, or on a GPU `bf16` by autocast.
         clip: the longest gradient; longer ones are shortened to it.
         average: kept up to date after every step.
-        compiled: compile the network with torch.compile.
         capture: capture the step as a graph; needs a CUDA device.
         backward: called with the loss, in place of its own `backward`.
     """
@@ -76,7 +75,6 @@ class TrainStep:
         precision: str = "32",
         clip: float | None = None,
         average: Average | None = None,
-        compiled: bool = False,
         capture: bool = False,
         backward: Callable[[Tensor], Any] = Tensor.backward,
     ) -> None:
@@ -87,10 +85,7 @@ class TrainStep:
         self.frozen = [part for part in model.children() if not any(p.requires_grad for p in part.parameters())]
         if capture and self.device.type != "cuda":
             raise ValueError("capturing graphs needs a CUDA device: leave capture off")
-        self.forward = torch.compile(model, dynamic=not capture) if compiled else model
         self.own_loss: Any = getattr(model, "loss", None)
-        if self.own_loss is not None and compiled:
-            self.own_loss = torch.compile(self.own_loss, dynamic=True)
         self.captured = captured(self.run) if capture else None
 
     def __call__(self, batch: Batch) -> None:
@@ -122,7 +117,7 @@ class TrainStep:
             if self.own_loss is not None:
                 loss, logits = self.own_loss(batch.geometry, labels, self.smoothing)
                 return loss.float(), logits.float()
-            logits = self.forward(batch.geometry).float()
+            logits = self.model(batch.geometry).float()
         return cross_entropy(logits, labels, label_smoothing=self.smoothing), logits
 
     def read(self) -> tuple[float, float]:
@@ -146,7 +141,7 @@ def make_step(
     """The step that a recipe says; captured, unless it says otherwise, where there is a GPU."""
     device = next(model.parameters()).device
     capture = device.type == "cuda" if recipe.capture is None else recipe.capture
-    settings = {"average": average, "compiled": recipe.compiled, "capture": capture, **more}
+    settings = {"average": average, "capture": capture, **more}
     return TrainStep(model, optimiser, recipe.smoothing, recipe.precision, recipe.clip, **settings)
 
 

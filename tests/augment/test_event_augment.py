@@ -57,7 +57,6 @@ ALL = [
     ev.cifar10_dvs(),
     ev.n_caltech101(),
     ev.asl_dvs(),
-    ev.n_cars(),
 ]
 
 

@@ -64,7 +64,7 @@ def test_negative_indices_and_large_seeds_are_fine():
 
 
 POINT_STEPS = [augment.Shuffle(), augment.Drop(0.5), augment.Jitter(0.01), augment.Tilt(), augment.RotateAboutUp()]
-POINT_STEPS += [augment.Scale(each_axis=True), augment.Mirror(0), augment.Shift(), augment.DropToFirst(0.5)]
+POINT_STEPS += [augment.Scale(each_axis=True), augment.Mirror(0), augment.Shift()]
 EVENT_STEPS = [augment.Rotate(0.3), augment.Zoom(0.9, 1.1), augment.Flip(0), augment.ReverseTime(), augment.Thin(0.5)]
 EVENT_STEPS += [augment.StretchTime(0.8, 1.2), augment.Translate(2, 2)]
 

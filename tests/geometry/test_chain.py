@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gridless as gl
-from gridless.geometry import chain
+from gridless.geometry.chain import cpu as chain
 
 
 def network(dim: int = 3) -> gl.Plan:

@@ -339,7 +339,7 @@ def test_balls_of_samples_are_rows_of_the_ball_they_were_sampled_by():
 def test_a_plan_gives_room_for_what_it_found_last_and_runs_again_where_that_is_too_little(
     search: str, monkeypatch: pytest.MonkeyPatch
 ):
-    from gridless.geometry import chain_gpu
+    from gridless.geometry.chain import gpu as chain_gpu
 
     monkeypatch.setattr(chain_gpu, "_SPARE", 1)
     there_was_room: list[bool] = []
@@ -370,7 +370,7 @@ def test_a_plan_gives_room_for_what_it_found_last_and_runs_again_where_that_is_t
 
 @runs_here
 def test_a_plan_remembers_what_the_cloud_before_the_last_needed(monkeypatch: pytest.MonkeyPatch):
-    from gridless.geometry import chain_gpu
+    from gridless.geometry.chain import gpu as chain_gpu
 
     monkeypatch.setattr(chain_gpu, "_SPARE", 1)
     ran: list[dict] = []

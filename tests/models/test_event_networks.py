@@ -146,7 +146,7 @@ def test_padding_changes_nothing(head, form):
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 @pytest.mark.parametrize("sizes", [(1,), (7, 50), (500,)])
-@pytest.mark.parametrize("more", [{}, {"squash": True, "blocks": 2}, {"pooled": 1}])
+@pytest.mark.parametrize("more", [{}, {"pooled": 1}])
 def test_packets_give_what_the_whole_recording_gives(head, sizes, more):
     model = small(head=head, duration=2500, **more).double().eval()
     events = stream((120,), (9, 7), span=2000, start=2**45)
@@ -157,17 +157,6 @@ def test_packets_give_what_the_whole_recording_gives(head, sizes, more):
             geometry, state = model.plan.step(packet, state)
             logits = model(geometry, memory)
     torch.testing.assert_close(logits, whole, rtol=1e-12, atol=1e-12)
-
-
-def test_squashed_features_grow_as_a_logarithm():
-    plain, squashed = small(), small(squash=True)
-    events = recordings()[0]
-    geometry = plain.plan(events)
-    y = plain.downs[0].conv(geometry).relu()
-    for model, wanted in ((plain, y), (squashed, y.log1p())):
-        model.downs[0].norm = torch.nn.Identity()  # type: ignore[assignment]
-        model.downs[0].norm.forward = lambda x, geometry: x  # type: ignore[method-assign]
-        torch.testing.assert_close(model.downs[0].eval()(None, geometry), wanted)
 
 
 def test_a_prediction_after_every_event_is_that_of_the_recording_so_far():
@@ -383,13 +372,11 @@ def test_a_network_of_decaying_counts_learns_from_them_and_is_rebuilt(fit):
     assert torch.equal(model(geometry), again.eval()(geometry))
 
 
-def test_blocks_of_the_voxel_head_see_the_pixels_around():
+def test_a_convolution_of_voxels_sees_the_pixels_around():
     torch.manual_seed(0)
-    block = gl.nn.VoxelBlock(3).double().eval()
-    block.conv.weight.data.abs_()
+    conv = gl.nn.VoxelConv(3, 3).double()
     grid = torch.zeros(1, 2, 5, 6, 3, dtype=torch.float64)
     grid[0, 1, 2, 3] = 1
-    changed = (block(grid) - block(torch.zeros_like(grid)) != 0).any(4)[0]
-    seen = changed.nonzero()
+    seen = (conv(grid) != 0).any(4)[0].nonzero()
     assert seen.amin(0).tolist() == [1, 1, 2]
     assert seen.amax(0).tolist() == [1, 3, 4]

@@ -10,7 +10,6 @@ import torch
 import gridless as gl
 from gridless import models
 from gridless.nn import blocks
-from gridless.ops.edge_max import edge_max
 from gridless.training.batch import Batch, Group
 from gridless.training.captured import Slot, capacity
 
@@ -144,8 +143,6 @@ def test_a_network_called_with_points_says_what_it_expects(name, cloud):
     ("name", "more"),
     [
         *((name, {}) for name in CLASSIFIERS),
-        ("point_resnet_plus", {"pooled": True}),
-        ("point_resnet_plus", {"expansion": 2}),
         ("point_resnet_plus", {"depthwise": 2.0}),
     ],
 )
@@ -186,42 +183,7 @@ def test_depthwise_networks_have_wide_inverted_blocks_in_place_and_dense_ones_be
     assert all(p.grad is not None for p in model.parameters())
 
 
-def test_a_place_loss_adds_its_gradient_and_changes_nothing_else(cloud):
-    plan = gl.Plan()
-    points = plan.points()
-    near = plan.ball(points, points, 0.3)
-    geometry, layer = plan(cloud), gl.nn.PlaceLoss(near, 5, weight=0.25)
-    features = torch.randn(len(cloud), 5, requires_grad=True)
-    torch.manual_seed(3)
-    out = layer(features, geometry)
-    assert torch.equal(out, features)
-    out.sum().backward()
-    torch.manual_seed(3)
-    loss = features.sum() + 0.25 * layer.loss(features, geometry)
-    expected = torch.autograd.grad(loss, [features, layer.tell.weight])
-    torch.testing.assert_close(features.grad, expected[0])
-    torch.testing.assert_close(layer.tell.weight.grad, expected[1])
-    assert layer.eval()(features, geometry) is features
-    with pytest.raises(ValueError, match="weight must be positive"):
-        gl.nn.PlaceLoss(near, 5, weight=-1.0)
-
-
-def test_a_place_loss_looks_at_one_neighbour_of_each_point():
-    """Where each point has one other neighbour, and nothing is told, the loss is known."""
-    plan = gl.Plan()
-    points = plan.points()
-    near = plan.ball(points, points, 1.0)
-    geometry = plan(torch.tensor([[0.0, 0, 0], [0.5, 0, 0], [9, 0, 0], [9, 0.5, 0]]))
-    layer = gl.nn.PlaceLoss(near, 3, weight=1.0)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        layer.tell.weight.zero_()
-    losses = {round(layer.loss(geometry[points].coords, geometry).item(), 6) for _ in range(100)}
-    # Of four points, none to four drew the other one, half a radius away.
-    assert losses == {round(k * 0.25 / 4, 6) for k in range(5)}
-
-
-def test_rows_of_padding_share_no_parent_and_no_neighbour(monkeypatch):
+def test_rows_of_padding_share_no_parent():
     """Where many rows share one, their gradients wait for each other on a GPU."""
     plan = gl.Plan()
     points = plan.points()
@@ -232,19 +194,6 @@ def test_rows_of_padding_share_no_parent_and_no_neighbour(monkeypatch):
     features = torch.randn(400, 5, requires_grad=True)
     blocks.sampled(features, geometry, samples).sum().backward()
     assert features.grad.max() <= 2  # a sample, and a row of padding
-    found = []
-    monkeypatch.setattr(blocks, "edge_max", lambda x, edges: found.append(edges) or edge_max(x, edges))
-    gl.nn.PlaceLoss(near, 5, weight=1.0).loss(features, geometry)
-    assert found[0].source[80:].tolist() == list(range(80, 400))
-
-
-def test_a_place_loss_of_edges_without_a_radius_is_given_one():
-    plan = gl.Plan()
-    points = plan.points()
-    near = plan.nearest(points, points, 3)
-    with pytest.raises(ValueError, match=r"has no radius of its own: pass radius="):
-        gl.nn.PlaceLoss(near, 5, weight=1.0)
-    assert gl.nn.PlaceLoss(near, 5, weight=1.0, radius=0.5).radius == 0.5
 
 
 @pytest.mark.parametrize("depths", [(), (2, 0)])
@@ -253,17 +202,8 @@ def test_a_network_of_maxima_without_maxima_is_refused(depths):
         small("point_max_net", depths=depths)
 
 
-@pytest.mark.parametrize("make", [models.point_resnet_plus, lambda **more: models.point_unet_plus([5], **more)])
-def test_networks_have_a_place_loss_for_each_level(make, cloud):
-    model = make(width=8, levels=2, place_loss=0.1)
-    layers = [m for m in model.modules() if isinstance(m, gl.nn.PlaceLoss)]
-    assert [layer.near.source for layer in layers] == ["X1", "X2"]
-    model(model.plan(cloud)).square().mean().backward()
-    assert all(layer.tell.weight.grad.any() for layer in layers)
-
-
 def test_drop_path_leaves_the_branches_of_whole_clouds_out(cloud):
-    model = small("point_resnet_plus", drop_path=0.5, expansion=2, levels=1)
+    model = small("point_resnet_plus", drop_path=0.5, levels=1)
     path = model.blocks[1].drop_path
     geometry = model.plan(cloud)
     points = geometry[path.cloud]

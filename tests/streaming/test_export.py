@@ -38,7 +38,6 @@ needs_compiler = pytest.mark.skipif(not CC, reason="no C compiler")
 NETWORKS = {
     "stream": {"head": "stream"},
     "voxel": {"duration": 15_000},
-    "squash": {"duration": 15_000, "blocks": 1, "squash": True},
 }
 
 
@@ -86,7 +85,7 @@ def test_nothing_is_read_or_written_out_of_bounds(tmp_path: Path, monkeypatch: p
     safe = local("-std=c99", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")[:1]
     # Nothing is allocated that could be lost, and to look for it takes seconds.
     monkeypatch.setenv("ASAN_OPTIONS", "detect_leaks=0")
-    for head, chunk in (("stream", 1), ("squash", 50)):
+    for head, chunk in (("stream", 1), ("voxel", 50)):
         assert list(check(gl.export(small(head), tmp_path / head, chunk=chunk), 2500, safe))
 
 
@@ -104,7 +103,7 @@ def test_how_many_events_are_worked_on_together_changes_no_bit(tmp_path: Path):
 @pytest.mark.skipif(shutil.which("nm") is None, reason="no nm")
 def test_it_calls_no_library_keeps_nothing_in_the_file_and_no_compiler_complains(tmp_path: Path):
     counts = gl.models.EventCounts(3, (9, 7), width=4, levels=1, every=1000, fit=True).eval()
-    for name, model in (("squash", small("squash")), ("counts", counts)):
+    for name, model in (("voxel", small("voxel")), ("counts", counts)):
         folder = gl.export(model, tmp_path / name)
         for command, level in [(command, level) for command in CC for level in ("-O0", "-O3")]:
             strict = ["-std=c99", level, "-Wall", "-Wextra", "-pedantic", "-Werror"]

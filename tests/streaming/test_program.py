@@ -32,7 +32,7 @@ class Small(nn.Module):
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_every_network_of_the_paper_is_a_program(name, head):
-    model = network(name, head=head, duration=1000, squash=True, blocks=1)
+    model = network(name, head=head, duration=1000)
     program = Program.of(model)
     assert [stream.name for stream in program.streams] == ["X0", *map(str, model.streams)]
     parameters = sum(p.numel() for p in model.parameters())

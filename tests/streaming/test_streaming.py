@@ -110,8 +110,8 @@ def test_a_voxel_head_of_any_depth_answers_at_any_moment(levels, pooled):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_squash_and_blocks_of_the_voxel_head_run_live(kind):
-    model = network("n_cars", sensor=(34, 27), width=5, levels=3, duration=4_000, squash=True, blocks=1, threshold=0.6)
+def test_windows_and_features_of_the_voxel_head_are_those_of_a_session(kind):
+    model = network("n_cars", sensor=(34, 27), width=5, levels=3, duration=4_000, threshold=0.6)
     events = busy(kind, (34, 27), 400)
     engine, session = stream(model, blocks(model)), Session(model, blocks(model))
     for a in range(0, 400, 90):

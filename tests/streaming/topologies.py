@@ -19,7 +19,6 @@ from gridless.nn import (
     MaxPool,
     MeanPool,
     PolarityConv,
-    VoxelBlock,
     VoxelConv,
     VoxelMean,
     VoxelMerge,
@@ -106,12 +105,13 @@ class OwnVoxels(nn.Module):
         self.second = EventConv(plan.causal(x1, x2, 1, 2), 6, 10)
         self.fine = VoxelMean(x1, x0, 3, 4000)
         self.merge = VoxelMerge(VoxelMean(x2, x0, 2, 4000), 6, 10)
-        self.block = VoxelBlock(6)
+        self.around, self.norm = VoxelConv(6, 6), BatchNorm(6)
         self.logits = nn.Sequential(Dense(10 * 2 * 5 * 6, 16), nn.Sigmoid(), Dense(16, 4))
 
     def forward(self, geometry, memory=None):
         y = self.first(geometry, memory).relu()
-        grid = self.block(self.fine(y, geometry, memory))
+        grid = self.fine(y, geometry, memory)
+        grid = grid + self.norm(self.around(grid).relu())
         z = self.merge.mean(self.second(y, geometry, memory), geometry, memory)
         return self.logits(self.merge(grid, z).flatten(1))
 

@@ -41,13 +41,6 @@ def test_weights_come_back_as_they_were_saved(saved):
     assert torch.equal(model(model.plan(cloud)), again(again.plan(cloud)))
 
 
-def test_names_of_classes_that_earlier_versions_saved_are_read(tmp_path):
-    path = gl.save(gl.models.point_resnet_small(2), tmp_path / "net", class_names=["cup", "pan"])
-    words = path.with_suffix(".json")
-    words.write_text(words.read_text().replace('"class_names"', '"classes"', 1))
-    assert gl.load(path).about["class_names"] == ["cup", "pan"]
-
-
 def test_more_names_than_classes_are_not_saved(tmp_path):
     words = "save: 4 class_names, and the network has 3 classes: give one for each"
     with pytest.raises(ValueError, match=words):

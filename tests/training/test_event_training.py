@@ -129,11 +129,6 @@ def test_what_a_recipe_prepares_is_done_in_training_and_afterwards():
         load_recipe("shapes").changed(prepare=["ToOrigin"])
 
 
-def test_a_recipe_of_an_earlier_run_may_use_the_former_name_of_its_data_set():
-    values = recipe(data="n_cars").to_dict()
-    assert Recipe.from_dict({**values, "data": "ncars"}) == Recipe.from_dict(values)
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

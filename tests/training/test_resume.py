@@ -229,16 +229,6 @@ def test_labels_of_points_and_events_are_part_of_what_examples_are(clouds):
     assert _examples(labelled) == _examples(replace(labelled, rows={"part": part.clone()}))
 
 
-def test_a_checkpoint_that_does_not_say_what_was_trained_on_is_refused(begun, tmp_path):
-    folder, recipe, clouds = begun
-    state = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
-    state["gridless"]["examples"] = "42 0123456789abcdef"
-    (tmp_path / "checkpoints").mkdir()
-    torch.save(state, tmp_path / "checkpoints/last.ckpt")
-    with pytest.raises(ValueError, match=r"written by an earlier version, which .*: .*choose another folder \(--out\)"):
-        run(recipe, clouds, None, tmp_path, progress=False, resume=True)
-
-
 def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
     folder, recipe, clouds = begun
     with pytest.raises(FileExistsError, match=r"holds a run already: go on with it \(--resume\), or choose another .*"):

@@ -34,8 +34,7 @@ from gridless.geometry.bisection import (
 )
 from gridless.geometry.checks import check_edge_count, squared_radius
 from gridless.geometry.nearest.cpu import fill
-from gridless.geometry.work import cut_examples
-from gridless.kernels.threads import in_threads
+from gridless.kernels.threads import cut_examples, in_threads
 from gridless.structures import Cloud
 
 # Points of an example whose rows may wait to be put in order.

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from gridless.geometry.blocks import aligned, bound_boxes, sort_into_blocks, squared
-from gridless.geometry.work import CROSSING, cut_examples, refuse_crossing
+from gridless.geometry.checks import CROSSING, refuse_crossing
 from gridless.kernels.compile import njit
 from gridless.kernels.llvm import first_bit
 from gridless.kernels.simd_blocks import BLOCK, equal, largest, lower, touched
-from gridless.kernels.threads import in_threads
+from gridless.kernels.threads import cut_examples, in_threads
 from gridless.structures import Cloud, Edges
 
 # Examples of at most so many points are scanned whole for each sample; larger ones are put into a tree of boxes.

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from gridless.geometry.blocks import aligned, bound_boxes, sort_into_blocks
-from gridless.geometry.work import cut_examples
 from gridless.kernels.compile import njit
 from gridless.kernels.llvm import first_bit
 from gridless.kernels.simd_blocks import BLOCK, distances, enough, insert, reached, within
-from gridless.kernels.threads import in_threads, num_threads
+from gridless.kernels.threads import cut_examples, in_threads, num_threads
 from gridless.structures import Cloud
 
 # Targets of one example that are worth a thread of their own.

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from gridless.geometry.blocks import squared
-from gridless.geometry.checks import squared_radius
+from gridless.geometry.checks import CROSSING, refuse_crossing, squared_radius
 from gridless.geometry.rejection.reference import ball_of_samples as ball_of_samples  # torch, a few passes
-from gridless.geometry.work import CROSSING, cut_examples, refuse_crossing
 from gridless.kernels.compile import njit
-from gridless.kernels.threads import in_threads
+from gridless.kernels.threads import cut_examples, in_threads
 from gridless.structures import Cloud, Edges
 
 # Cells per point up to which a grid is stored whole; beyond, cells share the places of a hash table.

@@ -18,10 +18,10 @@ from torch import Tensor
 from gridless.backends import current
 from gridless.geometry import gpu_common as common
 from gridless.geometry.ball.gpu import ball
+from gridless.geometry.checks import CROSSING, refuse_crossing
 from gridless.geometry.gpu_common import load_point, squared_to
 from gridless.geometry.rejection import reference
 from gridless.geometry.rejection.reference import doubtful_depth as doubtful_depth  # torch, a few rounds
-from gridless.geometry.work import CROSSING, refuse_crossing
 from gridless.kernels.launch import INT32, Launcher, cdiv
 from gridless.structures import Cloud, Edges
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from gridless.geometry.ball.reference import squared_distance
-from gridless.geometry.checks import squared_radius
-from gridless.geometry.work import CROSSING, refuse_crossing
+from gridless.geometry.checks import CROSSING, refuse_crossing, squared_radius
 from gridless.structures import Cloud, Edges
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from gridless.geometry import gpu_common as common
 from gridless.geometry.ball import gpu as all_pairs
 from gridless.geometry.ball import grid_gpu
-from gridless.geometry.chain import Chain
+from gridless.geometry.chain.cpu import Chain
 from gridless.geometry.checks import check_radius
 from gridless.geometry.rejection import gpu as rejection
 from gridless.structures import MAX_EDGES, Cloud, Edges
