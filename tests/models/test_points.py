@@ -320,3 +320,14 @@ def test_the_loss_of_parts_is_smoothed_among_those_of_the_category(cloud):
     assert right.item() == pytest.approx(4 * correct / len(cloud))
     loss.backward()
     assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_on_the_cpu_does_not_mind_another_default_device(name, cloud):
+    model = small(name)
+    # Tensors there have no values: whatever is made on the default device is noticed.
+    with torch.device("meta"):
+        data = gl.data.Shapes(2, points=64, transform=[gl.augment.RotateAboutUp(), gl.augment.Jitter(0.01)])
+        examples = [gl.Cloud.of(data[0][0]), *cloud.examples, cloud[::2]]
+        model(model.plan(gl.collate(examples, "power_of_two"))).sum().backward()
+        assert gl.torch_cluster.radius_graph(data[1][0], 0.1).device.type == "cpu"
