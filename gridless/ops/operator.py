@@ -66,7 +66,7 @@ def traced(*inputs: Any) -> bool:
 def by_reference(x: Tensor) -> bool:
     """Whether the reference is called as it is, so that torch differentiates it: it was asked for, and not for a graph
     of x."""
-    return is_forced("reference") and not traced(x)
+    return not traced(x) and is_forced("reference")
 
 
 def eager(name: str, save: Save | None = None, backward: Callable | None = None, first: bool = False) -> Callable:
