@@ -48,6 +48,8 @@ def interpreting() -> bool:
 def backend_for(device: torch.device) -> str:
     """The name of the backend that tensors on `device` get now."""
     name = _forced.get()
+    if device.type == "meta":
+        raise ValueError("tensors on 'meta' have no values to compute with: move network and input with .to('cpu')")
     if name is None:
         return "gpu" if device.type == "cuda" else "cpu" if device.type == "cpu" else "reference"
     if name == "cpu" and device.type != "cpu":

@@ -37,6 +37,11 @@ def enable() -> None:
     for flag, (name, function) in operators.items():
         setattr(torch.ops.pyg, name, function)
         setattr(typing, f"WITH_{flag}", True)
+    # PyG's own ends the process on examples out of range, and takes a batch vector that is not sorted for a sorted one.
+    for name in ("pool", "conv.edge_conv", "conv.gravnet_conv", "conv.x_conv"):
+        module: Any = import_module(f"torch_geometric.nn.{name}")
+        if hasattr(module, "index2ptr"):
+            module.index2ptr = torch_cluster.splits_of
     # Before: the module torch_cluster, and functions of it that are None where it could not be imported.
     typing.WITH_TORCH_CLUSTER = typing.WITH_TORCH_CLUSTER_BATCH_SIZE = True
     for module in [m for n, m in sys.modules.items() if n.startswith("torch_geometric.")]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gridless import geometry
+from gridless.geometry.checks import check_whole
 from gridless.structures import Cloud
 
 __all__ = ["fps", "grid_cluster", "knn", "knn_graph", "nearest", "radius", "radius_graph"]
@@ -116,6 +117,7 @@ def knn_graph(
 
     `flow` is "source_to_target" for (neighbours, centres), or "target_to_source" for (centres, neighbours).
     """
+    check_whole("knn_graph", "k", k, least=0)
     edges, distance = knn(x, x, k if loop else k + 1, batch, batch, cosine, 1, batch_size, return_distances=True)
     if not loop:
         others = _others(edges, k, len(x))
@@ -155,7 +157,7 @@ def fps(
     if ptr is not None:
         splits = torch.as_tensor(ptr, device=src.device)
     else:
-        splits = _splits("fps", src, batch, batch_size)
+        splits = _splits("fps: batch", src, batch, batch_size)
     return fps_by_splits(src, splits, 0.5 if ratio is None else ratio, random_start)
 
 
@@ -178,6 +180,10 @@ def grid_cluster(pos: Tensor, size: Tensor, start: Tensor | None = None, end: Te
 # The same by splits, where an example begins and ends, in place of batch vectors: what PyG calls from 2.8 on.
 
 
+def splits_of(batch: Tensor, size: int | None = None) -> Tensor:
+    return _splits("batch", batch, batch, size)
+
+
 def radius_by_splits(
     x: Tensor,
     y: Tensor,
@@ -188,10 +194,12 @@ def radius_by_splits(
     num_workers: int = 1,
     ignore_same_index: bool = False,
 ) -> Tensor:
+    if max_num_neighbors is not None:
+        check_whole("radius", "max_num_neighbors", max_num_neighbors, least=0)
     source, target, splits_x, splits_y = _points("radius", x, y, splits_x, splits_y)
     limit = max_num_neighbors if max_num_neighbors is None or not ignore_same_index else max_num_neighbors + 1
     # The ball has its surface, theirs has not: the next smaller number is the largest distance inside.
-    reach = float(torch.nextafter(torch.tensor(float(r), dtype=source.dtype), torch.tensor(0.0, dtype=source.dtype)))
+    reach = float(torch.nextafter(*torch.tensor([float(r), 0.0], dtype=source.dtype, device="cpu")))
     if not reach > 0 or limit == 0 or not len(x) or not len(y):
         edges = torch.empty(2, 0, dtype=torch.int64, device=x.device)
     elif source.shape[1] <= _DIMENSIONS:
@@ -202,12 +210,22 @@ def radius_by_splits(
         edges = torch.stack([found.target.long(), found.source.long()])
     else:
         parts = []
-        for first, begin, distance in _distances(source, target, splits_x, splits_y):
+        for first, begin, distance in _distances("radius", source, target, splits_x, splits_y):
             distance, order = distance.sort(dim=1, stable=True)
             row, at = (distance[:, :limit] <= reach).nonzero(as_tuple=True)
             parts.append(torch.stack([row + first, order[row, at] + begin]))
         edges = torch.cat(parts, 1)
-    return edges[:, _others(edges, max_num_neighbors, len(y))] if ignore_same_index else edges
+    if not ignore_same_index:
+        return edges
+    edges = edges[:, edges[0] != edges[1]]
+    counts = torch.bincount(edges[0], minlength=len(y))
+    # Where a point of y has no neighbour of its own row there is one other too many: the farthest.
+    if max_num_neighbors is not None and bool((many := counts > max_num_neighbors).any()):
+        distance = (source[edges[1]] - target[edges[0]]).square().sum(1)
+        keep = torch.ones_like(edges[0], dtype=torch.bool)
+        keep[_nearest_first(edges[0], distance)[counts.cumsum(0)[many] - 1]] = False
+        edges = edges[:, keep]
+    return edges
 
 
 def knn_by_splits(
@@ -247,6 +265,7 @@ def fps_by_splits(src: Tensor, splits: Tensor, ratio: float | Tensor, random_sta
         taken = geometry.farthest_sample(Cloud(x, splits), sizes).parent_index
         assert taken is not None
     else:
+        Cloud.made(coords=x, splits=splits).check("fps")
         taken = torch.cat([a + _farthest(x[a:b], n) for (a, b), n in zip(pairwise(splits.tolist()), sizes.tolist())])
     return order[taken]
 
@@ -255,6 +274,7 @@ def _nearest(
     x: Tensor, y: Tensor, splits_x: Tensor | None, splits_y: Tensor | None, k: int, cosine: bool
 ) -> tuple[Tensor, Tensor]:
     """Edges (2, E), rows of y above, of one row the nearest first, and their squared distances, or 1 - cos."""
+    check_whole("knn", "k", k)
     source, target, splits_x, splits_y = _points("knn", x, y, splits_x, splits_y)
     if cosine:
         source, target = (torch.nn.functional.normalize(v, dim=1) for v in (source, target))
@@ -273,14 +293,12 @@ def _nearest(
             distance, order = distance.sort(dim=1, stable=True)
             column = column.gather(1, order)
         else:
-            # By distance in each row; the second sort leaves that order alone.
-            order = distance.argsort(stable=True)
-            order = order[row[order].argsort(stable=True)]
+            order = _nearest_first(row, distance)
             column, distance = column[order], distance[order]
         edges, distance = torch.stack([row.flatten(), column.flatten()]), distance.flatten()
     else:
         parts = []
-        for first, begin, pairs in _distances(source, target, splits_x, splits_y):
+        for first, begin, pairs in _distances("knn", source, target, splits_x, splits_y):
             closest, column = pairs.topk(min(k, pairs.shape[1]), dim=1, largest=False)
             row = torch.arange(first, first + len(pairs), device=x.device)[:, None].expand_as(column)
             parts.append((row.flatten(), column.flatten() + begin, closest.flatten().square()))
@@ -289,8 +307,12 @@ def _nearest(
     return edges, distance / 2 if cosine else distance
 
 
-def _distances(x: Tensor, y: Tensor, splits_x: Tensor, splits_y: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+def _distances(
+    what: str, x: Tensor, y: Tensor, splits_x: Tensor, splits_y: Tensor
+) -> Iterator[tuple[int, int, Tensor]]:
     """(first row of y, first row of x, distances (rows of y, rows of x)) of some rows of an example after others."""
+    for name, points, splits in (("x", x, splits_x), ("y", y, splits_y)):
+        Cloud.made(coords=points, splits=splits).check(f"{what}: {name}")
     for (a, b), (first, last) in zip(pairwise(splits_x.tolist()), pairwise(splits_y.tolist())):
         step = max(_PAIRS // max(b - a, 1), 1)
         for low in range(first, last, step):
@@ -310,11 +332,17 @@ def _farthest(x: Tensor, size: int) -> Tensor:
     return taken
 
 
-def _others(edges: Tensor, limit: int | None, points: int) -> Tensor:
+def _nearest_first(row: Tensor, distance: Tensor) -> Tensor:
+    """Edges in the order of their rows, and those of a row by distance."""
+    order = distance.argsort(stable=True)
+    return order[row[order].argsort(stable=True)]
+
+
+def _others(edges: Tensor, limit: int, points: int) -> Tensor:
     """Which edges do not join a point with itself; the first `limit` of each row of `edges[0]`, which ascends."""
     other = edges[0] != edges[1]
     # Where points coincide, a point may not be among its own neighbours, and there is one other too many.
-    if limit is None or len(other) - int(other.sum()) == points:
+    if len(other) - int(other.sum()) == points:
         return other
     before = other.cumsum(0) - other.long()
     return other & (before - before[torch.searchsorted(edges[0], edges[0])] < limit)

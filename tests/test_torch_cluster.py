@@ -70,6 +70,22 @@ def test_radius_is_without_its_surface_and_may_be_endless():
     assert pairs(radius(wide, wide[:1], 2.001, max_num_neighbors=3)) == {(0, 0), (0, 1), (0, 2)}
 
 
+@pytest.mark.parametrize("dim", [3, 12])
+@pytest.mark.parametrize("limit", [0, 1, 5])
+def test_of_others_too_the_nearest_are_kept(dim, limit):
+    draw = torch.Generator().manual_seed(5)
+    x, y = torch.rand(60, dim, generator=draw), torch.rand(90, dim, generator=draw)
+    reach = 0.4 if dim == 3 else 1.2
+    for a, b in ((x, y), (y, x), (x, x)):
+        distance = torch.cdist(b.double(), a.double()).fill_diagonal_(math.inf)
+        nearest = distance.topk(limit, largest=False).indices
+        inside = {(i, j) for i, row in enumerate(nearest.tolist()) for j in row if distance[i, j] < reach}
+        edges = radius(a, b, reach, max_num_neighbors=limit, ignore_same_index=True)
+        assert pairs(edges) == inside
+        assert edges.shape[1] == len(inside)
+        assert edges[0].equal(edges[0].sort().values)
+
+
 @pytest.mark.parametrize("dim", [3, 20])
 def test_large_searches_are_those_of_a_tree(dim):
     x = torch.randn(1000, dim, generator=torch.Generator().manual_seed(29))
@@ -180,6 +196,22 @@ def test_nothing_is_found_in_nothing_and_bad_batches_are_refused():
         knn(x, x, 2, torch.tensor([0, 0, 1, 3]), torch.tensor([0, 0, 1, 3]), batch_size=2)
 
 
+@pytest.mark.parametrize("dim", [3, 12])
+def test_points_that_are_not_finite_and_numbers_below_nothing_are_refused(dim):
+    x = torch.zeros(4, dim)
+    for refused in (
+        lambda: radius_graph(x, 1.0, max_num_neighbors=-1), lambda: knn_graph(x, -1), lambda: knn(x, x, 0),
+    ):  # fmt: skip
+        with pytest.raises(
+            ValueError, match=r"(max_num_neighbors|k) must be a whole number of at least ., not (-1|0)$"
+        ):
+            refused()
+    x[2, 1] = math.nan
+    for refused in (lambda: radius_graph(x, 1.0), lambda: knn_graph(x, 1), lambda: fps(x)):
+        with pytest.raises(ValueError, match="1 points are not finite, the first at row 2 of example 0"):
+            refused()
+
+
 def test_compiled_code_may_call_them():
     x = plane(SQUARE, torch.float)
     assert pairs(torch.compile(radius_graph, backend="eager")(x, r=2.5, flow="target_to_source")) == SIDES
@@ -230,6 +262,18 @@ pos, batch = torch.tensor([[0.0, 0], [11, 9], [2, 8], [2, 2], [8, 3]]), torch.te
 assert voxel_grid(pos, size=5, batch=batch).tolist() == [0, 5, 3, 6, 7]
 assert voxel_grid(pos, size=5, batch=batch, start=-1, end=[18, 14]).tolist() == [0, 10, 4, 16, 17]
 assert voxel_grid(pos, size=5).tolist() == [0, 5, 3, 0, 1]
+unsorted = torch.tensor([0, 1, 0, 1])
+for call, message in (
+    (lambda: knn_graph(x, 1, unsorted), "not sorted"), (lambda: fps(x, unsorted), "not sorted"),
+    (lambda: torch_geometric.nn.DynamicEdgeConv(torch.nn.Linear(6, 4), 1)(x, unsorted), "not sorted"),
+    (lambda: radius(x, x, 1.0, torch.arange(4), torch.arange(4), batch_size=2), "from 0 to 3"),
+):
+    try:
+        call()
+    except ValueError as error:
+        assert message in str(error), error
+    else:
+        raise AssertionError(message)
 import torch_cluster
 assert torch_cluster.knn is gl.torch_cluster.knn
 

@@ -85,6 +85,10 @@ def _kept_first(cloud: Cloud, counts: Tensor) -> Cloud:
     return cloud._part(keep, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
 
 
+def _axes(like: Tensor) -> Tensor:
+    return torch.eye(3, dtype=like.dtype, device=like.device)
+
+
 def _rotated(cloud: Cloud, matrix: Tensor) -> Cloud:
     """matrix (B, 3, 3), a rotation, applied to the points of each example: to the bit the same in any batch."""
     each = _at(cloud, matrix)
@@ -228,7 +232,7 @@ class RotateAboutUp(PointTransform):
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         _need_3d(cloud, self)
         angle = _uniform(cloud, draws, 0, 2 * torch.pi)
-        axis = torch.eye(3)["xyz".index(self.up)].to(angle)
+        axis = _axes(angle)["xyz".index(self.up)]
         return _rotated(cloud, _about(axis.expand(len(angle), 3), angle))
 
 

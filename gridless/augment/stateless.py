@@ -56,8 +56,8 @@ class Keyed(Draws):
 
 def permutation(seed: int, epoch: int, size: int) -> Tensor:
     """A random order of `size` things, one per epoch (CPU, int64)."""
-    key = int(keys(seed, epoch, torch.tensor([-1]))[0]) & 0xFFFFFFFF
-    return torch.randperm(size, generator=torch.Generator().manual_seed(key))
+    key = int(keys(seed, epoch, torch.tensor([-1], device="cpu"))[0]) & 0xFFFFFFFF
+    return torch.randperm(size, generator=torch.Generator().manual_seed(key), device="cpu")
 
 
 def _mix32(x: Tensor) -> Tensor:

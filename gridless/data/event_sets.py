@@ -53,7 +53,7 @@ class EventSet(Examples):
         self.pack: Pack | None = None
         self.files: list[Path] = []
         self.rows = np.empty(0, np.int64)
-        self.labels = torch.empty(0, dtype=torch.int64)
+        self.labels = torch.empty(0, dtype=torch.int64, device="cpu")
         if not self.root.exists():
             raise FileNotFoundError(f"{self.title}: there is no {self.root}: download it from {self.home}")
         self._find()
@@ -102,7 +102,7 @@ class EventSet(Examples):
                 f"download it again from {self.home}, or pass partial=True to use what is there"
             )
         self.files = [path for path, _ in found]
-        self.labels = torch.tensor([label for _, label in found], dtype=torch.int64)
+        self.labels = torch.tensor([label for _, label in found], dtype=torch.int64, device="cpu")
 
     def _packs(self, pattern: str) -> list[Path]:
         """Packs of recordings, where the root is one or holds some."""
@@ -160,7 +160,7 @@ class NMNIST(EventSet):
         if self.split in ("fit", "validation"):
             keep = [self._held_out(int(p.stem)) == (self.split == "validation") for p in self.files]
             self.files = [path for path, kept in zip(self.files, keep, strict=True) if kept]
-            self.labels = self.labels[torch.tensor(keep, dtype=torch.bool)]
+            self.labels = self.labels[torch.tensor(keep, dtype=torch.bool, device="cpu")]
         return None
 
     @staticmethod

@@ -258,14 +258,15 @@ class CloudFolder(Examples):
                     known = ", ".join(map(str, self.values))
                     raise ValueError(f"{file}: these weights know no points of the label {value}, only of {known}")
             for piece in (p for pieces in read.values() for p in pieces):
-                piece.rows["part"].copy_(torch.searchsorted(torch.tensor(self.values), piece.rows["part"]))
+                every = torch.tensor(self.values, device="cpu")
+                piece.rows["part"].copy_(torch.searchsorted(every, piece.rows["part"]))
         # Keys are words where a recipe went through JSON.
         named = {str(value): name for value, name in (names or {}).items()}
         self.part_names = [named.get(str(value), str(value)) for value in self.values]
         pieces = [(i, piece) for i in chosen for piece in read[i]]
         self.files = [self.listing.files[i] for i, _ in pieces]
-        self.labels = torch.tensor([self.listing.labels[i] for i, _ in pieces])
-        self.sizes = torch.tensor([len(piece) for _, piece in pieces])
+        self.labels = torch.tensor([self.listing.labels[i] for i, _ in pieces], device="cpu")
+        self.sizes = torch.tensor([len(piece) for _, piece in pieces], device="cpu")
         self.coords = padded([piece.coords for _, piece in pieces])
         self.rows = {name: padded([piece.rows[name] for _, piece in pieces]) for name in pieces[0][1].rows}
 
@@ -299,7 +300,7 @@ class CloudFolder(Examples):
         kept = (*self.how.features, "part") if label else self.how.features
         for name in self.how.features:
             self._scales[name].setdefault(scale(row(cloud, name, str(file)).dtype), str(file))
-        pieces = blocks(cloud, self.how) if label else [torch.arange(len(cloud))]
+        pieces = blocks(cloud, self.how) if label else [torch.arange(len(cloud), device=cloud.device)]
         return [prepare(cloud[piece], str(file), self.points, self.how, kept) for piece in pieces]
 
     def _check_scales(self) -> None:
@@ -360,7 +361,7 @@ class EventFolder(Examples):
         self.listing = listing(root, RECORDINGS, True, held_out_list, class_names)
         rows = self.listing.rows(split)
         self.files = [self.listing.files[i] for i in rows]
-        self.labels = torch.tensor([self.listing.labels[i] for i in rows])
+        self.labels = torch.tensor([self.listing.labels[i] for i in rows], device="cpu")
         self.class_names = list(self.listing.class_names)
         given = None if sensor is None else (int(sensor[0]), int(sensor[1]))
         read, sensors, wanted = dict[str, Events](), list[tuple[int, int]](), set(self.files)

@@ -103,7 +103,7 @@ class MovingGlyphs(Examples):
 
         super().__init__(transform)
         self.sensor = sensor
-        self.labels: Tensor = torch.arange(size) % len(self.class_names)
+        self.labels: Tensor = torch.arange(size, device="cpu") % len(self.class_names)
         images = glyph_images()
         settings = (*sensor, duration, _STEP, (threshold, threshold_noise), refractory, background)
         shares = even_ranges(size, min(max(size, 1), 4 * num_threads()))
@@ -117,4 +117,6 @@ class MovingGlyphs(Examples):
 
     def example(self, i: int) -> Events:
         a, b = self.splits[i : i + 2].tolist()
-        return Events(self.pixel[a:b], self.time[a:b], self.polarity[a:b], torch.tensor([0, b - a]), self.sensor)
+        return Events(
+            self.pixel[a:b], self.time[a:b], self.polarity[a:b], torch.tensor([0, b - a], device="cpu"), self.sensor
+        )

@@ -256,7 +256,7 @@ def _load_kernels(plan: Any) -> None:
     torch.set_num_threads(1)
     # What these points do not have, such as rows, or are too few for, the processes find out by themselves.
     with suppress(Exception):
-        plan(Cloud.of(10 * radius * torch.rand(2000, settings[0]["dim"], generator=generator)))
+        plan(Cloud.of(10 * radius * torch.rand(2000, settings[0]["dim"], generator=generator, device="cpu")))
     torch.set_num_threads(threads)
 
 
@@ -278,7 +278,7 @@ def _trace(example: Any) -> tuple[str, list[float]]:
             exact.update(finite.numpy().tobytes())
             if not finite.all():
                 x = x.nan_to_num(0, 0, 0)
-            place = torch.arange(1, len(x) + 1, dtype=torch.float64).mul_(0.6180339887498949).frac_()
+            place = torch.arange(1, len(x) + 1, dtype=torch.float64, device="cpu").mul_(0.6180339887498949).frac_()
             sums += [float(x.sum()), float(x @ place), float(x.abs().sum())]
         else:
             exact.update(leaf.numpy().tobytes())

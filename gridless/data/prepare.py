@@ -49,7 +49,7 @@ def read_points(file: str | Path, points: int) -> Cloud:
 def blocks(cloud: Cloud, how: Preparation) -> list[Tensor]:
     """The points of each block, in the order of the blocks; without blocks one of them all."""
     if how.block is None:
-        return [torch.arange(len(cloud))]
+        return [torch.arange(len(cloud), device=cloud.device)]
     flat = [axis for axis in range(3) if axis != "xyz".index(how.up)]
     cell = (cloud.coords[:, flat] / how.block).floor().long()
     _, number = cell.unique(dim=0, return_inverse=True)
@@ -69,7 +69,7 @@ def prepare(
         raise ValueError(f"{what}: expected points with three coordinates, found an array of {tuple(coords.shape)}")
     Cloud.of(coords[:, :3]).check(what)
     if points is not None and len(coords) > points:
-        cloud = cloud[torch.randperm(len(coords), generator=torch.Generator().manual_seed(0))[:points]]
+        cloud = cloud[torch.randperm(len(coords), generator=torch.Generator().manual_seed(0), device="cpu")[:points]]
         coords = cloud.coords
     order, signs = map(torch.tensor, _TURNS[how.up])
     coords = coords[:, order] * signs

@@ -93,7 +93,7 @@ class SemanticKITTI(Examples):
         else:
             self.files = _listed(root, split)
             sequences = [number for number, _ in self.files]
-        self.labels = torch.tensor(sequences)
+        self.labels = torch.tensor(sequences, device="cpu")
 
     def example(self, i: int) -> Cloud:
         cloud = self._pack[i] if self._pack else self._aligned(i)
@@ -110,7 +110,7 @@ class SemanticKITTI(Examples):
         for age, file in enumerate(reversed(several)):
             cloud, there = _scan(file), here @ _pose(poses, file)
             coords = cloud.coords.double() @ torch.from_numpy(there[:3, :3].T) + torch.from_numpy(there[:3, 3])
-            rows: dict[str, Any] = {**cloud.rows, "age": torch.full((len(cloud),), age)}
+            rows: dict[str, Any] = {**cloud.rows, "age": torch.full((len(cloud),), age, device=cloud.device)}
             clouds.append(Cloud.of(coords.float(), **rows))
         joined: dict[str, Any] = dict(Rows.joined([cloud.rows for cloud in clouds], "SemanticKITTI"))
         return Cloud.of(torch.cat([cloud.coords for cloud in clouds]), **joined)

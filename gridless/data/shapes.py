@@ -290,7 +290,7 @@ class Shapes(Examples):
             raise ValueError(f"Shapes: no class {unknown[0]!r}; there are {', '.join(CLASSES)}")
         super().__init__(transform)
         kinds = len(self.class_names)
-        self.labels: Tensor = torch.arange(size) % kinds
+        self.labels: Tensor = torch.arange(size, device="cpu") % kinds
         coords = np.empty((size, points, 3), np.float32)
         for k, name in enumerate(self.class_names):
             code = list(CLASSES).index(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from contextlib import suppress
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -20,7 +21,7 @@ class _Conv(nn.Module):
 
     def __init__(
         self, edges: Name, channels: tuple[int, ...], basis: Basis | None, falloff: str | None, normalise: bool,
-        bias: bool, radius: float | None,
+        bias: bool, radius: float | None, device: Any, dtype: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         kind = type(self).__name__
@@ -37,8 +38,8 @@ class _Conv(nn.Module):
         self.edges, self.radius = edges, float(radius)
         self.basis = Monomials(edges.dim, 2) if basis is None else basis
         self.falloff, self.normalise = falloff, normalise
-        self.weight = nn.Parameter(torch.empty(self.basis.size, *channels))
-        self.bias = nn.Parameter(torch.empty(channels[-1])) if bias else None
+        self.weight = nn.Parameter(torch.empty(self.basis.size, *channels, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(channels[-1], device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
         _LAYERS[edges.plan].add(self)
 
@@ -92,10 +93,12 @@ class PointConv(_Conv):
         bias: bool = True,
         order: str | None = None,
         radius: float | None = None,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         if order not in (None, *ORDERS):
             raise ValueError(f"PointConv: order must be one of {', '.join(ORDERS)} or None, not {order!r}")
-        super().__init__(edges, (in_channels, out_channels), basis, falloff, normalise, bias, radius)
+        super().__init__(edges, (in_channels, out_channels), basis, falloff, normalise, bias, radius, device, dtype)
         self.in_channels, self.out_channels, self.order = in_channels, out_channels, order
 
     def _fans(self) -> tuple[int, int]:
@@ -128,8 +131,10 @@ class DepthwiseConv(_Conv):
         normalise: bool = True,
         bias: bool = True,
         radius: float | None = None,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
-        super().__init__(edges, (channels,), basis, falloff, normalise, bias, radius)
+        super().__init__(edges, (channels,), basis, falloff, normalise, bias, radius, device, dtype)
         self.channels = channels
 
     def _fans(self) -> tuple[int, int]:
@@ -161,8 +166,10 @@ class FeaturelessConv(_Conv):
         normalise: bool = True,
         bias: bool = True,
         radius: float | None = None,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
-        super().__init__(edges, (out_channels,), basis, falloff, normalise, bias, radius)
+        super().__init__(edges, (out_channels,), basis, falloff, normalise, bias, radius, device, dtype)
         self.out_channels = out_channels
 
     def _fans(self) -> tuple[int, int]:

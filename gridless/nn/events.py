@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +51,8 @@ class EventConv(nn.Module):
         decay_time: float = 1000.0,
         bias: bool = True,
         rates: str = "spread",
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__()
         if rates not in ("spread", "ones", "shared"):
@@ -57,10 +60,10 @@ class EventConv(nn.Module):
         if not isinstance(temporal, int) or temporal < 1:
             raise ValueError(f"EventConv: temporal must be a whole number of decays, 1 or more, not {temporal!r}")
         self.near, self.decay_time, self.rates = near, float(decay_time), rates
-        taps = len(offsets(near.kernel))
-        self.weight = nn.Parameter(torch.empty(taps, temporal, in_channels, out_channels))
-        self.log_rate = nn.Parameter(torch.empty(1 if rates == "shared" else taps, temporal))
-        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        taps, made = len(offsets(near.kernel)), partial(torch.empty, device=device, dtype=dtype)
+        self.weight = nn.Parameter(made(taps, temporal, in_channels, out_channels))
+        self.log_rate = nn.Parameter(made(1 if rates == "shared" else taps, temporal))
+        self.bias = nn.Parameter(made(out_channels)) if bias else None
         self.reset_parameters()
 
     @property
@@ -74,7 +77,7 @@ class EventConv(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
         spread = math.log(4) if self.rates != "ones" and temporal > 1 else 0.0
         with torch.no_grad():
-            self.log_rate.copy_(torch.linspace(-spread, spread, temporal).expand_as(self.log_rate))
+            self.log_rate.copy_(torch.linspace(-spread, spread, temporal, device=self.log_rate.device))
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -104,9 +107,9 @@ class PolarityConv(EventConv):
 
     def __init__(
         self, near: Name, out_channels: int, temporal: int = 4, decay_time: float = 1000.0, bias: bool = True,
-        rates: str = "spread",
+        rates: str = "spread", device: Any = None, dtype: Any = None,
     ) -> None:  # fmt: skip
-        super().__init__(near, 2, out_channels, temporal, decay_time, bias, rates)
+        super().__init__(near, 2, out_channels, temporal, decay_time, bias, rates, device, dtype)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from gridless.ops.batch_norm import batch_norm, reference
+from gridless.ops.batch_norm import Running, batch_norm, reference
 from gridless.structures import Cloud, Events, Geometry, points_of
 
 
-class BatchNorm(nn.Module):
+class BatchNorm(_BatchNorm):
     """y = (x - mean) / sqrt(var + eps) * weight + bias, per channel, over the rows of the whole batch.
 
     `BatchNorm(channels)` normalises (..., channels), every row counting; `BatchNorm(channels, cloud)` normalises the
@@ -19,7 +20,8 @@ class BatchNorm(nn.Module):
     not count, and come out as 0. No rows at all leave the statistics alone; one row has variance 0.
 
     Otherwise as torch.nn.BatchNorm1d (same state), with the defaults of the paper's networks: running statistics keep
-    0.99 of their value (momentum 0.01 in torch's convention), eps 1e-3. Nothing waits for the device.
+    0.99 of their value (momentum 0.01 in torch's convention), eps 1e-3. Nothing waits for the device, except to count
+    batches where `momentum` is None: running statistics are then the mean over all of them.
 
     `relu` is "before" for norm(relu(x)) and "after" for relu(norm(x)); without `affine` there is no weight and no bias.
 
@@ -27,6 +29,9 @@ class BatchNorm(nn.Module):
     """
 
     synchronised = False
+    track_running_stats = True
+    __constants__: ClassVar = []
+    __jit_unused_properties__: ClassVar = ["num_features"]
 
     weight: Tensor | None
     bias: Tensor | None
@@ -38,12 +43,15 @@ class BatchNorm(nn.Module):
         self,
         channels: int,
         cloud: str | None = None,
-        momentum: float = 0.01,
+        momentum: float | None = 0.01,
         eps: float = 1e-3,
         affine: bool = True,
         relu: str | None = None,
+        device: Any = None,
+        dtype: Any = None,
     ) -> None:
-        super().__init__()
+        # Not as torch's begins, with `num_features`.
+        nn.Module.__init__(self)
         if isinstance(channels, str):
             raise TypeError(f"BatchNorm: channels must be a number, not {channels!r}: BatchNorm(channels, cloud)")
         if channels < 1:
@@ -51,11 +59,23 @@ class BatchNorm(nn.Module):
         if relu not in (None, "before", "after"):
             raise ValueError(f"BatchNorm: relu must be 'before', 'after' or None, not {relu!r}")
         self.channels, self.cloud, self.momentum, self.eps, self.relu = channels, cloud, momentum, eps, relu
-        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
-        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
-        self.register_buffer("running_mean", torch.zeros(channels))
-        self.register_buffer("running_var", torch.ones(channels))
-        self.register_buffer("num_batches_tracked", torch.tensor(0))
+        self.affine = affine
+        self.weight = nn.Parameter(torch.ones(channels, device=device, dtype=dtype)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels, device=device, dtype=dtype)) if affine else None
+        self.register_buffer("running_mean", torch.zeros(channels, device=device, dtype=dtype))
+        self.register_buffer("running_var", torch.ones(channels, device=device, dtype=dtype))
+        self.register_buffer("num_batches_tracked", torch.tensor(0, device=device))
+
+    @property
+    def num_features(self) -> int:
+        """What is asked by those who put another layer in this one's place, such as torch's SyncBatchNorm."""
+        raise TypeError(
+            "BatchNorm: a layer of torch, which knows neither padding nor relu, cannot take its place: call "
+            "gl.nn.synchronise(model), and leave out sync_batchnorm=True and convert_sync_batchnorm"
+        )
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name != "num_features"]
 
     def forward(self, features: Tensor, geometry: Geometry | None = None) -> Tensor:
         if isinstance(features, Geometry):
@@ -80,11 +100,18 @@ class BatchNorm(nn.Module):
     def _of_all(self) -> bool:
         return self.synchronised and torch.distributed.is_initialized()
 
+    def _running(self) -> Running | None:
+        """What a batch moves, and how far."""
+        if not self.track_running_stats:
+            return None
+        momentum = 1 / (1 + float(self.num_batches_tracked)) if self.momentum is None else self.momentum
+        return self.running_mean, self.running_var, self.num_batches_tracked, momentum
+
     def _over_real_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
         """With the statistics of the rows that the splits count: how many they are stays on the device."""
         count = None if padded is None else padded.splits[-1]
-        running = self.running_mean, self.running_var, self.num_batches_tracked, self.momentum
-        arguments = x, count, self.weight, self.bias, self.eps, self.relu == "before", self.relu == "after", running
+        relu = self.relu == "before", self.relu == "after"
+        arguments = x, count, self.weight, self.bias, self.eps, *relu, self._running()
         if self._of_all():
             return reference.forward(*arguments, add=_OverProcesses.apply)[0]
         return batch_norm(*arguments)
@@ -92,10 +119,13 @@ class BatchNorm(nn.Module):
     def _over_all_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
         """With the statistics of all rows in training, and with the running ones otherwise."""
         x = x.relu() if self.relu == "before" else x
+        mean, var, batches, momentum = self.running_mean, self.running_var, None, 0.0
         if self.training:
-            self.num_batches_tracked.add_(1)
-        statistics, cudnn = (self.running_mean, self.running_var), torch.backends.cudnn.enabled
-        y = torch.batch_norm(x, self.weight, self.bias, *statistics, self.training, self.momentum, self.eps, cudnn)
+            mean, var, batches, momentum = self._running() or (None, None, None, 0.0)
+        if batches is not None:
+            batches.add_(1)
+        cudnn = torch.backends.cudnn.enabled
+        y = torch.batch_norm(x, self.weight, self.bias, mean, var, self.training, momentum, self.eps, cudnn)
         y = y.relu() if self.relu == "after" else y
         if padded is not None:
             real = torch.arange(x.shape[0], device=x.device) < padded.splits[-1]

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
+from gridless.backends import is_forced
+
 Save = Callable[[Any, tuple, Any], None]
 
 
@@ -59,6 +61,12 @@ def traced(*inputs: Any) -> bool:
     # A tracer (make_fx) would record the empty output, and not what fills it.
     tracer = torch._C._len_torch_dispatch_stack() and not torch._C._are_functorch_transforms_active()
     return bool(tracer) and not any(map(_is_dual, inputs))
+
+
+def by_reference(x: Tensor) -> bool:
+    """Whether the reference is called as it is, so that torch differentiates it: it was asked for, and not for a graph
+    of x."""
+    return not traced(x) and is_forced("reference")
 
 
 def eager(name: str, save: Save | None = None, backward: Callable | None = None, first: bool = False) -> Callable:

@@ -261,12 +261,6 @@ class Ragged(Structure):
 
         return self.cached("example", make)
 
-    def __iter__(self) -> Iterator[Any]:
-        raise TypeError(
-            f"{type(self).__name__} is not walked through by itself: take its examples, `for one in x.examples`, or "
-            f"one of its tensors, such as x.{self._length}"
-        )
-
     def __getitem__(self, at: slice | Tensor | np.ndarray | Sequence[int]) -> Self:
         """The rows of a slice, under a mask (S) bool, or at positions (N), in the examples they are in."""
         name, end = type(self).__name__, len(self) - self.padding
@@ -275,7 +269,7 @@ class Ragged(Structure):
             if step == 1:
                 b = max(a, b)
                 return self._part(slice(a, b), self.splits.clamp(a, b) - a)
-            at = torch.arange(a, b, step) if (b - a) * step > 0 else torch.arange(0)
+            at = torch.from_numpy(np.arange(a, b, step))
         if isinstance(at, str):
             raise TypeError(f"expected a Geometry, not {name}: call model(model.plan(x))")
         if isinstance(at, int | np.integer) or at is None or isinstance(at, tuple):
@@ -374,7 +368,7 @@ def check_splits(splits: Tensor, end: int, what: str) -> None:
 
 
 def as_splits(splits: Any, device: torch.device, what: str) -> Tensor:
-    splits = torch.as_tensor(splits)
+    splits = splits if isinstance(splits, Tensor) else torch.as_tensor(splits, device=device)
     if splits.dtype not in (torch.int64, torch.int32) or splits.ndim != 1 or splits.shape[0] < 1:
         raise ValueError(
             f"{what}: splits must be a 1-D integer tensor with one entry more than there are groups, "

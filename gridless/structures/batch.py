@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from numbers import Number
 from operator import attrgetter
 from typing import Any
 
@@ -39,6 +40,7 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
     if not examples:
         raise ValueError("collate: an empty list of examples")
     first = examples[0]
+    _check_alike(examples)
     if isinstance(first, Geometry):
         if any(set(e) != set(first) or e.lines != first.lines for e in examples):
             raise ValueError("collate: these geometries were made by different plans: run one plan for all examples")
@@ -47,7 +49,7 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
         merged = _merge(examples)
         return merged if bucket is None else pad(merged, bucket)
     if isinstance(first, tuple | list):
-        parts = [collate(list(part), bucket) for part in zip(*examples, strict=True)]
+        parts = [collate(list(part), bucket) for part in zip(*examples)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     if isinstance(first, Mapping):
         return {k: collate([e[k] for e in examples], bucket) for k in first}
@@ -57,6 +59,38 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
             "travels with it: gl.Cloud.of(xyz, rgb=rgb), and then geometry['X0'].rows['rgb']"
         )
     return torch.utils.data.default_collate(list(examples))
+
+
+# What is collated in one way, and may be mixed.
+_ALIKE = (Geometry, Structure, tuple | list, Mapping, Tensor, np.ndarray, Number | np.bool_, str | bytes)
+
+
+def _check_alike(examples: Sequence[Any]) -> None:
+    """Refuse what examples cannot have in common with the first, naming the one that differs."""
+    first = examples[0]
+    if first is None or len({*map(type, examples)}) > 1:
+        for i, example in enumerate(examples):
+            if example is None:
+                raise TypeError(f"collate: example {i} has a None, of which there is no batch: leave it out")
+            if _alike(example) is not _alike(first):
+                found = f"{type(first).__name__} in example 0 and {type(example).__name__} in example {i}"
+                raise TypeError(f"collate: {found} cannot share a batch: make them alike")
+    if isinstance(first, tuple | list):
+        for i, example in enumerate(examples):
+            if len(example) != len(first):
+                raise ValueError(
+                    f"collate: {len(first)} values in example 0 and {len(example)} in example {i} cannot share a batch"
+                )
+    elif isinstance(first, Mapping) and not isinstance(first, Geometry):
+        for i, example in enumerate(examples):
+            if example.keys() != first.keys():
+                odd = next(iter(example.keys() ^ first.keys()))
+                has, lacks = (0, i) if odd in first else (i, 0)
+                raise ValueError(f"collate: example {has} has {odd!r}, and example {lacks} has not: give it to all")
+
+
+def _alike(value: Any) -> Any:
+    return next((kind for kind in _ALIKE if isinstance(value, kind)), type(value))
 
 
 def _refuse(batch: Sequence[Any], *, collate_fn_map: Any = None) -> None:

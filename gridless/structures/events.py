@@ -253,7 +253,7 @@ def unchecked(
                 f"Events.of: {len(polarities)} of {len(columns)} recordings have a polarity: give it to all, or to none"
             )
         polarity = np.concatenate(polarities or [np.empty(0, bool)]) if polarities or not columns else None
-    splits = torch.tensor([0] + [len(c[1]) for c in columns]).cumsum(0)
+    splits = torch.from_numpy(np.cumsum([0] + [len(c[1]) for c in columns]))
     return Events(
         torch.from_numpy(pixel),
         torch.from_numpy(time),

@@ -33,6 +33,8 @@ def ahead(plan: Plan, clouds: Iterable[Any], device: torch.device | str, depth: 
         device: where geometries are made and used.
         depth: how many are made ahead.
     """
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(f"ahead: there is no CUDA device for {str(device)!r}: pass 'cpu'")
     where = torch.empty(0, device=device).device
     if where.type != "cuda":
         yield from (plan(cloud.to(where)) for cloud in clouds)

@@ -380,3 +380,11 @@ def test_a_convolution_of_voxels_sees_the_pixels_around():
     seen = (conv(grid) != 0).any(4)[0].nonzero()
     assert seen.amin(0).tolist() == [1, 1, 2]
     assert seen.amax(0).tolist() == [1, 3, 4]
+
+
+@pytest.mark.parametrize("form", ["scan", "edges"])
+def test_a_network_on_the_cpu_does_not_mind_another_default_device(form):
+    model, events = small(form=form), recordings()
+    with torch.device("meta"):
+        model(model.plan(gl.collate(events, "power_of_two"))).sum().backward()
+        assert gl.data.MovingGlyphs(1)[0][0].device.type == "cpu"

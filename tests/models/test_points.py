@@ -295,3 +295,14 @@ def test_a_loss_of_parts_without_a_known_part_is_nothing(points):
     part = torch.full((points,), -1)
     loss, right = model.loss(model.plan(gl.Cloud.of(torch.rand(points, 3), part=part)), torch.tensor([0]))
     assert loss.item() == right.item() == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_network_on_the_cpu_does_not_mind_another_default_device(name, cloud):
+    model = small(name)
+    # Tensors there have no values: whatever is made on the default device is noticed.
+    with torch.device("meta"):
+        data = gl.data.Shapes(2, points=64, transform=[gl.augment.RotateAboutUp(), gl.augment.Jitter(0.01)])
+        examples = [gl.Cloud.of(data[0][0]), *cloud.examples, cloud[::2]]
+        model(model.plan(gl.collate(examples, "power_of_two"))).sum().backward()
+        assert gl.torch_cluster.radius_graph(data[1][0], 0.1).device.type == "cpu"

@@ -122,6 +122,20 @@ def test_a_layer_survives_copying_and_its_state_reloading(plan):
     assert sorted(layer.state_dict()) == ["bias", "weight"]
 
 
+def test_layers_are_made_where_and_of_what_type_they_are_asked_for(plan):
+    _, near, _, _ = plan
+    events = gl.Plan()
+    stream = events.events((8, 8))
+    seen = events.causal(stream, stream)
+    for kind, *given in (
+        (PointConv, near, 4, 8), (FeaturelessConv, near, 8), (DepthwiseConv, near, 8), (gl.nn.BatchNorm, 8),
+        (gl.nn.EventConv, seen, 4, 8), (gl.nn.PolarityConv, seen, 8),
+    ):  # fmt: skip
+        layer = kind(*given, device="meta", dtype=torch.float64)
+        assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.float64)}
+        assert next(torch.nn.utils.skip_init(kind, *given).parameters()).device.type == "cpu"
+
+
 def test_the_printed_layer_says_what_it_does(plan):
     _, _, down, _ = plan
     assert repr(PointConv(down, 3, 4)) == (

@@ -142,3 +142,41 @@ def test_features_of_another_cloud_are_refused(bucket):
     batch = geometry((5, 4), bucket)
     with pytest.raises(ValueError, match="BatchNorm: features have 3 rows, but X0 has"):
         BatchNorm(6, "X0")(torch.rand(3, 6), batch)
+
+
+@pytest.mark.parametrize("bucket", [None, "power_of_two"])
+def test_without_a_momentum_statistics_are_the_mean_over_all_batches(bucket):
+    ours, theirs = twin()
+    ours.momentum = theirs.momentum = None
+    batch = geometry((5, 6), bucket)
+    for step in range(3):
+        x = torch.randn(len(batch["X0"]), 6, generator=torch.Generator().manual_seed(step)) + step
+        torch.testing.assert_close(ours(x, batch)[:11], theirs(x[:11]))
+        assert_same_state(ours, theirs)
+
+
+def test_swa_counts_statistics_anew():
+    model = torch.nn.Sequential(BatchNorm(6))
+    batches = [torch.randn(50, 6) + i for i in range(3)]
+    torch.optim.swa_utils.update_bn(batches, model)
+    torch.testing.assert_close(model[0].running_mean, torch.stack(batches).mean((0, 1)))
+    assert model[0].momentum == 0.01
+    assert model[0].num_batches_tracked == 3
+
+
+@pytest.mark.parametrize("bucket", [None, "power_of_two"])
+def test_statistics_that_are_not_tracked_stay(bucket):
+    ours, theirs = twin()
+    ours.track_running_stats = theirs.track_running_stats = False
+    batch = geometry((5, 6), bucket)
+    x = torch.randn(len(batch["X0"]), 6)
+    torch.testing.assert_close(ours(x, batch)[:11], theirs(x[:11]))
+    assert_same_state(ours, theirs)
+    assert ours.num_batches_tracked == 0
+
+
+def test_a_layer_of_torch_does_not_take_its_place():
+    with pytest.raises(TypeError, match=r"gl\.nn\.synchronise"):
+        torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(BatchNorm(6)))
+    x = torch.randn(5, 6)
+    torch.testing.assert_close(torch.jit.trace(BatchNorm(6).eval(), (x,))(x), BatchNorm(6).eval()(x))

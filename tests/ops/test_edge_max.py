@@ -68,12 +68,20 @@ def test_mismatches_are_named():
         edge_max(torch.ones(10, 3, dtype=torch.int64), random_edges(8, 10))
 
 
-def test_edges_are_transposed_for_a_gradient_alone(device):
+def test_edges_are_transposed_for_a_gradient_alone(backend, device):
     edges = random_edges(30, 50).to(device)
     features = torch.randn(50, 4, device=device, requires_grad=True)
     with torch.inference_mode():
         edge_max(features, edges)
     assert not edges.keeps("transpose")
     edge_max(features, edges).sum().backward()
-    assert edges.keeps("transpose")
+    assert edges.keeps("transpose") == (backend != "reference")
     assert features.grad.isfinite().all()
+
+
+def test_the_reference_has_every_derivative():
+    edges, features = random_edges(9, 7), torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    with gl.use_backend("reference"):
+        assert torch.autograd.gradgradcheck(lambda x: edge_max(x, edges) ** 2, features)
+        slope = torch.func.jvp(lambda x: edge_max(x, edges).sum(), (features,), (torch.ones_like(features),))[1]
+    assert slope == 3 * int((edges.counts > 0).sum())

@@ -184,3 +184,17 @@ def test_more_rows_than_float16_can_count_have_the_right_gradient(device):
     pooled = segment_mean(features, torch.tensor([0, 70_000], device=device))
     (grad,) = torch.autograd.grad(pooled, features, torch.full_like(pooled, 1000.0))
     torch.testing.assert_close(grad.unique().cpu(), torch.tensor([1000 / 70_000]).half())
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_the_reference_has_every_derivative(pool):
+    features, splits = batch("cpu", torch.float64, channels=3)
+    direction = torch.randn_like(features)
+    with pytest.raises(NotImplementedError, match="run under gl"):
+        torch.func.jvp(lambda x: pool(x, splits), (features,), (direction,))
+    grad = torch.func.grad(lambda x: pool(x, splits).square().sum())
+    with gl.use_backend("reference"):
+        slope = torch.func.jvp(lambda x: pool(x, splits).square().sum(), (features,), (direction,))[1]
+        torch.testing.assert_close(slope, (grad(features) * direction).sum())
+        two = torch.func.vmap(lambda x: pool(x, splits))(torch.stack([features, direction]))
+        torch.testing.assert_close(two, torch.stack([pool(features, splits), pool(direction, splits)]))

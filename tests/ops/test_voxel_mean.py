@@ -121,3 +121,12 @@ def test_more_rows_than_float16_can_count_have_the_right_gradient(device):
     mean = voxel_mean(features, torch.zeros(70_000, dtype=torch.int64, device=device), 1)
     (grad,) = torch.autograd.grad(mean, features, torch.full_like(mean, 1000.0))
     torch.testing.assert_close(grad.unique().cpu(), torch.tensor([1000 / 70_000]).half())
+
+
+def test_the_reference_takes_part_in_transforms():
+    features, cell = torch.randn(2, 9, 3), torch.tensor([0, 2, -1, 2, 0, 1, 1, 2, 0])
+    with gl.use_backend("reference"):
+        both = torch.func.vmap(lambda x: voxel_mean(x, cell, 4))(features)
+        assert torch.equal(both, torch.stack([voxel_mean(x, cell, 4) for x in features]))
+        slope = torch.func.jvp(lambda x: voxel_mean(x, cell, 4), (features[0],), (features[1],))[1]
+        assert torch.equal(slope, both[1])

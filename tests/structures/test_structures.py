@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections import namedtuple
+from collections.abc import Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -401,6 +402,34 @@ def test_what_does_not_belong_together_is_refused():
         gl.collate([cloud(5), cloud(5).to("meta")])
 
 
+@pytest.mark.parametrize(
+    ("examples", "error", "message"),
+    [
+        ([[1, 2], [3, 4], [5]], ValueError, "2 values in example 0 and 1 in example 2"),
+        ([torch.tensor(1), torch.tensor(2), 3], TypeError, "Tensor in example 0 and int in example 2 cannot share"),
+        ([{"a": 1}, {"a": 1, "b": 2}], ValueError, "example 1 has 'b', and example 0 has not"),
+        ([{"a": 1, "b": 2}, {"a": 1}], ValueError, "example 0 has 'b', and example 1 has not"),
+        ([1, None], TypeError, "example 1 has a None"),
+        ([None, None], TypeError, "example 0 has a None"),
+    ],
+)
+def test_the_example_that_differs_from_the_first_is_named(examples, error, message):
+    for nested in (examples, [(cloud(3), example) for example in examples]):
+        with pytest.raises(error, match=f"collate: {message}"):
+            gl.collate(nested)
+
+
+def test_numbers_of_several_types_share_a_batch():
+    assert gl.collate([1, 2.5, np.float32(3), True]).tolist() == [1, 2.5, 3, 1]
+    assert gl.collate([(cloud(3), "a"), [cloud(2), "b"]])[1] == ["a", "b"]
+
+
+def test_a_cloud_is_no_sequence_of_points():
+    with pytest.raises(TypeError, match=r"Cloud is cut by slices.* example i of a batch is x\.examples\[i\]"):
+        list(cloud(3))
+    assert not isinstance(cloud(3), Iterable)
+
+
 def test_data_loader_workers_compute_and_collate():
     from torch.utils.data import DataLoader
 
@@ -434,6 +463,8 @@ def test_a_backend_that_was_asked_for_never_falls_back(monkeypatch):
         gl.nearest(made, made, 2)
     far = made.to("meta")
     with gl.use_backend("cpu"), pytest.raises(ValueError, match=r"\.to\('cpu'\)"):
+        gl.nearest(far, far, 2)
+    with pytest.raises(ValueError, match="'meta' have no values"):
         gl.nearest(far, far, 2)
     with pytest.raises(ValueError, match="unknown backend"), gl.use_backend("fast"):
         pass

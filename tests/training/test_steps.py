@@ -567,3 +567,35 @@ def test_geometry_ahead_waits_for_points_that_are_still_being_made():
     late.copy_(wanted)
     (geometry,) = gl.training.ahead(plan, [gl.Cloud.of(late)], "cuda")
     assert torch.equal(geometry[cloud].coords, wanted)
+
+
+def test_a_module_of_ones_own_logs_in_validation():
+    lightning = pytest.importorskip("lightning")
+    model = models.PointResNet(classes=14, width=8, levels=2, radius=0.4)
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def validation_step(self, batch, number):
+            loss = torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+            self.log("plain", loss)
+            self.log("loss", loss, batch_size=len(batch[1]))
+
+    data = gl.data.Shapes(6, points=64, transform=[model.plan])
+    batches = torch.utils.data.DataLoader(data, 4, collate_fn=gl.collate)
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    logged = lightning.Trainer(accelerator="cpu", **quiet).validate(Module(), batches, verbose=False)[0]
+    every = torch.nn.functional.cross_entropy(model.eval()(gl.collate([*data])[0]), data.labels)
+    assert logged["loss"] == pytest.approx(float(every), rel=1e-4)
+    # Clouds of equal size count as their points do.
+    assert logged["plain"] == pytest.approx(float(every), rel=1e-4)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
+def test_geometry_ahead_on_a_gpu_that_is_not_there_is_refused():
+    plan = gl.Plan()
+    plan.points(3)
+    with pytest.raises(RuntimeError, match="there is no CUDA device for 'cuda': pass 'cpu'"):
+        next(gl.training.ahead(plan, [gl.Cloud.of(torch.rand(5, 3))], "cuda"))

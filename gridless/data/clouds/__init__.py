@@ -77,7 +77,9 @@ def read_cloud(
     wanted = points.dtype if dtype is None else np.dtype("f4" if dtype == torch.float32 else "f8")
     with np.errstate(over="ignore"):
         coords = torch.from_numpy(np.array(points.coords, wanted, order="C"))
-    return Cloud(coords, torch.tensor([0, len(coords)]), rows=Rows(kept), directions=normals(kept, coords))
+    return Cloud(
+        coords, torch.tensor([0, len(coords)], device=coords.device), rows=Rows(kept), directions=normals(kept, coords)
+    )
 
 
 def read_parts(path: Path) -> Parts:

@@ -15,8 +15,8 @@ from gridless.structures import MAX_EDGES, Events
 
 def by_pixel(events: Events) -> tuple[Tensor, Tensor]:
     width, height = events.sensor
-    order = torch.empty(len(events), dtype=torch.int32)
-    splits = torch.zeros(events.num_examples * width * height + 1, dtype=torch.int64)
+    order = events.splits.new_empty(len(events), dtype=torch.int32)
+    splits = events.splits.new_zeros(events.num_examples * width * height + 1)
     _sort(events.pixel.numpy(), events.splits.numpy(), width, height, order.numpy(), splits.numpy())
     return order, splits
 
@@ -26,11 +26,11 @@ def causal(link: Link, window: int) -> tuple[Tensor, Tensor]:
     rows = len(link.target) * taps
     first, count = np.zeros(rows, np.int64), np.zeros(rows, np.int32)
     order = _each_cell(link, _find, link.source.time.numpy(), link.target.time.numpy(), window, first, count)
-    splits = torch.zeros(rows + 1, dtype=torch.int64)
+    splits = link.source.splits.new_zeros(rows + 1)
     torch.cumsum(torch.from_numpy(count), 0, out=splits[1:])
     if splits[-1] > MAX_EDGES:
         raise ValueError(f"causal: {int(splits[-1])} edges are more than {MAX_EDGES}: use a window, or smaller batches")
-    source = torch.empty(int(splits[-1]), dtype=torch.int32)
+    source = splits.new_empty(int(splits[-1]), dtype=torch.int32)
     arrays = (order, first, count, splits.numpy(), source.numpy())
     in_threads(_fill, [(a, b, *arrays) for a, b in even_ranges(rows, num_threads())])
     return splits, source

@@ -20,7 +20,7 @@ from torch import Tensor
 from gridless.backends import implementation
 from gridless.ops.batch_norm import reference
 from gridless.ops.batch_norm.reference import Running
-from gridless.ops.operator import eager, operator, traced
+from gridless.ops.operator import by_reference, eager, operator, traced
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -54,6 +54,8 @@ def batch_norm(
     for name, value in kept:
         if not value.is_contiguous():
             raise ValueError(f"batch_norm: {name} is written, and must be contiguous: pass .contiguous()")
+    if by_reference(x):
+        return reference.forward(x.contiguous(), count, weight, bias, eps, before, after, running)[0]
     if not traced(x):
         return _run(x, count, weight, bias, eps, before, after, running)
     y, statistics = _norm(x, count, weight, bias, eps, before, after)

@@ -22,7 +22,7 @@ def forward(
 ) -> tuple[Tensor, Tensor]:
     rows, real = x.shape[0], _real(x, count)
     wide = torch.promote_types(x.dtype, torch.float32)
-    statistics = torch.zeros(3, x.shape[1], dtype=wide)
+    statistics = x.new_zeros(3, x.shape[1], dtype=wide)
     mean, scale, unbiased = statistics
     if real == 0 or not x.shape[1]:
         scale.fill_(eps**-0.5)
@@ -34,7 +34,7 @@ def forward(
     scale.copy_(inverse)
     if real == 1:
         unbiased.zero_()
-    track(statistics, torch.tensor(real), running)
+    track(statistics, torch.tensor(real, device=x.device), running)
     y = y.relu_() if after else y
     return torch.nn.functional.pad(y, (0, 0, 0, rows - real)) if real < rows else y, statistics
 
@@ -53,7 +53,7 @@ def backward(
     mean, scale, _ = statistics
     dtype = statistics.dtype if weight is None else weight.dtype
     if real == 0:
-        nothing = torch.zeros(2, x.shape[1], dtype=dtype)
+        nothing = x.new_zeros(2, x.shape[1], dtype=dtype)
         return torch.zeros_like(x), nothing[0], nothing[1]
     x, grad = x[:real], grad[:real]
     z = x.relu() if before else x

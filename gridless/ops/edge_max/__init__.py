@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gridless.backends import implementation
 from gridless.ops.edge_max import reference
-from gridless.ops.operator import operator
+from gridless.ops.operator import by_reference, operator
 from gridless.structures import Edges
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -31,6 +31,8 @@ def edge_max(features: Tensor, edges: Edges) -> Tensor:
         raise ValueError(f"edge_max: the edges have {edges.num_source} sources, the features {features.shape[0]} rows")
     if features.device != edges.device:
         raise ValueError(f"edge_max: features on {features.device}, edges on {edges.device}: put both on one device")
+    if by_reference(features):
+        return reference.forward(features, edges.splits, edges.source)[0]
     # Without a gradient nobody reads these.
     back = edges.transpose() if features.requires_grad and torch.is_grad_enabled() else edges
     return _max(features, edges.splits, edges.source, back.splits, back.source)[0]

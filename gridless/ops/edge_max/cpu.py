@@ -12,7 +12,7 @@ from gridless.kernels.threads import in_threads, num_threads, row_ranges
 def forward(features: Tensor, splits: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     wide = features.detach().to(torch.promote_types(features.dtype, torch.float32))
     shape = (len(splits) - 1, features.shape[1])
-    value, row = wide.new_zeros(shape), torch.full(shape, -1, dtype=torch.int32)
+    value, row = wide.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
     in_threads(_max, _jobs(splits, wide, splits, source, value, row))
     return value.to(features.dtype), row
 

@@ -10,11 +10,12 @@ def forward(features: Tensor, splits: Tensor, source: Tensor) -> tuple[Tensor, T
     target = torch.repeat_interleave(splits.diff())
     source = source[: len(target)].long()
     shape, where = (len(splits) - 1, features.shape[1]), target[:, None].expand(-1, features.shape[1])
-    value = features.new_zeros(shape).scatter_reduce(0, where, features[source], "amax", include_self=False)
-    holds = features[source] == value[target]
-    none = len(features)
-    first = torch.where(holds, source[:, None], none)
+    near, none = features.detach()[source], len(features)
+    most = near.new_zeros(shape).scatter_reduce(0, where, near, "amax", include_self=False)
+    first = torch.where(near == most[target], source[:, None], none)
     row = source.new_full(shape, none).scatter_reduce(0, where, first, "amin")
+    # Taken from the row that holds it, so that torch gives the gradient to that one alone.
+    value = torch.cat([features, features.new_zeros(1, features.shape[1])]).gather(0, row)
     return value, torch.where(row == none, -1, row).int()
 
 

@@ -63,8 +63,8 @@ def point_conv(
         raise TypeError(
             f"point_conv: features must be a tensor (points, channels), not {type(features).__name__}: {words}"
         )
-    features, weight, bias = _autocast(edges.device.type, features, weight, bias)
     backend = backends.backend_for(edges.device)
+    features, weight, bias = _autocast(edges.device.type, features, weight, bias)
     given = source_coords, target_coords, radius, basis, falloff, normalise
     near = _neighbours(edges, *given, *(() if backend == "reference" else (features, weight, source_coords)))
     _check_features(features, weight, bias, edges, basis)
@@ -226,7 +226,8 @@ def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges
             f"point_conv: {words}weight must be (basis.size = {basis.size}, in channels = {features.shape[1]}, "
             f"out channels), or without the last if depthwise, not {tuple(weight.shape)}"
         )
-    if not features.is_contiguous():
+    # torch.func puts its dimensions where it likes.
+    if not (features.is_contiguous() or torch._C._are_functorch_transforms_active()):
         raise ValueError("point_conv: features are not contiguous: pass features.contiguous()")
     if weight.dtype != features.dtype:
         raise TypeError(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
-from gridless.ops.operator import operator
+from gridless.ops.operator import by_reference, operator
 from gridless.ops.segment_pool import reference
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -23,13 +23,14 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def segment_max(features: Tensor, splits: Tensor) -> Tensor:
     """The largest feature of each example: features (S, C), splits (B + 1) to (B, C)."""
     _check(features, splits, "segment_max")
-    return _max(features, splits)[0]
+    found = reference.segment_max(features.contiguous(), splits) if by_reference(features) else _max(features, splits)
+    return found[0]
 
 
 def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
     """The mean feature of each example: features (S, C), splits (B + 1) to (B, C)."""
     _check(features, splits, "segment_mean")
-    return _mean(features, splits)
+    return reference.segment_mean(features.contiguous(), splits) if by_reference(features) else _mean(features, splits)
 
 
 def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
@@ -37,7 +38,7 @@ def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
     _check(values, splits, "segment_spread")
     if len(values) != len(splits) - 1:
         raise ValueError(f"segment_spread: {len(values)} rows of values for {len(splits) - 1} examples")
-    return _spread(values, splits, rows)
+    return reference.segment_spread(values, splits, rows) if by_reference(values) else _spread(values, splits, rows)
 
 
 def _check(features: Tensor, splits: Tensor, what: str) -> None:
@@ -108,12 +109,4 @@ def _spread_backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
 @operator("segment_spread", _fake_spread, _save_spread, _spread_backward)
 def _spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
     """The transpose of the mean: row s gets values[b] / size of b, where b is its example; padding rows get 0."""
-    scaled = torch.cat([over(values, splits.diff()), values.new_zeros(1, values.shape[1])])
-    example = torch.searchsorted(splits[1:], torch.arange(rows, device=splits.device), right=True)
-    return scaled.index_select(0, example)
-
-
-def over(values: Tensor, count: Tensor) -> Tensor:
-    """Rows of values, each over its count, which float16 may have no number for."""
-    wide = torch.promote_types(values.dtype, torch.float32)
-    return (values.to(wide) / count.clamp(min=1)[:, None]).to(values.dtype)
+    return reference.segment_spread(values, splits, rows)

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
 
 def segment_max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
-    shape = (len(splits) - 1, features.shape[1])
-    value, row = features.new_zeros(shape), splits.new_full(shape, len(features))
-    for i, (a, b) in enumerate(zip(splits.tolist(), splits.tolist()[1:])):
+    value, row = [features[:0]], [splits.new_zeros(0, features.shape[1])]
+    for a, b in pairwise(splits.tolist()):
+        part = features[a:b]
         if a < b:
-            value[i], row[i] = features[a:b].max(0)
-            row[i] += a
-    return value, row
+            top, at = part.max(0, keepdim=True)
+        else:
+            top, at = part.sum(0, keepdim=True), splits.new_full((1, features.shape[1]), len(features) - a)
+        value.append(top)
+        row.append(at + a)
+    return torch.cat(value), torch.cat(row)
 
 
 def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
     wide = torch.promote_types(features.dtype, torch.float32)
-    value = features.new_zeros(len(splits) - 1, features.shape[1])
-    for i, (a, b) in enumerate(zip(splits.tolist(), splits.tolist()[1:])):
-        if a < b:
-            value[i] = features[a:b].to(wide).mean(0)
-    return value
+    value = [features[:0]]
+    for a, b in pairwise(splits.tolist()):
+        part = features[a:b].to(wide)
+        value.append((part.mean(0, keepdim=True) if a < b else part.sum(0, keepdim=True)).to(features.dtype))
+    return torch.cat(value)
+
+
+def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
+    scaled = torch.cat([over(values, splits.diff()), values.new_zeros(1, values.shape[1])])
+    example = torch.searchsorted(splits[1:], torch.arange(rows, device=splits.device), right=True)
+    return scaled.index_select(0, example)
+
+
+def over(values: Tensor, count: Tensor) -> Tensor:
+    """Rows of values, each over its count, which float16 may have no number for."""
+    wide = torch.promote_types(values.dtype, torch.float32)
+    return (values.to(wide) / count.clamp(min=1)[:, None]).to(values.dtype)

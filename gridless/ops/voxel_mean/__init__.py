@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gridless.backends import implementation
-from gridless.ops.operator import operator
-from gridless.ops.segment_pool import over
+from gridless.ops.operator import by_reference, operator
+from gridless.ops.segment_pool.reference import over
 from gridless.ops.voxel_mean import reference
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -36,6 +36,9 @@ def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> Tensor:
         raise ValueError(f"voxel_mean: cell is on {cell.device}, features on {features.device}: put both on one device")
     if cells < 0:
         raise ValueError(f"voxel_mean: the number of cells must not be negative, not {cells}")
+    if by_reference(features):
+        _check_range(cell, cells)
+        return reference.voxel_mean(features, cell, cells)[0]
     return _mean(features, cell, cells)[0]
 
 

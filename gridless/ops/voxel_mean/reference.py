@@ -12,5 +12,5 @@ def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tens
     at = cell[kept].long()
     count = torch.bincount(at, minlength=cells)
     total = torch.zeros(cells, features.shape[1], dtype=wide, device=features.device)
-    total.index_add_(0, at, features[kept].to(wide))
+    total = total.index_add(0, at, features[kept].to(wide))
     return (total / count.clamp(min=1)[:, None]).to(features.dtype), count

@@ -41,10 +41,10 @@ def conv(
 ) -> tuple[Tensor, Tensor]:
     compute = numpy_dtype(features)
     targets = len(near.splits) - 1
-    out = torch.empty(targets, weight.shape[-1], dtype=compute_dtype(features.dtype))
+    out = features.new_empty(targets, weight.shape[-1], dtype=compute_dtype(features.dtype))
     inverse = out.new_empty(targets if near.function.normalise else 0)
     if not weight.numel():
-        return out.copy_(torch.zeros(1) if bias is None else bias).to(features.dtype), inverse.zero_()
+        return out.copy_(out.new_zeros(1) if bias is None else bias).to(features.dtype), inverse.zero_()
     f, theta = wide(features, compute), wide_weight(weight, compute)
     size, q, p = theta.shape[0], theta.shape[1], theta.shape[-1]
     start = np.zeros(p, compute)
@@ -84,7 +84,7 @@ def conv_backward(
     rule = recipe(near.function, edges[2].dtype, g.dtype)
     cuts = ranges(edges[0])
     shape = features.shape if need_features else (0, 0)
-    d_features = torch.empty(shape, dtype=compute_dtype(features.dtype))
+    d_features = features.new_empty(shape, dtype=compute_dtype(features.dtype))
     d_weight = np.zeros((len(cuts), 1 if depthwise else q, size * p) if need_weight else (len(cuts), 0, 0), compute)
     arrays = (inverse.numpy(), g, f, turned, d_features.numpy())
     sizes = (size, q, p, tile_height(size * p, compute), lanes(compute), depthwise)
