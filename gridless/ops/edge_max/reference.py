@@ -8,14 +8,15 @@ from torch import Tensor
 
 def forward(features: Tensor, splits: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
     target = torch.repeat_interleave(splits.diff())
-    source = source[: len(target)].long()
+    source = source[: len(target)]
+    x = features[source.long()]
     shape, where = (len(splits) - 1, features.shape[1]), target[:, None].expand(-1, features.shape[1])
-    value = features.new_zeros(shape).scatter_reduce(0, where, features[source], "amax", include_self=False)
-    holds = features[source] == value[target]
-    none = len(features)
-    first = torch.where(holds, source[:, None], none)
-    row = source.new_full(shape, none).scatter_reduce(0, where, first, "amin")
-    return value, torch.where(row == none, -1, row).int()
+    value = features.new_zeros(shape).scatter_reduce(0, where, x, "amax", include_self=False)
+    holds = (x == value[target]) | x.isnan()
+    none = len(source)
+    edge = torch.where(holds, torch.arange(none, device=source.device)[:, None], none)
+    first = target.new_full(shape, none).scatter_reduce(0, where, edge, "amin")
+    return value, torch.cat([source, source.new_full((1,), -1)])[first]
 
 
 def backward(grad: Tensor, row: Tensor, back_splits: Tensor, back_source: Tensor) -> Tensor:
