@@ -507,17 +507,17 @@ class PointUNetPlus(nn.Module):
         return logits.float().masked_fill(~allowed[category[example]], -torch.inf)
 
     def loss(self, geometry: Geometry, category: Tensor, smoothing: float = 0.0) -> tuple[Tensor, Tensor]:
-        """The cross entropy over all points, smoothed among the parts of each category; and how many clouds' worth of
-        points are right: the share of points, times the number of clouds."""
+        """The cross entropy over all points whose part is not negative, smoothed among the parts of each category; and
+        how many clouds' worth of points are right: the share of those points, times the number of clouds."""
         cloud = geometry[self.cloud]
         logits = self(geometry, category)
-        real = cloud.example < cloud.num_examples
+        real = (cloud.example < cloud.num_examples) & (cloud.rows["part"] >= 0)
         part = torch.where(real, cloud.rows["part"], 0)
         log = logits.log_softmax(1)
         known = log.isfinite()
         smooth = torch.where(known, log, 0.0).sum(1) / known.sum(1)
         each = (1 - smoothing) * log.gather(1, part[:, None])[:, 0].clamp(min=-100.0) + smoothing * smooth
-        points = real.sum()
+        points = real.sum().clamp(min=1)
         right = ((logits.argmax(1) == part) & real).sum()
         return -torch.where(real, each, 0.0).sum() / points, right / points * cloud.num_examples
 
