@@ -118,6 +118,11 @@ class BatchNorm(_BatchNorm):
 
     def _over_all_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
         """With the statistics of all rows in training, and with the running ones otherwise."""
+        real = None
+        if padded is not None:
+            real = (torch.arange(x.shape[0], device=x.device) < padded.splits[-1])[:, None]
+            # For the gradient of the weight: zero times NaN is NaN.
+            x = torch.where(real, x, 0.0) if torch.is_grad_enabled() else x
         x = x.relu() if self.relu == "before" else x
         mean, var, batches, momentum = self.running_mean, self.running_var, None, 0.0
         if self.training:
@@ -127,10 +132,7 @@ class BatchNorm(_BatchNorm):
         cudnn = torch.backends.cudnn.enabled
         y = torch.batch_norm(x, self.weight, self.bias, mean, var, self.training, momentum, self.eps, cudnn)
         y = y.relu() if self.relu == "after" else y
-        if padded is not None:
-            real = torch.arange(x.shape[0], device=x.device) < padded.splits[-1]
-            y = torch.where(real[:, None], y, 0.0)
-        return y
+        return y if real is None else torch.where(real, y, 0.0)
 
     def extra_repr(self) -> str:
         cloud = "" if self.cloud is None else f", cloud={self.cloud}"

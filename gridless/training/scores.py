@@ -15,13 +15,14 @@ from gridless.training.batch import Batch
 def scores(model: nn.Module, batch: Batch) -> Tensor:
     """Of each example (B, 1) whether its class is right, or, where points have parts, (B, 3): the points whose part is
     right, all points, and the mean over parts of intersection over union. Of a network that gives every point of a scan
-    one of C classes (B, 2 + 2 C): those two, then the points in the intersection and in the union of each class."""
+    one of C classes (B, 2 + 2 C): those two, then the points in the intersection and in the union of each class. Points
+    of negative parts are not judged."""
     cloud: Any = next(iter(batch.geometry.values()))
     if "part" not in cloud.rows:
         return (model(batch.geometry).argmax(1) == batch.labels).double()[:, None]
-    real = cloud.example < cloud.num_examples
+    real = (cloud.example < cloud.num_examples) & (cloud.rows["part"] >= 0)
     if "parts" not in model.config:  # type: ignore[operator]
-        return _scan_scores(model(batch.geometry).argmax(1), cloud, real & (cloud.rows["part"] >= 0), model)
+        return _scan_scores(model(batch.geometry).argmax(1), cloud, real, model)
     best = model(batch.geometry, batch.labels).argmax(1)[real]
     part, example = cloud.rows["part"][real], cloud.example[real]
     right, every = (torch.bincount(e, minlength=cloud.num_examples) for e in (example[best == part], example))
@@ -39,6 +40,8 @@ def _scan_scores(best: Tensor, cloud: Any, judged: Tensor, model: Any) -> Tensor
 
 def _overlaps(predicted: Tensor, part: Tensor, example: Tensor, count: int, kinds: int) -> tuple[Tensor, Tensor]:
     """Points in the intersection and in the union of each of `kinds` parts, in each of `count` examples."""
+    if len(part) and int(part.max()) >= kinds:
+        raise ValueError(f"points have the part {int(part.max())}, but the network has {kinds}, numbered from 0")
 
     def counted(values: Tensor, rows: Tensor) -> Tensor:
         return torch.bincount(rows * kinds + values, minlength=count * kinds).view(count, kinds).double()

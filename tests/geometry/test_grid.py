@@ -95,6 +95,17 @@ def test_cells_that_are_far_apart_are_told_apart(backend, device):
     assert found.parent_index.tolist() == [0, 1, 4]
 
 
+def test_the_mean_of_whole_numbers_is_exact_beyond_what_float64_counts(backend, device):
+    far = 2**60 + 1
+    time = torch.tensor([far, far + 2, 1, -far, 2, 3])
+    pair = torch.stack([time, time + 1], 1)
+    cloud = gl.Cloud.of(torch.tensor([0.1, 0.2, 1.1, 2.1, 3.1, 3.2])[:, None], time=time, pair=pair).to(device)
+    found = gl.grid_sample(cloud, 1.0, rows={"time": "mean", "pair": "mean"})
+    # 2.5 and 3.5 go to the even number.
+    assert found.rows["time"].tolist() == [far + 1, 1, -far, 2]
+    assert found.rows["pair"].tolist() == [[far + 1, far + 2], [1, 2], [-far, 1 - far], [2, 4]]
+
+
 def test_padding_is_no_point(backend, device):
     x = scattered(20, 3)
     padded = gl.Cloud(torch.cat([x, torch.full((5, 3), 7.0)]), torch.tensor([0, 20]), padding=5).to(device)
@@ -128,6 +139,9 @@ def test_a_plan_samples_by_cells():
         ({"cell": 0.1, "rows": {"height": "most"}}, "one whole number a point"),
         ({"cell": 0.1, "rows": {"height": "sum"}}, "choose one of kept, mean, most"),
         ({"cell": 1e-18}, "too small to be counted"),
+        ({"cell": 0.1, "origin": [0.0, float("nan"), 0.0]}, r"origin must be 3 finite numbers, not \[0.0, nan, 0.0\]"),
+        ({"cell": 0.1, "origin": [float("inf"), 0.0, 0.0]}, "origin must be 3 finite numbers"),
+        ({"cell": 0.1, "origin": [1.0]}, "origin must be 3 finite numbers"),
     ],
 )
 def test_refuses_by_name(arguments, error):

@@ -241,6 +241,20 @@ def test_parts_of_other_categories_are_never_predicted(cloud):
     assert models.point_unet_plus([4], **size)(geometry).shape == (len(cloud), 4)
 
 
+def test_points_without_a_part_add_nothing_to_the_loss_of_parts(cloud):
+    torch.manual_seed(0)
+    model = models.point_unet_plus([4], width=8, levels=2, spacing=0.2, stem_radius=0.25, hidden=16).eval()
+    part = torch.randint(0, 4, (len(cloud),))
+    part[::3] = -1
+    geometry, none = model.plan(gl.Cloud.of(cloud, part=part)), torch.zeros(4, dtype=torch.int64)
+    loss, right = model.loss(geometry, none)
+    logits, known = model(geometry), part >= 0
+    torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits[known], part[known]))
+    assert right.item() == pytest.approx(4 * (logits.argmax(1) == part)[known].float().mean().item())
+    nothing = gl.Cloud.of([torch.zeros(0, 3)] * 4, part=[torch.zeros(0, dtype=torch.int64)] * 4)
+    assert torch.stack(model.loss(model.plan(nothing), none)).tolist() == [0, 0]
+
+
 def test_the_loss_of_parts_is_smoothed_among_those_of_the_category(cloud):
     torch.manual_seed(0)
     size = {"width": 8, "levels": 2, "spacing": 0.2, "stem_radius": 0.25, "hidden": 16}

@@ -54,10 +54,16 @@ def test_equals_torch_on_the_real_rows(bucket, place):
         torch.testing.assert_close(ours.bias.grad, theirs.bias.grad, rtol=1e-4, atol=1e-5)
         assert_same_state(ours, theirs)
     ours.eval(), theirs.eval()
-    y = ours(x, batch)
-    torch.testing.assert_close(y[:total], theirs(x[:total]))
+    y, wanted = ours(x, batch), theirs(x[:total])
+    torch.testing.assert_close(y[:total], wanted)
     assert (y[total:] == 0).all()
     assert_same_state(ours, theirs)
+    for norm, out in ((ours, y), (theirs, wanted)):
+        norm.zero_grad()
+        out.square().sum().backward()
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        assert torch.equal(ours(x, batch), y)
 
 
 @pytest.mark.parametrize("bucket", [None, [8]])
@@ -74,6 +80,14 @@ def test_no_rows_leave_the_statistics_alone(bucket):
     assert (ours.weight.grad == 0).all()
     for name, value in ours.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize(("size", "bucket"), [(1, None), (5, [8])])
+def test_the_momentum_of_a_network_in_float64_is_not_rounded(size, bucket):
+    norm, batch = BatchNorm(6, "X0", momentum=0.1).double(), geometry((size,), bucket)
+    x = torch.randn(len(batch["X0"]), 6, dtype=torch.float64)
+    norm(x, batch)
+    torch.testing.assert_close(norm.running_mean, 0.1 * x[:size].mean(0), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("bucket", [None, [8]])

@@ -42,6 +42,31 @@ def test_the_first_of_equal_sources_gets_the_gradient(device):
     assert features.grad[:, 0].tolist() == [0, 0, 1, 0, 0]
 
 
+def test_the_first_is_that_of_the_list_also_where_it_does_not_ascend(device):
+    edges = gl.Edges(torch.tensor([0, 3]), torch.tensor([4, 1, 2]), 5).to(device)
+    features = torch.tensor([9.0, 1.0, 2.0, 9.0, 2.0], device=device)[:, None].requires_grad_()
+    edge_max(features, edges).sum().backward()
+    assert features.grad[:, 0].tolist() == [0, 0, 0, 0, 1]
+
+
+def test_a_repeated_edge_has_the_gradient_once(device):
+    edges = gl.Edges.from_edge_index(torch.tensor([[0, 0, 1, 2], [0, 0, 0, 1]]), 3, 2).to(device)
+    features = torch.tensor([3.0, 1.0, 2.0], device=device)[:, None].requires_grad_()
+    edge_max(features, edges).sum().backward()
+    assert features.grad[:, 0].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
+def test_a_nan_is_the_maximum_in_any_order(device, order):
+    edges = gl.Edges(torch.tensor([0, 4]), torch.tensor(order), 4).to(device)
+    features = torch.tensor([1.0, torch.nan, torch.inf, torch.nan], device=device)[:, None].requires_grad_()
+    out = edge_max(features, edges)
+    out.sum().backward()
+    assert out.isnan().all()
+    first = min(1, 3, key=order.index)
+    assert features.grad[:, 0].tolist() == [float(j == first) for j in range(4)]
+
+
 def test_negative_maxima_and_no_neighbours_at_all(device):
     edges = gl.Edges(torch.tensor([0, 1, 1]), torch.tensor([0]), 1).to(device)
     out = edge_max(torch.tensor([[-3.0]], device=device, requires_grad=True), edges)

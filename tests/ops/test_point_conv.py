@@ -185,6 +185,26 @@ def test_an_empty_neighbourhood_gets_the_bias_and_no_nan(fast):
     assert torch.equal(gradients[-1][-1], torch.zeros_like(gradients[-1][-1]))
 
 
+@pytest.mark.parametrize("where", ["features", "gradient"])
+@pytest.mark.parametrize("order", ["gather_first", "transform_first", "depthwise"])
+def test_what_has_no_edge_does_not_reach_the_gradient_of_the_weight(backend, device, order, where):
+    if (backend, where) == ("gpu", "features") and order != "depthwise":
+        pytest.skip("the dense kernels of GPUs multiply whole tiles of features: docs/limits.md")
+    edges = Edges(torch.tensor([0, 1, 3, 3]), torch.tensor([0, 0, 1]), 3).to(device)
+    x = torch.tensor([[0.0, 0.0], [0.2, 0.0], [0.4, 0.0]], device=device)
+    found = []
+    for value in (1.0, math.nan, math.inf):
+        features, grad = torch.ones(2, 3, 2, device=device)
+        (features if where == "features" else grad)[2] = value
+        weight = torch.ones((3, 2) if order == "depthwise" else (3, 2, 2), device=device, requires_grad=True)
+        how = None if order == "depthwise" else order
+        gl.point_conv(features, weight, None, edges, x, x, 1.0, Monomials(2, 1), order=how).backward(grad)
+        found.append(weight.grad)
+    assert found[0].abs().sum() > 0
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_a_neighbour_exactly_at_the_radius_weighs_nothing(fast):
     edges = Edges(torch.tensor([0, 1]), torch.tensor([0]), 1).to(fast)
     x, y = torch.zeros(1, 1, device=fast), torch.full((1, 1), RADIUS, device=fast)

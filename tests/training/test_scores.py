@@ -18,7 +18,7 @@ from gridless.training.evaluate import judged
 from gridless.training.examples import Clouds
 from gridless.training.recipe import Recipe
 from gridless.training.run import run
-from gridless.training.scores import figures, mean_ious, shape_ious
+from gridless.training.scores import figures, mean_ious, scores, shape_ious
 from gridless.training.step import TrainStep
 
 PARTS = [2, 3, 1]
@@ -64,6 +64,22 @@ def test_parts_that_are_nowhere_count_as_right():
     )
     # Part 2: two of three; part 3: none of one; part 4: nowhere.
     assert ious.tolist() == pytest.approx([(2 / 3 + 0 + 1) / 3])
+
+
+def test_parts_that_a_network_does_not_have_are_refused():
+    with pytest.raises(ValueError, match="points have the part 6, but the network has 6, numbered from 0"):
+        shape_ious(*torch.tensor([[0, 2], [6, 2]]), torch.tensor([0, 1]), torch.tensor([0, 1]), PARTS)
+
+
+def test_points_without_a_part_are_not_judged():
+    model = gl.models.point_unet_plus([2, 3], width=8, levels=2, spacing=0.2, stem_radius=0.25, hidden=16).eval()
+    category, part = torch.tensor([0, 1]), torch.tensor([[0], [2]]).repeat(1, 20)
+    part[:, 5:] = -1
+    points = torch.rand(2, 20, 3, generator=torch.Generator().manual_seed(0))
+    geometry = model.plan(gl.Cloud.of(points, part=part.flatten()))
+    found = scores(model, Group(model.plan, geometry, category)[0])
+    right = model(geometry, category).argmax(1).view(2, 20)[:, :5] == part[:, :5]
+    assert found[:, :2].tolist() == [[int(right[0].sum()), 5], [int(right[1].sum()), 5]]
 
 
 def test_accuracy_is_the_share_of_points_whatever_the_sizes_of_blocks():

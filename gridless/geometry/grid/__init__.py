@@ -53,6 +53,10 @@ def grid_sample(
     if keep not in KEEPS:
         raise ValueError(f"grid_sample: keep must be one of {', '.join(KEEPS)}, not {keep!r}")
     _check_rows(cloud, rows or {})
+    if origin is not None:
+        at = torch.as_tensor(origin, dtype=torch.float64)
+        if at.shape != (cloud.dim,) or not at.isfinite().all():
+            raise ValueError(f"grid_sample: origin must be {cloud.dim} finite numbers, not {origin!r}")
     x, end = cloud.coords.detach(), len(cloud) - cloud.padding
     number = _placed(x[:end], origin).div_(float(cell)).floor_()
     if end and float(number.abs().max()) >= _FAR:
@@ -105,10 +109,14 @@ def _begins(values: Tensor) -> Tensor:
 
 def _mean(values: Tensor, order: Tensor, inverse: Tensor, sizes: Tensor) -> Tensor:
     """The mean of each cell, its points added in index order."""
+    if not values.is_floating_point():
+        # From a number near them: beyond 2^53 float64 leaves whole numbers out. An even one, so that halves go to even.
+        base = values[order[sizes.cumsum(0) - sizes]].long() & -2
+        apart = _mean((values.long() - base[inverse]).double(), order, inverse, sizes)
+        return (base + apart.round().long()).to(values.dtype)
     flat = values[order].double().flatten(1) if values.ndim > 1 else values[order].double()[:, None]
     sums = torch.segment_reduce(flat, "sum", lengths=sizes, axis=0)
-    mean = (sums / sizes[:, None]).reshape(len(sizes), *values.shape[1:])
-    return mean.to(values.dtype) if values.is_floating_point() else mean.round().to(values.dtype)
+    return (sums / sizes[:, None]).reshape(len(sizes), *values.shape[1:]).to(values.dtype)
 
 
 def _most(values: Tensor, order: Tensor, inverse: Tensor, sizes: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor) -
     device = target.device
     end = len(target) - target.padding
     row = torch.arange(end, device=device)
-    rest = Cloud(target.coords[:end], target.splits).trusted()
+    rest = Cloud.made(coords=target.coords[:end], splits=target.splits).trusted()
     radius = _first_radius(source, rest, k)
     while len(row):
         full, kept_splits, near, kept = grid_gpu.ball(source, rest, radius, k)
@@ -85,7 +85,7 @@ def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor) -
         _PLACE((cdiv(len(row), _BLOCK), 1, 1), tensors, (len(row),), (_BLOCK,))
         left = ~done
         before = torch.cat([left.new_zeros(1, dtype=torch.int64), left.cumsum(0)])
-        rest = Cloud(rest.coords[left], before[rest.splits]).trusted()
+        rest = Cloud.made(coords=rest.coords[left], splits=before[rest.splits]).trusted()
         row = row[left]
         if len(row) and math.isinf(radius):
             # Every source was inside: these have come to be not finite since the clouds were read.
@@ -109,7 +109,7 @@ def _first_radius(source: Cloud, target: Cloud, k: int) -> float:
     radius = widest * min((k * source.num_examples / max(len(source), 1)) ** (1 / len(extent)), 2.0)
     step = max(len(target) // 512, 1)
     at = torch.arange(0, len(target), step, device=target.device)
-    few = Cloud(target.coords[at], torch.searchsorted(at, target.splits)).trusted()
+    few = Cloud.made(coords=target.coords[at], splits=torch.searchsorted(at, target.splits)).trusted()
     for _ in range(12):
         counts = grid_gpu.count(source, few, radius)
         middle = int(counts.median())

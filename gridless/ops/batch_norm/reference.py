@@ -68,7 +68,7 @@ def track(statistics: Tensor, count: Tensor, running: Running | None) -> None:
     """Move the running statistics towards those of a batch of `count` rows, and count it, unless it had none."""
     if running is not None:
         mean, var, batches, momentum = running
-        step = momentum * (count > 0)
+        step = momentum * (count > 0).to(statistics.dtype)
         mean += step * (statistics[0] - mean)
         var += step * (statistics[2] - var)
         batches += count > 0

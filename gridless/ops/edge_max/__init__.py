@@ -2,8 +2,9 @@
 
     edge_max(F, edges)[i, c] = max of F[j, c] over the sources j of target i; 0 where there is none
 
-The gradient goes to the first source that holds the maximum; it is gathered along the transposed edges, so that no two
-writes meet: deterministic. Padding targets have no edges, and padding edges no target. NaNs are not looked for.
+A NaN is larger than any number. The gradient goes to the source that holds the maximum, the first of several in the
+order of the edges, once however often an edge is repeated; it is gathered along the transposed edges, so that no two
+writes meet: deterministic. Padding targets have no edges, and padding edges no target.
 """
 
 from __future__ import annotations

@@ -36,8 +36,10 @@ def _max(first, last, features, splits, source, value, row):
         for e in range(splits[i], splits[i + 1]):
             j = source[e]
             for c in range(features.shape[1]):
-                if e == splits[i] or features[j, c] > value[i, c]:
-                    value[i, c] = features[j, c]
+                x, best = features[j, c], value[i, c]
+                # Larger, or a NaN, and no NaN before it.
+                if e == splits[i] or (not x <= best and best == best):
+                    value[i, c] = x
                     row[i, c] = j
 
 
@@ -46,6 +48,9 @@ def _collect(first, last, grad, row, splits, source, total):
     for j in range(first, last):
         for e in range(splits[j], splits[j + 1]):
             i = source[e]
+            # Repeats of an edge stand side by side.
+            if e > splits[j] and source[e - 1] == i:
+                continue
             for c in range(grad.shape[1]):
                 if row[i, c] == j:
                     total[j, c] += grad[i, c]

@@ -64,7 +64,8 @@ def _max(
         j = tl.load(source + first + e, on, other=0)
         x = tl.load(features + j.to(tl.int64)[:, None] * channels + c[None, :], on[:, None] & inside, other=0.0)
         x = x.to(wide)
-        more = on[:, None] & ((x > best) | (at < 0))
+        # Larger, or a NaN, and no NaN before it.
+        more = on[:, None] & (((best == best) & ~(x <= best)) | (at < 0))
         best = tl.where(more, x, best)
         at = tl.where(more, j[:, None], at)
     out = i.to(tl.int64)[:, None] * channels + c[None, :]
@@ -83,6 +84,7 @@ def _collect(
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = (c < channels)[None, :]
     sums = tl.zeros([ROWS, BLOCK], wide)
+    before = tl.full([ROWS], -1, tl.int32)
     for e in range(0, most):
         on = e < count
         i = tl.load(source + first + e, on, other=0)
@@ -90,7 +92,10 @@ def _collect(
         ok = on[:, None] & inside
         # The gradient is read whether it is this row's or not: to know that first would mean to wait twice.
         x = tl.load(grad + at, ok, other=0.0).to(wide)
-        sums += tl.where(tl.load(row + at, ok, other=-1) == j[:, None], x, 0.0)
+        mine = tl.load(row + at, ok, other=-1) == j[:, None]
+        # Repeats of an edge stand side by side.
+        sums += tl.where(mine & (i != before)[:, None], x, 0.0)
+        before = i
     out = j.to(tl.int64)[:, None] * channels + c[None, :]
     tl.store(total + out, sums.to(total.dtype.element_ty), (j < rows)[:, None] & inside)
 

@@ -32,13 +32,16 @@ def conv(
         messages = (values @ theta) * inputs[source]  # (E, Q)
         out = messages.new_zeros(edges.num_target, weight.shape[1]).index_add(0, target, messages)
     elif transform_first:
-        transformed = torch.einsum("sq,mqp->smp", inputs, theta)[source]  # (E, M, P)
+        # Zero times NaN is NaN: sources that nobody sees must not reach the gradient of Theta.
+        seen = torch.zeros(len(inputs), 1, dtype=torch.bool, device=inputs.device).index_fill(0, source, True)
+        transformed = torch.einsum("sq,mqp->smp", torch.where(seen, inputs, 0), theta)[source]  # (E, M, P)
         messages = torch.einsum("em,emp->ep", values, transformed)
         out = messages.new_zeros(edges.num_target, weight.shape[2]).index_add(0, target, messages)
     else:
         messages = values[:, :, None] * inputs[source][:, None, :]  # (E, M, Q)
         gathered = messages.new_zeros(*shape, features.shape[1]).index_add(0, target, messages)
-        out = torch.einsum("tmq,mqp->tp", gathered, theta)
+        # Nor must the gradients of targets that see nobody.
+        out = torch.where(edges.counts[:, None] > 0, torch.einsum("tmq,mqp->tp", gathered, theta), 0)
     return (out if bias is None else out + bias.to(dtype)).to(features.dtype)
 
 

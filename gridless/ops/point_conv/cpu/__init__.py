@@ -179,6 +179,7 @@ def _backward(
     tile = np.empty((tile_rows, stride), grad.dtype)
     result = np.empty((tile_rows, q_channels), grad.dtype)
     nothing = np.zeros(q_channels, grad.dtype)
+    seen = np.empty((tile_rows, q_channels), grad.dtype)
     for t in range(first, last, tile_rows):
         end = min(t + tile_rows, last)
         tile[:] = 0
@@ -191,6 +192,8 @@ def _backward(
                 _scale_and_add(tile, turned, size, q_channels, nothing, d_features[t:end])
             if d_weight.shape[0] > 0:
                 for r in range(end - t):
+                    if splits[t + r] == splits[t + r + 1]:
+                        continue
                     for m in range(size):
                         for c in range(q_channels):
                             d_weight[0, m * q_channels + c] += f[t + r, c] * tile[r, m * q_channels + c]
@@ -201,8 +204,12 @@ def _backward(
             matmul(result, tile, stride, turned, rows, q_channels, steps, lane)
             _copy(result, d_features, t, end)
         if d_weight.shape[0] > 0:
-            a_at = t * q_channels
-            matmul_transposed(d_weight, f, a_at, q_channels, tile, stride, q_channels, steps, end - t, lane)
+            # What a source that nobody sees has for features is zero, though it be NaN: its row of B is.
+            for r in range(end - t):
+                some = splits[t + r] < splits[t + r + 1]
+                for c in range(q_channels):
+                    seen[r, c] = f[t + r, c] if some else 0
+            matmul_transposed(d_weight, seen, 0, q_channels, tile, stride, q_channels, steps, end - t, lane)
 
 
 @njit(nogil=True, cache=True, inner=True)

@@ -39,6 +39,9 @@ def depthwise_kernel(
         inverse = _kept_inverse(
             ROW_X, COL_X, SPLITS, COLS, INVERSE, row, live, scale, total, D, FALLOFF, DTYPE, INDEX, T, MINE, TOTAL
         )
+        if NEED_W:
+            # Features of a source that nobody sees are not read: zero times NaN is NaN.
+            seen = tl.load(SPLITS + row, mask=live, other=0) < tl.load(SPLITS + row + 1, mask=live, other=0)
         new = ()
         for j in tl.static_range(J):
             channel = start + j * L + tl.arange(0, L)
@@ -58,7 +61,7 @@ def depthwise_kernel(
                     out += tl.load(OTHER + channel, mask=inside, other=0.0).to(DTYPE)[None, :]
                 tl.store(OUT + at, out, mask=there)
             if NEED_W:
-                f = tl.load(OTHER + at, mask=there, other=0.0).to(DTYPE)
+                f = tl.load(OTHER + at, mask=seen[:, None] & inside[None, :], other=0.0).to(DTYPE)
                 for m in tl.static_range(M):
                     new = new + (share[j * M + m] + acc[m * J + j] * f,)
         if NEED_W:
