@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gridless.data import clouds, formats, splits
 from gridless.data.base import Examples, Steps
-from gridless.data.prepare import Preparation, blocks, joined, padded, prepare, read_points, row, scale
+from gridless.data.prepare import Preparation, blocks, check_scales, joined, padded, prepare, read_points, row, scale
 from gridless.geometry import grid_sample
 from gridless.kernels.threads import in_threads
 from gridless.progress import bar
@@ -249,7 +249,7 @@ class CloudFolder(Examples):
         self._scales: dict[str, dict[int, str]] = {name: {} for name in self.how.features}
         # Labels are numbered through all files, whatever the split.
         read = self._read_all(range(len(self.listing.files)) if label else chosen, label, progress)
-        self._check_scales()
+        check_scales(self._scales)
         self.class_names, self.values = list(self.listing.class_names), list[int]()
         if label:
             self.values = sorted(self._found if values is None else values)
@@ -301,16 +301,6 @@ class CloudFolder(Examples):
             self._scales[name].setdefault(scale(row(cloud, name, str(file)).dtype), str(file))
         pieces = blocks(cloud, self.how) if label else [torch.arange(len(cloud))]
         return [prepare(cloud[piece], str(file), self.points, self.how, kept) for piece in pieces]
-
-    def _check_scales(self) -> None:
-        """Refuse features that some files have in one or two bytes and others not."""
-        for name, files in self._scales.items():
-            if len(files) > 1:
-                (a, first), (b, second) = list(files.items())[:2]
-                raise ValueError(
-                    f"{name!r} is divided by {a} in {first} and by {b} in {second}: whole numbers of one or two bytes "
-                    "become 0 to 1, others stay as they are: bring the files to one type"
-                )
 
     def example(self, i: int) -> Cloud:
         size = int(self.sizes[i])

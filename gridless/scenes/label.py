@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shutil
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,15 +25,16 @@ import numpy as np
 import torch
 
 from gridless.data.clouds import las, ply
-from gridless.data.clouds.base import Source
+from gridless.data.clouds.base import Points, Source
 from gridless.data.files import whole_file
-from gridless.data.prepare import Preparation, turned
+from gridless.data.prepare import Preparation, check_scales, scale, turned
 from gridless.geometry import nearest
 from gridless.kernels.memory import trim
 from gridless.progress import bar
-from gridless.scenes.scene import Scene, added
+from gridless.scenes.scene import Scene, added, files_of, state_of
 from gridless.scenes.tiling import Key, Tile, Tiles, layers_of
 from gridless.structures import Cloud
+from gridless.structures.interchange import plain_type
 from gridless.tasks import connect, run
 
 # The rows in the scene of some points (S) int64, and their labels (S) int64.
@@ -87,6 +89,7 @@ class Labeller:
         scene = Scene(source, rows=rows)
         if not scene.count:
             raise ValueError(f"{source} holds no points")
+        check_scales({row: {_scale(layout[row]): name for name, layout in scene.layouts.items()} for row in rows})
         if scene.dim != 3:
             raise ValueError(f"{source} has points of {scene.dim} coordinates, and the network is for three")
         # Of whom the nearest sample is asked: a cell's own is at most its diagonal away.
@@ -194,6 +197,8 @@ def label_scene(
         try:
             _reserve(labels, count * dtype.itemsize)
             _label_all(first, arguments, folder, labels, dtype, workers, ray)
+            if _state(source) != settings["files"]:
+                raise ValueError(f"{source} was changed while it was labelled: start again when it is whole")
             _write(tiles.scene, source, out, labels, values.astype(dtype))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -267,20 +272,34 @@ def _write(scene: Scene, source: Path, out: Path, labels: Path, values: np.ndarr
             for first in range(0, scene.count, 1 << 22):
                 file.write(part(first, min(1 << 22, scene.count - first)).tobytes())
     elif out.suffix.lower() == ".ply":
-        ply.write_parts(out, scene.count, _clouds(source, part))
+        like = _layout(scene, dtype)
+        ply.write_parts(out, scene.count, like, _labelled(scene, part, like))
     else:
         with whole_file(out) as file:
             las.relabelled(Source.mapped(source), file, out.suffix.lower() == ".laz", part)
 
 
-def _clouds(source: Path, part: Any) -> Iterator[Cloud]:
+def _layout(scene: Scene, label: np.dtype) -> Points:
+    """No points, with the rows that all files of a scene have, in types that hold those of each, and labels."""
+    layouts = list(scene.layouts.values())
+    rows, left = {}, []
+    for name in dict.fromkeys(name for layout in layouts for name in layout if name != "label"):
+        kinds = [layout[name] for layout in layouts if name in layout]
+        if len(kinds) == len(layouts) and len({kind.shape for kind in kinds}) == 1:
+            rows[name] = np.empty((0, *kinds[0].shape), np.result_type(*(kind.base for kind in set(kinds))))
+        else:
+            left.append(name)
+    if left:
+        warnings.warn(f"{', '.join(left)}: left out, because not all files of the scene have them alike", stacklevel=2)
+    return Points(np.empty((0, scene.dim), scene.dtype), {**rows, "label": np.empty(0, label)}, scene.dtype)
+
+
+def _labelled(scene: Scene, part: Any, like: Points) -> Iterator[Points]:
     """The points of a scene, piece by piece as its files have them, with their labels."""
-    whole = Scene(source)
-    for k in range(len(whole.sizes)):
-        piece = whole.piece(k)
-        points = whole._read(k).coords
-        rows: dict[str, Any] = {name: values for name, values in piece.rows.items() if name != "label"}
-        yield Cloud.of(np.array(points, whole.dtype), **rows, label=part(int(piece.index[0]), len(piece.index)))
+    for k, count in enumerate(scene.sizes.tolist()):
+        points = scene.read(k)
+        rows = {name: points.rows[name] for name in like.rows if name != "label"}
+        yield points._replace(rows={**rows, "label": part(int(scene.first[k]), count)})
 
 
 @contextmanager
@@ -333,10 +352,11 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _state(source: Path) -> list[list[Any]]:
-    files = sorted(source.iterdir()) if source.is_dir() else [source]
-    if not source.exists():
-        raise FileNotFoundError(f"there is no {source}")
-    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    return [[str(file.resolve()), *(state_of(file) or ())] for file in files_of(source)]
+
+
+def _scale(kind: np.dtype) -> int:
+    return scale(torch.from_numpy(np.empty(0, plain_type(kind.base))).dtype)
 
 
 def _check_output(source: Path, out: Path) -> None:
@@ -345,8 +365,13 @@ def _check_output(source: Path, out: Path) -> None:
         raise ValueError(f"--out {out}: labelled points are written as {', '.join(OUTPUTS)}")
     if suffix in (".las", ".laz") and source.suffix.lower() not in (".las", ".laz"):
         raise ValueError(f"--out {out}: {source} is no LAS or LAZ file, whose points {suffix} could copy: write a .ply")
-    if out.exists() and source.exists() and out.resolve() == source.resolve():
-        raise ValueError(f"--out {out} is the scene itself: give another name")
+    if not source.exists():
+        raise FileNotFoundError(f"there is no {source}")
+    if out.resolve() in [file.resolve() for file in files_of(source)]:
+        what = "a file of the scene" if source.is_dir() else "the scene itself"
+        raise ValueError(f"--out {out} is {what}: give another name")
+    if source.resolve() == out.resolve().parent:
+        raise ValueError(f"--out {out} would be a part of the scene, which is all of {source}: give another folder")
 
 
 def _check_classes(source: Path, out: Path, classes: int) -> None:

@@ -53,7 +53,8 @@ def tiles(
         grid: keep the first point of each cell of this size; the cells are those of the scene.
         rows: the names of the rows that are wanted; all by default.
         resolution: what float64 coordinates are rounded to, a power of two; float32 ones are not.
-        scratch: the folder of a sorted copy, where one is needed, which stays; a temporary one by default.
+        scratch: the folder of a sorted copy, where one is needed, which stays, and is found again as long as no file
+            is changed; a temporary one by default.
     """
     return Tiles(Scene(source, resolution, None if rows is None else list(rows)), size, halo, grid, scratch)
 
@@ -108,7 +109,10 @@ class Tiles(Sequence):
         if math.isinf(self.size):
             return np.full(self._axes, -math.inf), np.full(self._axes, math.inf)
         numbers = np.array(key[: self._axes], np.float64)
-        return numbers * self.size - halo, (numbers + 1) * self.size + halo
+        low, high = numbers * self.size, (numbers + 1) * self.size
+        # A point belongs to the cell of a quotient, which is rounded: it may lie a little before or behind it.
+        halo += 4 * float(np.spacing(np.maximum(np.abs(low), np.abs(high))).max())
+        return low - halo, high + halo
 
     def tile(self, key: tuple[int, int], halo: float | None = None) -> Tile:
         """The tile of a cell (i, j) with a halo of its own, or that of the others."""

@@ -124,6 +124,86 @@ def test_a_folder_becomes_a_ply_with_labels(weights, tmp_path):
     assert found.rows["label"].shape == (900,)
 
 
+def test_files_with_different_rows_become_a_ply_of_what_all_have(weights, tmp_path):
+    x = street(300)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.las").write_bytes(las(x[:100], 1, False, "1.2"))
+    (tmp_path / "in" / "b.las").write_bytes(las(x[100:200], 3, False, "1.2"))
+    wide = np.arange(100, dtype=np.uint64) + np.uint64(2**52)
+    np.savez(tmp_path / "in" / "c.npz", xyz=x[200:], user_data=wide, gps_time=np.zeros((100, 2)))
+    with pytest.warns(UserWarning, match=r"gps_time, .*rgb: left out, because not all files of the scene have them"):
+        label_scene(tmp_path / "in", weights, tmp_path / "out.ply")
+    label_scene(tmp_path / "in", weights, tmp_path / "out.npy")
+    found = gl.read_cloud(tmp_path / "out.ply")
+    np.testing.assert_allclose(found.coords.numpy(), x, rtol=0, atol=1e-3)
+    assert set(found.rows) == {"user_data", "label"}
+    assert np.array_equal(found.rows["user_data"][200:].numpy(), wide.astype(np.float64))
+    assert np.array_equal(found.rows["label"].numpy(), np.load(tmp_path / "out.npy"))
+
+
+def test_rows_of_any_name_are_written_to_a_ply(weights, tmp_path):
+    x = street(50)
+    names = ["Echo Width", "größe", "X", "red", "directions", "x_", "red_1"]
+    rows = {name: np.full(50, 10 + i, np.uint16) for i, name in enumerate(names)}
+    rgb = np.arange(150, dtype=np.uint16).reshape(50, 3) * 300
+    np.savez(tmp_path / "a.npz", xyz=x, **rows, rgb=rgb, wide=np.full(50, 2**40), label=np.full(50, 99))
+    label_scene(tmp_path / "a.npz", weights, tmp_path / "a.ply")
+    found = gl.read_cloud(tmp_path / "a.ply").rows
+    expected = ["echo_width", "gr_e", "x__", "red_", "directions", "x_", "red_1", "rgb", "wide", "label"]
+    assert set(found) == set(expected)
+    assert sorted(int(found[name][0]) for name in expected[:7]) == list(range(10, 17))
+    # As wide as they were.
+    assert found["rgb"].dtype == gl.read_cloud(tmp_path / "a.npz").rows["rgb"].dtype == torch.int32
+    assert np.array_equal(found["rgb"].numpy(), rgb)
+    assert found["wide"][0] == 2**40
+
+
+def test_the_output_is_no_part_of_the_scene(weights, tmp_path):
+    folder = tmp_path / "in"
+    (folder / "below").mkdir(parents=True)
+    np.save(folder / "a.npy", street(50))
+    before = (folder / "a.npy").read_bytes()
+    (tmp_path / "link.npy").symlink_to(folder / "a.npy")
+    for out, error in [
+        (folder / "a.npy", r"a\.npy is a file of the scene: give another name"),
+        (tmp_path / "link.npy", r"link\.npy is a file of the scene: give another name"),
+        (folder / "b.ply", r"b\.ply would be a part of the scene, which is all of .*: give another folder"),
+    ]:
+        with pytest.raises(ValueError, match=error):
+            label_scene(folder, weights, out)
+    assert (folder / "a.npy").read_bytes() == before
+    label_scene(folder, weights, folder / "below" / "b.npy")
+    assert len(np.load(folder / "below" / "b.npy")) == 50
+
+
+def test_colours_on_two_scales_are_refused_as_in_training(tmp_path):
+    (tmp_path / "in").mkdir()
+    for kind in (np.uint8, np.uint16):
+        rgb = np.full((50, 3), 200, kind)
+        np.savez(tmp_path / "in" / f"{kind.__name__}.npz", xyz=street(50), rgb=rgb)
+    model = gl.models.point_unet(3, width=8, levels=1, radius=0.4, in_channels=3)
+    with pytest.raises(ValueError, match=r"'rgb' is divided by 65535 in .*uint16\.npz and by 255 in .*uint8\.npz"):
+        label_scene(tmp_path / "in", model, tmp_path / "out.npy", how=Preparation(features=("rgb",)))
+
+
+@pytest.mark.parametrize("suffix", [".laz", ".npy"])
+def test_a_scene_that_changes_while_it_is_labelled_is_refused(suffix, city, weights, tmp_path, monkeypatch):
+    file, whole = tmp_path / "in.laz", Labeller.label
+    file.write_bytes(city.read_bytes())
+
+    def changes(self, tile):
+        file.write_bytes(las(street(4000, seed=1), 7, True))
+        return whole(self, tile)
+
+    monkeypatch.setattr(Labeller, "label", changes)
+    with pytest.raises(ValueError, match=r"in\.laz was changed while it was labelled: start again"):
+        label_scene(file, weights, tmp_path / f"out{suffix}")
+    assert not (tmp_path / f"out{suffix}").exists()
+    monkeypatch.setattr(Labeller, "label", whole)
+    label_scene(file, weights, tmp_path / f"out{suffix}")
+    assert not (tmp_path / f"out{suffix}.unfinished").exists()
+
+
 def test_a_run_that_was_killed_goes_on(city, weights, tmp_path, monkeypatch):
     label_scene(city, weights, tmp_path / "whole.npy", size=6.0)
     made, whole = [], Labeller.label
