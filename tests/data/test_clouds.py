@@ -537,6 +537,54 @@ def test_a_written_ply_is_read_back_with_its_rows(tmp_path):
     assert not (tmp_path / "y.ply").exists()
 
 
+def test_colours_of_two_bytes_stay_so_in_a_written_ply(tmp_path):
+    from gridless.data.clouds import ply as format
+
+    np.savez(tmp_path / "a.npz", xyz=POINTS[:3], rgb=np.array([[0, 300, 65535]] * 3, np.uint16))
+    cloud = read_cloud(tmp_path / "a.npz")
+    format.write(tmp_path / "a.ply", cloud)
+    assert torch.equal(read_cloud(tmp_path / "a.ply").rows["rgb"], cloud.rows["rgb"])
+    assert read_cloud(tmp_path / "a.ply").rows["rgb"].dtype == cloud.rows["rgb"].dtype == torch.int32
+    format.write(tmp_path / "b.ply", gl.Cloud.of(torch.rand(2, 3), n=torch.tensor([-1, 70_000], dtype=torch.int32)))
+    assert read_cloud(tmp_path / "b.ply").rows["n"].tolist() == [-1, 70_000]
+
+
+def test_a_ply_whose_parts_differ_is_not_written(tmp_path):
+    from gridless.data.clouds import ply as format
+    from gridless.data.clouds.base import Points
+
+    def part(**rows: np.ndarray) -> Points:
+        return Points(POINTS[:2], rows, POINTS.dtype)
+
+    first = part(a=np.zeros(2, np.int16))
+    for second, error in [
+        (part(b=np.zeros(2, np.int16)), "'a' is .* int16 at first, and later not there"),
+        (part(a=np.zeros(2, np.int32)), "'a' is .* int16 at first, and later .* int32"),
+        (part(a=np.zeros((2, 2), np.int16)), "'a' is .* int16 at first, and later .*2"),
+    ]:
+        with pytest.raises(ValueError, match=error):
+            format.write_parts(tmp_path / "a.ply", 4, first, [first, second])
+    assert not list(tmp_path.iterdir())
+    format.write_parts(tmp_path / "a.ply", 4, first, [first, part(a=np.ones(2, np.uint8))])
+    assert read_cloud(tmp_path / "a.ply").rows["a"].tolist() == [0, 0, 1, 1]
+
+
+def test_colours_from_0_to_1_that_are_whole_are_no_bytes(tmp_path):
+    for colour, kind in {"1.0,1.0,0.0": torch.float32, "1,0,1": torch.float32, "1,0,2": torch.uint8}.items():
+        (tmp_path / "a.csv").write_text(f"x,y,z,r,g,b\n0,0,0,{colour}\n")
+        assert read_cloud(tmp_path / "a.csv").rows["rgb"].dtype == kind
+
+
+def test_meshes_of_a_map_keep_their_digits(tmp_path):
+    corners = np.array([[0, 0, 0], [20, 0, 0], [0, 20, 3.0]])
+    for name, where in {"here": 0.0, "there": np.array([5e5, 5.4e6, 300])}.items():
+        rows = "\n".join(" ".join(map(str, corner)) for corner in corners + where)
+        (tmp_path / f"{name}.off").write_text(f"OFF\n3 1 0\n{rows}\n3 0 1 2\n")
+    here, there = (sample_mesh(tmp_path / f"{name}.off", 50, normalise=False).coords for name in ("here", "there"))
+    assert (here.dtype, there.dtype) == (torch.float32, torch.float64)
+    np.testing.assert_allclose(there - torch.tensor([5e5, 5.4e6, 300]), here, rtol=0, atol=1e-4)
+
+
 def test_a_mesh_without_vertices_is_refused(tmp_path: Path):
     for name, words in {"a.off": "OFF\n0 1 0\n0\n", "b.off": "OFF\n0 0 0\n", "a.obj": "o nothing\n"}.items():
         (tmp_path / name).write_text(words)

@@ -109,6 +109,16 @@ def test_a_copc_file_becomes_a_laz_file_that_others_read(format, weights, tmp_pa
     assert len(theirs.points) == 300
 
 
+def test_what_is_made_of_a_copc_file_is_not_called_so(weights, tmp_path, capsys):
+    (tmp_path / "a.copc.laz").write_bytes(laz_in_chunks(street(300), 7))
+    words = ["predict", str(tmp_path / "a.copc.laz"), "--weights", str(weights), "--out", str(tmp_path / "out")]
+    assert main([*words, "--device", "cpu"]) == 0
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.laz"]
+    (tmp_path / "a.laz").write_bytes(las(street(300), 7, True))
+    assert main([*words, str(tmp_path / "a.laz")]) == 1
+    assert "two of the files have one name" in capsys.readouterr().err
+
+
 def test_a_folder_becomes_a_ply_with_labels(weights, tmp_path):
     x = street(900)
     (tmp_path / "in").mkdir()
@@ -135,6 +145,7 @@ def test_files_with_different_rows_become_a_ply_of_what_all_have(weights, tmp_pa
         label_scene(tmp_path / "in", weights, tmp_path / "out.ply")
     label_scene(tmp_path / "in", weights, tmp_path / "out.npy")
     found = gl.read_cloud(tmp_path / "out.ply")
+    x[:200, 0] += 4_500_000
     np.testing.assert_allclose(found.coords.numpy(), x, rtol=0, atol=1e-3)
     assert set(found.rows) == {"user_data", "label"}
     assert np.array_equal(found.rows["user_data"][200:].numpy(), wide.astype(np.float64))

@@ -91,7 +91,8 @@ def _by_name(source: Source, names: list[str], table: np.ndarray) -> Points:
                 raise source.error(f"the column {name!r} holds something that is no whole number")
             points.rows[name] = row.astype(np.int64)
         elif name == "rgb" and row.ndim == 2:
-            colour = whole and row.min(initial=0) >= 0 and row.max(initial=0) <= 255
+            # From 0 to 1 where nothing lies between: 1 is the largest, not the smallest.
+            colour = whole and row.min(initial=0) >= 0 and row.max(initial=0) <= 255 and row.max(initial=0) != 1
             points.rows[name] = row.astype(np.uint8 if colour else np.float32)
         elif name == "normal":
             points.rows[name] = row.astype(np.float32)
