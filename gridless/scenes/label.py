@@ -86,7 +86,7 @@ class Labeller:
         self.model, self.device, self.how = model.to(device).eval(), torch.device(device), how or Preparation()
         self.layers, self.source, self.grid = layers_of(self.model), str(source), grid
         rows = sorted({name.partition(".")[0] for name in self.how.features})
-        scene = Scene(source, rows=rows)
+        scene = Scene(source, rows=rows, gaps=True)
         if not scene.count:
             raise ValueError(f"{source} holds no points")
         check_scales({row: {_scale(layout[row]): name for name, layout in scene.layouts.items()} for row in rows})
@@ -98,6 +98,8 @@ class Labeller:
         place = None if folder is None else Path(folder)
         base = halo if size is None else float(size)
         counts = scene.scan(base, None if place is None else place / "scan.npz", rows)
+        if not len(counts):
+            raise ValueError(f"{source} holds no points that are finite")
         # Around its middle, with twice the halo, a tile must fit into float32.
         widest = math.inf if scene.dtype == np.float32 else scene.resolution * (1 << 24) / base
         scale = 1 if size is not None else _largest(counts, points, widest)
@@ -159,7 +161,8 @@ def label_scene(
     """Write the points of a scene with their labels to `out`; returns how many there are of each.
 
     A LAS or LAZ file becomes one with other classes, and stays as it is otherwise; every scene can become a PLY with
-    the rows `label`, or a NPY of the labels alone. The output appears when it is whole. Until then what is done lies in
+    the rows `label`, or a NPY of the labels alone. Points that are not finite have the label 0, and no part in those of
+    others. The output appears when it is whole. Until then what is done lies in
     a folder beside it, from which the next call goes on.
 
     Args:
@@ -191,26 +194,30 @@ def label_scene(
         classes, count, tiles = model.config["classes"], first.tiles.scene.count, first.tiles
         # What the classes were called in the files that the network learned from.
         values = np.array(getattr(model, "about", {}).get("values") or range(classes))
+        gaps = count - sum(tiles.counts.values())
+        if gaps:
+            warnings.warn(f"{source}: {gaps} of {count} points are not finite: their label is 0", stacklevel=2)
         _check_classes(source, out, int(values.max()) + 1)
-        dtype = np.dtype(np.uint8 if values.max() < 256 else np.uint16 if values.max() < 65536 else np.int32)
+        most = max(values.max(), classes)
+        dtype = np.dtype(np.uint8 if most < 256 else np.uint16 if most < 65536 else np.int32)
         labels = folder / "labels"
         try:
             _reserve(labels, count * dtype.itemsize)
             _label_all(first, arguments, folder, labels, dtype, workers, ray)
             if _state(source) != settings["files"]:
                 raise ValueError(f"{source} was changed while it was labelled: start again when it is whole")
-            _write(tiles.scene, source, out, labels, values.astype(dtype))
+            _write(tiles.scene, source, out, labels, np.array([0, *values], dtype))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             words = f"no space left while writing {out}: what is done stays in {folder}; make room and start again"
             raise OSError(error.errno, words) from None
-        found = np.zeros(classes, np.int64)
+        found = np.zeros(classes + 1, np.int64)
         for at in range(0, count, 1 << 22):
             part = np.fromfile(labels, dtype, min(1 << 22, count - at), offset=at * dtype.itemsize)
-            found += np.bincount(part, minlength=classes)
+            found += np.bincount(part, minlength=classes + 1)
         shutil.rmtree(folder)
-    return dict(enumerate(found.tolist()))
+    return dict(enumerate(found[1:].tolist()))
 
 
 def _reserve(path: Path, size: int) -> None:
@@ -250,7 +257,8 @@ def _label_all(
                 raise RuntimeError(f"tile {key} has {len(index)} points, not {tiles.counts[key]}")
             # Mapped for one tile only: what is mapped counts as memory.
             place = np.memmap(labels, dtype, "r+", shape=(tiles.scene.count,))
-            place[index] = found
+            # 0 is what has no label.
+            place[index] = found + 1
             place.flush()
             del place
             notes.write(f"{key[0]} {key[1]}\n".encode())

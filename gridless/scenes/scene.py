@@ -62,12 +62,15 @@ class Scene:
             your own.
         resolution: a power of two, in the units of the coordinates.
         rows: the names of the rows that are wanted; all by default.
+        gaps: leave out points whose coordinates are not finite, which are refused otherwise.
     """
 
-    def __init__(self, source: Any, resolution: float = RESOLUTION, rows: list[str] | None = None) -> None:
+    def __init__(
+        self, source: Any, resolution: float = RESOLUTION, rows: list[str] | None = None, gaps: bool = False
+    ) -> None:
         if not resolution > 0 or np.frexp(resolution)[0] != 0.5:
             raise ValueError(f"resolution must be a power of two, such as 2**-13, not {resolution}")
-        self.resolution, self.wanted = resolution, rows
+        self.resolution, self.wanted, self.gaps = resolution, rows, gaps
         self.files = list(_files(source))
         where = [(f, k, size) for f, file in enumerate(self.files) for k, size in enumerate(file.parts.sizes) if size]
         self._where = [(f, k) for f, k, _ in where]
@@ -138,7 +141,14 @@ class Scene:
 
     def identity(self, *settings: Any) -> str:
         """A word for these points and settings, which is another one where a file or a number is."""
-        about = [self.resolution, self.dtype, self.rows, settings, [(file.name, file.state) for file in self.files]]
+        about = [
+            self.resolution,
+            self.dtype,
+            self.rows,
+            self.gaps,
+            settings,
+            [(file.name, file.state) for file in self.files],
+        ]
         code = hashlib.sha256(repr(about).encode())
         for k, (f, _) in enumerate(self._where):
             if self.files[f].state is None:
@@ -158,6 +168,8 @@ class Scene:
         else:
             points = self.read(k)
             made = ScenePoints(self.placed(points.coords), np.arange(*self.first[k : k + 2]), self._rows(k, points))
+            if self.gaps and not np.isfinite(made.coords).all():
+                made = taken(made, np.flatnonzero(np.isfinite(made.coords).all(1)))
         with self._lock:
             self._cache[k] = made
             while len(self._cache) > 1 and sum(len(piece.index) for piece in self._cache.values()) > _KEPT:
@@ -213,6 +225,8 @@ class Scene:
     def _look(self, k: int, cell: float, finite: Sequence[str]) -> tuple[list[float], list[float], np.ndarray]:
         """Where piece k begins and ends, and the points in each cell."""
         piece = self.piece(k)
+        if not len(piece.index):
+            return [np.inf] * self.dim, [-np.inf] * self.dim, np.empty((0, 3), np.int64)
         for name in finite:
             bad = np.argwhere(~np.isfinite(piece.rows[name]))
             if len(bad):
@@ -274,6 +288,8 @@ class Scene:
 
 def added(counts: np.ndarray) -> np.ndarray:
     """Counts (K, 3) of cells in which a cell may come several times, as those in which it comes once, in order."""
+    if not len(counts):
+        return counts
     counts = counts[np.lexsort((counts[:, 1], counts[:, 0]))]
     first = np.flatnonzero(np.concatenate([[True], (counts[1:, :2] != counts[:-1, :2]).any(1)]))
     return np.column_stack([counts[first, :2], np.add.reduceat(counts[:, 2], first)])
@@ -317,7 +333,7 @@ class _Sorted:
     def _write(scene: Scene, cell: float, file: Any) -> dict[str, Any]:
         ends, low, high = [0], [], []
         table: Any = None
-        for run in _runs(scene):
+        for run in filter(lambda run: len(run.index), _runs(scene)):
             table = _table(run)[_curve(cells_of(run.coords, cell)).argsort(kind="stable")]
             for part in np.array_split(table, -(-len(table) // (1 << 15))):
                 file.write(part.tobytes())

@@ -321,6 +321,33 @@ def test_a_feature_that_is_not_finite_is_named_before_any_work(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["scan.bin"]
 
 
+@pytest.mark.parametrize("suffix", [".ply", ".npy"])
+def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix, weights, tmp_path, monkeypatch):
+    monkeypatch.setattr("gridless.data.clouds.arrays.PART", 100)
+    monkeypatch.setattr("gridless.data.clouds.base.PART", 100)
+    x = street(500).astype(np.float32)
+    np.save(tmp_path / "whole.npy", x)
+    whole = label_scene(tmp_path / "whole.npy", weights, tmp_path / "whole_labels.npy")
+    # A piece of nothing else among them, and a scene in no order, which is sorted.
+    gaps = np.r_[3, 100:200, 450]
+    mixed = np.random.default_rng(0).permutation(500)
+    scan = np.full((602, 3), np.nan, np.float32)
+    kept = np.setdiff1d(np.arange(602), gaps)
+    scan[kept] = x[mixed]
+    scan[450, 1:] = 0, np.inf
+    np.save(tmp_path / "scan.npy", scan)
+    with pytest.warns(UserWarning, match=r"scan\.npy: 102 of 602 points are not finite: their label is 0"):
+        counts = label_scene(tmp_path / "scan.npy", weights, tmp_path / f"out{suffix}", size=5.0)
+    assert counts == whole
+    out = tmp_path / f"out{suffix}"
+    labels = np.load(out) if suffix == ".npy" else gl.read_cloud(out).rows["label"].numpy()
+    assert np.array_equal(labels[kept], np.load(tmp_path / "whole_labels.npy")[mixed])
+    assert not labels[gaps].any()
+    np.save(tmp_path / "none.npy", scan[100:200])
+    with pytest.raises(ValueError, match=r"none\.npy holds no points that are finite"):
+        label_scene(tmp_path / "none.npy", weights, tmp_path / "none_labels.npy")
+
+
 @pytest.mark.parametrize("x", [np.zeros((1, 3)), np.ones((50, 3)), np.array([[0.0, 0, 0], [1e6, 1e6, 0]])])
 def test_one_point_equal_points_and_points_far_apart_are_labelled(x, weights, tmp_path):
     np.save(tmp_path / "in.npy", x)
