@@ -242,6 +242,25 @@ def test_rows_can_be_chosen_and_normals_turn(tmp_path):
         read_cloud(tmp_path / "a.ply", rows=["label"])
 
 
+def test_extra_bytes_of_a_las_may_be_pairs_and_triples(tmp_path):
+    laspy = pytest.importorskip("laspy")
+    header = laspy.LasHeader(point_format=3, version="1.2")
+    header.add_extra_dim(laspy.ExtraBytesParams("pair", "2i2"))
+    header.add_extra_dim(
+        laspy.ExtraBytesParams("triple", "3i2", offsets=np.array([1.0, 2, 3]), scales=np.array([0.5, 1, 2]))
+    )
+    header.add_extra_dim(laspy.ExtraBytesParams("last", np.float32))
+    made = laspy.LasData(header)
+    made.x = made.y = made.z = np.arange(4.0)
+    made.pair, made.last = np.arange(8).reshape(4, 2) - 4, np.arange(4, dtype=np.float32)
+    made.triple = np.arange(12).reshape(4, 3) * [0.5, 1, 2] + [1, 2, 3]
+    made.write(tmp_path / "a.las")
+    rows = read_cloud(tmp_path / "a.las").rows
+    assert np.array_equal(rows["pair"], made.pair)
+    assert np.array_equal(rows["triple"], np.arange(12).reshape(4, 3) * [0.5, 1, 2] + [1, 2, 3])
+    assert rows["last"].tolist() == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("kind", ["u1", "<u2", ">u4", "<u8", ">i2", "f2", ">f8", "?"])
 def test_rows_of_every_type_come_in_one_that_torch_can_index(kind, tmp_path):
     values = np.array([0, 1, 1], kind)

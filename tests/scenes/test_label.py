@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -117,6 +118,44 @@ def test_what_is_made_of_a_copc_file_is_not_called_so(weights, tmp_path, capsys)
     (tmp_path / "a.laz").write_bytes(las(street(300), 7, True))
     assert main([*words, str(tmp_path / "a.laz")]) == 1
     assert "two of the files have one name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["1.3", "1.4"])
+def test_waveforms_stay_where_the_header_says(version, weights, tmp_path):
+    data = bytearray(las(street(200), 4 if version == "1.3" else 9, False, version))
+    record = struct.pack("<H16sHQ32s", 0, b"LASF_Spec", 65535, 500, b"") + bytes(range(250)) * 2
+    other = struct.pack("<H16sHQ32s", 0, b"me", 7, 10, b"") + bytes(10)
+    at = len(data) if version == "1.3" else len(data) + len(other)
+    data[6] |= 2
+    struct.pack_into("<Q", data, 227, at)
+    if version == "1.4":
+        struct.pack_into("<QI", data, 235, len(data), 2)
+        data += other
+    # Records before the points move these.
+    start, many = struct.unpack_from("<II", data, 96)
+    copc = struct.pack("<H16sHH32s", 0, b"copc", 1, 30, b"") + bytes(30)
+    size = struct.unpack_from("<H", data, 94)[0]
+    data[size:size] = copc
+    struct.pack_into("<II", data, 96, start + len(copc), many + 1)
+    for place in (227, 235)[: 1 + (version == "1.4")]:
+        struct.pack_into("<Q", data, place, struct.unpack_from("<Q", data, place)[0] + len(copc))
+    (tmp_path / "a.las").write_bytes(data + record)
+    label_scene(tmp_path / "a.las", weights, tmp_path / "b.las")
+    out = (tmp_path / "b.las").read_bytes()
+    (there,) = struct.unpack_from("<Q", out, 227)
+    assert there == at
+    assert out[there:] == record
+    assert out[6] & 2
+    assert version == "1.3" or struct.unpack_from("<QI", out, 235) == (at - len(other), 2)
+    # Where the header is wrong, or they are missing, it does not say that there are any.
+    (tmp_path / "a.las").write_bytes(data[: at + len(copc)])
+    if version == "1.4":
+        struct.pack_into("<I", data, 243, 1)
+        (tmp_path / "a.las").write_bytes(data)
+    label_scene(tmp_path / "a.las", weights, tmp_path / "b.las")
+    out = (tmp_path / "b.las").read_bytes()
+    assert struct.unpack_from("<Q", out, 227) == (0,)
+    assert not out[6] & 2
 
 
 def test_a_folder_becomes_a_ply_with_labels(weights, tmp_path):
