@@ -12,6 +12,7 @@ from cloud_files import POINTS, SEEDS, gltf, las, laz_in_chunks, npy, npz, obj, 
 
 import gridless as gl
 from gridless.data import FormatError, read_cloud, sample_mesh
+from gridless.data.meshes import read_triangles
 
 FILES = {
     "ascii.ply": ply(POINTS, "ascii"),
@@ -592,6 +593,37 @@ def test_colours_from_0_to_1_that_are_whole_are_no_bytes(tmp_path):
     for colour, kind in {"1.0,1.0,0.0": torch.float32, "1,0,1": torch.float32, "1,0,2": torch.uint8}.items():
         (tmp_path / "a.csv").write_text(f"x,y,z,r,g,b\n0,0,0,{colour}\n")
         assert read_cloud(tmp_path / "a.csv").rows["rgb"].dtype == kind
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "1;2;3;\n4;5;6;\n",
+        "x;y;z;\n1;2;3; \n4;5;6;\r\n",
+        'x,y,z\n"1","2","3"\n"4","5","6"\n',
+        '"1","2","3"\n4,5,"6"\n',
+        "//X Y Z\n2\n1 2 3\n4 5 6\n",
+        "x y z\n2\n1 2 3\n4 5 6\n",
+        "2\n1 2 3\n4 5 6\n",
+        "1 2\t3\n4\t5 6\n",
+        "x y\tz\n1 2\t3\n4\t5 6\n",
+    ],
+)
+def test_text_of_many_programs_is_read(content, tmp_path):
+    (tmp_path / "a.txt").write_bytes(content.encode())
+    cloud = read_cloud(tmp_path / "a.txt")
+    assert cloud.coords.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert not cloud.rows
+
+
+def test_lines_of_a_mesh_that_mean_nothing_are_passed_over(tmp_path):
+    (tmp_path / "a.obj").write_text("v 0 0 \\\n 0\nv 1 0 0 # \\\nv 0 1 0\nf 1 2\nf 1 \\\n2 3\n")
+    (tmp_path / "a.off").write_text("# by hand\n\n# again\nOFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n")
+    corners = [[[0, 0, 0], [1, 0, 0], [0, 1, 0]]]
+    assert read_triangles(tmp_path / "a.obj").tolist() == read_triangles(tmp_path / "a.off").tolist() == corners
+    (tmp_path / "a.off").write_text("# by hand\n\n# again\nOFF\n3 1 0\n0 0 0\n1 0 w\n0 1 0\n3 0 1 2\n")
+    with pytest.raises(FormatError, match="line 7: 'w' is no number"):
+        read_triangles(tmp_path / "a.off")
 
 
 def test_meshes_of_a_map_keep_their_digits(tmp_path):
