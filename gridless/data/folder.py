@@ -240,6 +240,7 @@ class CloudFolder(Examples):
         **how: Any,
     ) -> None:
         super().__init__(transform)
+        check_names(names, "CloudFolder: names")
         self.how, self.points, self.grid = Preparation(**how), points, grid
         if (self.how.block or grid) and not label:
             raise ValueError("CloudFolder: block and grid are for points with labels: give the row, label='auto'")
@@ -262,6 +263,12 @@ class CloudFolder(Examples):
         # Keys are words where a recipe went through JSON.
         named = {str(value): name for value, name in (names or {}).items()}
         self.part_names = [named.get(str(value), str(value)) for value in self.values]
+        for value, name in named.items():
+            if int(value) not in self.values:
+                known = ", ".join(map(str, self.values)) or "none, as classes are folders"
+                raise ValueError(f"CloudFolder: names: no point has the label {value} ({name}): there are {known}")
+            if self.part_names.count(name) > 1:
+                raise ValueError(f"CloudFolder: names: {name!r} is another label, too: give {value} another name")
         pieces = [(i, piece) for i in chosen for piece in read[i]]
         self.files = [self.listing.files[i] for i, _ in pieces]
         self.labels = torch.tensor([self.listing.labels[i] for i, _ in pieces])
@@ -311,6 +318,23 @@ class CloudFolder(Examples):
     def _seen(self, example: Any) -> Any:
         # What is augmented has its own names; what the network sees is one row.
         return joined(example, self.how.features) if isinstance(example, Cloud) else example
+
+
+def check_names(names: Any, what: str) -> None:
+    """Refuse names of labels that are no names, are turned round, or are not of one label each."""
+    if names is None:
+        return
+    if not isinstance(names, dict):
+        raise ValueError(f"{what} must be a mapping of labels to names, such as {{2: ground}}, not {names!r}")
+    given = list[str]()
+    for label, name in names.items():
+        if not str(label).isdigit():
+            raise ValueError(f"{what}: {label!r} is no label, a whole number: write the label first, {{2: ground}}")
+        if not isinstance(name, str):
+            raise ValueError(f"{what}: {name!r} of the label {label} is no name: give a word, {{{label}: ground}}")
+        if name in given:
+            raise ValueError(f"{what}: {name!r} is there twice: give each label a name of its own")
+        given.append(name)
 
 
 def _labels(cloud: Cloud, file: Path, name: str) -> Tensor:
