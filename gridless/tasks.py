@@ -61,6 +61,11 @@ def _in_processes(
     except BrokenProcessPool:
         words = "most likely because memory ran out: start again with fewer (workers); what is done stays"
         raise RuntimeError(f"one of {workers} processes was killed, {words}") from None
+    except BaseException:
+        # Tasks that are under way are not waited for.
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -162,8 +162,8 @@ def label_scene(
 
     A LAS or LAZ file becomes one with other classes, and stays as it is otherwise; every scene can become a PLY with
     the rows `label`, or a NPY of the labels alone. Points that are not finite have the label 0, and no part in those of
-    others. The output appears when it is whole. Until then what is done lies in
-    a folder beside it, from which the next call goes on.
+    others. The output appears when it is whole. Until then what is done lies in a folder beside it, from which the next
+    call goes on.
 
     Args:
         source: a file or a folder of files.
@@ -179,7 +179,14 @@ def label_scene(
         connect(ray)
     model: Any = weights if isinstance(weights, torch.nn.Module) else _loaded(weights)
     layers_of(model)
-    settings = {"size": size, "grid": grid, "how": repr(how), "points": points, "double": double}
+    settings: dict[str, Any] = {
+        "format": 2,
+        "size": size,
+        "grid": grid,
+        "how": repr(how),
+        "points": points,
+        "double": double,
+    }
     settings["files"] = _state(source)
     settings["network"] = hashlib.sha256(repr(model.config).encode()).hexdigest()
     for name, tensor in model.state_dict().items():
@@ -205,7 +212,7 @@ def label_scene(
             _reserve(labels, count * dtype.itemsize)
             _label_all(first, arguments, folder, labels, dtype, workers, ray)
             if _state(source) != settings["files"]:
-                raise ValueError(f"{source} was changed while it was labelled: start again when it is whole")
+                raise _changed(source)
             _write(tiles.scene, source, out, labels, np.array([0, *values], dtype))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -285,6 +292,12 @@ def _write(scene: Scene, source: Path, out: Path, labels: Path, values: np.ndarr
     else:
         with whole_file(out) as file:
             las.relabelled(Source.mapped(source), file, out.suffix.lower() == ".laz", part)
+            if state_of(source) != scene.files[0].state:
+                raise _changed(source)
+
+
+def _changed(source: Path) -> ValueError:
+    return ValueError(f"{source} was changed while it was labelled: start again when it is whole")
 
 
 def _layout(scene: Scene, label: np.dtype) -> Points:

@@ -21,7 +21,7 @@ from gridless.geometry import grid_sample
 from gridless.geometry.rejection import doubtful_depth
 from gridless.plan import Plan
 from gridless.scenes.scene import RESOLUTION, Scene, cells_of
-from gridless.structures import Cloud, Geometry
+from gridless.structures import Cloud, Geometry, Rows
 
 Key = tuple[int, int]
 # How often a point may be read, over all tiles, before a scene is sorted first.
@@ -138,7 +138,10 @@ class Tiles(Sequence):
         if lost:
             raise ValueError(f"tiles: the rows {lost.pop()!r} of the scene would be lost: choose others, rows=[...]")
         rows: dict[str, Any] = {name: values.take(order, 0) for name, values in found.items()}
-        every = Cloud.of(near, **rows, index=index.take(order), inside=inside)
+        every = Cloud.of(near)
+        every = every._changed(
+            rows=Rows.of({**rows, "index": index.take(order), "inside": inside}, every.coords, "tiles")
+        )
         del coords, index, found, order
         cloud = every if self.grid is None else grid_sample(every, self.grid, origin=offset.tolist())
         return Tile(self, key, halo, offset, every, cloud)

@@ -254,6 +254,15 @@ def test_a_sorted_copy_of_files_with_different_types_holds_all_of_them(monkeypat
     assert np.array_equal(rows["rgb"], np.concatenate(colours))
 
 
+def test_rows_may_be_called_what_clouds_have_arguments_for():
+    x = street(20)
+    parts = Parts([20], lambda k: Points(x, {"directions": np.arange(20), "x": x}, x.dtype))
+    (tile,) = gl.tiles(parts, math.inf)
+    rows = tile.cloud.rows
+    assert torch.equal(rows["directions"], rows["index"])
+    assert torch.equal(rows["x"], tile.cloud.coords)
+
+
 def test_files_with_different_rows_are_refused_unless_it_is_said_which(tmp_path):
     x = street(20)
     write_ply(tmp_path / "a.ply", gl.Cloud.of(x, rgb=np.zeros((20, 3), np.uint8), a=x, b=x[:, 0]))
@@ -273,8 +282,8 @@ def test_numbers_of_64_bits_have_one_type_in_all_pieces():
     numbers[-1] = 2**64 - 1
     x, at = street(300), [slice(0, 200), slice(200, 300)]
     parts = Parts([200, 100], lambda k: Points(x[at[k]], {"n": numbers[at[k]]}, x.dtype))
-    kinds = {tile.cloud.rows["n"].dtype for tile in gl.tiles(parts, 4.0)}
-    assert kinds == {torch.float64}
+    scene = Scene(parts)
+    assert [scene.piece(k).rows["n"].dtype for k in (0, 1)] == [np.float64, np.float64]
 
 
 def test_a_sorted_copy_of_other_points_is_not_taken(tmp_path):
