@@ -6,10 +6,15 @@ A worker is a class whose objects are callable: made once in each process, calle
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from itertools import islice
 from typing import Any
 
 
@@ -32,18 +37,41 @@ def run(
     if ray is not None:
         yield from _on_ray(worker, arguments, list(tasks), ray)
     elif workers > 1:
-        context = _context()
-        _try(context)
-        with context.Pool(workers, _begin, (worker, arguments)) as pool:
-            yield from pool.imap_unordered(_do, tasks)
+        yield from _in_processes(worker, arguments, iter(tasks), workers)
     else:
         made = worker(**arguments)
         for task in tasks:
             yield task, made(task)
 
 
+def _in_processes(
+    worker: Callable[..., Any], arguments: dict[str, Any], tasks: Iterator[Any], workers: int
+) -> Iterator[tuple[Any, Any]]:
+    """Two tasks for each process are under way at a time: the next one waits where this one ends."""
+    context = _context()
+    _try(context)
+    pool = ProcessPoolExecutor(workers, context, _begin, (worker, arguments))
+    try:
+        busy = {pool.submit(_do, task) for task in islice(tasks, 2 * workers)}
+        while busy:
+            done, busy = wait(busy, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+            busy |= {pool.submit(_do, task) for task in islice(tasks, len(done))}
+    except BrokenProcessPool:
+        words = "most likely because memory ran out: start again with fewer (workers); what is done stays"
+        raise RuntimeError(f"one of {workers} processes was killed, {words}") from None
+    except BaseException:
+        # Tasks that are under way are not waited for.
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
 def _try(context: Any) -> None:
-    """Refuse where processes cannot begin: a pool would begin others in their place, for ever."""
+    """Refuse where processes cannot begin, with the reason, which a pool does not know."""
     process = context.Process(target=_nothing)
     process.start()
     process.join()
@@ -91,9 +119,19 @@ def _begin(worker: Callable[..., Any], arguments: dict[str, Any]) -> None:
     global _make
     import torch
 
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
     # The processes share the machine.
     torch.set_num_threads(1)
     _make = partial(worker, **arguments)
+
+
+def _end_with_parent() -> None:
+    """A pool's processes do not notice that the one that began them was killed, and would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _do(task: Any) -> tuple[Any, Any]:

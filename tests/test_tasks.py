@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +42,55 @@ def test_an_error_of_a_task_is_raised():
 def test_an_error_of_what_is_made_in_a_process_is_raised():
     with pytest.raises(ValueError, match="no base -3"):
         list(run(Powers, {"base": -3}, range(4), workers=2))
+
+
+class Killed:
+    def __call__(self, task: int) -> int:
+        if task == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return task
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9")
+def test_a_process_that_is_killed_ends_the_run_with_an_error_that_names_the_likely_cause():
+    # Without an end: tasks are taken as they are needed.
+    tasks = itertools.count()
+    with pytest.raises(RuntimeError, match=r"one of 2 processes was killed, most likely because memory ran out"):
+        list(run(Killed, {}, tasks, workers=2))
+
+
+ORPHANS = """
+import os, time
+from gridless.tasks import run
+
+class Names:
+    def __call__(self, task):
+        print(os.getpid(), flush=True)
+        time.sleep(0 if task < 2 else 600)
+
+if __name__ == "__main__":
+    list(run(Names, {}, range(4), workers=2))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_processes_end_when_the_one_that_began_them_is_killed(tmp_path):
+    (tmp_path / "script.py").write_text(ORPHANS)
+    with subprocess.Popen([sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, text=True) as script:
+        assert script.stdout is not None
+        names = {script.stdout.readline().strip() for _ in range(4)}
+        script.kill()
+    end = time.monotonic() + 20
+    while any(_runs(name) for name in names) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(_runs(name) for name in names)
+
+
+def _runs(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 SCRIPT = """

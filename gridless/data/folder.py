@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gridless.data import clouds, formats, splits
 from gridless.data.base import Examples, Steps
-from gridless.data.prepare import Preparation, blocks, joined, padded, prepare, read_points, row, scale
+from gridless.data.prepare import Preparation, blocks, check_scales, joined, padded, prepare, read_points, row, scale
 from gridless.geometry import grid_sample
 from gridless.kernels.threads import in_threads
 from gridless.progress import bar
@@ -240,6 +240,7 @@ class CloudFolder(Examples):
         **how: Any,
     ) -> None:
         super().__init__(transform)
+        check_names(names, "CloudFolder: names")
         self.how, self.points, self.grid = Preparation(**how), points, grid
         if (self.how.block or grid) and not label:
             raise ValueError("CloudFolder: block and grid are for points with labels: give the row, label='auto'")
@@ -249,7 +250,7 @@ class CloudFolder(Examples):
         self._scales: dict[str, dict[int, str]] = {name: {} for name in self.how.features}
         # Labels are numbered through all files, whatever the split.
         read = self._read_all(range(len(self.listing.files)) if label else chosen, label, progress)
-        self._check_scales()
+        check_scales(self._scales)
         self.class_names, self.values = list(self.listing.class_names), list[int]()
         if label:
             self.values = sorted(self._found if values is None else values)
@@ -263,6 +264,12 @@ class CloudFolder(Examples):
         # Keys are words where a recipe went through JSON.
         named = {str(value): name for value, name in (names or {}).items()}
         self.part_names = [named.get(str(value), str(value)) for value in self.values]
+        for value, name in named.items():
+            if int(value) not in self.values:
+                known = ", ".join(map(str, self.values)) or "none, as classes are folders"
+                raise ValueError(f"CloudFolder: names: no point has the label {value} ({name}): there are {known}")
+            if self.part_names.count(name) > 1:
+                raise ValueError(f"CloudFolder: names: {name!r} is another label, too: give {value} another name")
         pieces = [(i, piece) for i in chosen for piece in read[i]]
         self.files = [self.listing.files[i] for i, _ in pieces]
         self.labels = torch.tensor([self.listing.labels[i] for i, _ in pieces], device="cpu")
@@ -303,16 +310,6 @@ class CloudFolder(Examples):
         pieces = blocks(cloud, self.how) if label else [torch.arange(len(cloud), device=cloud.device)]
         return [prepare(cloud[piece], str(file), self.points, self.how, kept) for piece in pieces]
 
-    def _check_scales(self) -> None:
-        """Refuse features that some files have in one or two bytes and others not."""
-        for name, files in self._scales.items():
-            if len(files) > 1:
-                (a, first), (b, second) = list(files.items())[:2]
-                raise ValueError(
-                    f"{name!r} is divided by {a} in {first} and by {b} in {second}: whole numbers of one or two bytes "
-                    "become 0 to 1, others stay as they are: bring the files to one type"
-                )
-
     def example(self, i: int) -> Cloud:
         size = int(self.sizes[i])
         rows: dict[str, Any] = {name: values[i, :size] for name, values in self.rows.items()}
@@ -322,6 +319,23 @@ class CloudFolder(Examples):
     def _seen(self, example: Any) -> Any:
         # What is augmented has its own names; what the network sees is one row.
         return joined(example, self.how.features) if isinstance(example, Cloud) else example
+
+
+def check_names(names: Any, what: str) -> None:
+    """Refuse names of labels that are no names, are turned round, or are not of one label each."""
+    if names is None:
+        return
+    if not isinstance(names, dict):
+        raise ValueError(f"{what} must be a mapping of labels to names, such as {{2: ground}}, not {names!r}")
+    given = list[str]()
+    for label, name in names.items():
+        if not str(label).isdigit():
+            raise ValueError(f"{what}: {label!r} is no label, a whole number: write the label first, {{2: ground}}")
+        if not isinstance(name, str):
+            raise ValueError(f"{what}: {name!r} of the label {label} is no name: give a word, {{{label}: ground}}")
+        if name in given:
+            raise ValueError(f"{what}: {name!r} is there twice: give each label a name of its own")
+        given.append(name)
 
 
 def _labels(cloud: Cloud, file: Path, name: str) -> Tensor:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gridless.data.clouds import MESHES, read_cloud
 from gridless.data.meshes import sample_mesh
 from gridless.structures import Cloud, Rows
+from gridless.structures.interchange import narrowest
 
 # The axis that points up -> the order of axes that puts it at y, and their signs: left stays left.
 _TURNS = {"x": ((1, 0, 2), (-1, 1, 1)), "y": ((0, 1, 2), (1, 1, 1)), "z": ((0, 2, 1), (1, 1, -1))}
@@ -24,7 +26,8 @@ class Preparation:
     up: str = "y"
     """The axis that points up in the file: x, y or z."""
     keep_scale: bool = False
-    """Do not centre and scale to the unit sphere."""
+    """Do not centre and scale to the unit sphere. Coordinates that float32 cannot hold, such as those of a map, are
+    moved by whole numbers, their middle to the origin."""
     features: Sequence[str] = ()
     """Rows that the network sees, such as [rgb, intensity]; `NAME.2` is a column. Bytes become 0 to 1."""
     block: float | None = None
@@ -76,7 +79,10 @@ def prepare(
     if how.block is not None:
         low, high = coords.min(0).values, coords.max(0).values
         coords = coords - torch.stack([(low[0] + high[0]) / 2, low[1], (low[2] + high[2]) / 2])
-    elif not how.keep_scale:
+    elif how.keep_scale:
+        if narrowest(coords.numpy()) == np.float64:
+            coords = coords - ((coords.min(0).values + coords.max(0).values) / 2).round()
+    else:
         coords = coords - coords.mean(0)
         size = coords.norm(dim=1).max()
         if size == 0:
@@ -113,6 +119,17 @@ def _feature(cloud: Cloud, name: str, what: str) -> Tensor:
 def scale(dtype: torch.dtype) -> int:
     """What features of a type are divided by. Readers give int32 for what has two bytes, and for nothing else."""
     return {torch.uint8: 255, torch.int32: 65535}.get(dtype, 1)
+
+
+def check_scales(scales: Mapping[str, Mapping[int, str]]) -> None:
+    """Refuse features that some files have in one or two bytes and others not: by name, a file of each `scale`."""
+    for name, files in scales.items():
+        if len(files) > 1:
+            (a, first), (b, second) = list(files.items())[:2]
+            raise ValueError(
+                f"{name!r} is divided by {a} in {first} and by {b} in {second}: whole numbers of one or two bytes "
+                "become 0 to 1, others stay as they are: bring the files to one type"
+            )
 
 
 def joined(cloud: Cloud, features: Sequence[str]) -> Cloud:

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shutil
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,15 +25,16 @@ import numpy as np
 import torch
 
 from gridless.data.clouds import las, ply
-from gridless.data.clouds.base import Source
+from gridless.data.clouds.base import Points, Source
 from gridless.data.files import whole_file
-from gridless.data.prepare import Preparation, turned
+from gridless.data.prepare import Preparation, check_scales, scale, turned
 from gridless.geometry import nearest
 from gridless.kernels.memory import trim
 from gridless.progress import bar
-from gridless.scenes.scene import Scene, added
+from gridless.scenes.scene import Scene, added, files_of, state_of
 from gridless.scenes.tiling import Key, Tile, Tiles, layers_of
 from gridless.structures import Cloud
+from gridless.structures.interchange import plain_type
 from gridless.tasks import connect, run
 
 # The rows in the scene of some points (S) int64, and their labels (S) int64.
@@ -84,9 +86,10 @@ class Labeller:
         self.model, self.device, self.how = model.to(device).eval(), torch.device(device), how or Preparation()
         self.layers, self.source, self.grid = layers_of(self.model), str(source), grid
         rows = sorted({name.partition(".")[0] for name in self.how.features})
-        scene = Scene(source, rows=rows)
+        scene = Scene(source, rows=rows, gaps=True)
         if not scene.count:
             raise ValueError(f"{source} holds no points")
+        check_scales({row: {_scale(layout[row]): name for name, layout in scene.layouts.items()} for row in rows})
         if scene.dim != 3:
             raise ValueError(f"{source} has points of {scene.dim} coordinates, and the network is for three")
         # Of whom the nearest sample is asked: a cell's own is at most its diagonal away.
@@ -95,6 +98,8 @@ class Labeller:
         place = None if folder is None else Path(folder)
         base = halo if size is None else float(size)
         counts = scene.scan(base, None if place is None else place / "scan.npz", rows)
+        if not len(counts):
+            raise ValueError(f"{source} holds no points that are finite")
         # Around its middle, with twice the halo, a tile must fit into float32.
         widest = math.inf if scene.dtype == np.float32 else scene.resolution * (1 << 24) / base
         scale = 1 if size is not None else _largest(counts, points, widest)
@@ -156,8 +161,9 @@ def label_scene(
     """Write the points of a scene with their labels to `out`; returns how many there are of each.
 
     A LAS or LAZ file becomes one with other classes, and stays as it is otherwise; every scene can become a PLY with
-    the rows `label`, or a NPY of the labels alone. The output appears when it is whole. Until then what is done lies in
-    a folder beside it, from which the next call goes on.
+    the rows `label`, or a NPY of the labels alone. Points that are not finite have the label 0, and no part in those of
+    others. The output appears when it is whole. Until then what is done lies in a folder beside it, from which the next
+    call goes on.
 
     Args:
         source: a file or a folder of files.
@@ -173,7 +179,14 @@ def label_scene(
         connect(ray)
     model: Any = weights if isinstance(weights, torch.nn.Module) else _loaded(weights)
     layers_of(model)
-    settings = {"size": size, "grid": grid, "how": repr(how), "points": points, "double": double}
+    settings: dict[str, Any] = {
+        "format": 2,
+        "size": size,
+        "grid": grid,
+        "how": repr(how),
+        "points": points,
+        "double": double,
+    }
     settings["files"] = _state(source)
     settings["network"] = hashlib.sha256(repr(model.config).encode()).hexdigest()
     for name, tensor in model.state_dict().items():
@@ -188,24 +201,30 @@ def label_scene(
         classes, count, tiles = model.config["classes"], first.tiles.scene.count, first.tiles
         # What the classes were called in the files that the network learned from.
         values = np.array(getattr(model, "about", {}).get("values") or range(classes))
+        gaps = count - sum(tiles.counts.values())
+        if gaps:
+            warnings.warn(f"{source}: {gaps} of {count} points are not finite: their label is 0", stacklevel=2)
         _check_classes(source, out, int(values.max()) + 1)
-        dtype = np.dtype(np.uint8 if values.max() < 256 else np.uint16 if values.max() < 65536 else np.int32)
+        most = max(values.max(), classes)
+        dtype = np.dtype(np.uint8 if most < 256 else np.uint16 if most < 65536 else np.int32)
         labels = folder / "labels"
         try:
             _reserve(labels, count * dtype.itemsize)
             _label_all(first, arguments, folder, labels, dtype, workers, ray)
-            _write(tiles.scene, source, out, labels, values.astype(dtype))
+            if _state(source) != settings["files"]:
+                raise _changed(source)
+            _write(tiles.scene, source, out, labels, np.array([0, *values], dtype))
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             words = f"no space left while writing {out}: what is done stays in {folder}; make room and start again"
             raise OSError(error.errno, words) from None
-        found = np.zeros(classes, np.int64)
+        found = np.zeros(classes + 1, np.int64)
         for at in range(0, count, 1 << 22):
             part = np.fromfile(labels, dtype, min(1 << 22, count - at), offset=at * dtype.itemsize)
-            found += np.bincount(part, minlength=classes)
+            found += np.bincount(part, minlength=classes + 1)
         shutil.rmtree(folder)
-    return dict(enumerate(found.tolist()))
+    return dict(enumerate(found[1:].tolist()))
 
 
 def _reserve(path: Path, size: int) -> None:
@@ -245,7 +264,8 @@ def _label_all(
                 raise RuntimeError(f"tile {key} has {len(index)} points, not {tiles.counts[key]}")
             # Mapped for one tile only: what is mapped counts as memory.
             place = np.memmap(labels, dtype, "r+", shape=(tiles.scene.count,))
-            place[index] = found
+            # 0 is what has no label.
+            place[index] = found + 1
             place.flush()
             del place
             notes.write(f"{key[0]} {key[1]}\n".encode())
@@ -267,20 +287,40 @@ def _write(scene: Scene, source: Path, out: Path, labels: Path, values: np.ndarr
             for first in range(0, scene.count, 1 << 22):
                 file.write(part(first, min(1 << 22, scene.count - first)).tobytes())
     elif out.suffix.lower() == ".ply":
-        ply.write_parts(out, scene.count, _clouds(source, part))
+        like = _layout(scene, dtype)
+        ply.write_parts(out, scene.count, like, _labelled(scene, part, like))
     else:
         with whole_file(out) as file:
             las.relabelled(Source.mapped(source), file, out.suffix.lower() == ".laz", part)
+            if state_of(source) != scene.files[0].state:
+                raise _changed(source)
 
 
-def _clouds(source: Path, part: Any) -> Iterator[Cloud]:
+def _changed(source: Path) -> ValueError:
+    return ValueError(f"{source} was changed while it was labelled: start again when it is whole")
+
+
+def _layout(scene: Scene, label: np.dtype) -> Points:
+    """No points, with the rows that all files of a scene have, in types that hold those of each, and labels."""
+    layouts = list(scene.layouts.values())
+    rows, left = {}, []
+    for name in dict.fromkeys(name for layout in layouts for name in layout if name != "label"):
+        kinds = [layout[name] for layout in layouts if name in layout]
+        if len(kinds) == len(layouts) and len({kind.shape for kind in kinds}) == 1:
+            rows[name] = np.empty((0, *kinds[0].shape), np.result_type(*(kind.base for kind in set(kinds))))
+        else:
+            left.append(name)
+    if left:
+        warnings.warn(f"{', '.join(left)}: left out, because not all files of the scene have them alike", stacklevel=2)
+    return Points(np.empty((0, scene.dim), scene.dtype), {**rows, "label": np.empty(0, label)}, scene.dtype)
+
+
+def _labelled(scene: Scene, part: Any, like: Points) -> Iterator[Points]:
     """The points of a scene, piece by piece as its files have them, with their labels."""
-    whole = Scene(source)
-    for k in range(len(whole.sizes)):
-        piece = whole.piece(k)
-        points = whole._read(k).coords
-        rows: dict[str, Any] = {name: values for name, values in piece.rows.items() if name != "label"}
-        yield Cloud.of(np.array(points, whole.dtype), **rows, label=part(int(piece.index[0]), len(piece.index)))
+    for k, count in enumerate(scene.sizes.tolist()):
+        points = scene.read(k)
+        rows = {name: points.rows[name] for name in like.rows if name != "label"}
+        yield points._replace(rows={**rows, "label": part(int(scene.first[k]), count)})
 
 
 @contextmanager
@@ -333,10 +373,11 @@ def _locked(out: Path) -> Iterator[None]:
 
 
 def _state(source: Path) -> list[list[Any]]:
-    files = sorted(source.iterdir()) if source.is_dir() else [source]
-    if not source.exists():
-        raise FileNotFoundError(f"there is no {source}")
-    return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    return [[str(file.resolve()), *(state_of(file) or ())] for file in files_of(source)]
+
+
+def _scale(kind: np.dtype) -> int:
+    return scale(torch.from_numpy(np.empty(0, plain_type(kind.base))).dtype)
 
 
 def _check_output(source: Path, out: Path) -> None:
@@ -345,8 +386,13 @@ def _check_output(source: Path, out: Path) -> None:
         raise ValueError(f"--out {out}: labelled points are written as {', '.join(OUTPUTS)}")
     if suffix in (".las", ".laz") and source.suffix.lower() not in (".las", ".laz"):
         raise ValueError(f"--out {out}: {source} is no LAS or LAZ file, whose points {suffix} could copy: write a .ply")
-    if out.exists() and source.exists() and out.resolve() == source.resolve():
-        raise ValueError(f"--out {out} is the scene itself: give another name")
+    if not source.exists():
+        raise FileNotFoundError(f"there is no {source}")
+    if out.resolve() in [file.resolve() for file in files_of(source)]:
+        what = "a file of the scene" if source.is_dir() else "the scene itself"
+        raise ValueError(f"--out {out} is {what}: give another name")
+    if source.resolve() == out.resolve().parent:
+        raise ValueError(f"--out {out} would be a part of the scene, which is all of {source}: give another folder")
 
 
 def _check_classes(source: Path, out: Path, classes: int) -> None:

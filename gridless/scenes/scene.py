@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from gridless.data.files import whole_file
 from gridless.kernels.memory import trim
 from gridless.kernels.threads import num_threads
 from gridless.structures import Cloud
-from gridless.structures.interchange import plain
+from gridless.structures.interchange import plain_type
 
 # A tenth of a millimetre in metres. A power of two: float32 holds multiples of it, and their differences, exactly.
 RESOLUTION = 2.0**-13
@@ -28,6 +29,18 @@ RESOLUTION = 2.0**-13
 _KEPT = 1 << 21
 # Points that are sorted at a time where the pieces of a file are not compact.
 _RUN = 1 << 22
+
+
+# The size of a file and when it was changed.
+FileState = tuple[int, int]
+
+
+class SceneFile(NamedTuple):
+    """What a scene is read from: a file in its state, or something else, without one."""
+
+    name: str
+    parts: Parts
+    state: FileState | None
 
 
 class ScenePoints(NamedTuple):
@@ -49,14 +62,17 @@ class Scene:
             your own.
         resolution: a power of two, in the units of the coordinates.
         rows: the names of the rows that are wanted; all by default.
+        gaps: leave out points whose coordinates are not finite, which are refused otherwise.
     """
 
-    def __init__(self, source: Any, resolution: float = RESOLUTION, rows: list[str] | None = None) -> None:
+    def __init__(
+        self, source: Any, resolution: float = RESOLUTION, rows: list[str] | None = None, gaps: bool = False
+    ) -> None:
         if not resolution > 0 or np.frexp(resolution)[0] != 0.5:
             raise ValueError(f"resolution must be a power of two, such as 2**-13, not {resolution}")
-        self.resolution, self.wanted = resolution, rows
-        self.files: list[tuple[str, Parts]] = list(_files(source))
-        where = [(f, k, size) for f, (_, parts) in enumerate(self.files) for k, size in enumerate(parts.sizes) if size]
+        self.resolution, self.wanted, self.gaps = resolution, rows, gaps
+        self.files = list(_files(source))
+        where = [(f, k, size) for f, file in enumerate(self.files) for k, size in enumerate(file.parts.sizes) if size]
         self._where = [(f, k) for f, k, _ in where]
         self.sizes = np.array([size for *_, size in where], np.int64)
         self.first = np.concatenate([[0], np.cumsum(self.sizes)])
@@ -67,16 +83,20 @@ class Scene:
         self._lock = threading.Lock()
         self._sorted: _Sorted | None = None
         kinds = []
+        # By the name of the file, the rows that it has, in its own types.
+        self.layouts: dict[str, dict[str, np.dtype]] = {}
         for k, (f, part) in enumerate(self._where):
             if part == 0:
-                points = self._read(k)
+                points, name = self.read(k), self.files[f].name
                 kinds.append(points.dtype)
                 self.dim = points.coords.shape[1] if len(kinds) == 1 else self.dim
                 if points.coords.shape[1] != self.dim:
-                    name = self.files[f][0]
                     raise ValueError(f"{name} has {points.coords.shape[1]} coordinates, files beside it {self.dim}")
+                self.layouts[name] = {n: np.dtype((row.dtype, row.shape[1:])) for n, row in points.rows.items()}
         if kinds:
             self.dtype = np.result_type(*kinds)
+        # The rows that are wanted, in types that hold what every file has, and that torch knows.
+        self.rows = {name: self._type(name) for name in self._chosen()}
 
     def __len__(self) -> int:
         return self.count
@@ -86,11 +106,56 @@ class Scene:
         k = int(np.searchsorted(self.first, index, side="right")) - 1
         f = self._where[k][0]
         start = self.first[self._where.index((f, 0))]
-        return f"point {index - start} of {self.files[f][0]}"
+        return f"point {index - start} of {self.files[f].name}"
 
-    def _read(self, k: int) -> Points:
+    def read(self, k: int) -> Points:
+        """Piece k of the files, as it is there."""
         f, part = self._where[k]
-        return self.files[f][1].read(part)
+        return self.files[f].parts.read(part)
+
+    def _chosen(self) -> list[str]:
+        """The names of the rows that are wanted, which every file must have; all, where it is not said which."""
+        first, *others = self.layouts.items() or [("", {})]
+        for name, layout in others if self.wanted is None else ():
+            odd = sorted(layout.keys() ^ first[1].keys())
+            if odd:
+                raise ValueError(
+                    f"{name} and {first[0]} do not both have the rows {odd[0]!r}: say which are wanted, rows=[...]"
+                )
+        for name, layout in self.layouts.items():
+            for row in self.wanted or ():
+                if row not in layout:
+                    raise ValueError(f"{name} has no rows {row!r}, only {', '.join(layout) or 'none'}")
+        return list(first[1]) if self.wanted is None else self.wanted if self.layouts else []
+
+    def _type(self, row: str) -> np.dtype:
+        kinds = {layout[row]: name for name, layout in self.layouts.items()}
+        shapes = {kind.shape: name for kind, name in kinds.items()}
+        if len(shapes) > 1:
+            (one, first), (two, second) = list(shapes.items())[:2]
+            raise ValueError(
+                f"the rows {row!r} have the shape (points, {', '.join(map(str, one))}) in {first} and (points, "
+                f"{', '.join(map(str, two))}) in {second}: say which rows are wanted, rows=[...]"
+            )
+        return np.dtype((np.result_type(*(plain_type(kind.base) for kind in kinds)), *shapes))
+
+    def identity(self, *settings: Any) -> str:
+        """A word for these points and settings, which is another one where a file or a number is."""
+        about = [
+            self.resolution,
+            self.dtype,
+            self.rows,
+            self.gaps,
+            settings,
+            [(file.name, file.state) for file in self.files],
+        ]
+        code = hashlib.sha256(repr(about).encode())
+        for k, (f, _) in enumerate(self._where):
+            if self.files[f].state is None:
+                points = self.read(k)
+                for array in (points.coords, *points.rows.values()):
+                    code.update(np.ascontiguousarray(array).data)
+        return code.hexdigest()[:16]
 
     def piece(self, k: int) -> ScenePoints:
         """Piece k, in its place."""
@@ -101,8 +166,10 @@ class Scene:
         if self._sorted is not None:
             made = self._sorted.piece(k)
         else:
-            points = self._read(k)
+            points = self.read(k)
             made = ScenePoints(self.placed(points.coords), np.arange(*self.first[k : k + 2]), self._rows(k, points))
+            if self.gaps and not np.isfinite(made.coords).all():
+                made = taken(made, np.flatnonzero(np.isfinite(made.coords).all(1)))
         with self._lock:
             self._cache[k] = made
             while len(self._cache) > 1 and sum(len(piece.index) for piece in self._cache.values()) > _KEPT:
@@ -110,11 +177,11 @@ class Scene:
         return made
 
     def _rows(self, k: int, points: Points) -> dict[str, np.ndarray]:
-        missing = [name for name in self.wanted or () if name not in points.rows]
+        missing = [name for name in self.rows if name not in points.rows]
         if missing:
-            name, known = self.files[self._where[k][0]][0], ", ".join(points.rows) or "none"
-            raise ValueError(f"{name} has no rows {missing[0]!r}, only {known}")
-        return {name: plain(points.rows[name]) for name in (points.rows if self.wanted is None else self.wanted)}
+            name, known = self.files[self._where[k][0]].name, ", ".join(points.rows) or "none"
+            raise ValueError(f"{name} has no rows {missing[0]!r} in piece {k}, only {known}")
+        return {name: np.array(points.rows[name], kind.base, order="C") for name, kind in self.rows.items()}
 
     def placed(self, coords: np.ndarray) -> np.ndarray:
         """Coordinates as every tile sees them, in float64."""
@@ -131,13 +198,15 @@ class Scene:
         """Find the box of each piece, and count the points in cells of a grid over the first two axes: (K, 3) int64,
         the two numbers of each cell that has some, and how many.
 
-        What is found is kept in the file `known`, and taken from there the next time. Points that are not finite, in
-        their coordinates or in the rows `finite`, are refused.
+        What is found is kept in the file `known`, and taken from there the next time, for the same files. Points that
+        are not finite, in their coordinates or in the rows `finite`, are refused.
         """
+        about = "" if known is None else self.identity(cell, *finite)
         if known is not None and known.exists():
             with np.load(known, allow_pickle=False) as kept:
-                self.low, self.high = kept["low"], kept["high"]
-                return kept["counts"]
+                if str(kept["about"]) == about:
+                    self.low, self.high = kept["low"], kept["high"]
+                    return kept["counts"]
         # Pieces are small, but those of some formats are whole files, of which few are in memory at a time.
         threads = min(num_threads(), max(1, _KEPT // int(self.sizes.max())))
         with ThreadPoolExecutor(threads, thread_name_prefix="gridless-scan") as pool:
@@ -150,12 +219,14 @@ class Scene:
         counts = added(np.concatenate([found for *_, found in looks]))
         if known is not None:
             with whole_file(known) as file:
-                np.savez(file, low=self.low, high=self.high, counts=counts)
+                np.savez(file, low=self.low, high=self.high, counts=counts, about=about)
         return counts
 
     def _look(self, k: int, cell: float, finite: Sequence[str]) -> tuple[list[float], list[float], np.ndarray]:
         """Where piece k begins and ends, and the points in each cell."""
         piece = self.piece(k)
+        if not len(piece.index):
+            return [np.inf] * self.dim, [-np.inf] * self.dim, np.empty((0, 3), np.int64)
         for name in finite:
             bad = np.argwhere(~np.isfinite(piece.rows[name]))
             if len(bad):
@@ -196,7 +267,7 @@ class Scene:
                 found.append(taken(piece, np.flatnonzero(mine)))
         if not found:
             return ScenePoints(np.empty((0, self.dim)), np.empty(0, np.int64), {})
-        whole = _joined(self, found)
+        whole = _joined(found)
         if self._sorted is None:
             return whole
         return taken(whole, whole.index.argsort(kind="stable"))
@@ -204,7 +275,7 @@ class Scene:
     def sort(self, cell: float, folder: str | Path | None = None) -> None:
         """Copy the points into a file of compact pieces: for scenes whose own pieces are spread all over.
 
-        Without a folder it is a temporary one; in a folder the copy stays, and is found again.
+        Without a folder it is a temporary one; in a folder the copy stays, and is found again for the same files.
         """
         if self._sorted is None:
             self._sorted = _Sorted(self, cell, folder)
@@ -217,6 +288,8 @@ class Scene:
 
 def added(counts: np.ndarray) -> np.ndarray:
     """Counts (K, 3) of cells in which a cell may come several times, as those in which it comes once, in order."""
+    if not len(counts):
+        return counts
     counts = counts[np.lexsort((counts[:, 1], counts[:, 0]))]
     first = np.flatnonzero(np.concatenate([[True], (counts[1:, :2] != counts[:-1, :2]).any(1)]))
     return np.column_stack([counts[first, :2], np.add.reduceat(counts[:, 2], first)])
@@ -237,7 +310,8 @@ class _Sorted:
     def __init__(self, scene: Scene, cell: float, folder: str | Path | None) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="gridless-") if folder is None else None
         place = Path(folder if self._temporary is None else self._temporary.name)  # type: ignore[arg-type]
-        self._path, about = place / "points", place / "points.npz"
+        name = "points" if folder is None else f"points-{scene.identity(cell)}"
+        self._path, about = place / name, place / f"{name}.npz"
         if not about.exists():
             try:
                 with whole_file(self._path) as file:
@@ -259,7 +333,7 @@ class _Sorted:
     def _write(scene: Scene, cell: float, file: Any) -> dict[str, Any]:
         ends, low, high = [0], [], []
         table: Any = None
-        for run in _runs(scene):
+        for run in filter(lambda run: len(run.index), _runs(scene)):
             table = _table(run)[_curve(cells_of(run.coords, cell)).argsort(kind="stable")]
             for part in np.array_split(table, -(-len(table) // (1 << 15))):
                 file.write(part.tobytes())
@@ -292,7 +366,7 @@ def _runs(scene: Scene) -> Iterator[ScenePoints]:
     for k in range(len(scene.sizes)):
         waiting.append(scene.piece(k))
         if k + 1 == len(scene.sizes) or sum(len(piece.index) for piece in waiting) >= _RUN:
-            yield _joined(scene, waiting)
+            yield _joined(waiting)
             waiting = []
 
 
@@ -301,17 +375,10 @@ def taken(piece: ScenePoints, where: np.ndarray) -> ScenePoints:
     return ScenePoints(piece.coords.take(where, 0), piece.index.take(where), rows)
 
 
-def _joined(scene: Scene, pieces: list[ScenePoints]) -> ScenePoints:
+def _joined(pieces: list[ScenePoints]) -> ScenePoints:
     first = pieces[0]
     if len(pieces) == 1:
         return first
-    for piece in pieces:
-        if set(piece.rows) != set(first.rows):
-            odd = set(piece.rows) ^ set(first.rows)
-            raise ValueError(
-                f"{scene.name(int(piece.index[0]))} and {scene.name(int(first.index[0]))} do not both have the rows "
-                f"{sorted(odd)[0]!r}: say which are wanted, rows=[...]"
-            )
     rows = {name: np.concatenate([piece.rows[name] for piece in pieces]) for name in first.rows}
     coords, index = np.concatenate([p.coords for p in pieces]), np.concatenate([p.index for p in pieces])
     return ScenePoints(coords, index, rows)
@@ -326,32 +393,53 @@ def _curve(cells: np.ndarray) -> np.ndarray:
     return cells[:, 0] | cells[:, 1] << np.uint64(1)
 
 
-def _opened(file: Path) -> Parts:
-    state = file.stat() if file.exists() else None
+def _opened(file: Path, state: FileState | None) -> Parts:
     if state is None or file.suffix.lower() not in IN_PARTS:
         return read_parts(file)
-    return _known(file, state.st_size, state.st_mtime_ns)
+    return _known(file, state)
 
 
 @lru_cache(64)
-def _known(file: Path, *state: int) -> Parts:
+def _known(file: Path, state: FileState) -> Parts:
     return read_parts(file)
 
 
-def _files(source: Any) -> Iterator[tuple[str, Parts]]:
+def _read_unchanged(file: Path, state: FileState | None, k: int) -> Points:
+    """Piece k of a file that must be as it was. Looked at before, too: what is mapped may have become shorter."""
+    points = _opened(file, state).read(k) if state_of(file) == state else None
+    if points is None or state_of(file) != state:
+        raise ValueError(f"{file} was changed while its points were in use: start again when it is whole")
+    return points
+
+
+def state_of(file: Path) -> FileState | None:
+    """What changes when a file does; None where there is none."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def files_of(source: Path) -> list[Path]:
+    """The file, or those in a folder that hold clouds."""
+    if not source.is_dir():
+        return [source]
+    files = sorted(p for p in source.iterdir() if p.suffix.lower() in READERS and p.is_file())
+    if not files:
+        raise FileNotFoundError(f"{source} holds no clouds: there are readers for {', '.join(sorted(READERS))}")
+    return files
+
+
+def _files(source: Any) -> Iterator[SceneFile]:
     if isinstance(source, str | os.PathLike):
-        path = Path(source)
-        files = [path]
-        if path.is_dir():
-            files = sorted(p for p in path.iterdir() if p.suffix.lower() in READERS and p.is_file())
-            if not files:
-                raise FileNotFoundError(f"{path} holds no clouds: there are readers for {', '.join(sorted(READERS))}")
-        for file in files:
+        for file in files_of(Path(source)):
             # Opened again for each piece: of thousands of files few are open at a time, and none is kept in memory.
-            yield str(file), Parts(_opened(file).sizes, lambda k, file=file: _opened(file).read(k))
+            state = state_of(file)
+            yield SceneFile(str(file), Parts(_opened(file, state).sizes, partial(_read_unchanged, file, state)), state)
         return
     if isinstance(source, Parts):
-        yield "the scene", source
+        yield SceneFile("the scene", source, None)
         return
     cloud = source if isinstance(source, Cloud) else Cloud.of(source)
     if cloud.num_examples != 1 or cloud.padding:
@@ -364,4 +452,4 @@ def _files(source: Any) -> Iterator[tuple[str, Parts]]:
         at = slice(ends[k], ends[k + 1])
         return Points(coords[at], {name: values[at] for name, values in rows.items()}, coords.dtype)
 
-    yield "the array", Parts(sizes, piece)
+    yield SceneFile("the array", Parts(sizes, piece), None)

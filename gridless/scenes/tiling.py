@@ -21,7 +21,7 @@ from gridless.geometry import grid_sample
 from gridless.geometry.rejection import doubtful_depth
 from gridless.plan import Plan
 from gridless.scenes.scene import RESOLUTION, Scene, cells_of
-from gridless.structures import Cloud, Geometry
+from gridless.structures import Cloud, Geometry, Rows
 
 Key = tuple[int, int]
 # How often a point may be read, over all tiles, before a scene is sorted first.
@@ -53,7 +53,8 @@ def tiles(
         grid: keep the first point of each cell of this size; the cells are those of the scene.
         rows: the names of the rows that are wanted; all by default.
         resolution: what float64 coordinates are rounded to, a power of two; float32 ones are not.
-        scratch: the folder of a sorted copy, where one is needed, which stays; a temporary one by default.
+        scratch: the folder of a sorted copy, where one is needed, which stays, and is found again as long as no file
+            is changed; a temporary one by default.
     """
     return Tiles(Scene(source, resolution, None if rows is None else list(rows)), size, halo, grid, scratch)
 
@@ -108,7 +109,10 @@ class Tiles(Sequence):
         if math.isinf(self.size):
             return np.full(self._axes, -math.inf), np.full(self._axes, math.inf)
         numbers = np.array(key[: self._axes], np.float64)
-        return numbers * self.size - halo, (numbers + 1) * self.size + halo
+        low, high = numbers * self.size, (numbers + 1) * self.size
+        # A point belongs to the cell of a quotient, which is rounded: it may lie a little before or behind it.
+        halo += 4 * float(np.spacing(np.maximum(np.abs(low), np.abs(high))).max())
+        return low - halo, high + halo
 
     def tile(self, key: tuple[int, int], halo: float | None = None) -> Tile:
         """The tile of a cell (i, j) with a halo of its own, or that of the others."""
@@ -134,7 +138,10 @@ class Tiles(Sequence):
         if lost:
             raise ValueError(f"tiles: the rows {lost.pop()!r} of the scene would be lost: choose others, rows=[...]")
         rows: dict[str, Any] = {name: values.take(order, 0) for name, values in found.items()}
-        every = Cloud.of(near, **rows, index=index.take(order), inside=inside)
+        every = Cloud.of(near)
+        every = every._changed(
+            rows=Rows.of({**rows, "index": index.take(order), "inside": inside}, every.coords, "tiles")
+        )
         del coords, index, found, order
         cloud = every if self.grid is None else grid_sample(every, self.grid, origin=offset.tolist())
         return Tile(self, key, halo, offset, every, cloud)

@@ -106,11 +106,15 @@ def narrowest(coords: np.ndarray) -> np.dtype:
 
 def plain(column: np.ndarray) -> np.ndarray:
     """In memory of its own and in a type that every operation of torch knows; int32 is what had two bytes."""
-    name = column.dtype.str[1:]
-    if name == "u8":
-        return np.array(column, "f8" if (column > 2**63 - 1).any() else "i8", order="C")
-    wider = {"f2": "f4", "f16": "f8", "u2": "i4", "u4": "i8", "i4": "i8"}
-    return np.array(column, wider.get(name, name), order="C")
+    fits = column.dtype.str[1:] == "u8" and not (column > 2**63 - 1).any()
+    return np.array(column, "i8" if fits else plain_type(column.dtype), order="C")
+
+
+def plain_type(kind: np.dtype) -> np.dtype:
+    """The type of `plain`, whatever the values are: numbers of 64 bits without a sign may be too large for int64."""
+    name = kind.str[1:]
+    wider = {"f2": "f4", "f16": "f8", "u2": "i4", "u4": "i8", "i4": "i8", "u8": "f8"}
+    return np.dtype(wider.get(name, name))
 
 
 def normals(rows: Mapping[str, Any], coords: Any) -> tuple[str, ...]:

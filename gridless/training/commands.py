@@ -24,10 +24,6 @@ Workers = Annotated[int | None, typer.Option(help="Processes that make geometry;
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only so many training examples, for a trial.")]
 Device = Annotated[str, typer.Option(help="cuda, cpu, or auto for a GPU where there is one.")]
 
-# Suffixes that are of one kind only.
-_CLOUDS = (".ply", ".pcd", ".las", ".laz", ".xyz", ".pts", ".off", ".obj", ".stl", ".glb", ".gltf")
-_RECORDINGS = (".npz", ".aedat", ".aedat4", ".dat", ".raw", ".es", ".mat", ".h5", ".hdf5", ".bin")
-
 
 def train(
     recipe: RecipeName,
@@ -220,7 +216,7 @@ def predict(
     """
     from gridless.kernels.memory import one_heap
     from gridless.progress import track
-    from gridless.training.predict import classify, classify_events, is_event_network, write_labels, write_parts
+    from gridless.training.predict import classify, classify_events, is_event_network, stem, write_labels, write_parts
     from gridless.weights import load
 
     if tile is not None and not 0 < tile < math.inf:
@@ -234,7 +230,7 @@ def predict(
         given = {"--points": points, "--votes": votes, "--category": category, "--keep-scale": keep_scale}
         for option in (name for name, value in given.items() if value):
             raise ValueError(f"{option} is not for scenes, whose points are all labelled: leave it out")
-    if (parts or scenes) and len({file.stem for file in files}) < len(files):
+    if (parts or scenes) and len({stem(file) for file in files}) < len(files):
         raise ValueError(f"two of the files have one name, and would be one file in {out}: give them in two calls")
     names = list(model.about.get("class_names") or [])
     names += [str(i) for i in range(len(names), model.config.get("classes", 0))]
@@ -279,9 +275,13 @@ def predict(
 
 def _check_kind(file: Path, live: bool) -> None:
     """Refuse a folder, a cloud where weights are an event network's (`live`), and a recording where they are not."""
+    from gridless.data.folder import CLOUDS, RECORDINGS
+
     if file.is_dir():
         raise ValueError(f"{file} is a folder, and these weights take files: give those in it, {file}/*")
-    if file.suffix.lower() in (_CLOUDS if live else _RECORDINGS):
+    # Some suffixes are of both kinds.
+    right, wrong = (RECORDINGS, CLOUDS) if live else (CLOUDS, RECORDINGS)
+    if file.suffix.lower() in wrong and file.suffix.lower() not in right:
         found, wanted = ("a cloud", "recordings") if live else ("a recording", "clouds")
         raise ValueError(
             f"{file} is {found}, and these weights are for {wanted}: give --weights that were trained on such"

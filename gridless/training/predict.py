@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,7 +100,7 @@ def write_parts(
     part -= sum(parts[:kind])
     rgb = torch.tensor(COLOURS, dtype=torch.uint8)[part % len(COLOURS)]
     out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{Path(file).stem}.ply"
+    path = out / f"{stem(Path(file))}.ply"
     values = torch.tensor(model.about.get("values") or range(parts[kind]))
     ply.write(path, Cloud.of(cloud.coords, part=values[part], rgb=rgb))
     return path, dict(zip(names, torch.bincount(part, minlength=parts[kind]).tolist()))
@@ -115,6 +116,11 @@ def _parts(model: Any, every: Cloud, how: Preparation, wanted: int, kind: int, f
     check_scale(geometry, str(file), how)
     found = model.eval()(geometry, torch.tensor([kind], device=device)).argmax(1)
     return found[nearest(some, Cloud.of(every.coords.to(device)), 1).source.long()].cpu()
+
+
+def stem(file: Path) -> str:
+    """The name of what is made of a file, without its suffix; that of `a.copc.laz`, too, which is COPC no more."""
+    return re.sub(r"\.copc$", "", file.stem, flags=re.IGNORECASE)
 
 
 def write_labels(
@@ -133,7 +139,7 @@ def write_labels(
     if settings.get("grid") is None:
         settings["grid"] = recipe.get("data_options", {}).get("grid")
     if out.suffix.lower() not in OUTPUTS:
-        out = out / f"{source.stem}{source.suffix.lower() if source.suffix.lower() in ('.las', '.laz') else '.ply'}"
+        out = out / f"{stem(source)}{source.suffix.lower() if source.suffix.lower() in ('.las', '.laz') else '.ply'}"
     counts = label_scene(source, model if weights is None else weights, out, how=how, **settings)
     names = list(model.about.get("parts") or model.about.get("class_names") or [])
     return out, {names[k] if k < len(names) else str(k): n for k, n in counts.items()}

@@ -14,6 +14,7 @@ import yaml
 from torch import nn
 
 from gridless.augment.policy import Policy
+from gridless.data.folder import check_names
 from gridless.training.examples import CLOUDS, FOLDER, RECORDINGS, Clouds, Recordings, transform_of
 from gridless.training.schedule import Cosine, Plateau
 
@@ -120,7 +121,7 @@ class Recipe:
             raise ValueError("recipe: capture: recordings have no common size, so that no graph can be captured")
         if self.prepare and not self.recordings:
             raise ValueError("recipe: prepare is for recordings; what is done to clouds is said by augment")
-        _check_names(self.data_options.get("names"))
+        check_names(self.data_options.get("names"), "recipe: data_options: names")
         for entry in [*(self.transforms or ()), *self.prepare]:
             transform_of(entry)
         if self.frozen and self.start is None:
@@ -149,7 +150,6 @@ class Recipe:
         if isinstance(data, Recordings):
             given = {"sensor": list(data.events.sensor), **self.model, "classes": len(data.class_names)}
             return dataclasses.replace(self, model=given)
-        _check_occur(self.data_options.get("names") or {}, data)
         channels = sum(data.rows[name].shape[2] for name in data.features)
         seen = {"in_channels": channels} if channels or "in_channels" in self.model else {}
         whole = self.model.get("model") in ("PointUNetPlus", "point_unet_plus")
@@ -291,34 +291,6 @@ def _check_kind(name: str, kind: str, value: Any) -> None:
 def _one_of(name: str, value: Any, allowed: tuple) -> None:
     if value not in allowed:
         raise ValueError(f"recipe: {name} must be one of {', '.join(allowed)}, not {value!r}")
-
-
-def _check_names(names: Any) -> None:
-    """Refuse names of labels that are no names, are turned round, or are not of one label each."""
-    what = "recipe: data_options: names"
-    if names is None:
-        return
-    if not isinstance(names, dict):
-        raise ValueError(f"{what} must be a mapping of labels to names, such as {{2: ground}}, not {names!r}")
-    given = list[str]()
-    for label, name in names.items():
-        if not str(label).isdigit():
-            raise ValueError(f"{what}: {label!r} is no label, a whole number: write the label first, {{2: ground}}")
-        if not isinstance(name, str):
-            raise ValueError(f"{what}: {name!r} of the label {label} is no name: give a word, {{{label}: ground}}")
-        if name in given:
-            raise ValueError(f"{what}: {name!r} is there twice: give each label a name of its own")
-        given.append(name)
-
-
-def _check_occur(names: dict[Any, str], data: Clouds) -> None:
-    """Refuse names of labels that no file has, and names that are another label's number."""
-    found = ", ".join(map(str, data.values)) or "none, as classes are folders"
-    for label, name in names.items():
-        if int(label) not in data.values:
-            raise ValueError(f"recipe: data_options: names: no point has the label {label} ({name}): there are {found}")
-        if data.parts.count(name) > 1:
-            raise ValueError(f"recipe: data_options: names: {name!r} is another label, too: give {label} another name")
 
 
 def _known(values: dict[str, Any], cls: type, what: str) -> None:

@@ -228,7 +228,7 @@ class _Log(CSVLogger):
 def _loggers(out: Path, done: int) -> list[Logger]:
     loggers: list[Logger] = [_Log(out, done)]
     if find_spec("tensorboard") or find_spec("tensorboardX"):
-        loggers.append(TensorBoardLogger(out, name="", version="tensorboard"))
+        loggers.append(TensorBoardLogger(out, name="", version="tensorboard", purge_step=done or None))
     else:
         words = "gridless: tensorboard is not installed: logs go to CSV only (pip install tensorboard)"
         print(words, file=sys.stderr)

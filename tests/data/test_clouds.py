@@ -12,6 +12,7 @@ from cloud_files import POINTS, SEEDS, gltf, las, laz_in_chunks, npy, npz, obj, 
 
 import gridless as gl
 from gridless.data import FormatError, read_cloud, sample_mesh
+from gridless.data.meshes import read_triangles
 
 FILES = {
     "ascii.ply": ply(POINTS, "ascii"),
@@ -240,6 +241,25 @@ def test_rows_can_be_chosen_and_normals_turn(tmp_path):
     assert not read_cloud(tmp_path / "a.ply", rows=()).rows
     with pytest.raises(FormatError, match=r"a\.ply: has no 'label' for its points, only quality, rgb, normal"):
         read_cloud(tmp_path / "a.ply", rows=["label"])
+
+
+def test_extra_bytes_of_a_las_may_be_pairs_and_triples(tmp_path):
+    laspy = pytest.importorskip("laspy")
+    header = laspy.LasHeader(point_format=3, version="1.2")
+    header.add_extra_dim(laspy.ExtraBytesParams("pair", "2i2"))
+    header.add_extra_dim(
+        laspy.ExtraBytesParams("triple", "3i2", offsets=np.array([1.0, 2, 3]), scales=np.array([0.5, 1, 2]))
+    )
+    header.add_extra_dim(laspy.ExtraBytesParams("last", np.float32))
+    made = laspy.LasData(header)
+    made.x = made.y = made.z = np.arange(4.0)
+    made.pair, made.last = np.arange(8).reshape(4, 2) - 4, np.arange(4, dtype=np.float32)
+    made.triple = np.arange(12).reshape(4, 3) * [0.5, 1, 2] + [1, 2, 3]
+    made.write(tmp_path / "a.las")
+    rows = read_cloud(tmp_path / "a.las").rows
+    assert np.array_equal(rows["pair"], made.pair)
+    assert np.array_equal(rows["triple"], np.arange(12).reshape(4, 3) * [0.5, 1, 2] + [1, 2, 3])
+    assert rows["last"].tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("kind", ["u1", "<u2", ">u4", "<u8", ">i2", "f2", ">f8", "?"])
@@ -535,6 +555,85 @@ def test_a_written_ply_is_read_back_with_its_rows(tmp_path):
     with pytest.raises(ValueError, match="part has numbers that 32 bits cannot hold"):
         format.write(tmp_path / "y.ply", gl.Cloud.of(torch.rand(1, 3), part=torch.tensor([2**40])))
     assert not (tmp_path / "y.ply").exists()
+
+
+def test_colours_of_two_bytes_stay_so_in_a_written_ply(tmp_path):
+    from gridless.data.clouds import ply as format
+
+    np.savez(tmp_path / "a.npz", xyz=POINTS[:3], rgb=np.array([[0, 300, 65535]] * 3, np.uint16))
+    cloud = read_cloud(tmp_path / "a.npz")
+    format.write(tmp_path / "a.ply", cloud)
+    assert torch.equal(read_cloud(tmp_path / "a.ply").rows["rgb"], cloud.rows["rgb"])
+    assert read_cloud(tmp_path / "a.ply").rows["rgb"].dtype == cloud.rows["rgb"].dtype == torch.int32
+    format.write(tmp_path / "b.ply", gl.Cloud.of(torch.rand(2, 3), n=torch.tensor([-1, 70_000], dtype=torch.int32)))
+    assert read_cloud(tmp_path / "b.ply").rows["n"].tolist() == [-1, 70_000]
+
+
+def test_a_ply_whose_parts_differ_is_not_written(tmp_path):
+    from gridless.data.clouds import ply as format
+    from gridless.data.clouds.base import Points
+
+    def part(**rows: np.ndarray) -> Points:
+        return Points(POINTS[:2], rows, POINTS.dtype)
+
+    first = part(a=np.zeros(2, np.int16))
+    for second, error in [
+        (part(b=np.zeros(2, np.int16)), "'a' is .* int16 at first, and later not there"),
+        (part(a=np.zeros(2, np.int32)), "'a' is .* int16 at first, and later .* int32"),
+        (part(a=np.zeros((2, 2), np.int16)), "'a' is .* int16 at first, and later .*2"),
+    ]:
+        with pytest.raises(ValueError, match=error):
+            format.write_parts(tmp_path / "a.ply", 4, first, [first, second])
+    assert not list(tmp_path.iterdir())
+    format.write_parts(tmp_path / "a.ply", 4, first, [first, part(a=np.ones(2, np.uint8))])
+    assert read_cloud(tmp_path / "a.ply").rows["a"].tolist() == [0, 0, 1, 1]
+
+
+def test_colours_from_0_to_1_that_are_whole_are_no_bytes(tmp_path):
+    for colour, kind in {"1.0,1.0,0.0": torch.float32, "1,0,1": torch.float32, "1,0,2": torch.uint8}.items():
+        (tmp_path / "a.csv").write_text(f"x,y,z,r,g,b\n0,0,0,{colour}\n")
+        assert read_cloud(tmp_path / "a.csv").rows["rgb"].dtype == kind
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "1;2;3;\n4;5;6;\n",
+        "x;y;z;\n1;2;3; \n4;5;6;\r\n",
+        'x,y,z\n"1","2","3"\n"4","5","6"\n',
+        '"1","2","3"\n4,5,"6"\n',
+        "//X Y Z\n2\n1 2 3\n4 5 6\n",
+        "x y z\n2\n1 2 3\n4 5 6\n",
+        "2\n1 2 3\n4 5 6\n",
+        "1 2\t3\n4\t5 6\n",
+        "x y\tz\n1 2\t3\n4\t5 6\n",
+    ],
+)
+def test_text_of_many_programs_is_read(content, tmp_path):
+    (tmp_path / "a.txt").write_bytes(content.encode())
+    cloud = read_cloud(tmp_path / "a.txt")
+    assert cloud.coords.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert not cloud.rows
+
+
+def test_lines_of_a_mesh_that_mean_nothing_are_passed_over(tmp_path):
+    (tmp_path / "a.obj").write_text("v 0 0 \\\n 0\nv 1 0 0 # \\\nv 0 1 0\nf 1 2\nf 1 \\\n2 3\n")
+    (tmp_path / "a.off").write_text("# by hand\n\n# again\nOFF\n3 1 0\n0 0 0\n1 0 0\n0 1 0\n3 0 1 2\n")
+    corners = [[[0, 0, 0], [1, 0, 0], [0, 1, 0]]]
+    assert read_triangles(tmp_path / "a.obj").tolist() == read_triangles(tmp_path / "a.off").tolist() == corners
+    (tmp_path / "a.off").write_text("# by hand\n\n# again\nOFF\n3 1 0\n0 0 0\n1 0 w\n0 1 0\n3 0 1 2\n")
+    with pytest.raises(FormatError, match="line 7: 'w' is no number"):
+        read_triangles(tmp_path / "a.off")
+
+
+def test_meshes_of_a_map_keep_their_digits(tmp_path):
+    corners = np.array([[0, 0, 0], [20, 0, 0], [0, 20, 3.0]])
+    for name, where in {"here": 0.0, "there": np.array([5e5, 5.4e6, 300])}.items():
+        rows = "\n".join(" ".join(map(str, corner)) for corner in corners + where)
+        (tmp_path / f"{name}.off").write_text(f"OFF\n3 1 0\n{rows}\n3 0 1 2\n")
+    here, there = (sample_mesh(tmp_path / f"{name}.off", 50, normalise=False).coords for name in ("here", "there"))
+    assert (here.dtype, there.dtype) == (torch.float32, torch.float64)
+    np.testing.assert_allclose(there - torch.tensor([5e5, 5.4e6, 300]), here, rtol=0, atol=1e-4)
 
 
 def test_a_mesh_without_vertices_is_refused(tmp_path: Path):

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -109,6 +110,54 @@ def test_a_copc_file_becomes_a_laz_file_that_others_read(format, weights, tmp_pa
     assert len(theirs.points) == 300
 
 
+def test_what_is_made_of_a_copc_file_is_not_called_so(weights, tmp_path, capsys):
+    (tmp_path / "a.copc.laz").write_bytes(laz_in_chunks(street(300), 7))
+    words = ["predict", str(tmp_path / "a.copc.laz"), "--weights", str(weights), "--out", str(tmp_path / "out")]
+    assert main([*words, "--device", "cpu"]) == 0
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["a.laz"]
+    (tmp_path / "a.laz").write_bytes(las(street(300), 7, True))
+    assert main([*words, str(tmp_path / "a.laz")]) == 1
+    assert "two of the files have one name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ["1.3", "1.4"])
+def test_waveforms_stay_where_the_header_says(version, weights, tmp_path):
+    data = bytearray(las(street(200), 4 if version == "1.3" else 9, False, version))
+    record = struct.pack("<H16sHQ32s", 0, b"LASF_Spec", 65535, 500, b"") + bytes(range(250)) * 2
+    other = struct.pack("<H16sHQ32s", 0, b"me", 7, 10, b"") + bytes(10)
+    at = len(data) if version == "1.3" else len(data) + len(other)
+    data[6] |= 2
+    struct.pack_into("<Q", data, 227, at)
+    if version == "1.4":
+        struct.pack_into("<QI", data, 235, len(data), 2)
+        data += other
+    # Records before the points move these.
+    start, many = struct.unpack_from("<II", data, 96)
+    copc = struct.pack("<H16sHH32s", 0, b"copc", 1, 30, b"") + bytes(30)
+    size = struct.unpack_from("<H", data, 94)[0]
+    data[size:size] = copc
+    struct.pack_into("<II", data, 96, start + len(copc), many + 1)
+    for place in (227, 235)[: 1 + (version == "1.4")]:
+        struct.pack_into("<Q", data, place, struct.unpack_from("<Q", data, place)[0] + len(copc))
+    (tmp_path / "a.las").write_bytes(data + record)
+    label_scene(tmp_path / "a.las", weights, tmp_path / "b.las")
+    out = (tmp_path / "b.las").read_bytes()
+    (there,) = struct.unpack_from("<Q", out, 227)
+    assert there == at
+    assert out[there:] == record
+    assert out[6] & 2
+    assert version == "1.3" or struct.unpack_from("<QI", out, 235) == (at - len(other), 2)
+    # Where the header is wrong, or they are missing, it does not say that there are any.
+    (tmp_path / "a.las").write_bytes(data[: at + len(copc)])
+    if version == "1.4":
+        struct.pack_into("<I", data, 243, 1)
+        (tmp_path / "a.las").write_bytes(data)
+    label_scene(tmp_path / "a.las", weights, tmp_path / "b.las")
+    out = (tmp_path / "b.las").read_bytes()
+    assert struct.unpack_from("<Q", out, 227) == (0,)
+    assert not out[6] & 2
+
+
 def test_a_folder_becomes_a_ply_with_labels(weights, tmp_path):
     x = street(900)
     (tmp_path / "in").mkdir()
@@ -122,6 +171,87 @@ def test_a_folder_becomes_a_ply_with_labels(weights, tmp_path):
     assert torch.equal(found.coords, torch.from_numpy(x))
     assert torch.equal(found.rows["intensity"], torch.arange(300).float().repeat(3))
     assert found.rows["label"].shape == (900,)
+
+
+def test_files_with_different_rows_become_a_ply_of_what_all_have(weights, tmp_path):
+    x = street(300)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.las").write_bytes(las(x[:100], 1, False, "1.2"))
+    (tmp_path / "in" / "b.las").write_bytes(las(x[100:200], 3, False, "1.2"))
+    wide = np.arange(100, dtype=np.uint64) + np.uint64(2**52)
+    np.savez(tmp_path / "in" / "c.npz", xyz=x[200:], user_data=wide, gps_time=np.zeros((100, 2)))
+    with pytest.warns(UserWarning, match=r"gps_time, .*rgb: left out, because not all files of the scene have them"):
+        label_scene(tmp_path / "in", weights, tmp_path / "out.ply")
+    label_scene(tmp_path / "in", weights, tmp_path / "out.npy")
+    found = gl.read_cloud(tmp_path / "out.ply")
+    x[:200, 0] += 4_500_000
+    np.testing.assert_allclose(found.coords.numpy(), x, rtol=0, atol=1e-3)
+    assert set(found.rows) == {"user_data", "label"}
+    assert np.array_equal(found.rows["user_data"][200:].numpy(), wide.astype(np.float64))
+    assert np.array_equal(found.rows["label"].numpy(), np.load(tmp_path / "out.npy"))
+
+
+def test_rows_of_any_name_are_written_to_a_ply(weights, tmp_path):
+    x = street(50)
+    names = ["Echo Width", "größe", "X", "red", "directions", "x_", "red_1"]
+    rows = {name: np.full(50, 10 + i, np.uint16) for i, name in enumerate(names)}
+    rgb = np.arange(150, dtype=np.uint16).reshape(50, 3) * 300
+    np.savez(tmp_path / "a.npz", xyz=x, **rows, rgb=rgb, wide=np.full(50, 2**40), label=np.full(50, 99))
+    label_scene(tmp_path / "a.npz", weights, tmp_path / "a.ply")
+    found = gl.read_cloud(tmp_path / "a.ply").rows
+    expected = ["echo_width", "gr_e", "x__", "red_", "directions", "x_", "red_1", "rgb", "wide", "label"]
+    assert set(found) == set(expected)
+    assert sorted(int(found[name][0]) for name in expected[:7]) == list(range(10, 17))
+    # As wide as they were.
+    assert found["rgb"].dtype == gl.read_cloud(tmp_path / "a.npz").rows["rgb"].dtype == torch.int32
+    assert np.array_equal(found["rgb"].numpy(), rgb)
+    assert found["wide"][0] == 2**40
+
+
+def test_the_output_is_no_part_of_the_scene(weights, tmp_path):
+    folder = tmp_path / "in"
+    (folder / "below").mkdir(parents=True)
+    np.save(folder / "a.npy", street(50))
+    before = (folder / "a.npy").read_bytes()
+    (tmp_path / "link.npy").symlink_to(folder / "a.npy")
+    for out, error in [
+        (folder / "a.npy", r"a\.npy is a file of the scene: give another name"),
+        (tmp_path / "link.npy", r"link\.npy is a file of the scene: give another name"),
+        (folder / "b.ply", r"b\.ply would be a part of the scene, which is all of .*: give another folder"),
+    ]:
+        with pytest.raises(ValueError, match=error):
+            label_scene(folder, weights, out)
+    assert (folder / "a.npy").read_bytes() == before
+    label_scene(folder, weights, folder / "below" / "b.npy")
+    assert len(np.load(folder / "below" / "b.npy")) == 50
+
+
+def test_colours_on_two_scales_are_refused_as_in_training(tmp_path):
+    (tmp_path / "in").mkdir()
+    for kind in (np.uint8, np.uint16):
+        rgb = np.full((50, 3), 200, kind)
+        np.savez(tmp_path / "in" / f"{kind.__name__}.npz", xyz=street(50), rgb=rgb)
+    model = gl.models.point_unet(3, width=8, levels=1, radius=0.4, in_channels=3)
+    with pytest.raises(ValueError, match=r"'rgb' is divided by 65535 in .*uint16\.npz and by 255 in .*uint8\.npz"):
+        label_scene(tmp_path / "in", model, tmp_path / "out.npy", how=Preparation(features=("rgb",)))
+
+
+@pytest.mark.parametrize("suffix", [".laz", ".npy"])
+def test_a_scene_that_changes_while_it_is_labelled_is_refused(suffix, city, weights, tmp_path, monkeypatch):
+    file, whole = tmp_path / "in.laz", Labeller.label
+    file.write_bytes(city.read_bytes())
+
+    def changes(self, tile):
+        file.write_bytes(las(street(4000, seed=1), 7, True))
+        return whole(self, tile)
+
+    monkeypatch.setattr(Labeller, "label", changes)
+    with pytest.raises(ValueError, match=r"in\.laz was changed while it was labelled: start again"):
+        label_scene(file, weights, tmp_path / f"out{suffix}")
+    assert not (tmp_path / f"out{suffix}").exists()
+    monkeypatch.setattr(Labeller, "label", whole)
+    label_scene(file, weights, tmp_path / f"out{suffix}")
+    assert not (tmp_path / f"out{suffix}.unfinished").exists()
 
 
 def test_a_run_that_was_killed_goes_on(city, weights, tmp_path, monkeypatch):
@@ -228,6 +358,33 @@ def test_a_feature_that_is_not_finite_is_named_before_any_work(tmp_path):
     with pytest.raises(ValueError, match=r"point 321 of .*scan\.bin has 'intensity' that is not finite"):
         label_scene(tmp_path / "scan.bin", model, tmp_path / "out.npy", how=Preparation(features=("intensity",)))
     assert [file.name for file in tmp_path.iterdir()] == ["scan.bin"]
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".npy"])
+def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix, weights, tmp_path, monkeypatch):
+    monkeypatch.setattr("gridless.data.clouds.arrays.PART", 100)
+    monkeypatch.setattr("gridless.data.clouds.base.PART", 100)
+    x = street(500).astype(np.float32)
+    np.save(tmp_path / "whole.npy", x)
+    whole = label_scene(tmp_path / "whole.npy", weights, tmp_path / "whole_labels.npy")
+    # A piece of nothing else among them, and a scene in no order, which is sorted.
+    gaps = np.r_[3, 100:200, 450]
+    mixed = np.random.default_rng(0).permutation(500)
+    scan = np.full((602, 3), np.nan, np.float32)
+    kept = np.setdiff1d(np.arange(602), gaps)
+    scan[kept] = x[mixed]
+    scan[450, 1:] = 0, np.inf
+    np.save(tmp_path / "scan.npy", scan)
+    with pytest.warns(UserWarning, match=r"scan\.npy: 102 of 602 points are not finite: their label is 0"):
+        counts = label_scene(tmp_path / "scan.npy", weights, tmp_path / f"out{suffix}", size=5.0)
+    assert counts == whole
+    out = tmp_path / f"out{suffix}"
+    labels = np.load(out) if suffix == ".npy" else gl.read_cloud(out).rows["label"].numpy()
+    assert np.array_equal(labels[kept], np.load(tmp_path / "whole_labels.npy")[mixed])
+    assert not labels[gaps].any()
+    np.save(tmp_path / "none.npy", scan[100:200])
+    with pytest.raises(ValueError, match=r"none\.npy holds no points that are finite"):
+        label_scene(tmp_path / "none.npy", weights, tmp_path / "none_labels.npy")
 
 
 @pytest.mark.parametrize("x", [np.zeros((1, 3)), np.ones((50, 3)), np.array([[0.0, 0, 0], [1e6, 1e6, 0]])])

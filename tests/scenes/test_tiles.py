@@ -14,7 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gridless as gl
+from gridless.data.clouds.base import Parts, Points
+from gridless.data.clouds.ply import write as write_ply
 from gridless.scenes import layers_of
+from gridless.scenes.scene import Scene
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from cloud_files import las, laz_in_chunks, ply
@@ -234,6 +237,107 @@ def test_a_scratch_disk_that_is_full_is_named(monkeypatch, tmp_path):
     with pytest.raises(OSError, match=r"cannot hold a sorted copy of 2000 points .*make room"):
         gl.tiles(x, 3.0, 1.0, scratch=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sorted_copy_of_files_with_different_types_holds_all_of_them(monkeypatch, tmp_path):
+    monkeypatch.setattr("gridless.scenes.scene._RUN", 100)
+    x = street(300)
+    colours = [np.full((100, 3), 200, np.uint8), np.full((200, 3), -300, np.int16)]
+    write_ply(tmp_path / "a.ply", gl.Cloud.of(x[:100], rgb=colours[0]))
+    write_ply(tmp_path / "b.ply", gl.Cloud.of(x[100:], rgb=colours[1]))
+    scene = Scene(tmp_path)
+    scene.scan(5.0)
+    scene.sort(1.0)
+    coords, index, rows = scene.window(np.full(2, -np.inf), np.full(2, np.inf))
+    assert np.array_equal(index, np.arange(300))
+    assert np.array_equal(coords, x)
+    assert np.array_equal(rows["rgb"], np.concatenate(colours))
+
+
+def test_rows_may_be_called_what_clouds_have_arguments_for():
+    x = street(20)
+    parts = Parts([20], lambda k: Points(x, {"directions": np.arange(20), "x": x}, x.dtype))
+    (tile,) = gl.tiles(parts, math.inf)
+    rows = tile.cloud.rows
+    assert torch.equal(rows["directions"], rows["index"])
+    assert torch.equal(rows["x"], tile.cloud.coords)
+
+
+def test_files_with_different_rows_are_refused_unless_it_is_said_which(tmp_path):
+    x = street(20)
+    write_ply(tmp_path / "a.ply", gl.Cloud.of(x, rgb=np.zeros((20, 3), np.uint8), a=x, b=x[:, 0]))
+    write_ply(tmp_path / "b.ply", gl.Cloud.of(x, rgb=np.zeros((20, 3), np.uint8), b=x))
+    with pytest.raises(ValueError, match=r"b\.ply and .*a\.ply do not both have the rows 'a_0': .*rows=\[\.\.\.\]"):
+        gl.tiles(tmp_path, 5.0)
+    with pytest.raises(ValueError, match=r"b\.ply has no rows 'b', only b_0, b_1, b_2, rgb"):
+        gl.tiles(tmp_path, 5.0, rows=["rgb", "b"])
+    assert sum(len(inside(tile.cloud)) for tile in gl.tiles(tmp_path, 5.0, rows=["rgb"])) == 40
+    np.savez(tmp_path / "a.npz", xyz=x, rgb=np.zeros((20, 4), np.uint8))
+    with pytest.raises(ValueError, match=r"'rgb' have the shape \(points, 4\) in .*a\.npz and \(points, 3\) in"):
+        gl.tiles(tmp_path, 5.0, rows=["rgb"])
+
+
+def test_numbers_of_64_bits_have_one_type_in_all_pieces():
+    numbers = np.arange(300, dtype=np.uint64)
+    numbers[-1] = 2**64 - 1
+    x, at = street(300), [slice(0, 200), slice(200, 300)]
+    parts = Parts([200, 100], lambda k: Points(x[at[k]], {"n": numbers[at[k]]}, x.dtype))
+    scene = Scene(parts)
+    assert [scene.piece(k).rows["n"].dtype for k in (0, 1)] == [np.float64, np.float64]
+
+
+def test_a_sorted_copy_of_other_points_is_not_taken(tmp_path):
+    def sorted_points(source) -> np.ndarray:
+        scene = Scene(source)
+        scene.scan(5.0, tmp_path / "scan.npz")
+        scene.sort(1.0, tmp_path / "scratch")
+        return scene.window(np.full(2, -np.inf), np.full(2, np.inf)).coords
+
+    x = street(300)
+    np.save(tmp_path / "a.npy", x[:100])
+    assert np.array_equal(sorted_points(tmp_path / "a.npy"), x[:100])
+    made = sorted((tmp_path / "scratch").iterdir())
+    assert np.array_equal(sorted_points(tmp_path / "a.npy"), x[:100])
+    assert sorted((tmp_path / "scratch").iterdir()) == made
+    np.save(tmp_path / "a.npy", x[100:250])
+    assert np.array_equal(sorted_points(tmp_path / "a.npy"), x[100:250])
+    assert np.array_equal(sorted_points(x[250:]), x[250:])
+    assert np.array_equal(sorted_points(x[200:250]), x[200:250])
+
+
+def test_every_point_is_inside_a_tile_whatever_its_side():
+    # 93.5 / 1.1 is a little less than 85, and rounded to it.
+    tiles = gl.tiles(np.array([[93.5, 0, 0], [1, 0, 0]], np.float32), 1.1)
+    assert sum(len(inside(tile.cloud)) for tile in tiles) == 2
+    x = np.arange(-60, 60)[:, None].astype(np.float64) * [1.1, 0.7, 0]
+    for size in (1.1, 0.7, 0.1, 3.3):
+        tiles = gl.tiles(x.astype(np.float32), size)
+        assert sum(len(inside(tile.cloud)) for tile in tiles) == len(x)
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".ply", ".xyz"])
+def test_a_file_that_changes_while_it_is_in_use_is_refused(suffix, tmp_path, monkeypatch):
+    monkeypatch.setattr("gridless.scenes.scene._KEPT", 0)
+    file = tmp_path / f"a{suffix}"
+
+    def write(x: np.ndarray) -> None:
+        if suffix == ".npy":
+            np.save(file, x)
+        elif suffix == ".ply":
+            write_ply(file, gl.Cloud.of(x))
+        else:
+            np.savetxt(file, x)
+
+    write(street(100))
+    (tmp_path / "b.xyz").write_text("0 0 0\n")
+    scene = Scene(tmp_path)
+    scene.piece(0), scene.piece(1)
+    write(street(90, seed=1))
+    with pytest.raises(ValueError, match=rf"a\{suffix} was changed while its points were in use: start again"):
+        scene.piece(0)
+    file.unlink()
+    with pytest.raises(ValueError, match="was changed"):
+        scene.piece(0)
 
 
 def test_what_is_not_local_is_refused_by_name():

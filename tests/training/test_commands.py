@@ -253,8 +253,8 @@ def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
         (["train", "shapes", "--epochs", "many"], "gridless train: Invalid value for '--epochs': "),
         (["precompute", "shapes", "--cache", "/proc/x"], "--cache /proc/x: nothing can be written in this folder"),
         (
-            ["predict", "recording.npz"],
-            "recording.npz is a recording, and these weights are for clouds: give --weights",
+            ["predict", "recording.aedat4"],
+            "recording.aedat4 is a recording, and these weights are for clouds: give --weights",
         ),
         (["predict", "."], ". is a folder, and these weights take files: give those in it"),
         (["predict", "one.npy", "--top", "0"], "gridless predict: Invalid value for '--top': "),
@@ -278,6 +278,16 @@ def test_predict_draws_points_from_meshes(saved, tmp_path, capsys):
     (tmp_path / "tetra.off").write_text(f"OFF\n4 4 0\n{corners}{faces}")
     assert main(["predict", str(tmp_path / "tetra.off"), "--weights", str(saved[1]), "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["probabilities"]) == {"sphere", "disc", "rod"}
+
+
+def test_files_whose_suffix_recordings_have_too_are_read_as_clouds(saved, tmp_path, capsys):
+    points = shapes(1, points=200).points[0].numpy()
+    np.savez(tmp_path / "cloud.npz", xyz=points)
+    np.hstack([points, np.zeros((200, 1), np.float32)]).tofile(tmp_path / "000001.bin")
+    files = [str(tmp_path / name) for name in ("cloud.npz", "000001.bin")]
+    assert main(["predict", *files, "--weights", str(saved[1]), "--json", "--device", "cpu"]) == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first["probabilities"] == second["probabilities"]
 
 
 def test_clouds_are_refused_by_weights_for_recordings(tmp_path, capsys):
@@ -377,6 +387,16 @@ def test_a_cloud_is_prepared_as_training_clouds_were():
     assert cloud.norm(dim=1).max() == pytest.approx(1)
 
 
+def test_coordinates_of_a_map_keep_their_digits_where_the_scale_is_kept():
+    near = torch.rand(500, 3, dtype=torch.float64) * 20
+    far = prepare(gl.Cloud.of(near + torch.tensor([5e5, 5.4e6, 300.0])), "x", None, Preparation(keep_scale=True)).coords
+    assert far.dtype == torch.float32
+    assert ((far - far[0]).double() - (near - near[0])).abs().max() < 1e-5
+    # What float32 holds stays where it is.
+    there = prepare(gl.Cloud.of(near.float()), "x", None, Preparation(keep_scale=True)).coords
+    assert torch.equal(there, near.float())
+
+
 def test_the_axis_that_points_up_becomes_y_and_left_stays_left():
     axes = torch.eye(3)
     for up in "xyz":
@@ -442,7 +462,7 @@ def test_predict_goes_on_after_a_file_that_it_cannot_use(saved, tmp_path, capsys
         np.save(tmp_path / f"{name}.npy", good)
     (tmp_path / "nan.xyz").write_text("0 0 0\nnan 1 2\n")
     (tmp_path / "empty.xyz").write_text("")
-    files = [str(tmp_path / name) for name in ("a.npy", "nan.xyz", "gone.ply", "rec.npz", "empty.xyz", "b.npy")]
+    files = [str(tmp_path / name) for name in ("a.npy", "nan.xyz", "gone.ply", "rec.aedat4", "empty.xyz", "b.npy")]
     assert main(["predict", *files, "--weights", str(saved[1]), "--json", "--device", "cpu"]) == 1
     out, err = capsys.readouterr()
     assert [json.loads(line)["file"] for line in out.splitlines()] == [files[0], files[-1]]
@@ -450,7 +470,7 @@ def test_predict_goes_on_after_a_file_that_it_cannot_use(saved, tmp_path, capsys
     assert len(lines) == 5
     assert "nan.xyz: 1 points are not finite" in lines[0]
     assert "gone.ply" in lines[1]
-    assert "rec.npz is a recording" in lines[2]
+    assert "rec.aedat4 is a recording" in lines[2]
     assert "holds no points: the file is empty" in lines[3]
     assert lines[4] == "gridless predict: 4 of 6 files have no answer, see above"
 

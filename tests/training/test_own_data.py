@@ -272,6 +272,20 @@ def test_names_that_fit_no_label_are_refused(sites, tmp_path, capsys, names, err
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        ({2: "ground", 40: "wire"}, r"names: no point has the label 40 \(wire\): there are 2, 5"),
+        ({2: "5"}, "names: '5' is another label, too"),
+        ({"ground": 2}, "names: 'ground' is no label"),
+        ({2: "ground", 5: "ground"}, "names: 'ground' is there twice"),
+    ],
+)
+def test_a_folder_refuses_names_that_fit_no_label(sites, names, error):
+    with pytest.raises(ValueError, match=error):
+        gl.data.CloudFolder(sites, "train", label="auto", names=names, keep_scale=True)
+
+
 def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
     assert run(tmp_path / "run", "own-scans", "--data", str(sites), "--set", "data_options.label=colour") == 1
     assert "its points have no 'colour', only classification" in capsys.readouterr().err

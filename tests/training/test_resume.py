@@ -22,7 +22,7 @@ import gridless as gl
 from gridless.__main__ import main
 from gridless.training import Recordings
 from gridless.training.callbacks import EpochBar
-from gridless.training.run import _examples, run
+from gridless.training.run import _examples, _loggers, run
 
 
 # In the middle of an epoch, at its end, and in the middle of a later one.
@@ -345,3 +345,15 @@ def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path
     assert main([*words, "--out", str(tmp_path / "cut"), "--resume"]) == 0
     for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
         assert torch.equal(a, b), name
+
+
+def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    for done, end in ((0, 8), (5, 10)):
+        logger = _loggers(tmp_path, done)[1]
+        for step in range(done, end):
+            logger.log_metrics({"loss": float(step)}, step)
+        logger.finalize("success")
+    found = events.EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [point.step for point in found.Scalars("loss")] == list(range(10))

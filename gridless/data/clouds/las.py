@@ -41,6 +41,8 @@ NEW = {
 }  # fmt: skip
 EXTRA = ("", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")
 SCALED, SHIFTED = 8, 16
+# Where the header says where waveforms begin, and the bit that says that they are in the file.
+WAVES, INTERNAL_WAVES = 227, 2
 # Layers of each kind of item in a chunk of LAZ 1.4; extra bytes have one each.
 LAYERS = {10: 9, 11: 1, 12: 2, 13: 1}
 EXTRA_BYTES_ITEM = 14
@@ -72,7 +74,7 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
     size, sizes = struct.unpack_from("<H", source.data, 94)[0], file.pieces(source)[0]
     head, raw = bytearray(source.data[:size]), file.pieces(source)[1]
     kept = [record for user, record in _raw_records(source, size) if user not in ("laszip encoded", "copc")]
-    late = [record for user, record in _late_records(source) if user != "copc"]
+    late = [(at, length) for user, at, length in _late_records(source) if user != "copc"]
     vlr = None
     if packed:
         lazrs = _lazrs(source)
@@ -86,6 +88,11 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
     struct.pack_into("<IIB", head, 96, size + sum(map(len, kept)), len(kept), file.format | (128 if packed else 0))
     if head[25] >= 4:
         struct.pack_into("<QI", head, 235, 0, len(late))
+    waves = _waves(source)
+    if waves is not None and waves not in [at for at, _ in late]:
+        # The header says where waveforms are, and they are not there.
+        head[6] &= ~INTERNAL_WAVES
+        struct.pack_into("<Q", head, WAVES, 0)
     begin = out.tell()
     out.write(head + b"".join(kept))
     disk, first = _Disk(out), 0
@@ -105,12 +112,22 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
             compressor.done()
     except RuntimeError as error:
         raise disk.error or error from None
+    end = out.seek(0, 2)
+    for at, length in late:
+        if at == waves:
+            _overwrite(out, begin + WAVES, out.seek(0, 2) - begin)
+            out.seek(0, 2)
+        # Waveforms may be many times as large as the points.
+        for place in range(at, at + length, 1 << 24):
+            out.write(source.data[place : min(place + (1 << 24), at + length)])
     if late and head[25] >= 4:
-        end = out.seek(0, 2)
-        out.write(b"".join(late))
-        out.seek(begin + 235)
-        out.write(struct.pack("<Q", end - begin))
-        out.seek(0, 2)
+        _overwrite(out, begin + 235, end - begin)
+    out.seek(0, 2)
+
+
+def _overwrite(out: IO[bytes], at: int, number: int) -> None:
+    out.seek(at)
+    out.write(struct.pack("<Q", number))
 
 
 class _Disk:
@@ -169,10 +186,10 @@ class Layout:
             raise source.error("the scale or the offset is not finite", 131)
         records = _records(source, header_size, start, vlrs)
         extra, at = [], SIZES[format]
-        for name, kind, bytes_, line in _extra(source, records.get(("LASF_Spec", 4), b"")):
+        for name, kind, shape, bytes_, line in _extra(source, records.get(("LASF_Spec", 4), b"")):
             if at + bytes_ > size:
                 raise source.error(f"the extra bytes of {name!r} do not fit in a point of {size} bytes")
-            extra.append((name, kind, at, line))
+            extra.append((name, kind, shape, at, line))
             at += bytes_
         return cls(format, size, count, start, packed, scale, offset, records, extra)
 
@@ -198,9 +215,9 @@ class Layout:
             rows["rgb"] = field("<u2", byte, (3,))
         if format in INFRARED:
             rows["nir"] = field("<u2", INFRARED[format])
-        for name, kind, at, line in self.extra:
+        for name, kind, shape, at, line in self.extra:
             if kind and name not in rows:
-                value = field(kind, at)
+                value = field(kind, at, shape)
                 rows[name] = value if line is None else value * line[0] + line[1]
         with np.errstate(over="ignore"):
             coords = field("<i4", 0, (3,)) * self.scale + self.offset
@@ -316,36 +333,51 @@ def _raw_records(source: Source, at: int) -> Iterator[tuple[str, bytes]]:
         at += 54 + length
 
 
-def _late_records(source: Source) -> Iterator[tuple[str, bytes]]:
-    """The same of the records behind the points, which LAS 1.4 has."""
-    if source.data[25] < 4:
-        return
-    at, count = struct.unpack_from("<QI", source.data, 235)
-    for _ in range(count):
+def _late_records(source: Source) -> Iterator[tuple[str, int, int]]:
+    """Who wrote each record behind the points, where it begins, and its bytes: LAS 1.4 has several, 1.3 waveforms."""
+    at, count = struct.unpack_from("<QI", source.data, 235) if source.data[25] >= 4 else (_waves(source) or 0, 1)
+    for _ in range(count if at else 0):
         source.limits.stored("records behind the points", 1, 60, len(source.data) - at, at)
         user, _, length = struct.unpack_from("<16sHQ", source.data, at + 2)
         source.limits.stored("bytes of a record", length, 1, len(source.data) - at - 60, at)
-        yield _user(user), source.data[at : at + 60 + length]
+        yield _user(user), at, 60 + length
         at += 60 + length
 
 
+def _waves(source: Source) -> int | None:
+    """Where the record of waveforms begins, 0 where there is none; None in files that cannot say so."""
+    if source.data[25] < 3 or struct.unpack_from("<H", source.data, 94)[0] < WAVES + 8:
+        return None
+    at = struct.unpack_from("<Q", source.data, WAVES)[0]
+    if at + 60 > len(source.data):
+        return 0
+    user, number, length = struct.unpack_from("<16sHQ", source.data, at + 2)
+    whole = (_user(user), number) == ("LASF_Spec", 65535) and at + 60 + length <= len(source.data)
+    return at if whole else 0
+
+
 def _extra(source: Source, record: bytes):
-    """Name, type ('' for none), bytes and, where its numbers are scaled, factor and summand of each further field."""
+    """Name, type ('' for none), shape, bytes and, where its numbers are scaled, factor and summand of each further
+    field."""
     if len(record) % 192:
         raise source.error(f"the record of extra bytes has {len(record)} bytes, no multiple of 192")
     for at in range(0, len(record), 192):
         kind, options, name = struct.unpack_from("<BB32s", record, at + 2)
         name = name.split(b"\0")[0].decode("latin-1").strip().lower() or f"extra{at // 192}"
-        if kind == 0 or kind >= len(EXTRA):
-            # Undocumented bytes, and the withdrawn pairs and triples, are passed over.
-            repeats = 1 if kind == 0 else 2 if kind <= 20 else 3
-            bytes_ = options if kind == 0 else repeats * np.dtype(EXTRA[(kind - 1) % 10 + 1]).itemsize
-            yield name, "", bytes_, None
+        if kind == 0:
+            # Undocumented bytes are passed over.
+            yield name, "", (), options, None
             continue
-        factor = struct.unpack_from("<d", record, at + 112)[0] if options & SCALED else 1.0
-        added = struct.unpack_from("<d", record, at + 136)[0] if options & SHIFTED else 0.0
+        if kind > 30:
+            # There is no such type: how many bytes it has, and where the next field begins, is not known.
+            return
+        # Behind the ten types follow pairs of them, then triples.
+        many, base = (kind - 1) // 10 + 1, EXTRA[(kind - 1) % 10 + 1]
+        shape = (many,) if many > 1 else ()
+        factor, added = np.frombuffer(record, "<f8", 6, at + 112).reshape(2, 3)[:, :many].reshape(2, *shape)
+        factor, added = factor if options & SCALED else 1.0, added if options & SHIFTED else 0.0
         line = (factor, added) if options & (SCALED | SHIFTED) else None
-        yield name, EXTRA[kind], np.dtype(EXTRA[kind]).itemsize, line
+        yield name, base, shape, many * np.dtype(base).itemsize, line
 
 
 def _check_chunk(source: Source, at: int, length: int, points: int, size: int, items: list) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -21,6 +23,9 @@ TYPES = {
     "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
     "double": "f8", "float64": "f8",
 }  # fmt: skip
+
+# Rows of three columns, and what these are called.
+TOGETHER = {"rgb": ("red", "green", "blue"), "normal": ("nx", "ny", "nz")}
 
 
 class Property(NamedTuple):
@@ -56,39 +61,68 @@ class Part(NamedTuple):
 
 def write(path: str | Path, cloud: Cloud) -> None:
     """A binary PLY of one cloud: x, y, z, and its rows: `rgb` as red, green, blue, `normal` as nx, ny, nz, others
-    by name, vectors numbered."""
-    write_parts(path, len(cloud), [cloud])
+    by name, vectors numbered. What a name may not have, such as blanks, becomes _."""
+    coords = cloud.coords.cpu().numpy()
+    points = Points(coords, {name: _narrow(name, row.cpu().numpy()) for name, row in cloud.rows.items()}, coords.dtype)
+    write_parts(path, len(cloud), points, [points])
 
 
-def write_parts(path: str | Path, count: int, clouds: Iterable[Cloud]) -> None:
-    """The same of clouds that follow one another, `count` points in all; at least one cloud."""
+def write_parts(path: str | Path, count: int, like: Points, parts: Iterable[Points]) -> None:
+    """The same of parts that follow one another, `count` points in all, with the rows of `like` in its types; whole
+    numbers of 64 bits, which PLY has not, become doubles."""
+    properties = _properties(like)
+    words = {kind: word for word, kind in TYPES.items()}
+    lines = [f"property {words[kind.str[1:]]} {name}" for name, _, _, kind in properties]
+    header = ["ply", "format binary_little_endian 1.0", f"element vertex {count}", *lines, "end_header"]
     with whole_file(path) as file:
-        for number, cloud in enumerate(clouds):
-            columns = list(zip("xyz", cloud.coords.cpu().numpy().T, strict=False))
-            for name, values in cloud.rows.items():
-                array = values.cpu().numpy().reshape(len(cloud), -1)
-                parts = {"rgb": ["red", "green", "blue"], "normal": ["nx", "ny", "nz"]}.get(name, [name])
-                parts = parts if len(parts) == array.shape[1] else [f"{name}_{i}" for i in range(array.shape[1])]
-                columns += zip(parts, array.T, strict=True)
-            small = [(name, _storable(name, column)) for name, column in columns]
-            if not number:
-                words = {kind: word for word, kind in TYPES.items()}
-                lines = [f"property {words[c.dtype.str[1:]]} {name}" for name, c in small]
-                header = ["ply", "format binary_little_endian 1.0", f"element vertex {count}", *lines, "end_header"]
-                file.write("".join(f"{line}\n" for line in header).encode("ascii"))
-            table = np.empty(len(cloud), [(name, c.dtype.newbyteorder("<")) for name, c in small])
-            for name, column in small:
-                table[name] = column
+        file.write("".join(f"{line}\n" for line in header).encode("ascii"))
+        for points in parts:
+            for name, row in like.rows.items():
+                found = points.rows.get(name)
+                if found is None or found.shape[1:] != row.shape[1:] or not np.can_cast(found.dtype, row.dtype):
+                    what = "not there" if found is None else f"{found.shape[1:]} {found.dtype}"
+                    raise ValueError(f"PLY: {name!r} is {row.shape[1:]} {row.dtype} at first, and later {what}")
+            flat = {name: values.reshape(len(points.coords), -1) for name, values in points.rows.items()}
+            table = np.empty(len(points.coords), [(name, kind) for name, _, _, kind in properties])
+            for name, row, i, _ in properties:
+                table[name] = (points.coords if row is None else flat[row])[:, i]
             file.write(table.tobytes())
 
 
-def _storable(name: str, column: np.ndarray) -> np.ndarray:
-    """PLY has neither bits, nor numbers of half precision, nor whole ones of 64 bits."""
-    kind = {"?": "u1", "e": "f4"}.get(column.dtype.char, "i4" if column.dtype.str[1:] in ("i8", "u8") else column.dtype)
-    made = column.astype(kind)
-    if made.dtype.kind == "i" and not np.array_equal(made, column):
-        raise ValueError(f"PLY: {name} has numbers that 32 bits cannot hold")
-    return made
+def _properties(like: Points) -> list[tuple[str, str | None, int, np.dtype]]:
+    """Name, row (None for the coordinates), column and type of each property. Names are of ASCII without blanks, and
+    no two are alike."""
+    made: list = [(axis, None, i, like.coords.dtype) for i, axis in enumerate("xyz"[: like.coords.shape[1]])]
+    together = {row: TOGETHER[row] for row in TOGETHER.keys() & like.rows.keys() if like.rows[row].shape[1:] == (3,)}
+    taken = {*"xyz", *(name for names in together.values() for name in names)}
+    for row, values in like.rows.items():
+        width = math.prod(values.shape[1:])
+        for i in range(width):
+            name = together[row][i] if row in together else row if width == 1 else f"{row}_{i}"
+            if row not in together:
+                name = re.sub("[^!-~]+", "_", name)
+                while name.lower() in taken:
+                    name += "_"
+                taken.add(name.lower())
+            made.append((name, row, i, values.dtype))
+    # PLY has neither bits, nor numbers of half precision, nor whole ones of 64 bits.
+    kinds = {"?": "u1", "e": "f4", "g": "f8"}
+    return [
+        (name, row, i, np.dtype(kinds.get(kind.char, "f8" if kind.str[1:] in ("i8", "u8") else kind)).newbyteorder("<"))
+        for name, row, i, kind in made
+    ]
+
+
+def _narrow(name: str, row: np.ndarray) -> np.ndarray:
+    """Whole numbers of 64 bits in 32, and int32, which is what had two bytes, in these, where they fit."""
+    if row.dtype.str[1:] in ("i8", "u8"):
+        made = row.astype(np.int32)
+        if not np.array_equal(made, row):
+            raise ValueError(f"PLY: {name} has numbers that 32 bits cannot hold")
+        return made
+    if row.dtype == np.int32 and row.min(initial=0) >= 0 and row.max(initial=0) < 1 << 16:
+        return row.astype(np.uint16)
+    return row
 
 
 def read(source: Source) -> Points:

@@ -15,6 +15,7 @@ from gridless.data.clouds.base import Source
 from gridless.data.errors import FormatError
 from gridless.data.meshes.base import triangles
 from gridless.structures import Cloud
+from gridless.structures.interchange import narrowest
 
 # suffix -> module
 READERS = {".glb": "gltf", ".gltf": "gltf", ".obj": "obj", ".off": "off", ".ply": "ply", ".stl": "stl"}
@@ -26,8 +27,8 @@ def sample_mesh(
     """Points drawn uniformly by area from the triangles of the mesh in `path`: OFF, PLY, OBJ, STL, glTF.
 
     The same seed gives the same points on any machine. With `normalise` their mean is at the origin and they fit the
-    unit sphere, as in the releases of ModelNet40. The triangles may take `max_bytes`, see `read_cloud`; a file that
-    cannot be understood raises `FormatError`.
+    unit sphere, as in the releases of ModelNet40; without, those of a map, which float32 would move, are float64. The
+    triangles may take `max_bytes`, see `read_cloud`; a file that cannot be understood raises `FormatError`.
     """
     if points < 1:
         raise ValueError(f"sample_mesh: points must be at least 1, not {points}")
@@ -73,7 +74,6 @@ def _sample(source: Source, corners: np.ndarray, points: int, seed: int, normali
     if normalise:
         coords -= coords.mean(0)
         coords /= max(np.linalg.norm(coords, axis=1).max(), np.finfo(np.float64).tiny)
-    coords = coords.astype(np.float32)
-    if not np.isfinite(coords).all():
+    if not np.isfinite(coords.astype(np.float32)).all():
         raise source.error("its coordinates are too large for float32")
-    return coords
+    return coords.astype(narrowest(coords))

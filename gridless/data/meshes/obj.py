@@ -1,4 +1,5 @@
-"""OBJ: lines `v x y z` and `f 1 2 3`; corners count from 1, or, if negative, back from the last vertex."""
+"""OBJ: lines `v x y z` and `f 1 2 3`; corners count from 1, or, if negative, back from the last vertex. A line that
+ends with a backslash goes on in the next one."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ from gridless.data.meshes.base import Mesh
 def read(source: Source) -> Mesh:
     if b"\0" in source.data:
         raise source.error("not text: it holds a zero byte", source.data.index(b"\0"))
-    vertices, corners, lengths = [], [], []
+    vertices, corners, lengths, before = [], [], [], b""
     for line, row in enumerate(source.data.split(b"\n"), 1):
-        words = row.split(b"#")[0].split()
+        row = before + row.split(b"#")[0].rstrip()
+        before = row[:-1] + b" " if row.endswith(b"\\") else b""
+        words = [] if before else row.split()
         if words[:1] == [b"v"]:
             if len(words) < 4 or not all(map(NUMBER.fullmatch, words[1:4])):
                 raise source.error("a vertex is three numbers", line=line)
@@ -22,7 +25,8 @@ def read(source: Source) -> Mesh:
             # A corner may be followed by the numbers of its texture and normal: 1/2/3.
             found = [word.partition(b"/")[0] for word in words[1:]]
             whole = all(word.removeprefix(b"-").isdigit() for word in found)
-            if len(found) < 3 or not whole or max(map(len, found)) > 18:
+            # A face of two corners is a line, which has no area.
+            if len(found) < 2 or not whole or max(map(len, found)) > 18:
                 raise source.error("a face is three corners or more, numbers of vertices", line=line)
             numbers = list(map(int, found))
             corners += [n - 1 if n >= 0 else len(vertices) + n for n in numbers]

@@ -9,10 +9,11 @@ from gridless.data.meshes.base import Mesh, polygons
 
 
 def read(source: Source) -> Mesh:
-    begin = re.match(rb"(ST)?C?N?OFF", source.data)
+    begin = re.match(rb"(?:\s*+#[^\n]*+\n)*+\s*+(ST)?C?N?OFF", source.data)
     if begin is None or b"\0" in source.data:
         raise source.error("not an OFF file in text: it does not begin with OFF, or holds zero bytes", 0)
-    rows = source.data[begin.end() :].split(b"\n")
+    # Comments before it are lines without anything.
+    rows = [b""] * source.data.count(b"\n", 0, begin.end()) + source.data[begin.end() :].split(b"\n")
     filled = [i for i, row in enumerate(rows) if row.split(b"#")[0].strip()]
     words = rows[filled[0]].split(b"#")[0].decode("latin-1").split() if filled else []
     if len(words) not in (2, 3):
