@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import pickle
+import platform
 import re
 import shutil
 import subprocess
@@ -389,6 +390,42 @@ class Polarity(torch.nn.Module):
 
     def forward(self, geometry, memory=None):
         return self.logits(polarity_features(geometry[self.camera]))
+
+
+class Named(torch.nn.Module):
+    """Its input and one of its layers have names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan = gl.Plan()
+        stream = self.plan.events((21, 18), name="left")
+        self.first = gl.nn.PolarityConv(self.plan.causal(stream, stream, 3), 4)
+        self.parts = torch.nn.ModuleDict({"*/ int x; /*\n": gl.nn.Dense(4, 3)})
+        self.eval()
+
+    def forward(self, geometry, memory=None):
+        return self.parts["*/ int x; /*\n"](self.first(geometry, memory))
+
+
+@needs_compiler
+def test_names_of_inputs_and_layers_are_no_part_of_the_code(tmp_path: Path):
+    model = settled(Named)
+    folder = gl.export(model, tmp_path / "a")
+    strict = local("-std=c99", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror")
+    (result,) = check(folder, 2500, strict[:1])
+    assert checking.beside_engine(model, result) < 1e-6
+    events = busy("plain", (21, 18), 50)
+    assert_close(gl.stream(model)(events), Session(model)(events), 1e-6)
+
+
+@pytest.mark.skipif(not shutil.which("gcc") or platform.machine() != "x86_64", reason="no gcc for x86")
+def test_arithmetic_in_more_bits_than_float_has_is_refused(tmp_path: Path):
+    folder = gl.export(small("stream"), tmp_path / "a")
+    command = ["gcc", "-m32", "-ffreestanding", "-std=c99", "-fsyntax-only", "network.c"]
+    found = subprocess.run([*command, "-mfpmath=387"], cwd=folder, capture_output=True, text=True)
+    assert found.returncode
+    assert "compile with -msse2 -mfpmath=sse" in found.stderr
+    subprocess.run([*command, "-msse2", "-mfpmath=sse"], cwd=folder, check=True)
 
 
 @needs_compiler

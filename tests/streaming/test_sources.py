@@ -257,6 +257,22 @@ def test_a_new_stream_parts_the_packets_around_it(events):
     assert same(joined(found[cut + 1 :]), events[:20])
 
 
+def test_a_new_stream_is_never_dropped(events):
+    source = Buffered(iter([events, NewStream(), events]), Overload.drop, room=10)
+    packets = iter(source)
+    time.sleep(0.1)
+    assert [type(packet) for packet in packets][:2] == [gl.Events, NewStream]
+
+
+def test_packets_without_events_tell_nothing_about_the_cost_of_events(events):
+    source = Buffered(iter([events[:0], events[:5]]))
+    for _ in source:
+        time.sleep(0.003)
+    budget = Budget(0.0025)
+    budget.spent(0, 10.0)
+    assert (budget.events, budget.cost) == (1024, 0.0)
+
+
 def test_thinning_is_even_and_counted(events):
     kept = thinned(events[:1000], 100)
     assert torch.equal(kept.time, events.time[0:1000:10])

@@ -14,7 +14,7 @@ from gridless.data.files import whole_file
 from gridless.streaming.export.golden import packets, recording
 from gridless.streaming.export.writer import HERE, Writer
 from gridless.streaming.program import Program
-from gridless.streaming.reading import eager
+from gridless.streaming.reading import eager, packet_of
 from gridless.structures import Events
 
 __all__ = ["export"]
@@ -89,7 +89,8 @@ def _golden(model: nn.Module, program: Program) -> tuple[np.ndarray, int, dict[s
     predictions = sum(len(list(session.push(packet))) for packet in packets(GOLDEN, sensor))
     if program.answers is None and program.duration is None:
         predictions = 0  # C answers when it is asked; a session at the end of each packet
-    geometry = model.plan(Events.of(recording(0, GOLDEN, sensor), sensor=sensor))  # type: ignore[operator]
+    plan: Any = model.plan
+    geometry = plan(packet_of(plan, Events.of(recording(0, GOLDEN, sensor), sensor=sensor)))
     counts = {stream.name: len(geometry[stream.name]) for stream in program.streams}
     return session.predict().numpy(), predictions, counts
 

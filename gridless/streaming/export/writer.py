@@ -362,7 +362,7 @@ class Writer:
         if not own:
             # The source's events that fired nothing, before others take their place.
             self.bodies[source.name] += [
-                f"/* The rest of the source of {row.name}. */",
+                _comment(f"The rest of the source of {row.name}."),
                 f"for (; {cursor} < count; {enter}",
                 f"{cursor} = 0;",
             ]
@@ -517,7 +517,7 @@ class Writer:
         program, lines = self.program, []
         for row in program.rows:
             if row.stream == stream.name:
-                lines += [f"/* {row} */", *self.row(row, "count")]
+                lines += [_comment(row), *self.row(row, "count")]
         if program.answers == stream.name:
             last = program[program.output]
             row = last if last.stream else program[last.inputs[0]]
@@ -530,10 +530,10 @@ class Writer:
                 lines.append(f"for (k = 0; k < {c}; k++) s->logits[k] = {out}[(count - 1) * {c} + k];")
         for row in program.rows:
             if row.stream is None and program[row.inputs[0]].stream == stream.name:
-                lines += [f"/* {row} */", *self.sink(row)]
+                lines += [_comment(row), *self.sink(row)]
         for child in program.streams:
             if child.source == stream.name:
-                lines += [f"/* {child} */", *self._lif(child)]
+                lines += [_comment(child), *self._lif(child)]
         return lines
 
     def _lif(self, child: Stream) -> list[str]:
@@ -556,7 +556,7 @@ class Writer:
         program, lines = self.program, []
         for row in program.rows:
             if row.stream is None:
-                lines += [f"/* {row} */", *self.row(row, str(row.cells))]
+                lines += [_comment(row), *self.row(row, str(row.cells))]
         out = program[program.output]
         place = "s->logits" if out.stream else self.at[program.output]
         return [*lines, f"for (k = 0; k < {out.channels}; k++) logits[k] = {place}[k];"]
@@ -668,6 +668,11 @@ def _function(name: str, parameters: str, lines: list[str], stream: str = "") ->
         if not re.search(rf"\b{given}\b", text):
             head.append(f"    (void){given};\n")
     return f"FREE static void {name}({parameters}) {{\n{''.join(head)}{text}\n}}\n"
+
+
+def _comment(value: Any) -> str:
+    """A line, whatever the network calls its parts."""
+    return f"/* {re.sub(r'[^ -~]', '?', str(value)).replace('*/', '* /').replace('/*', '/ *')} */"
 
 
 def _number(value: Any) -> str:
