@@ -194,8 +194,10 @@ class Datagrams:
     `jump` microseconds. Such a frame is refused by itself: the clock stays that of the frames before it. With
     `restart`, two such frames in a row of which the second continues the first begin a new stream, as when the sender
     was started again: `NewStream` is yielded, then the two. `restarts` counts these. (One alone is refused: a stray
-    datagram does not end a stream.) A sender that was started again and whose clock is less than `jump` behind is known
-    by its late frames: after AGAIN of them, each the next of the one before, they are refused, or begin a new stream.
+    datagram does not end a stream.) They do so without `restart` as well while no frame has continued the very first
+    one, which may have been the stray itself. A sender that was started again and whose clock is less than `jump`
+    behind is known by its late frames: after AGAIN of them, each the next of the one before, they are refused, or begin
+    a new stream.
     """
 
     def __init__(
@@ -214,6 +216,7 @@ class Datagrams:
         self._expected: int | None = None  # the number of the next frame
         self._time: int | None = None  # of the last event that was taken
         self._heard = 0.0  # when it was
+        self._settled = False  # whether a frame continued the first one
         self._held: _Frame | None = None  # a frame that jumps, until the next one tells what it was
         self._last_late: _Frame | None = None
         self._in_a_row = 0  # late frames that follow each other
@@ -269,6 +272,7 @@ class Datagrams:
             events = self.fit(_events(b"".join(data[HEADER.size :] for data in burst), self.sensor))
         except ValueError:
             return None
+        self._settled = self._time is not None or len(burst) > 1
         self._expected, self._time, self._heard, self.lost = expected, before, now, self.lost + lost
         return events
 
@@ -299,7 +303,7 @@ class Datagrams:
                 yield from self._take(frame)
                 return
             self._refuse_held()
-            if self.restart:
+            if self.restart or not self._settled:
                 self._held = frame
             else:
                 self._refuse(number, self._jumped(frame))
@@ -331,6 +335,7 @@ class Datagrams:
 
     def _take(self, frame: _Frame) -> Iterator[Events]:
         self._count(frame.number)
+        self._settled = self._time is not None
         self._time, self._heard = frame.last, frame.heard
         if len(frame.events):
             yield frame.events

@@ -28,6 +28,8 @@ ALIASES = {
 REPAIRS = ("unwrap", "drop", "hold", "sort", "shift")
 DTYPE = np.dtype([("t", "<i8"), ("x", "<i4"), ("y", "<i4"), ("p", "?")])
 WRAP = 2**32
+# Microseconds by which an event from before a counter started again may come late.
+LATE = 2**28
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,7 +93,8 @@ class Events(Ragged):
         Times that step back, negative times and events outside the sensor are refused (`check`), unless `repair` says
         what to do; repairs are made in this order, each recording on its own:
 
-        - `"unwrap"`: a 32-bit counter that started again from zero goes on counting (a step back of over 2**31);
+        - `"unwrap"`: a 32-bit counter that started again from zero goes on counting (a step back of over 2**31; events
+          from before it that come up to 2**28 late are known by their step ahead);
         - `"drop"`: events outside the sensor are left out;
         - `"hold"`: a time that steps back becomes the latest time so far; the order stays the order of arrival;
         - `"sort"`: events are put in order of time; equal times keep their order;
@@ -277,8 +280,9 @@ def _repaired(columns: Columns, sensor: tuple[int, int], repair: Sequence[str]) 
     pixel, time, polarity = columns
     at = None
     if "unwrap" in repair and len(time):
-        wraps = np.cumsum(np.diff(time, prepend=time[:1]) < -WRAP // 2)
-        time = time + wraps * WRAP
+        step = np.diff(time, prepend=time[:1])
+        wraps = np.cumsum((step < -WRAP // 2).astype(np.int64) - (step > WRAP - LATE))
+        time = time + (wraps - np.minimum.accumulate(np.minimum(wraps, 0))) * WRAP
     if "drop" in repair:
         keep = ((pixel >= 0) & (pixel < np.array(sensor))).all(1)
         if not keep.all():

@@ -89,14 +89,23 @@ def _write(path: Path, data: bytes) -> Path:
 
 
 def test_a_32_bit_counter_that_wraps_goes_on_counting(tmp_path: Path):
-    stamps = [2**32 - 3, 2**32 - 1, 2, 5, 2**32 - 1, 7]
-    times = [2**32 - 3, 2**32 - 1, 2**32 + 2, 2**32 + 5, 2 * 2**32 - 1, 2 * 2**32 + 7]
+    stamps = [2**32 - 3, 2**32 - 1, 2, 5, 3 * 2**30, 2**32 - 1, 7]
+    times = [2**32 - 3, 2**32 - 1, 2**32 + 2, 2**32 + 5, 7 * 2**30, 2 * 2**32 - 1, 2 * 2**32 + 7]
     pairs = np.array([[0x101 * i, t] for i, t in enumerate(stamps)], ">u4")
     events = gl.read_events(_write(tmp_path / "a.aedat", b"#!AER-DAT2.0\r\n" + pairs.tobytes()))
     assert events.time.tolist() == times
     pairs = np.array([[t, i] for i, t in enumerate(stamps)], "<u4")
     head = b"% Data file containing CD events.\n% Version 2\n" + bytes([12, 8])
     assert gl.read_events(_write(tmp_path / "a.dat", head + pairs.tobytes())).time.tolist() == times
+
+
+def test_events_from_before_a_32_bit_counter_wrapped_may_come_late(tmp_path: Path):
+    pairs = np.array([[t, 0] for t in (2**32 - 9, 3, 2**32 - 4, 4, 2**28)], "<u4")
+    path = _write(tmp_path / "a.dat", b"% Data file containing CD events.\n% Version 2\n\x0c\x08" + pairs.tobytes())
+    times = [2**32 - 9, 2**32 - 4, 2**32 + 3, 2**32 + 4, 2**32 + 2**28]
+    assert gl.read_events(path, repair="sort").time.tolist() == times
+    with pytest.raises(ValueError, match="after 4294967299"):
+        gl.read_events(path)
 
 
 def test_evt2_goes_on_after_34_bits(tmp_path: Path):

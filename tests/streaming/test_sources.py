@@ -238,9 +238,18 @@ def test_late_frames_that_do_not_follow_each_other_stay_late():
     assert (source.late, source.refused, source.restarts) == (AGAIN + 4, 0, 0)
 
 
-def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket_that_may_restart():
-    _, packets = heard(encode(at(FAR), 7), *(encode(at(k), k) for k in range(3)), restart=True)
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket(restart):
+    source, packets = heard(encode(at(FAR), 7), *(encode(at(k), k) for k in range(3)), restart=restart)
     assert [type(p) is NewStream or p.time.item() for p in packets] == [FAR, True, 0, 1, 2]
+    assert (source.refused, source.restarts) == (0, 1)
+
+
+def test_a_sender_whose_first_datagram_was_followed_by_another_is_not_left_without_restart():
+    first = [encode(at(5), 0), encode(at(6), 1)]
+    source, packets = heard(*first, *(encode(at(FAR + k), k) for k in range(3)))
+    assert [p.time.tolist() for p in packets] in ([[5, 6]], [[5], [6]])
+    assert (source.refused, source.restarts) == (3, 0)
 
 
 def test_a_counter_that_begins_anew_while_time_goes_on_is_followed():
