@@ -38,6 +38,9 @@ JUMP = 10_000_000
 # Late frames in a row, each the next of the one before it, after which their sender has begun again.
 AGAIN = 16
 
+# Seconds of silence after which a socket may end, at most.
+SILENCE = 10**9
+
 # Datagrams that are read from a socket before any of them is worked on, at most.
 BURST = 64
 
@@ -220,9 +223,17 @@ class Datagrams:
         self._held: _Frame | None = None  # a frame that jumps, until the next one tells what it was
         self._last_late: _Frame | None = None
         self._in_a_row = 0  # late frames that follow each other
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if idle is not None and not 0 < idle <= SILENCE:
+            raise ValueError(f"udp: idle must be more than 0 seconds and at most {SILENCE}, not {idle}")
+        if not 0 <= port < 1 << 16:
+            raise ValueError(f"udp: there is no port {port}: ports go from 0 to 65535")
+        self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-        self.socket.bind((host, port))
+        try:
+            self.socket.bind((host, port))
+        except OSError as error:
+            self.socket.close()
+            raise OSError(f"udp: cannot listen at {host}, port {port}: {error.strerror}") from None
         self.port = self.socket.getsockname()[1]
 
     def __iter__(self) -> Iterator[Events | NewStream]:

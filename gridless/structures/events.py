@@ -104,7 +104,8 @@ class Events(Ragged):
             x: a NumPy structured array, as those of tonic and faery, a mapping of equally long arrays, or a frame of
                 pandas or polars, with the fields x, y, t and p, in any order and of any integer type; `ts`, `timestamp`
                 and `time` are read as t, `on`, `pol` and `polarity` as p. Times are whole microseconds, polarity is
-                0/1, -1/+1 or bool. Or a stream of faery that ends; or `Events`, which get further rows.
+                0/1, -1/+1 or bool. A mapping of numbers is one event. Or a stream of faery that ends; or `Events`,
+                which get further rows.
             sensor: (width, height); tonic's (width, height, polarities) will do. A stream of faery knows it.
             repair: the name of one repair, or several.
             rows: what belongs to each event, by name: tensors or arrays (S, ...) of any type, found again in `rows`;
@@ -267,11 +268,11 @@ def unchecked(
     )
 
 
-def as_repairs(repair: str | Sequence[str]) -> tuple[str, ...]:
+def as_repairs(repair: str | Sequence[str], known: Sequence[str] = REPAIRS) -> tuple[str, ...]:
     names = (repair,) if isinstance(repair, str) else tuple(repair)
     for name in names:
-        if name not in REPAIRS:
-            raise ValueError(f"unknown repair {name!r}: choose from {', '.join(REPAIRS)}")
+        if name not in known:
+            raise ValueError(f"unknown repair {name!r}: choose from {', '.join(known)}")
     return names
 
 
@@ -325,7 +326,7 @@ def _columns(array: Any, what: str) -> Columns:
             said = f"has {' and '.join(found)}" if found else f"has no {' or '.join(aliases)}"
             raise ValueError(f"{what}: the array {said}, its fields are {', '.join(fields)}")
         value = np.asarray(array[found[0]])
-        values[name] = value.reshape(-1) if value.ndim != 1 and value.size == max(value.shape, default=0) else value
+        values[name] = value.reshape(-1) if value.ndim != 1 and value.size == max(value.shape, default=1) else value
     return columns_of(values["x"], values["y"], values["t"], values["p"], what)
 
 

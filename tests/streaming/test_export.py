@@ -364,6 +364,9 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path):
         gl.export(model, tmp_path / "a", chunk=0)
     with pytest.raises(FileNotFoundError, match=r"holds no network\.c"):
         list(check(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file is a file, and an export needs a folder"):
+        gl.export(model, tmp_path / "file")
     (tmp_path / "network.c").touch()
     with pytest.raises(ValueError, match="no target 'gcc': choose from this machine, x86_64-linux-musl"):
         list(check(tmp_path, chosen=[("gcc", ["gcc", "-O2"])]))

@@ -148,6 +148,29 @@ def heard(*datagrams: bytes, **options) -> tuple[Datagrams, list[gl.Events]]:
     return source, list(source)
 
 
+def test_a_socket_that_cannot_be_is_refused_by_name():
+    for options, words in (
+        ({"idle": 0}, "idle must be more than 0"),
+        ({"idle": -1.0}, "not -1"),
+        ({}, "no port 70000"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Datagrams("127.0.0.1", 70_000 if not options else 0, (34, 34), **options)
+    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1, port 9"):
+        Datagrams("192.0.2.1", 9000, (34, 34))
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_an_address_of_ipv6_is_listened_at(events):
+    try:
+        source = Datagrams("::1", 0, (34, 34), idle=0.5)
+    except OSError:
+        pytest.skip("this machine has no IPv6 address")
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
+        sender.sendto(encode(events[:50]), ("::1", source.port))
+    assert same(joined(list(source)), events[:50])
+
+
 def test_late_and_repeated_datagrams_are_counted_and_skipped(events):
     parts = [events[50 * k : 50 * k + 50] for k in range(4)]
     source, packets = heard(*(encode(parts[k], k) for k in (0, 2, 1, 3, 3)))

@@ -162,6 +162,10 @@ def test_a_sensor_is_needed_and_must_make_sense():
             gl.Events.of(array([1], x=[0], y=[0]), sensor=sensor)
 
 
+def test_numbers_are_one_event():
+    assert gl.Events.of({"t": 1, "x": 2, "y": 3, "p": 1}, sensor=(5, 5)).numpy().tolist() == [(1, 2, 3, True)]
+
+
 @pytest.mark.parametrize(
     ("repair", "source", "expected"),
     [

@@ -38,7 +38,7 @@ def export(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048)
             products with sums. Logits then move by about 1e-4 of the largest.
         chunk: input events that go through the network together. A small one needs less memory, for small boards.
     """
-    return write(out, texts(model, bits, chunk))
+    return write(as_folder(out), texts(model, bits, chunk))
 
 
 def texts(model: nn.Module, bits: int = 32, chunk: int = 2048) -> dict[str, str]:
@@ -62,9 +62,15 @@ def texts(model: nn.Module, bits: int = 32, chunk: int = 2048) -> dict[str, str]
     return {"network.c": code, **found}
 
 
-def write(out: str | Path, files: dict[str, str]) -> Path:
-    """Write files to a folder, each whole or not at all."""
+def as_folder(out: str | Path) -> Path:
     folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file, and an export needs a folder: choose another (--out, --web)")
+    return folder
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    """Write files to a folder, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         with whole_file(folder / name) as file:
