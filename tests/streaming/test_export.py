@@ -205,6 +205,40 @@ int main() {
     subprocess.run(["./main"], cwd=folder, check=True)
 
 
+@needs_compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_networks_of_different_names_go_into_one_program(tmp_path: Path):
+    left, right = small("stream"), small("stream", width=6)
+    gl.export(left, tmp_path / "left", name="left")
+    gl.export(right, tmp_path / "right")
+    (tmp_path / "main.cpp").write_text("""
+#include "left/network.hpp"
+#include "right/network.hpp"
+int main() {
+    left::Stream one;
+    net::Stream other;
+    left_event event = {5, 1, 2, 1, {}};
+    one.push(&event, 1);
+    return sizeof(left_state) == LEFT_BYTES && LEFT_BYTES != NET_BYTES && other.predict().size() == 3 ? 0 : 1;
+}
+""")
+    for name in ("left", "right"):
+        subprocess.run([*CC[0], "-O0", "-c", f"{name}/network.c", "-o", f"{name}.o"], cwd=tmp_path, check=True)
+    command = ["g++", "-std=c++17", "-Wall", "-Werror", "main.cpp", "left.o", "right.o", "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    subprocess.run(["./main"], cwd=tmp_path, check=True)
+    assert "add_library(left network.c)" in (tmp_path / "left" / "CMakeLists.txt").read_text()
+    assert not re.search(
+        r"\bnet_|\bNET_(?!FUSED|NARROW)", "".join(p.read_text() for p in (tmp_path / "left").iterdir())
+    )
+    before = (tmp_path / "left" / "network.c").read_text()
+    live, events = gl.stream(left, compiled=tmp_path / "left"), busy("plain", (21, 18), 300)
+    assert (tmp_path / "left" / "network.c").read_text() == before
+    assert_close(live(events), gl.stream(left)(events), 1e-6)
+    with pytest.raises(ValueError, match="name must be one of C"):
+        gl.export(left, tmp_path / "a", name="left eye")
+
+
 LOADED = "location.protocol == 'file:' && document.readyState == 'complete'"
 
 

@@ -102,18 +102,22 @@ class Table:
 
 class Writer:
     """The C text of a program. `bits`: of weights and traces, 32 or 16. `chunk`: input events that go through the
-    streams together; a small one needs less memory, a large one less time per event."""
+    streams together; a small one needs less memory, a large one less time per event. `name`: what names begin with.
+    """
 
-    def __init__(self, program: Program, bits: int = 32, chunk: int = 2048) -> None:
+    def __init__(self, program: Program, bits: int = 32, chunk: int = 2048, name: str = "net") -> None:
         if bits not in (16, 32):
             raise ValueError(f"export: weights have 16 or 32 bits, not {bits}")
         if not isinstance(chunk, int) or not 1 <= chunk <= MOST:
             raise ValueError(f"export: chunk must be between 1 and {MOST} events, not {chunk!r}")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+            raise ValueError(f"export: name must be one of C, letters and digits such as left_eye, not {name!r}")
         for row in program.rows:
-            for name, array in row.constants.items():
+            for part, array in row.constants.items():
                 if not np.isfinite(array).all():
-                    raise ValueError(f"export: the {name} of {row.name} is not finite")
-        self.program, self.bits, self.chunk = program, bits, chunk
+                    raise ValueError(f"export: the {part} of {row.name} is not finite")
+        self.program, self.bits, self.chunk, self.name = program, bits, chunk, name
+        self.library = "network" if name == "net" else name
         self.streams = {stream.name: stream for stream in program.streams}
         self.index = {row.name: k for k, row in enumerate(program.rows)}
         self.users = Counter([*(name for row in program.rows for name in row.inputs), program.output])
@@ -614,7 +618,8 @@ class Writer:
             ]
         )  # fmt: skip
         self.digest = hashlib.sha256(code.encode()).hexdigest()[:15]
-        return f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self.digest})\n{code}"
+        code = f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self.digest})\n{code}"
+        return renamed(code, self.name)
 
     def _tables(self) -> tuple[str, str]:
         """The constants, declared before the code and written after it."""
@@ -684,6 +689,14 @@ def _number(value: Any) -> str:
 def _halves(array: np.ndarray) -> np.ndarray:
     """Numbers of 16 bits, those under 2^-14 as 0; see arithmetic.c."""
     return np.where(np.abs(array) < 2**-14, 0, array).astype(np.float16).view(np.int16)
+
+
+def renamed(text: str, name: str) -> str:
+    """With a name in place of that of net_push, NET_H and net::Stream. What compilers are told (-DNET_FUSED) stays."""
+    if name == "net":
+        return text
+    text = re.sub(r"\bNET_(?!FUSED|NARROW)", f"{name.upper()}_", text)
+    return re.sub(r"\bnet(?=_|::)|(?<=namespace )net\b", name, text)
 
 
 def _read(name: str) -> str:
