@@ -10,6 +10,9 @@ from torch import Tensor
 
 from gridless.structures import Events
 
+# Pixels of all frames of a recording.
+MOST = 1 << 36
+
 
 def frames(events: Events, count: int | None = None, duration: int | None = None) -> Tensor:
     """How many events fell on each pixel, (T, 2, H, W) float32: OFF, then ON; (T, 1, H, W) without polarity.
@@ -32,10 +35,14 @@ def frames(events: Events, count: int | None = None, duration: int | None = None
             raise ValueError(f"frames: duration must be 1 microsecond or more, not {duration}")
         at = since // duration
         count = int(at.max()) + 1 if len(at) else 1
+        if count * events.sensor[0] * events.sensor[1] > MOST:
+            raise ValueError(f"frames: {count:,} frames of {duration:,} us are more than memory holds{_jump(events)}")
     else:
         count = 1 if count is None else count
         if count < 1:
             raise ValueError(f"frames: count must be 1 or more, not {count}")
+        if max(span.tolist(), default=0) * count >= 2**63:
+            raise ValueError(f"frames: {count:,} frames of so long a recording cannot be told apart{_jump(events)}")
         # The last event is in the last frame.
         at = (since * count // span[example].clamp(min=1)).clamp(max=count - 1)
     return _counted(events, example * count + at, count)
@@ -98,6 +105,18 @@ def _since(events: Events, what: str) -> tuple[Tensor, Tensor, Tensor]:
     first, last = time.new_zeros(events.num_examples), time.new_zeros(events.num_examples)
     first[some], last[some] = time[events.splits[:-1][some]], time[events.splits[1:][some] - 1]
     return time - first[example], last - first, example
+
+
+def _jump(events: Events) -> str:
+    """Where the clock may have jumped: the longest time without an event."""
+    time = events.time[: len(events) - events.padding]
+    step = torch.where(events.example[1 : len(time)] == events.example[: len(time) - 1], time.diff(), 0)
+    row = int(step.argmax())
+    recording = int(events.example[row])
+    return (
+        f": no event comes for {int(step[row]):,} us after row {row - int(events.splits[recording])} of recording "
+        f"{recording}; if the clock jumped there, cut the recording in two"
+    )
 
 
 def _pixel(events: Events) -> Tensor:

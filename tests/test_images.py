@@ -65,3 +65,11 @@ def test_padding_and_empty_recordings_count_nothing():
     fired = gl.Events(FEW.pixel, FEW.time, None, FEW.splits, FEW.sensor)
     assert gl.frames(fired, 3).shape == (3, 1, 3, 4)
     assert gl.frames(fired, 3).sum() == 4
+
+
+def test_frames_across_a_jump_of_the_clock_are_refused_by_name():
+    events = recording((0, 0, 5, 1), (0, 0, 1_700_000_000_000_000, 1), (0, 0, 1_700_000_000_000_010, 1))
+    for options in ({"duration": 20}, {"count": 10_000}):
+        with pytest.raises(ValueError, match="no event comes for 1,699,999,999,999,995 us after row 0 of recording 0"):
+            gl.frames(events, **options)
+    assert gl.frames(events, count=2).sum((1, 2, 3)).tolist() == [1, 2]

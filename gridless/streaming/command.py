@@ -36,7 +36,7 @@ class Jump(StrEnum):
     restart = "restart"
 
 
-Repair = StrEnum("Repair", "unwrap drop hold sort shift")
+Repair = StrEnum("Repair", "cut unwrap drop hold sort shift")
 
 
 def stream(
@@ -172,7 +172,8 @@ def _source(
     if source == "-":
         # A reader of its own: the interpreter waits at its end for one that a thread still reads from.
         return frames(os.fdopen(os.dup(sys.stdin.fileno()), "rb"), largest, fit=fit)
-    return Datagrams(host, int(port), largest, **options, fit=fit)
+    # An address of IPv6 stands in brackets.
+    return Datagrams(host.strip("[]"), int(port), largest, **options, fit=fit)
 
 
 def _warm_up(engine: Any) -> None:

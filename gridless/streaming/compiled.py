@@ -23,21 +23,22 @@ from gridless.structures import Events
 _CALLBACK = CFUNCTYPE(None, c_void_p, c_int64, POINTER(c_float))
 
 
-def _settings(text: str) -> tuple[int, ...]:
-    """Bits and chunk with which a network was exported; nothing where the text is no such network's."""
-    said = re.search(r"^#define CHUNK ([1-9]\d{0,6})$.*?^#define SMALL ([01])$", text, re.MULTILINE | re.DOTALL)
-    return (16 if said[2] == "1" else 32, min(int(said[1]), MOST)) if said else ()
+def _settings(text: str) -> tuple[Any, ...]:
+    """Bits, chunk and name with which a network was exported; nothing where the text is no such network's."""
+    lines = (r"^#define CHUNK ([1-9]\d{0,6})$", r"^#define SMALL ([01])$", r"^size_t ([A-Za-z]\w*)_bytes\(void\)")
+    said = re.search(".*?".join(lines), text, re.MULTILINE | re.DOTALL | re.ASCII)
+    return (16 if said[2] == "1" else 32, min(int(said[1]), MOST), said[3]) if said else ()
 
 
 class Compiled(ProgramStream):
     """A live stream through `network.c` in a folder: what a board or a robot will compute, to the bit.
 
-    The folder is written by `gl.export` unless it holds this very network already, with 32 bits or 16 and any chunk. It
-    is compiled with the C compiler of this machine. Used as an `Engine`; it keeps no features. Copies of the stream
-    run the same file.
+    The folder is written by `gl.export` unless it holds this very network already, with 32 bits or 16, any chunk and
+    any name. It is compiled with the C compiler of this machine. Used as an `Engine`; it keeps no features. Copies of
+    the stream run the same file.
     """
 
-    _parts = (*ProgramStream._parts, "_path")
+    _parts = (*ProgramStream._parts, "_path", "_prefix")
 
     def __init__(self, model: nn.Module, folder: str | Path) -> None:
         self._folder = Path(folder)
@@ -50,7 +51,8 @@ class Compiled(ProgramStream):
         if writer.text != text:
             export(model, self._folder)
             return self._prepare(model)
-        path = self._folder / f"libnetwork-{writer.digest}.so"
+        self._prefix = writer.name
+        path = self._folder / f"lib{writer.library}-{writer.digest}.so"
         self._path = (path if path.is_file() else library(self._folder, path)).resolve()
         self._build()
 
@@ -60,14 +62,14 @@ class Compiled(ProgramStream):
                 f"stream: {self._path}, which this stream ran, is gone: make it again with gl.stream(model, "
                 f"compiled={str(self._path.parent)!r})"
             )
-        self._library = CDLL(str(self._path))
-        self._library.net_push.argtypes = [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p]
-        self._library.net_push.restype = c_int
-        self._library.net_bytes.restype = c_size_t
-        for name in ("net_reset", "net_predict"):
-            function = getattr(self._library, name)
-            function.argtypes, function.restype = [c_void_p] * (1 + (name == "net_predict")), None
-        self._state = lines(self._library.net_bytes()).view(np.int64)
+        library = CDLL(str(self._path))
+        push, size, reset, predict = (library[f"{self._prefix}_{n}"] for n in ("push", "bytes", "reset", "predict"))
+        push.argtypes, push.restype = [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p], c_int
+        reset.argtypes, reset.restype = [c_void_p], None
+        predict.argtypes, predict.restype = [c_void_p, c_void_p], None
+        size.restype = c_size_t
+        self._push, self._reset, self._predict = push, reset, predict
+        self._state = lines(size()).view(np.int64)
         self._logits = np.zeros(self.program[self.program.output].channels, np.float32)
         self._found: list[Prediction] = []
         self._tell = _CALLBACK(self._predicted)
@@ -77,7 +79,7 @@ class Compiled(ProgramStream):
         self._found.append(Prediction(time, torch.from_numpy(values)))
 
     def reset(self) -> None:
-        self._library.net_reset(self._state.ctypes.data)
+        self._reset(self._state.ctypes.data)
         self._numbers([0, -(2**63), 0])
 
     def _take(self, events: Events) -> list[Prediction]:
@@ -85,7 +87,7 @@ class Compiled(ProgramStream):
         records["t"], records["p"] = events.time.numpy(), events.polarity.numpy()  # type: ignore[union-attr]
         records["x"], records["y"] = events.pixel.numpy().T
         self._found = []
-        bad = self._library.net_push(self._state.ctypes.data, records.ctypes.data, len(records), self._tell, None)
+        bad = self._push(self._state.ctypes.data, records.ctypes.data, len(records), self._tell, None)
         if bad:
             raise ValueError(f"stream: event {bad - 1} of the packet is not known to C; the packet was not taken")
         self._numbers([self.events_seen + len(records), int(records["t"][-1]), 0])
@@ -94,7 +96,7 @@ class Compiled(ProgramStream):
         return self._found
 
     def predict(self) -> Tensor:
-        self._library.net_predict(self._state.ctypes.data, self._logits.ctypes.data)
+        self._predict(self._state.ctypes.data, self._logits.ctypes.data)
         return torch.from_numpy(self._logits.copy())
 
     def features(self, name: str) -> tuple[Events, Tensor]:
@@ -111,4 +113,4 @@ class Compiled(ProgramStream):
     def _fits(self, state: dict[str, Tensor]) -> bool:
         # Of no events C only says whether the state is one of its own.
         bytes = state["state"].numpy()
-        return self._library.net_push(np.ascontiguousarray(bytes).ctypes.data, None, 0, None, None) == 0
+        return self._push(np.ascontiguousarray(bytes).ctypes.data, None, 0, None, None) == 0

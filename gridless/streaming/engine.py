@@ -164,7 +164,11 @@ class Engine(ProgramStream):
         layout = self._layouts.get(packet.dtype)
         if layout is None:
             layout = self._layouts[packet.dtype] = _layout(packet.dtype)
-        count = len(packet) if packet.ndim == 1 and packet.flags.c_contiguous and len(layout) else MANY + 1
+        flags = packet.flags
+        count = len(packet) if packet.ndim == 1 and flags.c_contiguous and len(layout) else MANY + 1
+        if count <= MANY and not flags.writeable:
+            # An array that cannot be written to is another type, for which code would be compiled here.
+            packet = packet.copy()
         if count > MANY or not self._unpack(packet.view(np.uint8), layout, count, *self._columns):
             return None
         return *self._addresses, count
@@ -201,7 +205,11 @@ class Engine(ProgramStream):
         return self._lowered.memory_bytes
 
     def _memory(self) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(array) for name, array in self._lowered.state.items()}
+        weights = {"weights": torch.tensor(self.program.digest)}
+        return weights | {name: torch.from_numpy(array) for name, array in self._lowered.state.items()}
+
+    def _fits(self, state: dict[str, Tensor]) -> bool:
+        return int(state["weights"]) == self.program.digest
 
 
 def _layout(dtype: np.dtype) -> np.ndarray:

@@ -77,8 +77,8 @@ class Buffered:
     def _put(self, packet: Events | NewStream, now: float) -> None:
         size = len(packet) if isinstance(packet, Events) else 0
         with self._changed:
-            # A packet larger than the room passes alone.
-            while self._events and self._events + size > self._room and not self._closed:
+            # A packet larger than the room passes alone; one without events, and a new stream, need none.
+            while size and self._events and self._events + size > self._room and not self._closed:
                 if self.overload is not Overload.wait:
                     self.dropped_packets += 1
                     self.dropped_events += size
@@ -155,7 +155,7 @@ class Budget:
 
     def spent(self, events: int, seconds: float) -> None:
         # Only a packet that took too long, or that was as large as allowed, tells: small ones cost more per event.
-        if seconds > self.target or events >= self.events:
+        if events and (seconds > self.target or events >= self.events):
             self.cost = max(seconds / events, self.FADE * self.cost, 1e-12)
             # By a factor of two at most: one slow packet may be another process's doing.
             self.events = max(1, self.events // 2, min(int(self.target / self.cost), 2 * self.events))

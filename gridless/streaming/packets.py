@@ -48,8 +48,10 @@ class Stream:
     def __init__(self, model: nn.Module, features: Iterable[str] = ()) -> None:
         model = eager(model)
         _, _, self.sensor = input_stream(model)
-        if model.training:
-            raise ValueError("stream: the network is in training mode: call model.eval() first")
+        for name, module in model.named_modules():
+            if module.training:
+                what = f"module {name!r} of the network" if name else "the network"
+                raise ValueError(f"stream: {what} is in training mode: call model.eval() first")
         names = [features] if isinstance(features, str) else list(features)
         for name in names:
             if name not in dict(model.named_modules()):

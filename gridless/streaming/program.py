@@ -43,9 +43,11 @@ stream: with voxels a prediction at the end of each window of `duration`, else o
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 from torch import nn
 
 from gridless.streaming.reading import Reader, eager
@@ -78,6 +80,16 @@ class Program:
     @cached_property
     def _by_name(self) -> dict[str, Row]:
         return {row.name: row for row in self.rows}
+
+    @cached_property
+    def digest(self) -> int:
+        """Another for every program, and for other constants."""
+        found = hashlib.sha256(repr((self.streams, self.output, self.duration)).encode())
+        for row in self.rows:
+            found.update(str(row).encode())
+            for array in row.constants.values():
+                found.update(np.ascontiguousarray(array))
+        return int.from_bytes(found.digest()[:7])
 
     @property
     def answers(self) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils.prune import BasePruningMethod
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from gridless.geometry.taps import coarser
 from gridless.nn.events import (
@@ -68,6 +72,12 @@ def input_stream(model: nn.Module) -> tuple[Plan, str, tuple[int, int]]:
     return plan, name, dict(step.settings)["sensor"]
 
 
+def packet_of(plan: Plan, events: Any) -> Any:
+    """What a live plan is called with: events, by the name of its input where it has one."""
+    (name,) = (dict(step.settings).get("name") for step in plan.steps.values() if not step.inputs)
+    return events if name is None else {name: events}
+
+
 def affine_of(norm: BatchNorm | nn.BatchNorm1d) -> tuple[np.ndarray, np.ndarray]:
     """Batch normalisation of a trained network: x * scale + shift."""
     mean, var = norm.running_mean, norm.running_var
@@ -83,7 +93,7 @@ def affine_of(norm: BatchNorm | nn.BatchNorm1d) -> tuple[np.ndarray, np.ndarray]
 
 
 def array_of(tensor: Tensor) -> np.ndarray:
-    return np.ascontiguousarray(tensor.detach().cpu().numpy().astype(np.float32))
+    return np.array(tensor.detach().cpu().float().numpy(), order="C")
 
 
 # What a forward may hold that is no value: parts of the geometry, and constants.
@@ -151,6 +161,7 @@ class _Proxy(fx.Proxy):
 class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__(autowrap_functions=(polarity_features,))
+        self.thread = threading.get_ident()
         self.outputs: dict[str, fx.Node] = {}
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
@@ -159,12 +170,28 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return _reader_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
 
+    # While a forward is traced, torch sends the calls and attributes of all modules here, those of other threads too.
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        if threading.get_ident() != self.thread:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         """What every module returns is known by its name, also where it is read through."""
+        if threading.get_ident() != self.thread:
+            return forward(*args, **kwargs)
         out = super().call_module(m, forward, args, kwargs)
         if isinstance(out, fx.Proxy):
             self.outputs[self.path_of_module(m)] = out.node
         return out
+
+
+# One forward is traced at a time.
+_TRACING = threading.RLock()
+
+# What torch hangs before a layer's call to renew its weight.
+_RENEWING = (BasePruningMethod, WeightNorm, SpectralNorm)
 
 
 class Reader:
@@ -211,12 +238,14 @@ class Reader:
     def read(self) -> Any:
         tracer = _Tracer()
         try:
-            graph = tracer.trace(self.model)
+            with _TRACING:
+                graph = tracer.trace(self.model)
         except Exception as error:
             raise TypeError(
                 f"stream: the forward of {type(self.model).__name__} cannot be read ({error}): {REMEDY}"
             ) from error
         self.modules = dict(self.model.named_modules())
+        self.hooks("", self.model)
         found: dict[fx.Node, Any] = {}
         given = iter([_Geometry(), _Memory()])
         for node in graph.nodes:
@@ -246,8 +275,10 @@ class Reader:
             layer = self.modules[str(node.target)]
             reader = _reader_of(layer)
             if reader is None:
-                raise _Unknown(f"layer {str(node.target)!r} ({type(layer).__name__})")
+                raise _Unknown(_module(str(node.target), layer))
             self.name = str(node.target)
+            for name, part in layer.named_modules(prefix=self.name):
+                self.hooks(name, part)
             return reader(self, layer, *args, **kwargs)
         target = node.target
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
@@ -270,6 +301,15 @@ class Reader:
         except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
             raise _Unknown(f"{self.name} with these arguments ({error})") from None
         raise _Unknown(f"{self.name}")
+
+    @torch.no_grad()
+    def hooks(self, name: str, layer: nn.Module) -> None:
+        """Renew the weights of a layer as its call would; refuse what else would run with it."""
+        for hook in (*layer._forward_pre_hooks.values(), *layer._forward_hooks.values()):
+            if not isinstance(hook, _RENEWING):
+                what = _module(name, layer) if name else "the network"
+                raise TypeError(f"stream: {what} has a forward hook, which would not run: remove it, or {REMEDY}")
+            hook(layer, ())
 
     def in_place(self, node: fx.Node) -> bool:
         """Whether a node changes its first argument itself."""
@@ -363,7 +403,7 @@ class Reader:
             if a.shape != b.shape:
                 raise _Unknown(f"{self.name} ({operation}) of {a.shape} and {b.shape}")
             return self.joined(operation, (a, b), a.shape)
-        constant = b.detach().cpu().numpy() if isinstance(b, Tensor) else float(b)
+        constant = array_of(b) if isinstance(b, Tensor) else float(b)
         return self.affine(a, 1, constant) if operation == "add" else self.affine(a, constant, 0)
 
     def convolve(self, layer: EventConv, x: Row) -> Row:
@@ -410,6 +450,10 @@ def _flat(values: Any) -> list[Any]:
     elif not isinstance(values, list | tuple):
         return [values]
     return [leaf for value in values for leaf in _flat(value)]
+
+
+def _module(name: str, layer: nn.Module) -> str:
+    return f"layer {name!r} ({type(layer).__name__})"
 
 
 def _words(x: Any) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gridless.nn.events import EventConv, Last, LeakyCount, VoxelMean, VoxelMemory
 from gridless.streaming.packets import Prediction, Stream
-from gridless.streaming.reading import CUT, ONE, WAITS
+from gridless.streaming.reading import CUT, ONE, WAITS, packet_of
 from gridless.structures import Events, Geometry
 
 
@@ -76,7 +76,7 @@ class Session(Stream):
     def _numbered(self) -> Geometry:
         """A packet of which every stream has another number of events: not 1, no sum of others, and not near them."""
         plan: Any = self.model.plan
-        made: dict[str, Any] = dict(plan.step(self._nothing())[0])
+        made: dict[str, Any] = dict(plan.step(packet_of(plan, self._nothing()))[0])
         names = [name for name, value in made.items() if isinstance(value, Events)]
         for n, name in enumerate(names):
             count = 16 * (len(names) + 1 + n)
@@ -109,7 +109,8 @@ class Session(Stream):
             key: state._replace(start=start) if isinstance(state, VoxelMemory) else state
             for key, state in self._layers.items()
         }
-        geometry, lif = self.model.plan.step(events, self._lif)  # type: ignore[union-attr]
+        plan: Any = self.model.plan
+        geometry, lif = plan.step(packet_of(plan, events), self._lif)
         out = self._called(geometry, memory)
         self._lif, self._layers = lif, memory
         return geometry, out

@@ -38,6 +38,9 @@ JUMP = 10_000_000
 # Late frames in a row, each the next of the one before it, after which their sender has begun again.
 AGAIN = 16
 
+# Seconds of silence after which a socket may end, at most.
+SILENCE = 10**9
+
 # Datagrams that are read from a socket before any of them is worked on, at most.
 BURST = 64
 
@@ -194,8 +197,10 @@ class Datagrams:
     `jump` microseconds. Such a frame is refused by itself: the clock stays that of the frames before it. With
     `restart`, two such frames in a row of which the second continues the first begin a new stream, as when the sender
     was started again: `NewStream` is yielded, then the two. `restarts` counts these. (One alone is refused: a stray
-    datagram does not end a stream.) A sender that was started again and whose clock is less than `jump` behind is known
-    by its late frames: after AGAIN of them, each the next of the one before, they are refused, or begin a new stream.
+    datagram does not end a stream.) They do so without `restart` as well while no frame has continued the very first
+    one, which may have been the stray itself. A sender that was started again and whose clock is less than `jump`
+    behind is known by its late frames: after AGAIN of them, each the next of the one before, they are refused, or begin
+    a new stream.
     """
 
     def __init__(
@@ -214,12 +219,21 @@ class Datagrams:
         self._expected: int | None = None  # the number of the next frame
         self._time: int | None = None  # of the last event that was taken
         self._heard = 0.0  # when it was
+        self._settled = False  # whether a frame continued the first one
         self._held: _Frame | None = None  # a frame that jumps, until the next one tells what it was
         self._last_late: _Frame | None = None
         self._in_a_row = 0  # late frames that follow each other
-        self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        if idle is not None and not 0 < idle <= SILENCE:
+            raise ValueError(f"udp: idle must be more than 0 seconds and at most {SILENCE}, not {idle}")
+        if not 0 <= port < 1 << 16:
+            raise ValueError(f"udp: there is no port {port}: ports go from 0 to 65535")
+        self.socket = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
-        self.socket.bind((host, port))
+        try:
+            self.socket.bind((host, port))
+        except OSError as error:
+            self.socket.close()
+            raise OSError(f"udp: cannot listen at {host}, port {port}: {error.strerror}") from None
         self.port = self.socket.getsockname()[1]
 
     def __iter__(self) -> Iterator[Events | NewStream]:
@@ -269,6 +283,7 @@ class Datagrams:
             events = self.fit(_events(b"".join(data[HEADER.size :] for data in burst), self.sensor))
         except ValueError:
             return None
+        self._settled = self._time is not None or len(burst) > 1
         self._expected, self._time, self._heard, self.lost = expected, before, now, self.lost + lost
         return events
 
@@ -299,7 +314,7 @@ class Datagrams:
                 yield from self._take(frame)
                 return
             self._refuse_held()
-            if self.restart:
+            if self.restart or not self._settled:
                 self._held = frame
             else:
                 self._refuse(number, self._jumped(frame))
@@ -331,6 +346,7 @@ class Datagrams:
 
     def _take(self, frame: _Frame) -> Iterator[Events]:
         self._count(frame.number)
+        self._settled = self._time is not None
         self._time, self._heard = frame.last, frame.heard
         if len(frame.events):
             yield frame.events

@@ -28,6 +28,8 @@ ALIASES = {
 REPAIRS = ("unwrap", "drop", "hold", "sort", "shift")
 DTYPE = np.dtype([("t", "<i8"), ("x", "<i4"), ("y", "<i4"), ("p", "?")])
 WRAP = 2**32
+# Microseconds by which an event from before a counter started again may come late.
+LATE = 2**28
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,7 +93,8 @@ class Events(Ragged):
         Times that step back, negative times and events outside the sensor are refused (`check`), unless `repair` says
         what to do; repairs are made in this order, each recording on its own:
 
-        - `"unwrap"`: a 32-bit counter that started again from zero goes on counting (a step back of over 2**31);
+        - `"unwrap"`: a 32-bit counter that started again from zero goes on counting (a step back of over 2**31; events
+          from before it that come up to 2**28 late are known by their step ahead);
         - `"drop"`: events outside the sensor are left out;
         - `"hold"`: a time that steps back becomes the latest time so far; the order stays the order of arrival;
         - `"sort"`: events are put in order of time; equal times keep their order;
@@ -101,7 +104,8 @@ class Events(Ragged):
             x: a NumPy structured array, as those of tonic and faery, a mapping of equally long arrays, or a frame of
                 pandas or polars, with the fields x, y, t and p, in any order and of any integer type; `ts`, `timestamp`
                 and `time` are read as t, `on`, `pol` and `polarity` as p. Times are whole microseconds, polarity is
-                0/1, -1/+1 or bool. Or a stream of faery that ends; or `Events`, which get further rows.
+                0/1, -1/+1 or bool. A mapping of numbers is one event. Or a stream of faery that ends; or `Events`,
+                which get further rows.
             sensor: (width, height); tonic's (width, height, polarities) will do. A stream of faery knows it.
             repair: the name of one repair, or several.
             rows: what belongs to each event, by name: tensors or arrays (S, ...) of any type, found again in `rows`;
@@ -264,11 +268,11 @@ def unchecked(
     )
 
 
-def as_repairs(repair: str | Sequence[str]) -> tuple[str, ...]:
+def as_repairs(repair: str | Sequence[str], known: Sequence[str] = REPAIRS) -> tuple[str, ...]:
     names = (repair,) if isinstance(repair, str) else tuple(repair)
     for name in names:
-        if name not in REPAIRS:
-            raise ValueError(f"unknown repair {name!r}: choose from {', '.join(REPAIRS)}")
+        if name not in known:
+            raise ValueError(f"unknown repair {name!r}: choose from {', '.join(known)}")
     return names
 
 
@@ -277,8 +281,9 @@ def _repaired(columns: Columns, sensor: tuple[int, int], repair: Sequence[str]) 
     pixel, time, polarity = columns
     at = None
     if "unwrap" in repair and len(time):
-        wraps = np.cumsum(np.diff(time, prepend=time[:1]) < -WRAP // 2)
-        time = time + wraps * WRAP
+        step = np.diff(time, prepend=time[:1])
+        wraps = np.cumsum((step < -WRAP // 2).astype(np.int64) - (step > WRAP - LATE))
+        time = time + (wraps - np.minimum.accumulate(np.minimum(wraps, 0))) * WRAP
     if "drop" in repair:
         keep = ((pixel >= 0) & (pixel < np.array(sensor))).all(1)
         if not keep.all():
@@ -321,7 +326,7 @@ def _columns(array: Any, what: str) -> Columns:
             said = f"has {' and '.join(found)}" if found else f"has no {' or '.join(aliases)}"
             raise ValueError(f"{what}: the array {said}, its fields are {', '.join(fields)}")
         value = np.asarray(array[found[0]])
-        values[name] = value.reshape(-1) if value.ndim != 1 and value.size == max(value.shape, default=0) else value
+        values[name] = value.reshape(-1) if value.ndim != 1 and value.size == max(value.shape, default=1) else value
     return columns_of(values["x"], values["y"], values["t"], values["p"], what)
 
 

@@ -192,7 +192,7 @@ def predict(
         int | None, typer.Option(min=1, help="Views averaged per cloud; else as the weights were saved with.")
     ] = None,
     repair: Annotated[
-        list[str] | None, typer.Option(help="Of recordings: unwrap, drop, hold, sort or shift; may be repeated.")
+        list[str] | None, typer.Option(help="Of recordings: cut, unwrap, drop, hold, sort or shift; may be repeated.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Classes to name per file.")] = 3,
     category: Annotated[str | None, typer.Option(help="Of networks that find parts: what the clouds show.")] = None,

@@ -40,6 +40,25 @@ def test_every_format_returns_what_was_written(event_format, tmp_path: Path):
     assert back.time.dtype == torch.int64
 
 
+def test_of_a_file_that_was_cut_off_what_is_whole_can_be_kept(event_format, tmp_path: Path):
+    suffix, events, data = event_format
+    if suffix in (".mat", ".h5", ".npy", ".npz"):
+        pytest.skip("nothing can be read of half a file of this format")
+    path, refused = tmp_path / f"file{suffix}", ""
+    for end in (*range(len(data) * 3 // 4, len(data) * 3 // 4 + 9), len(data) - 1):
+        path.write_bytes(data[:end])
+        kept = gl.read_events(path, events.sensor, "cut").numpy()
+        assert np.array_equal(kept, events.numpy()[: len(kept)])
+        assert len(kept) > 0.4 * len(events) or "aedat" in suffix
+        try:
+            gl.read_events(path, events.sensor)
+        except FormatError as error:
+            refused += str(error)
+    assert "pass repair='cut'" in refused or suffix == ".csv"
+    with pytest.raises(ValueError, match="unknown repair 'cut'"):
+        gl.Events.of(events, repair="cut")
+
+
 def test_rows_are_written_and_read_or_refused(tmp_path: Path):
     array = {"t": np.array([5, 3, 9]), "x": np.array([1, 2, 3]), "y": np.zeros(3, int), "p": np.ones(3, int)}
     events = gl.Events.of(array, (8, 8), "sort", weight=[5.0, 3.0, 9.0], colour=torch.zeros(3, 3, dtype=torch.uint8))
@@ -89,14 +108,23 @@ def _write(path: Path, data: bytes) -> Path:
 
 
 def test_a_32_bit_counter_that_wraps_goes_on_counting(tmp_path: Path):
-    stamps = [2**32 - 3, 2**32 - 1, 2, 5, 2**32 - 1, 7]
-    times = [2**32 - 3, 2**32 - 1, 2**32 + 2, 2**32 + 5, 2 * 2**32 - 1, 2 * 2**32 + 7]
+    stamps = [2**32 - 3, 2**32 - 1, 2, 5, 3 * 2**30, 2**32 - 1, 7]
+    times = [2**32 - 3, 2**32 - 1, 2**32 + 2, 2**32 + 5, 7 * 2**30, 2 * 2**32 - 1, 2 * 2**32 + 7]
     pairs = np.array([[0x101 * i, t] for i, t in enumerate(stamps)], ">u4")
     events = gl.read_events(_write(tmp_path / "a.aedat", b"#!AER-DAT2.0\r\n" + pairs.tobytes()))
     assert events.time.tolist() == times
     pairs = np.array([[t, i] for i, t in enumerate(stamps)], "<u4")
     head = b"% Data file containing CD events.\n% Version 2\n" + bytes([12, 8])
     assert gl.read_events(_write(tmp_path / "a.dat", head + pairs.tobytes())).time.tolist() == times
+
+
+def test_events_from_before_a_32_bit_counter_wrapped_may_come_late(tmp_path: Path):
+    pairs = np.array([[t, 0] for t in (2**32 - 9, 3, 2**32 - 4, 4, 2**28)], "<u4")
+    path = _write(tmp_path / "a.dat", b"% Data file containing CD events.\n% Version 2\n\x0c\x08" + pairs.tobytes())
+    times = [2**32 - 9, 2**32 - 4, 2**32 + 3, 2**32 + 4, 2**32 + 2**28]
+    assert gl.read_events(path, repair="sort").time.tolist() == times
+    with pytest.raises(ValueError, match="after 4294967299"):
+        gl.read_events(path)
 
 
 def test_evt2_goes_on_after_34_bits(tmp_path: Path):
@@ -212,6 +240,21 @@ def test_text_that_is_no_table_of_events_is_refused(tmp_path: Path, text, words)
         gl.read_events(_write(tmp_path / "a.csv", text.encode()))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "t,x,y,p\n10,1,2,True\n20,3,4,False\n",
+        "10 1 2 true\n20 3 4 FALSE\n",
+        "t,x,y,p\n10,1.0,2.0,1.0\n20,3.0,4.0,0.0\n",
+        "t,x,y,p\n10,1.0,2,1\n20,3.0,4,0\n",
+        "x,y,t,p\n1.0,2.0,0.00001,True\n3.0,4.0,0.00002,False\n",
+    ],
+)
+def test_text_with_booleans_and_whole_numbers_as_decimals(tmp_path: Path, text):
+    events = gl.read_events(_write(tmp_path / "a.csv", text.encode()))
+    assert events.numpy().tolist() == [(10, 1, 2, True), (20, 3, 4, False)]
+
+
 # HDF5.
 
 
@@ -226,6 +269,10 @@ def test_hdf5_layouts_in_use(tmp_path: Path):
         "seconds": {"events/xs": x, "events/ys": y, "events/ts": t / 1e6, "events/ps": p.astype(bool)},
         "table": {"CD/events": table},
         "columns": {"events": np.stack([t, x, y, p], 1).astype(np.uint32)},
+        "mvsec": {
+            "davis/left/events": np.stack([x, y, t / 1e6, 2.0 * p - 1], 1),
+            "davis/right/events": np.zeros((1, 4)),
+        },
     }
     for name, content in layouts.items():
         with h5py.File(tmp_path / f"{name}.h5", "w") as file:

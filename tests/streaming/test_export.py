@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 import pickle
+import platform
 import re
 import shutil
 import subprocess
@@ -203,6 +204,40 @@ int main() {
     subprocess.run(["./main"], cwd=folder, check=True)
 
 
+@needs_compiler
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_networks_of_different_names_go_into_one_program(tmp_path: Path):
+    left, right = small("stream"), small("stream", width=6)
+    gl.export(left, tmp_path / "left", name="left")
+    gl.export(right, tmp_path / "right")
+    (tmp_path / "main.cpp").write_text("""
+#include "left/network.hpp"
+#include "right/network.hpp"
+int main() {
+    left::Stream one;
+    net::Stream other;
+    left_event event = {5, 1, 2, 1, {}};
+    one.push(&event, 1);
+    return sizeof(left_state) == LEFT_BYTES && LEFT_BYTES != NET_BYTES && other.predict().size() == 3 ? 0 : 1;
+}
+""")
+    for name in ("left", "right"):
+        subprocess.run([*CC[0], "-O0", "-c", f"{name}/network.c", "-o", f"{name}.o"], cwd=tmp_path, check=True)
+    command = ["g++", "-std=c++17", "-Wall", "-Werror", "main.cpp", "left.o", "right.o", "-o", "main"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    subprocess.run(["./main"], cwd=tmp_path, check=True)
+    assert "add_library(left network.c)" in (tmp_path / "left" / "CMakeLists.txt").read_text()
+    assert not re.search(
+        r"\bnet_|\bNET_(?!FUSED|NARROW)", "".join(p.read_text() for p in (tmp_path / "left").iterdir())
+    )
+    before = (tmp_path / "left" / "network.c").read_text()
+    live, events = gl.stream(left, compiled=tmp_path / "left"), busy("plain", (21, 18), 300)
+    assert (tmp_path / "left" / "network.c").read_text() == before
+    assert_close(live(events), gl.stream(left)(events), 1e-6)
+    with pytest.raises(ValueError, match="name must be one of C"):
+        gl.export(left, tmp_path / "a", name="left eye")
+
+
 LOADED = "location.protocol == 'file:' && document.readyState == 'complete'"
 
 
@@ -362,6 +397,9 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path):
         gl.export(model, tmp_path / "a", chunk=0)
     with pytest.raises(FileNotFoundError, match=r"holds no network\.c"):
         list(check(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="file is a file, and an export needs a folder"):
+        gl.export(model, tmp_path / "file")
     (tmp_path / "network.c").touch()
     with pytest.raises(ValueError, match="no target 'gcc': choose from this machine, x86_64-linux-musl"):
         list(check(tmp_path, chosen=[("gcc", ["gcc", "-O2"])]))
@@ -388,6 +426,42 @@ class Polarity(torch.nn.Module):
 
     def forward(self, geometry, memory=None):
         return self.logits(polarity_features(geometry[self.camera]))
+
+
+class Named(torch.nn.Module):
+    """Its input and one of its layers have names of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plan = gl.Plan()
+        stream = self.plan.events((21, 18), name="left")
+        self.first = gl.nn.PolarityConv(self.plan.causal(stream, stream, 3), 4)
+        self.parts = torch.nn.ModuleDict({"*/ int x; /*\n": gl.nn.Dense(4, 3)})
+        self.eval()
+
+    def forward(self, geometry, memory=None):
+        return self.parts["*/ int x; /*\n"](self.first(geometry, memory))
+
+
+@needs_compiler
+def test_names_of_inputs_and_layers_are_no_part_of_the_code(tmp_path: Path):
+    model = settled(Named)
+    folder = gl.export(model, tmp_path / "a")
+    strict = local("-std=c99", "-O0", "-Wall", "-Wextra", "-pedantic", "-Werror")
+    (result,) = check(folder, 2500, strict[:1])
+    assert checking.beside_engine(model, result) < 1e-6
+    events = busy("plain", (21, 18), 50)
+    assert_close(gl.stream(model)(events), Session(model)(events), 1e-6)
+
+
+@pytest.mark.skipif(not shutil.which("gcc") or platform.machine() != "x86_64", reason="no gcc for x86")
+def test_arithmetic_in_more_bits_than_float_has_is_refused(tmp_path: Path):
+    folder = gl.export(small("stream"), tmp_path / "a")
+    command = ["gcc", "-m32", "-ffreestanding", "-std=c99", "-fsyntax-only", "network.c"]
+    found = subprocess.run([*command, "-mfpmath=387"], cwd=folder, capture_output=True, text=True)
+    assert found.returncode
+    assert "compile with -msse2 -mfpmath=sse" in found.stderr
+    subprocess.run([*command, "-msse2", "-mfpmath=sse"], cwd=folder, check=True)
 
 
 @needs_compiler

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from live import CONFIGURATIONS, network
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune, spectral_norm, weight_norm
 
 import gridless as gl
 from gridless.streaming.program import Program
@@ -165,3 +168,75 @@ def test_a_forward_that_returns_no_rows_is_told_what_to_return(after, words):
 def test_weights_for_other_channels_than_there_are_are_refused():
     with pytest.raises(ValueError, match="logits has weights for 6 channels, but is given 12"):
         Program.of(Small(lambda m, x, g, s: torch.cat([x, x], 1)).eval())
+
+
+@pytest.mark.parametrize("name", ["", "logits"])
+def test_forward_hooks_are_refused_by_name(name):
+    model = Small().eval()
+    model.get_submodule(name).register_forward_hook(lambda module, args, out: 2 * out)
+    with pytest.raises(TypeError, match=r"(the network|layer 'logits' \(Dense\)) has a forward hook.*Session"):
+        Program.of(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated")
+@pytest.mark.parametrize("change", [lambda layer: prune.identity(layer, "weight"), weight_norm, spectral_norm])
+def test_weights_that_torch_renews_before_a_call_are_those_of_the_call(change):
+    model = Small()
+    change(model.logits)
+    model.eval()
+    for parameter in model.logits.parameters():
+        parameter.data.uniform_(0.5, 1.5)
+    weight = Program.of(model)["logits"].constants["weight"]
+    model.logits(torch.zeros(1, 6))
+    assert torch.equal(torch.from_numpy(weight), model.logits.weight.detach().T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_any_precision_are_read(dtype):
+    model = Small(lambda m, x, g, s: x * m.extra)
+    model.extra = nn.Parameter(torch.tensor([1.0, 2, 3, 4, 5, 6]))
+    program = Program.of(model.to(dtype).eval())
+    assert torch.equal(torch.from_numpy(program["logits"].constants["weight"]), model.logits.weight.T.float())
+
+
+def test_other_threads_call_networks_while_one_is_read():
+    model, other = Small().eval(), nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    begun, ended, errors = threading.Event(), threading.Event(), []
+
+    def wait(module, features, geometry, memory):
+        begun.set()
+        ended.wait(10)
+        return features
+
+    def call():
+        begun.wait(10)
+        try:
+            other(torch.zeros(1, 3))
+            assert isinstance(model.logits(torch.zeros(1, 6)), torch.Tensor)
+        except BaseException as error:
+            errors.append(error)
+        ended.set()
+
+    model.after = wait
+    thread = threading.Thread(target=call)
+    thread.start()
+    assert Program.of(model).output == "logits"
+    thread.join()
+    assert ended.is_set()
+    assert not errors
+
+
+def test_networks_are_read_in_many_threads_at_once():
+    model, found, together = network("n_mnist", head="stream", width=4, levels=2, pooled=1), [], threading.Barrier(4)
+
+    def read():
+        together.wait()
+        found.append(str(Program.of(model)))
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1

@@ -148,6 +148,29 @@ def heard(*datagrams: bytes, **options) -> tuple[Datagrams, list[gl.Events]]:
     return source, list(source)
 
 
+def test_a_socket_that_cannot_be_is_refused_by_name():
+    for options, words in (
+        ({"idle": 0}, "idle must be more than 0"),
+        ({"idle": -1.0}, "not -1"),
+        ({}, "no port 70000"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Datagrams("127.0.0.1", 70_000 if not options else 0, (34, 34), **options)
+    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1, port 9"):
+        Datagrams("192.0.2.1", 9000, (34, 34))
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_an_address_of_ipv6_is_listened_at(events):
+    try:
+        source = Datagrams("::1", 0, (34, 34), idle=0.5)
+    except OSError:
+        pytest.skip("this machine has no IPv6 address")
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
+        sender.sendto(encode(events[:50]), ("::1", source.port))
+    assert same(joined(list(source)), events[:50])
+
+
 def test_late_and_repeated_datagrams_are_counted_and_skipped(events):
     parts = [events[50 * k : 50 * k + 50] for k in range(4)]
     source, packets = heard(*(encode(parts[k], k) for k in (0, 2, 1, 3, 3)))
@@ -238,9 +261,18 @@ def test_late_frames_that_do_not_follow_each_other_stay_late():
     assert (source.late, source.refused, source.restarts) == (AGAIN + 4, 0, 0)
 
 
-def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket_that_may_restart():
-    _, packets = heard(encode(at(FAR), 7), *(encode(at(k), k) for k in range(3)), restart=True)
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket(restart):
+    source, packets = heard(encode(at(FAR), 7), *(encode(at(k), k) for k in range(3)), restart=restart)
     assert [type(p) is NewStream or p.time.item() for p in packets] == [FAR, True, 0, 1, 2]
+    assert (source.refused, source.restarts) == (0, 1)
+
+
+def test_a_sender_whose_first_datagram_was_followed_by_another_is_not_left_without_restart():
+    first = [encode(at(5), 0), encode(at(6), 1)]
+    source, packets = heard(*first, *(encode(at(FAR + k), k) for k in range(3)))
+    assert [p.time.tolist() for p in packets] in ([[5, 6]], [[5], [6]])
+    assert (source.refused, source.restarts) == (3, 0)
 
 
 def test_a_counter_that_begins_anew_while_time_goes_on_is_followed():
@@ -255,6 +287,22 @@ def test_a_new_stream_parts_the_packets_around_it(events):
     cut = [type(p) for p in found].index(NewStream)
     assert same(joined(found[:cut]), events[:20])
     assert same(joined(found[cut + 1 :]), events[:20])
+
+
+def test_a_new_stream_is_never_dropped(events):
+    source = Buffered(iter([events, NewStream(), events]), Overload.drop, room=10)
+    packets = iter(source)
+    time.sleep(0.1)
+    assert [type(packet) for packet in packets][:2] == [gl.Events, NewStream]
+
+
+def test_packets_without_events_tell_nothing_about_the_cost_of_events(events):
+    source = Buffered(iter([events[:0], events[:5]]))
+    for _ in source:
+        time.sleep(0.003)
+    budget = Budget(0.0025)
+    budget.spent(0, 10.0)
+    assert (budget.events, budget.cost) == (1024, 0.0)
 
 
 def test_thinning_is_even_and_counted(events):

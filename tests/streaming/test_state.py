@@ -29,6 +29,17 @@ def test_a_saved_state_continues_bit_for_bit():
         stream(network("n_mnist", head="stream", width=16)).load_state_dict(state)
 
 
+def test_a_state_of_other_weights_is_refused():
+    model = network("n_mnist", head="stream", width=8, levels=2, pooled=1)
+    one = stream(model)
+    one(busy("plain", (34, 34), 300))
+    model.head.logits.bias.data[0] += 1
+    other = stream(model)
+    with pytest.raises(ValueError, match="of its shape, but with other weights"):
+        other.load_state_dict(one.state_dict())
+    assert other.events_seen == 0
+
+
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 def test_a_state_fits_cpus_of_any_vector_width(head, monkeypatch):
     model = network("n_mnist", head=head, width=16, levels=2, pooled=1, duration=10**6)

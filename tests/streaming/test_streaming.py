@@ -9,7 +9,7 @@ from live import CONFIGURATIONS, KINDS, assert_close, assert_session_is_batch, b
 
 import gridless as gl
 from gridless.models import events as networks
-from gridless.streaming import Engine, Session, stream
+from gridless.streaming import Engine, Session, loop, stream
 from gridless.training import load_recipe
 
 
@@ -305,6 +305,24 @@ def test_what_cannot_run_live_says_so_and_what_to_do():
             make(gl.models.point_resnet_small(4).eval())
     with pytest.raises(ValueError, match="sensor of"):
         stream(network("n_mnist", head="stream"))(busy("plain", (20, 20), 10))
+
+
+def test_a_module_in_training_mode_is_named():
+    model = network("n_mnist", head="stream", width=8, levels=2, pooled=1)
+    model.head.dropout.train()
+    with pytest.raises(ValueError, match=r"module 'head\.dropout' of the network is in training mode"):
+        stream(model)
+
+
+def test_an_array_that_cannot_be_written_to_compiles_nothing():
+    model = network("n_mnist", head="stream", width=8, levels=2, pooled=1)
+    array = busy("plain", (34, 34), 300).numpy()
+    one, other = stream(model), stream(model)
+    one(array[:100])
+    known = len(loop.unpack.signatures)
+    other(np.frombuffer(array[:100].tobytes(), array.dtype))
+    assert len(loop.unpack.signatures) == known
+    assert torch.equal(one.predict(), other.predict())
 
 
 @pytest.mark.parametrize("make", [stream, Session])

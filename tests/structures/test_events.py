@@ -162,6 +162,10 @@ def test_a_sensor_is_needed_and_must_make_sense():
             gl.Events.of(array([1], x=[0], y=[0]), sensor=sensor)
 
 
+def test_numbers_are_one_event():
+    assert gl.Events.of({"t": 1, "x": 2, "y": 3, "p": 1}, sensor=(5, 5)).numpy().tolist() == [(1, 2, 3, True)]
+
+
 @pytest.mark.parametrize(
     ("repair", "source", "expected"),
     [
@@ -171,6 +175,12 @@ def test_a_sensor_is_needed_and_must_make_sense():
         ("shift", array([-5, 3], x=[0, 1]), [(0, 0), (8, 1)]),
         ("unwrap", array([2**32 - 2, 3, 9], x=[0, 1, 2]), [(2**32 - 2, 0), (2**32 + 3, 1), (2**32 + 9, 2)]),
         (("shift", "unwrap"), array([2**32 - 2, 3], x=[0, 1]), [(0, 0), (5, 1)]),
+        (
+            ("unwrap", "shift", "sort"),
+            array([2**32 - 9, 3, 2**32 - 4, 4], x=range(4)),
+            [(0, 0), (5, 2), (12, 1), (13, 3)],
+        ),
+        ("unwrap", array([2**32 - 9, 3, 3 * 2**30], x=range(3)), [(2**32 - 9, 0), (2**32 + 3, 1), (7 * 2**30, 2)]),
         (("sort", "drop", "shift"), array([9, -1, 4], x=[1, 99, 2]), [(0, 2), (5, 1)]),
         ("sort", array([1, 2], x=[3, 4]), [(1, 3), (2, 4)]),
         (("sort", "hold", "drop", "shift", "unwrap"), array([]), []),

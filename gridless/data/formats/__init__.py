@@ -18,7 +18,7 @@ from gridless.data.formats.write import write_events
 from gridless.data.isolation import read_isolated
 from gridless.data.limits import Limits
 from gridless.structures import Events, Rows
-from gridless.structures.events import as_repairs, unchecked
+from gridless.structures.events import REPAIRS, as_repairs, unchecked
 
 __all__ = ["FormatError", "read_events", "write_events"]
 
@@ -58,16 +58,17 @@ def read_events(
     all events, or else the smallest rectangle. Of a file with several cameras, `stream` chooses one.
 
     Anything wrong with the content is a `FormatError`, a `ValueError` that names the file and the byte. So are times
-    that step back, negative times and events outside the sensor, unless `repair` says what to do (see `Events.of`).
+    that step back, negative times and events outside the sensor, unless `repair` says what to do (see `Events.of`), and
+    the end of a file that was cut off, unless one of the repairs is `"cut"`: what is whole before it is kept.
 
     A compressed file may unpack to `max_bytes`, by default the larger of 256 MiB and 100 times its own length. With
     `isolated` the file is read in a process of its own, whose crash, hang or hunger for memory is a `FormatError`, too:
     see the page on untrusted files.
     """
-    repairs = as_repairs(repair)
+    repairs = as_repairs(repair, ("cut", *REPAIRS))
     if isolated:
         return read_isolated(read_events, path, max_bytes, sensor=sensor, repair=repairs, stream=stream)
-    file = File(Path(path), Limits(path, max_bytes), stream, sensor)
+    file = File(Path(path), Limits(path, max_bytes), stream, sensor, "cut" in repairs)
     recording = reader_of(file).read(file)
     size = sensor or recording.sensor or recording.guess_sensor()
     try:

@@ -15,7 +15,7 @@ MAGIC = b"#!AER-DAT3."
 SENSORS = {"dvs128": (128, 128), "davis128": (128, 128), "davis208": (208, 192), "davis240": (240, 180)}
 SENSORS |= {"davis346": (346, 260), "davis640": (640, 480), "davishet640": (640, 480), "dvxplorer": (640, 480)}
 CAMERAS = ((128, 128), (240, 180), (346, 260), (640, 480))
-FAULTS = ("", "truncated: {} bytes of a packet are missing", "a polarity event must have 8 bytes, here it has {}")
+FAULTS = ("", "{} bytes of a packet are missing", "a polarity event must have 8 bytes, here it has {}")
 FAULTS += ("a packet cannot hold {} events", "a second source ({}) has events: choose one with stream=...")
 
 
@@ -33,7 +33,10 @@ def read(file: File) -> Recording:
     wanted = -1 if file.stream is None else file.stream
     body = file.data[start:]
     capacity, source, fault, detail, position = _scan(body, wanted)
-    if fault:
+    if fault == 1:
+        file.truncated(FAULTS[fault].format(detail), start + int(position))
+        body = body[: int(position)]
+    elif fault:
         raise file.error(FAULTS[fault].format(detail), start + int(position))
     pixel, time, polarity = np.empty((capacity, 2), np.int32), np.empty(capacity, np.int64), np.empty(capacity, bool)
     count = int(_decode(body, source, capacity, pixel, time, polarity)[0])

@@ -32,7 +32,8 @@ def read(file: File) -> Recording:
     end = header.integer(1, "<q", -1)
     streams, start = _streams(file, header.string(2)), len(MAGIC) + 4 + _size(file, len(MAGIC))
     if end > len(file):
-        raise file.error(f"truncated: the header places a table at byte {end}, but the file has {len(file)}", len(file))
+        file.truncated(f"the header places a table at byte {end}, but the file has {len(file)}", len(file))
+        end = -1
     if 0 <= end < start:
         raise file.error(f"the header places a table at byte {end}, inside itself", len(MAGIC))
     stream = _chosen(file, streams)
@@ -131,10 +132,10 @@ def _packets(file: File, start: int, end: int) -> Iterator[tuple[int, int, int]]
     """(stream, first byte, byte after the last) of each packet."""
     while start < end:
         if start + 8 > end:
-            raise file.error("truncated: the header of a packet is missing", start)
+            return file.truncated("the header of a packet is missing", start)
         identity, size = struct.unpack("<ii", file.bytes(start, start + 8))
         if size < 0 or start + 8 + size > end:
-            raise file.error(f"truncated: a packet of {size} bytes does not fit", start)
+            return file.truncated(f"a packet of {size} bytes does not fit", start)
         yield identity, start + 8, start + 8 + size
         start += 8 + size
 

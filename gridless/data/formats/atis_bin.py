@@ -19,11 +19,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(file: File) -> Recording:
-    data = file.records(0, np.dtype("u1"), "byte")
-    over = len(data) % 5
-    if over:
-        raise file.error(f"truncated: the last {over} bytes are not a whole event of 5 bytes", len(data) - over)
-    raw = data.reshape(-1, 5)
+    raw = file.records(0, "V5", "event").view("u1").reshape(-1, 5)
     rows = None
     keep = raw[:, 1] != OVERFLOW
     if not keep.all():

@@ -21,6 +21,7 @@ class File:
     limits: Limits
     stream: int | None = None
     sensor: tuple[int, int] | None = None  # as the caller says
+    cut: bool = False  # whether what is not whole at its end is left out
 
     @cached_property
     def head(self) -> bytes:
@@ -41,15 +42,18 @@ class File:
     def error(self, message: str, offset: int | None = None) -> FormatError:
         return FormatError(self.path, message, offset)
 
+    def truncated(self, message: str, offset: int) -> None:
+        """The file ends within something, which is refused unless it is to be left out."""
+        if not self.cut:
+            raise self.error(f"truncated: {message}: pass repair='cut' to keep what is whole before it", offset)
+
     def records(self, start: int, dtype: np.dtype | str, what: str) -> np.ndarray:
-        """Everything from byte `start` on, as an array of `dtype`; refuses half a record."""
+        """Everything from byte `start` on, as an array of `dtype`; refuses half a record, or leaves it out."""
         dtype = np.dtype(dtype)
         over = (len(self) - start) % dtype.itemsize
         if over:
-            raise self.error(
-                f"truncated: the last {over} bytes are not a whole {what} of {dtype.itemsize} bytes", len(self) - over
-            )
-        return self.data[start:].view(dtype)
+            self.truncated(f"the last {over} bytes are not a whole {what} of {dtype.itemsize} bytes", len(self) - over)
+        return self.data[start : len(self) - over].view(dtype)
 
     def lines(self, mark: bytes, last: bytes | None = None) -> tuple[list[str], int]:
         """The header lines, each of which begins with `mark`, and the byte where the data begins.

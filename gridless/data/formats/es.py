@@ -35,7 +35,7 @@ def read(file: File) -> Recording:
     polarity = np.empty(capacity, np.bool_)
     count, position = _decode(body, kind == 2, capacity, pixel, time, polarity)
     if position < len(body):
-        raise file.error("truncated: the last event has no whole 5 bytes", 20 + position)
+        file.truncated("the last event has no whole 5 bytes", 20 + position)
 
     def locate(row: int) -> int:
         out = np.empty((capacity, 2), np.int32), np.empty(capacity, np.int64), np.empty(capacity, np.bool_)

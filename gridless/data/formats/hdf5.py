@@ -3,7 +3,9 @@
 - arrays x, y, t, p in a group `events`, or at the top (names as `Events.of` knows them, also xs, ys, ts, ps); a dataset
   `t_offset` beside them is added to the times; times stored as floats are seconds;
 - one structured dataset, `events` or `CD/events` (Prophesee);
-- one (events, 4) integer dataset `events` with the columns t, x, y, p.
+- one (events, 4) integer dataset `events` with the columns t, x, y, p;
+- one (events, 4) float dataset with the columns x, y, t (seconds), p: those of MVSEC, `davis/left/events`, or with
+  `stream=1` `davis/right/events`.
 
 The sensor is the attribute `sensor` or `geometry` ("640x480"), or `width` and `height`, or `sensor_resolution`
 (height, width), of the file or of the group. Attributes are read only where the caller gives no sensor.
@@ -26,7 +28,7 @@ from gridless.data.formats.npy import recording_of
 from gridless.structures.events import ALIASES
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-PLACES = ("CD/events", "events", "/")
+PLACES = ("CD/events", "events", "/", "davis/left/events")
 PLURALS = {"xs": "x", "ys": "y", "ts": "t", "ps": "p"}
 
 
@@ -53,19 +55,21 @@ def read(file: File) -> Recording:
 
 def _events(file: File, root: Any) -> tuple[Any, Any]:
     """The events, as `recording_of` takes them, and the dataset or group that held them."""
-    for place in PLACES:
+    places = ("davis/right/events",) if file.stream == 1 else PLACES
+    for place in places:
         node = _open(file, root, place)
         if hasattr(node, "dtype"):
             array = _load(file, node)
             if array.dtype.names:
                 return array, node
             if array.ndim == 2 and array.shape[1] == 4:
-                return {name: array[:, i] for i, name in enumerate("txyp")}, node
+                order = "xytp" if array.dtype.kind == "f" else "txyp"
+                return _whole(file, {name: array[:, i] for i, name in enumerate(order)}), node
             raise file.error(f"{place} is {array.shape} {array.dtype}, neither structured nor (events, 4)")
         if node is not None and (names := _fields(node)):
             return _group(file, root, node, names), node
     found = ", ".join(name for name, _ in zip(root, range(20))) or "nothing"
-    raise file.error(f"has no events: looked for {', '.join(PLACES)} and found {found}")
+    raise file.error(f"has no events: looked for {', '.join(places)} and found {found}")
 
 
 def _open(file: File, group: Any, place: str) -> Any:
@@ -95,14 +99,7 @@ def _fields(group: Any) -> dict[str, str]:
 
 
 def _group(file: File, root: Any, group: Any, names: dict[str, str]) -> dict[str, np.ndarray]:
-    arrays = {field: _load(file, _open(file, group, name)) for field, name in names.items()}
-    if arrays["t"].dtype.kind == "f":
-        micro = np.round(arrays["t"].astype(np.float64) * 1e6)
-        if not np.isfinite(micro).all() or (np.abs(micro) >= 2**62).any():
-            raise file.error("has times that are not finite")
-        arrays["t"] = micro.astype(np.int64)
-    if arrays["p"].dtype.kind == "f" and np.isin(arrays["p"], (-1, 0, 1)).all():
-        arrays["p"] = arrays["p"].astype(np.int8)
+    arrays = _whole(file, {field: _load(file, _open(file, group, name)) for field, name in names.items()})
     node = _open(file, group, "t_offset") or _open(file, root, "t_offset")
     if node is not None:
         offset = _load(file, node)
@@ -112,6 +109,18 @@ def _group(file: File, root: Any, group: Any, names: dict[str, str]) -> dict[str
         if latest >= 2**63:
             raise file.error(f"has a time of {latest}, with its t_offset: more than 64 bits hold")
         arrays["t"] = arrays["t"].astype(np.int64) + int(offset.item())
+    return arrays
+
+
+def _whole(file: File, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Floats as whole numbers: times in microseconds, and what else holds no others."""
+    for name, array in arrays.items():
+        if array.dtype.kind == "f":
+            values = np.round(array.astype(np.float64) * (1e6 if name == "t" else 1))
+            if not np.isfinite(values).all() or (np.abs(values) >= 2**62).any():
+                raise file.error(f"has {'times' if name == 't' else name} that are not finite")
+            if name == "t" or (values == array).all():
+                arrays[name] = values.astype(np.int64)
     return arrays
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from gridless.data.formats.base import File, Recording, shrink
 from gridless.kernels.compile import njit
+from gridless.structures.events import LATE, WRAP
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,18 @@ def read_pairs(
 
 @njit(nogil=True, cache=True)
 def _decode(words, column, shifts, masks, special, pixel, time, polarity):  # type: ignore[no-untyped-def]
-    """Events kept, and the first with a polarity above 1 (-1: none). Times that fall by over half their range wrap."""
+    """Events kept, and the first with a polarity above 1 (-1: none). Times that fall by over half their range wrap,
+    and events from before that may come late."""
     count = 0
     last, base = np.int64(0), np.int64(0)
     for i in range(len(words)):
         word, stamp = words[i, column], np.int64(words[i, 1 - column])
         if word & special:
             continue
-        if last - stamp > 1 << 31:
-            base += 1 << 32
+        if last - stamp > WRAP // 2:
+            base += WRAP
+        elif base and stamp - last > WRAP - LATE:
+            base -= WRAP
         last = stamp
         on = (word >> shifts[2]) & masks[2]
         if on > 1:

@@ -3,7 +3,8 @@
 Lines that begin with `#` or `%` come first and are skipped, save `%geometry:WIDTH,HEIGHT`, which is the sensor. A line
 of names (x, y, t, p, in any order, with the aliases that `Events.of` knows) says which column is which; without one the
 two usual orders are told apart by their values: `t x y p` and `x y p t`. A time with a decimal point is in seconds;
-where numbers have exponents (1.5e+03), times are in seconds unless all are whole.
+where other numbers have one (12.0), or exponents (1.5e+03), times are in seconds unless all are whole. Polarity may be
+true and false.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from gridless.structures.events import ALIASES, as_polarity
 ORDERS = ("txyp", "xypt")
 MAX_COLUMNS = 64
 MAX_LINE = 1 << 16
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|true|false", re.IGNORECASE)
+BOOLEAN = re.compile(rb"\b(?:(true)|false)\b", re.IGNORECASE)
 EXPONENT = re.compile(rb"[\d.][eE][-+]?\d")
 FAULTS = (
     "",
@@ -53,9 +55,11 @@ def read(file: File) -> Recording:
     if names is not None and width != names["columns"]:
         raise file.error(f"the first line of events has {width} columns, but {names['columns']} are named", first)
     points = [i for i, cell in enumerate(cells) if "." in cell]
-    decimal = points[0] if len(points) == 1 else -1
+    decimal = points[0] if len(points) == 1 and (names is None or points[0] == names["t"]) else -1
     values, decimal = _numbers(file, first, width, decimal, delimiter)
     if names is None:
+        if not len(values):
+            raise file.error("has no whole line of events", first)
         names = _guessed(file, values, decimal, first)
     if decimal >= 0 and decimal != names["t"]:
         raise file.error("only times may have a decimal point", first)
@@ -119,26 +123,34 @@ def _names(file: File, start: int) -> tuple[dict[str, int] | None, int]:
 def _numbers(file: File, start: int, width: int, decimal: int, delimiter: str) -> tuple[np.ndarray, int]:
     """All numbers as (rows, width) int64; of the column `decimal` (-1: none), which is returned, in millionths."""
     body = file.data[start:]
-    if body[-1] != 10:
+    if body[-1] != 10 and file.cut:
+        # Half a line may look like a whole one.
+        body = body[: body.tobytes().rfind(b"\n") + 1]
+    elif body[-1] != 10:
         body = np.append(body, np.uint8(10))
     # A number has a digit and something behind it: room for all whole rows, and for one with a fault.
     values = np.empty((min(int(np.count_nonzero(body == 10)), len(body) // (2 * width) + 1), width), np.int64)
     rows, fault, position = (int(v) for v in _parse(body, width, decimal, ord(delimiter), values))
-    if fault == 1 and EXPONENT.search(body.tobytes()):
-        return _with_exponents(file, body, start, width, decimal, delimiter)
+    if fault == 1:
+        text = BOOLEAN.sub(lambda word: (b"1" if word[1] else b"0").rjust(len(word[0])), body.tobytes())
+        rows, fault, position = (
+            int(v) for v in _parse(np.array(bytearray(text)), width, decimal, ord(delimiter), values)
+        )
+        if fault == 1 and (text[position : position + 1] == b"." or EXPONENT.search(text)):
+            return _with_points(file, text, start, width, decimal, delimiter)
     if fault:
         line = int(np.count_nonzero(file.data[: start + position] == 10)) + 1
         raise file.error(FAULTS[fault].format(line=line, wanted=width), start + position)
     return values[:rows], decimal
 
 
-def _with_exponents(
-    file: File, body: np.ndarray, start: int, width: int, decimal: int, delimiter: str
+def _with_points(
+    file: File, body: bytes, start: int, width: int, decimal: int, delimiter: str
 ) -> tuple[np.ndarray, int]:
-    """`_numbers` where some are written as 1.5e+03."""
+    """`_numbers` where some are written as 1.5e+03, or whole ones as 12.0."""
     try:
         between = None if delimiter == " " else delimiter
-        real = np.loadtxt(io.BytesIO(body.tobytes()), np.float64, None, between, ndmin=2, encoding="latin-1")
+        real = np.loadtxt(io.BytesIO(body), np.float64, None, between, ndmin=2, encoding="latin-1")
     except ValueError as error:
         raise file.error(f"has something that is no number: {error}", start) from None
     if real.shape[1] != width:

@@ -12,9 +12,9 @@ from torch import nn
 
 from gridless.data.files import whole_file
 from gridless.streaming.export.golden import packets, recording
-from gridless.streaming.export.writer import HERE, Writer
+from gridless.streaming.export.writer import HERE, Writer, renamed
 from gridless.streaming.program import Program
-from gridless.streaming.reading import eager
+from gridless.streaming.reading import eager, packet_of
 from gridless.structures import Events
 
 __all__ = ["export"]
@@ -23,7 +23,7 @@ __all__ = ["export"]
 GOLDEN, ERROR = 20_000, {32: 1e-5, 16: 1e-2}
 
 
-def export(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048) -> Path:
+def export(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048, name: str = "net") -> Path:
     """Write a trained event network as C to the folder `out`, and return it.
 
     `network.c` and `network.h` are the network: C99, no allocation, no state outside the caller's memory, no library.
@@ -37,15 +37,17 @@ def export(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048)
         bits: of weights and traces: 32, or 16, which needs half the memory, and is faster where the processor fuses
             products with sums. Logits then move by about 1e-4 of the largest.
         chunk: input events that go through the network together. A small one needs less memory, for small boards.
+        name: what the names of functions, types and macros begin with, and the namespace of C++; networks with other
+            names go into one program.
     """
-    return write(out, texts(model, bits, chunk))
+    return write(as_folder(out), texts(model, bits, chunk, name))
 
 
-def texts(model: nn.Module, bits: int = 32, chunk: int = 2048) -> dict[str, str]:
+def texts(model: nn.Module, bits: int = 32, chunk: int = 2048, name: str = "net") -> dict[str, str]:
     """The files of an export, by name."""
     model = eager(model)
     program = Program.of(model)
-    writer = Writer(program, bits, chunk)
+    writer = Writer(program, bits, chunk, name)
     code = writer.text
     logits, predictions, counts = _golden(model, program)
     width, height = program.streams[0].sensor
@@ -54,17 +56,23 @@ def texts(model: nn.Module, bits: int = 32, chunk: int = 2048) -> dict[str, str]
         "DIGEST": writer.digest, "BYTES": writer.bytes, "CLASSES": len(logits), "WIDTH": width, "HEIGHT": height,
         "DURATION": program.duration or 0, "WHEN": _when(program), "GOLDEN": GOLDEN, "PREDICTIONS": predictions,
         "ERROR": ERROR[bits], "LOGITS": ", ".join(f"{v:.9g}" for v in logits), "SIZES": _sizes(writer),
-        "COST": _cost(program, counts), "BITS": bits,
+        "COST": _cost(program, counts), "BITS": bits, "LIBRARY": writer.library,
     }  # fmt: skip
     found = {path.name: path.read_text() for path in sorted((HERE / "files").iterdir())}
     for word, value in words.items():
-        found = {name: text.replace(f"@{word}@", str(value)) for name, text in found.items()}
-    return {"network.c": code, **found}
+        found = {file: text.replace(f"@{word}@", str(value)) for file, text in found.items()}
+    return {"network.c": code, **{file: renamed(text, name) for file, text in found.items()}}
 
 
-def write(out: str | Path, files: dict[str, str]) -> Path:
-    """Write files to a folder, each whole or not at all."""
+def as_folder(out: str | Path) -> Path:
     folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file, and an export needs a folder: choose another (--out, --web)")
+    return folder
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    """Write files to a folder, each whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         with whole_file(folder / name) as file:
@@ -89,7 +97,8 @@ def _golden(model: nn.Module, program: Program) -> tuple[np.ndarray, int, dict[s
     predictions = sum(len(list(session.push(packet))) for packet in packets(GOLDEN, sensor))
     if program.answers is None and program.duration is None:
         predictions = 0  # C answers when it is asked; a session at the end of each packet
-    geometry = model.plan(Events.of(recording(0, GOLDEN, sensor), sensor=sensor))  # type: ignore[operator]
+    plan: Any = model.plan
+    geometry = plan(packet_of(plan, Events.of(recording(0, GOLDEN, sensor), sensor=sensor)))
     counts = {stream.name: len(geometry[stream.name]) for stream in program.streams}
     return session.predict().numpy(), predictions, counts
 

@@ -5,7 +5,9 @@
 #if defined(__FAST_MATH__)
 #error "network.c gives the same bits everywhere only without -ffast-math"
 #endif
-#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0
+#include <float.h>
+/* 16: numbers of 16 bits are computed with in 16 bits, and float in float. */
+#if FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16
 #error "network.c needs float arithmetic in float: on x86, compile with -msse2 -mfpmath=sse"
 #endif
 /*

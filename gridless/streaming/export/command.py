@@ -16,6 +16,9 @@ def export(
     chunk: Annotated[
         int, typer.Option(help="Input events that are worked on together: few need less memory, many less time.")
     ] = 2048,
+    name: Annotated[
+        str, typer.Option(help="What the names in C begin with; networks with other names go into one program.")
+    ] = "net",
     check: Annotated[
         bool, typer.Option("--check", help="Compile it in every way at hand, and compare all bits, and the engine.")
     ] = False,
@@ -41,7 +44,7 @@ def export(
 
         print(f"{page(model, web, bits, chunk) / 'index.html'}: open it in a browser")
     if out is not None:
-        print(f"{write(model, out, bits, chunk)}: network.c and network.h; README.md says the rest")
+        print(f"{write(model, out, bits, chunk, name)}: network.c and network.h; README.md says the rest")
     if check:
         results = []
         for result in checked(str(out), events):

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from gridless.streaming.export import texts, write
+from gridless.streaming.export import as_folder, texts, write
 from gridless.streaming.export.check import compiled, zig
 from gridless.streaming.export.writer import HERE
 from gridless.streaming.view import script
@@ -25,18 +25,18 @@ def web(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048) ->
     become events where the logarithm of the light changes. Needs a compiler for WebAssembly: pip install ziglang, or
     clang and lld.
     """
-    files = texts(model, bits, chunk)
+    folder, files = as_folder(out), texts(model, bits, chunk)
     classes = int(files["network.h"].partition("#define NET_CLASSES ")[2].split()[0])
     about: Any = getattr(model, "about", {})
     names = about.get("class_names") or [str(k) for k in range(classes)]
     title = files["README.md"].splitlines()[0].removeprefix("# ")
     with tempfile.TemporaryDirectory() as name:
-        folder = write(name, files | {"web.c": (HERE / "web" / "web.c").read_text()})
-        compiled([*_compiler(), *FLAGS, "web.c", "-o", "network.wasm"], folder)
-        code = base64.b64encode((folder / "network.wasm").read_bytes()).decode()
+        work = write(Path(name), files | {"web.c": (HERE / "web" / "web.c").read_text()})
+        compiled([*_compiler(), *FLAGS, "web.c", "-o", "network.wasm"], work)
+        code = base64.b64encode((work / "network.wasm").read_bytes()).decode()
     page = (HERE / "web" / "index.html").read_text().replace("@TITLE@", title).replace("@NAMES@", script(names))
     # A script, because pages that are files may not fetch other files.
-    return write(out, {"index.html": page, "network.js": f'const NETWORK = "{code}";\n'})
+    return write(folder, {"index.html": page, "network.js": f'const NETWORK = "{code}";\n'})
 
 
 def _compiler() -> list[str]:

@@ -102,18 +102,22 @@ class Table:
 
 class Writer:
     """The C text of a program. `bits`: of weights and traces, 32 or 16. `chunk`: input events that go through the
-    streams together; a small one needs less memory, a large one less time per event."""
+    streams together; a small one needs less memory, a large one less time per event. `name`: what names begin with.
+    """
 
-    def __init__(self, program: Program, bits: int = 32, chunk: int = 2048) -> None:
+    def __init__(self, program: Program, bits: int = 32, chunk: int = 2048, name: str = "net") -> None:
         if bits not in (16, 32):
             raise ValueError(f"export: weights have 16 or 32 bits, not {bits}")
         if not isinstance(chunk, int) or not 1 <= chunk <= MOST:
             raise ValueError(f"export: chunk must be between 1 and {MOST} events, not {chunk!r}")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+            raise ValueError(f"export: name must be one of C, letters and digits such as left_eye, not {name!r}")
         for row in program.rows:
-            for name, array in row.constants.items():
+            for part, array in row.constants.items():
                 if not np.isfinite(array).all():
-                    raise ValueError(f"export: the {name} of {row.name} is not finite")
-        self.program, self.bits, self.chunk = program, bits, chunk
+                    raise ValueError(f"export: the {part} of {row.name} is not finite")
+        self.program, self.bits, self.chunk, self.name = program, bits, chunk, name
+        self.library = "network" if name == "net" else name
         self.streams = {stream.name: stream for stream in program.streams}
         self.index = {row.name: k for k, row in enumerate(program.rows)}
         self.users = Counter([*(name for row in program.rows for name in row.inputs), program.output])
@@ -362,7 +366,7 @@ class Writer:
         if not own:
             # The source's events that fired nothing, before others take their place.
             self.bodies[source.name] += [
-                f"/* The rest of the source of {row.name}. */",
+                _comment(f"The rest of the source of {row.name}."),
                 f"for (; {cursor} < count; {enter}",
                 f"{cursor} = 0;",
             ]
@@ -517,7 +521,7 @@ class Writer:
         program, lines = self.program, []
         for row in program.rows:
             if row.stream == stream.name:
-                lines += [f"/* {row} */", *self.row(row, "count")]
+                lines += [_comment(row), *self.row(row, "count")]
         if program.answers == stream.name:
             last = program[program.output]
             row = last if last.stream else program[last.inputs[0]]
@@ -530,10 +534,10 @@ class Writer:
                 lines.append(f"for (k = 0; k < {c}; k++) s->logits[k] = {out}[(count - 1) * {c} + k];")
         for row in program.rows:
             if row.stream is None and program[row.inputs[0]].stream == stream.name:
-                lines += [f"/* {row} */", *self.sink(row)]
+                lines += [_comment(row), *self.sink(row)]
         for child in program.streams:
             if child.source == stream.name:
-                lines += [f"/* {child} */", *self._lif(child)]
+                lines += [_comment(child), *self._lif(child)]
         return lines
 
     def _lif(self, child: Stream) -> list[str]:
@@ -556,7 +560,7 @@ class Writer:
         program, lines = self.program, []
         for row in program.rows:
             if row.stream is None:
-                lines += [f"/* {row} */", *self.row(row, str(row.cells))]
+                lines += [_comment(row), *self.row(row, str(row.cells))]
         out = program[program.output]
         place = "s->logits" if out.stream else self.at[program.output]
         return [*lines, f"for (k = 0; k < {out.channels}; k++) logits[k] = {place}[k];"]
@@ -614,7 +618,8 @@ class Writer:
             ]
         )  # fmt: skip
         self.digest = hashlib.sha256(code.encode()).hexdigest()[:15]
-        return f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self.digest})\n{code}"
+        code = f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self.digest})\n{code}"
+        return renamed(code, self.name)
 
     def _tables(self) -> tuple[str, str]:
         """The constants, declared before the code and written after it."""
@@ -670,6 +675,11 @@ def _function(name: str, parameters: str, lines: list[str], stream: str = "") ->
     return f"FREE static void {name}({parameters}) {{\n{''.join(head)}{text}\n}}\n"
 
 
+def _comment(value: Any) -> str:
+    """A line, whatever the network calls its parts."""
+    return f"/* {re.sub(r'[^ -~]', '?', str(value)).replace('*/', '* /').replace('/*', '/ *')} */"
+
+
 def _number(value: Any) -> str:
     """A float32 as an exact literal."""
     text = float(np.float32(value)).hex() if value else "0x0.0p+0"
@@ -679,6 +689,14 @@ def _number(value: Any) -> str:
 def _halves(array: np.ndarray) -> np.ndarray:
     """Numbers of 16 bits, those under 2^-14 as 0; see arithmetic.c."""
     return np.where(np.abs(array) < 2**-14, 0, array).astype(np.float16).view(np.int16)
+
+
+def renamed(text: str, name: str) -> str:
+    """With a name in place of that of net_push, NET_H and net::Stream. What compilers are told (-DNET_FUSED) stays."""
+    if name == "net":
+        return text
+    text = re.sub(r"\bNET_(?!FUSED|NARROW)", f"{name.upper()}_", text)
+    return re.sub(r"\bnet(?=_|::)|(?<=namespace )net\b", name, text)
 
 
 def _read(name: str) -> str:
