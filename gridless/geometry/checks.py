@@ -101,10 +101,10 @@ def check_radius(what: str, radius: float, dtype: torch.dtype) -> float:
     return rounded
 
 
-def check_whole(what: str, name: str, value: object) -> None:
-    """Refuse what is no whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{what}: {name} must be a whole number of at least 1, not {value!r}")
+def check_whole(what: str, name: str, value: object, least: int = 1) -> None:
+    """Refuse what is no whole number of at least so much."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{what}: {name} must be a whole number of at least {least}, not {value!r}")
 
 
 def check_edge_count(what: str, count: int) -> None:
