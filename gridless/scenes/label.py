@@ -179,15 +179,8 @@ def label_scene(
         connect(ray)
     model: Any = weights if isinstance(weights, torch.nn.Module) else _loaded(weights)
     layers_of(model)
-    settings: dict[str, Any] = {
-        "format": 2,
-        "size": size,
-        "grid": grid,
-        "how": repr(how),
-        "points": points,
-        "double": double,
-    }
-    settings["files"] = _state(source)
+    settings: dict[str, Any] = {"size": size, "grid": grid, "how": repr(how), "points": points, "double": double}
+    settings |= {"files": _state(source), "format": 2}
     settings["network"] = hashlib.sha256(repr(model.config).encode()).hexdigest()
     for name, tensor in model.state_dict().items():
         settings["network"] += hashlib.sha256(name.encode() + tensor.cpu().numpy().tobytes()).hexdigest()[:8]
