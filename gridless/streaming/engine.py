@@ -205,11 +205,12 @@ class Engine(ProgramStream):
         return self._lowered.memory_bytes
 
     def _memory(self) -> dict[str, Tensor]:
-        weights = {"weights": torch.tensor(self.program.digest)}
+        weights = {"weights": torch.tensor(self.program.sketch)}
         return weights | {name: torch.from_numpy(array) for name, array in self._lowered.state.items()}
 
     def _fits(self, state: dict[str, Tensor]) -> bool:
-        return int(state["weights"]) == self.program.digest
+        mine, given = self.program.sketch, state["weights"].numpy()
+        return bool((np.abs(mine - given) <= 1e-5 * mine[:, 1:]).all())
 
 
 def _layout(dtype: np.dtype) -> np.ndarray:

@@ -43,7 +43,6 @@ stream: with voxels a prediction at the end of each window of `duration`, else o
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -82,14 +81,13 @@ class Program:
         return {row.name: row for row in self.rows}
 
     @cached_property
-    def digest(self) -> int:
-        """Another for every program, and for other constants."""
-        found = hashlib.sha256(repr((self.streams, self.output, self.duration)).encode())
-        for row in self.rows:
-            found.update(str(row).encode())
-            for array in row.constants.values():
-                found.update(np.ascontiguousarray(array))
-        return int.from_bytes(found.digest()[:7])
+    def sketch(self) -> np.ndarray:
+        """Of every array of constants a mixture and its norm, (arrays, 2) float64: those of other weights are apart.
+        Processors make constants of weights that differ in the last bit, so that no digest of them would do."""
+        arrays = [np.array(list(stream.lif.values())) for stream in self.streams]
+        arrays += [array.reshape(-1) for row in self.rows for array in row.constants.values()]
+        finite = [np.where(np.isfinite(array), array, 0.0).astype(np.float64) for array in arrays]
+        return np.array([(array @ np.cos(np.arange(len(array))), np.linalg.norm(array)) for array in finite])
 
     @property
     def answers(self) -> str | None:
