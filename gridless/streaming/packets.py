@@ -9,10 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gridless.nn.norm import BatchNorm
 from gridless.streaming.program import Program
 from gridless.streaming.reading import eager, input_stream
 from gridless.streaming.table import LONGEST
 from gridless.structures import Events
+
+# Layers that compute something else in training.
+_TRAINED = (BatchNorm, nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 
 
 class Prediction(NamedTuple):
@@ -49,7 +53,7 @@ class Stream:
         model = eager(model)
         _, _, self.sensor = input_stream(model)
         for name, module in model.named_modules():
-            if module.training:
+            if module.training and (module is model or isinstance(module, _TRAINED)):
                 what = f"module {name!r} of the network" if name else "the network"
                 raise ValueError(f"stream: {what} is in training mode: call model.eval() first")
         names = [features] if isinstance(features, str) else list(features)
