@@ -79,7 +79,8 @@ class PointConv(_Conv):
     features (S, in_channels) to (S', out_channels). `edges` names a line that makes edges; the vectors are divided by
     its radius (or by `radius`, for searches that have none). The basis is `Monomials(dim, 2)` unless given; see
     `gl.point_conv` for `falloff`, `normalise` and `order`. The weight (M, in_channels, out_channels) begins
-    uniform within +-sqrt(6 / (M (in_channels + out_channels))), the bias at zero.
+    uniform within +-sqrt(6 / (M (in_channels + out_channels))), the bias at zero; both are made on `device` and of
+    `dtype`.
     """
 
     def __init__(

@@ -40,6 +40,7 @@ class EventConv(nn.Module):
     of `decay_time`. The rate (U, V) is exp(log_rate), so it is positive. It begins spread evenly in logarithm from 1/4
     to 4 along v, so that a tap sees several time scales at once, or at 1 (`rates="ones"`, as the authors). With
     `rates="shared"` it is spread, and stays the same at all taps: a pixel then needs one trace for all that see it.
+    Parameters are made on `device` and of `dtype`.
     """
 
     def __init__(

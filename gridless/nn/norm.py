@@ -24,6 +24,7 @@ class BatchNorm(_BatchNorm):
     batches where `momentum` is None: running statistics are then the mean over all of them.
 
     `relu` is "before" for norm(relu(x)) and "after" for relu(norm(x)); without `affine` there is no weight and no bias.
+    Weight, bias and statistics are made on `device` and of `dtype`.
 
     Where `synchronised` is set (see `synchronise`), statistics are those of the rows of all processes together.
     """

@@ -240,11 +240,12 @@ def layers_of(model: nn.Module) -> list[str]:
 
     A network that sees a scene as a whole, or where in it a point is, is refused by the name of the layer.
     """
+    from gridless.nn.blocks import WideBlock
     from gridless.nn.conv import _Conv
     from gridless.nn.pool import _Pool
 
     for name, module in model.named_modules():
-        if isinstance(module, _Pool) or getattr(module, "coords", None) is True:
+        if isinstance(module, _Pool | WideBlock):
             why = "pools over the whole cloud" if isinstance(module, _Pool) else "sees absolute coordinates"
             raise ValueError(
                 f"{type(model).__name__} cannot label a scene tile by tile: {name or 'it'} {why}: use point_unet"
