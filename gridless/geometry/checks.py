@@ -102,7 +102,7 @@ def check_radius(what: str, radius: float, dtype: torch.dtype) -> float:
 
 
 def check_whole(what: str, name: str, value: object, least: int = 1) -> None:
-    """Refuse what is no whole number of at least so much."""
+    """Refuse what is no whole number of at least `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{what}: {name} must be a whole number of at least {least}, not {value!r}")
 
