@@ -372,7 +372,7 @@ def fewer_points(r: dict[str, Any]) -> Made:
     name = next(key for key in r["accuracy"] if key.startswith("by number"))
     rows = [[row["points"], *(100 * row[k] for k in list(row)[1:])] for row in r["accuracy"][name]]
     columns = ["points", *(f"{key}, %" for key in list(r["accuracy"][name][0])[1:])]
-    words = "Accuracy on held-out training clouds of ModelNet40; the authors' is on the test set."
+    words = "Accuracy on held-out clouds of networks that learned as the authors' did; theirs on the test set."
     return "Fewer points", f"{words} {origin(r['accuracy'])}", columns, rows
 
 

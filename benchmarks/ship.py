@@ -73,8 +73,9 @@ def tried(model: nn.Module, recipe: Recipe, data: Path, examples: int) -> tuple[
     Of a network that finds parts, instance and category mIoU instead, to a tenth of a percent.
     """
     whole = load_data(recipe, data, "train")
-    some = whole.take(torch.linspace(0, len(whole) - 1, min(examples, len(whole))).long())
-    batch = next(iter(some.take(torch.arange(min(64, len(some)))).loader(recipe, model.plan, train=False)))  # type: ignore
+    # Spread over the whole, as examples of a class follow each other.
+    some, few = (whole.take(torch.linspace(0, len(whole) - 1, min(n, len(whole))).long()) for n in (examples, 64))
+    batch = next(iter(few.loader(recipe, model.plan, train=False)))  # type: ignore
     if "parts" not in recipe.model:
         facts = multiply_adds(model, batch.geometry)
         if "multiply-adds of a prediction" in facts:

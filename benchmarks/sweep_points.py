@@ -32,10 +32,16 @@ TEST_MIX = {
     "bathtub": 50,
 }
 
+# Of modelnet40-small and modelnet40-plus.
+ADAMW = {"optimiser": "adamw", "learning_rate": 0.002, "epsilon": 1e-8, "l2": 0.0, "weight_decay": 0.05, "clip": 1.0,
+    "smoothing": 0.1}  # fmt: skip
+PLUS = {"shuffle": True, "drop": 0.25, "jitter": 0.005, "jitter_clip": 0.02, "scale": [0.67, 1.5], "stretch": True,
+    "mirror": True, "shift": 0.2}  # fmt: skip
+
 # name -> (recipe, changes)
 VARIANTS: dict[str, tuple[str, dict]] = {
+    "small": ("modelnet40-small", {}),
     "large": ("modelnet40-large", {}),
-    "large-full": ("modelnet40-large", {"augment__drop": 0.0}),
     "max": ("modelnet40-max", {}),
     "plus": ("modelnet40-plus", {}),
     "plus-wide": ("modelnet40-plus", {"model__width": 64}),
@@ -61,12 +67,12 @@ VARIANTS: dict[str, tuple[str, dict]] = {
     "plus-depthwise-4": ("modelnet40-plus", {"model__depthwise": 4.0, "model__drop_path": 0.15}),
     "plus-fine-path": ("modelnet40-plus", {"model__spacing": 0.06, "model__drop_path": 0.15, "epochs": 250}),
     "plus-long": ("modelnet40-plus", {"epochs": 300}),
-    "small-long": ("modelnet40-small", {"epochs": 500, "average": 0.999}),
-    "large-long": ("modelnet40-large", {"epochs": 500, "average": 0.999}),
-    "large-smooth": ("modelnet40-large", {"average": 0.999, "smoothing": 0.1, "augment__mirror": True}),
-    "large-smooth2": ("modelnet40-large", {"average": 0.999, "smoothing": 0.2, "augment__drop": 0.5}),
-    "small-smooth": ("modelnet40-small", {"average": 0.999, "smoothing": 0.1, "augment__mirror": True}),
-    "small-smooth2": ("modelnet40-small", {"average": 0.999, "smoothing": 0.1, "augment__drop": 0.5}),
+    "large-adamw": ("modelnet40-large", ADAMW),
+    "large-long": ("modelnet40-large", {"epochs": 720}),
+    "small-authors": ("modelnet40-large", {"model__model": "point_resnet_small"}),
+    "small-full": ("modelnet40-small", {"augment__drop": 0.25}),
+    "small-augment": ("modelnet40-small", {"augment": PLUS}),
+    "small-steep": ("modelnet40-small", {"learning_rate": 0.004}),
 }
 
 
