@@ -103,8 +103,9 @@ def time_surface(events: Events, decay: float, at: int | None = None) -> Tensor:
 
 def _whole(what: str, name: str, value: Any) -> int:
     """The value as an int; it may be written as a float, 2e3."""
+    whole: Any = int(value) if isinstance(value, float | np.floating) and value.is_integer() else value
     try:
-        return operator.index(int(value) if isinstance(value, float | np.floating) and value.is_integer() else value)
+        return operator.index(whole)
     except TypeError:
         raise TypeError(f"{what}: {name} must be a whole number, not {value!r}") from None
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from gridless import geometry
 from gridless.backends import backend_for, current, is_forced, uncompiled
 from gridless.geometry.checks import check_whole
-from gridless.geometry.farthest import check_size, check_start
+from gridless.geometry.farthest import Size, check_size, check_start
 from gridless.geometry.grid import KEEPS
 from gridless.geometry.rejection import ball_of_samples
 from gridless.geometry.taps import check_stride, coarser, reach_of
@@ -157,7 +157,7 @@ class Plan:
     def farthest_sample(
         self,
         cloud: Name,
-        size: int | float | Sequence[int],
+        size: Size,
         start: int = 0,
         near: Name | None = None,
         reject: bool = False,

@@ -149,13 +149,13 @@ class Edges(Structure):
     def to_torch_csr(self, values: Tensor | None = None) -> Tensor:
         """A torch.sparse_csr tensor (num_target, num_source), of ones unless values (E) are given."""
         end = len(self) - self.padding
-        values = torch.ones(end, device=self.device) if values is None else self._of_edges("to_torch_csr", values)
+        given = torch.ones(end, device=self.device) if values is None else self._of_edges("to_torch_csr", values)
         shape = (self.num_target, self.num_source)
         with warnings.catch_warnings():
             # PyTorch says of every such tensor that they are in beta, and 2.11 that checks are off, although we say so.
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
             warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
-            return torch.sparse_csr_tensor(self.splits, self.source[:end].long(), values, shape, check_invariants=False)
+            return torch.sparse_csr_tensor(self.splits, self.source[:end].long(), given, shape, check_invariants=False)
 
     def _of_edges(self, what: str, values: Any) -> Any:
         """Values of all edges, or of all but padding: without those of padding."""
