@@ -174,7 +174,7 @@ class Normalise(PointTransform):
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         from gridless.ops.segment_pool import segment_max, segment_mean
 
-        # In float64: sums of such numbers are beyond float32.
+        # In float64: float32 holds huge coordinates, and not their sum.
         middle = segment_mean(cloud.coords.double(), cloud.splits).to(cloud.coords.dtype)
         centred = cloud.coords - _at(cloud, middle)
         largest = segment_max(centred.abs().amax(1, keepdim=True), cloud.splits)
