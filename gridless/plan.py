@@ -23,7 +23,7 @@ from torch import Tensor
 from gridless import geometry
 from gridless.backends import backend_for, current, is_forced, uncompiled
 from gridless.geometry.checks import check_whole
-from gridless.geometry.farthest import check_size
+from gridless.geometry.farthest import Size, check_size, check_start
 from gridless.geometry.grid import KEEPS
 from gridless.geometry.rejection import ball_of_samples
 from gridless.geometry.taps import check_stride, coarser, reach_of
@@ -134,14 +134,14 @@ class Plan:
         if not 0 < radius < math.inf:
             raise ValueError(f"ball: radius must be positive and finite, not {radius}")
         if limit is not None:
-            check_whole("ball", "limit", limit)
+            limit = check_whole("ball", "limit", limit)
         settings = (("radius", float(radius)),) + ((("limit", limit),) if limit is not None else ())
         return self._edges(Step("ball", (source, target), settings), source, target, float(radius))
 
     def nearest(self, source: Name, target: Name, k: int) -> Name:
         """The k sources nearest to each target."""
         self._expect("nearest", "cloud", source=source, target=target)
-        check_whole("nearest", "k", k)
+        k = check_whole("nearest", "k", k)
         return self._edges(Step("nearest", (source, target), (("k", k),)), source, target, None)
 
     def rejection_sample(self, near: Name) -> Name:
@@ -157,7 +157,7 @@ class Plan:
     def farthest_sample(
         self,
         cloud: Name,
-        size: int | float | Sequence[int],
+        size: Size,
         start: int = 0,
         near: Name | None = None,
         reject: bool = False,
@@ -172,7 +172,7 @@ class Plan:
             reject: rejection sampling over `near` first.
         """
         self._expect("farthest_sample", "cloud", cloud=cloud)
-        check_size(size.tolist() if isinstance(size, np.ndarray) else size, "farthest_sample")
+        size = check_size(size, "farthest_sample")
         if near is not None:
             self._expect("farthest_sample", "edges", near=near)
         if near is not None and not near.source == near.target == cloud:
@@ -181,7 +181,7 @@ class Plan:
             raise ValueError("farthest_sample: reject=True needs near, a search of the cloud in itself")
         inputs = (cloud,) if near is None else (cloud, near)
         size = size if isinstance(size, (int, float)) else tuple(map(int, size))
-        settings: tuple[tuple[str, Any], ...] = (("size", size), ("start", start))
+        settings: tuple[tuple[str, Any], ...] = (("size", size), ("start", check_start(start)))
         return self._cloud(
             Step("farthest_sample", inputs, settings + ((("reject", True),) if reject else ())), cloud.dim
         )

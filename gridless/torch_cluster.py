@@ -117,7 +117,7 @@ def knn_graph(
 
     `flow` is "source_to_target" for (neighbours, centres), or "target_to_source" for (centres, neighbours).
     """
-    check_whole("knn_graph", "k", k, least=0)
+    k = check_whole("knn_graph", "k", k, least=0)
     edges, distance = knn(x, x, k if loop else k + 1, batch, batch, cosine, 1, batch_size, return_distances=True)
     if not loop:
         others = _others(edges, k, len(x))
@@ -195,7 +195,7 @@ def radius_by_splits(
     ignore_same_index: bool = False,
 ) -> Tensor:
     if max_num_neighbors is not None:
-        check_whole("radius", "max_num_neighbors", max_num_neighbors, least=0)
+        max_num_neighbors = check_whole("radius", "max_num_neighbors", max_num_neighbors, least=0)
     source, target, splits_x, splits_y = _points("radius", x, y, splits_x, splits_y)
     limit = max_num_neighbors if max_num_neighbors is None or not ignore_same_index else max_num_neighbors + 1
     # The ball has its surface, theirs has not: the next smaller number is the largest distance inside.
@@ -274,7 +274,7 @@ def _nearest(
     x: Tensor, y: Tensor, splits_x: Tensor | None, splits_y: Tensor | None, k: int, cosine: bool
 ) -> tuple[Tensor, Tensor]:
     """Edges (2, E), rows of y above, of one row the nearest first, and their squared distances, or 1 - cos."""
-    check_whole("knn", "k", k)
+    k = check_whole("knn", "k", k)
     source, target, splits_x, splits_y = _points("knn", x, y, splits_x, splits_y)
     if cosine:
         source, target = (torch.nn.functional.normalize(v, dim=1) for v in (source, target))

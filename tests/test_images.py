@@ -57,6 +57,21 @@ def test_time_surfaces_fade():
         gl.time_surface(FEW, 0)
 
 
+def test_whole_numbers_may_be_written_as_floats_and_others_are_refused():
+    assert gl.frames(FEW, count=2.0).equal(gl.frames(FEW, count=2))  # type: ignore[arg-type]
+    assert gl.frames(FEW, duration=4e2).equal(gl.frames(FEW, duration=400))  # type: ignore[arg-type]
+    assert gl.voxel_grid(FEW, np.float32(3)).equal(gl.voxel_grid(FEW, np.int64(3)))  # type: ignore[arg-type]
+    assert gl.time_surface(FEW, 1000, at=1e2).equal(gl.time_surface(FEW, 1000, at=100))  # type: ignore[arg-type]
+    for made, words in (
+        (lambda: gl.frames(FEW, count=2.5), "frames: count must be a whole number, not 2.5"),
+        (lambda: gl.frames(FEW, duration=float("nan")), "frames: duration must be a whole number, not nan"),
+        (lambda: gl.voxel_grid(FEW, "3"), "voxel_grid: bins must be a whole number, not '3'"),
+        (lambda: gl.time_surface(FEW, 1000, at=2000.5), "time_surface: at must be a whole number, not 2000.5"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            made()
+
+
 def test_padding_and_empty_recordings_count_nothing():
     padded = gl.structures.pad(gl.collate([FEW, FEW[:0]]), "power_of_two")
     assert gl.frames(padded).sum((1, 2, 3, 4)).tolist() == [4, 0]

@@ -233,11 +233,18 @@ def test_numbers_of_neighbours_and_samples_are_checked_where_they_are_written():
     for k in (0, 2.5, True, "3"):
         with pytest.raises(ValueError, match="nearest: k must be a whole number of at least 1, not"):
             plan.nearest(cloud, cloud, k)
+    for start in (-1, 0.5, True):
+        with pytest.raises(ValueError, match="farthest_sample: start must be a whole number of at least 0, not"):
+            plan.farthest_sample(cloud, 3, start=start)
     for size in (-3, 1.5, "5", True):
         with pytest.raises((TypeError, ValueError), match=r"farthest_sample: (size|a fraction) must"):
             plan.farthest_sample(cloud, size)
     assert len(plan.steps) == 1
     assert plan.farthest_sample(cloud, np.array([3, 2])) == plan.farthest_sample(cloud, [3, 2])
+    assert plan.farthest_sample(cloud, np.int64(3), np.int64(1)) == plan.farthest_sample(cloud, 3, 1)
+    assert plan.farthest_sample(cloud, np.float32(0.3)) == plan.farthest_sample(cloud, 0.3)
+    assert plan.nearest(cloud, cloud, np.int64(3)) == plan.nearest(cloud, cloud, 3)
+    assert plan.ball(cloud, cloud, 0.5, np.int32(3)) == plan.ball(cloud, cloud, 0.5, 3)
 
 
 def test_a_geometry_is_no_input_of_a_plan():

@@ -174,7 +174,9 @@ class Normalise(PointTransform):
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         from gridless.ops.segment_pool import segment_max, segment_mean
 
-        centred = cloud.coords - _at(cloud, segment_mean(cloud.coords, cloud.splits))
+        # In float64: float32 holds huge coordinates, and not their sum.
+        middle = segment_mean(cloud.coords.double(), cloud.splits).to(cloud.coords.dtype)
+        centred = cloud.coords - _at(cloud, middle)
         largest = segment_max(centred.abs().amax(1, keepdim=True), cloud.splits)
         # Squares of such numbers are beyond those of float32.
         odd = (largest > 0) & ((largest < 1e-15) | (largest > 1e15))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 import struct
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -101,10 +103,15 @@ def check_radius(what: str, radius: float, dtype: torch.dtype) -> float:
     return rounded
 
 
-def check_whole(what: str, name: str, value: object, least: int = 1) -> None:
-    """Refuse what is no whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def check_whole(what: str, name: str, value: Any, least: int = 1) -> int:
+    """The value, NumPy's too, as an int; refuse what is no whole number of at least `least`."""
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        whole = least - 1
+    if isinstance(value, bool) or whole < least:
         raise ValueError(f"{what}: {name} must be a whole number of at least {least}, not {value!r}")
+    return whole
 
 
 def check_edge_count(what: str, count: int) -> None:

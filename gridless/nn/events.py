@@ -30,6 +30,9 @@ Memory = dict[nn.Module, Any]
 # What an event still counts after three times its decay time: a cell of a grid that holds less is as good as empty.
 LEFT = 0.05
 
+# When the window of a stream begins that has had no event.
+NEVER = 2**63 - 1
+
 
 class EventConv(nn.Module):
     """out_i = bias + sum over u, v and the events j seen at tap u of exp(-rate_uv age_ij) features_j weight_uv.
@@ -193,7 +196,7 @@ class DownConv(nn.Module):
 
 
 class VoxelMemory(NamedTuple):
-    """Sums (cells, C) and counts (cells) int64 of the window that begins at `start` (B) int64."""
+    """Sums (cells, C) and counts (cells) int64 of the window that begins at `start` (B) int64, or at `NEVER`."""
 
     total: Tensor
     count: Tensor
@@ -227,20 +230,22 @@ class VoxelMean(nn.Module):
             return voxel_mean(features, cell, math.prod(shape[:4])).view(shape)
         mine = memory.get(self)
         if mine is None:
-            total = features.new_zeros(math.prod(shape[:4]), shape[4])
+            wide = torch.promote_types(features.dtype, torch.float32)
+            total = features.new_zeros(math.prod(shape[:4]), shape[4], dtype=wide)
             mine = VoxelMemory(total, torch.zeros(len(total), dtype=torch.int64, device=total.device), start)
         kept = cell >= 0
         count = mine.count + torch.bincount(cell[kept], minlength=len(mine.count))
-        total = mine.total.index_add(0, cell[kept], features[kept])
-        memory[self] = VoxelMemory(total, count, mine.start)
-        return (total / count.clamp(min=1)[:, None]).view(shape)
+        total = mine.total.index_add(0, cell[kept], features[kept].to(mine.total.dtype))
+        memory[self] = VoxelMemory(total, count, start)
+        return (total / count.clamp(min=1)[:, None]).to(features.dtype).view(shape)
 
     def restart(self, memory: Memory) -> None:
         """Forget the window, and begin the next one where it ends."""
         mine: VoxelMemory | None = memory.get(self)
         if mine is not None and self.duration is not None:
             nothing = torch.zeros_like(mine.total), torch.zeros_like(mine.count)
-            memory[self] = VoxelMemory(*nothing, mine.start + self.duration)
+            start = torch.where(mine.start == NEVER, NEVER, mine.start + self.duration)
+            memory[self] = VoxelMemory(*nothing, start)
 
     def _window(self, clock: Events, memory: Memory | None) -> tuple[Tensor, Tensor]:
         """When the window of each recording begins (B), and how long it is (B), in microseconds."""
@@ -250,7 +255,9 @@ class VoxelMean(nn.Module):
         if self.duration is None:
             raise ValueError("the voxel head of this network waits for the end of the recording: give it a duration")
         mine: VoxelMemory | None = None if memory is None else memory.get(self)
-        start = _ends(clock)[0] if mine is None else mine.start
+        start = torch.where(clock.sizes > 0, _ends(clock)[0], NEVER)
+        if mine is not None:
+            start = torch.where(mine.start == NEVER, start, mine.start)
         return start, torch.full_like(start, self.duration)
 
     def _cell(self, events: Events, start: Tensor, span: Tensor) -> Tensor:
@@ -329,7 +336,7 @@ class LeakyCount(nn.Module):
         one = 2.0 ** min(42, 62 - len(events).bit_length())
         whole = (share * one).round().long() * (events.example < count)[:, None]
         total = torch.zeros(2 * count * height * width, len(rate), dtype=torch.int64, device=events.device)
-        total = total.index_add_(0, at, whole).view(count, -1, channels).double() / one
+        total = total.index_add_(0, at, whole).view(count, height * width, channels).double() / one
         if before is not None:
             left = torch.exp((before.time - now).double()[:, None, None] * rate.repeat(2))
             total = total + before.total * left
@@ -387,7 +394,8 @@ class LeakyMean(nn.Module):
 
     def forward(self, features: Tensor, geometry: Geometry, memory: Memory | None = None) -> Tensor:
         events = geometry[self.stream]
-        counted = torch.cat([features.to(self.log_rate.dtype), features.new_ones(len(features), 1)], 1)  # (S, C + 1)
+        features = features.to(self.log_rate.dtype)
+        counted = torch.cat([features, features.new_ones(len(features), 1)], 1)  # (S, C + 1)
         if memory is None:
             total = event_gather(counted, self.log_rate.exp(), events, self.decay_time)
         else:

@@ -59,13 +59,14 @@ class MeanPool(_Pool):
         new = segment_mean(features, self._points(features, geometry).splits)
         if memory is None:
             return new
-        count, before = geometry[self.cloud].sizes[:, None], memory.get(self)
+        wide = torch.promote_types(new.dtype, torch.float32)
+        mean, count, before = new.to(wide), geometry[self.cloud].sizes[:, None], memory.get(self)
         if before is not None:
             total = before.count + count
             # Towards the mean of the packet, by its share of all events.
-            new, count = before.value + (new - before.value) * (count.to(new.dtype) / total.clamp(min=1)), total
-        memory[self] = PoolMemory(new, count)
-        return new
+            mean, count = before.value + (mean - before.value) * (count.to(wide) / total.clamp(min=1)), total
+        memory[self] = PoolMemory(mean, count)
+        return mean.to(new.dtype)
 
 
 class Spread(_Pool):
@@ -73,6 +74,4 @@ class Spread(_Pool):
 
     def forward(self, values: Tensor, geometry: Geometry) -> Tensor:
         cloud = geometry[self.cloud]
-        # Times the size of an example, float16 would overflow.
-        wide = values.to(torch.promote_types(values.dtype, torch.float32))
-        return segment_spread(wide * cloud.sizes[:, None], cloud.splits, len(cloud)).to(values.dtype)
+        return segment_spread(values, cloud.splits, len(cloud))

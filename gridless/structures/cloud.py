@@ -166,8 +166,9 @@ class Cloud(Ragged):
         many = [] if self.num_examples == 1 else [f"{self.num_examples:,} examples"]
         dtype = str(self.coords.dtype).removeprefix("torch.")
         words = [*many, f"{len(self) - self.padding:,} points in {self.dim}-D", dtype]
-        if self._readable():
-            ends = (self.coords.detach().amin(0).tolist(), self.coords.detach().amax(0).tolist())
+        if self._readable() and len(self) > self.padding:
+            real = self.coords.detach()[: len(self) - self.padding]
+            ends = (real.amin(0).tolist(), real.amax(0).tolist())
             words.append("from ({}) to ({})".format(*(", ".join(f"{v:.3g}" for v in end) for end in ends)))
         return words + ([f"sampled from {self.num_parent:,}"] if self.parent_index is not None else [])
 

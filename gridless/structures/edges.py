@@ -76,7 +76,9 @@ class Edges(Structure):
         count = len(self) - self.padding
         words = [f"{count:,} edges from {self.num_source:,} sources to {self.num_target:,} targets"]
         if self._readable() and self.num_target:
-            words.append(f"{count / self.num_target:.1f} each, {int(self.counts.max()):,} at most")
+            # Padding has no edges, and comes last.
+            targets = int((self.splits < count).sum()) if self.padding else self.num_target
+            words.append(f"{count / max(targets, 1):.1f} each, {int(self.counts.max()):,} at most")
         words += [f"limit {self.limit}"] if self.limit is not None else []
         return words + (["symmetric"] if self.symmetric else [])
 
@@ -117,6 +119,8 @@ class Edges(Structure):
         """From PyG's edge_index, in any order; repeated edges are kept."""
         if edge_index.ndim != 2 or edge_index.shape[0] != 2:
             raise ValueError(f"edge_index must be (2, E), not {tuple(edge_index.shape)}")
+        if edge_index.is_floating_point() and edge_index.numel():
+            raise TypeError(f"edge_index must be whole numbers of rows, not {edge_index.dtype}: convert with .long()")
         source, target = edge_index.long()
         if len(target) and not (int(target.min()) >= 0 and int(target.max()) < num_target):
             raise ValueError(f"edge_index: targets run from {target.min()} to {target.max()} of {num_target}")
@@ -131,7 +135,7 @@ class Edges(Structure):
         """A SciPy CSR matrix (num_target, num_source), of ones unless values (E) are given."""
         csr_array = package("scipy.sparse", "to_scipy", "scipy").csr_array
         end = len(self) - self.padding
-        values = np.ones(end, np.float32) if values is None else np.asarray(values)
+        values = np.ones(end, np.float32) if values is None else self._of_edges("to_scipy", np.asarray(values))
         return csr_array(
             (values, self.source[:end].cpu().numpy(), self.splits.cpu().numpy()), (self.num_target, self.num_source)
         )
@@ -145,13 +149,20 @@ class Edges(Structure):
     def to_torch_csr(self, values: Tensor | None = None) -> Tensor:
         """A torch.sparse_csr tensor (num_target, num_source), of ones unless values (E) are given."""
         end = len(self) - self.padding
-        values = torch.ones(end, device=self.device) if values is None else values
+        given = torch.ones(end, device=self.device) if values is None else self._of_edges("to_torch_csr", values)
         shape = (self.num_target, self.num_source)
         with warnings.catch_warnings():
             # PyTorch says of every such tensor that they are in beta, and 2.11 that checks are off, although we say so.
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
             warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
-            return torch.sparse_csr_tensor(self.splits, self.source[:end].long(), values, shape, check_invariants=False)
+            return torch.sparse_csr_tensor(self.splits, self.source[:end].long(), given, shape, check_invariants=False)
+
+    def _of_edges(self, what: str, values: Any) -> Any:
+        """Values of all edges, or of all but padding: without those of padding."""
+        end = len(self) - self.padding
+        if len(values) not in (end, len(self)):
+            raise ValueError(f"{what}: {len(values)} values for {end} edges: give one for each")
+        return values[:end]
 
     @classmethod
     def from_torch_csr(cls, matrix: Tensor) -> Edges:

@@ -82,7 +82,9 @@ class Geometry(Mapping[str, Structure]):
 
     @property
     def device(self) -> torch.device:
-        return next(iter(self._values.values())).device
+        for value in self._values.values():
+            return value.device
+        raise ValueError("this geometry is empty: it is on no device")
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor of every structure, those included that were derived from others and are kept beside them."""
@@ -91,6 +93,12 @@ class Geometry(Mapping[str, Structure]):
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Geometry:
         return Geometry({n: v.to(device, non_blocking=non_blocking) for n, v in self._values.items()}, self._lines)
+
+    def cpu(self) -> Geometry:
+        return self.to("cpu")
+
+    def cuda(self) -> Geometry:
+        return self.to("cuda")
 
     def pin_memory(self) -> Geometry:
         return Geometry({n: v.pin_memory() for n, v in self._values.items()}, self._lines)

@@ -152,7 +152,7 @@ def test_jitter_in_a_ball_of_any_size_is_finite(sigma, clip, most):
     assert bool(moved.any()) == bool(sigma and clip)
 
 
-@pytest.mark.parametrize("unit", [1e-25, 1e-30, 1e25])
+@pytest.mark.parametrize("unit", [1e-25, 1e-30, 1e25, 1e38])
 def test_normalise_takes_any_unit(unit):
     points = torch.rand(20, 3, generator=generator())
     torch.testing.assert_close(P.Normalise()(points * unit), P.Normalise()(points), rtol=1e-4, atol=1e-5)

@@ -8,6 +8,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from clouds import crowded
@@ -283,6 +284,7 @@ def test_refuses_limits(limit: object) -> None:
     x = cloud([5], 3, torch.float32, 0)
     with pytest.raises(ValueError, match="limit"):
         gl.ball(x, x, 0.5, limit=limit)
+    assert torch.equal(gl.ball(x, x, 0.5, limit=np.int64(2)).source, gl.ball(x, x, 0.5, limit=2).source)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from clouds import crowded, lattice, scattered, ugly
@@ -190,7 +191,23 @@ def test_sizes_that_make_no_sense_are_refused(size):
             sample(cloud, size)
 
 
-@pytest.mark.parametrize("start", [-1, 10, 0.5, None])
+def test_numbers_of_numpy_are_numbers():
+    cloud = gl.Cloud.of(scattered(10, 3))
+    for size in (
+        np.int64(3),
+        np.uint8(3),
+        np.array(3),
+        np.array([3]),
+        np.float32(0.3),
+        np.float64(0.3),
+        np.float16(0.3),
+    ):
+        taken = gl.farthest_sample(cloud, size, start=np.int64(1)).parent_index
+        assert torch.equal(taken, gl.farthest_sample(cloud, 3, start=1).parent_index)
+        assert len(gl.random_sample(cloud, size)) == 3
+
+
+@pytest.mark.parametrize("start", [-1, 10, 0.5, None, True])
 def test_start_must_be_a_row(start):
     with pytest.raises(ValueError, match="start"):
         gl.farthest_sample(gl.Cloud.of([scattered(30, 3), scattered(10, 3)]), 3, start=start)

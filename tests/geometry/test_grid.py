@@ -137,6 +137,8 @@ def test_a_plan_samples_by_cells():
         ({"cell": "0.1"}, "cell must be a positive number"),
         ({"cell": 0.1, "keep": "last"}, "keep must be one of"),
         ({"cell": 0.1, "rows": {"height": "most"}}, "one whole number a point"),
+        ({"cell": 0.1, "rows": {"wave": "mean"}}, "rows 'wave' are complex: use kept"),
+        ({"cell": 0.1, "rows": {"wave": "most"}}, "rows 'wave' are complex: use kept"),
         ({"cell": 0.1, "rows": {"height": "sum"}}, "choose one of kept, mean, most"),
         ({"cell": 1e-18}, "too small to be counted"),
         ({"cell": 0.1, "origin": [0.0, float("nan"), 0.0]}, r"origin must be 3 finite numbers, not \[0.0, nan, 0.0\]"),
@@ -145,7 +147,7 @@ def test_a_plan_samples_by_cells():
     ],
 )
 def test_refuses_by_name(arguments, error):
-    cloud = gl.Cloud.of(scattered(5, 3) + 1, height=torch.rand(5))
+    cloud = gl.Cloud.of(scattered(5, 3) + 1, height=torch.rand(5), wave=torch.rand(5, dtype=torch.complex64))
     with pytest.raises(ValueError, match=error):
         gl.grid_sample(cloud, **arguments)
 

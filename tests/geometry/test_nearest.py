@@ -136,6 +136,9 @@ def test_k_must_be_a_whole_number(k):
     cloud = gl.Cloud.of(scattered(5, 3))
     with pytest.raises(ValueError, match="k must be a whole number"):
         gl.nearest(cloud, cloud, k)
+    edges = gl.nearest(cloud, cloud, np.int64(3))
+    assert torch.equal(edges.source, gl.nearest(cloud, cloud, 3).source)
+    assert type(edges.limit) is int
 
 
 def test_points_that_are_not_finite_are_named():

@@ -1,4 +1,4 @@
-"""Layers on events under torch.compile."""
+"""Layers on events: what they take and remember, and under torch.compile."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import gridless as gl
-from gridless.nn import EventConv, LeakyMean, PolarityConv
-from tests.streams import stream
+from gridless.nn import EventConv, LeakyMean, PolarityConv, VoxelMean
+from tests.streams import of, stream
 
 SENSOR = (6, 5)
 
@@ -60,3 +60,49 @@ def test_a_network_compiles_whole(window):
     for found, right in zip(grads, wanted, strict=True):
         torch.testing.assert_close(found, right)
         assert right.abs().max() > 0
+
+
+def test_a_window_begins_at_the_first_event_of_its_stream():
+    """After packets without one, and of a batch for each stream by itself."""
+    plan = gl.Plan()
+    camera = plan.events(SENSOR)
+    mean = VoxelMean(camera, camera, 2, duration=1000)
+    early, late = of([(1, 1)] * 3, [100, 150, 700], SENSOR), of([(2, 3)] * 3, [5000, 5100, 5600], SENSOR)
+    nothing, values = of([], [], SENSOR), torch.randn(3, 4)
+    memory: dict = {}
+    mean(values[:0], plan(gl.collate([nothing, nothing])), memory)
+    mean(values, plan(gl.collate([early, nothing])), memory)
+    found = mean(values, plan(gl.collate([nothing, late])), memory)
+    assert torch.equal(found, torch.cat([mean(values, plan(events)) for events in (early, late)]))
+
+    waiting: dict = {}
+    mean(values[:0], plan(nothing), waiting)
+    mean.restart(waiting)
+    assert torch.equal(mean(values, plan(late), waiting), mean(values, plan(late)))
+
+
+def test_means_of_a_window_are_summed_in_float32():
+    plan = gl.Plan()
+    camera = plan.events(SENSOR)
+    mean = VoxelMean(camera, camera, 1, duration=10**6)
+    values, geometry = torch.full((20_000, 1), 10.1).half(), plan(of([(0, 0)] * 20_000, range(20_000), SENSOR))
+    memory: dict = {}
+    assert torch.equal(mean(values, geometry, memory), mean(values, geometry))
+    assert mean(values, geometry, memory).dtype == torch.float16
+
+
+def test_leaky_means_take_features_of_any_precision():
+    plan = gl.Plan()
+    camera = plan.events(SENSOR)
+    mean, events = LeakyMean(camera, 100.0), stream((20,), SENSOR)
+    values = torch.randn(20, 3)
+    assert torch.equal(mean(values.double(), plan(events)), mean(values, plan(events)))
+    assert torch.equal(mean(values.double(), plan(events), {}), mean(values, plan(events), {}))
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_a_batch_without_recordings_has_no_counts(fit):
+    camera = gl.Plan().events(SENSOR)
+    none = torch.zeros(0, dtype=torch.int64)
+    events = gl.Events(none.view(0, 2).int(), none, none.bool(), torch.zeros(1, dtype=torch.int64), SENSOR)
+    assert gl.nn.LeakyCount(camera, 2, [100.0], fit=fit)(gl.Geometry({"X0": events})).shape == (0, 1, 3, 3, 2)

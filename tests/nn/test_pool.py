@@ -7,6 +7,7 @@ import torch
 
 import gridless as gl
 from gridless.nn.pool import MaxPool, MeanPool, Spread
+from tests.streams import of
 
 
 @pytest.mark.parametrize("layer", [MaxPool, MeanPool])
@@ -46,6 +47,31 @@ def test_large_examples_are_spread_in_float16(points):
     made = spread(torch.full((1, 2), 10.0, dtype=torch.float16), plan(torch.zeros(points, 3)))
     assert made.dtype == torch.float16
     assert made.unique().tolist() == [10.0]
+
+
+def test_spread_values_are_those_given_and_their_gradient_is_the_sum():
+    plan = gl.Plan()
+    spread = Spread(plan.points(dim=3))
+    batch = gl.collate([plan(torch.rand(n, 3)) for n in (49, 70_000)], bucket="power_of_two")
+    values = torch.tensor([[0.1, 3e38], [0.7, -1e-38]], requires_grad=True)
+    made = spread(values, batch)
+    assert torch.equal(made[:49], values[:1].expand(49, -1))
+    assert torch.equal(made[49:70_049], values[1:].expand(70_000, -1))
+    assert (made[70_049:] == 0).all()
+    weight = torch.full_like(made, 2.0)
+    weight[70_049:] = torch.nan
+    (gradient,) = torch.autograd.grad(made, values, weight)
+    assert gradient.tolist() == [[98.0, 98.0], [140_000.0, 140_000.0]]
+
+
+def test_a_mean_over_packets_outlives_what_float16_can_count():
+    plan = gl.Plan()
+    pool = MeanPool(plan.events((4, 4)))
+    geometry = plan(of([(0, 0)] * 70_000, range(70_000), (4, 4)))
+    memory: dict = {}
+    means = [pool(torch.full((70_000, 1), float(i)).half(), geometry, memory) for i in range(3)]
+    assert [float(mean) for mean in means] == [0.0, 0.5, 1.0]
+    assert means[-1].dtype == torch.float16
 
 
 @pytest.mark.parametrize("layer", [MaxPool, MeanPool])

@@ -62,6 +62,16 @@ def test_a_large_mean_does_not_drown_the_variance(device, dtype):
     assert y.dtype == dtype
 
 
+def test_what_a_relu_before_cuts_off_has_no_gradient_in_bfloat16(device):
+    generator = torch.Generator().manual_seed(3)
+    x, grad = torch.randn(2, 64, 4, generator=generator).to(device, torch.bfloat16)
+    exact, x = x.double().requires_grad_(), x.requires_grad_()
+    batch_norm(x, before=True).backward(grad)
+    formula(exact, 64, None, None, 1e-3, True, False)[0].backward(grad.double())
+    assert (x.grad[x < 0] == 0).all()
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=2e-2, atol=2e-2)
+
+
 def test_padding_is_not_read(device):
     x = torch.randn(64, 4, device=device)
     x[40:] = torch.nan

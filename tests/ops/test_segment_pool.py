@@ -7,7 +7,7 @@ import torch
 
 import gridless as gl
 from gridless.ops import segment_pool
-from gridless.ops.segment_pool import segment_max, segment_mean
+from gridless.ops.segment_pool import segment_max, segment_mean, segment_spread
 
 # Empty examples first, in the middle and last; a single row; one that spans several row blocks; padding behind it all.
 SPLITS = [0, 0, 5, 5, 6, 46, 46]
@@ -58,6 +58,15 @@ def test_gradients_and_second_derivatives_are_right(device, pool):
     splits = torch.tensor([0, 0, 3, 4], device=device)
     assert torch.autograd.gradcheck(lambda x: pool(x, splits), features)
     assert torch.autograd.gradgradcheck(lambda x: pool(x, splits) ** 2, features)
+
+
+def test_spread_rows_and_their_derivatives_are_right(device):
+    values = torch.randn(3, 2, dtype=torch.float64, device=device, requires_grad=True)
+    splits = torch.tensor([0, 0, 3, 4], device=device)
+    assert torch.equal(segment_spread(values, splits, 6)[:4], values[[1, 1, 1, 2]])
+    assert (segment_spread(values, splits, 6)[4:] == 0).all()
+    assert torch.autograd.gradcheck(lambda x: segment_spread(x, splits, 6), values)
+    assert torch.autograd.gradgradcheck(lambda x: segment_spread(x, splits, 6) ** 2, values)
 
 
 def test_the_gradient_of_a_tied_maximum_goes_to_the_first_row(device):

@@ -33,6 +33,11 @@ def test_averages_the_rows_of_each_cell(device, dtype, index):
         torch.testing.assert_close(mean[v].double(), expected, rtol=tolerance, atol=tolerance)
 
 
+def test_cells_of_many_rows_keep_their_digits():
+    features = torch.full((1_000_000, 1), 0.1)
+    assert float(voxel_mean(features, torch.zeros(len(features), dtype=torch.int64), 1)) == float(features[0])
+
+
 def test_rows_without_a_cell_are_not_read(device):
     features, cell = rows(device)
     features[cell < 0] = torch.nan

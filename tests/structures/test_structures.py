@@ -215,6 +215,9 @@ def test_an_edge_index_out_of_range_is_refused(pairs):
         gl.Edges.from_edge_index(torch.tensor(pairs), 5, 5)
     with pytest.raises(ValueError, match=r"\(2, E\)"):
         gl.Edges.from_edge_index(torch.zeros(3, 4), 5, 5)
+    with pytest.raises(TypeError, match=r"whole numbers of rows, not torch.float32: convert with .long\(\)"):
+        gl.Edges.from_edge_index(torch.tensor(pairs) + 0.7, 5, 5)
+    assert len(gl.Edges.from_edge_index(torch.empty(2, 0), 5, 5)) == 0
 
 
 def test_scipy_there_and_back():
@@ -241,6 +244,21 @@ def test_torch_csr_there_and_back():
     back = gl.Edges.from_torch_csr(matrix)
     assert torch.equal(back.splits, edges.splits)
     assert torch.equal(back.source, edges.source)
+
+
+def test_values_of_padded_edges_leave_out_padding():
+    edges = edges_of(10, 0, 7)
+    padded = gl.structures.pad(edges, [len(edges) + 9])
+    assert padded.padding == 9
+    values = torch.arange(len(padded)).double()
+    expected = edges.to_torch_csr(values[: len(edges)]).to_dense()
+    for given in (values, values[: len(edges)]):
+        for dense in (padded.to_torch_csr(given).to_dense(), torch.from_numpy(padded.to_scipy(given).toarray())):
+            assert torch.equal(dense[:17, :17], expected)
+            assert dense.sum() == expected.sum()
+    for wrong in (padded.to_torch_csr, padded.to_scipy):
+        with pytest.raises(ValueError, match=f"{wrong.__name__}: 3 values for {len(edges)} edges: give one for each"):
+            wrong(values[:3])
 
 
 def test_torch_csr_comes_without_a_warning(recwarn):
@@ -273,6 +291,14 @@ def assert_same(a: gl.Geometry, b: gl.Geometry) -> None:
                 assert torch.equal(value, getattr(b[name], field)), (name, field)
             elif field != "_kept":
                 assert value == getattr(b[name], field), (name, field)
+
+
+def test_a_geometry_moves_as_structures_do_and_an_empty_one_is_nowhere():
+    made = geometry(20)
+    assert made.cpu().device == torch.device("cpu")
+    assert_same(made.cpu(), made)
+    with pytest.raises(ValueError, match="this geometry is empty: it is on no device"):
+        _ = gl.Geometry({}).device
 
 
 def test_a_geometry_is_a_mapping_that_knows_its_names():
@@ -565,6 +591,11 @@ def test_reprs_say_what_is_inside():
     assert repr(events) == "Events(2 events, 4 x 3 pixels, 0.25 s from 500 us on, 50% ON, cpu)"
     assert repr(gl.collate([points, points], "power_of_two")).startswith("Cloud(2 examples, 4 points")
     assert "1 rows of padding" in repr(gl.structures.pad(gl.Cloud.of(torch.rand(3, 3)), "power_of_two"))
+    padded = gl.structures.pad(gl.Cloud.of(torch.rand(3, 3) + 1), "power_of_two")
+    assert "from (1" in repr(padded)
+    assert "from" not in repr(gl.structures.pad(gl.Cloud.of(torch.zeros(0, 3)), [2]))
+    few = gl.Edges(torch.tensor([0, 2, 3, 3, 3]), torch.tensor([0, 1, 1, 3, 3]), 4, padding=2)
+    assert "3 edges from 4 sources to 4 targets, 1.5 each, 2 at most" in repr(few)
     nothing = gl.Cloud.of(torch.zeros(0, 3))
     assert repr(nothing) == "Cloud(0 points in 3-D, float32, cpu)"
 

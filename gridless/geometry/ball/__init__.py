@@ -31,7 +31,7 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None = None) 
         raise TypeError(f"ball: radius must be a number, such as 0.1, in the units of the points, not {radius!r}")
     radius = check_radius("ball", radius, source.coords.dtype)
     if limit is not None:
-        check_whole("ball", "limit", limit)
+        limit = check_whole("ball", "limit", limit)
     splits, index = implementation(reference, source.device).ball(source, target, radius, limit)
     return Edges.made(
         splits=splits,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gridless import backends
-from gridless.geometry.checks import check_cloud, check_near
+from gridless.geometry.checks import check_cloud, check_near, check_whole
 from gridless.geometry.farthest import reference
 from gridless.structures import Cloud, Edges
 
-Size = int | float | Sequence[int] | Tensor
+Size = int | float | Sequence[int] | np.ndarray | Tensor
 
 
 @backends.uncompiled
@@ -44,7 +45,7 @@ def farthest_sample(cloud: Cloud, size: Size, start: int = 0, near: Edges | None
         Cloud of the samples in the order in which they were taken, with their rows and `parent_index`.
     """
     check_cloud("farthest_sample", cloud)
-    sizes = sample_sizes(cloud, size, "farthest_sample")
+    sizes, start = sample_sizes(cloud, size, "farthest_sample"), check_start(start)
     if near is not None:
         check_near("farthest_sample", cloud, near)
     elif reject:
@@ -75,8 +76,7 @@ def random_sample(cloud: Cloud, size: Size, generator: torch.Generator | None = 
 
 def sample_sizes(cloud: Cloud, size: Size, what: str) -> Tensor:
     """Samples of each example (B) int64, never more than it has points."""
-    have = cloud.sizes
-    check_size(size, what)
+    have, size = cloud.sizes, check_size(size, what)
     if isinstance(size, float):
         # 0.07 * 100 is a little above 7 in floating point, and must not become 8.
         return torch.minimum(torch.ceil(have.double() * size - 1e-9).long().clamp(min=1), have)
@@ -93,19 +93,28 @@ def sample_sizes(cloud: Cloud, size: Size, what: str) -> Tensor:
     return torch.minimum(each.to(have.device, torch.int64), have)
 
 
-def check_size(size: Size, what: str) -> None:
-    """Refuse what no cloud can give so many samples of."""
+def check_size(size: Size, what: str) -> int | float | Sequence[int] | Tensor:
+    """The size, NumPy's as Python's; refuse what no cloud can give so many samples of."""
+    if isinstance(size, np.floating):
+        # As it is written: float32's 0.3 is a little more, and of ten points would be four.
+        size = float(str(size))
+    elif isinstance(size, np.generic | np.ndarray):
+        size = size.tolist()
     if isinstance(size, bool) or not isinstance(size, (int, float, Sequence, Tensor)) or isinstance(size, str):
         raise TypeError(f"{what}: size must be a number, a fraction or one number per example, not {size!r}")
     if isinstance(size, float) and not 0 < size <= 1:
         raise ValueError(f"{what}: a fraction must be above 0 and at most 1, not {size}: for a number pass an int")
     if isinstance(size, int) and size < 0:
         raise ValueError(f"{what}: size must not be negative, not {size}")
+    return size
+
+
+def check_start(start: int) -> int:
+    """The row to begin with, as an int."""
+    return check_whole("farthest_sample", "start", start, least=0)
 
 
 def _check_start(cloud: Cloud, start: int) -> None:
-    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
-        raise ValueError(f"farthest_sample: start must be a row number, not {start!r}")
     if start == 0:
         return
     have = cloud.sizes

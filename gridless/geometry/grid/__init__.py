@@ -98,6 +98,8 @@ def _check_rows(cloud: Cloud, rows: Mapping[str, str]) -> None:
         values = cloud.rows[name]
         if way not in REDUCTIONS:
             raise ValueError(f"grid_sample: rows {name!r}: choose one of {', '.join(REDUCTIONS)}, not {way!r}")
+        if way != "kept" and values.is_complex():
+            raise ValueError(f"grid_sample: rows {name!r} are complex: use kept")
         if way == "most" and (values.ndim != 1 or values.is_floating_point()):
             raise ValueError(f"grid_sample: rows {name!r}: `most` is for one whole number a point, use mean or kept")
 

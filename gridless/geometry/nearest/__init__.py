@@ -28,7 +28,7 @@ def nearest(source: Cloud, target: Cloud, k: int) -> Edges:
         Edges from source to target, at most k per target.
     """
     check_clouds("nearest", source, target)
-    check_whole("nearest", "k", k)
+    k = check_whole("nearest", "k", k)
     if min(k, len(source)) * len(target) > MAX_EDGES:
         raise ValueError(
             f"nearest: {k} neighbours of {len(target)} targets may be more than {MAX_EDGES} edges: cut the batch"

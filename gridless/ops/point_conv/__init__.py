@@ -76,6 +76,8 @@ def point_conv(
             settings = (basis, float(radius), near.function.falloff, normalise, transform_first)
             return reference.conv(features, weight, bias, edges, source_coords, target_coords, *settings)
     _check_described(near, basis, backend)
+    if not features.is_contiguous():
+        features = features.contiguous()
     return registered.conv(features, weight, bias, near, transform_first, backend)
 
 
@@ -226,9 +228,6 @@ def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges
             f"point_conv: {words}weight must be (basis.size = {basis.size}, in channels = {features.shape[1]}, "
             f"out channels), or without the last if depthwise, not {tuple(weight.shape)}"
         )
-    # torch.func puts its dimensions where it likes.
-    if not (features.is_contiguous() or torch._C._are_functorch_transforms_active()):
-        raise ValueError("point_conv: features are not contiguous: pass features.contiguous()")
     if weight.dtype != features.dtype:
         raise TypeError(
             f"point_conv: features are {features.dtype}, weight {weight.dtype}: convert one, or use torch.autocast"

@@ -1,11 +1,12 @@
-"""Maximum and mean over each example of ragged rows: what leaves the cloud.
+"""Maximum and mean over each example of ragged rows, which leave the cloud, and the way back.
 
     segment_max(F, splits)[b, c]  = max  of F[s, c] over s in splits[b] .. splits[b + 1] - 1
     segment_mean(F, splits)[b, c] = mean of F[s, c] over the same rows
+    segment_spread(F, splits, rows)[s, c] = F[b, c] for the same rows s
 
 Examples without rows give 0. Rows after splits[-1] are padding and belong to no example: they are not read, and their
-gradient is 0. The gradient of a maximum goes to the first row that holds it; a NaN counts as the largest value.
-float16 and bfloat16 are summed in float32. Both are deterministic, and can be differentiated twice.
+gradient is 0; the spread gives them 0. The gradient of a maximum goes to the first row that holds it; a NaN counts as
+the largest value. float16 and bfloat16 are summed in float32. All are deterministic, and can be differentiated twice.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from gridless.backends import implementation
 from gridless.ops.operator import by_reference, operator
 from gridless.ops.segment_pool import reference
+from gridless.ops.segment_pool.reference import over
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -34,7 +36,7 @@ def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
 
 
 def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
-    """The transpose of the mean: values (B, C) to (rows, C), each row its example's values over its size; 0 beyond."""
+    """The values of each row's example: values (B, C), splits (B + 1) to (rows, C); 0 for rows after splits[-1]."""
     _check(values, splits, "segment_spread")
     if len(values) != len(splits) - 1:
         raise ValueError(f"segment_spread: {len(values)} rows of values for {len(splits) - 1} examples")
@@ -86,7 +88,8 @@ def _save_mean(ctx, inputs, output) -> None:
 
 
 def _mean_backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
-    return _spread(grad, ctx.saved_tensors[0], ctx.rows), None
+    (splits,) = ctx.saved_tensors
+    return _spread(over(grad, splits.diff()), splits, ctx.rows), None
 
 
 @operator("segment_mean", _fake_mean, _save_mean, _mean_backward)
@@ -103,10 +106,12 @@ def _save_spread(ctx, inputs, output) -> None:
 
 
 def _spread_backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
-    return _mean(grad, ctx.saved_tensors[0]), None, None
+    # Times the size of an example, float16 would overflow too soon.
+    (splits,) = ctx.saved_tensors
+    wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+    return (_mean(wide, splits) * splits.diff()[:, None]).to(grad.dtype), None, None
 
 
 @operator("segment_spread", _fake_spread, _save_spread, _spread_backward)
 def _spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
-    """The transpose of the mean: row s gets values[b] / size of b, where b is its example; padding rows get 0."""
     return reference.segment_spread(values, splits, rows)

@@ -31,9 +31,9 @@ def segment_mean(features: Tensor, splits: Tensor) -> Tensor:
 
 
 def segment_spread(values: Tensor, splits: Tensor, rows: int) -> Tensor:
-    scaled = torch.cat([over(values, splits.diff()), values.new_zeros(1, values.shape[1])])
+    padded = torch.cat([values, values.new_zeros(1, values.shape[1])])
     example = torch.searchsorted(splits[1:], torch.arange(rows, device=splits.device), right=True)
-    return scaled.index_select(0, example)
+    return padded.index_select(0, example)
 
 
 def over(values: Tensor, count: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
     voxel_mean(F, cell, cells)[v, c] = mean of F[s, c] over the rows s with cell[s] = v
 
 Cells without rows give 0; rows with cell -1 (padding, or outside the grid) belong to none, and their gradient is 0.
-float16 and bfloat16 are summed in float32, in row order: two runs give the same bits. Can be differentiated twice.
+float16 and bfloat16 are summed in float32, in row order: two runs give the same bits. On the CPU cells of many rows are
+summed in float64. Can be differentiated twice.
 """
 
 from __future__ import annotations
