@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import gridless as gl
-from gridless.pictures import figures
+from gridless.pictures import UP, figures
 from gridless.pictures.page import Page, cloud, image
 from gridless.progress import track
 
@@ -167,6 +167,7 @@ def _run_live(trained: Trained) -> Live:
 def _shipped(out: Path) -> Shipped:
     """Networks for ShapeNetPart and ModelNet40 on shapes that the package draws, one for N-Cars on moving digits."""
     from gridless.data.clouds import ply
+    from gridless.data.prepare import Preparation, prepare
     from gridless.training.examples import Recordings
     from gridless.training.predict import write_parts
     from gridless.training.recipe import Recipe
@@ -179,11 +180,8 @@ def _shipped(out: Path) -> Shipped:
     drawn = gl.data.Shapes(len(names), points=1024, class_names=names)
     shapes = []
     for xyz, label in (drawn[i] for i in range(len(names))):
-        # ModelNet40 has y up, in the unit sphere.
-        x = torch.as_tensor(xyz)[:, [0, 2, 1]] * torch.tensor([1.0, 1.0, -1.0])
-        x = x - x.mean(0)
         with torch.no_grad():
-            answer = points(points.plan(x / x.norm(dim=1).max()))[0].softmax(0)
+            answer = points(points.plan(prepare(gl.Cloud.of(xyz), names[label], how=Preparation(up="z"))))[0].softmax(0)
         shapes.append((names[label], answer))
     cars: Any = gl.load("n-cars")
     digits = gl.data.MovingGlyphs(SEEN, sensor=tuple(cars.config["sensor"]))
@@ -246,7 +244,8 @@ def _points(page: Page, shapes: Trained) -> None:
     name = shapes.data.class_names[int(shapes.data.labels[6])]
     figure, kept, total = _sampling()
     page.row(
-        cloud(example.numpy(), colours, sizes, f"A {name}: samples red, a few neighbourhoods orange. Drag to turn."),
+        cloud(example[:, UP["y"]].numpy(), colours, sizes,
+              f"A {name}: samples red, a few neighbourhoods orange. Drag to turn."),
         image(figure, f"{kept} of {total} points, taken at random and by rejection: no two samples are neighbours, and "
               "no point is left without one. Crosses are points that no sample sees."),
     )  # fmt: skip

@@ -383,10 +383,10 @@ class Plan:
     def reach(self, layers: Iterable[str] = ()) -> float:
         """How far what is found at a point may depend on other points: the halo that a part of a scene needs.
 
-        The radii of searches add up along the plan, those of sampling by cells by their diagonals. `layers` are the
-        edges that a network convolves along, one name for each of its layers (`gridless.scenes.layers_of(model)`);
-        their radii are added. Rejection sampling counts once, though a chain of rejections may reach further:
-        `Tile.run` looks, and widens the halo where one does.
+        The radii of searches add up along the plan. `layers` are the edges that a network convolves along, one name for
+        each of its layers (`gridless.scenes.layers_of(model)`); their radii are added. Rejection sampling counts once,
+        though a chain of rejections may reach further: `Tile.run` looks, and widens the halo where one does. Steps that
+        cannot run on parts of a scene are refused by name.
         """
         reach: dict[str, float] = {}
         for name, step in self.steps.items():
@@ -401,11 +401,7 @@ class Plan:
         step = self.steps[name]
         if step.op == "transpose":
             return self._span(step.inputs[0])
-        settings = dict(step.settings)
-        if step.op == "grid_sample":
-            first = next(s for s in self.steps.values() if s.op == "points")
-            return settings["cell"] * dict(first.settings)["dim"] ** 0.5
-        return settings.get("radius", 0.0)
+        return dict(step.settings).get("radius", 0.0)
 
     @property
     def digest(self) -> str:
@@ -579,9 +575,10 @@ _RUN: dict[str, Callable[..., Any]] = {
     "latest": geometry.latest,
 }
 
-# Lines whose results depend on a scene as a whole, and why.
+# Lines that a part of a scene cannot give as the whole does, and why.
 _ENDLESS = {
-    "farthest_sample": "each of its points depends on all others of the scene: sample by rejection or by cells",
+    "farthest_sample": "each of its points depends on all others of the scene: sample by rejection",
+    "grid_sample": "cells of a scene are chosen as it is cut: tiles(..., grid=...)",
     "nearest": "the nearest points may be anywhere: search a ball",
     "events": "distances are between points, and this plan is for events",
 }

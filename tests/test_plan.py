@@ -376,10 +376,10 @@ def test_reach_adds_up_the_radii_that_a_result_depends_on():
     # Along the finest chain: N00, N11, N22, N33; searches between levels run beside them.
     assert plan.reach() == pytest.approx(0.5 + 1 + 2 + 4)
     assert plan.reach(["N00", "N00"]) == pytest.approx(plan.reach() + 1.0)
-    cells = gl.Plan()
-    few = cells.grid_sample(cells.points(dim=2), 0.3)
-    cells.transpose(cells.ball(few, few, 0.5))
-    assert cells.reach() == pytest.approx(0.3 * 2**0.5 + 0.5)
+    back = gl.Plan()
+    cloud = back.points(dim=2)
+    back.transpose(back.ball(cloud, cloud, 0.5))
+    assert back.reach() == pytest.approx(0.5)
     assert gl.Plan().reach() == 0
 
 
@@ -388,9 +388,10 @@ def test_reach_adds_up_the_radii_that_a_result_depends_on():
     [
         (lambda plan, cloud: plan.farthest_sample(cloud, 5), "X1 = farthest_sample.* depends on all others"),
         (lambda plan, cloud: plan.nearest(cloud, cloud, 5), "N00 = nearest.* may be anywhere"),
+        (lambda plan, cloud: plan.grid_sample(cloud, 0.3), "X1 = grid_sample.* has none: cells .* as it is cut"),
     ],
 )
-def test_reach_refuses_what_is_global_by_name(line, reason):
+def test_reach_refuses_what_parts_of_a_scene_cannot_give_by_name(line, reason):
     plan = gl.Plan()
     line(plan, plan.points())
     with pytest.raises(ValueError, match=reason):

@@ -42,11 +42,20 @@ class Preparation:
         object.__setattr__(self, "features", features)
 
 
+def y_up(coords: Tensor, how: Preparation) -> Tensor:
+    """Places or directions (..., 3) of a file, turned y up."""
+    order, signs = map(torch.tensor, _TURNS[how.up])
+    return coords[..., order] * signs
+
+
 def read_points(file: str | Path, points: int) -> Cloud:
     """The cloud in a file with its rows, or `points` points on a mesh."""
     if Path(file).suffix.lower() in MESHES:
         return sample_mesh(file, points, normalise=False)
-    return read_cloud(file)
+    cloud = read_cloud(file)
+    if not len(cloud):
+        raise ValueError(f"{file}: holds no points")
+    return cloud
 
 
 def blocks(cloud: Cloud, how: Preparation) -> list[Tensor]:
@@ -74,8 +83,7 @@ def prepare(
     if points is not None and len(coords) > points:
         cloud = cloud[torch.randperm(len(coords), generator=torch.Generator().manual_seed(0), device="cpu")[:points]]
         coords = cloud.coords
-    order, signs = map(torch.tensor, _TURNS[how.up])
-    coords = coords[:, order] * signs
+    coords = y_up(coords, how)
     if how.block is not None:
         low, high = coords.min(0).values, coords.max(0).values
         coords = coords - torch.stack([(low[0] + high[0]) / 2, low[1], (low[2] + high[2]) / 2])
@@ -90,7 +98,7 @@ def prepare(
         coords = coords / size
     rows = {name: _feature(cloud, name, what) for name in kept}
     if "normal" in rows:
-        rows["normal"] = rows["normal"][:, order] * signs
+        rows["normal"] = y_up(rows["normal"], how)
     directions = ("normal",) if "normal" in rows else ()
     return Cloud.of(coords.float().contiguous(), directions=directions, **rows)
 
@@ -144,12 +152,11 @@ def joined(cloud: Cloud, features: Sequence[str]) -> Cloud:
 def turned(cloud: Cloud, how: Preparation, what: str, kept: Sequence[str] = ()) -> Cloud:
     """A scan, or a part of a scene, as the network sees it: turned, y up, neither centred nor scaled, with its features
     in one row and the rows `kept`."""
-    order, signs = map(torch.tensor, _TURNS[how.up])
     rows = {name: _feature(cloud, name, what) for name in how.features}
     others = {name: cloud.rows[name] for name in kept} | (
         {"features": torch.cat(list(rows.values()), 1)} if rows else {}
     )
-    return Cloud.of((cloud.coords[:, order] * signs).float(), directions=(), **others)
+    return Cloud.of(y_up(cloud.coords, how).float(), directions=(), **others)
 
 
 def padded(parts: Sequence[Tensor]) -> Tensor:

@@ -421,6 +421,8 @@ class PointUNetPlus(nn.Module):
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
+        if isinstance(parts, int):
+            raise TypeError(f"PointUNetPlus: parts is a list, how many each category has, such as [{parts}]")
         self.config = {"model": "PointUNetPlus", **arguments, "parts": list(parts)}
         if not 0 <= overlap < float("inf"):
             raise ValueError(f"PointUNetPlus: overlap, a weight of the loss, must be 0 or more, not {overlap}")

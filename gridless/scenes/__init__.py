@@ -6,7 +6,8 @@
 `scene.py` reads files and arrays piece by piece; `tiling.py` cuts them; `label.py` is `gridless predict` for a scene.
 """
 
+from gridless.scenes.label import Labeller, label_scene
 from gridless.scenes.scene import Scene
 from gridless.scenes.tiling import Tile, Tiles, layers_of, tiles
 
-__all__ = ["Scene", "Tile", "Tiles", "layers_of", "tiles"]
+__all__ = ["Labeller", "Scene", "Tile", "Tiles", "label_scene", "layers_of", "tiles"]

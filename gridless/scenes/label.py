@@ -49,8 +49,13 @@ OUTPUTS = (".las", ".laz", ".ply", ".npy")
 class Labeller:
     """The labels of the points inside a tile, by its key: a callable that loads its network once.
 
-    `labeller((i, j))` gives their rows in the scene and their labels. As a class for `ray.data`, whose batches have
-    columns `i` and `j`: `dataset.map_batches(Labeller, fn_constructor_kwargs={...}, batch_size=1)`.
+    `labeller((i, j))` gives their rows in the scene and their labels. It is also a class for `ray.data`: keys go in as
+    columns `i` and `j`, and `index` and `label` come out.
+
+    >>> settings = {"source": "city.laz", "weights": "runs/city/weights", "size": 50.0}
+    >>> keys = gl.scenes.Labeller(**settings).tiles.keys          # (i, j) of every tile that has points
+    >>> dataset = ray.data.from_items([{"i": i, "j": j} for i, j in keys])
+    >>> dataset.map_batches(gl.scenes.Labeller, fn_constructor_kwargs=settings, batch_size=1, concurrency=4)
 
     Args:
         source: a file or a folder of files, or whatever else `gl.tiles` takes.

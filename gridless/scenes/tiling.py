@@ -188,16 +188,13 @@ class Tile:
         Where the halo does not suffice it is widened, and the plan is run again; the tile that did is returned, too.
 
         Args:
-            plan: one that begins with points; farthest and nearest points, which are not local, are refused by name.
+            plan: one that begins with points, and has a `reach`.
             layers: the edges that a network convolves along, one after the other (`layers_of`).
             device: where the plan is run.
             around: how far from the tile results must be right, too.
             prepare: what is done to the cloud first, such as to choose its rows; no point may change its place in it.
         """
         reach = plan.reach(list(layers)) - plan.reach()
-        for name, step in plan.steps.items():
-            if step.op == "grid_sample":
-                raise ValueError(f"{name} = {step}: cells of a scene are chosen as it is cut: tiles(..., grid=...)")
         tile = self
         while True:
             geometry = plan(prepare(tile.cloud).to(device))

@@ -18,7 +18,7 @@ from gridless.augment import events as augment
 from gridless.augment.events import Chain, EventTransform, StartAtZero
 from gridless.augment.policy import Policy
 from gridless.augment.stateless import Keyed, keys
-from gridless.data.prepare import Preparation, joined, padded, turned
+from gridless.data.prepare import Preparation, joined, padded, turned, y_up
 from gridless.kernels.threads import in_threads
 from gridless.plan import Plan
 from gridless.structures import Cloud, Events, Rows, collate
@@ -356,8 +356,10 @@ def load_clouds(
     if name == "shapes":
         options = dict(options or {})
         size, seed = _generated(split, options)
+        how = Preparation(up=options.pop("up", "y"))
         found: Any = data.Shapes(size, points, seed, **options)
-    elif name == "modelnet40":
+        return Clouds(y_up(found.coords, how), found.labels, list(found.class_names))
+    if name == "modelnet40":
         found = data.ModelNet40(root, split, points=points)  # type: ignore[arg-type]
     elif name == "shapenetpart":
         found = data.ShapeNetPart(root, split, points=points)  # type: ignore[arg-type]

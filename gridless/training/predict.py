@@ -52,8 +52,8 @@ def classify(
 
 
 def preparation(recipe: dict[str, Any], up: str | None = None, keep_scale: bool = False) -> Preparation:
-    """How files are prepared for weights of a recipe: as its folder was, else y up, on the unit sphere."""
-    options = recipe.get("data_options", {}) if recipe.get("data") in (FOLDER, "semantickitti") else {}
+    """How files are prepared for weights of a recipe: as its data was, else y up, on the unit sphere."""
+    options = recipe.get("data_options", {}) if recipe.get("data") in (FOLDER, "semantickitti", "shapes") else {}
     known: dict[str, Any] = {k: v for k, v in options.items() if k in ("up", "keep_scale", "features", "block")}
     known |= {"up": up} if up else {}
     known |= {"keep_scale": True} if keep_scale else {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import pickle
+import pydoc
+import re
 
 import pytest
 import torch
@@ -44,6 +46,14 @@ def test_sizes_take_every_option_of_the_network():
     arguments = inspect.signature(EventResNet).parameters
     assert ["classes", "sensor", *Options.__annotations__] == list(arguments)
     assert n_mnist(levels=2, pooled=1, rates="ones").config["rates"] == "ones"
+
+
+@pytest.mark.parametrize(
+    "size", [gl.models.event_resnet, n_mnist, mnist_dvs, cifar10_dvs, n_caltech101, asl_dvs, n_cars]
+)
+def test_help_names_every_option(size):
+    text = pydoc.render_doc(size)
+    assert [name for name in Options.__annotations__ if not re.search(rf"\b{name}\b", text)] == []
 
 
 def test_a_network_called_with_events_says_what_it_expects():

@@ -75,6 +75,8 @@ def test_unknown_models_and_arguments_are_named():
     for name in models.NETWORKS:
         with pytest.raises(TypeError, match=r"its settings are (classes|parts)\b"):
             models.build({"model": name, "widht": 3})
+    with pytest.raises(TypeError, match=r"PointUNetPlus: parts is a list, .* such as \[4\]"):
+        models.point_unet_plus(4)
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)

@@ -20,8 +20,7 @@ import gridless as gl
 from gridless.__main__ import main
 from gridless.data.clouds import ply
 from gridless.data.prepare import Preparation
-from gridless.scenes import label
-from gridless.scenes.label import Labeller, label_scene
+from gridless.scenes import Labeller, label, label_scene
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from cloud_files import las, laz_in_chunks
@@ -325,6 +324,15 @@ def test_tiles_that_threads_cut_ahead_give_the_same_labels(city, weights):
         assert key == other
         assert np.array_equal(index, rows)
         assert np.array_equal(labels, found)
+
+
+def test_keys_in_columns_give_the_rows_and_labels_of_their_tiles(city, weights):
+    worker = Labeller(city, weights, size=11.0)
+    keys = worker.tiles.keys[:3]
+    found = worker({"i": np.array([i for i, _ in keys]), "j": np.array([j for _, j in keys])})
+    expected = [worker(key) for key in keys]
+    for name, part in zip(("index", "label"), zip(*expected, strict=True), strict=True):
+        assert np.array_equal(found[name], np.concatenate(part))
 
 
 def test_the_command_prints_how_many_points_have_each_label(city, weights, tmp_path, capsys):

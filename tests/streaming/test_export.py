@@ -175,6 +175,12 @@ def test_the_same_weights_give_the_same_text_and_others_another_digest():
     assert written(model, 32)[0].digest != one.digest
 
 
+def test_only_networks_that_magnify_have_the_function():
+    for fit in (False, True):
+        (one,) = written(gl.models.EventCounts(3, (9, 7), width=4, levels=1, every=1000, fit=fit).eval(), 32)
+        assert ("magnify" in one.text) == fit
+
+
 @needs_compiler
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_the_cpp_stream_predicts_saves_and_refuses(tmp_path: Path):

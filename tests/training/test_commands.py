@@ -16,7 +16,8 @@ from gridless import models
 from gridless.__main__ import main
 from gridless.data.prepare import Preparation, prepare
 from gridless.training import Recipe, load_recipe
-from gridless.training.predict import check_scale
+from gridless.training.examples import load_data
+from gridless.training.predict import check_scale, preparation
 from gridless.training.recipe import available
 
 
@@ -406,6 +407,17 @@ def test_the_axis_that_points_up_becomes_y_and_left_stays_left():
         assert torch.equal(turned.rows["normal"], turned.coords)
 
 
+def test_shapes_are_learned_y_up_and_files_of_them_are_turned_likewise():
+    recipe = load_recipe("shapes").changed(data_options__size=3)
+    learned = load_data(recipe, None, "fit").points
+    drawn = gl.data.Shapes(3, points=256).coords
+    x, y, z = drawn.unbind(2)
+    assert torch.equal(learned, torch.stack([x, z, -y], 2))
+    for up in (None, "z"):
+        seen = prepare(gl.Cloud.of(drawn[1]), "x.ply", how=preparation(recipe.to_dict(), up)).coords
+        assert torch.equal(seen, prepare(gl.Cloud.of(learned[1]), "x.ply").coords)
+
+
 def test_bad_clouds_are_refused_with_a_reason():
     with pytest.raises(ValueError, match=r"x\.ply: 1 points are not finite"):
         prepare(gl.Cloud.of(torch.tensor([[0.0, 0.0, torch.nan], [1, 2, 3]])), "x.ply", 10)
@@ -473,6 +485,19 @@ def test_predict_goes_on_after_a_file_that_it_cannot_use(saved, tmp_path, capsys
     assert "rec.aedat4 is a recording" in lines[2]
     assert "holds no points: the file is empty" in lines[3]
     assert lines[4] == "gridless predict: 4 of 6 files have no answer, see above"
+
+
+def test_files_without_points_say_so(saved, tmp_path):
+    header = "format ascii 1.0\nelement vertex 0\nproperty float x\nproperty float y\nproperty float z\nend_header\n"
+    (tmp_path / "none.ply").write_text(f"ply\n{header}")
+    fields = "VERSION .7\nFIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nCOUNT 1 1 1\nWIDTH 0\nHEIGHT 1\n"
+    (tmp_path / "none.pcd").write_text(f"{fields}POINTS 0\nDATA ascii\n")
+    (tmp_path / "none.csv").write_text("x,y,z\n")
+    np.save(tmp_path / "none.npy", np.zeros((0, 3), np.float32))
+    model = gl.load(saved[1])
+    for file in sorted(tmp_path.glob("none.*")):
+        with pytest.raises(ValueError, match=rf"{file.name}: holds no points"):
+            gl.training.classify(model, file)
 
 
 def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch, capsys):

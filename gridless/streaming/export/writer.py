@@ -1,9 +1,9 @@
 """A live program as C: a function for each stream, a few lines for each row, all constants in one table.
 
-`arithmetic.c` says what compilers must keep to, `runtime.c` holds windows and LIF, `functions.c` the functions of one
-number; `widths.c` says for which vectors the rest is compiled: `vectors.c` (decays, numbers of 16 bits), `traces.c`,
-`products.c` (sums of products), the functions of this network, `take.c`. `interface.c` is what the caller sees. Here
-they are joined to one text.
+`arithmetic.c` says what compilers must keep to, `runtime.c` holds windows and LIF; networks that need them have
+`magnify.c`, and `functions.c` of one number; `widths.c` says for which vectors the rest is compiled: `simd.c` (decays,
+numbers of 16 bits), `traces.c`, `products.c` (sums of products), the functions of this network, `take.c`.
+`interface.c` is what the caller sees. Here they are joined to one text.
 """
 
 from __future__ import annotations
@@ -601,7 +601,7 @@ class Writer:
         # For vectors of each width.
         wide = "\n".join(
             [
-                *map(_read, ("vectors.c", "traces.c", "products.c")), *self.convolutions, "", declared, *functions,
+                *map(_read, ("simd.c", "traces.c", "products.c")), *self.convolutions, "", declared, *functions,
                 _read("take.c").replace("@INPUT@", next(iter(self.streams))),
             ]
         )  # fmt: skip
@@ -610,7 +610,8 @@ class Writer:
             [
                 "#if !defined(NAMED)", '#include "network.h"\n', defined, declared_tables,
                 *map(_read, ("arithmetic.c", "runtime.c")),
-                *([_read("functions.c")] if self._needs_functions else []),
+                *([_read("magnify.c")] if self._has("magnify") else []),
+                *([_read("functions.c")] if self._has(*_FUNCTIONS) else []),
                 _LISTENER,
                 f"struct state {{\n{self.memory}\n    /* Working memory. */\n{self.work}\n}};\n",
                 "\n".join([*self.settings, ""]), named, _read("widths.c"), "#endif\n",
@@ -634,11 +635,8 @@ class Writer:
             text += f"\nstatic const int16_t small[{small}] NET_LINE = {{\n{self.weights.text(np.int16)}}};\n"
         return declared, text
 
-    @property
-    def _needs_functions(self) -> bool:
-        simple = ("relu", "leaky_relu", "abs")
-        needed = ("layer_norm", "softmax", "log_softmax", *(name for name in ACTIVATIONS if name not in simple))
-        return any(row.operation in needed for row in self.program.rows)
+    def _has(self, *operations: str) -> bool:
+        return any(row.operation in operations for row in self.program.rows)
 
     @property
     def bytes(self) -> int:
@@ -655,6 +653,9 @@ APART void gather{k}(event e, int row, float *rows, sight *seen, const number *t
     (void)seen;
 }}"""
 
+# Operations that call functions.c.
+_SIMPLE = ("relu", "leaky_relu", "abs")
+_FUNCTIONS = ("layer_norm", "softmax", "log_softmax", *(name for name in ACTIVATIONS if name not in _SIMPLE))
 _RUN = "struct state *s, int count, const listener *to"
 # The functions and types that code for vectors of a width defines.
 _DEFINED = re.compile(r"^(?:(?:INLINE|APART|FREE static) \w+ (?=\w+\()|typedef \w+ )(\w+)", re.MULTILINE)
