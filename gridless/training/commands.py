@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,10 +71,11 @@ def train(
     chosen = chosen.fitted(learn)
     valid = None if all_data else load_data(chosen, data, "validation", listed)
     held_out = [] if chosen.data != "folder" else _tell(chosen, data, learn, listed)
-    result = run(
-        chosen, learn, valid, out, device=pick_device(device), devices=devices, nodes=nodes, resume=resume,
-        checkpoint_steps=checkpoint_steps, workers=workers, cache=cache, held_out=[] if all_data else held_out,
-    )  # fmt: skip
+    with _naming(out):
+        result = run(
+            chosen, learn, valid, out, device=pick_device(device), devices=devices, nodes=nodes, resume=resume,
+            checkpoint_steps=checkpoint_steps, workers=workers, cache=cache, held_out=[] if all_data else held_out,
+        )  # fmt: skip
     if result is not None:
         print(json.dumps({k: v for k, v in result.items() if k != "history"}))
 
@@ -324,6 +327,19 @@ def _check_writable(folder: Path, option: str) -> None:
         writable = False
     if not writable:
         raise OSError(f"{option} {folder}: nothing can be written in this folder: give another")
+
+
+@contextmanager
+def _naming(out: Path) -> Iterator[None]:
+    """Name the folder of a run where the disk is full, unless the error does, and say how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.strerror != os.strerror(error.errno):
+            raise
+        there = (out / "checkpoints" / "last.ckpt").is_file()
+        remedy = "go on from the last checkpoint with --resume" if there else "start again"
+        raise OSError(error.errno, f"no space left while writing {out}: make room and {remedy}") from error
 
 
 def _listed(folder: Path) -> Path | None:

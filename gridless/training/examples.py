@@ -86,6 +86,14 @@ class Clouds:
         rows = {name: function(values) for name, values in self.rows.items()}
         return replace(self, points=function(self.points), labels=labels, sizes=sizes, rows=rows)
 
+    @property
+    def labelled(self) -> bool:
+        """Whether there is something to learn or to judge: where points have parts, one that is not negative."""
+        part = self.rows.get("part")
+        if part is None or self.sizes is None:
+            return part is None or bool((part >= 0).any())
+        return any(bool((row[:size] >= 0).any()) for row, size in zip(part, self.sizes.tolist()))
+
     def tensors(self) -> list[Tensor]:
         return [self.labels, self.points, *([] if self.sizes is None else [self.sizes]), *self.rows.values()]
 
@@ -308,10 +316,14 @@ def load_data(
         what = "your files" if recipe.data == FOLDER else recipe.data
         raise ValueError(f"the folder of {what} is needed: give it with --data")
     if recipe.data == FOLDER:
-        return load_folder(recipe, root, split, held_out_list, about)  # type: ignore[arg-type]
-    if recipe.data in SETS:
-        return load_recordings(recipe.data, root, split, recipe.data_options)
-    return load_clouds(recipe.data, root, split, recipe.points, recipe.data_options)
+        found = load_folder(recipe, root, split, held_out_list, about)  # type: ignore[arg-type]
+    elif recipe.data in SETS:
+        found = load_recordings(recipe.data, root, split, recipe.data_options)
+    else:
+        found = load_clouds(recipe.data, root, split, recipe.points, recipe.data_options)
+    if isinstance(found, Clouds) and not found.labelled:
+        raise ValueError(f"the points of {split!r} have no labels: choose another split, such as --split validation")
+    return found
 
 
 def load_folder(
@@ -375,6 +387,8 @@ def _scans(root: str | Path, split: str, points: int, options: dict[str, Any]) -
 
     how = Preparation(**{name: options.pop(name) for name in ("up", "features") if name in options})
     found = data.SemanticKITTI(root, split, **options)
+    if split != "test":
+        found.check_labels()
     whole = in_threads(found.example, [(i,) for i in range(len(found))])
     clouds = [
         turned(Cloud.of(cloud, part=cloud.rows["label"])[:points], how, f"scan {i}", ("part",))

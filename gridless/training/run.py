@@ -22,7 +22,8 @@ import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from gridless.training.callbacks import EpochBar, Interrupt
+from gridless.data.files import sweep, write_whole
+from gridless.training.callbacks import EpochBar, Interrupt, WholeCheckpoints
 from gridless.training.examples import Clouds, Recordings
 from gridless.training.module import Classifier
 from gridless.training.recipe import Recipe
@@ -76,8 +77,9 @@ def run(
     done = _check_same(last, recipe, examples) if resume else 0
     out.mkdir(parents=True, exist_ok=True)
     if held_out:
-        (out / "split.txt").write_text("".join(f"{file}\n" for file in held_out))
-    (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False))
+        write_whole(out / "split.txt", "".join(f"{file}\n" for file in held_out).encode())
+    write_whole(out / "recipe.yaml", yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
+    sweep(last.parent)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     about = {"recipe": recipe.to_dict(), "examples": examples}
     module = Classifier(recipe, data, valid, workers, cache, about)
@@ -94,6 +96,7 @@ def run(
         num_sanity_val_steps=0,
         logger=_loggers(out, done),
         callbacks=[keep, interrupt, *([EpochBar()] if progress else []), *(callbacks or [])],
+        plugins=[WholeCheckpoints()],
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=10**9,
@@ -119,7 +122,7 @@ def run(
     about |= {"parts": list(data.parts), "values": list(data.values)} if isinstance(data, Clouds) and data.parts else {}
     save(module.best, out / "weights", **about)
     results["history"] = _plain(module.history)
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_whole(out / "results.json", (json.dumps(results, indent=2) + "\n").encode())
     return results
 
 
