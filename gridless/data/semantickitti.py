@@ -20,6 +20,7 @@ from gridless.data.base import Examples, Steps
 from gridless.data.clouds import read_cloud
 from gridless.data.clouds.lidar import label_files
 from gridless.data.errors import FormatError
+from gridless.data.prepare import check_length
 from gridless.geometry import grid_sample
 from gridless.structures import Cloud, Rows
 
@@ -78,6 +79,7 @@ class SemanticKITTI(Examples):
     ) -> None:
         if scans < 1:
             raise ValueError(f"SemanticKITTI: scans must be at least 1, not {scans}")
+        check_length("SemanticKITTI: grid", grid)
         super().__init__(transform, seed)
         self.split, self.grid, self.scans = splits.check(split), grid, scans
         root = Path(root)

@@ -66,7 +66,7 @@ def train(
         _check_writable(cache, "--cache")
     listed = _listed(out)
     if listed is not None and chosen.data == "folder" and data is not None:
-        _check_listed(listed, data)
+        _check_listed(listed, data, "remove it, or choose another folder (--out)")
     learn = _examples(chosen, data, all_data, limit, listed)
     chosen = chosen.fitted(learn)
     valid = None if all_data else load_data(chosen, data, "validation", listed)
@@ -141,6 +141,8 @@ def evaluate(
         raise ValueError(f"--points is for clouds, and these weights are for {recipe.data}")
     results, known = {}, seen(model.about, split)
     listed = _listed(Path(weights).parent) if recipe.data == "folder" else None
+    if listed is not None and data is not None and split in ("fit", "validation"):
+        _check_listed(listed, data, "bring them back, or give the folder that the run had (--data)")
     examples = load_data(recipe.changed(points=max(points)) if points else recipe, data, split, listed, model.about)
     examples = examples.to(pick_device(device))
     parts = "part" in getattr(examples, "rows", {})
@@ -347,14 +349,13 @@ def _listed(folder: Path) -> Path | None:
     return folder / "split.txt" if (folder / "split.txt").is_file() else None
 
 
-def _check_listed(listed: Path, data: Path) -> None:
-    """Refuse the list of another folder."""
+def _check_listed(listed: Path, data: Path, remedy: str) -> None:
+    """Refuse the list of another folder, or of one that has lost files."""
     names = [name for name in listed.read_text().split("\n") if name]
     missing = [name for name in names if not (data / name).is_file()]
     if data.is_dir() and (missing or not names):
         found = f"{len(missing)} of the {len(names)} files that it lists are not there"
         found += f", such as {missing[0]}" if missing else ""
-        remedy = "remove it, or choose another folder (--out)"
         raise ValueError(f"{listed}, what a run there held out, does not fit {data}: {found}: {remedy}")
 
 
@@ -364,7 +365,10 @@ def _tell(recipe: Any, data: Path | None, learn: Any, listed: Path | None) -> li
     from gridless.training.statistics import statistics
 
     suffixes = RECORDINGS if recipe.recordings else CLOUDS
-    found = listing(data or "", suffixes, not (recipe.of_points or "label" in recipe.data_options), listed)
+    options = recipe.data_options
+    by_class = not (recipe.of_points or "label" in options)
+    names = options.get("class_names") if by_class else None
+    found = listing(data or "", suffixes, by_class, listed or options.get("held_out_list"), names)
     print("\n".join(statistics(recipe, found, learn, recipe.make_model())), file=sys.stderr, flush=True)
     return found.held_out
 

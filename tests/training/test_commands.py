@@ -16,6 +16,7 @@ from gridless import models
 from gridless.__main__ import main
 from gridless.data.prepare import Preparation, prepare
 from gridless.training import Recipe, load_recipe
+from gridless.training.examples import load_data
 from gridless.training.predict import check_scale
 from gridless.training.recipe import available
 
@@ -307,6 +308,28 @@ def test_numbers_below_one_are_refused_by_name(option, tmp_path, capsys):
     assert main(["train", "shapes", option, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
     assert f"'{option.partition('=')[0]}'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("data_options.size=0", "data_options.size must be a whole number of at least 1, not 0"),
+        ("data_options.held_out=few", "data_options.held_out must be a whole number of at least 1, not 'few'"),
+        ("data_options.nonsense=1", "'nonsense' is none of Shapes in a recipe: there are class_names, noise, size"),
+        ("data_options.seed=1", "'seed' is none of Shapes in a recipe"),
+    ],
+)
+def test_data_options_that_make_no_sense_are_refused_by_name(tmp_path, capsys, change, error):
+    assert main(["train", "shapes", "--out", str(tmp_path / "run"), "--set", change]) == 1
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("data", ["modelnet40", "shapenetpart", "semantickitti", "n_cars"])
+def test_every_data_set_refuses_options_that_it_does_not_have(tmp_path, data):
+    recipe = Recipe.from_dict({"model": {"model": "point_unet"}, "data": data, "data_options": {"nonsense": 1}})
+    with pytest.raises(ValueError, match="data_options: 'nonsense' is none of"):
+        load_data(recipe, tmp_path, "fit")
 
 
 def test_a_rate_that_is_far_too_large_is_named(tmp_path, capsys):
