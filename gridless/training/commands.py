@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,9 @@ Seed = Annotated[int | None, typer.Option(help="Instead of the recipe's.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the recipe; may be repeated.")]
 Repeats = Annotated[int | None, typer.Option(help="Epochs whose augmentations are kept offline; else the recipe's.")]
 Cache = Annotated[Path, typer.Option(help="The folder of geometry that is made offline.")]
-Workers = Annotated[int | None, typer.Option(help="Processes that make geometry; else as many as there are threads.")]
+Workers = Annotated[
+    int | None, typer.Option(min=0, help="Processes that make geometry; else as many as there are threads.")
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only so many training examples, for a trial.")]
 Device = Annotated[str, typer.Option(help="cuda, cpu, or auto for a GPU where there is one.")]
 
@@ -42,8 +44,8 @@ def train(
     cache: Cache = Path("cache"),
     workers: Workers = None,
     device: Device = "auto",
-    devices: Annotated[int, typer.Option(help="Processes, each with a device, on this machine.")] = 1,
-    nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device, on this machine.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")] = False,
     checkpoint_steps: Annotated[
         int | None, typer.Option(min=1, help="Steps between checkpoints; else every 10 epochs.")
@@ -206,7 +208,7 @@ def predict(
     ] = Path("parts"),
     grid: Annotated[float | None, typer.Option(help="Of scenes: the cell of which one point is looked at.")] = None,
     tile: Annotated[float | None, typer.Option(help="Of scenes: the side of a tile; else chosen by memory.")] = None,
-    workers: Annotated[int, typer.Option(help="Of scenes: processes on this machine.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Of scenes: processes on this machine.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Of scenes: the address of a Ray cluster, or auto.")] = None,
     double: Annotated[
         bool, typer.Option("--double", help="Of scenes: compute in 64 bits, against ties within rounding on a GPU.")
@@ -398,8 +400,4 @@ def _assignment(text: str) -> tuple[str, Any]:
         raise ValueError(f"--set takes NAME=VALUE, such as epochs=10 or augment.shift=0.1, not {text!r}")
     from gridless.training.recipe import read_yaml
 
-    value = read_yaml(value, f"--set {text}:")
-    # YAML 1.1 reads 1e-3 as a word.
-    with suppress(ValueError):
-        value = float(value) if isinstance(value, str) else value
-    return name.strip().replace(".", "__"), value
+    return name.strip().replace(".", "__"), read_yaml(value, f"--set {text}:")

@@ -75,14 +75,18 @@ def run(
     check_folder(out, resume)
     examples = _examples(data)
     done = _check_same(last, recipe, examples) if resume else 0
+    if recipe.precision == "bf16" and device.type == "cpu":
+        raise ValueError("recipe: precision: bf16 is for a GPU, and the CPU computes in 32 bits: --set precision=32")
+    about = {"recipe": recipe.to_dict(), "examples": examples}
+    module = Classifier(recipe, data, valid, workers, cache, about)
+    for part in (data, *([] if valid is None else [valid])):
+        _check_classes(module.model, part)
     out.mkdir(parents=True, exist_ok=True)
     if held_out:
         write_whole(out / "split.txt", "".join(f"{file}\n" for file in held_out).encode())
     write_whole(out / "recipe.yaml", yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
     sweep(last.parent)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    about = {"recipe": recipe.to_dict(), "examples": examples}
-    module = Classifier(recipe, data, valid, workers, cache, about)
     every: dict[str, Any] = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
     keep = ModelCheckpoint(out / "checkpoints", filename="last", save_top_k=1, enable_version_counter=False, **every)
     interrupt = Interrupt(last, alone=devices * nodes == 1)
@@ -155,6 +159,18 @@ def _examples(data: Clouds | Recordings) -> str:
         digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
         digest.update(values.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
     return f"{len(data)} {digest.hexdigest()}"
+
+
+def _check_classes(model: Any, data: Clouds | Recordings) -> None:
+    """Refuse examples of classes, or points of parts, that the network does not have."""
+    config, part = getattr(model, "config", {}), data.rows.get("part") if isinstance(data, Clouds) else None
+    found = {"classes": (data.labels if part is None else part, config.get("classes"))}
+    if "parts" in config:
+        found = {"categories": (data.labels, len(config["parts"])), "parts": (part, sum(config["parts"]))}
+    for name, (numbers, count) in found.items():
+        if numbers is not None and count is not None and numbers.numel() and int(numbers.max()) >= count:
+            remedy = f"a network for at least {int(numbers.max()) + 1} is needed, see recipe: model"
+            raise ValueError(f"the network has {count} {name}, and there is number {int(numbers.max())}: {remedy}")
 
 
 def check_folder(out: Path, resume: bool) -> None:
