@@ -323,7 +323,8 @@ def load_data(
     else:
         found = load_clouds(recipe.data, root, split, recipe.points, recipe.data_options)
     if isinstance(found, Clouds) and not found.labelled:
-        raise ValueError(f"the points of {split!r} have no labels: choose another split, such as --split validation")
+        words = "nothing can be learned or judged: give files with labels, or evaluate with --split validation"
+        raise ValueError(f"the points of {split!r} have no labels: {words}")
     return found
 
 

@@ -169,8 +169,9 @@ def _check_classes(model: Any, data: Clouds | Recordings) -> None:
         found = {"categories": (data.labels, len(config["parts"])), "parts": (part, sum(config["parts"]))}
     for name, (numbers, count) in found.items():
         if numbers is not None and count is not None and numbers.numel() and int(numbers.max()) >= count:
-            remedy = f"a network for at least {int(numbers.max()) + 1} is needed, see recipe: model"
-            raise ValueError(f"the network has {count} {name}, and there is number {int(numbers.max())}: {remedy}")
+            setting, last = "parts" if "parts" in config else "classes", int(numbers.max())
+            words = f"the network has {count} {name}, and there is number {last}: at least {last + 1} are needed"
+            raise ValueError(f"recipe: model.{setting}: {words}")
 
 
 def check_folder(out: Path, resume: bool) -> None:
