@@ -59,5 +59,8 @@ class Examples(torch.utils.data.Dataset):
         return example
 
     def set_epoch(self, epoch: int) -> None:
-        """With a seed, another epoch draws other numbers."""
+        """With a seed, another epoch draws other numbers.
+
+        Persistent workers of a DataLoader keep the epoch in which they began: leave them off, or use `Precomputed`.
+        """
         self.epoch = epoch

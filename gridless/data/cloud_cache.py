@@ -30,13 +30,13 @@ def cached(
 ) -> Clouds:
     """What `make` returns, from the cache where it is there and not outdated.
 
-    It is outdated when one of the `sources` (list files, folders) has changed. A cache that cannot be read is made
-    again; one that cannot be written is done without, with a warning.
+    It is outdated when one of the `sources` (list files, folders with their files) has changed. A cache that cannot be
+    read is made again; one that cannot be written is done without, with a warning.
     """
     if cache is False:
         return make()
     place = folder / ".gridless" if cache is True else Path(cache)
-    state = [[p.name, (s := p.stat()).st_size, s.st_mtime_ns] for p in sources]
+    state = [_state(path) for path in sources]
     about, array = place / f"{name}.json", place / f"{name}.npy"
     found = _load(about, array, state)
     if found is not None:
@@ -55,6 +55,17 @@ def cached(
             stacklevel=4,
         )
     return made
+
+
+def _state(path: Path) -> list:
+    """What tells a file, or a folder and the files in it, from another: names, sizes and times of the last change."""
+    known = path.stat()
+    state = [path.name, known.st_size, known.st_mtime_ns]
+    if path.is_dir():
+        with os.scandir(path) as entries:
+            inside = [entry.stat() for entry in entries if entry.is_file()]
+        state += [len(inside), sum(s.st_size for s in inside), max((s.st_mtime_ns for s in inside), default=0)]
+    return state
 
 
 def _load(about: Path, array: Path, state: list) -> Clouds | None:

@@ -26,7 +26,18 @@ from torch import Tensor
 
 from gridless.data import clouds, formats, splits
 from gridless.data.base import Examples, Steps
-from gridless.data.prepare import Preparation, blocks, check_scales, joined, padded, prepare, read_points, row, scale
+from gridless.data.prepare import (
+    Preparation,
+    blocks,
+    check_length,
+    check_scales,
+    joined,
+    padded,
+    prepare,
+    read_points,
+    row,
+    scale,
+)
 from gridless.geometry import grid_sample
 from gridless.kernels.threads import in_threads
 from gridless.progress import bar
@@ -134,10 +145,11 @@ def listing(
 
 
 def _files(folder: Path) -> list[Path]:
-    """All files below a folder, also behind links."""
+    """All files below a folder, also behind links, but none of a run of training."""
     found, seen = [], set()
     for here, folders, files in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(here)) in seen:
+        run = here != str(folder) and "recipe.yaml" in files and not _RUN.isdisjoint([*files, *folders])
+        if run or (real := os.path.realpath(here)) in seen:
             folders.clear()
             continue
         seen.add(real)
@@ -160,6 +172,8 @@ def _written(path: Path) -> str:
     return path.as_posix()
 
 
+# What is beside the recipe in the folder of a run.
+_RUN = {"checkpoints", "logs", "split.txt", "weights.json"}
 _FOLDERS = {"fit": _TRAIN, "validation": _VALIDATION, "test": _TEST}
 
 
@@ -174,19 +188,24 @@ def held_out(labels: Sequence[int], names: Sequence[str]) -> tuple[list[int], st
     members: dict[str, list[int]] = defaultdict(list)
     for i, key in enumerate(session):
         members[key].append(i)
+    of_class: dict[int, list[int]] = defaultdict(list)
+    for i, label in enumerate(labels):
+        of_class[label].append(i)
     counts, chosen = Counter(labels), list[int]()
-    several = [k for k in counts if len({session[i] for i, label in enumerate(labels) if label == k}) > 1]
+    several = {k for k, mine in of_class.items() if len({session[i] for i in mine}) > 1}
     left, held, taken = Counter(labels), Counter(), 0
     for key in sorted(members, key=lambda key: hashlib.sha256(key.encode()).digest()):
         mine = Counter(labels[i] for i in members[key])
         wanted = any(held[k] < SHARE * counts[k] for k in mine if k in several)
         # No class is without an example to learn from, and nothing is taken that would take far too much.
         if wanted and all(left[k] > n and held[k] + n <= max(2 * SHARE * counts[k], 1) for k, n in mine.items()):
-            chosen, taken = [*chosen, *members[key]], taken + 1
-            held, left = held + mine, left - mine
+            chosen += members[key]
+            taken += 1
+            held.update(mine)
+            left.subtract(mine)
     rest = [k for k in counts if not held[k]]
     for k in rest:
-        mine = sorted((i for i, label in enumerate(labels) if label == k), key=lambda i: _natural(names[i]))
+        mine = sorted(of_class[k], key=lambda i: _natural(names[i]))
         chosen += mine[len(mine) - min(max(1, round(SHARE * len(mine))), len(mine) - 1) :]
     if not taken:
         return sorted(chosen), "the last fifth of each class, in the order of the file names"
@@ -215,6 +234,8 @@ class CloudFolder(Examples):
         grid: where points have labels, one point is kept of every cell of this side, before anything else.
         held_out_list: a file that lists those for validation, as training leaves in OUT/split.txt.
         names: of labels of points, such as {2: ground}.
+        ignore: labels of points that have none, such as [0, 255], beside -1, which always says so: such points are
+            seen, but neither learned nor judged, and have the part -1.
         class_names: as which classes are numbered; those of the folder when left out.
         values: as which labels of points are numbered; those that occur when left out.
         transform: that of `Examples`.
@@ -233,6 +254,7 @@ class CloudFolder(Examples):
         grid: float | None = None,
         held_out_list: str | Path | None = None,
         names: dict[Any, str] | None = None,
+        ignore: int | Sequence[int] = (),
         class_names: Sequence[str] | None = None,
         values: Sequence[int] | None = None,
         transform: Steps = (),
@@ -241,9 +263,15 @@ class CloudFolder(Examples):
     ) -> None:
         super().__init__(transform)
         check_names(names, "CloudFolder: names")
+        check_length("grid", grid)
         self.how, self.points, self.grid = Preparation(**how), points, grid
-        if (self.how.block or grid) and not label:
-            raise ValueError("CloudFolder: block and grid are for points with labels: give the row, label='auto'")
+        self.ignore = [ignore] if isinstance(ignore, int) else list(ignore)
+        if not all(type(value) is int for value in self.ignore):
+            raise ValueError(f"CloudFolder: ignore must be labels, whole numbers such as [0, 255], not {ignore!r}")
+        if (self.how.block or grid or self.ignore) and not label:
+            raise ValueError(
+                "CloudFolder: block, grid and ignore are for points with labels: give the row, label='auto'"
+            )
         self.listing = listing(root, CLOUDS, label is None, held_out_list, None if label else class_names)
         chosen = self.listing.rows(split)
         self._found: dict[int, str] = {}
@@ -254,13 +282,15 @@ class CloudFolder(Examples):
         self.class_names, self.values = list(self.listing.class_names), list[int]()
         if label:
             self.values = sorted(self._found if values is None else values)
+            if not self.values:
+                raise ValueError(f"{root}: no point has a label: there are -1 and those that are ignored only")
             for value, file in self._found.items():
                 if value not in self.values:
                     known = ", ".join(map(str, self.values))
                     raise ValueError(f"{file}: these weights know no points of the label {value}, only of {known}")
-            for piece in (p for pieces in read.values() for p in pieces):
-                every = torch.tensor(self.values, device="cpu")
-                piece.rows["part"].copy_(torch.searchsorted(every, piece.rows["part"]))
+            every = torch.tensor(self.values, device="cpu")
+            for part in (piece.rows["part"] for pieces in read.values() for piece in pieces):
+                part.copy_(torch.where(part < 0, -1, torch.searchsorted(every, part)))
         # Keys are words where a recipe went through JSON.
         named = {str(value): name for value, name in (names or {}).items()}
         self.part_names = [named.get(str(value), str(value)) for value in self.values]
@@ -299,10 +329,11 @@ class CloudFolder(Examples):
     def _read(self, file: Path, label: str | None) -> list[Cloud]:
         cloud = read_points(file, self.points)
         if label:
-            cloud = Cloud.of(cloud, part=_labels(cloud, file, label))
+            cloud = Cloud.of(cloud, part=_labels(cloud, file, label, self.ignore))
             cloud.check(str(file))
             # Before points are left out: with how many should not change which labels there are.
-            self._found |= dict.fromkeys(cloud.rows["part"].unique().tolist(), str(file))
+            there = cloud.rows["part"].unique()
+            self._found |= dict.fromkeys(there[there >= 0].tolist(), str(file))
             cloud = grid_sample(cloud, self.grid) if self.grid else cloud
         kept = (*self.how.features, "part") if label else self.how.features
         for name in self.how.features:
@@ -338,8 +369,8 @@ def check_names(names: Any, what: str) -> None:
         given.append(name)
 
 
-def _labels(cloud: Cloud, file: Path, name: str) -> Tensor:
-    """The label of every point, int64, from 0 up."""
+def _labels(cloud: Cloud, file: Path, name: str, ignore: Sequence[int]) -> Tensor:
+    """The label of every point, int64, from 0 up, or -1 where it has none."""
     if name == "auto":
         name = next((known for known in LABELS if known in cloud.rows), "")
         if not name:
@@ -347,9 +378,14 @@ def _labels(cloud: Cloud, file: Path, name: str) -> Tensor:
             raise ValueError(f"{file}: which rows are labels? There are {found}: data_options: {{label: NAME}}")
     values = row(cloud, name, str(file))
     values = values[:, 0] if values.shape[1:] == (1,) else values
-    if values.ndim != 1 or not bool((values == values.long()).all()) or bool((values < 0).any()):
+    if values.ndim != 1 or not bool((values == values.long()).all()):
         raise ValueError(f"{file}: labels must be whole numbers from 0 up, one a point: {name!r} is something else")
-    return values.long()
+    values = values.long()
+    values = torch.where(torch.isin(values, torch.tensor(ignore, dtype=torch.int64)), -1, values)
+    if bool((values < -1).any()):
+        words = f"{name!r} has {int(values.min())}: leave out such points (ignore: [{int(values.min())}])"
+        raise ValueError(f"{file}: labels must be whole numbers from 0 up, or -1 for none: {words}")
+    return values
 
 
 class EventFolder(Examples):

@@ -11,6 +11,7 @@ and a pack of training clouds, `modelnet40_train.npz`: 1,024 points, 12 bits per
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import warnings
@@ -75,7 +76,8 @@ class ModelNet40(Examples):
     @property
     def fingerprint(self) -> str:
         """What identifies the clouds, before any transform."""
-        return f"ModelNet40 {self.release} {self.split} {self.points} {self.seed}"
+        contents = hashlib.blake2b(self.coords.numpy().data, digest_size=8).hexdigest()
+        return f"ModelNet40 {self.release} {self.split} {self.points} {self.seed} {contents}"
 
 
 def _members(clouds: Clouds, split: str, root: Path) -> np.ndarray | None:
@@ -101,7 +103,7 @@ def _read(root: Path, part: str, points: int, cache: str | Path | bool) -> tuple
         return "pack", _read_pack(root if root.is_file() else root / "modelnet40_train.npz", part, points)
     for folder in (root, *sorted(p for p in root.iterdir() if p.is_dir() and p.name.lower().startswith("modelnet40"))):
         if (folder / f"modelnet40_{part}.txt").is_file():
-            sources = [folder / f"modelnet40_{part}.txt"]
+            sources = [folder / f"modelnet40_{part}.txt", *(f for name in CLASS_NAMES if (f := folder / name).is_dir())]
             return "text", cached(
                 folder, cache, f"text-{part}-{points}", sources, lambda f=folder: _text(f, part, points)
             )

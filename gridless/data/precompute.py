@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from gridless.data.errors import FormatError
 from gridless.data.files import sweep, whole_file
@@ -48,7 +48,7 @@ class Precomputed(Dataset):
     What is missing is made when the object is (by `num_workers` processes), in files of `shard` examples that appear
     only when they are whole: a run that is interrupted, killed or out of disk space loses at most the files it was
     making, and the next one goes on from there. A file that is truncated, foreign, or damaged in its header is refused
-    by name; the arrays behind the header carry no digest.
+    by name; whether the arrays behind the header are damaged `verify` tells.
 
     Args:
         dataset: gives (example, label), or an example alone. What identifies its contents, if it has an attribute
@@ -89,7 +89,8 @@ class Precomputed(Dataset):
         self.about = describe(dataset, plan, seed, shard, version)
         self.key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()[:16]
         self.folder = Path(folder) / self.key
-        self.epoch = 0
+        # One for all processes: persistent workers of a DataLoader see another epoch, too.
+        self._epoch = _shared(torch.zeros((), dtype=torch.int64, device="cpu"))
         self._shards: dict[Path, Shard] = {}
         self._make(num_workers, check, ray)
 
@@ -97,25 +98,33 @@ class Precomputed(Dataset):
         return len(self.dataset)
 
     def __getitem__(self, i: int) -> Any:
+        return self.entry(self.epoch, i)
+
+    def entry(self, epoch: int, i: int) -> Any:
+        """Example i as `set_epoch(epoch)` would give it."""
         i = range(len(self))[i]
         number, inside = divmod(i, self.shard)
-        path = self._path(self.epoch % self.repeats, number)
+        path = self._path(epoch % self.repeats, number)
         if path not in self._shards:
             if len(self._shards) >= _OPEN:
                 self._shards.pop(next(iter(self._shards)))
             self._shards[path] = Shard(path, self.key)
         return self._shards[path][inside]
 
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch)
+
     def set_epoch(self, epoch: int) -> None:
-        """Read augmentation number `epoch` modulo `repeats`."""
-        self.epoch = epoch
+        """Read augmentation number `epoch` modulo `repeats`, in the workers of a DataLoader, too."""
+        self._epoch.fill_(epoch)
 
     def verify(self) -> None:
-        """Open every file and compare every example with what the data set gives now.
+        """Read every file, and compare every example with what the data set gives now.
 
         A file that is truncated, damaged, foreign or made from another example raises, by name.
         """
-        self._open(self._files())
+        self._open(self._files(), verify=True)
         self._compare(self._files())
 
     def _path(self, repeat: int, number: int) -> Path:
@@ -152,7 +161,8 @@ class Precomputed(Dataset):
         if ray is not None:
             here = [(path.resolve(), repeat, members) for path, repeat, members in missing]
             arguments = {"dataset": self.dataset, "plan": self.plan, "seed": self.seed, "key": self.key, "files": here}
-            return run(_Work, arguments, range(len(missing)), ray=ray)
+            yield from run(_Work, arguments, range(len(missing)), ray=ray)
+            return
         if num_workers:
             _load_kernels(self.plan or next(reversed(_steps(self.dataset)), None))
         # A generator of its own: the loader draws a seed for its workers, and torch's must stay as it is.
@@ -161,12 +171,22 @@ class Precomputed(Dataset):
         loader = DataLoader(
             work, batch_size=None, num_workers=num_workers, collate_fn=_unchanged, generator=generator, in_order=False
         )
-        return iter(loader)
+        try:
+            yield from loader
+        except RuntimeError as error:
+            # Errors of the data set begin otherwise.
+            if not str(error).startswith("DataLoader worker (pid"):
+                raise
+            words = "most likely because memory ran out: start again with fewer (num_workers); the files that are"
+            raise RuntimeError(f"one of {num_workers} processes was killed, {words} complete stay") from error
 
-    def _open(self, files: Iterable[_File]) -> None:
+    def _open(self, files: Iterable[_File], verify: bool = False) -> None:
         for path, _, members in files:
-            if (count := len(Shard(path, self.key))) != len(members):
-                raise FormatError(path, f"holds {count} examples, not {len(members)}: remove it")
+            shard = Shard(path, self.key)
+            if len(shard) != len(members):
+                raise FormatError(path, f"holds {len(shard)} examples, not {len(members)}: remove it")
+            if verify:
+                shard.verify()
 
     def _compare(self, files: Iterable[_File]) -> None:
         """Refuse files whose examples are not those of the data set; the first augmentation that is kept is asked."""
@@ -196,12 +216,17 @@ class Precomputed(Dataset):
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_shards": {}}
 
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__ = state
+        _shared(self._epoch)
+
 
 class _Work(Dataset):
     """File after file of examples with their geometry; called, it gives the error number of a full disk, or 0."""
 
     def __init__(self, dataset: Any, plan: Plan | None, seed: int, key: str, files: Sequence[_File]) -> None:
         self.dataset, self.plan, self.seed, self.key, self.files = dataset, plan, seed, key, files
+        self.wholes = [whole for whole in _wholes(dataset) if hasattr(whole, "set_epoch")]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -223,23 +248,36 @@ class _Work(Dataset):
     def _planned(self, example: Any) -> Any:
         if self.plan is None:
             return example
-        return (self.plan(example[0]), *example[1:]) if isinstance(example, tuple) else self.plan(example)
+        return (self.plan(example[0]), *example[1:]) if isinstance(example, tuple | list) else self.plan(example)
 
     def raw(self, repeat: int, i: int) -> Any:
         """Example i as it is before the plan."""
-        whole = self.dataset
-        while isinstance(whole, Subset):
-            whole = whole.dataset
-        before, set_epoch = getattr(whole, "epoch", 0), getattr(whole, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(repeat)
+        before = [getattr(whole, "epoch", 0) for whole in self.wholes]
+        for whole in self.wholes:
+            whole.set_epoch(repeat)
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed(seed_of(self.seed, repeat, i))
                 return self.dataset[i]
         finally:
-            if set_epoch is not None:
-                set_epoch(before)
+            for whole, epoch in zip(self.wholes, before, strict=True):
+                whole.set_epoch(epoch)
+
+
+def _wholes(dataset: Any) -> list[Any]:
+    """The data sets that it is a part of, or is made of."""
+    if isinstance(dataset, Subset):
+        return _wholes(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return [whole for part in dataset.datasets for whole in _wholes(part)]
+    return [dataset]
+
+
+def _shared(tensor: Tensor) -> Tensor:
+    """The same tensor, in memory that processes share, where there is such memory."""
+    with suppress(RuntimeError):
+        tensor.share_memory_()
+    return tensor
 
 
 def _load_kernels(plan: Any) -> None:
@@ -315,6 +353,8 @@ def _data(dataset: Any) -> dict[str, Any]:
         whole = _data(dataset.dataset)
         # Of a part of a part, both.
         return {**whole, "subset": " of ".join([f"{len(dataset)} {places}", *filter(None, [whole.get("subset")])])}
+    if isinstance(dataset, ConcatDataset):
+        return {"parts": [_data(part) for part in dataset.datasets]}
     kind = type(dataset)
     data = getattr(dataset, "fingerprint", None) or f"{kind.__module__}.{kind.__qualname__}"
     return {"data": f"{data} {len(dataset)}", "transform": [_words(step) for step in _steps(dataset)]}

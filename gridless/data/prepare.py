@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,8 +37,7 @@ class Preparation:
     def __post_init__(self) -> None:
         if self.up not in _TURNS:
             raise ValueError(f"up must be x, y or z, not {self.up!r}")
-        if self.block is not None and not self.block > 0:
-            raise ValueError(f"block must be a length, not {self.block!r}")
+        check_length("block", self.block)
         features = (self.features,) if isinstance(self.features, str) else tuple(self.features)
         object.__setattr__(self, "features", features)
 
@@ -46,6 +46,12 @@ def y_up(coords: Tensor, how: Preparation) -> Tensor:
     """Places or directions (..., 3) of a file, turned y up."""
     order, signs = map(torch.tensor, _TURNS[how.up])
     return coords[..., order] * signs
+
+
+def check_length(name: str, value: float | None) -> None:
+    """Refuse what is neither None nor a length."""
+    if value is not None and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+        raise ValueError(f"{name} must be a length above 0, in the units of the points, not {value!r}")
 
 
 def read_points(file: str | Path, points: int) -> Cloud:

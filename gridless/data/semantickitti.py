@@ -18,7 +18,9 @@ import torch
 from gridless.data import splits
 from gridless.data.base import Examples, Steps
 from gridless.data.clouds import read_cloud
+from gridless.data.clouds.lidar import label_files
 from gridless.data.errors import FormatError
+from gridless.data.prepare import check_length
 from gridless.geometry import grid_sample
 from gridless.structures import Cloud, Rows
 
@@ -77,6 +79,7 @@ class SemanticKITTI(Examples):
     ) -> None:
         if scans < 1:
             raise ValueError(f"SemanticKITTI: scans must be at least 1, not {scans}")
+        check_length("SemanticKITTI: grid", grid)
         super().__init__(transform, seed)
         self.split, self.grid, self.scans = splits.check(split), grid, scans
         root = Path(root)
@@ -94,6 +97,15 @@ class SemanticKITTI(Examples):
             self.files = _listed(root, split)
             sequences = [number for number, _ in self.files]
         self.labels = torch.tensor(sequences, device="cpu")
+
+    def check_labels(self) -> None:
+        """Refuse scans without a file of labels."""
+        missing = [file for _, file in self.files if not any(path.is_file() for path in label_files(file))]
+        if missing:
+            raise FileNotFoundError(
+                f"SemanticKITTI: {len(missing)} of the {len(self.files)} scans of {self.split!r} have no labels, the "
+                f"first misses {label_files(missing[0])[1]}: unpack the labels (data_odometry_labels.zip, {HOME}) there"
+            )
 
     def example(self, i: int) -> Cloud:
         cloud = self._pack[i] if self._pack else self._aligned(i)
@@ -132,7 +144,8 @@ def _listed(root: Path, split: str) -> list[tuple[int, Path]]:
             f"SemanticKITTI: {root} holds no release: expected sequences/00/velodyne/000000.bin, or {PACK}; download "
             f"it from {HOME}"
         )
-    found = [(n, file) for n in SEQUENCES[split] for file in sorted((folder / f"{n:02d}" / "velodyne").glob("*.bin"))]
+    scans = [(n, file) for n in SEQUENCES[split] for file in sorted((folder / f"{n:02d}" / "velodyne").glob("*.bin"))]
+    found = [(n, file) for n, file in scans if not file.name.startswith(".")]
     if not found:
         names = ", ".join(f"{n:02d}" for n in SEQUENCES[split])
         raise FileNotFoundError(f"SemanticKITTI: {folder} has no scans of the sequences for {split!r}: {names}")
@@ -149,6 +162,12 @@ def _scan(file: Path) -> Cloud:
 
 def _poses(folder: Path) -> np.ndarray:
     """Where the scanner was (N, 4, 4) float64, in the place of the first scan."""
+    for name, origin in (("calib.txt", "KITTI's data_odometry_calib.zip"), ("poses.txt", "data_odometry_labels.zip")):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"SemanticKITTI: several scans as one need poses, and there is no {folder / name}: take it from "
+                f"{origin} ({HOME}), or ask for scans=1"
+            )
     try:
         lines = dict(line.split(":", 1) for line in (folder / "calib.txt").read_text().split("\n") if ":" in line)
         to_camera = _matrices(np.array([lines["Tr"].split()], np.float64))[0]

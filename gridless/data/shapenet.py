@@ -108,6 +108,7 @@ def _read(root: Path, split: str, points: int, cache: str | Path | bool) -> Clou
         lists = folder / "train_test_split"
         if lists.is_dir():
             sources = [lists / f"shuffled_{part}_file_list.json" for part in ("train", "val", "test")]
+            sources += [f for name in SYNSETS if (f := folder / name).is_dir()]
             return cached(
                 folder, cache, f"parts-{split}-{points}", sources, lambda f=folder: _read_text(f, split, points)
             )

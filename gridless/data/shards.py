@@ -13,6 +13,7 @@ import json
 import math
 import mmap
 import struct
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,18 +86,19 @@ def write(path: Path, key: str, examples: Sequence[Any], origin: Sequence[Any]) 
     plain: dict[str, list] = {}
     for name in flat[0][1]:
         column = [leaves[name] for _, leaves in flat]
-        if isinstance(column[0], Tensor):
+        if any(isinstance(leaf, Tensor) for leaf in column):
             arrays |= _ragged(path, name, column)
         else:
             plain[name] = column
     header, at = {"key": key, "count": len(flat), "shape": shape, "origin": list(origin), "plain": plain}, 0
-    header["arrays"] = {}
+    header["arrays"], crc = {}, 0
     for name, array in arrays.items():
         if array.dtype.str not in _DTYPES:
             raise TypeError(f"{path}: {name!r} is {array.dtype}, which cannot be stored: convert it")
         header["arrays"][name] = [array.dtype.str, list(array.shape), at]
         at += -(-array.nbytes // _ALIGN) * _ALIGN
-    header["bytes"] = at
+        crc = zlib.crc32(bytes(-array.nbytes % _ALIGN), zlib.crc32(array.data, crc))
+    header["bytes"], header["crc"] = at, crc
     text = json.dumps(header).encode()
     text += b" " * (-(_BEGIN + len(text)) % _ALIGN)
     with whole_file(path) as file:
@@ -109,10 +111,13 @@ def write(path: Path, key: str, examples: Sequence[Any], origin: Sequence[Any]) 
 def _ragged(path: Path, name: str, column: list[Tensor]) -> dict[str, np.ndarray]:
     """One tensor of every example: an array of all their rows, and where those of each begin."""
     first = column[0]
-    for number, tensor in enumerate(column):
-        kind = (tensor.dtype, tensor.ndim, tensor.shape[1:]) if isinstance(tensor, Tensor) else None
-        if kind != (first.dtype, first.ndim, first.shape[1:]):
-            raise TypeError(f"{path}: {name!r} of example {number} does not go with that of the first")
+    kinds = [(t.dtype, t.ndim, t.shape[1:]) if isinstance(t, Tensor) else type(t).__name__ for t in column]
+    for number, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            words = "does not go with that of the first: give tensors of one type and number of dimensions"
+            raise TypeError(f"{path}: {name!r} of example {number} {words}")
+    if first.dtype == torch.bfloat16:
+        raise TypeError(f"{path}: {name!r} is {first.dtype}, which cannot be stored: convert it")
     # Scalars are rows of one number.
     parts = [t.detach().cpu().reshape(1) if t.ndim == 0 else t.detach().cpu() for t in column]
     rows = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -144,6 +149,7 @@ class Shard:
                 self.origin = _column(header["origin"], self.count)
                 self.plain = {name: _column(values, self.count) for name, values in header["plain"].items()}
                 whole = self.start + int(header["bytes"])
+                self.crc = header.get("crc")
             if size != whole:
                 raise FormatError(path, f"truncated: {size} of {whole} bytes: {_AGAIN}")
             if self.key != key:
@@ -161,6 +167,12 @@ class Shard:
         if self.start + at + math.prod(shape) * kind.itemsize > len(self.bytes):
             raise ValueError(f"an array of {dtype}, {shape} at {at} ends behind the file")
         return np.ndarray(shape, kind, self.bytes, self.start + at)
+
+    def verify(self) -> None:
+        """Refuse arrays that are damaged, where the file says what they were."""
+        with memoryview(self.bytes) as whole:
+            if self.crc is not None and zlib.crc32(whole[self.start :]) != self.crc:
+                raise FormatError(self.path, f"its arrays are damaged: {_AGAIN}")
 
     def __len__(self) -> int:
         return self.count

@@ -1,7 +1,8 @@
-"""What happens beside the steps of a run: Ctrl-C leaves a checkpoint, and a line shows how far it is."""
+"""What happens beside the steps of a run: checkpoints are whole, Ctrl-C leaves one, and a line shows how far it is."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -12,8 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from gridless.data.files import whole_file
 from gridless.progress import line
 
 # Seconds between lines where stderr is not a terminal.
@@ -22,6 +26,18 @@ EVERY = 5.0
 
 class _Stop(BaseException):
     """Ends Lightning's loop: at a KeyboardInterrupt it would end the whole process."""
+
+
+class WholeCheckpoints(TorchCheckpointIO):
+    """Checkpoints that are whole or not there: Lightning's own way goes through TMPDIR, and from another file system it
+    copies over the one that is there."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        # In memory first: what torch writes to a file itself says nothing of a full disk.
+        made = io.BytesIO()
+        torch.save(checkpoint, made)
+        with whole_file(path) as file:
+            file.write(made.getbuffer())
 
 
 class Interrupt(Callback):

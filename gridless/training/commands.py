@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +22,9 @@ Seed = Annotated[int | None, typer.Option(help="Instead of the recipe's.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the recipe; may be repeated.")]
 Repeats = Annotated[int | None, typer.Option(help="Epochs whose augmentations are kept offline; else the recipe's.")]
 Cache = Annotated[Path, typer.Option(help="The folder of geometry that is made offline.")]
-Workers = Annotated[int | None, typer.Option(help="Processes that make geometry; else as many as there are threads.")]
+Workers = Annotated[
+    int | None, typer.Option(min=0, help="Processes that make geometry; else as many as there are threads.")
+]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only so many training examples, for a trial.")]
 Device = Annotated[str, typer.Option(help="cuda, cpu, or auto for a GPU where there is one.")]
 
@@ -40,8 +44,8 @@ def train(
     cache: Cache = Path("cache"),
     workers: Workers = None,
     device: Device = "auto",
-    devices: Annotated[int, typer.Option(help="Processes, each with a device, on this machine.")] = 1,
-    nodes: Annotated[int, typer.Option(help="Machines.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device, on this machine.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")] = False,
     checkpoint_steps: Annotated[
         int | None, typer.Option(min=1, help="Steps between checkpoints; else every 10 epochs.")
@@ -64,15 +68,16 @@ def train(
         _check_writable(cache, "--cache")
     listed = _listed(out)
     if listed is not None and chosen.data == "folder" and data is not None:
-        _check_listed(listed, data)
+        _check_listed(listed, data, "remove it, or choose another folder (--out)")
     learn = _examples(chosen, data, all_data, limit, listed)
     chosen = chosen.fitted(learn)
     valid = None if all_data else load_data(chosen, data, "validation", listed)
     held_out = [] if chosen.data != "folder" else _tell(chosen, data, learn, listed)
-    result = run(
-        chosen, learn, valid, out, device=pick_device(device), devices=devices, nodes=nodes, resume=resume,
-        checkpoint_steps=checkpoint_steps, workers=workers, cache=cache, held_out=[] if all_data else held_out,
-    )  # fmt: skip
+    with _naming(out):
+        result = run(
+            chosen, learn, valid, out, device=pick_device(device), devices=devices, nodes=nodes, resume=resume,
+            checkpoint_steps=checkpoint_steps, workers=workers, cache=cache, held_out=[] if all_data else held_out,
+        )  # fmt: skip
     if result is not None:
         print(json.dumps({k: v for k, v in result.items() if k != "history"}))
 
@@ -138,6 +143,8 @@ def evaluate(
         raise ValueError(f"--points is for clouds, and these weights are for {recipe.data}")
     results, known = {}, seen(model.about, split)
     listed = _listed(Path(weights).parent) if recipe.data == "folder" else None
+    if listed is not None and data is not None and split in ("fit", "validation"):
+        _check_listed(listed, data, "bring them back, or give the folder that the run had (--data)")
     examples = load_data(recipe.changed(points=max(points)) if points else recipe, data, split, listed, model.about)
     examples = examples.to(pick_device(device))
     parts = "part" in getattr(examples, "rows", {})
@@ -201,7 +208,7 @@ def predict(
     ] = Path("parts"),
     grid: Annotated[float | None, typer.Option(help="Of scenes: the cell of which one point is looked at.")] = None,
     tile: Annotated[float | None, typer.Option(help="Of scenes: the side of a tile; else chosen by memory.")] = None,
-    workers: Annotated[int, typer.Option(help="Of scenes: processes on this machine.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Of scenes: processes on this machine.")] = 1,
     ray: Annotated[str | None, typer.Option(help="Of scenes: the address of a Ray cluster, or auto.")] = None,
     double: Annotated[
         bool, typer.Option("--double", help="Of scenes: compute in 64 bits, against ties within rounding on a GPU.")
@@ -326,19 +333,31 @@ def _check_writable(folder: Path, option: str) -> None:
         raise OSError(f"{option} {folder}: nothing can be written in this folder: give another")
 
 
+@contextmanager
+def _naming(out: Path) -> Iterator[None]:
+    """Name the folder of a run where the disk is full, unless the error does, and say how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.strerror != os.strerror(error.errno):
+            raise
+        there = (out / "checkpoints" / "last.ckpt").is_file()
+        remedy = "go on from the last checkpoint with --resume" if there else "start again"
+        raise OSError(error.errno, f"no space left while writing {out}: make room and {remedy}") from error
+
+
 def _listed(folder: Path) -> Path | None:
     """The list of what a run in this folder held out, if there is one."""
     return folder / "split.txt" if (folder / "split.txt").is_file() else None
 
 
-def _check_listed(listed: Path, data: Path) -> None:
-    """Refuse the list of another folder."""
+def _check_listed(listed: Path, data: Path, remedy: str) -> None:
+    """Refuse the list of another folder, or of one that has lost files."""
     names = [name for name in listed.read_text().split("\n") if name]
     missing = [name for name in names if not (data / name).is_file()]
     if data.is_dir() and (missing or not names):
         found = f"{len(missing)} of the {len(names)} files that it lists are not there"
         found += f", such as {missing[0]}" if missing else ""
-        remedy = "remove it, or choose another folder (--out)"
         raise ValueError(f"{listed}, what a run there held out, does not fit {data}: {found}: {remedy}")
 
 
@@ -348,7 +367,10 @@ def _tell(recipe: Any, data: Path | None, learn: Any, listed: Path | None) -> li
     from gridless.training.statistics import statistics
 
     suffixes = RECORDINGS if recipe.recordings else CLOUDS
-    found = listing(data or "", suffixes, not (recipe.of_points or "label" in recipe.data_options), listed)
+    options = recipe.data_options
+    by_class = not (recipe.of_points or "label" in options)
+    names = options.get("class_names") if by_class else None
+    found = listing(data or "", suffixes, by_class, listed or options.get("held_out_list"), names)
     print("\n".join(statistics(recipe, found, learn, recipe.make_model())), file=sys.stderr, flush=True)
     return found.held_out
 
@@ -378,8 +400,4 @@ def _assignment(text: str) -> tuple[str, Any]:
         raise ValueError(f"--set takes NAME=VALUE, such as epochs=10 or augment.shift=0.1, not {text!r}")
     from gridless.training.recipe import read_yaml
 
-    value = read_yaml(value, f"--set {text}:")
-    # YAML 1.1 reads 1e-3 as a word.
-    with suppress(ValueError):
-        value = float(value) if isinstance(value, str) else value
-    return name.strip().replace(".", "__"), value
+    return name.strip().replace(".", "__"), read_yaml(value, f"--set {text}:")

@@ -6,7 +6,8 @@ ModelNet40 is 121 MB; N-Cars has 60 million events in 15,422 recordings, 1 GB.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -85,6 +86,14 @@ class Clouds:
     def _with(self, function: Callable[[Tensor], Tensor], labels: Tensor, sizes: Tensor | None) -> Clouds:
         rows = {name: function(values) for name, values in self.rows.items()}
         return replace(self, points=function(self.points), labels=labels, sizes=sizes, rows=rows)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether there is something to learn or to judge: where points have parts, one that is not negative."""
+        part = self.rows.get("part")
+        if part is None or self.sizes is None:
+            return part is None or bool((part >= 0).any())
+        return any(bool((row[:size] >= 0).any()) for row, size in zip(part, self.sizes.tolist()))
 
     def tensors(self) -> list[Tensor]:
         return [self.labels, self.points, *([] if self.sizes is None else [self.sizes]), *self.rows.values()]
@@ -308,10 +317,15 @@ def load_data(
         what = "your files" if recipe.data == FOLDER else recipe.data
         raise ValueError(f"the folder of {what} is needed: give it with --data")
     if recipe.data == FOLDER:
-        return load_folder(recipe, root, split, held_out_list, about)  # type: ignore[arg-type]
-    if recipe.data in SETS:
-        return load_recordings(recipe.data, root, split, recipe.data_options)
-    return load_clouds(recipe.data, root, split, recipe.points, recipe.data_options)
+        found = load_folder(recipe, root, split, held_out_list, about)  # type: ignore[arg-type]
+    elif recipe.data in SETS:
+        found = load_recordings(recipe.data, root, split, recipe.data_options)
+    else:
+        found = load_clouds(recipe.data, root, split, recipe.points, recipe.data_options)
+    if isinstance(found, Clouds) and not found.labelled:
+        words = "nothing can be learned or judged: give files with labels, or evaluate with --split validation"
+        raise ValueError(f"the points of {split!r} have no labels: {words}")
+    return found
 
 
 def load_folder(
@@ -324,19 +338,17 @@ def load_folder(
     """A split of a folder of the user's own files: `gridless.data.folder`, whose arguments are the data options."""
     from gridless.data.folder import CloudFolder, EventFolder
 
-    options: dict[str, Any] = {**recipe.data_options, "held_out_list": held_out_list, "progress": True}
-    options["class_names"] = (about or {}).get("class_names") or None
-    try:
-        if recipe.recordings:
-            sensor = options.pop("sensor", recipe.model.get("sensor"))
-            found: Any = EventFolder(root, split, sensor=sensor, **options)
-            return Recordings.of(found.batch(), found.labels, found.class_names)
-        if recipe.of_points:
-            options.setdefault("label", "auto")
-            options["values"] = (about or {}).get("values") or None
-        found = CloudFolder(root, split, recipe.points, **options)
-    except TypeError as error:
-        raise ValueError(f"recipe: data_options: {error}") from None
+    known = {name: (about or {}).get(name) for name in ("class_names", "values")}
+    # What a run or weights say goes before what the recipe says of the folder as it was.
+    options = recipe.data_options | {name: value for name, value in known.items() if value}
+    options |= {} if held_out_list is None else {"held_out_list": held_out_list}
+    said: dict[str, Any] = {"root": root, "split": split, "progress": True}
+    if recipe.recordings:
+        found = made(EventFolder, {"sensor": recipe.model.get("sensor"), **options}, **said)
+        return Recordings.of(found.batch(), found.labels, found.class_names)
+    if recipe.of_points:
+        options.setdefault("label", "auto")
+    found = made(CloudFolder, options, [entry.name for entry in fields(Preparation)], **said, points=recipe.points)
     data = (found.coords, found.labels, found.class_names, found.sizes, found.rows)
     numbers = {file: i for i, file in enumerate(found.listing.files)}
     files = torch.tensor([numbers[file] for file in found.files])
@@ -353,19 +365,18 @@ def load_clouds(
     """
     import gridless.data as data
 
+    options = dict(options or {})
     if name == "shapes":
-        options = dict(options or {})
-        size, seed = _generated(split, options)
-        how = Preparation(up=options.pop("up", "y"))
-        found: Any = data.Shapes(size, points, seed, **options)
-        return Clouds(y_up(found.coords, how), found.labels, list(found.class_names))
+        up = options.pop("up", "y")
+        found = made(data.Shapes, options, (*_SIZES, "up"), points=points, **_generated(split, options))
+        return Clouds(y_up(found.coords, Preparation(up=up)), found.labels, list(found.class_names))
     if name == "modelnet40":
-        found = data.ModelNet40(root, split, points=points)  # type: ignore[arg-type]
+        found = made(data.ModelNet40, options, root=root, split=split, points=points)
     elif name == "shapenetpart":
-        found = data.ShapeNetPart(root, split, points=points)  # type: ignore[arg-type]
+        found = made(data.ShapeNetPart, options, root=root, split=split, points=points)
         return Clouds(found.coords, found.labels, found.class_names, found.sizes, {"part": found.parts})
     elif name == "semantickitti":
-        return _scans(root, split, points, dict(options or {}))  # type: ignore[arg-type]
+        return _scans(root, split, points, options)  # type: ignore[arg-type]
     else:
         raise ValueError(f"unknown data set {name!r}: there are {', '.join(CLOUDS)}")
     return Clouds(found.coords, found.labels, list(found.class_names))
@@ -376,7 +387,9 @@ def _scans(root: str | Path, split: str, points: int, options: dict[str, Any]) -
     import gridless.data as data
 
     how = Preparation(**{name: options.pop(name) for name in ("up", "features") if name in options})
-    found = data.SemanticKITTI(root, split, **options)
+    found = made(data.SemanticKITTI, options, ("up", "features"), root=root, split=split)
+    if split != "test":
+        found.check_labels()
     whole = in_threads(found.example, [(i,) for i in range(len(found))])
     clouds = [
         turned(Cloud.of(cloud, part=cloud.rows["label"])[:points], how, f"scan {i}", ("part",))
@@ -396,17 +409,37 @@ def load_recordings(
 
     options = dict(options or {})
     if name == "glyphs":
-        size, seed = _generated(split, options)
-        glyphs = data.MovingGlyphs(size, seed=seed, **options)
+        glyphs = made(data.MovingGlyphs, options, _SIZES, **_generated(split, options))
         events = Events(glyphs.pixel, glyphs.time, glyphs.polarity, glyphs.splits, glyphs.sensor)
         return Recordings.of(events, glyphs.labels, glyphs.class_names)
-    return Recordings.read(getattr(data, SETS[name][0])(root, split, **options))
+    return Recordings.read(made(getattr(data, SETS[name][0]), options, root=root, split=split))
 
 
-def _generated(split: str, options: dict[str, Any]) -> tuple[int, int]:
+def made(kind: type, options: dict[str, Any], also: Sequence[str] = (), **said: Any) -> Any:
+    """A data set with a recipe's data options, refused where it does not have them, or where they are `said` elsewhere:
+    the recipe itself augments and draws. `also` are further ones that are known."""
+    arguments = [name for name in signature(kind).parameters if name not in {*said, "transform", "seed", "how"}]
+    known = [*arguments, *also]
+    for name in options:
+        if name not in known:
+            words = f"{name!r} is none of {kind.__name__} in a recipe: there are {', '.join(known)}"
+            raise ValueError(f"recipe: data_options: {words}")
+    try:
+        return kind(**options, **said)
+    except TypeError as error:
+        raise ValueError(f"recipe: data_options: {error}") from None
+
+
+_SIZES = ("size", "held_out")
+
+
+def _generated(split: str, options: dict[str, Any]) -> dict[str, int]:
     """How many examples a split of a generated data set has, and its seed; takes `size` and `held_out` out."""
     from gridless.data.splits import check
 
-    size, held_out = options.pop("size", 1000), options.pop("held_out", 200)
+    counts = {"size": options.pop("size", 1000), "held_out": options.pop("held_out", 200)}
     seed = {"train": 0, "fit": 0, "validation": 1, "test": 2}[check(split)]
-    return (held_out if seed else size), seed
+    name = "held_out" if seed else "size"
+    if type(counts[name]) is not int or counts[name] < 1:
+        raise ValueError(f"recipe: data_options.{name} must be a whole number of at least 1, not {counts[name]!r}")
+    return {"size": counts[name], "seed": seed}

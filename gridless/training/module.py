@@ -116,7 +116,7 @@ class Classifier(lightning.LightningModule):
 
     def on_train_start(self) -> None:
         if self._restored is not None:
-            self.step.totals.copy_(self._restored["totals"][self.global_rank])
+            self.step.totals.copy_(share(self._restored["totals"], self.trainer.world_size)[self.global_rank])
             self.schedule.load_state_dict(self._restored["schedule"])
             self._restored = None
             # A checkpoint after the last step of an epoch is written before its validation.
@@ -212,6 +212,16 @@ class Classifier(lightning.LightningModule):
         self._restored = checkpoint["gridless"]
         # Here and not when training starts, which it does not where the last step was made.
         self.history = checkpoint["gridless"]["history"]
+
+
+def share(totals: Tensor, world: int) -> Tensor:
+    """Totals of every process (before, 4) as those of `world` others: where there were more or fewer, the first takes
+    all."""
+    if len(totals) == world:
+        return totals
+    shares = totals.new_zeros(world, totals.shape[1])
+    shares[0] = totals.sum(0)
+    return shares
 
 
 def _trained(entry: dict[str, float]) -> dict[str, float]:

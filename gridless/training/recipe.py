@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,8 +120,9 @@ class Recipe:
             raise ValueError("recipe: augment is for clouds; what is done to recordings is said by transforms")
         if self.recordings and self.capture:
             raise ValueError("recipe: capture: recordings have no common size, so that no graph can be captured")
-        if self.prepare and not self.recordings:
-            raise ValueError("recipe: prepare is for recordings; what is done to clouds is said by augment")
+        for name in ("transforms", "prepare"):
+            if getattr(self, name) and not self.recordings:
+                raise ValueError(f"recipe: {name} is for recordings; what is done to clouds is said by augment")
         check_names(self.data_options.get("names"), "recipe: data_options: names")
         for entry in [*(self.transforms or ()), *self.prepare]:
             transform_of(entry)
@@ -274,7 +276,12 @@ _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "clip": ("above 0", lambda value: value > 0),
     "average": ("above 0 and below 1", lambda value: 0 < value < 1),
     "norm_momentum": ("above 0 and at most 1", lambda value: 0 < value <= 1),
+    "epsilon": ("at least 0", lambda value: 0 <= value < math.inf),
+    "l2": ("at least 0", lambda value: 0 <= value < math.inf),
     "weight_decay": ("at least 0", lambda value: 0 <= value < math.inf),
+    "smoothing": ("from 0 to 1", lambda value: 0 <= value <= 1),
+    "patience": ("at least 0", lambda value: value >= 0),
+    "seed": ("from -2^63 to 2^64 - 1", lambda value: -(2**63) <= value < 2**64),
     "factor": ("above 0 and at most 1", lambda value: 0 < value <= 1),
     "warm_up": ("at least 0", lambda value: 0 <= value < math.inf),
     "floor": ("from 0 to 1", lambda value: 0 <= value <= 1),
@@ -324,12 +331,28 @@ def load_recipe(name: str | Path) -> Recipe:
 
 
 class _Plain(yaml.SafeLoader):
-    """YAML without aliases: a few lines of them stand for more values than any memory holds."""
+    """YAML without aliases, a few lines of which stand for more values than any memory holds, and with each name once.
+    1e-3 is a number, which YAML 1.1 takes for a word."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError(f"an alias, *{self.peek_event().anchor}: write the value out")
         return super().compose_node(parent, index)
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key.value, str) and key.value in names:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"{key.value!r} is there twice, the second time in line {line}: keep one of them")
+            names.add(key.value if isinstance(key.value, str) else id(key))
+        return node
+
+
+_Plain.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
 
 
 def read_yaml(text: str | bytes, what: str) -> Any:

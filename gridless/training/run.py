@@ -22,7 +22,8 @@ import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from gridless.training.callbacks import EpochBar, Interrupt
+from gridless.data.files import sweep, write_whole
+from gridless.training.callbacks import EpochBar, Interrupt, WholeCheckpoints
 from gridless.training.examples import Clouds, Recordings
 from gridless.training.module import Classifier
 from gridless.training.recipe import Recipe
@@ -74,13 +75,18 @@ def run(
     check_folder(out, resume)
     examples = _examples(data)
     done = _check_same(last, recipe, examples) if resume else 0
-    out.mkdir(parents=True, exist_ok=True)
-    if held_out:
-        (out / "split.txt").write_text("".join(f"{file}\n" for file in held_out))
-    (out / "recipe.yaml").write_text(yaml.safe_dump(recipe.to_dict(), sort_keys=False))
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    if recipe.precision == "bf16" and device.type == "cpu":
+        raise ValueError("recipe: precision: bf16 is for a GPU, and the CPU computes in 32 bits: --set precision=32")
     about = {"recipe": recipe.to_dict(), "examples": examples}
     module = Classifier(recipe, data, valid, workers, cache, about)
+    for part in (data, *([] if valid is None else [valid])):
+        _check_classes(module.model, part)
+    out.mkdir(parents=True, exist_ok=True)
+    if held_out:
+        write_whole(out / "split.txt", "".join(f"{file}\n" for file in held_out).encode())
+    write_whole(out / "recipe.yaml", yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
+    sweep(last.parent)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     every: dict[str, Any] = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
     keep = ModelCheckpoint(out / "checkpoints", filename="last", save_top_k=1, enable_version_counter=False, **every)
     interrupt = Interrupt(last, alone=devices * nodes == 1)
@@ -94,6 +100,7 @@ def run(
         num_sanity_val_steps=0,
         logger=_loggers(out, done),
         callbacks=[keep, interrupt, *([EpochBar()] if progress else []), *(callbacks or [])],
+        plugins=[WholeCheckpoints()],
         enable_progress_bar=False,
         enable_model_summary=False,
         log_every_n_steps=10**9,
@@ -119,7 +126,7 @@ def run(
     about |= {"parts": list(data.parts), "values": list(data.values)} if isinstance(data, Clouds) and data.parts else {}
     save(module.best, out / "weights", **about)
     results["history"] = _plain(module.history)
-    (out / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_whole(out / "results.json", (json.dumps(results, indent=2) + "\n").encode())
     return results
 
 
@@ -152,6 +159,19 @@ def _examples(data: Clouds | Recordings) -> str:
         digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
         digest.update(values.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
     return f"{len(data)} {digest.hexdigest()}"
+
+
+def _check_classes(model: Any, data: Clouds | Recordings) -> None:
+    """Refuse examples of classes, or points of parts, that the network does not have."""
+    config, part = getattr(model, "config", {}), data.rows.get("part") if isinstance(data, Clouds) else None
+    found = {"classes": (data.labels if part is None else part, config.get("classes"))}
+    if "parts" in config:
+        found = {"categories": (data.labels, len(config["parts"])), "parts": (part, sum(config["parts"]))}
+    for name, (numbers, count) in found.items():
+        if numbers is not None and count is not None and numbers.numel() and int(numbers.max()) >= count:
+            setting, last = "parts" if "parts" in config else "classes", int(numbers.max())
+            words = f"the network has {count} {name}, and there is number {last}: at least {last + 1} are needed"
+            raise ValueError(f"recipe: model.{setting}: {words}")
 
 
 def check_folder(out: Path, resume: bool) -> None:

@@ -40,8 +40,10 @@ def _of_clouds(data: Clouds, some: Tensor, model: Any) -> list[str]:
     lines = [f"{len(data)} examples to learn from, points each: {_range(sizes)}"]
     if data.parts:
         real = torch.arange(data.points.shape[1]) < sizes[:, None]
-        share = data.rows["part"][real].bincount(minlength=len(data.parts)) / sizes.sum()
-        lines.append("points: " + ", ".join(f"{name} {s:.1%}" for name, s in zip(data.parts, share.tolist())))
+        # Those without a label, -1, are the last.
+        share = data.rows["part"][real].remainder(len(data.parts) + 1).bincount(minlength=len(data.parts) + 1)
+        named = zip([*data.parts, "without a label"], (share / sizes.sum()).tolist())
+        lines.append("points: " + ", ".join(f"{name} {s:.1%}" for name, s in named if name in data.parts or s))
     for name in data.features:
         values = data.rows[name][some].flatten(0, 1)
         lines.append(f"feature {name}: mean {values.mean():.3g}, standard deviation {values.std():.3g}")

@@ -112,6 +112,21 @@ def test_the_second_start_reads_the_cache(release, tmp_path, monkeypatch):
         ModelNet40(root, points=7)
 
 
+@pytest.mark.parametrize("release", ["text", "mesh"])
+def test_a_file_that_is_written_anew_is_read_anew(release, tmp_path):
+    root = RELEASES[release](tmp_path)
+    before = ModelNet40(root, points=8)
+    name = before.names[0]
+    file = next(path for path in root.rglob(f"{name}.*") if path.suffix in (".txt", ".off", ".ply"))
+    text = file.read_text()
+    # The same size: only the time of the change tells.
+    file.write_text(text.replace("1", "2") if release == "text" else text.replace("\n1 0 0", "\n9 0 0"))
+    assert file.read_text() != text
+    after = ModelNet40(root, points=8)
+    assert not torch.equal(before.coords[0], after.coords[0])
+    assert before.fingerprint != after.fingerprint
+
+
 def test_an_outdated_or_damaged_cache_is_made_again(tmp_path):
     root = text_release(tmp_path)
     ModelNet40(root, points=8)

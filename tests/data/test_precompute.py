@@ -6,6 +6,7 @@ import errno
 import json
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -13,11 +14,12 @@ import sys
 import textwrap
 import time
 from itertools import pairwise
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import gridless as gl
 from gridless.augment import Drop, Jitter, Shuffle
@@ -448,6 +450,94 @@ def test_repeats_of_a_part_of_a_data_set_are_augmented_anew(tmp_path):
     first = data[0][0]["X0"].coords
     data.set_epoch(1)
     assert not torch.equal(data[0][0]["X0"].coords, first)
+
+
+def joined(sigma: float = 0.01) -> ConcatDataset:
+    return ConcatDataset([Shapes(3, points=40, transform=(Jitter(sigma),), seed=seed) for seed in (3, 4)])
+
+
+def test_repeats_of_joined_data_sets_are_augmented_anew(tmp_path):
+    data = gl.Precomputed(Subset(joined(), [1, 4]), tmp_path, plan(), repeats=2)
+    first = [data[i][0]["X0"].coords for i in (0, 1)]
+    data.set_epoch(1)
+    assert not any(torch.equal(data[i][0]["X0"].coords, first[i]) for i in (0, 1))
+    assert [part.epoch for part in data.dataset.dataset.datasets] == [0, 0]
+
+
+def test_the_augmentations_of_joined_data_sets_are_part_of_the_key(tmp_path):
+    keys = {gl.Precomputed(joined(s), tmp_path, plan(), check=False).key for s in (0.01, 0.02)}
+    assert len(keys) == 2
+
+
+def test_arrays_that_are_damaged_are_found_by_verify(tmp_path):
+    data = gl.Precomputed(shapes(), tmp_path, plan())
+    data.verify()
+    path = next(data.folder.glob("*.shard"))
+    whole = bytearray(path.read_bytes())
+    whole[-200] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(FormatError, match=f"{path.name}: its arrays are damaged: remove it"):
+        gl.Precomputed(shapes(), tmp_path, plan()).verify()
+
+
+class Given:
+    """Examples that are given."""
+
+    def __init__(self, *examples) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, i: int):
+        return self.examples[i]
+
+
+def test_a_label_that_is_there_later_only_is_refused_by_name(tmp_path):
+    with pytest.raises(TypeError, match="'1/' of example 1 does not go with that of the first"):
+        gl.Precomputed(Given((torch.rand(9, 3), None), (torch.rand(9, 3), torch.tensor(1))), tmp_path, plan())
+
+
+def test_types_that_cannot_be_stored_are_refused_by_name(tmp_path):
+    with pytest.raises(TypeError, match=r"'1/' is torch.bfloat16, which cannot be stored: convert it"):
+        gl.Precomputed(Given((torch.rand(9, 3), torch.ones(2, dtype=torch.bfloat16))), tmp_path, plan())
+
+
+def test_lists_of_an_example_and_its_label_are_taken(tmp_path):
+    geometry, label = gl.Precomputed(Given([torch.rand(9, 3), 4]), tmp_path, plan())[0]
+    assert len(geometry["X0"]) == 9
+    assert label == 4
+
+
+class Fatal(Given):
+    def __getitem__(self, i: int):
+        if i == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(i)
+
+
+def test_a_process_that_is_killed_leaves_what_is_complete(tmp_path):
+    data = Fatal(*((torch.rand(9, 3), i) for i in range(6)))
+    with pytest.raises(
+        RuntimeError, match=r"one of 1 processes was killed, .* fewer \(num_workers\); .* complete stay"
+    ):
+        gl.Precomputed(data, tmp_path, plan(), shard=2, num_workers=1)
+    assert len(list(tmp_path.glob("*/*.shard"))) == 2
+
+
+def test_persistent_workers_see_another_epoch(tmp_path):
+    data = gl.Precomputed(shapes(size=2), tmp_path, plan(), repeats=2)
+    loader = DataLoader(data, 2, collate_fn=gl.collate, num_workers=1, persistent_workers=True)
+    # As it reaches a process that is not forked.
+    sent = pickle.loads(ForkingPickler.dumps(data))
+    for epoch in (0, 1):
+        data.set_epoch(epoch)
+        ((geometry, _),) = list(loader)
+        assert torch.equal(geometry["X0"].coords[: len(data[0][0]["X0"])], data[0][0]["X0"].coords)
+        assert sent.epoch == epoch
+    other = pickle.loads(pickle.dumps(data))
+    other.set_epoch(0)
+    assert (other.epoch, data.epoch) == (0, 1)
 
 
 def test_parts_of_different_parts_have_files_of_their_own(tmp_path):

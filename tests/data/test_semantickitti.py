@@ -113,6 +113,31 @@ def test_what_is_no_release_is_refused(release, tmp_path):
         gl.data.SemanticKITTI(tmp_path / "semantickitti_22_scans.npz")
 
 
+def test_scans_without_labels_are_read_but_neither_learned_nor_judged(release, tmp_path):
+    (release / "sequences" / "03" / "labels" / "000001.label").unlink()
+    (release / "sequences" / "08" / "labels").rename(release / "sequences" / "08" / "kept")
+    (release / "sequences" / "08").rename(release / "sequences" / "11")
+    recipe = Recipe.from_dict({"model": {"model": "point_unet", "classes": 19}, "data": "semantickitti"})
+    assert (gl.data.SemanticKITTI(release, "fit").example(4).rows["label"] == -1).all()
+    with pytest.raises(FileNotFoundError, match=r"1 of the 6 scans of 'fit' .* misses .*03/labels/000001.label"):
+        load_data(recipe, release, "fit")
+    assert (gl.data.SemanticKITTI(release, "test").example(0).rows["label"] == -1).all()
+    with pytest.raises(ValueError, match=r"points of 'test' have no labels: .* --split validation"):
+        load_data(recipe, release, "test")
+
+
+def test_several_scans_as_one_say_where_poses_come_from(release):
+    for name, origin in (("poses.txt", "data_odometry_labels.zip"), ("calib.txt", "data_odometry_calib.zip")):
+        (release / "sequences" / "00" / name).unlink()
+        with pytest.raises(FileNotFoundError, match=f"no .*{name}: take it from .*{origin}"):
+            gl.data.SemanticKITTI(release, "fit", scans=2).example(1)
+
+
+def test_hidden_files_are_no_scans(release):
+    (release / "sequences" / "00" / "velodyne" / "._000000.bin").write_bytes(b"AppleDouble")
+    assert len(gl.data.SemanticKITTI(release, "fit")) == 6
+
+
 def test_a_pack_holds_two_scans_of_each_sequence(tmp_path):
     draw = np.random.default_rng(0)
     x = draw.integers(-3000, 3000, (22 * 5, 3))

@@ -96,14 +96,20 @@ def test_an_example_is_a_cloud_with_its_parts_beside_it(release: Path):
     assert torch.equal(shuffled.rows["part"], cloud.rows["part"][order])
 
 
-def test_what_was_read_from_text_is_kept(release: Path):
+def test_what_was_read_from_text_is_kept_until_a_file_changes(release: Path, monkeypatch):
     first = ShapeNetPart(release, "train", points=16)
-    (release / "shapenetcore_partanno_segmentation_benchmark_v0_normal" / f"{CHAIR}/a.txt").unlink()
-    again = ShapeNetPart(release, "train", points=16)
+    with monkeypatch.context() as patched:
+        patched.setattr(shapenet, "_read_text", None)
+        again = ShapeNetPart(release, "train", points=16)
     assert torch.equal(first.coords, again.coords)
     assert torch.equal(first.parts, again.parts)
-    with pytest.raises(FileNotFoundError, match=r"1 of the 3 files of 'train' are missing, the first is .*a\.txt"):
-        ShapeNetPart(release, "train", points=16, cache=False)
+    file = release / "shapenetcore_partanno_segmentation_benchmark_v0_normal" / f"{CHAIR}/a.txt"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:5]))
+    assert ShapeNetPart(release, "train", points=16).sizes.min() == 5
+    file.unlink()
+    for cache in (True, False):
+        with pytest.raises(FileNotFoundError, match=r"1 of the 3 files of 'train' are missing, the first is .*a\.txt"):
+            ShapeNetPart(release, "train", points=16, cache=cache)
 
 
 @pytest.mark.parametrize(

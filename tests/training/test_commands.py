@@ -303,11 +303,38 @@ def test_train_prints_one_json_object_and_nothing_else(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["epochs"] == 1
 
 
-@pytest.mark.parametrize("option", ["--limit=0", "--limit=-5", "--checkpoint-steps=0"])
+@pytest.mark.parametrize(
+    "option", ["--limit=0", "--limit=-5", "--checkpoint-steps=0", "--devices=0", "--nodes=0", "--workers=-1"]
+)
 def test_numbers_below_one_are_refused_by_name(option, tmp_path, capsys):
     assert main(["train", "shapes", option, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 2
     assert f"'{option.partition('=')[0]}'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ("data_options.size=0", "data_options.size must be a whole number of at least 1, not 0"),
+        ("data_options.held_out=few", "data_options.held_out must be a whole number of at least 1, not 'few'"),
+        ("data_options.nonsense=1", "'nonsense' is none of Shapes in a recipe: there are class_names, noise, size"),
+        ("data_options.seed=1", "'seed' is none of Shapes in a recipe"),
+        ("model.classes=3", "the network has 3 classes, and there is number "),
+        ("precision=bf16", "precision: bf16 is for a GPU"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_a_run_begins(tmp_path, capsys, change, error):
+    small = ["--device", "cpu", "--set", "data_options={size: 70, held_out: 14}"]
+    assert main(["train", "shapes", "--out", str(tmp_path / "run"), *small, "--set", change]) == 1
+    assert error in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("data", ["modelnet40", "shapenetpart", "semantickitti", "n_cars"])
+def test_every_data_set_refuses_options_that_it_does_not_have(tmp_path, data):
+    recipe = Recipe.from_dict({"model": {"model": "point_unet"}, "data": data, "data_options": {"nonsense": 1}})
+    with pytest.raises(ValueError, match="data_options: 'nonsense' is none of"):
+        load_data(recipe, tmp_path, "fit")
 
 
 def test_a_rate_that_is_far_too_large_is_named(tmp_path, capsys):
@@ -372,7 +399,18 @@ BOMB = "model: {model: point_resnet_large}\ndata_options:\n  a0: &a0 [x, x]\n" +
 
 
 @pytest.mark.parametrize(
-    "text", [BOMB, "&a [*a]", "[" * 5000, "model: !!python/object:os.system {}", "a: b: c", "[]", "a: 2024-99-99"]
+    "text",
+    [
+        BOMB,
+        "&a [*a]",
+        "[" * 5000,
+        "model: !!python/object:os.system {}",
+        "a: b: c",
+        "[]",
+        "a: 2024-99-99",
+        "epochs: 1\nepochs: 2",
+        "model: {width: 1, width: 2}",
+    ],
 )
 def test_a_recipe_that_means_harm_is_refused_by_name(tmp_path, text):
     (tmp_path / "bad.yaml").write_text(text)

@@ -209,6 +209,50 @@ def test_an_option_that_there_is_not_is_refused_by_name(scans, tmp_path, capsys)
     assert "'upp'" in err
 
 
+@pytest.mark.parametrize("option", ["transform=[]", "progress=false", "seed=1"])
+def test_an_option_that_the_recipe_says_otherwise_is_refused_by_name(scans, tmp_path, capsys, option):
+    assert run(tmp_path / "run", "own-clouds", "--data", str(scans), "--set", f"data_options.{option}") == 1
+    assert f"data_options: '{option.split('=')[0]}' is none of CloudFolder" in capsys.readouterr().err
+
+
+def test_the_order_of_classes_and_what_is_held_out_may_be_given(scans, tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("rod/mon_000.ply\ndisc/wed_001.ply\n")
+    options = ["data_options.class_names=[rod, disc]", f"data_options.held_out_list={tmp_path / 'mine.txt'}"]
+    words = [word for option in options for word in ("--set", option)]
+    assert run(tmp_path / "run", "own-clouds", "--data", str(scans), *TINY, *words) == 0
+    assert "  rod: 5 fit, 1 validation" in capsys.readouterr().err
+    assert gl.load(tmp_path / "run" / "weights").about["class_names"] == ["rod", "disc"]
+    assert (tmp_path / "run" / "split.txt").read_text().split() == ["disc/wed_001.ply", "rod/mon_000.ply"]
+
+
+def test_held_out_files_that_are_gone_are_missed_by_evaluate(scans, tmp_path, capsys):
+    assert run(tmp_path / "run", "own-clouds", "--data", str(scans), *TINY) == 0
+    gone = (tmp_path / "run" / "split.txt").read_text().split()[0]
+    (scans / gone).unlink()
+    judge = ["evaluate", str(tmp_path / "run" / "weights"), "--data", str(scans), "--device", "cpu", "--split"]
+    assert main([*judge, "validation"]) == 1
+    assert f"1 of the 4 files that it lists are not there, such as {gone}: bring them back" in capsys.readouterr().err
+
+
+def test_a_run_inside_the_folder_is_no_data(scans, capsys):
+    words = ["own-clouds", "--data", str(scans), *TINY]
+    assert run(scans / "runs" / "1", *words) == 0
+    assert run(scans / "runs" / "2", *words) == 0
+    assert gl.load(scans / "runs" / "2" / "weights").about["class_names"] == ["disc", "rod"]
+
+
+def test_many_classes_are_divided_in_one_pass():
+    class Counted(list):
+        asked = 0
+
+        def __iter__(self):
+            Counted.asked += 1
+            return super().__iter__()
+
+    held_out(Counted(i // 4 for i in range(4000)), [f"{i}.ply" for i in range(4000)])
+    assert Counted.asked < 10
+
+
 @pytest.fixture
 def sites(tmp_path):
     """Three scans of ground (label 2) and poles (label 5), in metres, far from the origin, z up."""
@@ -292,6 +336,50 @@ def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
     write_cloud(sites / "site_9.ply", torch.randn(9, 3), classification=torch.randn(9))
     assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
     assert "labels must be whole numbers from 0 up" in capsys.readouterr().err
+
+
+def test_points_without_a_label_are_neither_learned_nor_judged(sites, tmp_path, capsys):
+    for number, none in enumerate((0, 255, -1)):
+        cloud = gl.read_cloud(sites / f"site_{number}.ply")
+        label = cloud.rows["classification"].to(torch.int16)
+        label[::2] = none
+        write_cloud(sites / f"site_{number}.ply", cloud.coords, classification=label)
+    data = gl.data.CloudFolder(sites, "train", label="auto", ignore=[0, 255], keep_scale=True)
+    assert data.values == [2, 5]
+    assert all(set(row[:size].unique().tolist()) == {-1, 0, 1} for row, size in zip(data.rows["part"], data.sizes))
+    options = ["model=" + LOCAL, "points=256", "data_options.grid=0.1", "data_options.ignore=[0, 255]"]
+    changes = [word for option in options for word in ("--set", option)]
+    assert run(tmp_path / "run", "own-scans", "--data", str(sites), *changes) == 0
+    assert ", without a label " in capsys.readouterr().err
+    weights = str(tmp_path / "run" / "weights")
+    assert gl.load(weights).about["values"] == [2, 5]
+    judge = ["evaluate", weights, "--data", str(sites), "--split", "validation", "--device", "cpu", "--json"]
+    assert main(judge) == 0
+    assert set(json.loads(capsys.readouterr().out)["by_class"]) <= {"2", "5"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"label": "auto", "ignore": [2, 5]}, "no point has a label"),
+        ({"label": "auto", "ignore": "ground"}, "ignore must be labels, whole numbers such as"),
+        ({"ignore": [2]}, "block, grid and ignore are for points with labels"),
+        ({"label": "auto", "grid": -1.0}, "^grid must be a length above 0"),
+        ({"label": "auto", "block": "big"}, "^block must be a length above 0"),
+    ],
+)
+def test_what_cannot_be_ignored_or_measured_is_refused(sites, arguments, error):
+    with pytest.raises(ValueError, match=error):
+        gl.data.CloudFolder(sites, "train", **arguments)
+
+
+def test_labels_below_those_that_mean_none_are_refused_unless_they_are_ignored(tmp_path):
+    label = torch.arange(-2, 48, dtype=torch.int16)
+    for number in range(2):
+        write_cloud(tmp_path / f"{number}.ply", torch.rand(50, 3), label=label)
+    with pytest.raises(ValueError, match=r"or -1 for none: 'label' has -2: .*ignore: \[-2\]"):
+        gl.data.CloudFolder(tmp_path, "train", label="auto")
+    assert gl.data.CloudFolder(tmp_path, "train", label="auto", ignore=-2).values == list(range(48))
 
 
 @pytest.mark.parametrize("seen", [prepare, lambda cloud, what, kept: turned(cloud, Preparation(features=kept), what)])

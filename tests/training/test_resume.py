@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -21,7 +23,8 @@ from small_run import shapes, small
 import gridless as gl
 from gridless.__main__ import main
 from gridless.training import Recordings
-from gridless.training.callbacks import EpochBar
+from gridless.training.callbacks import EpochBar, WholeCheckpoints
+from gridless.training.module import share
 from gridless.training.run import _examples, _loggers, run
 
 
@@ -274,6 +277,60 @@ def test_a_foreign_checkpoint_is_named(begun, tmp_path):
 def test_resuming_nothing_says_so(recipe, clouds, tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing to resume"):
         run(recipe, clouds, None, tmp_path, resume=True)
+
+
+def test_checkpoints_are_written_beside_their_place(recipe, clouds, tmp_path, monkeypatch):
+    # What goes through another folder is copied over the last checkpoint, where that is on another file system.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(Killed):
+        run(recipe, clouds, None, tmp_path, progress=False, checkpoint_steps=1, callbacks=[KillAfter(2)])
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["last.ckpt"]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path):
+    path, soft = tmp_path / "last.ckpt", resource.getrlimit(resource.RLIMIT_FSIZE)
+    WholeCheckpoints().save_checkpoint({"step": 1}, path)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, soft[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            WholeCheckpoints().save_checkpoint({"step": 2, "weights": torch.zeros(10_000)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+        signal.signal(signal.SIGXFSZ, before)
+    assert torch.load(path, weights_only=True) == {"step": 1}
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_a_full_disk_is_named_with_the_folder_of_the_run(tmp_path, capsys):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "metrics.csv").symlink_to("/dev/full")
+    small = ["--set", "data_options.size=14", "--set", "data_options.held_out=7", "--set", "points=32"]
+    small += ["--set", "model.width=8", "--set", "model.levels=1"]
+    words = ["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]
+    assert main([*words, "--checkpoint-steps", "1"]) == 1
+    said = capsys.readouterr().err
+    assert f"no space left while writing {tmp_path}: make room and go on from the last checkpoint with --resume" in said
+
+
+def test_totals_are_shared_by_another_number_of_processes():
+    totals = torch.tensor([[1.0, 2, 3, 4], [5, 6, 7, 8]])
+    assert torch.equal(share(totals, 2), totals)
+    assert share(totals, 1).tolist() == [[6, 8, 10, 12]]
+    assert share(totals[:1], 2).tolist() == [[1, 2, 3, 4], [0, 0, 0, 0]]
+
+
+def test_a_run_of_two_processes_goes_on_in_one(recipe, clouds, tmp_path):
+    whole = run(recipe, clouds, None, tmp_path / "whole", progress=False)
+    with pytest.raises(Killed):
+        run(recipe, clouds, None, tmp_path / "cut", progress=False, checkpoint_steps=1, callbacks=[KillAfter(3)])
+    last = tmp_path / "cut" / "checkpoints" / "last.ckpt"
+    kept = torch.load(last, weights_only=True)
+    # As two processes leave it.
+    kept["gridless"]["totals"] = kept["gridless"]["totals"].expand(2, 4) / 2
+    torch.save(kept, last)
+    resumed = run(recipe, clouds, None, tmp_path / "cut", progress=False, resume=True)
+    assert whole["history"] == resumed["history"]
 
 
 class InterruptAfter(lightning.Callback):

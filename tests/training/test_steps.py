@@ -32,6 +32,7 @@ from gridless.training.batch import EXAMPLES, Group, ends_of
 from gridless.training.captured import Slot, capacity
 from gridless.training.evaluate import report
 from gridless.training.examples import views_of_cloud
+from gridless.training.recipe import read_yaml
 from gridless.training.schedule import Cosine, Plateau
 from gridless.training.step import begin_step
 
@@ -509,6 +510,12 @@ def test_a_report_counts_each_class():
         ({"model": {}, "start": 3}, "start must be text, not 3"),
         ({"transforms": 5}, r"transforms must be a list, .*, not 5"),
         ({"precision": 16}, "precision must be one of 32, bf16, not 16"),
+        ({"transforms": ["ReverseTime"]}, "transforms is for recordings; what is done to clouds is said by augment"),
+        ({"seed": 2**64}, r"seed must be from -2\^63 to 2\^64 - 1, not 18446744073709551616"),
+        ({"smoothing": 2}, "smoothing must be from 0 to 1, not 2"),
+        ({"epsilon": -1}, "epsilon must be at least 0, not -1"),
+        ({"l2": float("nan")}, "l2 must be at least 0, not nan"),
+        ({"patience": -1}, "patience must be at least 0, not -1"),
         ({"data_options": {"names": {2: "ground", 5: "ground"}}}, "names: 'ground' is there twice: give each label a"),
         ({"data_options": {"names": {"ground": 2}}}, r"names: 'ground' is no label, .*: write the label first, \{2: "),
         ({"data_options": {"names": {2: 5}}}, "names: 5 of the label 2 is no name: give a word"),
@@ -537,6 +544,9 @@ def test_a_recipe_takes_what_yaml_makes_of_words():
     for given in (32, 32.0, "32"):
         assert Recipe.from_dict({**values, "precision": given}).precision == "32"
     assert Recipe.from_dict({**values, "frozen": "stem"}).frozen == ["stem"]
+    for text, number in (("1e-3", 1e-3), ("2E4", 2e4), ("-1.5e+2", -150.0), (".5e1", 5.0)):
+        assert read_yaml(f"rate: {text}", "it") == {"rate": number}
+    assert read_yaml("[1e, e3, 1e3x, '1e3', 10.0.0.1e3]", "it") == ["1e", "e3", "1e3x", "1e3", "10.0.0.1e3"]
 
 
 def test_a_batch_of_other_rows_or_types_does_not_fill_a_slot():

@@ -6,6 +6,8 @@ and an instance.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from gridless.data.clouds.base import Points, Source, named
@@ -24,10 +26,14 @@ def read(source: Source) -> Points:
     return named(source, [*zip(names, table.T, strict=True), *_labels(source, len(table))])
 
 
+def label_files(scan: Path) -> list[Path]:
+    """Where the labels of a scan may be: beside it, or in the folder `labels` beside its folder."""
+    beside = scan.with_suffix(".label")
+    return [beside, scan.parent.parent / "labels" / beside.name]
+
+
 def _labels(source: Source, count: int) -> list[tuple[str, np.ndarray]]:
-    path = source.path.with_suffix(".label")
-    paths = [path, path.parent.parent / "labels" / path.name]
-    found = next((p for p in paths if p.is_file()), None)
+    found = next((p for p in label_files(source.path) if p.is_file()), None)
     if found is None:
         return []
     labels = Source.of(found)
