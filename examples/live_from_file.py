@@ -36,9 +36,12 @@ def run(file: Path) -> tuple[float, bool]:
     model = gl.models.event_resnet(10, events.sensor, width=8, levels=3, pooled=0, threshold=1.0, head="stream").eval()
     engine = gl.stream(model)
 
+    prediction = None
     for packet in recording(file, events.sensor, packet=1000):  # as a camera sends them: a millisecond at a time
         for answer in engine.push(packet):
             prediction = answer
+    if prediction is None:
+        raise SystemExit(f"{file}: none of {engine.events_seen} events reached the last level: take a longer recording")
     print(f"{engine.events_seen} events in, last answer at {prediction.time / 1000:.1f} ms:")
     print("  " + " ".join(f"{p:.2f}" for p in prediction.logits.softmax(0)))
 

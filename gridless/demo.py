@@ -87,7 +87,7 @@ def demo(
         raise ImportError(f"the demo needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     console = Console(stderr=True)
     began = time.perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
+    _claim(out)
     console.rule("[bold]1 of 4[/]  a point network learns shapes")
     shapes = _train("shapes", out / "shapes", quick)
     console.rule("[bold]2 of 4[/]  an event network learns moving digits")
@@ -109,6 +109,15 @@ def demo(
             f"shapes {shapes.accuracy:.1%}, moving digits {glyphs.accuracy:.1%}; live = trained to {live.error:.0e}, "
             f"{live.rate / 1e6:.2f} million events/s; {seconds:.0f} s; open {path}"
         )
+
+
+def _claim(out: Path) -> None:
+    """Make the folder, or take that of an earlier demo; no other, as the demo replaces what is in it."""
+    sign = out / ".demo"
+    if out.is_dir() and any(out.iterdir()) and not (sign.exists() or (out / "report.html").exists()):
+        raise FileExistsError(f"{out} holds other files, which the demo would replace: choose another folder (--out)")
+    out.mkdir(parents=True, exist_ok=True)
+    sign.touch()
 
 
 def _train(name: str, out: Path, quick: bool) -> Trained:

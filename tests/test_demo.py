@@ -32,6 +32,15 @@ def test_the_demo_trains_runs_live_and_reports(made, capsys):
         assert (made / name / "weights.safetensors").is_file()
 
 
+def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
+    mine = tmp_path / "shapes" / "chair.ply"
+    mine.parent.mkdir()
+    mine.touch()
+    assert main(["demo", "--quick", "--out", str(tmp_path)]) == 1
+    assert "holds other files, which the demo would replace" in " ".join(capsys.readouterr().err.split())
+    assert mine.exists()
+
+
 def test_what_the_demo_lacks_is_said_before_it_trains(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("gridless.demo.find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
     assert main(["demo", "--quick", "--out", str(tmp_path / "demo")]) == 1

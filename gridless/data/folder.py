@@ -374,8 +374,9 @@ def _labels(cloud: Cloud, file: Path, name: str, ignore: Sequence[int]) -> Tenso
     if name == "auto":
         name = next((known for known in LABELS if known in cloud.rows), "")
         if not name:
-            found = ", ".join(cloud.rows) or "none"
-            raise ValueError(f"{file}: which rows are labels? There are {found}: data_options: {{label: NAME}}")
+            found, columns = ", ".join(cloud.rows) or "none", cloud.rows.get("features")
+            last = "NAME" if columns is None or columns.ndim == 1 else f"features.{columns.shape[1] - 1}"
+            raise ValueError(f"{file}: which rows are labels? There are {found}: --set data_options.label={last}")
     values = row(cloud, name, str(file))
     values = values[:, 0] if values.shape[1:] == (1,) else values
     if values.ndim != 1 or not bool((values == values.long()).all()):

@@ -89,6 +89,9 @@ def write_parts(
     if category not in categories:
         asked = "say what it shows" if category is None else f"no category {category!r}"
         raise ValueError(f"{file}: {asked}: --category is one of {', '.join(categories)}")
+    path = out / f"{stem(Path(file))}.ply"
+    if path.resolve() == Path(file).resolve():
+        raise ValueError(f"{path} is the file itself, which labelled points would replace: give another folder (--out)")
     kind = categories.index(category)
     names = model.about.get("parts") or [f"{category} {i}" for i in range(parts[kind])]
     recipe = model.about.get("recipe", {})
@@ -100,7 +103,6 @@ def write_parts(
     part -= sum(parts[:kind])
     rgb = torch.tensor(COLOURS, dtype=torch.uint8)[part % len(COLOURS)]
     out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{stem(Path(file))}.ply"
     values = torch.tensor(model.about.get("values") or range(parts[kind]))
     ply.write(path, Cloud.of(cloud.coords, part=values[part], rgb=rgb))
     return path, dict(zip(names, torch.bincount(part, minlength=parts[kind]).tolist()))

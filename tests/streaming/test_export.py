@@ -244,6 +244,15 @@ int main() {
         gl.export(left, tmp_path / "a", name="left eye")
 
 
+def test_files_of_the_user_are_not_replaced(tmp_path: Path):
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"holds README\.md and no export"):
+        gl.export(small("stream"), tmp_path)
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["mine"]
+    for _ in range(2):
+        gl.export(small("stream"), tmp_path / "other")
+
+
 LOADED = "location.protocol == 'file:' && document.readyState == 'complete'"
 
 

@@ -14,6 +14,7 @@ from gridless.__main__ import main
 from gridless.data.folder import Listing, held_out, listing
 from gridless.data.prepare import Preparation, padded, prepare, turned
 from gridless.training import Clouds
+from gridless.training.predict import write_parts
 from gridless.training.recipe import load_recipe
 from gridless.training.statistics import statistics
 
@@ -336,6 +337,18 @@ def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
     write_cloud(sites / "site_9.ply", torch.randn(9, 3), classification=torch.randn(9))
     assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
     assert "labels must be whole numbers from 0 up" in capsys.readouterr().err
+    np.savetxt(sites / "site_9.txt", torch.ones(9, 5).numpy(), fmt="%d")
+    assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
+    assert "which rows are labels? There are features: --set data_options.label=features.1" in capsys.readouterr().err
+
+
+def test_parts_are_not_written_over_the_file_they_are_of(tmp_path):
+    file = tmp_path / "chair.ply"
+    write_cloud(file, torch.rand(50, 3))
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match=r"chair\.ply is the file itself"):
+        write_parts(gl.load("shapenetpart"), file, tmp_path, category="chair")
+    assert file.read_bytes() == before
 
 
 def test_points_without_a_label_are_neither_learned_nor_judged(sites, tmp_path, capsys):

@@ -72,7 +72,11 @@ def as_folder(out: str | Path) -> Path:
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
-    """Write files to a folder, each whole or not at all."""
+    """Write files to a folder, each whole or not at all; over those of an export, but not over the user's own."""
+    there = [name for name in files if (folder / name).exists()]
+    if there and not any(name.startswith("network.") for name in there):
+        words = f"{folder} holds {there[0]} and no export: it would be replaced"
+        raise FileExistsError(f"{words}; choose another folder (--out, --web)")
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         with whole_file(folder / name) as file:
