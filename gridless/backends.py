@@ -29,7 +29,9 @@ _forced: ContextVar[str | None] = ContextVar("gridless_backend", default=None)
 def use_backend(name: str | None) -> Iterator[None]:
     """Run everything inside the block on one backend: `with gl.use_backend("reference"): ...`.
 
-    `None` restores the choice by device. Asking for `gpu` with tensors on the CPU is an error, not a fallback.
+    `None` restores the choice by device. Asking for `gpu` with tensors on the CPU is an error, not a fallback. A thread
+    that is started inside the block does not inherit it, unless it runs `contextvars.copy_context().run(function)`
+    with a context that was copied in the block.
     """
     if name is not None and name not in BACKENDS:
         raise ValueError(f"unknown backend {name!r}: choose one of {', '.join(BACKENDS)}, or None to follow the device")

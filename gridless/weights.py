@@ -33,6 +33,9 @@ def save(
     """
     from safetensors.torch import save as serialise
 
+    if not isinstance(model, nn.Module):
+        words = f"give the network, then the path: gl.save(model, path), not {type(model).__name__} first"
+        raise TypeError(f"save: {words}")
     if bits not in (16, 32):
         raise ValueError(f"save: weights are stored with 16 or 32 bits, not {bits}")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
@@ -58,7 +61,7 @@ def load(
     device: torch.device | str = "cpu",
     classes: int | Sequence[str] | None = None,
     model: Callable[..., nn.Module] | None = None,
-) -> nn.Module:
+) -> Any:
     """The network, ready to evaluate, by the name of shipped weights or by path.
 
     `model.about` is what was saved with it: class_names, recipe, results.
@@ -72,13 +75,16 @@ def load(
     """
     path, about = read_about(name)
     if classes is None:
-        made = _make(about["model"], model, name)
+        # The random state of the caller stays as it is.
+        with torch.random.fork_rng(devices=[]):
+            made = _make(about["model"], model, name)
         restore(made, path)
     else:
         count, names = _classes(classes)
         config, other = (_with_classes(about["model"], n, name) for n in (count, count + 1))
         made = _make(config, model, name)
-        sizes = {key: tensor.shape for key, tensor in _make(other, model, name).state_dict().items()}
+        with torch.random.fork_rng(devices=[]):
+            sizes = {key: tensor.shape for key, tensor in _make(other, model, name).state_dict().items()}
         head = [key for key, tensor in made.state_dict().items() if tensor.shape != sizes[key]]
         begin_with(made, name, head)
         about = {"model": config, "recipe": {**about.get("recipe", {}), "model": config}, "start": str(name)}

@@ -60,7 +60,7 @@ def test_every_exported_name_resolves():
 def test_modules_are_reached_from_the_package():
     for name in gl._MODULES:
         assert getattr(gl, name) is import_module(f"gridless.{name}")
-    assert set(dir(gl)) == {*gl.__all__, *gl._MODULES}
+    assert set(dir(gl)) == {*gl.__all__, *gl._MODULES, "__version__"}
 
 
 def test_an_unknown_name_is_refused_by_name():

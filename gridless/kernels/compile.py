@@ -6,20 +6,25 @@ constants it takes from them, is compiled into it all the same; when only those 
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 import re
 import sys
 import threading
+import warnings
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numba
 from numba.core.registry import CPUDispatcher
 
+# Whether compiled kernels are kept on disk.
+_kept = True
 
-def njit(inner: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+
+def njit(inner: bool = False, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """`numba.njit`; with `cache=True` a function is compiled anew when a file changes that its own one imports.
 
     inner    only other kernels call it. Without its entry from Python, which takes every array apart, a first run
@@ -32,17 +37,36 @@ def njit(inner: bool = False, **options: Any) -> Callable[[Callable[..., Any]], 
     def decorate(function: Callable[..., Any]) -> Any:
         dispatcher = numba.njit(**options)(function)
         # The function itself under NUMBA_DISABLE_JIT.
-        if inner and dispatcher is not function:
+        if dispatcher is function:
+            return function
+        if inner:
             dispatcher = _Inner(function, targetoptions=dispatcher.targetoptions)
-            if options.get("cache"):
-                dispatcher.enable_caching()
-        # Absent without a cache and under NUMBA_DISABLE_JIT; a later Numba without it keeps its own stamp.
+        if cache:
+            _keep(dispatcher)
+        # Absent without a cache; a later Numba without it keeps its own stamp.
         file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
         if hasattr(file, "_source_stamp"):
             file._source_stamp = (file._source_stamp, digest(function.__module__))
         return dispatcher
 
     return decorate
+
+
+def _keep(dispatcher: Any) -> None:
+    """On disk, or where Numba finds no folder to write to, in memory alone."""
+    global _kept
+    try:
+        dispatcher.enable_caching()
+    except RuntimeError as error:
+        if _kept:
+            _kept = False
+            remedy = "install the package as .py files in a folder"
+            if Path(inspect.getfile(dispatcher.py_func)).is_file():
+                remedy = "set NUMBA_CACHE_DIR to a folder that can be written to"
+            warnings.warn(
+                f"compiled CPU kernels are not kept on disk, each process compiles them again: {remedy} ({error})",
+                stacklevel=4,
+            )
 
 
 class _Inner(CPUDispatcher):
@@ -52,7 +76,7 @@ class _Inner(CPUDispatcher):
         raise TypeError(f"{self.__name__} was compiled with inner=True, for other kernels to call: Python cannot")
 
 
-@cache
+@functools.cache
 def digest(module: str) -> str:
     """Of the files of a module and of all it imports from its package, directly or not, as they are now."""
     package, pending, found = module.partition(".")[0], [module], {}
@@ -65,7 +89,7 @@ def digest(module: str) -> str:
     return hashlib.sha256("".join(found[name] for name in sorted(found)).encode()).hexdigest()
 
 
-@cache
+@functools.cache
 def _file(module: str) -> tuple[str, list[str]]:
     """A digest of a module's file, and what the file imports from its package; nothing for what is no module."""
     package, _, rest = module.partition(".")
@@ -84,7 +108,7 @@ def _file(module: str) -> tuple[str, list[str]]:
     return hashlib.sha256(text.encode()).hexdigest(), imported
 
 
-@cache
+@functools.cache
 def announce_compilation() -> None:
     """Say once, on stderr, that kernels are being compiled, if one takes over a second."""
     from numba.core import event
@@ -97,7 +121,8 @@ def announce_compilation() -> None:
         def say(self) -> None:
             if not Listener.said:
                 Listener.said = True
-                print("gridless: compiling CPU kernels, once; the result is kept on disk", file=sys.stderr, flush=True)
+                once = ", once; the result is kept on disk" if _kept else ""
+                print(f"gridless: compiling CPU kernels{once}", file=sys.stderr, flush=True)
 
         def on_start(self, event: Any) -> None:
             self.depth += 1

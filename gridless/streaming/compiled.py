@@ -15,7 +15,7 @@ from gridless.streaming.export import export
 from gridless.streaming.export.check import library
 from gridless.streaming.export.writer import MOST, Writer
 from gridless.streaming.lowering import lines
-from gridless.streaming.packets import Prediction, ProgramStream
+from gridless.streaming.packets import Prediction, ProgramStream, alone
 from gridless.streaming.program import Program
 from gridless.streaming.sources import RECORD
 from gridless.structures import Events
@@ -78,6 +78,7 @@ class Compiled(ProgramStream):
         values = np.ctypeslib.as_array(logits, self._logits.shape).copy()
         self._found.append(Prediction(time, torch.from_numpy(values)))
 
+    @alone
     def reset(self) -> None:
         self._reset(self._state.ctypes.data)
         self._numbers([0, -(2**63), 0])
@@ -95,6 +96,7 @@ class Compiled(ProgramStream):
             return [Prediction(self.time, self.predict())]
         return self._found
 
+    @alone
     def predict(self) -> Tensor:
         self._predict(self._state.ctypes.data, self._logits.ctypes.data)
         return torch.from_numpy(self._logits.copy())

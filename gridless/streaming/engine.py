@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gridless.streaming.lowering import Lowered
-from gridless.streaming.packets import Prediction, ProgramStream
+from gridless.streaming.packets import Prediction, ProgramStream, alone
 from gridless.streaming.program import Program, Row
 
 from gridless.streaming.table import (  # isort: skip
@@ -88,6 +88,7 @@ class Engine(ProgramStream):
     def _numbers(self, numbers: list[int]) -> None:
         self._i[SEEN], self._i[TIME], self._i[START] = numbers
 
+    @alone
     def reset(self) -> None:
         self._lowered.clear()
         self._numbers([0, -(2**63), 0])
@@ -95,16 +96,17 @@ class Engine(ProgramStream):
 
     def __call__(self, packet: Any) -> Tensor | None:
         # Most packets of one event bring no prediction: for them this is all there is, and every microsecond counts.
-        if type(packet) is Events and self._plain and packet.sensor == self.sensor and not packet.padding:
-            pixel, time, polarity = packet.pixel, packet.time, packet.polarity
-            if polarity is not None and packet.splits.numel() == 2 and pixel.is_cpu:
-                self._given = given = pixel.data_ptr(), time.data_ptr(), polarity.data_ptr(), time.numel()
-                status = self._run(self._i, *given, True)
-                if status == DONE:
-                    return None
-                self._packet = packet
-                return self._newest(self._seen(status))
-        return self._newest(self._begin(packet))
+        with self._lock:
+            if type(packet) is Events and self._plain and packet.sensor == self.sensor and not packet.padding:
+                pixel, time, polarity = packet.pixel, packet.time, packet.polarity
+                if polarity is not None and packet.splits.numel() == 2 and pixel.is_cpu:
+                    self._given = given = pixel.data_ptr(), time.data_ptr(), polarity.data_ptr(), time.numel()
+                    status = self._run(self._i, *given, True)
+                    if status == DONE:
+                        return None
+                    self._packet = packet
+                    return self._newest(self._seen(status))
+            return self._newest(self._begin(packet))
 
     def _newest(self, status: int) -> Tensor | None:
         """Run to the end of the packet: its last answer."""
@@ -119,6 +121,7 @@ class Engine(ProgramStream):
             status = self._go(False)
         return self.predict() if self._when_asked and self._given[3] else last
 
+    @alone
     def push(self, packet: Any) -> Iterator[Prediction]:
         found: list[Prediction] = []
         status = self._begin(packet)
@@ -185,10 +188,12 @@ class Engine(ProgramStream):
         place, _, classes = self._output
         return torch.from_numpy(self._f[place : place + classes].copy())
 
+    @alone
     def predict(self) -> Tensor:
         self._lowered.answer(self._answer)
         return self._logits()
 
+    @alone
     def features(self, name: str) -> tuple[Events, Tensor]:
         self._kept(name)
         row = self.program[self._rows[name]]

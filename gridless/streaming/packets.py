@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from threading import RLock
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 import torch
@@ -17,6 +19,20 @@ from gridless.structures import Events
 
 # Layers that compute something else in training.
 _TRAINED = (BatchNorm, nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def alone(method: _Method) -> _Method:
+    """A method that no other of the same stream runs beside, in whatever thread: compiled code runs without the GIL."""
+
+    @wraps(method)
+    def waits(self: Stream, *args: Any, **named: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **named)
+
+    return cast(_Method, waits)
 
 
 class Prediction(NamedTuple):
@@ -39,8 +55,8 @@ class Stream:
       without events are passed over;
     - one row otherwise, such as a `MeanPool`: at the end of each packet.
 
-    `predict()` answers at any moment. A packet with a bad event is refused whole, by index and reason, and leaves the
-    stream as it was.
+    `predict()` answers at any moment, also in another thread: it waits for the packet that a stream is
+    taking in. A packet with a bad event is refused whole, by index and reason, and leaves the stream as it was.
 
     `features` are names of modules of the network, whose values of the last packet are kept, see `features()`.
     """
@@ -48,6 +64,13 @@ class Stream:
     events_seen: int
     time: int
     start: int
+    _lock: RLock
+
+    def __new__(cls, *args: Any, **named: Any) -> Self:
+        # Here, since copies are made without __init__; a lock cannot be copied.
+        stream = super().__new__(cls)
+        stream._lock = RLock()
+        return stream
 
     def __init__(self, model: nn.Module, features: Iterable[str] = ()) -> None:
         model = eager(model)
@@ -103,12 +126,17 @@ class Stream:
         seen = f"{self.events_seen:,} events so far" + (f", the last at {self.time:,} us" if self.events_seen else "")
         return f"{type(self).__name__}({self._title}, {self.sensor[0]} x {self.sensor[1]} pixels, {seen})"
 
+    @alone
+    def __getstate__(self) -> Any:
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
     def __call__(self, packet: Any) -> Tensor | None:
         last = None
         for last in self.push(packet):  # noqa: B007
             pass
         return None if last is None else last.logits
 
+    @alone
     def push(self, packet: Any) -> Iterator[Prediction]:
         """Take in a packet: `Events` of one recording, an array that `Events.of` takes, or one record of it. Yields
         predictions."""
@@ -153,11 +181,13 @@ class Stream:
                 + (f" (kept: {', '.join(self._names)})" if self._names else "")
             )
 
+    @alone
     def state_dict(self) -> dict[str, Tensor]:
         """All that the future depends on, as tensors: a stream that loads it continues bit for bit."""
         numbers = torch.tensor([self.events_seen, self.time, self.start])
         return {"numbers": numbers} | {k: v.clone() for k, v in self._memory().items()}
 
+    @alone
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from a saved state. One that does not fit is refused, and the stream stays as it was."""
         numbers = torch.tensor([self.events_seen, self.time, self.start])

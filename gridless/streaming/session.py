@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gridless.nn.events import EventConv, Last, LeakyCount, VoxelMean, VoxelMemory
-from gridless.streaming.packets import Prediction, Stream
+from gridless.streaming.packets import Prediction, Stream, alone
 from gridless.streaming.reading import CUT, ONE, WAITS, packet_of
 from gridless.structures import Events, Geometry
 
@@ -88,6 +88,7 @@ class Session(Stream):
             made[name] = events.trusted()
         return Geometry(made)
 
+    @alone
     def reset(self) -> None:
         self._numbers([0, -(2**63), 0])
         self._lif: dict[str, Any] | None = None
@@ -181,11 +182,13 @@ class Session(Stream):
             stream, rows = found[0]
         return [Prediction(int(t), row) for t, row in zip(geometry[stream].time, rows, strict=True)]
 
+    @alone
     def predict(self) -> Tensor:
         if self._each is not None:
             return self._newest[0].clone()
         return self._forward(self._nothing())[1][0].clone()
 
+    @alone
     def features(self, name: str) -> tuple[Events, Tensor]:
         self._kept(name)
         parts = self._parts[name] or [(self._nothing(), torch.zeros(0, 0))]

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from numbers import Number
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -27,8 +27,13 @@ from gridless.structures.geometry import Geometry
 from gridless.structures.rows import Rows
 
 Buckets = str | Sequence[int]
+Example = TypeVar("Example", bound=Structure | Geometry)
 
 
+@overload
+def collate(examples: Sequence[Example], bucket: str | Sequence[int] | None = None) -> Example: ...
+@overload
+def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) -> Any: ...
 def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) -> Any:
     """One ragged batch from a list of examples: the `collate_fn` of a DataLoader.
 

@@ -44,7 +44,7 @@ def classify(
     points, how = points or int(recipe.get("points", 1024)), preparation(recipe, up, keep_scale)
     device = next(model.parameters()).device
     cloud = prepare(read_points(file, points), str(file), points, how, how.features).to(device)
-    check_scale(model.plan(cloud), str(file), how)
+    check_scale(model.plan(cloud), str(file), how, stacklevel=3)
     rows = {name: values[None] for name, values in cloud.rows.items()}
     label = torch.zeros(1, dtype=torch.int64, device=device)
     one = Clouds(cloud.coords[None], label, rows=rows, features=how.features)
@@ -115,7 +115,7 @@ def _parts(model: Any, every: Cloud, how: Preparation, wanted: int, kind: int, f
     chosen = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))[:wanted]
     some = joined(every[chosen].to(device), how.features)
     geometry = model.plan(some)
-    check_scale(geometry, str(file), how)
+    check_scale(geometry, str(file), how, stacklevel=5)
     found = model.eval()(geometry, torch.tensor([kind], device=device)).argmax(1)
     return found[nearest(some, Cloud.of(every.coords.to(device)), 1).source.long()].cpu()
 
@@ -147,10 +147,10 @@ def write_labels(
     return out, {names[k] if k < len(names) else str(k): n for k, n in counts.items()}
 
 
-def check_scale(geometry: Geometry, what: str, how: Preparation) -> None:
+def check_scale(geometry: Geometry, what: str, how: Preparation, stacklevel: int = 2) -> None:
     """Warn where the first search finds no neighbour for most points: too sparse, or on another scale than the radius.
 
-    `how` says how the cloud was prepared.
+    `how` says how the cloud was prepared, `stacklevel` whose line the warning names, as of `warnings.warn`.
     """
     first = next(value for value in geometry.values() if isinstance(value, Edges))
     lonely = (first.counts <= 1).double().mean().item()
@@ -158,7 +158,7 @@ def check_scale(geometry: Geometry, what: str, how: Preparation) -> None:
         scaled = not (how.keep_scale or how.block)
         hint = "is too sparse: use more points" if scaled else "is too sparse, or in other units than those of training"
         words = f"{lonely:.0%} of the points have no neighbour within the network's first radius: the cloud {hint}"
-        warnings.warn(f"{what}: {words}", stacklevel=2)
+        warnings.warn(f"{what}: {words}", stacklevel=stacklevel)
 
 
 def is_event_network(model: Any) -> bool:

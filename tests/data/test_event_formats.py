@@ -59,6 +59,14 @@ def test_of_a_file_that_was_cut_off_what_is_whole_can_be_kept(event_format, tmp_
         gl.Events.of(events, repair="cut")
 
 
+def test_events_in_the_place_of_the_path_are_refused_with_the_order(tmp_path: Path):
+    events = gl.Events.of([{"t": 1, "x": 2, "y": 3, "p": 1}], sensor=(4, 4))
+    with pytest.raises(
+        TypeError, match=r"give the path, then the events: gl.write_events\(path, events\), not str last"
+    ):
+        gl.write_events(events, str(tmp_path / "a.npy"))  # type: ignore[arg-type]
+
+
 def test_rows_are_written_and_read_or_refused(tmp_path: Path):
     array = {"t": np.array([5, 3, 9]), "x": np.array([1, 2, 3]), "y": np.zeros(3, int), "p": np.ones(3, int)}
     events = gl.Events.of(array, (8, 8), "sort", weight=[5.0, 3.0, 9.0], colour=torch.zeros(3, 3, dtype=torch.uint8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import re
 import subprocess
@@ -77,16 +78,21 @@ def sample(tmp_path: Path) -> Path:
 
 def run(package: Path) -> tuple[int, int, int]:
     """What the kernel returns in a process of its own, and how often the cache had it and had it not."""
+    done = process(package)
+    result, hits, misses = map(int, done.stdout.split())
+    return result, hits, misses
+
+
+def process(package: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     # Without the files of Python's own cache, which takes a file of the same size and second for the same; and without
     # what the package imports, torch above all: only its `kernels.compile` is needed.
-    env = os.environ | {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    env = os.environ | {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"} | settings
     code = "import sys, types; sys.modules['gridless'] = own = types.ModuleType('gridless')"
     code += f"; own.__path__ = [{str(PACKAGE)!r}]"
     run = [sys.executable, "-c", f"{code}; import sample.drivers"]
     done = subprocess.run(run, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    result, hits, misses = map(int, done.stdout.split())
-    return result, hits, misses
+    return done
 
 
 def edit(file: Path, old: str, new: str) -> None:
@@ -103,6 +109,23 @@ def test_a_kernel_is_compiled_anew_when_a_file_changes_that_its_own_imports(samp
     assert run(sample) == (120, 0, 1)
     edit(sample / "steps.py", "STEP = 1", "STEP = 2")
     assert run(sample) == (180, 0, 1)
+
+
+def test_a_kernel_that_cannot_be_kept_on_disk_runs_and_the_remedy_is_said_once(sample: Path):
+    (sample / "__pycache__").touch()
+    done = process(sample, XDG_CACHE_HOME=str(sample / "__init__.py"), NUMBA_CACHE_DIR="")
+    assert done.stdout == "60 0 1\n"
+    assert done.stderr.count("not kept on disk") == done.stderr.count("set NUMBA_CACHE_DIR") == 1
+
+
+def test_a_package_without_sources_runs_and_does_not_name_a_folder_that_would_not_help(sample: Path):
+    compileall.compile_dir(sample, legacy=True, quiet=1)
+    for file in sample.glob("*.py"):
+        file.unlink()
+    done = process(sample)
+    assert done.stdout == "60 0 1\n"
+    assert "install the package as .py files" in done.stderr
+    assert "NUMBA_CACHE_DIR" not in done.stderr
 
 
 def test_all_kernels_of_the_package_have_this_cache():

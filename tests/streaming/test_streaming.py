@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -353,3 +355,30 @@ def test_real_recordings_are_exact(shared_data):
         for k, features in enumerate(levels):
             assert_close(engine.features(f"blocks.{k}")[1], features, 1e-5)
         assert_close(engine.predict(), logits, 1e-5)
+
+
+@pytest.mark.parametrize(("make", "size"), [(Engine, 400), (Session, 20)])
+def test_another_thread_may_ask_while_one_pushes(make, size):
+    model = network("n_mnist", head="voxel", width=8, levels=2, pooled=0, threshold=1.0, duration=5_000)
+    events = busy("plain", (34, 34), 20 * size)
+    live, ended, asked = make(model), threading.Event(), []
+
+    def pushed():
+        live.reset()
+        found = [p for a in range(0, len(events), size) for p in live.push(events[a : a + size])]
+        return torch.stack([*(p.logits for p in found), live.predict()])
+
+    def ask():
+        while not ended.wait(0.0005):
+            asked.append(live.predict())
+
+    expected = pushed()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        got = [pushed() for _ in range(3)]
+    finally:
+        ended.set()
+        thread.join()
+    assert asked
+    assert all(torch.equal(one, expected) for one in got)

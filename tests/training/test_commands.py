@@ -17,7 +17,7 @@ from gridless.__main__ import main
 from gridless.data.prepare import Preparation, prepare
 from gridless.training import Recipe, load_recipe
 from gridless.training.examples import load_data
-from gridless.training.predict import check_scale, preparation
+from gridless.training.predict import check_scale, preparation, write_parts
 from gridless.training.recipe import available
 
 
@@ -29,6 +29,21 @@ def saved(tmp_path):
     recipe = {"points": 64, "votes": 2}
     gl.save(model, tmp_path / "net", class_names=["sphere", "disc", "rod"], recipe=recipe)
     return model.eval(), tmp_path / "net.safetensors"
+
+
+def test_loading_leaves_the_random_state_but_a_new_head_is_another_each_time(saved):
+    before = torch.get_rng_state()
+    gl.load(saved[1])
+    assert torch.equal(torch.get_rng_state(), before)
+    one, other = (gl.load(saved[1], classes=2).state_dict() for _ in range(2))
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_path_in_the_place_of_the_network_is_refused_with_the_order(saved):
+    with pytest.raises(
+        TypeError, match=r"save: give the network, then the path: gl.save\(model, path\), not str first"
+    ):
+        gl.save("x", saved[0])  # type: ignore[arg-type]
 
 
 def test_weights_come_back_as_they_were_saved(saved):
@@ -476,6 +491,16 @@ def test_a_cloud_whose_points_have_no_neighbours_is_warned_of_with_what_may_help
     model = models.PointResNet(3, width=8, levels=1)
     with pytest.warns(UserWarning, match=rf"x.ply: 100% of the points have no neighbour .*: the cloud is {hint}$"):
         check_scale(model.plan(shapes(1).points[0] * 100), "x.ply", Preparation(**how))
+
+
+def test_the_warning_of_a_sparse_cloud_names_the_line_of_the_caller(saved, tmp_path):
+    np.save(tmp_path / "x.npy", shapes(1).points[0].numpy())
+    with pytest.warns(UserWarning, match="too sparse") as found:
+        gl.training.classify(gl.load(saved[1]), tmp_path / "x.npy", points=8)
+    parts = gl.load(gl.save(models.PointUNetPlus([3], width=8, levels=1, hidden=16), tmp_path / "parts"))
+    with pytest.warns(UserWarning, match="too sparse") as again:
+        write_parts(parts, tmp_path / "x.npy", tmp_path, points=8)
+    assert {one.filename for one in (*found, *again)} == {__file__}
 
 
 def test_points_at_hand_are_no_file(saved):

@@ -22,6 +22,9 @@ def write_events(path: str | Path, events: Events) -> None:
     256). Padding is no event and is not written. What a form cannot hold is refused. Whatever goes wrong, an existing
     file stays as it was.
     """
+    if not isinstance(events, Events):
+        words = f"give the path, then the events: gl.write_events(path, events), not {type(events).__name__} last"
+        raise TypeError(f"write_events: {words}")
     path = Path(path)
     if path.suffix.lower() not in WRITERS:
         raise ValueError(f"{path}: events are written as {', '.join(WRITERS)}, not {path.suffix or 'without suffix'}")

@@ -48,10 +48,12 @@ def point_conv(
                      (P = Q); and (P) or None; of the same dtype
     edges            which sources each target sees. Up-sampling is a convolution over `edges.transpose()`, with the
                      coarse cloud as the source
-    source_coords    (S, D) float32 or float64, and `target_coords` (S', D)
+    source_coords    (S, D) float32 or float64
+    target_coords    (S', D), of the same dtype
     radius           what the vectors are divided by
     basis            M functions of a vector, such as `gl.nn.Monomials(3, 2)`
     falloff          "linear" for w = 1 - |v| (0 from the radius on), None for w = 1
+    normalise        whether each row is divided by its W
     order            "gather_first" for (N F) Theta, "transform_first" for N (F Theta), or None for the cheaper; a
                      depthwise convolution has but one
 
