@@ -143,7 +143,7 @@ def test_two_processes_that_read_files_reach_the_loss_of_one(recipe, tmp_path):
     tests, values = str(Path(__file__).parent), json.dumps(recipe.to_dict())
     in_two_processes(SCRIPT, tmp_path / "two", tests=tests, recipe=values)
     one, two = results(tmp_path / "one"), results(tmp_path / "two")
-    # In this network rounding moves gradients by up to 4e-4, and with one thread or two the loss by 1e-3; in float64, as
+    # In this network rounding moves gradients by up to 4e-4, and one thread or two the loss by 1e-3; in float64, as
     # above, steps are the same.
     assert abs(one["train_loss"] - two["train_loss"]) < 4e-3
     assert abs(one["train_accuracy"] - two["train_accuracy"]) < 1.5 / 40
