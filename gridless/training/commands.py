@@ -259,7 +259,10 @@ def predict(
         if live:
             p = classify_events(model, file, repair=repair or (), votes=votes)
         else:
-            p = classify(model, file, points=points, up=up, keep_scale=keep_scale, votes=votes)
+            try:
+                p = classify(model, file, points=points, up=up, keep_scale=keep_scale, votes=votes)
+            except ValueError as error:
+                raise _wrong_kind(file, live) if _is_recording(file) else error from None
         if as_json:
             best = names[int(p.argmax())]
             return json.dumps({"file": str(file), "class": best, "probabilities": dict(zip(names, p.tolist()))})
@@ -289,10 +292,28 @@ def _check_kind(file: Path, live: bool) -> None:
     # Some suffixes are of both kinds.
     right, wrong = (RECORDINGS, CLOUDS) if live else (CLOUDS, RECORDINGS)
     if file.suffix.lower() in wrong and file.suffix.lower() not in right:
-        found, wanted = ("a cloud", "recordings") if live else ("a recording", "clouds")
-        raise ValueError(
-            f"{file} is {found}, and these weights are for {wanted}: give --weights that were trained on such"
-        )
+        raise _wrong_kind(file, live)
+
+
+def _wrong_kind(file: Path, live: bool) -> ValueError:
+    found, wanted = ("a cloud", "recordings") if live else ("a recording", "clouds")
+    return ValueError(
+        f"{file} is {found}, and these weights are for {wanted}: give --weights that were trained on such"
+    )
+
+
+def _is_recording(file: Path) -> bool:
+    """Whether a file whose suffix is of both kinds holds events."""
+    from gridless.data import read_events
+    from gridless.data.folder import RECORDINGS
+
+    if file.suffix.lower() not in RECORDINGS:
+        return False
+    try:
+        read_events(file)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_out(out: Path, scenes: bool, files: int) -> None:

@@ -550,6 +550,14 @@ def test_predict_goes_on_after_a_file_that_it_cannot_use(saved, tmp_path, capsys
     assert lines[4] == "gridless predict: 4 of 6 files have no answer, see above"
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".csv"])
+def test_a_recording_in_a_format_of_clouds_is_called_one(saved, tmp_path, capsys, suffix):
+    file = tmp_path / f"digit{suffix}"
+    gl.write_events(file, gl.data.MovingGlyphs(1)[0][0])
+    assert main(["predict", str(file), "--weights", str(saved[1]), "--device", "cpu"]) == 1
+    assert f"{file.name} is a recording, and these weights are for clouds" in capsys.readouterr().err
+
+
 def test_files_without_points_say_so(saved, tmp_path):
     header = "format ascii 1.0\nelement vertex 0\nproperty float x\nproperty float y\nproperty float z\nend_header\n"
     (tmp_path / "none.ply").write_text(f"ply\n{header}")
