@@ -290,5 +290,4 @@ def _about(axis: Tensor, angle: Tensor) -> Tensor:
     zero = torch.zeros_like(x)
     cross = torch.stack([zero, -z, y, z, zero, -x, -y, x, zero], 1).view(-1, 3, 3)
     sin, cos = angle.sin()[:, None, None], angle.cos()[:, None, None]
-    eye = torch.eye(3, dtype=axis.dtype, device=axis.device)
-    return cos * eye + sin * cross + (1 - cos) * (axis[:, :, None] * axis[:, None, :])
+    return cos * _axes(axis) + sin * cross + (1 - cos) * (axis[:, :, None] * axis[:, None, :])

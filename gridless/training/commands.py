@@ -261,8 +261,10 @@ def predict(
         else:
             try:
                 p = classify(model, file, points=points, up=up, keep_scale=keep_scale, votes=votes)
-            except ValueError as error:
-                raise _wrong_kind(file, live) if _is_recording(file) else error from None
+            except ValueError:
+                if _is_recording(file):
+                    raise _wrong_kind(file, live) from None
+                raise
         if as_json:
             best = names[int(p.argmax())]
             return json.dumps({"file": str(file), "class": best, "probabilities": dict(zip(names, p.tolist()))})

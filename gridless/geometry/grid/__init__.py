@@ -53,18 +53,17 @@ def grid_sample(
     if keep not in KEEPS:
         raise ValueError(f"grid_sample: keep must be one of {', '.join(KEEPS)}, not {keep!r}")
     _check_rows(cloud, rows or {})
-    if origin is not None:
-        at = torch.as_tensor(origin, dtype=torch.float64)
-        if at.shape != (cloud.dim,) or not at.isfinite().all():
-            raise ValueError(f"grid_sample: origin must be {cloud.dim} finite numbers, not {origin!r}")
+    begin = None if origin is None else torch.as_tensor(origin, dtype=torch.float64)
+    if begin is not None and (begin.shape != (cloud.dim,) or not begin.isfinite().all()):
+        raise ValueError(f"grid_sample: origin must be {cloud.dim} finite numbers, not {origin!r}")
     x, end = cloud.coords.detach(), len(cloud) - cloud.padding
-    number = _placed(x[:end], origin).div_(float(cell)).floor_()
+    number = _placed(x[:end], begin).div_(float(cell)).floor_()
     if end and float(number.abs().max()) >= _FAR:
         raise ValueError(f"grid_sample: cells of {float(cell):g} are too small to be counted: take larger ones")
     number = number.long()
     kept, inverse, splits = backends.implementation(reference, x.device).group(number, cloud.splits)
     if keep == "nearest" and end:
-        away = (_placed(x[:end], origin) - (number.double() + 0.5) * float(cell)).square().sum(1)
+        away = (_placed(x[:end], begin) - (number.double() + 0.5) * float(cell)).square().sum(1)
         closest = away.argsort(stable=True)
         order = closest[inverse[closest].argsort(stable=True)]
         kept = order[_begins(inverse[order])]
@@ -87,10 +86,10 @@ def grid_sample(
     return sample._changed(coords=middle, rows=Rows(reduced), parent_index=None, num_parent=0)
 
 
-def _placed(x: Tensor, origin: Sequence[float] | None) -> Tensor:
+def _placed(x: Tensor, origin: Tensor | None) -> Tensor:
     """Coordinates in float64, from an origin: a copy."""
     where = x.to(torch.float64, copy=True)
-    return where if origin is None else where.add_(torch.as_tensor(origin, dtype=torch.float64, device=x.device))
+    return where if origin is None else where.add_(origin.to(x.device))
 
 
 def _check_rows(cloud: Cloud, rows: Mapping[str, str]) -> None:
