@@ -68,7 +68,7 @@ LEAKY = {
     "weight_decay": 0.05,
 }  # fmt: skip
 
-# name -> changes of the recipe n-cars
+# name -> changes of the recipe n-cars-voxel
 VARIANTS: dict[str, dict[str, Any]] = {
     "shipped": {},
     "shipped-swap": {"transforms": [*SHIPPED, "SwapPolarity"]},
@@ -120,7 +120,7 @@ def recipe_of(name: str, epochs: int, seed: int, fold: int) -> Any:
     from gridless.training import load_recipe
 
     changes = dict(VARIANTS[name])
-    base = load_recipe("n-cars")
+    base = load_recipe("n-cars-voxel")
     if "model" in changes:
         base = base.changed(model=changes.pop("model"))
         changes = {k: v for k, v in changes.items() if not k.startswith("model__")}

@@ -4,7 +4,7 @@
 
 At a load of k times what the engine can do, `gridless stream --overload thin` keeps every k-th event, evenly.
 Recordings of N-Cars of the fold that the weights have not seen are thinned so and judged: those of a run of
-n-cars-live, because the shipped ones have seen all folds.
+n-cars, because the shipped ones have seen all folds.
 
 Lag is that of n-cars-stream, whose engine works on what the buffer hands it, while a source puts in a packet every
 millisecond at so many times the rate that the engine can do. The clock is the processor time that the engine takes, so
@@ -101,7 +101,7 @@ def accuracy(options: argparse.Namespace) -> dict:
         row = {"load": load, "events kept of each": 1 / load, "accuracy": right / len(rows)}
         results.append(row | {"events a recording": events / len(rows)})
         print(results[-1], flush=True)
-    about = f"n-cars-live without fold {fold}, {len(rows)} recordings of that fold, thinned evenly"
+    about = f"n-cars without fold {fold}, {len(rows)} recordings of that fold, thinned evenly"
     return {"machine": machine(), "about": about, "rows": results}
 
 
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder of N-Cars, or of its packs")
     parser.add_argument("--recordings", type=int, default=600)
-    parser.add_argument("--weights", help="of a run of n-cars-live that held a fold out")
+    parser.add_argument("--weights", help="of a run of n-cars that held a fold out")
     parser.add_argument("--only", choices=("accuracy", "lag"), help="keep the other as it is")
     options = parser.parse_args()
     if options.weights is None and options.only != "lag":

@@ -376,9 +376,9 @@ def fewer_points(r: dict[str, Any]) -> Made:
     return "Fewer points", f"{words} {origin(r['accuracy'])}", columns, rows
 
 
-# Variants of the recipe n-cars, as benchmarks/ncars_variants.py calls them, and what they are.
+# Variants of the recipe n-cars-voxel, as benchmarks/ncars_variants.py calls them, and what they are.
 VARIANTS = {
-    "shipped": "the recipe `n-cars`",
+    "shipped": "the recipe `n-cars-voxel`",
     "swap": "moved to the origin, polarities swapped at random",
     "dense": "the same, with more events on deep levels",
     "count": "3 x 3 convolutions of voxel grids, counts of events beside them",
@@ -390,7 +390,7 @@ VARIANTS = {
     "small": "the same at half the resolution, shared rates",
     "small-erase": "the same, a rectangle of each recording left out",
     "half-erase": "the same, wider, rates of its own for each tap",
-    "leaky-fit": "counts that decay, without streams, magnified to one size: the recipe `n-cars-live`, two seeds",
+    "leaky-fit": "counts that decay, without streams, magnified to one size: the recipe `n-cars`, two seeds",
     "leaky-last": "the same, not magnified, two seeds, one on fold 4",
     "leaky-one": "that, weights averaged, two seeds",
     "leaky": "that with decays of 10, 30 and 100 ms",

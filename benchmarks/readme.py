@@ -200,9 +200,9 @@ OTHERS = {
     "modelnet40-large": "the paper: 90.34 mean of ten runs, 91.08 best",
     "modelnet40-small": "the paper: 87.94 mean of ten runs, 88.77 best",
     "modelnet40-plus": "PointNeXt-S 93.7 ± 0.3, DeLA 93.75 ± 0.18, PointMLP 94.1 best run",
-    "n-cars": NCARS,
+    "n-cars-voxel": NCARS,
     "n-cars-stream": NCARS,
-    "n-cars-live": f"a plain CNN 92.7 (93.5 on the same folds), {NCARS}",
+    "n-cars": f"a plain CNN 92.7 (93.5 on the same folds), {NCARS}",
     "shapenetpart": "PointNet++ 85.1 / 81.9, KPConv 86.4 / 85.1, PointNeXt-S 87.0 / 85.2, DeLA 86.94 / 85.41",
 }
 

@@ -127,8 +127,8 @@ def test_windows_and_features_of_the_voxel_head_are_those_of_a_session(kind):
 
 
 def test_shipped_counts_answer_every_100_ms_as_for_all_events_so_far():
-    model = gl.load("n-cars-live")
-    assert model.config == load_recipe("n-cars-live").make_model().config
+    model = gl.load("n-cars")
+    assert model.config == load_recipe("n-cars").make_model().config
     events = busy("plain", (120, 100), 2000)
     events = gl.Events(events.pixel, 12 * events.time, events.polarity, events.splits, events.sensor)
     engine = stream(model)

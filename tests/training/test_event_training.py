@@ -278,9 +278,9 @@ def test_training_on_a_real_data_set_needs_its_folder(capsys, tmp_path):
         ("cifar10-dvs", "cifar10_dvs", 1_890_466),
         ("n-caltech101", "n_caltech101", 7_432_414),
         ("asl-dvs", "asl_dvs", 7_412_368),
-        ("n-cars", "n_cars", None),
+        ("n-cars-voxel", "n_cars", None),
         ("n-cars-stream", "n_cars", None),
-        ("n-cars-live", "n_cars", None),
+        ("n-cars", "n_cars", None),
         ("n-cars-small", "n_cars", None),
         ("glyphs", "glyphs", None),
         ("shapes", "shapes", None),
@@ -348,9 +348,9 @@ def test_what_cannot_be_frozen_or_begun_with_is_refused(tmp_path):
     with pytest.raises(ValueError, match="random weights: say which to begin with"):
         recipe(frozen=["downs"])
     with pytest.raises(ValueError, match="no part 'trunk': there are downs, blocks, head"):
-        recipe(start="n-cars", frozen=["trunk"]).make_model()
-    with pytest.raises(ValueError, match=r"the weights 'n-cars' have no downs\.0\.conv\.weight that fits"):
-        recipe(start="n-cars", frozen=["downs"]).make_model()
+        recipe(start="n-cars-voxel", frozen=["trunk"]).make_model()
+    with pytest.raises(ValueError, match=r"the weights 'n-cars-voxel' have no downs\.0\.conv\.weight that fits"):
+        recipe(start="n-cars-voxel", frozen=["downs"]).make_model()
     with pytest.raises(ValueError, match="no weights named 'nothing'"):
         recipe(start="nothing").make_model()
     gl.weights.save(gl.models.point_unet(4), tmp_path / "unet")
