@@ -7,6 +7,7 @@ imported. The function's signature is the command's options (typer), its docstri
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
@@ -27,7 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Errors are one line; `--debug` shows where they came from."""
+    """Run one command. Errors and warnings are one line; `--debug` shows where they came from."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
@@ -43,7 +44,10 @@ def main(argv: list[str] | None = None) -> int:
         print(f"gridless: no command {words[0]!r}: there are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        return _run(words[0], words[1:])
+        with warnings.catch_warnings():
+            if not debug:
+                warnings.showwarning = _warn
+            return _run(words[0], words[1:])
     except (KeyboardInterrupt, _Interrupted) as error:
         print(f"gridless {words[0]}: {str(error) or 'interrupted'}", file=sys.stderr)
         return 130
@@ -56,6 +60,10 @@ def main(argv: list[str] | None = None) -> int:
             text += f": pip install {error.name.partition('.')[0]}"
         print(f"gridless {words[0]}: {text}", file=sys.stderr)
         return 1
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"gridless: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
 
 
 def _run(name: str, words: list[str]) -> int:

@@ -5,13 +5,10 @@ Of one recording the result has no batch dimension; of several it has B as its f
 
 from __future__ import annotations
 
-import operator
-from typing import Any
-
-import numpy as np
 import torch
 from torch import Tensor
 
+from gridless.geometry.checks import check_whole
 from gridless.structures import Events
 
 # Pixels of all frames of a recording.
@@ -35,17 +32,13 @@ def frames(events: Events, count: int | None = None, duration: int | None = None
         raise ValueError("frames: give a count of frames or the duration of each, not both")
     since, span, example = _since(events, "frames")
     if duration is not None:
-        duration = _whole("frames", "duration", duration)
-        if duration < 1:
-            raise ValueError(f"frames: duration must be 1 microsecond or more, not {duration}")
+        duration = check_whole("frames", "duration", duration)
         at = since // duration
         count = int(at.max()) + 1 if len(at) else 1
         if count * events.sensor[0] * events.sensor[1] > MOST:
             raise ValueError(f"frames: {count:,} frames of {duration:,} us are more than memory holds{_jump(events)}")
     else:
-        count = 1 if count is None else _whole("frames", "count", count)
-        if count < 1:
-            raise ValueError(f"frames: count must be 1 or more, not {count}")
+        count = 1 if count is None else check_whole("frames", "count", count)
         if max(span.tolist(), default=0) * count >= 2**63:
             raise ValueError(f"frames: {count:,} frames of so long a recording cannot be told apart{_jump(events)}")
         # The last event is in the last frame.
@@ -58,9 +51,7 @@ def voxel_grid(events: Events, bins: int) -> Tensor:
 
     The first event is at the centre of the first bin, the last at that of the last. Without polarity all count as ON.
     """
-    bins = _whole("voxel_grid", "bins", bins)
-    if bins < 1:
-        raise ValueError(f"voxel_grid: bins must be 1 or more, not {bins}")
+    bins = check_whole("voxel_grid", "bins", bins)
     since, span, example = _since(events, "voxel_grid")
     place = since.double() * (bins - 1) / span[example].clamp(min=1)
     low = place.long().clamp(max=bins - 1)
@@ -88,7 +79,7 @@ def time_surface(events: Events, decay: float, at: int | None = None) -> Tensor:
     if not decay > 0:
         raise ValueError(f"time_surface: decay must be positive, not {decay}")
     since, span, example = _since(events, "time_surface")
-    now = span if at is None else torch.full_like(span, _whole("time_surface", "at", at))
+    now = span if at is None else torch.full_like(span, check_whole("time_surface", "at", at, least=0))
     channels, channel = _channels(events)
     width, height = events.sensor
     size = height * width
@@ -99,15 +90,6 @@ def time_surface(events: Events, decay: float, at: int | None = None) -> Tensor:
     latest = latest.view(events.num_examples, -1)
     fresh = torch.exp((latest - now[:, None]).double() / decay).float()
     return _shaped(fresh.masked_fill_(latest < 0, 0), events, (channels, height, width))
-
-
-def _whole(what: str, name: str, value: Any) -> int:
-    """The value as an int; it may be written as a float, 2e3."""
-    whole: Any = int(value) if isinstance(value, float | np.floating) and value.is_integer() else value
-    try:
-        return operator.index(whole)
-    except TypeError:
-        raise TypeError(f"{what}: {name} must be a whole number, not {value!r}") from None
 
 
 def _since(events: Events, what: str) -> tuple[Tensor, Tensor, Tensor]:

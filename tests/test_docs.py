@@ -115,6 +115,20 @@ def test_every_public_name_is_on_a_page_of_the_reference():
             assert found, f"{module.__name__}.{name}"
 
 
+def options(command: str) -> set[str]:
+    module, _, function = COMMANDS[command][0].partition(":")
+    app = typer.Typer(add_completion=False)
+    app.command()(getattr(import_module(module), function))
+    parameters = typer.main.get_command(app).params
+    return {option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)}
+
+
+def test_every_option_of_every_command_is_on_a_page():
+    written = {word for path in (ROOT / "docs").rglob("*.md") for word in re.findall(r"--[\w-]+", path.read_text())}
+    for command in COMMANDS:
+        assert {option for option in options(command) if option.startswith("--")} <= written, command
+
+
 def from_benchmarks(name: str) -> Any:
     spec = spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
     assert spec is not None
@@ -171,11 +185,8 @@ def test_commands_on_the_pages_exist_with_their_options():
     shown = [line for block in shells for line in re.findall(r"^gridless (.*)$", block, re.M)]
     assert len(shown) > 10
     assert {line.split()[0] for line in shown} <= set(COMMANDS)
-    for name, (where, _) in COMMANDS.items():
-        module, _, function = where.partition(":")
-        app = typer.Typer()
-        app.command()(getattr(import_module(module), function))
-        known = {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
+    for name in COMMANDS:
+        known = options(name)
         for line in shown:
             words = line.partition(" #")[0].split()
             if words[0] == name:

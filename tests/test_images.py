@@ -63,12 +63,14 @@ def test_whole_numbers_may_be_written_as_floats_and_others_are_refused():
     assert gl.voxel_grid(FEW, np.float32(3)).equal(gl.voxel_grid(FEW, np.int64(3)))  # type: ignore[arg-type]
     assert gl.time_surface(FEW, 1000, at=1e2).equal(gl.time_surface(FEW, 1000, at=100))  # type: ignore[arg-type]
     for made, words in (
-        (lambda: gl.frames(FEW, count=2.5), "frames: count must be a whole number, not 2.5"),
-        (lambda: gl.frames(FEW, duration=float("nan")), "frames: duration must be a whole number, not nan"),
-        (lambda: gl.voxel_grid(FEW, "3"), "voxel_grid: bins must be a whole number, not '3'"),
-        (lambda: gl.time_surface(FEW, 1000, at=2000.5), "time_surface: at must be a whole number, not 2000.5"),
+        (lambda: gl.frames(FEW, count=2.5), "frames: count must be a whole number of at least 1, not 2.5"),
+        (lambda: gl.frames(FEW, count=0), "frames: count must be a whole number of at least 1, not 0"),
+        (lambda: gl.frames(FEW, duration=float("nan")), "duration must be a whole number of at least 1, not nan"),
+        (lambda: gl.frames(FEW, duration=float("inf")), "duration must be a whole number of at least 1, not inf"),
+        (lambda: gl.voxel_grid(FEW, "3"), "voxel_grid: bins must be a whole number of at least 1, not '3'"),
+        (lambda: gl.time_surface(FEW, 1000, at=-1), "time_surface: at must be a whole number of at least 0, not -1"),
     ):
-        with pytest.raises(TypeError, match=words):
+        with pytest.raises(ValueError, match=words):
             made()
 
 

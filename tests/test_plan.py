@@ -240,6 +240,7 @@ def test_numbers_of_neighbours_and_samples_are_checked_where_they_are_written():
         with pytest.raises((TypeError, ValueError), match=r"farthest_sample: (size|a fraction) must"):
             plan.farthest_sample(cloud, size)
     assert len(plan.steps) == 1
+    assert plan.nearest(cloud, cloud, 4.0) == plan.nearest(cloud, cloud, 4)
     assert plan.farthest_sample(cloud, np.array([3, 2])) == plan.farthest_sample(cloud, [3, 2])
     assert plan.farthest_sample(cloud, np.int64(3), np.int64(1)) == plan.farthest_sample(cloud, 3, 1)
     assert plan.farthest_sample(cloud, np.float32(0.3)) == plan.farthest_sample(cloud, 0.3)

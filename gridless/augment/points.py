@@ -40,6 +40,8 @@ class PointTransform(Settings):
             words = f"{type(self).__name__} takes a Cloud, or an (S, 1 to 3) array of coordinates, not "
             if not shape:
                 raise TypeError(f"{words}{type(points).__name__}: a batch is gl.Cloud.of([...])")
+            if len(shape) == 3:
+                raise ValueError(f"{words}{shape}: a batch is gl.Cloud.of(x)")
             raise ValueError(f"{words}{shape}: what else belongs to points is gl.Cloud.of(x[:, :3], rgb=x[:, 3:])")
         return Cloud.of(points)
 

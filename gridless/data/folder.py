@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from gridless.data.prepare import (
     read_points,
     row,
     scale,
+    there,
 )
 from gridless.geometry import grid_sample
 from gridless.kernels.threads import in_threads
@@ -275,10 +277,14 @@ class CloudFolder(Examples):
         self.listing = listing(root, CLOUDS, label is None, held_out_list, None if label else class_names)
         chosen = self.listing.rows(split)
         self._found: dict[int, str] = {}
+        self._gaps: dict[str, int] = {}
         self._scales: dict[str, dict[int, str]] = {name: {} for name in self.how.features}
         # Labels are numbered through all files, whatever the split.
         read = self._read_all(range(len(self.listing.files)) if label else chosen, label, progress)
         check_scales(self._scales)
+        if self._gaps:
+            some = f"{sum(self._gaps.values())} points of {len(self._gaps)} files, such as {min(self._gaps)},"
+            warnings.warn(f"{some} are not finite: they are left out", stacklevel=2)
         self.class_names, self.values = list(self.listing.class_names), list[int]()
         if label:
             self.values = sorted(self._found if values is None else values)
@@ -329,11 +335,16 @@ class CloudFolder(Examples):
     def _read(self, file: Path, label: str | None) -> list[Cloud]:
         cloud = read_points(file, self.points)
         if label:
+            placed = there(cloud)
+            if not placed.any():
+                raise ValueError(f"{file}: holds no points that are finite")
+            if not placed.all():
+                self._gaps[str(file)] = int((~placed).sum())
+                cloud = cloud[placed]
             cloud = Cloud.of(cloud, part=_labels(cloud, file, label, self.ignore))
-            cloud.check(str(file))
             # Before points are left out: with how many should not change which labels there are.
-            there = cloud.rows["part"].unique()
-            self._found |= dict.fromkeys(there[there >= 0].tolist(), str(file))
+            seen = cloud.rows["part"].unique()
+            self._found |= dict.fromkeys(seen[seen >= 0].tolist(), str(file))
             cloud = grid_sample(cloud, self.grid) if self.grid else cloud
         kept = (*self.how.features, "part") if label else self.how.features
         for name in self.how.features:

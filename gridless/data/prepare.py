@@ -64,6 +64,11 @@ def read_points(file: str | Path, points: int) -> Cloud:
     return cloud
 
 
+def there(cloud: Cloud) -> Tensor:
+    """Which points have a place, (S) bool: sensors give NaN for what does not come back."""
+    return cloud.coords.isfinite().all(1)
+
+
 def blocks(cloud: Cloud, how: Preparation) -> list[Tensor]:
     """The points of each block, in the order of the blocks; without blocks one of them all."""
     if how.block is None:

@@ -20,7 +20,7 @@ from gridless.data.base import Examples, Steps
 from gridless.data.clouds import read_cloud
 from gridless.data.clouds.lidar import label_files
 from gridless.data.errors import FormatError
-from gridless.data.prepare import check_length
+from gridless.data.prepare import check_length, there
 from gridless.geometry import grid_sample
 from gridless.structures import Cloud, Rows
 
@@ -53,9 +53,10 @@ _NUMBERS[list(IGNORED)] = -1
 class SemanticKITTI(Examples):
     """A map-style data set of (`Cloud` with rows, sequence), or of what `transform` makes of the cloud.
 
-    The rows of points: `intensity` (S) float32; `label` (S) int64, 0 to 18, and -1 for what is not judged (all of them
-    where there are no labels); `instance` (S) int64 in the official folders; with several scans `age` (S) int64, how
-    many scans ago a point was seen.
+    The rows of points: `intensity` (S) float32; `label` (S) int64, 0 to 18, and -1 for what is not judged (all of
+    them where there are no labels, and those of returns without a place, NaN, which no cell of a grid holds);
+    `instance` (S) int64 in the official folders; with several scans `age` (S) int64, how many scans ago a point was
+    seen.
 
     Args:
         root: the folder of the release, or the pack.
@@ -109,7 +110,11 @@ class SemanticKITTI(Examples):
 
     def example(self, i: int) -> Cloud:
         cloud = self._pack[i] if self._pack else self._aligned(i)
-        return cloud if self.grid is None else grid_sample(cloud, self.grid)
+        if self.grid is None:
+            return cloud
+        rows = there(cloud).nonzero()[:, 0]
+        sample = grid_sample(cloud[rows], self.grid)
+        return sample._changed(parent_index=rows[sample.parent_index], num_parent=len(cloud))
 
     def _aligned(self, i: int) -> Cloud:
         """Scan i, and those before it in the same sequence, as seen from where scan i was made."""
@@ -157,7 +162,7 @@ def _scan(file: Path) -> Cloud:
     rows: dict[str, Any] = dict(cloud.rows)
     raw = rows.pop("label", None)
     label = torch.full((len(cloud),), -1) if raw is None else torch.from_numpy(numbers_of(raw.numpy(), file))
-    return Cloud.of(cloud.coords, **rows, label=label)
+    return Cloud.of(cloud.coords, **rows, label=label.where(there(cloud), -1))
 
 
 def _poses(folder: Path) -> np.ndarray:

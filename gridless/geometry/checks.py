@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from gridless.structures import MAX_EDGES, Cloud, Edges
@@ -104,9 +105,10 @@ def check_radius(what: str, radius: float, dtype: torch.dtype) -> float:
 
 
 def check_whole(what: str, name: str, value: Any, least: int = 1) -> int:
-    """The value, NumPy's too, as an int; refuse what is no whole number of at least `least`."""
+    """The value as an int, NumPy's too, and written as a float (2e3); refuse what is no whole number from `least`."""
+    given: Any = int(value) if isinstance(value, float | np.floating) and value.is_integer() else value
     try:
-        whole = operator.index(value)
+        whole = operator.index(given)
     except TypeError:
         whole = least - 1
     if isinstance(value, bool) or whole < least:

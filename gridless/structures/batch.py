@@ -60,8 +60,8 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
         return {k: collate([e[k] for e in examples], bucket) for k in first}
     if isinstance(first, Tensor | np.ndarray) and len(shapes := {tuple(e.shape) for e in examples}) > 1:
         raise ValueError(
-            f"collate: tensors of the shapes {sorted(shapes)} cannot be stacked. What belongs to each point or event "
-            "travels with it: gl.Cloud.of(xyz, rgb=rgb), and then geometry['X0'].rows['rgb']"
+            f"collate: tensors of the shapes {sorted(shapes)} cannot be stacked: give gl.Cloud.of(xyz) for points. "
+            "What else belongs to each travels with it: gl.Cloud.of(xyz, rgb=rgb), and then geometry['X0'].rows['rgb']"
         )
     return torch.utils.data.default_collate(list(examples))
 

@@ -19,7 +19,7 @@ from gridless.augment import events as augment
 from gridless.augment.events import Chain, EventTransform, StartAtZero
 from gridless.augment.policy import Policy
 from gridless.augment.stateless import Keyed, keys
-from gridless.data.prepare import Preparation, joined, padded, turned, y_up
+from gridless.data.prepare import Preparation, joined, padded, there, turned, y_up
 from gridless.kernels.threads import in_threads
 from gridless.plan import Plan
 from gridless.structures import Cloud, Events, Rows, collate
@@ -392,7 +392,7 @@ def _scans(root: str | Path, split: str, points: int, options: dict[str, Any]) -
         found.check_labels()
     whole = in_threads(found.example, [(i,) for i in range(len(found))])
     clouds = [
-        turned(Cloud.of(cloud, part=cloud.rows["label"])[:points], how, f"scan {i}", ("part",))
+        turned(Cloud.of(cloud, part=cloud.rows["label"])[there(cloud)][:points], how, f"scan {i}", ("part",))
         for i, cloud in enumerate(whole)
     ]
     rows = {name: padded([cloud.rows[name] for cloud in clouds]) for name in clouds[0].rows}

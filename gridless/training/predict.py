@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,8 @@ def classify(
 
 def preparation(recipe: dict[str, Any], up: str | None = None, keep_scale: bool = False) -> Preparation:
     """How files are prepared for weights of a recipe: as its data was, else y up, on the unit sphere."""
-    options = recipe.get("data_options", {}) if recipe.get("data") in (FOLDER, "semantickitti", "shapes") else {}
-    known: dict[str, Any] = {k: v for k, v in options.items() if k in ("up", "keep_scale", "features", "block")}
+    names = [entry.name for entry in fields(Preparation)]
+    known: dict[str, Any] = {k: v for k, v in recipe.get("data_options", {}).items() if k in names}
     known |= {"up": up} if up else {}
     known |= {"keep_scale": True} if keep_scale else {}
     return Preparation(**known)

@@ -87,6 +87,26 @@ def test_a_grid_keeps_one_point_in_each_cell_and_its_label(release):
     assert torch.equal(few.rows["label"], whole.rows["label"][few.parent_index])
 
 
+def test_returns_without_a_place_have_no_label_and_no_cell(release):
+    file = release / "sequences" / "00" / "velodyne" / "000000.bin"
+    table = np.frombuffer(file.read_bytes(), "<f4").reshape(-1, 4).copy()
+    table[::7, :3] = np.nan
+    table[::7, 3] = np.nan
+    file.write_bytes(table.tobytes())
+    whole, few = (gl.data.SemanticKITTI(release, "fit", grid=grid).example(0) for grid in (None, 0.5))
+    assert len(whole) == 400
+    assert (whole.rows["label"][::7] == -1).all()
+    assert (whole.rows["label"] >= 0).sum() > 300
+    assert torch.equal(few.coords, whole.coords[few.parent_index])
+    assert few.num_parent == 400
+    for grid in ({"grid": 0.5}, {}):
+        model = {"model": "point_unet", "classes": 19}
+        options = {"data_options": {**grid, "features": ["intensity"]}}
+        data = load_data(Recipe.from_dict({"model": model, "data": "semantickitti", **options}), release, "fit")
+        assert data.points.isfinite().all()
+        assert data.rows["features"].isfinite().all()
+
+
 def test_what_is_no_release_is_refused(release, tmp_path):
     (tmp_path / "empty").mkdir()
     for arguments, error, words in [

@@ -201,6 +201,19 @@ def test_what_belongs_to_points_beside_a_geometry_is_refused_with_the_remedy():
         gl.collate(examples)
 
 
+def test_features_of_stacked_examples_are_refused_with_the_remedy():
+    plan = gl.Plan()
+    cloud = plan.points()
+    conv = gl.nn.PointConv(plan.ball(cloud, cloud, 0.3), 3, 4)
+    xyz, rgb = gl.collate([(torch.rand(20, 3), torch.rand(20, 3)) for _ in range(2)])
+    geometry = plan(xyz)
+    with pytest.raises(ValueError, match=r"not \(2, 20, 3\): flatten\(0, 1\) puts examples that were stacked"):
+        conv(rgb, geometry)
+    assert conv(rgb.flatten(0, 1), geometry).shape == (40, 4)
+    with pytest.raises(ValueError, match=r"not \(2, 20, 3\): a batch is gl\.Cloud\.of\(x\)"):
+        gl.augment.Jitter(0.1)(xyz)
+
+
 def test_samples_have_the_rows_of_the_points_they_kept(backend, device):
     cloud = gl.collate([marked(40, 1), marked(1, 2), marked(30, 3)]).to(device)
     near = gl.ball(cloud, cloud, 0.3)

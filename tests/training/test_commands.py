@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -501,6 +502,18 @@ def test_the_warning_of_a_sparse_cloud_names_the_line_of_the_caller(saved, tmp_p
     with pytest.warns(UserWarning, match="too sparse") as again:
         write_parts(parts, tmp_path / "x.npy", tmp_path, points=8)
     assert {one.filename for one in (*found, *again)} == {__file__}
+
+
+def test_warnings_of_a_command_are_one_line(saved, tmp_path, capsys):
+    np.save(tmp_path / "x.npy", shapes(1).points[0].numpy())
+    words = ["predict", str(tmp_path / "x.npy"), "--weights", str(saved[1]), "--points", "8", "--device", "cpu"]
+    before = warnings.showwarning
+    assert main(words) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gridless: {tmp_path / 'x.npy'}: 62% of the points")
+    assert warnings.showwarning is before
+    with pytest.warns(UserWarning, match="too sparse"):
+        main([*words, "--debug"])
 
 
 def test_points_at_hand_are_no_file(saved):

@@ -562,6 +562,21 @@ def test_classes_and_labels_are_numbered_as_the_weights_do(scans, sites):
         gl.data.CloudFolder(sites, "train", label="auto", up="z", block=10.0, values=known.values[:-1])
 
 
+def test_returns_of_a_scan_that_are_not_finite_are_left_out(tmp_path):
+    label = torch.arange(50, dtype=torch.uint8) % 2
+    for i in range(2):
+        coords = torch.rand(50, 3)
+        coords[:5, i] = torch.nan
+        write_cloud(tmp_path / f"{i}.ply", coords, label=label)
+    with pytest.warns(UserWarning, match=r"10 points of 2 files, such as .*0\.ply, are not finite: they are left out"):
+        data = gl.data.CloudFolder(tmp_path, "train", label="auto", keep_scale=True)
+    assert data.sizes.tolist() == [45, 45]
+    assert torch.equal(data.rows["part"][0].bincount(), label[5:].bincount())
+    write_cloud(tmp_path / "0.ply", coords * torch.nan, label=label)
+    with pytest.raises(ValueError, match=r"0\.ply: holds no points that are finite"):
+        gl.data.CloudFolder(tmp_path, "train", label="auto")
+
+
 def test_which_labels_there_are_does_not_depend_on_how_many_points_are_kept(tmp_path):
     label = torch.zeros(500, dtype=torch.uint8)
     label[7] = 9

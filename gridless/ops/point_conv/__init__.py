@@ -222,6 +222,7 @@ def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges
         raise ValueError(
             f"point_conv: the edges have {edges.num_source} sources, so features must be "
             f"({edges.num_source}, channels), not {tuple(features.shape)}"
+            + (": flatten(0, 1) puts examples that were stacked one behind the other" if features.ndim == 3 else "")
         )
     if weight.ndim not in (2, 3) or weight.shape[:2] != (basis.size, features.shape[1]):
         known = weight.ndim in (2, 3) and weight.shape[0] == basis.size
