@@ -221,22 +221,6 @@ def test_rejection_needs_edges_and_begins_in_index_order():
         gl.farthest_sample(cloud, 3, start=2, near=gl.ball(cloud, cloud, 0.1), reject=True)
 
 
-def test_edges_between_examples_are_refused():
-    x = scattered(10, 3)
-    one, two = gl.Cloud.of(x), gl.Cloud.of([x[:5], x[5:]])
-    for name in ("reference", "cpu"):
-        with gl.use_backend(name), pytest.raises(ValueError, match="different examples"):
-            gl.farthest_sample(two, 5, near=gl.ball(one, one, 10.0))
-
-
-def test_points_that_are_not_finite_are_named():
-    x = scattered(20, 3)
-    x[4, 0] = torch.nan
-    for sample in (gl.farthest_sample, gl.random_sample):
-        with pytest.raises(ValueError, match="row 4 of example 1"):
-            sample(gl.Cloud.of([scattered(7, 3), x]), 3)
-
-
 def test_a_fraction_is_rounded_up():
     cloud = gl.Cloud.of([torch.rand(7, 3), torch.rand(0, 3)])
     assert gl.farthest_sample(cloud, 1e-12).sizes.tolist() == [1, 0]
