@@ -20,6 +20,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
 RESULTS = ROOT / "benchmarks" / "results"
+# The gridless of this tree, installed or not: scripts import this module before it.
+sys.path.insert(0, str(ROOT))
 # Of the first ball of the paper's large network.
 RADIUS = 0.1125
 

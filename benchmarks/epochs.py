@@ -13,13 +13,9 @@ from __future__ import annotations
 import argparse
 import gc
 import platform
-import sys
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 from common import RESULTS, commit, keep

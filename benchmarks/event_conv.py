@@ -17,27 +17,22 @@ from __future__ import annotations
 import argparse
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import commit, keep
+from event_streams import simulated
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from common import commit, keep  # noqa: E402
-from event_streams import simulated  # noqa: E402
-
-import gridless as gl  # noqa: E402
-from gridless.geometry import causal, lif  # noqa: E402
-from gridless.geometry.causal import by_pixel  # noqa: E402
-from gridless.models import cifar10_dvs  # noqa: E402
-from gridless.nn.events import EventConv  # noqa: E402
-from gridless.ops.event_conv import event_conv  # noqa: E402
+import gridless as gl
+from gridless.geometry import causal, lif
+from gridless.geometry.causal import by_pixel
+from gridless.models import cifar10_dvs
+from gridless.nn.events import EventConv
+from gridless.ops.event_conv import event_conv
 
 # The paper's way.
 

@@ -15,21 +15,16 @@ import itertools
 import json
 import math
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import RESULTS, keep, machine
 from torch import Tensor, nn
 from torch.nn import functional
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from common import RESULTS, keep, machine  # noqa: E402
-
-from gridless.data import NCars  # noqa: E402
+from gridless.data import NCars
 
 
 def images(data: NCars, device: torch.device, size: int) -> Tensor:

@@ -23,11 +23,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-import numpy as np  # noqa: E402
-from common import mps  # noqa: E402
+import numpy as np
+from common import mps
 
 # What is done to recordings in training. Those of N-Cars are cut out at the origin; `Zoom` and `Translate`, about the
 # middle of the sensor, take their left and upper sides off; `Stretch` and `ToOrigin` do not.
