@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -74,16 +75,11 @@ def _hold(count: int) -> None:
 
 def machine() -> dict[str, Any]:
     """Where and from what a result came."""
-    model = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = lines[0].split(":")[1].strip() if lines else model
     from numba.core.registry import cpu_target
 
     _, name, features = cpu_target.target_context.codegen().magic_tuple()
     return {
-        "cpu": model,
+        "cpu": cpu(),
         "cores": os.cpu_count(),
         "compiled for": name,
         "avx512": "+avx512f" in str(features),
@@ -93,6 +89,16 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "commit": commit(),
     }
+
+
+def cpu() -> str:
+    """The name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    found = subprocess.run(["lscpu"], capture_output=True, text=True).stdout if shutil.which("lscpu") else ""
+    names = [line.split(":")[1].strip() for line in found.splitlines() if line.startswith("Model name")]
+    return f"ARM {names[0]}" if names else platform.processor()
 
 
 def commit() -> str:

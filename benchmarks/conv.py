@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import platform
 import statistics
 import threading
 import time
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import RESULTS, commit, keep
+from common import RESULTS, keep, machine
 from torch import Tensor
 
 import gridless as gl
@@ -345,11 +344,6 @@ def floors(p: Problem) -> dict[str, float]:
     return {"bytes": moved / MEMORY * 1e6, "gather": len(p.edges) * p.features.shape[1] * size / CACHE * 1e6}
 
 
-def machine(device: str) -> dict[str, Any]:
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    return {"device": name, "torch": torch.__version__, "threads": torch.get_num_threads(), "commit": commit()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", default=None)
@@ -364,7 +358,7 @@ def main() -> None:
     known = [name for name, setting in SETTINGS.items() if setting.depthwise == args.depthwise]
     settings = args.settings.split(",") if args.settings else known if device == "cuda" else known[:1]
     repeats = args.repeats or (20 if device == "cuda" else 5)
-    results: dict[str, Any] = {"machine": machine(device), "dtype": args.dtype}
+    results: dict[str, Any] = {"machine": machine() | {"threads": torch.get_num_threads()}, "dtype": args.dtype}
     for key in settings:
         p = problem(SETTINGS[key], device, getattr(torch, args.dtype))
         truth, rows = expected(p), {}

@@ -15,7 +15,6 @@ be moved once: features and times in, results out, and the same with gradients, 
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import commit, keep
+from common import keep, machine
 from event_streams import simulated
 from torch import Tensor
 
@@ -203,11 +202,8 @@ def main() -> None:
     events = simulated(options.streams, options.events, device)
     model = cifar10_dvs(dropout=0.0).to(device)
     check(model, events)
-    result: dict[str, Any] = {
-        "device": _machine(device),
-        "commit": commit(),
-        "options": vars(options) | {"json": None},
-    }
+    about = machine() | ({"gpu": None} if device == "cpu" else {})
+    result: dict[str, Any] = {"machine": about, "options": vars(options) | {"json": None}}
     result["geometry"] = geometry_times(model, events, device, options.budget)
     geometry = model.plan(events)
     layers = layer_times(model, geometry, device, options)
@@ -313,14 +309,6 @@ def _as_in_the_paper(model: torch.nn.Module, geometry: gl.Geometry) -> None:
                 return papers_way(features, layer.weight, layer.rate, layer.bias, taps)
 
             layer.forward = run
-
-
-def _machine(device: str) -> str:
-    return (
-        torch.cuda.get_device_name()
-        if device == "cuda"
-        else f"{platform.processor()}, {torch.get_num_threads()} threads"
-    )
 
 
 if __name__ == "__main__":
