@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 from clouds import crowded
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
 import gridless as gl
@@ -192,18 +190,6 @@ def test_edges_say_what_they_are() -> None:
     crossed.check()
 
 
-def test_padding_has_no_edges(backend: str, device: torch.device) -> None:
-    from gridless.structures import pad
-
-    x = cloud([30, 11], 3, torch.float32, 0)
-    edges, padded = gl.ball(x.to(device), x.to(device), 0.4), pad(x, "power_of_two").to(device)
-    found = gl.ball(padded, padded, 0.4)
-    assert found.num_source == found.num_target == 64
-    assert found.splits[:42].tolist() == edges.splits.tolist()
-    assert found.counts[41:].sum() == 0
-    assert torch.equal(found.source, edges.source)
-
-
 def test_nothing_in_nothing_out(backend: str, device: torch.device) -> None:
     none = Cloud(torch.zeros(0, 3), torch.tensor([0, 0, 0])).to(device)
     edges = gl.ball(none, none, 1.0)
@@ -211,51 +197,6 @@ def test_nothing_in_nothing_out(backend: str, device: torch.device) -> None:
     assert len(edges) == 0
     batch = Cloud(torch.zeros(0, 3), torch.tensor([0])).to(device)
     assert len(gl.ball(batch, batch, 1.0)) == 0
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(0, 5), st.integers(0, 2**16))
-def test_how_a_batch_is_cut_does_not_matter(sizes: list[int], cut: int, seed: int) -> None:
-    """The plan of a batch is the collated plan of its parts."""
-    plan = gl.Plan()
-    points = plan.points(dim=3)
-    near = plan.ball(points, points, 0.3)
-    coarse = plan.rejection_sample(near)
-    plan.ball(points, coarse, 0.45)
-    x = cloud(sizes, 3, torch.float32, seed)
-    cut = min(cut, len(sizes))
-    whole = plan(x)
-    parts = [cloud_of(x, range(cut)), cloud_of(x, range(cut, len(sizes)))]
-    merged = gl.collate([plan(part) for part in parts if part.num_examples])
-    for name in whole:
-        assert torch.equal(whole[name].splits, merged[name].splits)
-        if isinstance(whole[name], Edges):
-            assert torch.equal(whole[name].source, merged[name].source)
-        else:
-            assert torch.equal(whole[name].coords, merged[name].coords)
-
-
-def cloud_of(x: Cloud, examples: range) -> Cloud:
-    splits = x.splits.tolist()
-    coords = [x.coords[splits[e] : splits[e + 1]] for e in examples]
-    sizes = torch.tensor([0] + [len(c) for c in coords])
-    return Cloud(torch.cat(coords) if coords else x.coords[:0], sizes.cumsum(0))
-
-
-def test_the_large_network_has_7_searches_and_3_samplings() -> None:
-    plan, radius = gl.Plan(), 0.1125
-    points = plan.points(dim=3)
-    near = plan.ball(points, points, radius)
-    for _ in range(3):
-        coarse = plan.rejection_sample(near)
-        plan.ball(points, coarse, radius * 2**0.5)
-        radius *= 2
-        near, points = plan.ball(coarse, coarse, radius), coarse
-    text = str(plan)
-    assert text.count("ball(") == 7
-    assert text.count("rejection_sample(") == 3
-    geometry = plan(cloud([200, 300], 3, torch.float32, 0))
-    assert list(geometry) == ["X0", "N00", "X1", "N01", "N11", "X2", "N12", "N22", "X3", "N23", "N33"]
 
 
 # Bad input.

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from clouds import crowded, lattice, scattered, ugly
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import gridless as gl
 
@@ -123,19 +121,6 @@ def test_sizes_are_numbers_fractions_or_one_for_each_example(backend, device, si
 
 def test_a_fraction_is_not_rounded_up_by_its_rounding_error():
     assert gl.farthest_sample(gl.Cloud.of(scattered(100, 3)), 0.07).sizes.tolist() == [7]
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(0, 9), st.booleans())
-def test_how_a_batch_is_cut_does_not_matter(sizes, seed, approximate):
-    parts = [lattice(n, 2, seed=seed + i) for i, n in enumerate(sizes)]
-
-    def sample(cloud: gl.Cloud) -> gl.Cloud:
-        return gl.farthest_sample(cloud, 0.4, near=gl.ball(cloud, cloud, 0.25) if approximate else None)
-
-    whole = sample(gl.Cloud.of(parts))
-    for i, part in enumerate(parts):
-        assert torch.equal(whole.examples[i].coords, sample(gl.Cloud.of(part)).coords)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
