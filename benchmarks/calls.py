@@ -1,6 +1,6 @@
 """The cost of a call: host and device time of each public call, in plain eager PyTorch.
 
-    python benchmarks/calls.py [--clouds clouds.npz] [--out results/calls.json] [--profile] [--one-by-one] [--threads]
+    python benchmarks/calls.py [--clouds clouds.npz] [--out results/calls.json]
 
 `host` is from the call to its return, with the device idle before it; `device` is what the kernels of the call take, by
 torch's profiler. Medians of 30. A backward pass has a fixed cost, so rows "of ten" give a tenth of ten equal layers in
@@ -8,9 +8,7 @@ a row, over few points: what one more layer costs, torch's own beside ours. A st
 pass in the caller's (`torch.autograd.set_multithreading_enabled(False)`). A step "without a convolution" has the dense
 maps, normalisations, dropout, loss and optimiser of the network alone, all torch's own. Clouds are 128 of ModelNet40
 (1,024 points), a pack of `geometry.py pack`, or generated shapes where there is none. `first` is the first call of a
-process whose compile cache is empty (set TRITON_CACHE_DIR to an empty folder for that); with `--one-by-one` kernels are
-compiled when they are met, not together. `--threads` adds what a node of a backward pass costs in torch's thread and in
-the caller's.
+process whose compile cache is empty (set TRITON_CACHE_DIR to an empty folder for that).
 """
 
 from __future__ import annotations
@@ -18,14 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
@@ -34,7 +29,6 @@ from torch import nn
 from torch.nn import functional
 
 import gridless as gl
-from gridless.kernels import launch
 
 REPEAT = 30
 BATCH = 128
@@ -173,36 +167,6 @@ def event_works(device: str) -> dict[str, Callable[[], Any]]:
     return {"EventConv, 20,000 events, both": both(lambda: conv(features, geometry), conv)}
 
 
-def threads(device: str) -> dict[str, dict[str, float]]:
-    """Microseconds of one node of the backward pass of a chain, and of a pass of no node."""
-    x = torch.randn(4096, 32, device=device, requires_grad=True)
-    layers = nn.ModuleList([nn.Linear(32, 32) for _ in range(200)]).to(device)
-    one, rows = torch.ones_like(x), {}
-    nodes: dict[str, list[Callable]] = {"relu": [torch.relu] * 200, "linear": [*layers], "empty": [Nothing.apply] * 200}
-    for name, chain in nodes.items():
-        for where in ("torch's thread", "the caller's"):
-            medians = []
-            for length in (10, 200):
-                times = []
-                for _ in range(12):
-                    layers.zero_grad()
-                    y = x
-                    for node in chain[:length]:
-                        y = node(y)
-                    sync()
-                    begin = time.perf_counter()
-                    with torch.autograd.set_multithreading_enabled(where == "torch's thread"):
-                        y.backward(one)
-                    times.append(time.perf_counter() - begin)
-                medians.append(1e6 * statistics.median(times[3:]))
-            each = (medians[1] - medians[0]) / 190
-            rows[f"backward of {name}, {where}"] = {"node_us": each, "pass_us": medians[0] - 10 * each}
-            print(
-                f"backward of {name}, {where}: {each:.1f} us a node, {medians[0] - 10 * each:.0f} us a pass", flush=True
-            )
-    return rows
-
-
 class Norm(nn.BatchNorm1d):
     """torch's, in place of ours."""
 
@@ -277,12 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--clouds")
     parser.add_argument("--out")
-    parser.add_argument("--profile", action="store_true", help="print where the host's time of a step goes")
-    parser.add_argument("--one-by-one", action="store_true", help="kernels are not compiled together")
-    parser.add_argument("--threads", action="store_true", help="what nodes of a backward pass cost in either thread")
     options = parser.parse_args()
-    if options.one_by_one:
-        launch.TOGETHER = False
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     points = load_clouds(options.clouds)
@@ -317,7 +276,7 @@ def main() -> None:
             row(f"{name}: the same step without a convolution", partial(bare.step, geometry))
         varied = Loop(loop.model, clouds, device, sizes=True)
         row(f"{name}: plan, other sizes each time", varied.plan)
-        slow, times = 0, []
+        times = []
         for _ in range(60):
             sync()
             begin = time.perf_counter()
@@ -328,21 +287,9 @@ def main() -> None:
         mean = statistics.median(times) * 1e3
         rows[f"{name}: whole loop, other sizes"] = {"ms": mean, "epoch_s": mean * 77e-3, "stalls of 60": slow}
         print(f"{name}: plan and step {mean:.2f} ms, an epoch of 77 {mean * 77e-3:.2f} s, {slow} stalls", flush=True)
-        if options.profile:
-            import cProfile
-            import pstats
-
-            profile = cProfile.Profile()
-            profile.enable()
-            for _ in range(20):
-                loop.step(geometry)
-            profile.disable()
-            pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     some = clouds[:BATCH]
     for name, work in {**layer_works(some, device), **works_of_ten(some, device), **event_works(device)}.items():
         row(name, work)
-    if options.threads:
-        rows |= threads(device)
     if options.out:
         Path(options.out).write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1))
 

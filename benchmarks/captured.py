@@ -12,14 +12,11 @@ clouds.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Iterable
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 from common import RESULTS, modelnet, report

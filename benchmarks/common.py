@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
 RESULTS = ROOT / "benchmarks" / "results"
+# The gridless of this tree, installed or not: scripts import this module before it.
+sys.path.insert(0, str(ROOT))
 # Of the first ball of the paper's large network.
 RADIUS = 0.1125
 
@@ -72,16 +75,11 @@ def _hold(count: int) -> None:
 
 def machine() -> dict[str, Any]:
     """Where and from what a result came."""
-    model = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        model = lines[0].split(":")[1].strip() if lines else model
     from numba.core.registry import cpu_target
 
     _, name, features = cpu_target.target_context.codegen().magic_tuple()
     return {
-        "cpu": model,
+        "cpu": cpu(),
         "cores": os.cpu_count(),
         "compiled for": name,
         "avx512": "+avx512f" in str(features),
@@ -91,6 +89,16 @@ def machine() -> dict[str, Any]:
         "torch": torch.__version__,
         "commit": commit(),
     }
+
+
+def cpu() -> str:
+    """The name of the processor."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    found = subprocess.run(["lscpu"], capture_output=True, text=True).stdout if shutil.which("lscpu") else ""
+    names = [line.split(":")[1].strip() for line in found.splitlines() if line.startswith("Model name")]
+    return f"ARM {names[0]}" if names else platform.processor()
 
 
 def commit() -> str:
@@ -121,13 +129,6 @@ def floors() -> dict[str, float]:
     return {"copy_bytes_per_s": copy, "flops_per_s": flops}
 
 
-def peak_memory(code: str) -> int:
-    """Peak resident bytes of a fresh Python process that runs `code` (Linux)."""
-    code += "\nprint([line for line in open('/proc/self/status') if line.startswith('VmHWM')][0].split()[1])"
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    return int(run.stdout.split()[-1]) * 1024
-
-
 def mps() -> str:
     """Let the kernels of several processes run side by side, where NVIDIA's daemon is installed: what it said."""
     try:
@@ -138,9 +139,9 @@ def mps() -> str:
     return started.stderr.strip() or "started"
 
 
-def modelnet(count: int, seed: int = 0) -> tuple[str, np.ndarray]:
+def modelnet(count: int) -> tuple[str, np.ndarray]:
     """Real clouds (count, 1024, 3) where the data lie beside the project, else points on random ellipsoids."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     if (DATA / "modelnet40_train.npz").exists():
         sys.path.insert(0, str(DATA))
         import read

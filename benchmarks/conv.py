@@ -1,13 +1,12 @@
 """The point convolution against its peers: the paper's table "implementations vs FlexConv", two larger settings, and
 the depthwise form at 64 to 512 channels.
 
-    python benchmarks/conv.py [--settings paper,clouds] [--methods ours,csr] [--dtype bfloat16] [--stored]
+    python benchmarks/conv.py [--settings paper,clouds] [--methods ours,csr] [--dtype bfloat16]
     python benchmarks/conv.py --depthwise
 
 Every method computes the same function, is checked against a float64 sum first, and is timed in the same run: forward,
 and forward with gradients of features and weights. (Open3D's is another function, and only timed.) Neighbours and
-coordinates are given: each method makes the edge values from them, ours inside its kernels. With --stored the peers
-find theirs ready made, not timed.
+coordinates are given: each method makes the edge values from them, ours inside its kernels.
 
 On a GPU the times are medians of CUDA graph replays, each after the second-level cache was overwritten (a method that
 cannot be captured is timed from launch to launch, and marked *); memory is the peak beyond what was there before. On
@@ -18,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import platform
 import statistics
 import threading
 import time
@@ -27,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import RESULTS, commit, keep
+from common import RESULTS, keep, machine
 from torch import Tensor
 
 import gridless as gl
@@ -40,15 +38,14 @@ RADIUS = 0.1
 
 
 class Setting(NamedTuple):
-    """Clouds of so many points, each joined to its nearest; terms up to an order; channels in and out; how ordered; and
-    whether each channel has a kernel of its own."""
+    """Clouds of so many points, each joined to its nearest; terms up to an order; channels in and out; and whether each
+    channel has a kernel of its own."""
 
     clouds: int
     points: int
     neighbours: int
     order: int
     channels: int
-    scattered: bool = False
     depthwise: bool = False
 
 
@@ -56,7 +53,6 @@ SETTINGS = {
     "paper": Setting(8, 4096, 9, 1, 64),
     "clouds": Setting(128, 1024, 10, 2, 32),
     "million": Setting(1, 1 << 20, 16, 2, 64),
-    "scattered": Setting(1, 1 << 20, 16, 2, 64, True),
     **{f"depthwise-{c}": Setting(128, 1024, 10, 2, c, depthwise=True) for c in (64, 128, 256, 512)},
 }
 
@@ -68,19 +64,16 @@ class Problem(NamedTuple):
     coords: Tensor
     basis: Monomials
     direction: Tensor
-    stored: Tensor | None
 
     def values(self) -> Tensor:
-        """The edge values (E, M), made now unless they are stored."""
-        if self.stored is not None:
-            return self.stored
+        """The edge values (E, M)."""
         made = reference.edge_values(
             self.edges, self.coords, self.coords, self.basis, RADIUS, True, True, torch.float32
         )
         return made.to(self.features.dtype)
 
 
-def problem(setting: Setting, device: str, dtype: torch.dtype, stored: bool = False) -> Problem:
+def problem(setting: Setting, device: str, dtype: torch.dtype) -> Problem:
     torch.manual_seed(0)
     if setting.points > 1 << 16:
         coords, edges = lattice(setting, device)
@@ -94,8 +87,7 @@ def problem(setting: Setting, device: str, dtype: torch.dtype, stored: bool = Fa
     weight = (torch.randn(shape, device=device) / 8).to(dtype)
     direction = torch.randn(len(coords), setting.channels, device=device).to(dtype)
     edges.transpose()
-    made = Problem(features, weight, edges, coords, basis, direction, None)
-    return made._replace(stored=made.values()) if stored else made
+    return Problem(features, weight, edges, coords, basis, direction)
 
 
 def nearest_edges(coords: Tensor, neighbours: int) -> gl.Edges:
@@ -115,7 +107,7 @@ def lattice_shape(setting: Setting) -> tuple[int, int, int]:
 
 
 def lattice(setting: Setting, device: str) -> tuple[Tensor, gl.Edges]:
-    """A jittered periodic lattice, each point with the nearest places around it: in spatial order, or scattered."""
+    """A jittered periodic lattice, each point with the nearest places around it, in spatial order."""
     shape = lattice_shape(setting)
     at = torch.cartesian_prod(*(torch.arange(n, device=device) for n in shape))
     steps = torch.cartesian_prod(*(torch.arange(-1, 2, device=device),) * 3)
@@ -123,11 +115,6 @@ def lattice(setting: Setting, device: str) -> tuple[Tensor, gl.Edges]:
     near = (at[:, None] + steps) % torch.tensor(shape, device=device)
     index = (near[..., 0] * shape[1] + near[..., 1]) * shape[2] + near[..., 2]
     coords = (at + torch.rand(at.shape, device=device) / 2) * (RADIUS / 2)
-    if setting.scattered:
-        order = torch.randperm(setting.points, device=device)
-        place = torch.empty_like(order)
-        place[order] = torch.arange(setting.points, device=device)
-        coords, index = coords[order], place[index[order]]
     splits = torch.arange(setting.points + 1, device=device) * setting.neighbours
     return coords, gl.Edges(splits, index.sort(-1).values.flatten().int(), setting.points)
 
@@ -166,10 +153,8 @@ def csr(p: Problem) -> Method:
     def matrices() -> list[Tensor]:
         return [p.edges.to_torch_csr(column.contiguous()) for column in p.values().unbind(1)]
 
-    ready = matrices() if p.stored is not None else None
-
     def run(f: Tensor, w: Tensor) -> Tensor:
-        return torch.stack([_times(n @ f, w[m]) for m, n in enumerate(ready or matrices())]).sum(0)
+        return torch.stack([_times(n @ f, w[m]) for m, n in enumerate(matrices())]).sum(0)
 
     return run
 
@@ -239,7 +224,7 @@ def expected(p: Problem) -> tuple[Tensor, Tensor, Tensor]:
     """The result and the gradients of features and weight, in float64, term by term."""
     source, target = p.edges.source.long(), p.edges.target.long()
     f, w, g = p.features.double(), p.weight.double(), p.direction.double()
-    values = p._replace(features=p.features.float(), stored=None).values().double()
+    values = p._replace(features=p.features.float()).values().double()
     out, d_f, d_w = torch.zeros_like(g), torch.zeros_like(f), torch.zeros_like(w)
     for m in range(len(w)):
         sums = torch.zeros_like(f).index_add_(0, target, values[:, m, None] * f[source])
@@ -359,18 +344,12 @@ def floors(p: Problem) -> dict[str, float]:
     return {"bytes": moved / MEMORY * 1e6, "gather": len(p.edges) * p.features.shape[1] * size / CACHE * 1e6}
 
 
-def machine(device: str) -> dict[str, Any]:
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    return {"device": name, "torch": torch.__version__, "threads": torch.get_num_threads(), "commit": commit()}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", default=None)
     parser.add_argument("--depthwise", action="store_true")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--stored", action="store_true")
     parser.add_argument("--repeats", type=int, default=None)
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
@@ -379,9 +358,9 @@ def main() -> None:
     known = [name for name, setting in SETTINGS.items() if setting.depthwise == args.depthwise]
     settings = args.settings.split(",") if args.settings else known if device == "cuda" else known[:1]
     repeats = args.repeats or (20 if device == "cuda" else 5)
-    results: dict[str, Any] = {"machine": machine(device), "dtype": args.dtype, "stored": args.stored}
+    results: dict[str, Any] = {"machine": machine() | {"threads": torch.get_num_threads()}, "dtype": args.dtype}
     for key in settings:
-        p = problem(SETTINGS[key], device, getattr(torch, args.dtype), args.stored)
+        p = problem(SETTINGS[key], device, getattr(torch, args.dtype))
         truth, rows = expected(p), {}
         for name in args.methods.split(","):
             try:
@@ -393,7 +372,7 @@ def main() -> None:
         results[key] = {"floors": floors(p), **rows}
         show(key, SETTINGS[key], results[key])
         kind = "depthwise_conv" if args.depthwise else "conv"
-        keep(args.out / f"{kind}_{device}_{args.dtype}{'_stored' * args.stored}.json", results)
+        keep(args.out / f"{kind}_{device}_{args.dtype}.json", results)
         del p, truth
 
 

@@ -12,17 +12,12 @@ from __future__ import annotations
 
 import argparse
 import gc
-import platform
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import torch
-from common import RESULTS, commit, keep
+from common import RESULTS, keep, machine
 from direct import Run
 from peers_points import DGCNN, PYG, PointNet2
 
@@ -121,11 +116,6 @@ def peer(clouds: Clouds, kind: type, batch: int, steps: int) -> dict:
     return row | {"seconds_per_epoch": seconds, "peak_mib": peak()}
 
 
-def about() -> dict:
-    device = torch.cuda.get_device_name() if CUDA else platform.processor() or platform.machine()
-    return {"device": device, "torch": torch.__version__, "python": platform.python_version(), "commit": commit()}
-
-
 def attempt(rows: list, label: str, function: Any, *arguments: Any, **settings: Any) -> None:
     try:
         row = function(*arguments, **settings)
@@ -162,7 +152,7 @@ def main() -> None:
 
     def measure(*work: Any) -> None:
         attempt(rows, *work)
-        keep(arguments.out, {"about": about(), "rows": rows})
+        keep(arguments.out, {"machine": machine(), "rows": rows})
 
     if arguments.peers:
         for kind in (PointNet2, DGCNN):

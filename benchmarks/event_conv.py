@@ -2,9 +2,8 @@
 
     python benchmarks/event_conv.py                        16 streams of 200,000 events; on the GPU if there is one
     python benchmarks/event_conv.py --streams 2 --events 20000 --device cpu
-    python benchmarks/event_conv.py --recordings ../shared/data/dvs128_objects.npz.xz
 
-Streams are simulated (`event_streams.py` says how) unless recordings are given: then, the first events of the longest.
+Streams are simulated: `event_streams.py` says how.
 
 Beside both forms stands the paper's way, written in PyTorch: per tap and v one sparse matrix (CSR, values
 exp(-rate age)) times the features, times theta; 36 sparse products in a 3 x 3 x 4 layer, with patterns and their
@@ -16,29 +15,23 @@ be moved once: features and times in, results out, and the same with gradients, 
 from __future__ import annotations
 
 import argparse
-import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import keep, machine
+from event_streams import simulated
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from common import commit, keep  # noqa: E402
-from event_streams import recorded, simulated  # noqa: E402
-
-import gridless as gl  # noqa: E402
-from gridless.geometry import causal, lif  # noqa: E402
-from gridless.geometry.causal import by_pixel  # noqa: E402
-from gridless.models import cifar10_dvs  # noqa: E402
-from gridless.nn.events import EventConv  # noqa: E402
-from gridless.ops.event_conv import event_conv  # noqa: E402
+import gridless as gl
+from gridless.geometry import causal, lif
+from gridless.geometry.causal import by_pixel
+from gridless.models import cifar10_dvs
+from gridless.nn.events import EventConv
+from gridless.ops.event_conv import event_conv
 
 # The paper's way.
 
@@ -198,34 +191,21 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--recordings")
     parser.add_argument("--budget", type=float, default=0.3, help="seconds per measurement")
     parser.add_argument("--bandwidth", type=float, default=4.8e12, help="bytes per second, for the floor")
-    parser.add_argument("--skip-paper", action="store_true")
-    parser.add_argument(
-        "--tune", action="store_true", help="time the scan of the first two levels for several program sizes"
-    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     device = options.device
     if device == "cpu":
         torch.set_num_threads(1)
     torch.manual_seed(0)
-    load = recorded if options.recordings else simulated
-    arguments = (options.recordings,) if options.recordings else ()
-    events = load(*arguments, options.streams, options.events, device)
+    events = simulated(options.streams, options.events, device)
     model = cifar10_dvs(dropout=0.0).to(device)
     check(model, events)
-    result: dict[str, Any] = {
-        "device": _machine(device),
-        "commit": commit(),
-        "options": vars(options) | {"json": None},
-    }
+    about = machine() | ({"gpu": None} if device == "cpu" else {})
+    result: dict[str, Any] = {"machine": about, "options": vars(options) | {"json": None}}
     result["geometry"] = geometry_times(model, events, device, options.budget)
     geometry = model.plan(events)
-    if options.tune:
-        tune(model, geometry, device, options.budget)
-        return
     layers = layer_times(model, geometry, device, options)
     if device != "cpu":
         result["layers"] = layers
@@ -258,24 +238,6 @@ def geometry_times(model: torch.nn.Module, events: gl.Events, device: str, budge
     return found
 
 
-def tune(model: torch.nn.Module, geometry: gl.Geometry, device: str, budget: float) -> None:
-    """Forward alone, and forward + backward, of the scan."""
-    from gridless.ops.event_conv import gpu
-
-    print(f"\n{'layer':16}{'lanes':>7}{'per warp':>9}{'forward':>10}{'both':>10}  ms")
-    for name in ("downs.0.conv", "blocks.0.cross", "blocks.0.point", "downs.1.conv", "blocks.1.cross"):
-        layer = model.get_submodule(name)
-        values = layer_inputs(layer, geometry)
-        near = layer.near
-        streams = geometry[near.source], geometry[near.target], near.kernel, near.stride, layer.decay_time
-        for lanes, per_warp in ((128, 128), (256, 256), (512, 256), (512, 512), (1024, 256), (1024, 512), (1024, 1024)):
-            gpu._ELEMENTS, gpu._PER_WARP = lanes, per_warp
-            with torch.no_grad():
-                forward, _ = timed(lambda v=values, s=streams: event_conv(*v, *s), device, budget / 2)
-            both, _ = timed(both_ways(lambda f, w, r, b, s=streams: event_conv(f, w, r, b, *s), values), device, budget)
-            print(f"{name:16}{lanes:7}{per_warp:9}{forward:10.3f}{both:10.3f}", flush=True)
-
-
 def layer_times(model: torch.nn.Module, geometry: gl.Geometry, device: str, options: Any) -> list[dict[str, Any]]:
     print("\nforward + backward, ms (MB)")
     print(
@@ -294,9 +256,6 @@ def layer_times(model: torch.nn.Module, geometry: gl.Geometry, device: str, opti
         values = layer_inputs(layer, geometry)
         ways = forms(layer, geometry)
         for form, forward in ways.items():
-            if form == "paper" and options.skip_paper:
-                row[form] = (float("nan"), float("nan"))
-                continue
             row[form] = timed(both_ways(forward, values), device, options.budget)
         row["floor"] = floor_ms(layer, geometry, options.bandwidth)
         q, p = layer.weight.shape[2:]
@@ -317,8 +276,6 @@ def network_times(events: gl.Events, device: str, options: Any) -> dict[str, Any
     label = torch.arange(events.num_examples, device=device) % 10
     found = {}
     for form in ("scan", "edges", "paper"):
-        if form == "paper" and options.skip_paper:
-            continue
         torch.manual_seed(0)
         model = cifar10_dvs(dropout=0.0, form="scan" if form == "scan" else "edges").to(device)
         geometry = model.plan(events)
@@ -345,23 +302,13 @@ def _as_in_the_paper(model: torch.nn.Module, geometry: gl.Geometry) -> None:
             near = layer.near
             ends = geometry[near.source], geometry[near.target]
             taps = patterns(geometry[near], layer.weight.shape[0], *ends, layer.decay_time)
-            forward = EventConv.forward
 
             def run(features: Tensor, *_: Any, layer: EventConv = layer, taps: list[dict] = taps) -> Tensor:
                 if isinstance(features, gl.Geometry):
                     features = gl.nn.events.polarity_features(features[layer.near.source])
                 return papers_way(features, layer.weight, layer.rate, layer.bias, taps)
 
-            assert forward is EventConv.forward
             layer.forward = run
-
-
-def _machine(device: str) -> str:
-    return (
-        torch.cuda.get_device_name()
-        if device == "cuda"
-        else f"{platform.processor()}, {torch.get_num_threads()} threads"
-    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ Other decoders are timed beside it where they can be imported, from `--peers` (a
 from __future__ import annotations
 
 import argparse
-import platform
 import sys
 import tempfile
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import RESULTS, commit, keep
+from common import RESULTS, keep, machine
 
 import gridless as gl
 
@@ -221,18 +220,8 @@ def main() -> None:
                 "million events/s",
                 flush=True,
             )
-    machine = {
-        "cpu": platform.processor() or platform.machine(),
-        "python": platform.python_version(),
-        "commit": commit(),
-    }
-    result = {
-        "events": options.events,
-        "unit": "million events per second of one core",
-        "machine": machine,
-        "speed": rows,
-    }
-    keep(options.out, result)
+    about = {"events": options.events, "unit": "million events per second of one core"}
+    keep(options.out, {**about, "machine": machine() | {"gpu": None}, "speed": rows})
 
 
 if __name__ == "__main__":

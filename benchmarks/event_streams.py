@@ -9,7 +9,6 @@ fire 0.22, 0.05, 0.01 and 0.002 events per input event on the first levels of th
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,9 +17,9 @@ from torch import Tensor
 import gridless as gl
 
 
-def simulated(streams: int, events: int, device: str, seed: int = 0) -> gl.Events:
+def simulated(streams: int, events: int, device: str) -> gl.Events:
     """Recordings that resemble CIFAR10-DVS, in simulation; see the top of the file."""
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(0)
     side, steps = 128, 1300
     scale = torch.fft.fftfreq(side)[:, None] ** 2 + torch.fft.rfftfreq(side)[None] ** 2
     noise = torch.randn(streams, side, side, generator=random)
@@ -53,15 +52,3 @@ def simulated(streams: int, events: int, device: str, seed: int = 0) -> gl.Event
         [{"t": p[:, 1].numpy(), "x": p[:, 2].numpy(), "y": p[:, 3].numpy(), "p": p[:, 4].numpy()} for p in parts],
         sensor=(128, 128),
     ).to(device)
-
-
-def recorded(path: str, streams: int, events: int, device: str) -> gl.Events:
-    """The first events of the longest recordings of a pack."""
-    sys.path.insert(0, str(Path(path).resolve().parent))
-    import read  # type: ignore[import-not-found]
-
-    pack = read.events(path)
-    ends = pack["offsets"]
-    chosen = np.argsort(-np.diff(ends), kind="stable")[:streams]
-    parts = [{k: pack[k][ends[i] : ends[i + 1]][:events] for k in "xytp"} for i in chosen]
-    return gl.Events.of(parts, sensor=tuple(pack["sensor"])).to(device)

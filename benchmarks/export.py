@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import DATA, RESULTS, commit, keep
-from streaming import _cpu, _error, _long, recordings, trained_like
+from common import DATA, RESULTS, commit, cpu, keep
+from streaming import _error, _long, recordings, trained_like
 
 import gridless as gl
 from gridless.nn.events import EventConv
@@ -150,7 +150,7 @@ def main() -> None:
             prepare(model, Path(folder))
             results[name] = measure(model, events[:60_000], Path(folder))
         print(name, json.dumps(results[name], indent=1), flush=True)
-    keep(RESULTS / "export.json", {"machine": _cpu(), "commit": commit(), "results": results})
+    keep(RESULTS / "export.json", {"machine": cpu(), "commit": commit(), "results": results})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import RADIUS, RESULTS, ROOT, cores, evenly, floors, in_turn, keep, modelnet, on_cores, peak_memory, report
+from common import RADIUS, RESULTS, ROOT, cores, evenly, floors, in_turn, keep, modelnet, on_cores, report
 
 import gridless as gl
 
@@ -91,12 +91,12 @@ def peers() -> dict[str, Search]:
     return found
 
 
-def peer_chain(search: Search, x: np.ndarray, radius: float = RADIUS, levels: int = 3) -> list[tuple]:
+def peer_chain(search: Search, x: np.ndarray) -> list[tuple]:
     """The chain with a peer's search and our sampler."""
-    results = []
+    radius = RADIUS
     near = search(x, x, radius)
-    results.append(near)
-    for _ in range(levels):
+    results = [near]
+    for _ in range(3):
         splits, source = (
             torch.from_numpy(np.asarray(near[0], np.int64)),
             torch.from_numpy(np.asarray(near[1], np.int32)),
@@ -194,27 +194,9 @@ def large(points: int) -> list[dict[str, Any]]:
     took = in_turn(works, 5, time.process_time if count == 1 else time.perf_counter)
     ours, about = took["gridless"], {"work": f"{points:,} points, {len(edges):,} edges", "cores": count}
     ratios = {f"ratio to {who.split()[0]}": other / ours for who, other in took.items() if who != "gridless"}
-    return [{**about, "who": who, "seconds": s, **(ratios if who == "gridless" else {})} for who, s in took.items()]
-
-
-def memory(points: int) -> list[dict[str, Any]]:
-    """What the large search needs at its peak, over the edges returned; and how soon they could be written at best."""
-    x, radius = evenly(points)
-    cloud = gl.Cloud.of(x)
-    edges = gl.ball(cloud, cloud, radius)
-    returned = edges.source.nbytes + edges.splits.nbytes
-    setup = (
-        f"import numpy as np, torch, gridless as gl; torch.set_num_threads(1)\n"
-        f"x = gl.Cloud.of(np.random.default_rng(0).random(({points}, 3), np.float32))\n"
-        f"small = gl.Cloud.of(x.coords[:5000].clone()); gl.ball(small, small, {radius})\n"
-    )
-    used = peak_memory(setup + f"e = gl.ball(x, x, {radius})") - peak_memory(setup)
-    about = {"work": f"{points:,} points, {len(edges):,} edges", "cores": 1}
-    floor = returned / floors()["copy_bytes_per_s"]
-    return [
-        {**about, "who": "peak memory", "times the edges returned": used / returned},
-        {**about, "who": "floor: writing the edges", "seconds": floor},
-    ]
+    rows = [{**about, "who": who, "seconds": s, **(ratios if who == "gridless" else {})} for who, s in took.items()]
+    floor = (edges.source.nbytes + edges.splits.nbytes) / floors()["copy_bytes_per_s"]
+    return [*rows, {**about, "who": "floor: writing the edges", "seconds": floor}]
 
 
 def run_chain(given: argparse.Namespace) -> None:
@@ -224,7 +206,7 @@ def run_chain(given: argparse.Namespace) -> None:
 
 def run_large(given: argparse.Namespace) -> None:
     rows = [row for count in dict.fromkeys((1, cores())) for row in on_cores(count, large, given.points)]
-    report(given.out / f"geometry_large{given.suffix}.json", rows + on_cores(1, memory, given.points))
+    report(given.out / f"geometry_large{given.suffix}.json", rows)
 
 
 def run_farthest(given: argparse.Namespace) -> None:

@@ -219,21 +219,9 @@ def measure(folder: Path) -> dict[str, Any]:
 
         rows[name] = 1e3 * seconds(finished, 5 if "100k" in name else 20)
         print(f"{name:34} {rows[name]:9.3f} ms", flush=True)
-    kernels("chain", lambda: chain(inputs["full"]))
-    kernels("ball, 1M scene", lambda: gl.ball(inputs["scene"], inputs["scene"], RADIUS))
     from triton import __version__ as triton
 
     device = f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton}"
     unit = "ms, median, host time included; checked against the CPU backend and the reference in the same call"
     date = datetime.now(UTC).date().isoformat()
     return {"machine": device, "commit": commit(), "date": date, "unit": unit, "results": rows}
-
-
-def kernels(what: str, work: Callable[[], Any]) -> None:
-    """What each kernel costs, from the profiler."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        work()
-        torch.cuda.synchronize()
-    print(f"-- {what}: microseconds on the GPU, launches")
-    for event in sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)[:16]:
-        print(f"{event.key[:70]:70} {event.self_device_time_total:9.1f} {event.count:4}")

@@ -1,14 +1,11 @@
 """A plain CNN on N-Cars, on the folds that our event networks are judged on: what they have to beat.
 
-    python benchmarks/ncars_cnn.py --data DIR [--folds 0 1 2 3 4] [--seeds 1] [--augment mirror move zoom]
+    python benchmarks/ncars_cnn.py --data DIR [--folds 0 1 2 3 4] [--seeds 1]
 
 A recording becomes an image of two channels, the logarithm of one plus the number of ON and of OFF events, at half
-resolution; 1.2 million weights, 30 epochs, judged after the last. All images stay on the device. Further words of
---augment: `swap` exchanges ON and OFF, `thin` drops up to half of the events, `stretch` changes the sides' ratio,
-`erase` blanks a rectangle, `mixup` mixes pairs of images and their labels. Words of --view change what the network sees
-in tests, too: `centre` moves the middle of each recording to that of the image, `fit` magnifies its crop to the whole
-image and keeps the ratio of its sides, `halves` gives the first and the last 50 ms two channels each, `clip` counts no
-pixel above 4. Prints each run, then mean and spread; keeps all of it in results/ncars_cnn.json, or in --out.
+resolution; 1.2 million weights, 30 epochs, judged after the last. Images are mirrored, moved and magnified at random,
+and all stay on the device. Prints each run, then mean and spread; keeps all of it in results/ncars_cnn.json, or in
+--out.
 """
 
 from __future__ import annotations
@@ -18,97 +15,52 @@ import itertools
 import json
 import math
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import RESULTS, keep, machine
 from torch import Tensor, nn
 from torch.nn import functional
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from common import RESULTS, keep, machine  # noqa: E402
-
-from gridless.augment.events import Recentre, first_times  # noqa: E402
-from gridless.data import NCars  # noqa: E402
-
-AUGMENT = ("mirror", "move", "zoom", "swap", "thin", "stretch", "erase", "mixup")
-VIEW = ("centre", "fit", "halves", "clip")
+from gridless.data import NCars
 
 
-def images(data: NCars, device: torch.device, size: int, view: set[str]) -> tuple[Tensor, Tensor]:
-    """How many OFF and ON events each pixel of `size` x `size` has (N, 2 or 4, H, W); the size of each crop (N, 2)."""
+def images(data: NCars, device: torch.device, size: int) -> Tensor:
+    """How many OFF and ON events each pixel of `size` x `size` has (N, 2, H, W)."""
     width, height = (side // size for side in data.sensor)
-    parts = 2 if "halves" in view else 1
-    counts = torch.zeros(len(data), parts * 2 * height * width, dtype=torch.int16, device=device)
-    crops = torch.ones(len(data), 2, device=device)
+    counts = torch.zeros(len(data), 2 * height * width, dtype=torch.int16, device=device)
     for rows in torch.arange(len(data)).split(2048):
         events = data.batch(rows.numpy()).to(device)
-        whose = (events.example + rows[0].item())[:, None].expand(-1, 2)
-        crops.scatter_reduce_(0, whose, (events.pixel + 1) / size, "amax")
-        events = Recentre()(events) if "centre" in view else events
         x, y = (events.pixel.long() // size).unbind(1)
-        part = ((events.time - first_times(events)) * parts // 100_000).clamp(max=parts - 1)
-        at = ((part * 2 + events.polarity) * height + y.clamp(0, height - 1)) * width + x.clamp(0, width - 1)
+        at = (events.polarity * height + y.clamp(0, height - 1)) * width + x.clamp(0, width - 1)
         at += events.example * counts.shape[1]
         found = torch.bincount(at, minlength=len(rows) * counts.shape[1])
         counts[rows[0] : rows[-1] + 1] = found.view(len(rows), -1).to(torch.int16)
-    return counts.view(-1, parts * 2, height, width), crops
+    return counts.view(-1, 2, height, width)
 
 
-def network(width: int = 32, channels: int = 2) -> nn.Sequential:
+def network(width: int = 32) -> nn.Sequential:
     """Seven 3 x 3 convolutions, four of which halve the image; 1.2 million weights from 32 channels."""
     layers: list[nn.Module] = []
     steps = [(2, 1, 1), (1, 2, 2), (2, 2, 1), (2, 4, 2), (4, 4, 1), (4, 8, 2), (8, 8, 1)]
     for i, (q, p, stride) in enumerate(steps):
-        before = channels if i == 0 else q * width
+        before = 2 if i == 0 else q * width
         layers += [nn.Conv2d(before, p * width, 3, stride, 1, bias=False), nn.BatchNorm2d(p * width), nn.ReLU()]
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.3), nn.Linear(8 * width, 2))
 
 
-def seen(counts: Tensor, crops: Tensor, view: set[str], words: set[str]) -> Tensor:
-    """Counts (B, C, H, W) as the logarithms that the network sees, altered at random as `words` say."""
-    n, device = len(counts), counts.device
-    height, width = counts.shape[2:]
-    values = counts.float()
-    if "thin" in words:
-        values = torch.binomial(values, 1 - 0.5 * torch.rand(n, 1, 1, 1, device=device).expand_as(values))
-    if "swap" in words:
-        swapped = values.view(n, -1, 2, height, width).flip(2).view_as(values)
-        values = torch.where(torch.rand(n, 1, 1, 1, device=device) < 0.5, swapped, values)
-    if "clip" in view:
-        values = values.clamp(max=4)
-    size = torch.tensor([width, height], device=device)
-    scale, shift = torch.ones(n, 2, device=device), torch.zeros(n, 2, device=device)
-    if "fit" in view:
-        scale, shift = (crops / size).amax(1, keepdim=True).expand(n, 2), crops / size - 1
-    zoom, move = (1.15, 0.08) if "fit" in view else (1.25, 0.14)
-    if "move" in words:
-        shift = shift + _uniform(n, 2, device) * move * scale
-    if "zoom" in words:
-        scale = scale * (_uniform(n, 1, device) * math.log(zoom)).exp()
-    if "stretch" in words:
-        ratio = (_uniform(n, 1, device) * 0.5 * math.log(1.6)).exp()
-        scale = scale * torch.cat([ratio, 1 / ratio], 1)
-    if "mirror" in words:
-        turned = torch.where(torch.rand(n, 1, device=device) < 0.5, -1.0, 1.0)
-        scale = scale * torch.cat([turned, torch.ones_like(turned)], 1)
+def altered(values: Tensor) -> Tensor:
+    """Images (B, C, H, W), each moved, magnified and mirrored at random."""
+    n, device = len(values), values.device
+    shift = 0.14 * _uniform(n, 2, device)
+    scale = (_uniform(n, 1, device) * math.log(1.25)).exp().expand(n, 2)
+    turned = torch.where(torch.rand(n, 1, device=device) < 0.5, -1.0, 1.0)
     turn = torch.zeros(n, 2, 3, device=device)
-    turn[:, 0, 0], turn[:, 1, 1], turn[:, :, 2] = scale[:, 0], scale[:, 1], shift
+    turn[:, 0, 0], turn[:, 1, 1], turn[:, :, 2] = scale[:, 0] * turned[:, 0], scale[:, 1], shift
     grid = functional.affine_grid(turn, list(values.shape), align_corners=False)
-    values = functional.grid_sample(values.log1p(), grid, align_corners=False)
-    if "erase" in words:
-        middle, half = torch.rand(n, 2, device=device), (0.1 + 0.25 * torch.rand(n, 2, device=device)) / 2
-        half = half * (torch.rand(n, 1, device=device) < 0.7)
-        x, y = ((torch.arange(m, device=device) + 0.5) / m for m in (width, height))
-        blank = ((x - middle[:, :1]).abs() < half[:, :1])[:, None] & ((y - middle[:, 1:]).abs() < half[:, 1:])[
-            :, :, None
-        ]
-        values = values * ~blank[:, None]
-    return values
+    return functional.grid_sample(values, grid, align_corners=False)
 
 
 def _uniform(n: int, m: int, device: torch.device) -> Tensor:
@@ -116,12 +68,11 @@ def _uniform(n: int, m: int, device: torch.device) -> Tensor:
 
 
 def train(learn: list[Tensor], held: list[Tensor], seed: int, options: Any) -> dict[str, float]:
-    """Accuracy on the images (counts, crops, labels) learned from and on those held out, after the last epoch."""
+    """Accuracy on the images (counts, labels) learned from and on those held out, after the last epoch."""
     torch.manual_seed(seed)
-    counts, crops, labels = learn
-    view, words = set(options.view), set(options.augment)
+    counts, labels = learn
     device = counts.device
-    model = network(options.width, counts.shape[1]).to(device, memory_format=torch.channels_last)
+    model = network(options.width).to(device, memory_format=torch.channels_last)
     steps = options.epochs * (len(labels) // options.batch)
     optimiser = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05, fused=device.type == "cuda")
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 3e-3, steps, pct_start=0.1)
@@ -132,35 +83,28 @@ def train(learn: list[Tensor], held: list[Tensor], seed: int, options: Any) -> d
         order = torch.randperm(len(labels), device=device)
         right.zero_()
         for rows in order.split(options.batch)[: len(labels) // options.batch]:
-            x, y = seen(counts[rows], crops[rows], view, words), functional.one_hot(labels[rows], 2).float()
-            if "mixup" in words:
-                share = torch.distributions.Beta(0.3, 0.3).sample((len(x), 1)).to(device)
-                other = torch.randperm(len(x), device=device)
-                x = share[:, :, None, None] * x + (1 - share[:, :, None, None]) * x[other]
-                y = share * y + (1 - share) * y[other]
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = altered(counts[rows].float().log1p()).contiguous(memory_format=torch.channels_last)
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 logits = model(x).float()
-            loss = functional.cross_entropy(logits, y, label_smoothing=0.05)
+            loss = functional.cross_entropy(logits, labels[rows], label_smoothing=0.05)
             optimiser.zero_grad(set_to_none=True)
             loss.backward()
             optimiser.step()
             schedule.step()
             right += (logits.argmax(1) == labels[rows]).sum()
         if options.verbose:
-            print(f"  {epoch + 1}: {right.item() / len(labels):.4f} {accuracy(model, view, *held):.4f}", flush=True)
+            print(f"  {epoch + 1}: {right.item() / len(labels):.4f} {accuracy(model, *held):.4f}", flush=True)
     return {
-        "accuracy": accuracy(model, view, *held),
+        "accuracy": accuracy(model, *held),
         "train_accuracy": right.item() / len(labels),
         "seconds": time.perf_counter() - began,
     }
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, view: set[str], counts: Tensor, crops: Tensor, labels: Tensor) -> float:
+def accuracy(model: nn.Module, counts: Tensor, labels: Tensor) -> float:
     model.eval()
-    pairs = zip(counts.split(1024), crops.split(1024), strict=True)
-    best = [model(seen(part, crop, view, set())).argmax(1) for part, crop in pairs]
+    best = [model(part.float().log1p()).argmax(1) for part in counts.split(1024)]
     return (torch.cat(best) == labels).double().mean().item()
 
 
@@ -173,15 +117,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--pixels", type=int, default=2, help="pixels of the camera, in a row, that become one")
-    parser.add_argument("--augment", nargs="*", choices=AUGMENT, default=["mirror", "move", "zoom"])
-    parser.add_argument("--view", nargs="*", choices=VIEW, default=[])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--verbose", action="store_true", help="print every epoch")
     parser.add_argument("--out", type=Path, default=RESULTS / "ncars_cnn.json")
     options = parser.parse_args()
     device = torch.device(options.device)
     whole = NCars(options.data)
-    all_of_it = [*images(whole, device, options.pixels, set(options.view)), whole.labels.to(device)]
+    all_of_it = [images(whole, device, options.pixels), whole.labels.to(device)]
     rows = []
     folds = torch.from_numpy(whole.fold_of_each()).to(device)
     for fold, seed in itertools.product(options.folds, range(options.seeds)):
@@ -191,9 +133,8 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     each = [row["accuracy"] for row in rows]
     spread = statistics.stdev(each) if len(each) > 1 else 0.0
-    weights = sum(p.numel() for p in network(options.width, all_of_it[0].shape[1]).parameters())
-    words = " ".join([*options.augment, *options.view])
-    print(f"{weights:,} weights, {words}: mean {statistics.mean(each):.4f}, spread {spread:.4f}")
+    weights = sum(p.numel() for p in network(options.width).parameters())
+    print(f"{weights:,} weights: mean {statistics.mean(each):.4f}, spread {spread:.4f}")
     settings = {
         k: v for k, v in vars(options).items() if k not in ("data", "out", "device", "verbose", "folds", "seeds")
     }

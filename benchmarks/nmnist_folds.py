@@ -20,10 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from common import mps  # noqa: E402
+from common import mps
 
 
 def one(fold: int, arguments: argparse.Namespace) -> None:

@@ -15,21 +15,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
+from common import RESULTS, keep, machine
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-
-from common import RESULTS, keep, machine  # noqa: E402
-
-import gridless as gl  # noqa: E402
-from gridless.data import NCars  # noqa: E402
-from gridless.streaming.overload import Buffered, Overload, joined, thinned  # noqa: E402
+import gridless as gl
+from gridless.data import NCars
+from gridless.streaming.overload import Buffered, Overload, joined, thinned
 
 LOADS = (1, 1.5, 2, 3, 5, 10, 20)
 

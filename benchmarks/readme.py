@@ -17,23 +17,12 @@ BEGIN, END = "<!-- results: python benchmarks/readme.py -->\n", "<!-- end of res
 Row = tuple[str, str, str]
 
 
-class Results:
-    """benchmarks/results/*.json by name; what is missing raises KeyError, and so leaves a row out."""
-
-    def __init__(self) -> None:
-        files = (ROOT / "benchmarks" / "results").glob("*.json")
-        self.files = {path.stem: json.loads(path.read_text()) for path in files}
-
-    def __getitem__(self, name: str) -> Any:
-        return self.files[name]
-
-    def by_name(self, file: str, who: str, what: str) -> float:
-        """From a file with rows of `who` and figures."""
-        return next((row[what] for row in self[file]["rows"] if row["who"] == who and what in row), None) or _missing()
+Results = dict[str, Any]  # benchmarks/results/*.json by name; a KeyError leaves a row out
 
 
-def _missing() -> float:
-    raise KeyError
+def by_who(r: Results, file: str, what: str) -> dict[str, float]:
+    """A figure of a file's rows, of each `who` the first."""
+    return {row["who"]: row[what] for row in reversed(r[file]["rows"]) if what in row}
 
 
 def chain(r: Results) -> Row:
@@ -42,11 +31,7 @@ def chain(r: Results) -> Row:
     peers = {who: rate for who, rate in rates.items() if not who.startswith(("gridless", "floor"))}
     fastest = ", ".join(f"{who} {peers[who]:,.0f}" for who in sorted(peers, key=lambda who: -peers[who])[:3])
     what = "the paper's 7 searches and 3 samplings, ModelNet40 clouds in batches, one busy CPU core"
-    return (
-        what,
-        f"{ours:,.0f} clouds/s",
-        f"{fastest}; the paper: over 800",
-    )
+    return what, f"{ours:,.0f} clouds/s", f"{fastest}; the paper: over 800"
 
 
 def chain_gpu(r: Results) -> Row:
@@ -55,7 +40,8 @@ def chain_gpu(r: Results) -> Row:
 
 
 def ball(r: Results) -> Row:
-    ours, peer = (r.by_name("geometry_large", who, "seconds") for who in ("gridless", "SciPy query_pairs"))
+    seconds = by_who(r, "geometry_large", "seconds")
+    ours, peer = seconds["gridless"], seconds["SciPy query_pairs"]
     what = "ball search, a million points, 20.6 million edges, one busy core"
     return what, f"{ours:.2f} s", f"SciPy `query_pairs` (each pair once) {peer:.2f} s"
 
@@ -126,8 +112,9 @@ def plain_loop(r: Results) -> Row:
 
 
 def own_step(r: Results) -> Row:
-    compiled = "torch.compile, reduce-overhead, two batches padded to powers of two"
-    ours, eager, peer = (r.by_name("captured", who, "kept, ms") for who in ("gl.capture", "eager", compiled))
+    kept = by_who(r, "captured", "kept, ms")
+    ours, eager = kept["gl.capture"], kept["eager"]
+    peer = kept["torch.compile, reduce-overhead, two batches padded to powers of two"]
     what = "a step of your own, the same network and batch (clouds on ellipsoids), captured by `gl.capture`, H200"
     return what, f"{ours:.1f} ms", f"eager {eager:.1f}, `torch.compile` {peer:.1f}"
 
@@ -230,7 +217,8 @@ def figure(result: dict[str, float]) -> str:
 
 
 def table() -> str:
-    results, rows = Results(), []
+    files = (ROOT / "benchmarks" / "results").glob("*.json")
+    results, rows = {path.stem: json.loads(path.read_text()) for path in files}, []
     for make in ROWS:
         try:
             rows.append(make(results))

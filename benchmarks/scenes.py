@@ -9,10 +9,10 @@ call above its inputs. With --all every scan is taken, and figures are medians o
 
 The network is a U-Net of five levels, all of the same width: two convolutions a level on the way down, one on the way
 up, each with batch normalisation and ReLU. Its geometry, that is every search and sampling or index, is made anew for
-each scan. Ours thins a level by rejection sampling, spconv's by convolutions of 2 x 2 x 2 with stride 2. `one thread`
-is the eager network whose backward pass runs in the caller's thread. `captured` is its step by `gl.capture`: the plan
-of a scan, then a graph, one scan after the other; `ahead`, the time for each scan where `gl.training.ahead` makes the
-next geometry meanwhile. Losses and gradients of the captured step are compared with those of the eager one first.
+each scan. Ours thins a level by rejection sampling, spconv's by convolutions of 2 x 2 x 2 with stride 2. `captured` is
+its step by `gl.capture`: the plan of a scan, then a graph, one scan after the other; `ahead`, the time for each scan
+where `gl.training.ahead` makes the next geometry meanwhile. Losses and gradients of the captured step are compared with
+those of the eager one first.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import torch
@@ -41,17 +39,9 @@ except ImportError:
     spconv = None
 
 REPEAT = 30
-LEVELS = 5
+LEVELS, INPUTS = 5, 4
 WIDTHS = (32, 64, 128)
-# What is compared with spconv's network, and where our figure is.
-RATIOS = {
-    "forward": " forward ms",
-    "both": " both ms",
-    "both, one thread,": " both ms, one thread",
-    "captured": ", captured both ms",
-    "captured, ahead": ", captured both ms, ahead",
-}
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.float16)
 
 
 def load_scans(path: str) -> list[np.ndarray]:
@@ -147,8 +137,6 @@ def convolutions(scans: list[np.ndarray]) -> dict[str, dict[str, Any]]:
                 for dtype in DTYPES:
                     name = f"{100 * size:.0f} cm, {width} channels, {str(dtype).removeprefix('torch.')}"
                     for library, it in libraries.items():
-                        if library == "spconv" and dtype == torch.bfloat16:
-                            continue  # not one of its types
                         got = {what: measured(work) for what, work in it.works(width, dtype).items()}
                         found.setdefault(f"{name}|{library}", []).append(got)
         for key, values in found.items():
@@ -187,12 +175,12 @@ class Norm(torch.nn.Module):
 
 
 class OurUNet(torch.nn.Module):
-    def __init__(self, width: int, size: float, inputs: int = 4) -> None:
+    def __init__(self, width: int, size: float) -> None:
         super().__init__()
         plan = self.plan = gl.Plan()
         cloud, radius = plan.points(dim=3), size * 3**0.5 * 1.001
         near = plan.ball(cloud, cloud, radius)
-        self.stem = Norm(near, inputs, width)
+        self.stem = Norm(near, INPUTS, width)
         self.places, self.down, self.up, self.merge = (torch.nn.ModuleList() for _ in range(4))
         self.places.append(Norm(near, width, width))
         for _ in range(LEVELS - 1):
@@ -230,7 +218,7 @@ class OurUNet(torch.nn.Module):
 
 
 class TheirUNet(torch.nn.Module):
-    def __init__(self, width: int, inputs: int = 4) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
 
         def norm(conv: Any) -> Any:
@@ -240,7 +228,7 @@ class TheirUNet(torch.nn.Module):
             return norm(spconv.SubMConv3d(inputs, width, 3, bias=False, indice_key=f"near{level}"))
 
         self.places, self.down, self.up, self.merge = (torch.nn.ModuleList() for _ in range(4))
-        self.places.append(spconv.SparseSequential(place(0, inputs), place(0)))
+        self.places.append(spconv.SparseSequential(place(0, INPUTS), place(0)))
         for i in range(LEVELS - 1):
             self.down.append(norm(spconv.SparseConv3d(width, width, 2, 2, bias=False, indice_key=f"down{i}")))
             self.up.append(norm(spconv.SparseInverseConv3d(width, width, 2, bias=False, indice_key=f"down{i}")))
@@ -340,7 +328,7 @@ def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dic
             if theirs is not None:
                 works.append(("spconv", theirs, voxels))
             for who, model, points in works:
-                features = torch.randn(len(points), 4, device="cuda", dtype=dtype)
+                features = torch.randn(len(points), INPUTS, device="cuda", dtype=dtype)
                 forward = model.on(points, features)
                 whole = both(forward, list(model.parameters()))
                 figures: dict[str, float] = {"points": len(points)}
@@ -349,8 +337,6 @@ def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dic
                     figures["forward ms"] = measured(forward)[0]
                 if model is ours:
                     given[who].append((points, features))
-                    with torch.autograd.set_multithreading_enabled(False):
-                        figures["both ms, one thread"] = measured(whole)[0]
                     figures["plan ms"] = measured(lambda points=points: ours.plan(gl.Cloud.of(points)))[0]  # noqa: B023
                 if scan is scans[0]:
                     figures["both, device busy ms"] = busy(whole)
@@ -359,8 +345,6 @@ def network(scans: list[np.ndarray], width: int = 64, size: float = 0.05) -> dic
         row = rows[name] = {what: statistics.median(values) for what, values in found.items()}
         for who, clouds in given.items():
             row |= {f"{who}, captured {what}": value for what, value in captured(ours, clouds).items()}
-        for what, ms in RATIOS.items() if theirs is not None else ():
-            row[f"{what} ratio"] = row[f"spconv {'forward' if what == 'forward' else 'both'} ms"] / row[f"ours{ms}"]
         print(f"U-Net, {name}: " + ", ".join(f"{what} {value:.3f}" for what, value in row.items()), flush=True)
     return rows
 
@@ -374,23 +358,6 @@ def busy(work: Callable[[], Any]) -> float:
         work()
         torch.cuda.synchronize()
     return sum(event.self_device_time_total for event in seen.key_averages()) / 1e3
-
-
-def searches(scan: np.ndarray) -> dict[str, float]:
-    """The raw scan: ball searches, sampling, in milliseconds."""
-    cloud = gl.Cloud.of(torch.from_numpy(scan).cuda())
-    near = gl.ball(cloud, cloud, 0.2)
-    works = {
-        "ball, 0.2 m": lambda: gl.ball(cloud, cloud, 0.2),
-        "ball, 0.4 m": lambda: gl.ball(cloud, cloud, 0.4),
-        "rejection sampling": lambda: gl.rejection_sample(cloud, near),
-        "farthest points, 10,000": lambda: gl.farthest_sample(cloud, 10000),
-    }
-    rows = {}
-    for name, work in works.items():
-        rows[name] = measured(work)[0]
-        print(f"raw scan of {len(scan):,} points: {name:28} {rows[name]:8.3f} ms", flush=True)
-    return rows
 
 
 def main() -> None:
@@ -407,7 +374,6 @@ def main() -> None:
     scans = load_scans(options.scans)
     chosen = scans if options.all else scans[:1]
     rows: dict[str, Any] = {"scans": len(chosen), "scans of the network": len(chosen), "repeats": REPEAT}
-    rows["raw scan"] = searches(scans[0])
     # What is measured is kept, whatever comes after it.
     for what, measure in (("network", network), ("convolutions", convolutions)):
         if what == "convolutions" or options.network:

@@ -13,9 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import platform
-import shutil
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime
@@ -23,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from common import DATA, RESULTS, commit, keep
+from common import DATA, RESULTS, commit, cpu, keep
 from rich.console import Console
 from rich.table import Table
 
@@ -224,19 +221,10 @@ def main() -> None:
                 )
             results[name] = found
         Console().print(table)
-    about = {"machine": _cpu(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+    about = {"machine": cpu(), "commit": commit(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
     keep(RESULTS / f"{kind}.json", {**about, "results": results})
     if choice.soak:
         print(json.dumps(results, indent=1))
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
-        if line.startswith("model name"):
-            return line.split(":")[1].strip()
-    found = subprocess.run(["lscpu"], capture_output=True, text=True).stdout if shutil.which("lscpu") else ""
-    names = [line.split(":")[1].strip() for line in found.splitlines() if line.startswith("Model name")]
-    return f"ARM {names[0]}" if names else platform.processor()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# The point-cloud results, from nothing, on one GPU: benchmarks/train_points.sh DATA OUT [check|sweep|choose|final|epochs ...]
-#   check   a minute: is training right here, and where does its time go
+# The point-cloud results, from nothing, on one GPU: benchmarks/train_points.sh DATA OUT [sweep|choose|final|epochs ...]
 #   sweep   variants of the modern network side by side, on every fourth training cloud, held out
 #   choose  the recipes of this data set on its validation part, a tenth of the training clouds
 #   final   the recipes on all training clouds: what is shipped
@@ -11,9 +10,8 @@ data=$1 out=$2
 shift 2
 python=${PYTHON:-python}
 mkdir -p "$out"
-for stage in "${@:-check}"; do
+for stage in "${@:-choose}"; do
   case $stage in
-    check) $python benchmarks/check_training.py --data "$data" 2>&1 | tee "$out/check.log" ;;
     sweep) $python benchmarks/sweep_points.py --data "$data" --jobs "${JOBS:-4}" --epochs "${EPOCHS:-150}" \
              --out "$out/sweep.json" ${VARIANTS:-} 2>&1 | tee "$out/sweep.log" ;;
     choose) for name in large small plus max; do
@@ -23,6 +21,6 @@ for stage in "${@:-check}"; do
         $python -m gridless train "modelnet40-$name" --data "$data" --out "$out/final-$name" --all-data
       done ;;
     epochs) $python benchmarks/epochs.py --data "$data" --peers --out "$out/epochs.json" 2>&1 | tee "$out/epochs.log" ;;
-    *) echo "no stage $stage: check, sweep, choose, final, epochs" >&2; exit 2 ;;
+    *) echo "no stage $stage: sweep, choose, final, epochs" >&2; exit 2 ;;
   esac
 done

@@ -68,8 +68,6 @@ def assert_same(a: gl.Geometry, b: gl.Geometry) -> None:
 
 def test_the_papers_network_prints_seven_searches_and_three_samplings():
     assert str(paper()) == PRINTED
-    assert str(paper()).count("ball(") == 7
-    assert str(paper()).count("rejection_sample(") == 3
 
 
 def test_the_digest_is_the_same_on_any_machine():

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 import torch
 from clouds import crowded
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.spatial import cKDTree
 
 import gridless as gl
@@ -157,17 +155,6 @@ def test_a_limit_cuts_crowded_clouds_as_the_reference_does(name: str) -> None:
     assert same(gl.ball(x, x, 0.1, limit=9), reference(x, x, 0.1, limit=9))
 
 
-@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_points_that_become_not_finite_after_they_were_checked_are_refused(value: float) -> None:
-    x = torch.rand(300, 3)
-    points, other = Cloud.of(x), cloud([300], 3, torch.float32, 1)
-    gl.ball(points, points, 0.2)
-    x[17:290] = value
-    for source, target in ((points, points), (points, other), (other, points)):
-        with pytest.raises(ValueError, match="row 17 of example 0"):
-            gl.ball(source, target, 0.2)
-
-
 def test_the_kernel_gives_points_that_are_not_finite_no_edges() -> None:
     from gridless.geometry.ball import cpu
 
@@ -203,18 +190,6 @@ def test_edges_say_what_they_are() -> None:
     crossed.check()
 
 
-def test_padding_has_no_edges(backend: str, device: torch.device) -> None:
-    from gridless.structures import pad
-
-    x = cloud([30, 11], 3, torch.float32, 0)
-    edges, padded = gl.ball(x.to(device), x.to(device), 0.4), pad(x, "power_of_two").to(device)
-    found = gl.ball(padded, padded, 0.4)
-    assert found.num_source == found.num_target == 64
-    assert found.splits[:42].tolist() == edges.splits.tolist()
-    assert found.counts[41:].sum() == 0
-    assert torch.equal(found.source, edges.source)
-
-
 def test_nothing_in_nothing_out(backend: str, device: torch.device) -> None:
     none = Cloud(torch.zeros(0, 3), torch.tensor([0, 0, 0])).to(device)
     edges = gl.ball(none, none, 1.0)
@@ -224,59 +199,7 @@ def test_nothing_in_nothing_out(backend: str, device: torch.device) -> None:
     assert len(gl.ball(batch, batch, 1.0)) == 0
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.lists(st.integers(0, 60), min_size=1, max_size=6), st.integers(0, 5), st.integers(0, 2**16))
-def test_how_a_batch_is_cut_does_not_matter(sizes: list[int], cut: int, seed: int) -> None:
-    """The plan of a batch is the collated plan of its parts."""
-    plan = gl.Plan()
-    points = plan.points(dim=3)
-    near = plan.ball(points, points, 0.3)
-    coarse = plan.rejection_sample(near)
-    plan.ball(points, coarse, 0.45)
-    x = cloud(sizes, 3, torch.float32, seed)
-    cut = min(cut, len(sizes))
-    whole = plan(x)
-    parts = [cloud_of(x, range(cut)), cloud_of(x, range(cut, len(sizes)))]
-    merged = gl.collate([plan(part) for part in parts if part.num_examples])
-    for name in whole:
-        assert torch.equal(whole[name].splits, merged[name].splits)
-        if isinstance(whole[name], Edges):
-            assert torch.equal(whole[name].source, merged[name].source)
-        else:
-            assert torch.equal(whole[name].coords, merged[name].coords)
-
-
-def cloud_of(x: Cloud, examples: range) -> Cloud:
-    splits = x.splits.tolist()
-    coords = [x.coords[splits[e] : splits[e + 1]] for e in examples]
-    sizes = torch.tensor([0] + [len(c) for c in coords])
-    return Cloud(torch.cat(coords) if coords else x.coords[:0], sizes.cumsum(0))
-
-
-def test_the_large_network_has_7_searches_and_3_samplings() -> None:
-    plan, radius = gl.Plan(), 0.1125
-    points = plan.points(dim=3)
-    near = plan.ball(points, points, radius)
-    for _ in range(3):
-        coarse = plan.rejection_sample(near)
-        plan.ball(points, coarse, radius * 2**0.5)
-        radius *= 2
-        near, points = plan.ball(coarse, coarse, radius), coarse
-    text = str(plan)
-    assert text.count("ball(") == 7
-    assert text.count("rejection_sample(") == 3
-    geometry = plan(cloud([200, 300], 3, torch.float32, 0))
-    assert list(geometry) == ["X0", "N00", "X1", "N01", "N11", "X2", "N12", "N22", "X3", "N23", "N33"]
-
-
 # Bad input.
-
-
-@pytest.mark.parametrize("radius", [0.0, -1.0, float("nan"), float("inf"), 1e-30, 1e30])
-def test_refuses_radii(radius: float) -> None:
-    x = cloud([5], 3, torch.float32, 0)
-    with pytest.raises(ValueError, match="radius"):
-        gl.ball(x, x, radius)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2.5])
@@ -285,29 +208,6 @@ def test_refuses_limits(limit: object) -> None:
     with pytest.raises(ValueError, match="limit"):
         gl.ball(x, x, 0.5, limit=limit)
     assert torch.equal(gl.ball(x, x, 0.5, limit=np.int64(2)).source, gl.ball(x, x, 0.5, limit=2).source)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_names_points_that_are_not_finite(backend: str, device: torch.device, value: float) -> None:
-    x, y = cloud([5, 7], 3, torch.float32, 0, device), cloud([5, 7], 3, torch.float32, 1, device)
-    y.coords[5 + 4, 1] = value
-    with pytest.raises(ValueError, match="row 4 of example 1"):
-        gl.ball(x, y, 0.5)
-
-
-def test_refuses_clouds_that_do_not_match() -> None:
-    x = cloud([5, 7], 3, torch.float32, 0)
-    with pytest.raises(ValueError, match="dimensions"):
-        gl.ball(x, cloud([5, 7], 2, torch.float32, 0), 0.5)
-    with pytest.raises(TypeError, match="float64"):
-        gl.ball(x, cloud([5, 7], 3, torch.float64, 0), 0.5)
-    with pytest.raises(ValueError, match="examples"):
-        gl.ball(x, cloud([12], 3, torch.float32, 0), 0.5)
-    with pytest.raises(TypeError, match=r"Cloud\.of"):
-        gl.ball(torch.rand(5, 3), x, 0.5)  # type: ignore[arg-type]
-    meta = Cloud.made(coords=x.coords.to("meta"), splits=x.splits.to("meta"))
-    with pytest.raises(ValueError, match="meta"):
-        gl.ball(x, meta, 0.5)
 
 
 @pytest.mark.parametrize("examples", [1, 8])

@@ -196,13 +196,6 @@ def test_batches_and_gradients_go_line_by_line():
     assert plan(x.clone().requires_grad_())["X1"].coords.requires_grad
 
 
-def test_points_that_are_not_finite_are_named():
-    x = scattered(20, 3)
-    x[13, 1] = torch.nan
-    with pytest.raises(ValueError, match="row 13 of example 0"):
-        network()(x)
-
-
 def test_pickles_hold_what_a_structure_has_and_no_more():
     plan, x = network(), scattered(300, 3)
     found = plan(x)

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import torch
 from clouds import crowded, lattice, scattered, ugly
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import gridless as gl
 
@@ -125,19 +123,6 @@ def test_a_fraction_is_not_rounded_up_by_its_rounding_error():
     assert gl.farthest_sample(gl.Cloud.of(scattered(100, 3)), 0.07).sizes.tolist() == [7]
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=5), st.integers(0, 9), st.booleans())
-def test_how_a_batch_is_cut_does_not_matter(sizes, seed, approximate):
-    parts = [lattice(n, 2, seed=seed + i) for i, n in enumerate(sizes)]
-
-    def sample(cloud: gl.Cloud) -> gl.Cloud:
-        return gl.farthest_sample(cloud, 0.4, near=gl.ball(cloud, cloud, 0.25) if approximate else None)
-
-    whole = sample(gl.Cloud.of(parts))
-    for i, part in enumerate(parts):
-        assert torch.equal(whole.examples[i].coords, sample(gl.Cloud.of(part)).coords)
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_threads_do_not_matter(threads):
     cloud = gl.Cloud.of([scattered(n, 3, seed=n) for n in (900, 10, 0, 700, 1300, 600)])
@@ -219,22 +204,6 @@ def test_rejection_needs_edges_and_begins_in_index_order():
         gl.farthest_sample(cloud, 3, reject=True)
     with pytest.raises(ValueError, match="leave start at 0"):
         gl.farthest_sample(cloud, 3, start=2, near=gl.ball(cloud, cloud, 0.1), reject=True)
-
-
-def test_edges_between_examples_are_refused():
-    x = scattered(10, 3)
-    one, two = gl.Cloud.of(x), gl.Cloud.of([x[:5], x[5:]])
-    for name in ("reference", "cpu"):
-        with gl.use_backend(name), pytest.raises(ValueError, match="different examples"):
-            gl.farthest_sample(two, 5, near=gl.ball(one, one, 10.0))
-
-
-def test_points_that_are_not_finite_are_named():
-    x = scattered(20, 3)
-    x[4, 0] = torch.nan
-    for sample in (gl.farthest_sample, gl.random_sample):
-        with pytest.raises(ValueError, match="row 4 of example 1"):
-            sample(gl.Cloud.of([scattered(7, 3), x]), 3)
 
 
 def test_a_fraction_is_rounded_up():

@@ -112,17 +112,6 @@ def test_repeated_points_are_not_compared_with_one_another():
         assert (out.reshape(-1, 8)[zero] == zero[:8]).all()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_points_that_become_not_finite_after_they_were_checked_are_refused(value):
-    x = scattered(300, 3).numpy()
-    cloud, other = gl.Cloud.of(x), gl.Cloud.of(scattered(300, 3))
-    gl.nearest(cloud, cloud, 4)
-    x[17:290] = value
-    for source, target in ((cloud, cloud), (cloud, other), (other, cloud)):
-        with pytest.raises(ValueError, match="row 17 of example 0"):
-            gl.nearest(source, target, 100)
-
-
 def test_the_kernel_ends_where_nothing_is_finite():
     from gridless.geometry.nearest import cpu
 
@@ -139,30 +128,6 @@ def test_k_must_be_a_whole_number(k):
     edges = gl.nearest(cloud, cloud, np.int64(3))
     assert torch.equal(edges.source, gl.nearest(cloud, cloud, 3).source)
     assert type(edges.limit) is int
-
-
-def test_points_that_are_not_finite_are_named():
-    x = scattered(20, 3)
-    x[13, 1] = torch.nan
-    bad = gl.Cloud(x, torch.tensor([0, 10, 20]))
-    good = gl.Cloud(scattered(20, 3), torch.tensor([0, 10, 20]))
-    for source, target in ((bad, good), (good, bad), (bad, bad)):
-        with pytest.raises(ValueError, match="row 3 of example 1"):
-            gl.nearest(source, target, 2)
-
-
-def test_clouds_that_do_not_belong_together_are_refused():
-    one = gl.Cloud.of(scattered(5, 3))
-    with pytest.raises(ValueError, match="dimensions"):
-        gl.nearest(one, gl.Cloud.of(scattered(5, 2)), 1)
-    with pytest.raises(TypeError, match="float64"):
-        gl.nearest(one, gl.Cloud.of(scattered(5, 3).double()), 1)
-    with pytest.raises(ValueError, match="examples"):
-        gl.nearest(one, gl.Cloud.of([scattered(5, 3)] * 2), 1)
-    with pytest.raises(ValueError, match="move one"):
-        gl.nearest(one, gl.Cloud(scattered(5, 3).to("meta"), torch.zeros(2, dtype=torch.int64, device="meta")), 1)
-    with pytest.raises(TypeError, match=r"Cloud\.of"):
-        gl.nearest(scattered(5, 3), one, 1)
 
 
 def test_k_may_be_any_whole_number():

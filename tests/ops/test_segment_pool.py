@@ -123,25 +123,6 @@ def test_accepts_rows_that_are_not_contiguous(device, pool):
     torch.testing.assert_close(pool(wide, splits), pool(features, splits), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("examples", [1, 9])
-def test_threads_do_not_change_a_bit(threads, examples):
-    features = torch.randn(1000, 37, requires_grad=True)
-    splits = torch.linspace(0, 1000, examples + 1).long()
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for count in (1, threads):
-            torch.set_num_threads(count)
-            with gl.use_backend("cpu"):
-                pooled = [pool(features, splits) for pool in POOLS]
-                results.append([*pooled, *torch.autograd.grad(pooled[0].sum() + pooled[1].square().sum(), features)])
-    finally:
-        torch.set_num_threads(before)
-    for a, b in zip(*results):
-        assert torch.equal(a, b)
-
-
 def test_is_a_well_formed_operator():
     features, splits = batch("cpu", channels=4)
     features.requires_grad_()

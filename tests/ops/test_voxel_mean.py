@@ -67,24 +67,6 @@ def test_nothing_to_average(device, count, channels, cells):
     assert grad.shape == features.shape
 
 
-@pytest.mark.parametrize("channels", [1, 5, 40])
-def test_threads_do_not_change_a_bit(channels):
-    features, cell = rows("cpu", channels=channels, count=1000)
-    features.requires_grad_()
-    before = torch.get_num_threads()
-    results = []
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
-            with gl.use_backend("cpu"):
-                mean = voxel_mean(features, cell, CELLS)
-                results.append((mean, *torch.autograd.grad(mean.square().sum(), features)))
-    finally:
-        torch.set_num_threads(before)
-    for a, b in zip(*results):
-        assert torch.equal(a, b)
-
-
 def test_is_a_well_formed_operator():
     features, cell = rows("cpu", channels=4)
     features.requires_grad_()

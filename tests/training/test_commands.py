@@ -389,17 +389,6 @@ def test_debug_shows_where_an_error_came_from():
         main(["train", "modelnet40-hug", "--data", ".", "--debug"])
 
 
-def test_help_lists_every_command(capsys):
-    assert main([]) == 0
-    text = capsys.readouterr().out
-    assert all(f"  {name} " in text for name in ("train", "evaluate", "predict"))
-
-
-def test_help_of_a_command_lists_its_options(capsys):
-    assert main(["train", "--help"]) == 0
-    assert "--all-data" in capsys.readouterr().out
-
-
 def test_shipped_recipes_are_whole():
     names = available()
     assert {"modelnet40-large", "modelnet40-small", "modelnet40-plus"} <= set(names)

@@ -27,7 +27,7 @@ from gridless.ops.event_conv.edges_gpu import along_edges, back_along_edges, dec
 from gridless.ops.event_conv.neighbourhoods import Neighbourhoods
 from gridless.structures import Events
 
-# Lanes of a program, and of a warp: `benchmarks/event_conv.py --tune` times others.
+# Lanes of a program, and of a warp.
 _ELEMENTS = 256
 _PER_WARP = 256
 # With so many programs of the backward walk the device is busy: then a program takes several taps.
