@@ -213,10 +213,16 @@ def captured(r: dict[str, Any]) -> Made:
 def lidar(r: dict[str, Any]) -> Made:
     rows = []
     for name, row in r["scenes"]["rows"]["convolutions"].items():
-        for key, words in (("kept", "forward"), ("both", "with gradients"), ("anew", "forward, geometry made anew")):
-            if f"spconv {key} ms" in row:
-                what = f"{name}, {words}"
-                rows.append([what, "ms", *best(row[f"ours {key} ms"], {"spconv": row[f"spconv {key} ms"]}, False)])
+        for key, unit, words in (
+            ("kept", "ms", "forward"),
+            ("both", "ms", "with gradients"),
+            ("both", "MiB", "with gradients, peak memory"),
+            ("anew", "ms", "forward, geometry made anew"),
+        ):
+            peers = {who: row[f"{who} {key} {unit}"] for who in ("spconv",) if f"{who} {key} {unit}" in row}
+            rows.append([f"{name}, {words}", unit, *best(row[f"ours {key} {unit}"], peers, False)])
+    for name, ms in r["scenes"]["rows"]["raw scan"].items():
+        rows.append([f"raw scan of 124,668 points, {name}", "ms", ms, "", ""])
     for name, row in r["scenes"]["rows"]["network"].items():
         for key, words in (
             ("ours both ms", "eager"),
@@ -229,7 +235,7 @@ def lidar(r: dict[str, Any]) -> Made:
     words = (
         f"One layer over scans of SemanticKITTI, voxels of 5 and 10 cm, eager, medians over {scans} scans; a U-Net of "
         f"five levels over voxels of 5 cm, over {few}: *captured* is a step as a CUDA graph (`gl.capture`), *ahead* "
-        "makes the geometry of the next scan meanwhile (`gl.training.ahead`); spconv is eager."
+        "makes the geometry of the next scan meanwhile (`gl.training.ahead`); spconv is eager, and has no bfloat16."
     )
     return "A LiDAR scan", f"{words} {origin(r['scenes'])}", COLUMNS, rows
 

@@ -41,7 +41,7 @@ except ImportError:
 REPEAT = 30
 LEVELS, INPUTS = 5, 4
 WIDTHS = (32, 64, 128)
-DTYPES = (torch.float32, torch.float16)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def load_scans(path: str) -> list[np.ndarray]:
@@ -137,6 +137,8 @@ def convolutions(scans: list[np.ndarray]) -> dict[str, dict[str, Any]]:
                 for dtype in DTYPES:
                     name = f"{100 * size:.0f} cm, {width} channels, {str(dtype).removeprefix('torch.')}"
                     for library, it in libraries.items():
+                        if library == "spconv" and dtype == torch.bfloat16:
+                            continue  # not one of its types
                         got = {what: measured(work) for what, work in it.works(width, dtype).items()}
                         found.setdefault(f"{name}|{library}", []).append(got)
         for key, values in found.items():
@@ -360,6 +362,23 @@ def busy(work: Callable[[], Any]) -> float:
     return sum(event.self_device_time_total for event in seen.key_averages()) / 1e3
 
 
+def searches(scan: np.ndarray) -> dict[str, float]:
+    """The raw scan: ball searches, sampling, in milliseconds."""
+    cloud = gl.Cloud.of(torch.from_numpy(scan).cuda())
+    near = gl.ball(cloud, cloud, 0.2)
+    works = {
+        "ball, 0.2 m": lambda: gl.ball(cloud, cloud, 0.2),
+        "ball, 0.4 m": lambda: gl.ball(cloud, cloud, 0.4),
+        "rejection sampling": lambda: gl.rejection_sample(cloud, near),
+        "farthest points, 10,000": lambda: gl.farthest_sample(cloud, 10000),
+    }
+    rows = {}
+    for name, work in works.items():
+        rows[name] = measured(work)[0]
+        print(f"raw scan of {len(scan):,} points: {name:28} {rows[name]:8.3f} ms", flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--scans", required=True)
@@ -374,6 +393,7 @@ def main() -> None:
     scans = load_scans(options.scans)
     chosen = scans if options.all else scans[:1]
     rows: dict[str, Any] = {"scans": len(chosen), "scans of the network": len(chosen), "repeats": REPEAT}
+    rows["raw scan"] = searches(scans[0])
     # What is measured is kept, whatever comes after it.
     for what, measure in (("network", network), ("convolutions", convolutions)):
         if what == "convolutions" or options.network:
