@@ -159,3 +159,10 @@ def test_refuses_points_that_are_not_finite_and_rows_that_are_not_there(backend,
         gl.grid_sample(gl.Cloud.of(scattered(3, 3).to(device)), 0.1, rows={"label": "most"})
     with pytest.raises(TypeError, match="use Cloud"):
         gl.grid_sample(scattered(3, 3), 0.1)  # type: ignore[arg-type]
+
+
+def test_means_have_gradients():
+    coords, values = (torch.rand(9, n, requires_grad=True) for n in (3, 2))
+    sample = gl.grid_sample(gl.Cloud.of(coords, values=values), 0.5, keep="mean")
+    grads = torch.autograd.grad(sample.coords.sum() + sample.rows["values"].sum(), (coords, values))
+    assert all(torch.isclose(grad.sum(0), torch.tensor(float(len(sample)))).all() for grad in grads)
