@@ -29,6 +29,8 @@ class _Conv(nn.Module):
             raise TypeError(f"{kind}: edges must be the name of edges of a plan, such as plan.ball(...), not {edges!r}")
         if falloff not in FALLOFFS:
             raise ValueError(f"{kind}: falloff must be 'linear' or None, not {falloff!r}")
+        if not isinstance(basis, Basis | None):
+            raise TypeError(f"{kind}: basis must be one such as gl.nn.Monomials(3, 2), not {basis!r}")
         if basis is not None and basis.dim != edges.dim:
             raise ValueError(f"{kind}: {edges} has {edges.dim} dimensions, and {basis!r} is for {basis.dim}")
         if radius is None:

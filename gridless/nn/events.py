@@ -59,6 +59,9 @@ class EventConv(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
+        kind = type(self).__name__
+        if not hasattr(near, "window"):
+            raise TypeError(f"{kind}: near must be the name of edges of events, plan.causal(...), not {near!r}")
         if rates not in ("spread", "ones", "shared"):
             raise ValueError(f"EventConv: rates must be 'spread', 'ones' or 'shared', not {rates!r}")
         if not isinstance(temporal, int) or temporal < 1:

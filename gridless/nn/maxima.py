@@ -20,8 +20,9 @@ class Surroundings(nn.Module):
     """Where the neighbours of a point lie: the maximum over its edges of a small network of each; geometry to (S', P).
 
     norm(dense(max over the neighbours j of point i of edge((x_j - x_i) / radius, x_j up, 1))), `edge` being three dense
-    maps with GELU between them. P is `channels`, and there are up to `count` edges `near` in a row. `up` is the axis
-    along which the network also knows where the neighbour is in space; None for none. The norm begins at `gain`.
+    maps with GELU between them; a point without neighbours has 0 in place of the maximum. P is `channels`. `near` must
+    be limited to `count` edges in a row, as `plan.nearest` is. `up` is the axis along which the network also knows
+    where the neighbour is in space; None for none. The norm begins at `gain`.
     """
 
     def __init__(
@@ -39,6 +40,14 @@ class Surroundings(nn.Module):
 
     def forward(self, geometry: Geometry) -> Tensor:
         edges, coords = geometry[self.near], geometry[self.near.target].coords
+        if edges.limit is None or edges.limit > self.count:
+            raise ValueError(
+                f"Surroundings: {self.near} may have more than {self.count} neighbours in a row: search with "
+                f"plan.nearest(..., {self.count}) or plan.ball(..., limit={self.count})"
+            )
+        if not len(edges):
+            nothing = self.expand.weight.new_zeros(len(coords), self.expand.in_features)
+            return self.norm(self.expand(nothing), geometry)
         # A row of fewer edges repeats its last, which changes no maximum; one of none, padding, has any.
         each = torch.arange(self.count, device=coords.device)
         at = edges.splits[:-1, None] + torch.minimum(each, (edges.counts[:, None] - 1).clamp(min=0))
@@ -48,6 +57,9 @@ class Surroundings(nn.Module):
         told = self._wide(torch.cat([there / self.radius, *up, torch.ones_like(there[:, :1])], 1))
         x = told[source] - self._wide(coords / self.radius)[:, None]
         y = self.edge(x.to(self.expand.weight.dtype)).max(1).values
+        if self.near.source != self.near.target:
+            # A point of the cloud itself has at least itself.
+            y = torch.where(edges.counts[:, None] > 0, y, 0.0)
         return self.norm(self.expand(y), geometry)
 
     def _wide(self, x: Tensor) -> Tensor:

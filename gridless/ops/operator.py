@@ -76,20 +76,20 @@ def eager(name: str, save: Save | None = None, backward: Callable | None = None,
     def decorate(forward: Callable) -> Callable:
         keep = save or _keep_nothing
 
-        class Eager(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, *inputs: Any) -> Any:
-                output = forward(*inputs)
-                keep(ctx, inputs, output)
-                return output[0] if first else output
+        def run(ctx: Any, *inputs: Any) -> Any:
+            output = forward(*inputs)
+            keep(ctx, inputs, output)
+            return output[0] if first else output
 
-            @staticmethod
-            def jvp(ctx: Any, *tangents: Any) -> Any:
-                raise NotImplementedError(f"{name} has no forward-mode derivative: {REMEDY}")
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            raise NotImplementedError(f"{name} has no forward-mode derivative: {REMEDY}")
 
-        Eager.backward = staticmethod(backward or _refuse_second)  # type: ignore[method-assign]
+        # Profiles and anomalies call it by the name of its class.
+        methods = {"forward": run, "jvp": jvp, "backward": backward or _refuse_second}
+        made = {what: staticmethod(method) for what, method in methods.items()}
+        kind: Any = type(torch.autograd.Function)(name, (torch.autograd.Function,), made)  # type: ignore[call-arg]
         # What `Function.apply` does beside this is for torch.func's transforms, which are refused.
-        apply: Callable = super(torch.autograd.Function, Eager).apply  # type: ignore[misc]
+        apply: Callable = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
 
         @wraps(forward)
         def call(*inputs: Any) -> Any:

@@ -270,9 +270,11 @@ class Ragged(Structure):
                 b = max(a, b)
                 return self._part(slice(a, b), self.splits.clamp(a, b) - a)
             at = torch.from_numpy(np.arange(a, b, step))
-        if isinstance(at, str):
+        if hasattr(at, "plan"):
             raise TypeError(f"expected a Geometry, not {name}: call model(model.plan(x))")
-        if isinstance(at, int | np.integer) or at is None or isinstance(at, tuple):
+        if isinstance(at, str):
+            raise TypeError(f"{name}: what belongs to each {self._row} is in its rows, x.rows[{at!r}]")
+        if not isinstance(at, Tensor | np.ndarray | Sequence) or isinstance(at, tuple):
             raise TypeError(
                 f"{name} is cut by slices, masks and positions of {self._row}s, x[a:b]; {self._example} i of a batch "
                 f"is x.examples[i], and one {self._row} is in its tensors, x.{self._length}[i]"
@@ -343,6 +345,9 @@ class Examples(Sequence, Generic[R]):
     def __getitem__(self, i: Any) -> Any:
         if isinstance(i, slice):
             return [self[k] for k in range(len(self))[i]]
+        if not hasattr(i, "__index__"):
+            several = "a batch of several is gl.collate([x.examples[i] for i in ...])"
+            raise TypeError(f"examples are taken by a number or a slice, not by a {type(i).__name__}: {several}")
         if not -len(self) <= i < len(self):
             raise IndexError(f"{self._batch._example} {i} of {len(self)}")
         return self._alone(*self._batch.splits[i % len(self) :][:2].tolist())

@@ -15,8 +15,9 @@ from gridless.structures.edges import Edges
 
 def expect_geometry(geometry: Any) -> None:
     """Refuse points, and nothing, in place of a geometry, which is what a network meets that is called with points."""
-    if geometry is None or isinstance(geometry, Tensor | np.ndarray):
-        found = "a tensor" if isinstance(geometry, Tensor) else "None" if geometry is None else "an array"
+    if geometry is None or isinstance(geometry, Tensor | np.ndarray | list | tuple):
+        kinds = {Tensor: "a tensor", np.ndarray: "an array", list: "a list", tuple: "a tuple"}
+        found = next((words for kind, words in kinds.items() if isinstance(geometry, kind)), "None")
         raise TypeError(
             f"expected a Geometry, not {found}: call model(model.plan(x)), or, with features, "
             "model(features, model.plan(x))"

@@ -155,3 +155,10 @@ def test_refuses_by_name(arguments, error):
 def test_refuses_rows_that_are_not_there(backend, device):
     with pytest.raises(KeyError, match="no rows 'label'"):
         gl.grid_sample(gl.Cloud.of(scattered(3, 3).to(device)), 0.1, rows={"label": "most"})
+
+
+def test_means_have_gradients():
+    coords, values = (torch.rand(9, n, requires_grad=True) for n in (3, 2))
+    sample = gl.grid_sample(gl.Cloud.of(coords, values=values), 0.5, keep="mean")
+    grads = torch.autograd.grad(sample.coords.sum() + sample.rows["values"].sum(), (coords, values))
+    assert all(torch.isclose(grad.sum(0), torch.tensor(float(len(sample)))).all() for grad in grads)

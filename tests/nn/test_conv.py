@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 
@@ -96,6 +95,8 @@ def test_settings_of_a_layer_are_checked_when_it_is_built(plan):
         PointConv(near, 4, 8, order="x")
     with pytest.raises(ValueError, match=r"N00 has 3 dimensions, and Monomials\(dim=2, order=2\) is for 2"):
         PointConv(near, 4, 8, basis=Monomials(2, 2))
+    with pytest.raises(TypeError, match=r"basis must be one such as gl.nn.Monomials\(3, 2\), not 'monomials'"):
+        PointConv(near, 4, 8, basis="monomials")
 
 
 def test_what_a_layer_cannot_convolve_is_refused_in_its_words(plan):
@@ -105,7 +106,8 @@ def test_what_a_layer_cannot_convolve_is_refused_in_its_words(plan):
         layer(torch.rand(150, 3), geometry)
     with pytest.raises(TypeError, match=r"features must be a tensor .* not NoneType: a cloud without features"):
         layer(None, geometry)
-    for wrong, words in ((None, "None"), (np.zeros((150, 3)), "an array"), (torch.rand(150, 3), "a tensor")):
+    points = torch.rand(150, 3)
+    for wrong, words in ((None, "None"), (points.numpy(), "an array"), (points, "a tensor"), ([points], "a list")):
         with pytest.raises(TypeError, match=f"expected a Geometry, not {words}: call"):
             layer(torch.rand(150, 6), wrong)
 

@@ -41,6 +41,14 @@ def test_a_number_of_decays_that_cannot_be_is_refused(temporal):
         PolarityConv(plan.causal(camera, camera), 4, temporal=temporal)
 
 
+def test_edges_that_are_not_of_events_are_refused():
+    plan = gl.Plan()
+    points, events = plan.points(name="points"), plan.events((8, 8), name="events")
+    for near in (plan.ball(points, points, 0.1), plan.latest(events, events), events):
+        with pytest.raises(TypeError, match=r"EventConv: near must be the name of edges of events, plan.causal"):
+            gl.nn.EventConv(near, 2, 2)
+
+
 @pytest.mark.parametrize("window", [None, 800.0])
 def test_a_network_compiles_whole(window):
     """By scan, and along edges: values and gradients are those of eager code."""

@@ -68,3 +68,22 @@ def test_what_neighbours_tell_does_not_depend_on_where_the_cloud_is():
     points = torch.rand(40, 3)
     here, there = (model(model.plan(gl.Cloud.of(points + shift))) for shift in (0.0, 8.0))
     torch.testing.assert_close(here, there, atol=1e-5, rtol=1e-4)
+
+
+def test_points_without_neighbours_have_no_surroundings_of_others():
+    plan = gl.Plan()
+    scan, asked = plan.points(name="scan"), plan.points(name="asked")
+    layer = gl.nn.Surroundings(plan.ball(scan, asked, 0.3, limit=8), 7, count=8, radius=0.3).eval()
+    apart = [(torch.rand(20, 3), torch.rand(9, 3)), (torch.rand(0, 3), torch.rand(4, 3)), (torch.rand(9, 3) + 2,) * 2]
+    together = layer(plan({"scan": [a for a, _ in apart], "asked": [b for _, b in apart]}))
+    alone = [layer(plan({"scan": a, "asked": b})) for a, b in apart]
+    torch.testing.assert_close(together, torch.cat(alone))
+    assert torch.equal(alone[1], layer.norm(torch.zeros(4, 7), plan({"scan": apart[1][0], "asked": apart[1][1]})))
+
+
+def test_surroundings_are_not_cut_short():
+    plan = gl.Plan()
+    points = plan.points()
+    layer = gl.nn.Surroundings(plan.ball(points, points, 0.3), 7, count=4, radius=0.3)
+    with pytest.raises(ValueError, match=r"N00 may have more than 4 neighbours in a row: search with plan.nearest"):
+        layer(plan(torch.rand(9, 3)))

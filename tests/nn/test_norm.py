@@ -138,6 +138,12 @@ def test_compiles_without_breaks(bucket):
     assert_same_state(ours, theirs)
 
 
+def test_no_rows_have_a_gradient_when_compiled():
+    ours = BatchNorm(6)
+    torch.compile(ours, fullgraph=True, backend="aot_eager")(torch.randn(0, 6)).sum().backward()
+    assert ours.weight.grad.tolist() == ours.bias.grad.tolist() == [0] * 6
+
+
 def test_refuses_the_wrong_width_and_a_missing_geometry():
     with pytest.raises(ValueError, match="6"):
         BatchNorm(6)(torch.randn(3, 5))

@@ -110,3 +110,11 @@ def test_the_reference_has_every_derivative():
         assert torch.autograd.gradgradcheck(lambda x: edge_max(x, edges) ** 2, features)
         slope = torch.func.jvp(lambda x: edge_max(x, edges).sum(), (features,), (torch.ones_like(features),))[1]
     assert slope == 3 * int((edges.counts > 0).sum())
+
+
+def test_compiles_without_breaks():
+    edges, features = random_edges(9, 7), torch.randn(7, 3, requires_grad=True)
+    compiled = torch.compile(lambda x: edge_max(x, edges), fullgraph=True, backend="aot_eager")
+    outs = compiled(features), edge_max(features, edges)
+    gradients = [torch.autograd.grad(out.square().sum(), features)[0] for out in outs]
+    assert torch.equal(*gradients)

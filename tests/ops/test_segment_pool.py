@@ -188,3 +188,8 @@ def test_the_reference_has_every_derivative(pool):
         torch.testing.assert_close(slope, (grad(features) * direction).sum())
         two = torch.func.vmap(lambda x: pool(x, splits))(torch.stack([features, direction]))
         torch.testing.assert_close(two, torch.stack([pool(features, splits), pool(direction, splits)]))
+
+
+def test_profiles_and_anomalies_call_an_operation_by_its_name():
+    out = segment_mean(torch.randn(3, 2, requires_grad=True), torch.tensor([0, 3]))
+    assert type(out.grad_fn).__name__ == "segment_meanBackward"

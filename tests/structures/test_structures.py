@@ -62,6 +62,11 @@ def test_a_cloud_is_made_of_one_array_or_of_several():
     assert gl.Cloud.of(several) is several
     with pytest.raises(IndexError, match="example 3"):
         several.examples[3]
+    with pytest.raises(TypeError, match=r"not by a list: a batch of several is gl.collate"):
+        several.examples[[0, 2]]
+    assert len(several.examples[torch.tensor(0)]) == 4
+    with pytest.raises(TypeError, match=r"what belongs to each point is in its rows, x.rows\['label'\]"):
+        several["label"]
 
 
 def test_a_batch_goes_to_its_device_once_however_many_clouds_it_has():

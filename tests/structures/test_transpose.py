@@ -84,3 +84,10 @@ def test_a_symmetric_search_is_its_own_transpose():
 def test_other_things_are_refused():
     with pytest.raises(TypeError, match="Edges"):
         transpose(torch.zeros(3))
+
+
+def test_a_graph_that_is_compiled_first_has_it_too():
+    edges = gl.Edges(torch.tensor([0, 2, 3]), torch.tensor([1, 2, 1]), 4)
+    compiled = torch.compile(lambda edges: edges.transpose().splits * 2, fullgraph=True, backend="aot_eager")
+    assert compiled(edges).tolist() == [0, 0, 4, 6, 6]
+    assert not edges.keeps("transpose")

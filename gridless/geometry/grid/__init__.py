@@ -82,7 +82,7 @@ def grid_sample(
     }
     if keep != "mean":
         return sample._changed(rows=Rows(reduced))
-    middle = _mean(x[:end], order, inverse, sizes)
+    middle = _mean(cloud.coords[:end], order, inverse, sizes)
     return sample._changed(coords=middle, rows=Rows(reduced), parent_index=None, num_parent=0)
 
 

@@ -53,8 +53,9 @@ def backward(
     mean, scale, _ = statistics
     dtype = statistics.dtype if weight is None else weight.dtype
     if real == 0:
-        nothing = x.new_zeros(2, x.shape[1], dtype=dtype)
-        return torch.zeros_like(x), nothing[0], nothing[1]
+        # Two tensors: results of an operator that torch traces share no memory.
+        nothing = x.new_zeros(x.shape[1], dtype=dtype)
+        return torch.zeros_like(x), nothing, nothing.clone()
     x, grad = x[:real], grad[:real]
     z = x.relu() if before else x
     weight, bias = _wide(mean.dtype, weight, bias)

@@ -283,21 +283,13 @@ def _neighbours(
         coords = source_coords.contiguous(), target_coords.contiguous()
         near, known = Neighbours(edges.splits, edges.source, None, None, *coords, function), None
     if near.back_splits is None and torch.is_grad_enabled() and any(t.requires_grad for t in sources):
-        near, known = near._replace(**_transposed(edges, compiling)), None
+        back = edges.transpose()
+        near, known = near._replace(back_splits=back.splits, back_source=back.source), None
     # Kept: no copy of coordinates, which would be an old one some day, and nothing that autograd holds on to.
     mine = near.source_coords is source_coords and near.target_coords is target_coords
     if known is None and mine and not (source_coords.requires_grad or target_coords.requires_grad):
         kept[0] = source_coords, target_coords, settings, near
     return near
-
-
-def _transposed(edges: Edges, compiling: bool) -> dict[str, Tensor]:
-    """Splits and targets of the transposed edges."""
-    if compiling and not edges.symmetric and not edges.keeps("transpose"):
-        splits, source = registered.transpose(edges.splits, edges.source, edges.num_source, edges.padding)
-        return {"back_splits": splits, "back_source": source}
-    back = edges.transpose()
-    return {"back_splits": back.splits, "back_source": back.source}
 
 
 def _check_described(near: Neighbours, basis: Basis, backend: str) -> None:

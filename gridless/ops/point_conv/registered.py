@@ -16,7 +16,6 @@ from gridless import backends
 from gridless.ops.operator import eager, operator, traced, without_autocast
 from gridless.ops.point_conv.contract import Backend, CoordGradients, Neighbours
 from gridless.ops.point_conv.edge_function import EdgeFunction, compute_dtype
-from gridless.structures import Edges
 
 # `Neighbours` as arguments of an operator: six tensors and six numbers.
 _NEAR = (
@@ -205,15 +204,3 @@ def edge_sums(near: Neighbours, backend: str) -> Tensor:
 def _edge_sums(splits: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
     *near, backend = splits, *given
     return _on(backend, splits).edge_sums(_near(near))
-
-
-@torch.library.custom_op("gridless::transpose_edges", mutates_args=())
-def transpose(splits: Tensor, source: Tensor, num_source: int, padding: int) -> tuple[Tensor, Tensor]:
-    """The transposed edges, for graphs that are compiled before anyone has asked for them."""
-    back = Edges(splits, source, num_source, padding=padding).transpose()
-    return back.splits, back.source
-
-
-@transpose.register_fake
-def _(splits, source, num_source, padding):  # type: ignore[no-untyped-def]
-    return splits.new_empty(num_source + 1), torch.empty_like(source)
