@@ -245,7 +245,8 @@ class _Rows:
         return self.function, self.flip, self.count, self.columns, self.edges, self.tensors[0].dtype
 
     def index(self, width: int) -> Any:
-        """The integer type in which `width` numbers per row or column can be addressed."""
+        """The integer type in which `width` numbers per row or column, and their coordinates, can be addressed."""
+        width = max(width, self.function.dim)
         return tl.int32 if fits_int32(self.count, self.columns, self.edges, width) else tl.int64
 
     def groups(self) -> list[tuple[int, int]]:
@@ -327,7 +328,7 @@ def _fused(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, o
     together = dot_block(channels) if rows.function.size * dot_block(channels) <= HELD else tile.strip
     # tf32x3 needs more registers, so one program per multiprocessor.
     beside = tile.beside if precision == "tf32" else 1
-    registers = 65536 // (32 * tile.warps * beside) if beside > 1 else None
+    registers = 65536 // (32 * tile.warps * beside) if beside > 1 and torch.version.hip is None else None
     grid, after = (cdiv(rows.count, tile.rows), 1, 1), (weight, weight if bias is None else bias, out)
     rows.launch(
         _FUSED, grid, (features,), after, (rows.count,), tile.warps, channels, registers=registers, C=channels, P=width,
@@ -424,6 +425,8 @@ def _transform_first(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor
 
 def _precision() -> str:
     """How kernels multiply float32 matrices: as torch's products are told to."""
+    if torch.version.hip is not None:
+        return "ieee"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 
