@@ -33,6 +33,7 @@ from gridless.ops.point_conv.gpu.tiles import (
     fused_backward_tile,
     fused_tile,
     gather_tile,
+    have_room,
     processors,
     side_by_side,
     wide_backward_tiles,
@@ -122,6 +123,10 @@ def _dense_backward(
     terms, channels, width = weight.shape
     sizes = rows.count, rows.edges
     narrow = fused_backward_tile(features.dtype, *weight.shape, *sizes, grad.device)
+    if narrow is not None:
+        # Features, and the sums twice, as either factor of a product.
+        numbers = narrow.rows * (dot_block(channels) + 2 * terms * dot_block(width))
+        narrow = narrow if have_room(numbers, features.dtype, grad.device) else None
     if need_weight and narrow is not None:
         d_features = torch.empty_like(features) if need_features else None
         parts = _fused_backward(rows, grad, features, weight, d_features, narrow)
@@ -338,15 +343,15 @@ def _fused(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, o
 
 def _weight(rows: _Rows, grad: Tensor, features: Tensor, weight: Tensor, tile: Tile | None) -> Tensor | None:
     """Parts of the gradient of the weight alone: 64 of the Q channels and a strip of the P in each program. None where
-    there is no tile, and Gluon has no kernel."""
+    there is no tile or no room for it, and Gluon has no kernel."""
     precision = _precision()
     if _rounds(features.dtype, precision):
         parts = gluon.weight(rows, grad, features, weight)
         if parts is not None:
             return parts
-    if tile is None:
+    terms, channels, width = weight.shape
+    if tile is None or not have_room(terms * tile.rows * tile.strip, features.dtype, grad.device):
         return None
-    _, channels, width = weight.shape
     block, tiles = min(64, dot_block(channels)), cdiv(rows.count, tile.rows)
     across = (cdiv(width, tile.strip), cdiv(channels, block))
     programs = min(max(side_by_side(grad.device, tile) // (across[0] * across[1]), 1), tiles)
