@@ -109,7 +109,7 @@ def implementation(package: Any, device: torch.device) -> Any:
 
 def module_of(package: str, name: str, device: torch.device) -> Any:
     """The module of `package` that is backend `name`, for tensors on `device`."""
-    module = _load(package, name)
+    module = load(package, name)
     return _Elsewhere(module, device) if name == "gpu" and _is_elsewhere(device) else module
 
 
@@ -142,5 +142,14 @@ class _Elsewhere:
 
 
 @cache
-def _load(package: str, name: str) -> ModuleType:
-    return import_module(f"{package}.{name}")
+def load(package: str, name: str) -> Any:
+    """The module of `package` that is backend `name`."""
+    try:
+        return import_module(f"{package}.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "triton":
+            raise
+        raise ImportError(
+            "the kernels for GPUs are Triton, which is not installed: install it (PyTorch for Linux brings it), or "
+            "move the tensors with .to('cpu'), or run under gl.use_backend('reference'), which is slow"
+        ) from error

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gridless import geometry
-from gridless.backends import backend_for, current, is_forced, uncompiled
+from gridless.backends import backend_for, current, is_forced, load, uncompiled
 from gridless.geometry.checks import check_whole
 from gridless.geometry.farthest import Size, check_size, check_start
 from gridless.geometry.grid import KEEPS
@@ -348,11 +348,9 @@ class Plan:
 
     def _lines_on_gpu(self, chain: Chain) -> GpuChain:
         """The same lines, which a GPU runs without a wait between them; it remembers how much they gave."""
-        if self._gpu_chain is None:
-            from gridless.geometry.chain.gpu import GpuChain
-
-            self._gpu_chain = GpuChain.of(chain, self._rows_of)
-        return self._gpu_chain
+        if (known := self._gpu_chain) is None:
+            self._gpu_chain = known = load("gridless.geometry.chain", "gpu").GpuChain.of(chain, self._rows_of)
+        return known
 
     def _balls_of_samples(self) -> dict[str, str]:
         """Balls of samples of a cloud in it, each with the earlier ball of the cloud in itself that has its rows."""

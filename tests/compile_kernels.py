@@ -4,8 +4,8 @@
     PYTHONPATH=other/triton python tests/compile_kernels.py --targets 90 --only geometry
 
 It needs no GPU: operations are called on the CPU with the GPU backend, their launches are noted in place of being run,
-and each is compiled by the Triton that is installed. It fails where a kernel does not compile or warns, and where there
-is a kernel that nothing here launches.
+and each is compiled by the Triton that is installed. It fails where a kernel does not compile or warns, or needs more
+shared memory than there is, and where there is a kernel that nothing here launches.
 """
 
 from __future__ import annotations
@@ -46,6 +46,9 @@ from gridless.ops.voxel_mean import voxel_mean
 from gridless.structures import pad
 
 TARGETS = (80, 89, 90, 100)
+# Bytes of shared memory that a program may have there; launches are those of a device that has the least.
+SHARED = {75: 64 << 10, 80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
+LEAST = 99 << 10
 # Gluon kernels are written for one generation.
 GLUON = 90
 
@@ -144,7 +147,7 @@ def noted() -> Iterator[dict[tuple, Launch]]:
 
     from gridless import backends
     from gridless.kernels import launch as launching
-    from gridless.ops.point_conv.gpu import gluon
+    from gridless.ops.point_conv.gpu import gluon, tiles
 
     driver.set_active(_Device())  # type: ignore[arg-type]
     with ExitStack() as patches:
@@ -159,6 +162,7 @@ def noted() -> Iterator[dict[tuple, Launch]]:
             (torch, "empty_like", torch.zeros_like),
             (Tensor, "new_empty", Tensor.new_zeros),
             (gluon, "_runs_on", lambda device: True),
+            (tiles, "shared_memory", lambda device: LEAST),
         ):
             patches.enter_context(mock.patch.object(owner, name, value))
         patches.enter_context(gl.use_backend("gpu"))
@@ -217,14 +221,16 @@ def convolutions() -> None:
                 for width in (16, 32, 64, 128):
                     _conv(dtype, rows, width, width)
         _conv(torch.float16, 1000, 64, 64)
-        for q, p in ((32, 64), (64, 32), (64, 128)):
+        for q, p in ((32, 64), (64, 32), (64, 64), (64, 128)):
             _conv(torch.float32, 1000, q, p, Monomials(3, 1))
         _conv(torch.float32, 1000, 32, 32, normalise=False, bias=False)
         _conv(torch.float32, 1000, 32, 32, GaussianBumps(((0.1, 0.2, 0.3), (0.0, 0.0, 0.0)), 0.6))
         _conv(torch.float32, 1000, 16, 32, Monomials(2, 2), coords=True)
+        _conv(torch.float32, 40_000, 64, 64, GaussianBumps(tuple((0.1 * i, 0.2, 0.3) for i in range(16)), 0.6))
         for width in (32, 64):
             with _precision("tf32x3"):
                 _conv(torch.float32, 1000, width, width)
+                _conv(torch.float32, 1000, width, width, Monomials(3, 1))
     for normalise in (True, False):
         _conv(torch.float64, 48, 32, 32, normalise=normalise, coords=True)
     _conv(torch.float32, 1000, 64, 16, order="transform_first")
@@ -374,7 +380,9 @@ def compile_launch(job: tuple[Launch, int]) -> Result:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            launch.kernel.run(*launch.arguments, grid=(1,), warmup=True, **launch.options)
+            kernel = launch.kernel.run(*launch.arguments, grid=(1,), warmup=True, **launch.options)
+            if (shared := kernel.metadata.shared) > SHARED.get(target, LEAST):
+                error = f"needs {shared} bytes of shared memory"
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"
     if error is None and "enable_fp_fusion" not in launch.options:

@@ -89,18 +89,21 @@ class Launcher:
                 # Triton then has it, or meets the same error itself.
                 with suppress(Exception):
                     begun.result()
-            options = {"num_warps": warps, "maxnreg": registers, **self._options}
-            compiled = self.kernel[grid](*tensors, *sizes, *constants, **options)
+            compiled = self.kernel[grid](*tensors, *sizes, *constants, **self._told(warps, registers))
             if simple and compiled is not None:
                 self._compiled[key] = compiled
             return compiled
 
         return launch
 
+    def _told(self, warps: int, registers: int | None) -> dict[str, Any]:
+        """Options of a compilation. Registers are one for NVIDIA's devices alone, and an error for others."""
+        return {"num_warps": warps, **self._options} | ({} if registers is None else {"maxnreg": registers})
+
     def _begin(self, pool: Executor, key: tuple, sizes: tuple[float, ...]) -> None:
         if TOGETHER and key not in self._compiled and key not in self._begun:
             device, warps, registers, constants, *types = key
-            options = {"num_warps": warps, "maxnreg": registers, **self._options}
+            options = self._told(warps, registers)
             self._begun[key] = pool.submit(_compile, self.kernel, device, (*types, *sizes, *constants), options)
 
 

@@ -23,7 +23,7 @@ class Kernel:
         self.at_once: list[tuple] = []
         self.ahead: list[tuple] = []
 
-    def warmup(self, *arguments, grid, num_warps, maxnreg, enable_fp_fusion):
+    def warmup(self, *arguments, grid, num_warps, enable_fp_fusion):
         self.ahead.append((arguments, num_warps))
         if self.refuses:
             raise ValueError("this kernel does not compile")
@@ -31,8 +31,9 @@ class Kernel:
     refuses = False
 
     def __getitem__(self, grid):
-        def launch(*arguments, num_warps, maxnreg, enable_fp_fusion):
+        def launch(*arguments, num_warps, enable_fp_fusion, **more):
             self.through_triton.append((grid, arguments, num_warps))
+            self.more = more
             return Compiled(self, arguments, num_warps)
 
         return launch
@@ -65,6 +66,15 @@ def test_sizes_beyond_int32_go_through_triton():
         launch((1, 1, 1), (torch.zeros(8),), (size,), (3,), 4)
     assert [arguments[1] for _, arguments, _ in kernel.through_triton] == [5, 2**31, 2**31]
     assert kernel.at_once[0][2][1] == 6
+
+
+def test_registers_are_an_option_only_where_they_are_limited():
+    """Triton knows the option for NVIDIA's devices, and refuses it for others."""
+    kernel = Kernel()
+    launch = Launcher(kernel)
+    for registers, more in ((None, {}), (128, {"maxnreg": 128})):
+        launch((1, 1, 1), (torch.zeros(8),), (5,), (3,), 4, registers)
+        assert kernel.more == more
 
 
 def test_constants_by_name_come_in_the_order_of_the_kernel():

@@ -51,6 +51,28 @@ def test_values_and_gradients_are_those_of_the_formula(device, rows, count, chan
     assert (mine[0].grad[count:] == 0).all()
 
 
+def test_float64_keeps_all_digits_of_its_settings(device):
+    """eps, beside a variance that it outweighs, and the momentum."""
+    x = torch.randn(50, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(device) * 0.01
+    running = *torch.ones(2, 4, dtype=torch.float64, device=device), torch.tensor(0, device=device), 0.1
+    y = batch_norm(x, None, None, None, 1e-3, running=running)
+    wanted, mean, var = formula(x, len(x), None, None, 1e-3, False, False)
+    torch.testing.assert_close(y, wanted, rtol=1e-12, atol=0)
+    torch.testing.assert_close(running[0], 0.9 + 0.1 * mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(running[1], 0.9 + 0.1 * var, rtol=1e-12, atol=0)
+
+
+def test_settings_may_be_whole_numbers(device):
+    """What a kernel was compiled for does not depend on how the first call wrote them."""
+    x = torch.randn(50, 7, generator=torch.Generator().manual_seed(3)).to(device)
+    for eps, momentum in ((1, 1), (0.5, 0.25)):
+        running = *torch.ones(2, 7, device=device), torch.tensor(0, device=device), momentum
+        y = batch_norm(x, None, None, None, eps, running=running)
+        wanted, mean, _ = formula(x, len(x), None, None, eps, False, False)
+        torch.testing.assert_close(y, wanted)
+        torch.testing.assert_close(running[0], (1 - momentum) + momentum * mean)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_large_mean_does_not_drown_the_variance(device, dtype):
     x = torch.randn(500, 8, generator=torch.Generator().manual_seed(1)) + (1000 if dtype == torch.float32 else 4)

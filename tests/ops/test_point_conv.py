@@ -180,6 +180,48 @@ def test_second_derivatives_of_a_fast_backend_say_where_to_get_them(fast):
         first.sum().backward()
 
 
+def test_coordinates_have_more_numbers_than_32_bits_count():
+    """Channels may be fewer than dimensions: 32 bits then count the features, and not the coordinates."""
+    pytest.importorskip("triton")
+    import triton.language as tl
+
+    from gridless.ops.point_conv.contract import Neighbours
+    from gridless.ops.point_conv.edge_function import EdgeFunction
+    from gridless.ops.point_conv.gpu import _Rows
+
+    function = EdgeFunction(0, (0.0,) * 3, 1.0, 3, RADIUS, True, False)
+    for rows, index in ((2**31 // 3, tl.int32), (2**31 // 3 + 1, tl.int64)):
+        x, splits = torch.zeros(()).expand(rows, 3), torch.zeros((), dtype=torch.int64).expand(rows + 1)
+        near = Neighbours(splits, splits[:0].int(), splits, splits[:0].int(), x, x, function)
+        assert _Rows(near, x[:0, 0], False, torch.float32).index(1) == index
+
+
+def test_the_last_rows_of_more_coordinates_than_32_bits_count():
+    if not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] < 90e9:
+        pytest.skip("needs 90 GB of GPU memory")
+    few, rows = 40, 2**31 // 3 + 1000
+    (features, weight, bias, x, _), _, basis = problem(dtype=torch.float32, sources=few, q=1, p=1)
+    near = (torch.cdist(x, x) < RADIUS).nonzero()
+    edges = Edges.from_edge_index(near.flip(1).t(), few, few)
+    with gl.use_backend("reference"):
+        expected = with_gradients((features, weight, bias, x, x), edges, basis)
+    wide = []
+    for tensor in (features, x):
+        wide.append(torch.zeros(rows, tensor.shape[1], device="cuda"))
+        wide[-1][-few:] = tensor
+    splits = torch.zeros(rows + 1, dtype=torch.int64, device="cuda")
+    splits[-few - 1 :] = edges.splits
+    last = Edges(splits, edges.source.cuda() + (rows - few), rows)
+    given = [t.cuda().requires_grad_() for t in (wide[0], weight, bias, wide[1])]
+    out = gl.point_conv(*given[:3], last, given[3], given[3], RADIUS, basis)
+    direction = torch.zeros_like(out)
+    direction[-few:] = along(expected[0]).cuda()
+    grads = torch.autograd.grad(out, given, direction)
+    found = [out[-few:], grads[0][-few:], grads[1], grads[2], grads[3][-few:]]
+    for a, b in zip(found, [*expected[:4], expected[4] + expected[5]]):
+        torch.testing.assert_close(a.cpu(), b, rtol=1e-4, atol=1e-4)
+
+
 # Neighbourhoods.
 
 

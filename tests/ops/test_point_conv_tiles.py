@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -158,3 +160,28 @@ def test_halves_have_tiles_of_their_own(tiles, dtype):
     given = (4, 64, 64, 32_768, 30 * 32_768, HERE)
     assert rows_of(tiles.fused_tile(dtype, *given)) == 64
     assert tiles.fused_tile(torch.float64, *given) is None
+
+
+@pytest.mark.parametrize(("kilobytes", "fused"), [(227, True), (163, True), (99, False)])
+def test_sums_that_shared_memory_does_not_hold_are_written(tiles, monkeypatch, kilobytes, fused):
+    """On devices that have less of it, a kernel that would need more is not launched."""
+    from gridless.ops.point_conv import gpu
+
+    launched = []
+    monkeypatch.setattr(tiles, "shared_memory", lambda device: kilobytes << 10)
+    monkeypatch.setattr(gpu, "_fused_backward", lambda *given: launched.append(given))
+    monkeypatch.setattr(gpu, "_totals", lambda *given: (None, None))
+    rows = SimpleNamespace(count=4000, edges=40_000, chunks=lambda grad: [])
+    weight, features = torch.zeros(4, 64, 64), torch.zeros(1, 64)
+    gpu._dense_backward(rows, features, weight, features, None, True, True)
+    assert bool(launched) == fused
+
+
+@pytest.mark.parametrize(("kilobytes", "terms"), [(227, 16), (163, 16), (99, 12), (64, 8)])
+def test_terms_that_shared_memory_holds(tiles, monkeypatch, kilobytes, terms):
+    monkeypatch.setattr(tiles, "shared_memory", lambda device: kilobytes << 10)
+    for m in range(1, tiles.GROUP + 1):
+        for dtype in (torch.float32, torch.bfloat16):
+            _, tile = tiles.wide_backward_tiles(dtype, m, 64, 64, 1 << 20, 4 << 20)
+            found = tiles.have_room(m * tile.rows * tile.strip, dtype, HERE)
+            assert found == (m <= terms or dtype == torch.bfloat16)

@@ -524,7 +524,7 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
         current[0] = before
 
     module = SimpleNamespace(where=lambda *given, **named: (current[0], given, named), LIMIT=7)
-    monkeypatch.setattr(backends, "_load", lambda package, name: module)
+    monkeypatch.setattr(backends, "load", lambda package, name: module)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
     monkeypatch.setattr(torch.cuda, "device", device)
     for index in (0, 1):
@@ -532,6 +532,21 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch):
         assert found.where(1, a=2) == (index, (1,), {"a": 2})
         assert found.LIMIT == 7
         assert current == [0]
+
+
+@pytest.mark.parametrize(
+    ("missing", "error", "words"), [("triton.language", ImportError, "Triton, which is not"), ("numba", None, "numba")]
+)
+def test_a_gpu_without_triton_is_told_what_to_do(monkeypatch, missing, error, words):
+    from gridless import backends
+
+    def absent(name):
+        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+    monkeypatch.setattr(backends, "import_module", absent)
+    with pytest.raises(error or ModuleNotFoundError, match=words) as raised:
+        backends.load("gridless.geometry.missing", "gpu")
+    assert error is None or raised.type is error
 
 
 def test_threads_keep_the_order_of_jobs_and_pass_errors_on():

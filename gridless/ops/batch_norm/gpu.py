@@ -4,7 +4,7 @@ The first launch leaves each program's part of the sums over rows; in the second
 always in the same order. Statistics are Welford's in each lane, combined by Chan's formula over lanes and programs.
 """
 
-# pyright: reportArgumentType=false, reportAssignmentType=false, reportOperatorIssue=false
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportInvalidTypeForm=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
@@ -178,9 +178,9 @@ def _moments(
 def _track(mean, var, n, running_mean, running_var, batches, momentum, c, inside):
     if n > 0:
         old = tl.load(running_mean + c, inside)
-        tl.store(running_mean + c, old + momentum * (mean.to(old.dtype) - old), inside)
+        tl.store(running_mean + c, old + tl.full([], momentum, old.dtype) * (mean.to(old.dtype) - old), inside)
         old = tl.load(running_var + c, inside)
-        tl.store(running_var + c, old + momentum * (var.to(old.dtype) - old), inside)
+        tl.store(running_var + c, old + tl.full([], momentum, old.dtype) * (var.to(old.dtype) - old), inside)
         if tl.program_id(1) == 0:
             tl.store(batches, tl.load(batches) + 1)
 
@@ -188,7 +188,7 @@ def _track(mean, var, n, running_mean, running_var, batches, momentum, c, inside
 @triton.jit(do_not_specialize=["rows", "programs"])
 def _apply(
     x, y, count, parts, statistics, weight, bias, running_mean, running_var, batches,
-    rows, programs, eps, momentum, channels,
+    rows, programs, eps: tl.float64, momentum: tl.float64, channels,
     COUNTED: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr, TRACK: tl.constexpr,
     PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
@@ -202,7 +202,7 @@ def _apply(
     means, squares = _parts(parts, programs, c, inside, channels, PARTS)
     total = tl.maximum(n, 1).to(wide)
     mean, spread = _together(seen, means, squares, total)
-    scale = 1.0 / tl.sqrt(spread / total + eps)
+    scale = 1.0 / tl.sqrt(spread / total + tl.full([], eps, wide))
     if tl.program_id(0) == 0:
         unbiased = spread / tl.maximum(n - 1, 1).to(wide)
         tl.store(statistics + c, mean, inside)

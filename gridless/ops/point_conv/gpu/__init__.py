@@ -33,6 +33,7 @@ from gridless.ops.point_conv.gpu.tiles import (
     fused_backward_tile,
     fused_tile,
     gather_tile,
+    have_room,
     processors,
     side_by_side,
     wide_backward_tiles,
@@ -122,6 +123,10 @@ def _dense_backward(
     terms, channels, width = weight.shape
     sizes = rows.count, rows.edges
     narrow = fused_backward_tile(features.dtype, *weight.shape, *sizes, grad.device)
+    if narrow is not None:
+        # Features, and the sums twice, as either factor of a product.
+        numbers = narrow.rows * (dot_block(channels) + 2 * terms * dot_block(width))
+        narrow = narrow if have_room(numbers, features.dtype, grad.device) else None
     if need_weight and narrow is not None:
         d_features = torch.empty_like(features) if need_features else None
         parts = _fused_backward(rows, grad, features, weight, d_features, narrow)
@@ -245,7 +250,8 @@ class _Rows:
         return self.function, self.flip, self.count, self.columns, self.edges, self.tensors[0].dtype
 
     def index(self, width: int) -> Any:
-        """The integer type in which `width` numbers per row or column can be addressed."""
+        """The integer type in which `width` numbers per row or column, and their coordinates, can be addressed."""
+        width = max(width, self.function.dim)
         return tl.int32 if fits_int32(self.count, self.columns, self.edges, width) else tl.int64
 
     def groups(self) -> list[tuple[int, int]]:
@@ -327,7 +333,7 @@ def _fused(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, o
     together = dot_block(channels) if rows.function.size * dot_block(channels) <= HELD else tile.strip
     # tf32x3 needs more registers, so one program per multiprocessor.
     beside = tile.beside if precision == "tf32" else 1
-    registers = 65536 // (32 * tile.warps * beside) if beside > 1 else None
+    registers = 65536 // (32 * tile.warps * beside) if beside > 1 and torch.version.hip is None else None
     grid, after = (cdiv(rows.count, tile.rows), 1, 1), (weight, weight if bias is None else bias, out)
     rows.launch(
         _FUSED, grid, (features,), after, (rows.count,), tile.warps, channels, registers=registers, C=channels, P=width,
@@ -337,15 +343,15 @@ def _fused(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor | None, o
 
 def _weight(rows: _Rows, grad: Tensor, features: Tensor, weight: Tensor, tile: Tile | None) -> Tensor | None:
     """Parts of the gradient of the weight alone: 64 of the Q channels and a strip of the P in each program. None where
-    there is no tile, and Gluon has no kernel."""
+    there is no tile or no room for it, and Gluon has no kernel."""
     precision = _precision()
     if _rounds(features.dtype, precision):
         parts = gluon.weight(rows, grad, features, weight)
         if parts is not None:
             return parts
-    if tile is None:
+    terms, channels, width = weight.shape
+    if tile is None or not have_room(terms * tile.rows * tile.strip, features.dtype, grad.device):
         return None
-    _, channels, width = weight.shape
     block, tiles = min(64, dot_block(channels)), cdiv(rows.count, tile.rows)
     across = (cdiv(width, tile.strip), cdiv(channels, block))
     programs = min(max(side_by_side(grad.device, tile) // (across[0] * across[1]), 1), tiles)
@@ -424,6 +430,8 @@ def _transform_first(rows: _Rows, features: Tensor, weight: Tensor, bias: Tensor
 
 def _precision() -> str:
     """How kernels multiply float32 matrices: as torch's products are told to."""
+    if torch.version.hip is not None:
+        return "ieee"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
 
 

@@ -112,6 +112,12 @@ def fused_backward_tile(
     return _small_tile(width)._replace(beside=2) if few and dot_block(channels) < 64 else large
 
 
+def have_room(numbers: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether shared memory has room for so many numbers that products take from there: those of float32; those of half
+    precision come from registers."""
+    return dtype.itemsize == 2 or numbers * dtype.itemsize <= shared_memory(device)
+
+
 def _small_tile(channels: int) -> Tile:
     """Where all programs run at once, time is the longest row's edges, one after the other: few rows wait for each
     other, and four edges of each are in flight while the next four are on their way."""
@@ -213,3 +219,11 @@ def side_by_side(device: torch.device, tile: Tile) -> int:
 @cache
 def processors(device: torch.device) -> int:
     return 4 if device.type == "cpu" else torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have: 227 KB on an H200, 99 KB on many others."""
+    if device.type == "cpu":
+        return 227 << 10
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 << 10)

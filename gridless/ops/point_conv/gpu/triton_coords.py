@@ -36,11 +36,11 @@ def sums_kernel(
     scale = _scale(high, low, ROW_X)
     row = tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
-    begin = tl.load(SPLITS + row, mask=live, other=0).to(tl.int32)
-    end = tl.load(SPLITS + row + 1, mask=live, other=0).to(tl.int32)
+    begin = tl.load(SPLITS + row, mask=live, other=0).to(INDEX)
+    end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
     x = ()
     for d in tl.static_range(D):
-        x = x + (tl.load(ROW_X + row * D + d, mask=live, other=0.0)[:, None],)
+        x = x + (tl.load(ROW_X + row.to(INDEX) * D + d, mask=live, other=0.0)[:, None],)
     acc = ()
     for _ in tl.static_range(M):
         acc = acc + (tl.zeros([T, K], DTYPE),)
@@ -82,7 +82,7 @@ def coords_kernel(
     live = row < last
     begin = tl.load(SPLITS + row, mask=live, other=0).to(INDEX)
     end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
-    x = _load_point(ROW_X, row, live, D)
+    x = _load_point(ROW_X, row.to(INDEX), live, D)
     inverse = tl.zeros([T], DTYPE) + 1.0
     if NORMALISE and not FLIP:
         inverse = tl.load(INVERSE + row, mask=live, other=0.0)
@@ -157,8 +157,8 @@ def coords_kernel(
             g = g - inverse * along * falls[d]
         g = g * (-scale if FLIP else scale)
         if BASE > 0:
-            g += tl.load(OUT + row * D + d, mask=live, other=0.0)
-        tl.store(OUT + row * D + d, g, mask=live)
+            g += tl.load(OUT + row.to(INDEX) * D + d, mask=live, other=0.0)
+        tl.store(OUT + row.to(INDEX) * D + d, g, mask=live)
     if NORMALISE and not FLIP:
         if BASE > 0:
             along += tl.load(ALONG + row, mask=live, other=0.0)

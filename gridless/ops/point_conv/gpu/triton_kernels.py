@@ -88,7 +88,7 @@ def _row_inverse(
     end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
     x = ()
     for d in tl.static_range(D):
-        x = x + (tl.load(ROW_X + row * D + d, mask=live, other=0.0)[:, None],)
+        x = x + (tl.load(ROW_X + row.to(INDEX) * D + d, mask=live, other=0.0)[:, None],)
     total = tl.zeros([T, K], DTYPE)
     for k in range(0, tl.max(end - begin), K):
         edge = begin[:, None] + k + tl.arange(0, K)[None, :]
@@ -162,7 +162,7 @@ def _gather(
     """
     begin = tl.load(SPLITS + row, mask=live, other=0).to(INDEX)
     end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
-    x = _load_point(ROW_X, row, live, D)
+    x = _load_point(ROW_X, row.to(INDEX), live, D)
     total = tl.zeros([T, L], DTYPE)
     acc = ()
     for _ in tl.static_range(M * J):
@@ -401,9 +401,9 @@ def contract_kernel(
     row = tl.program_id(0) * T + tl.arange(0, T)
     live = row < last
     c = tl.program_id(1) * CB + tl.arange(0, CB)
-    begin = tl.load(SPLITS + row, mask=live, other=0).to(tl.int32)
-    end = tl.load(SPLITS + row + 1, mask=live, other=0).to(tl.int32)
-    x = _load_point(ROW_X, row, live, D)
+    begin = tl.load(SPLITS + row, mask=live, other=0).to(INDEX)
+    end = tl.load(SPLITS + row + 1, mask=live, other=0).to(INDEX)
+    x = _load_point(ROW_X, row.to(INDEX), live, D)
     acc = tl.zeros([T, CB], DTYPE)
     for k in range(0, tl.max(end - begin)):
         on = begin + k < end
