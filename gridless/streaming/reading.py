@@ -233,7 +233,12 @@ class Reader:
         windows = any(row.operation in ("voxel", "leaky_count") for row in rows)
         duration = self.durations.pop() if windows and self.durations else None
         modules = {name: row.name for name, row in self.outputs.items() if row.name in needed}
-        return tuple(self.streams.values()), rows, out.name, duration, modules
+        # Streams that no row is of, nor one that they fire, would be fired for nothing.
+        used = {row.stream for row in rows}
+        for stream in reversed(self.streams.values()):
+            used |= {stream.source} if stream.name in used else set()
+        streams = tuple(stream for stream in self.streams.values() if stream.name in used)
+        return streams, rows, out.name, duration, modules
 
     def read(self) -> Any:
         tracer = _Tracer()
