@@ -300,13 +300,13 @@ class Explosive(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         plan = self.plan = gl.Plan()
-        first = events = plan.events((8, 8))
+        self.events = plan.events((8, 8))
         for _ in range(4):
-            events = plan.lif(events, 5, 1, decay_time=10.0, threshold=1.0, reset=0.0)
-        self.conv = gl.nn.PolarityConv(plan.causal(first, first, 1), 2)
+            self.events = plan.lif(self.events, 5, 1, decay_time=10.0, threshold=1.0, reset=0.0)
+        self.column = nn.Embedding(8, 2)
 
     def forward(self, geometry, memory=None):
-        return self.conv(geometry, memory)
+        return self.column(geometry[self.events].pixel[:, 0].long())
 
 
 def test_streams_that_one_event_could_fill_are_refused():
