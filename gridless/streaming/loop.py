@@ -72,7 +72,8 @@ def _take(i, f, pixel, time, polarity, count):
             return True
         to = event + 4 * n
         i[to], i[to + 1], i[to + 2] = load32(pixel, 2 * at), load32(pixel, 2 * at + 1), t
-        i[to + 3] = load8(polarity, at)
+        # True may be any byte but 0, and what it becomes is an index.
+        i[to + 3] = load8(polarity, at) != 0
         i[TOP + S_COUNT], i[AT], i[TIME] = n + 1, at + 1, t
         room = n + 1 < i[TOP + S_CAPACITY]
         for k in range(1, streams):

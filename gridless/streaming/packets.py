@@ -152,7 +152,10 @@ class Stream:
             packet = np.atleast_1d(packet)
         events = packet if isinstance(packet, Events) else Events.of(packet, sensor=self.sensor)
         if events.sensor != self.sensor:
-            raise ValueError(f"stream: the network is for a sensor of {self.sensor}, the packet is of {events.sensor}")
+            raise ValueError(
+                f"stream: the network is for a sensor of {self.sensor}, the packet is of {events.sensor}: make it fit "
+                "with gl.augment.Crop or gl.augment.PoolPixels"
+            )
         if events.num_examples != 1:
             raise ValueError(f"stream: a packet is part of one recording, this one has {events.num_examples}")
         if events.polarity is None:
@@ -167,7 +170,8 @@ class Stream:
         """Refuse by index what `Events.check` refuses, and what is before the last event."""
         fault = events.fault()
         if fault is None and len(events) and int(events.time[0]) < self.time:
-            fault = 0, f"is at {int(events.time[0])} us, before the last one at {self.time} us"
+            words = "call reset() if the camera began anew; count on if its 32-bit counter did; leave out late events"
+            fault = 0, f"is at {int(events.time[0])} us, before the last one at {self.time} us ({words})"
         if fault is None and len(events) and int(events.time[-1]) >= LONGEST:
             late = int((events.time < LONGEST).sum())
             fault = late, f"is at {int(events.time[late])} us, but times end at {LONGEST}"

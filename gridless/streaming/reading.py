@@ -233,7 +233,12 @@ class Reader:
         windows = any(row.operation in ("voxel", "leaky_count") for row in rows)
         duration = self.durations.pop() if windows and self.durations else None
         modules = {name: row.name for name, row in self.outputs.items() if row.name in needed}
-        return tuple(self.streams.values()), rows, out.name, duration, modules
+        # Streams that no row is of, nor one that they fire, would be fired for nothing.
+        used = {row.stream for row in rows}
+        for stream in reversed(self.streams.values()):
+            used |= {stream.source} if stream.name in used else set()
+        streams = tuple(stream for stream in self.streams.values() if stream.name in used)
+        return streams, rows, out.name, duration, modules
 
     def read(self) -> Any:
         tracer = _Tracer()
@@ -286,19 +291,20 @@ class Reader:
         stack = list(node.meta.get("nn_module_stack") or ())
         self.name = f"{stack[-1]}.{name}" if stack and stack[-1] else name
         reader = _FUNCTIONS.get(name)
+        values = (Row, _Events, _Index, _Cause, _Geometry, _Memory)
         try:
-            if reader is not None:
-                return reader(self, *args, **kwargs)
-            if not any(isinstance(a, Row | _Events | _Index | _Cause | _Geometry) for a in _flat((args, kwargs))):
+            if not self.in_place(node) and not any(isinstance(a, values) for a in _flat((args, kwargs))):
                 # Of constants alone.
                 return (
                     getattr(args[0], target)(*args[1:], **kwargs)
                     if isinstance(target, str)
                     else target(*args, **kwargs)
                 )
+            if reader is not None:
+                return reader(self, *args, **kwargs)
         except _Unknown:
             raise
-        except (TypeError, ValueError, AttributeError, KeyError, IndexError) as error:
+        except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as error:
             raise _Unknown(f"{self.name} with these arguments ({error})") from None
         raise _Unknown(f"{self.name}")
 
@@ -623,12 +629,14 @@ def _reader_of(layer: nn.Module) -> Callable[..., Any] | None:
 
 
 def _getitem(r: Reader, x: Any, key: Any) -> Any:
+    if isinstance(x, Tensor) and isinstance(key, _Index):
+        return _embedding(r, key, x)
     if isinstance(x, Tensor | tuple | list):
         return x[key]
     if isinstance(x, _Geometry):
         return _Events(r.streams[str(key)])
-    if isinstance(x, _Events) and x.part == "pixel" and isinstance(key, tuple) and key[0] == slice(None):
-        return _Index(x.stream, int(key[1] == 0), int(key[1] == 1))
+    if isinstance(x, _Events) and x.part == "pixel" and key in [(slice(None), axis) for axis in (0, 1, -2, -1)]:
+        return _Index(x.stream, int(key[1] % 2 == 0), key[1] % 2)
     if isinstance(x, _Cause) and isinstance(key, _Cause):
         return _Cause(x.chain + key.chain)
     x = r.value(x)

@@ -76,7 +76,9 @@ class Events(Ragged):
                 raise ValueError(f"Events: {name} is on {value.device}, pixel on {pixel.device}: move both")
             object.__setattr__(self, name, value.contiguous())
         # On the CPU, where pixels outside the sensor would end the process, a copy: what is checked is what is read.
-        object.__setattr__(self, "pixel", pixel.clone() if pixel.is_cpu else pixel.contiguous())
+        # Rows one behind the other, however the tensor lies: that is how the live engine reads them.
+        pixel = pixel.clone(memory_format=torch.contiguous_format) if pixel.is_cpu else pixel.contiguous()
+        object.__setattr__(self, "pixel", pixel)
         object.__setattr__(self, "sensor", as_sensor(self.sensor))
         if self.rows is not NO_ROWS:
             object.__setattr__(self, "rows", Rows.of(self.rows, pixel, "Events"))
@@ -362,7 +364,8 @@ def _refuse_beyond(value: np.ndarray, limit: int, name: str, what: str) -> None:
 def as_polarity(p: np.ndarray, what: str) -> np.ndarray:
     """True for ON, from bool, 0/1 or -1/+1."""
     if p.dtype == bool:
-        return np.array(p)
+        # Bytes of a camera's message may be any number where True is meant.
+        return p.view(np.uint8) != 0
     if len(p):
         low, high = int(p.min()), int(p.max())
         if low < -1 or high > 1:

@@ -315,6 +315,23 @@ def test_the_c_of_any_network_equals_the_session_on_adversarial_streams(tmp_path
 
 
 @needs_compiler
+def test_means_over_a_large_grid_are_exact(tmp_path: Path):
+    class Grid(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            plan = self.plan = gl.Plan()
+            self.count = gl.nn.LeakyCount(plan.events((400, 300)), 1, (1000.0,))
+
+        def forward(self, geometry, memory=None):
+            grid = self.count(geometry, memory) + 0.1
+            return torch.cat([grid.mean((1, 2, 3)), grid.amax((1, 2, 3))], 1)
+
+    live = gl.stream(Grid().eval(), compiled=tmp_path / "network")
+    logits = live({"x": [399], "y": [299], "t": [5], "p": [1]})
+    assert_close(logits, torch.tensor([0.1, 0.1, 0.1, 0.1 + np.log(2)]), 1e-5)
+
+
+@needs_compiler
 def test_a_compiled_stream_is_a_stream(tmp_path: Path):
     model, folder = small("voxel"), tmp_path / "network"
     live, events = gl.stream(model, compiled=folder), busy("plain", (21, 18), 1500)

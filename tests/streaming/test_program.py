@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
 import gridless as gl
+from gridless.streaming.export.writer import Writer
 from gridless.streaming.program import Program
 
 
@@ -47,6 +48,16 @@ def test_every_network_of_the_paper_is_a_program(name, head):
         names.add(row.name)
     assert (program.duration, program.answers) == ((1000, None) if head == "voxel" else (None, str(model.streams[-1])))
     assert program[program.output].shape == (model.config["classes"],)
+
+
+def test_streams_that_nothing_sees_are_not_fired():
+    model = Small().eval()
+    model.plan.lif(model.plan.lif(model.coarse, decay_time=1000.0, threshold=0.5, reset=-0.5), 3, 2, decay_time=1.0,
+                   threshold=0.5, reset=-0.5)  # fmt: skip
+    program = Program.of(model)
+    assert [stream.name for stream in program.streams] == ["X0", str(model.coarse)]
+    # Compilers would complain about what it does not use.
+    assert "run_X2" not in Writer(program).text
 
 
 def test_a_program_is_printed_with_its_multiply_adds_and_bytes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -236,6 +237,23 @@ def test_one_record_is_a_packet_wherever_an_array_of_it_is(fields, make):
     assert apart.events_seen == 12
     assert_close(apart.predict(), whole.predict(), 1e-6)
     assert float(whole.predict().abs().max()) > 0
+
+
+@pytest.mark.parametrize("make", [Engine, Session])
+def test_events_are_read_however_their_tensors_lie_and_whatever_byte_is_true(make):
+    model = network("n_mnist", head="stream", width=8, levels=2, pooled=1, threshold=0.5, reset=-0.5)
+    events = busy("plain", (34, 34), 300)
+    expected = make(model)(events)
+    lying = torch.stack([events.pixel[:, 0], events.pixel[:, 1]]).T
+    true = (255 * events.polarity.to(torch.uint8)).view(torch.bool)
+    assert torch.equal(make(model)(replace(events, pixel=lying)), expected)
+    assert torch.equal(make(model)(replace(events, polarity=true)), expected)
+    array = np.empty(300, [("t", "<i8"), ("x", "<u2"), ("y", "<u2"), ("p", "?")])
+    array["t"], (array["x"], array["y"]) = events.time, events.pixel.T
+    array.view(np.uint8).reshape(300, -1)[:, -1] = true.view(torch.uint8)
+    engine = make(model)
+    engine(array[:100])
+    assert_close(engine(array[100:]), expected, 1e-6)
 
 
 @pytest.mark.parametrize("head", ["voxel", "stream"])

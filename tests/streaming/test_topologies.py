@@ -6,6 +6,7 @@ import pytest
 import torch
 from live import KINDS, assert_close, busy, settled
 from topologies import (
+    FAST,
     SENSOR,
     TOPOLOGIES,
     Drawn,
@@ -192,6 +193,30 @@ def test_values_that_are_changed_in_place_are_the_new_ones_wherever_they_are_use
     assert times
 
 
+class Placed(nn.Module):
+    """Tables by pixel, whose axes are counted from the end, and constants made of constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        x0 = plan.events(SENSOR)
+        self.x1 = plan.lif(x0, **FAST)
+        self.down, self.last = gl.nn.PolarityConv(plan.causal(x0, self.x1, 3, 2), 6), gl.nn.Last(self.x1)
+        self.row, self.column = nn.Embedding(9, 6), nn.Parameter(torch.randn(11, 6))
+        self.temperature, self.mean = nn.Parameter(torch.tensor(0.3)), nn.Parameter(torch.rand(6))
+
+    def forward(self, geometry, memory=None):
+        pixel = geometry[self.x1].pixel.long()
+        y = self.down(geometry, memory) + self.row(pixel[:, -1]) + self.column[pixel[:, -2]]
+        y = (y - self.mean.softmax(0)) / (functional.relu(self.mean) + 1) * self.temperature.exp()
+        return self.last(y, geometry, memory)
+
+
+def test_axes_of_pixels_may_be_counted_from_the_end_and_constants_be_computed():
+    model = settled(Placed)
+    assert compare(model, busy("plain", SENSOR, 300))
+
+
 def test_grids_that_are_joined_are_seen_where_any_of_them_has_events():
     for seed in range(3):
         model = settled(JoinedGrids, seed)
@@ -275,13 +300,13 @@ class Explosive(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         plan = self.plan = gl.Plan()
-        first = events = plan.events((8, 8))
+        self.events = plan.events((8, 8))
         for _ in range(4):
-            events = plan.lif(events, 5, 1, decay_time=10.0, threshold=1.0, reset=0.0)
-        self.conv = gl.nn.PolarityConv(plan.causal(first, first, 1), 2)
+            self.events = plan.lif(self.events, 5, 1, decay_time=10.0, threshold=1.0, reset=0.0)
+        self.column = nn.Embedding(8, 2)
 
     def forward(self, geometry, memory=None):
-        return self.conv(geometry, memory)
+        return self.column(geometry[self.events].pixel[:, 0].long())
 
 
 def test_streams_that_one_event_could_fill_are_refused():

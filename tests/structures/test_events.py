@@ -47,6 +47,15 @@ def test_polarity_may_be_minus_and_plus_one():
     assert gl.Events.of(source, sensor=SENSOR).polarity.tolist() == [False, True]
 
 
+def test_rows_lie_one_behind_the_other_and_true_is_one():
+    source = array([1, 2], p=[0, 1], types=("<i8", "<i2", "<i2", "?"))
+    source.view(np.uint8).reshape(2, -1)[1, -1] = 255
+    events = gl.Events.of(source, sensor=SENSOR)
+    assert events.polarity.view(torch.uint8).tolist() == [0, 1]
+    lying = gl.Events(events.pixel.T.contiguous().T, events.time, None, events.splits, SENSOR)
+    assert lying.pixel.is_contiguous()
+
+
 @pytest.mark.parametrize("nothing", [[], np.empty(0, object), np.empty(0, "datetime64[us]")])
 def test_no_events_are_events_whatever_their_columns_hold(nothing):
     events = gl.Events.of(dict.fromkeys("xytp", nothing), sensor=SENSOR)

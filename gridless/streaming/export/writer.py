@@ -488,16 +488,15 @@ class Writer:
     def _reduce(self, row: Row, n: str) -> list[str]:
         x, out, c = self.at[row.inputs[0]], self.buffer(row), row.channels
         cells = self.program[row.inputs[0]].cells
+        begin, step, end = "0.0", f"value += {x}[i * {c} + k]", f"value / {cells}"
         if row.settings["kind"] == "max":
-            step, share = f"if ({x}[i * {c} + k] > {out}[k]) {out}[k] = {x}[i * {c} + k];", []
-        else:
-            step = f"{out}[k] += {x}[i * {c} + k];"
-            share = [f"for (k = 0; k < {c}; k++) {out}[k] = {out}[k] / {float(cells)!r}f;"]
+            begin, step, end = f"{x}[k]", f"value = {x}[i * {c} + k] > value ? {x}[i * {c} + k] : value", "value"
         return [
-            f"for (k = 0; k < {c}; k++) {out}[k] = {x}[k];",
-            f"for (i = 1; i < {cells}; i++)",
-            f"    for (k = 0; k < {c}; k++) {step}",
-            *share,
+            f"for (k = 0; k < {c}; k++) {{",
+            f"    double value = {begin};",
+            f"    for (i = 0; i < {cells}; i++) {step};",
+            f"    {out}[k] = (float)({end});",
+            "}",
         ]
 
     def _convolve_cells(self, row: Row, n: str) -> list[str]:
