@@ -482,6 +482,23 @@ def test_recordings_that_do_not_say_their_sensor_are_learned_and_judged_on_one(u
     assert f"{large}: event 0 is at pixel (21, 8), outside the sensor of 21 x 18: pass repair='drop'" in err
 
 
+@pytest.mark.parametrize("step", ["PoolPixels: 2", "Crop: [3, 2, 11, 9]"])
+def test_recordings_of_a_folder_may_be_prepared_for_a_smaller_sensor(step, unstated, tmp_path, capsys):
+    backwards = unstated / "left" / "1.npy"
+    np.save(backwards, np.load(backwards)[::-1])
+    more = ["--data", str(unstated), "--set", f"prepare=[{{{step}}}]", "--set", "data_options.repair=sort"]
+    more += ["--set", "model.width=8", "--set", "model.levels=2", "--set", "model.threshold=1.0"]
+    assert run(tmp_path / "run", "own-recordings", *more) == 0
+    weights = str(tmp_path / "run" / "weights")
+    assert gl.load(weights).config["sensor"] == [11, 9]
+    assert main(["evaluate", weights, "--data", str(unstated), "--split", "fit", "--device", "cpu"]) == 0
+    assert main(["predict", str(backwards), "--weights", weights, "--device", "cpu"]) == 0
+    capsys.readouterr()
+    assert run(tmp_path / "other", "own-recordings", *more, "--set", "model.sensor=[12, 9]") == 1
+    refused = "recordings of 21 x 18 have 11 x 9 pixels once they are prepared, and the network is for 12 x 9"
+    assert refused in capsys.readouterr().err
+
+
 def test_normals_turn_with_the_points_that_they_are_features_of(tmp_path):
     for name in ("a", "b"):
         for i in range(2):
