@@ -16,10 +16,10 @@ import os
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -44,6 +44,8 @@ from gridless.geometry import grid_sample
 from gridless.kernels.threads import in_threads
 from gridless.progress import bar
 from gridless.structures import Cloud, Events, collate
+
+T = TypeVar("T")
 
 CLOUDS = tuple(sorted({*clouds.READERS, *clouds.MESHES}))
 RECORDINGS = tuple(sorted(formats.SUFFIXES))
@@ -184,9 +186,10 @@ def held_out(labels: Sequence[int], names: Sequence[str]) -> tuple[list[int], st
 
     Neighbouring recordings of one session are so alike that a random split asks nothing new. So whole sessions are held
     out: a session is a folder below that of the class, and the file's name without the number at its end, whatever the
-    class. Of classes with one session only the last fifth is held out, in the order of the numbers.
+    class; of a name that ends in the date and time at which it was recorded, without the time. Of classes with one
+    session only the last fifth is held out, in the order of the numbers.
     """
-    session = [re.sub(r"[\W_]*\d+[\W_]*$", "", _SUFFIX.sub("", name)) for name in names]
+    session = [_session(_SUFFIX.sub("", name)) for name in names]
     members: dict[str, list[int]] = defaultdict(list)
     for i, key in enumerate(session):
         members[key].append(i)
@@ -219,9 +222,44 @@ def held_out(labels: Sequence[int], names: Sequence[str]) -> tuple[list[int], st
 _SUFFIX = re.compile(r"(\.pcd\.bin|\.copc\.la[sz]|\.[^./]*)$", re.IGNORECASE)
 
 
+# As recorders name files: recording_2024-05-01_12-30-11, dvSave-2024_05_01_12_30_11, DVS128-2024-05-01T12-30-11+0200-0.
+_STAMP = re.compile(
+    r"((?:19|20)\d\d([-_.]?)[01]\d\2[0-3]\d)[-_T. ]*[0-2]\d([-_.:]?)[0-5]\d\3[0-5]\d(?:\.\d+)?(?:Z|[+-]\d{4}[^/]*)?$"
+)
+
+
+def _session(stem: str) -> str:
+    """What the names of all files of a session have in common."""
+    stamp = _STAMP.search(stem)
+    return stem[: stamp.end(1)] if stamp else re.sub(r"[\W_]*\d+[\W_]*$", "", stem)
+
+
 def _natural(name: str) -> list[Any]:
     """Numbers within names by their values: 9 before 10."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+
+def _read_files(
+    paths: Sequence[Path], read: Callable[[Path], T], progress: bool, remedy: str = "mend or remove them"
+) -> list[T]:
+    """What `read` makes of each file, several at a time; those that it refuses are named together."""
+    failed = list[str]()
+    with bar("read", len(paths), progress) as advance:
+
+        def one(path: Path) -> Any:
+            try:
+                return read(path)
+            except (ValueError, OSError) as error:
+                failed.append(str(error))
+                return None
+            finally:
+                advance(1)
+
+        found = in_threads(one, [(path,) for path in paths])
+    if failed:
+        words = "; ".join(sorted(failed)[:3]) + ("; ..." if len(failed) > 3 else "")
+        raise ValueError(f"{len(failed)} of {len(paths)} files cannot be used, {remedy}: {words}")
+    return found
 
 
 class CloudFolder(Examples):
@@ -240,7 +278,7 @@ class CloudFolder(Examples):
             seen, but neither learned nor judged, and have the part -1.
         class_names: as which classes are numbered; those of the folder when left out.
         values: as which labels of points are numbered; those that occur when left out.
-        transform: that of `Examples`.
+        transform, seed: those of `Examples`.
         progress: show a bar while files are read.
         how: the arguments of `Preparation`: up, keep_scale, features, block.
 
@@ -261,9 +299,10 @@ class CloudFolder(Examples):
         values: Sequence[int] | None = None,
         transform: Steps = (),
         progress: bool = False,
+        seed: int | None = None,
         **how: Any,
     ) -> None:
-        super().__init__(transform)
+        super().__init__(transform, seed)
         check_names(names, "CloudFolder: names")
         check_length("grid", grid)
         self.how, self.points, self.grid = Preparation(**how), points, grid
@@ -314,23 +353,9 @@ class CloudFolder(Examples):
         self.rows = {name: padded([piece.rows[name] for _, piece in pieces]) for name in pieces[0][1].rows}
 
     def _read_all(self, rows: Iterable[int], label: str | None, progress: bool) -> dict[int, list[Cloud]]:
-        rows, failed = list(rows), []
-        with bar("read", len(rows), progress) as advance:
-
-            def read(i: int) -> list[Cloud]:
-                try:
-                    return self._read(self.listing.root / self.listing.files[i], label)
-                except (ValueError, OSError) as error:
-                    failed.append(str(error))
-                    return []
-                finally:
-                    advance(1)
-
-            found = dict(zip(rows, in_threads(read, [(i,) for i in rows]), strict=True))
-        if failed:
-            words = "; ".join(sorted(failed)[:3]) + ("; ..." if len(failed) > 3 else "")
-            raise ValueError(f"{len(failed)} of {len(rows)} files cannot be used, mend or remove them: {words}")
-        return found
+        rows = list(rows)
+        paths = [self.listing.root / self.listing.files[i] for i in rows]
+        return dict(zip(rows, _read_files(paths, lambda path: self._read(path, label), progress), strict=True))
 
     def _read(self, file: Path, label: str | None) -> list[Cloud]:
         cloud = read_points(file, self.points)
@@ -403,9 +428,9 @@ def _labels(cloud: Cloud, file: Path, name: str, ignore: Sequence[int]) -> Tenso
 class EventFolder(Examples):
     """Recordings from FOLDER/CLASS/*: `data[i]` is (`Events`, class number), all on one sensor.
 
-    `root`, `split`, `held_out_list`, `class_names`, `transform` and `progress` are those of `CloudFolder`; `sensor` and
-    `repair` those of `read_events`. Without `sensor` it is that of the largest, for which the files of all splits are
-    read.
+    `root`, `split`, `held_out_list`, `class_names`, `transform`, `progress` and `seed` are those of `CloudFolder`;
+    `sensor` and `repair` those of `read_events`. Without `sensor` it is that of the largest, for which the files of all
+    splits are read.
     """
 
     def __init__(
@@ -418,27 +443,28 @@ class EventFolder(Examples):
         class_names: Sequence[str] | None = None,
         transform: Steps = (),
         progress: bool = False,
+        seed: int | None = None,
     ) -> None:
-        super().__init__(transform)
+        super().__init__(transform, seed)
         self.listing = listing(root, RECORDINGS, True, held_out_list, class_names)
         rows = self.listing.rows(split)
         self.files = [self.listing.files[i] for i in rows]
         self.labels = torch.tensor([self.listing.labels[i] for i in rows], device="cpu")
         self.class_names = list(self.listing.class_names)
         given = None if sensor is None else (int(sensor[0]), int(sensor[1]))
-        read, sensors, wanted = dict[str, Events](), list[tuple[int, int]](), set(self.files)
+        wanted = {self.listing.root / file for file in self.files}
+
+        def read(path: Path) -> tuple[tuple[int, int], Events | None]:
+            events = formats.read_events(path, sensor=given, repair=repair)
+            if path in wanted and not len(events):
+                raise ValueError(f"{path}: there is no event in it: remove it")
+            return events.sensor, events if path in wanted else None
+
         every = self.listing.files if given is None else self.files
-        with bar("read", len(every), progress) as advance:
-            for file in every:
-                events = formats.read_events(self.listing.root / file, sensor=given, repair=repair)
-                if file in wanted and not len(events):
-                    raise ValueError(f"{self.listing.root / file}: there is no event in it: remove it")
-                sensors.append(events.sensor)
-                if file in wanted:
-                    read[file] = events
-                advance(1)
-        self.sensor = given or tuple(int(v) for v in np.max(sensors, 0))
-        self.recordings = [read[file]._changed(sensor=self.sensor) for file in self.files]
+        remedy = "mend or remove them, or say how to repair them (repair=, in a recipe --set data_options.repair=sort)"
+        found = _read_files([self.listing.root / file for file in every], read, progress, remedy)
+        self.sensor = given or tuple(int(v) for v in np.max([size for size, _ in found], 0))
+        self.recordings = [events._changed(sensor=self.sensor) for _, events in found if events is not None]
 
     def batch(self) -> Events:
         """All recordings as one ragged batch."""

@@ -288,6 +288,14 @@ def chain(recipe: Recipe, train: bool) -> Chain:
     return Chain((*altered, *map(transform_of, recipe.prepare), *own))
 
 
+_ANY_SENSOR = (1 << 20, 1 << 20)
+
+
+def prepared_sensor(recipe: Recipe, sensor: Sequence[int]) -> tuple[int, int]:
+    """The sensor (width, height) that recordings of the given one have once they are prepared."""
+    return chain(recipe, train=False)(Events.of([], tuple(sensor))).sensor  # type: ignore[arg-type]
+
+
 def transform_of(entry: Any) -> EventTransform:
     """An event transform from a recipe: `ReverseTime`, or `{Zoom: [0.85, 1.2]}` with its arguments in order."""
     name, arguments = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, [])
@@ -344,7 +352,9 @@ def load_folder(
     options |= {} if held_out_list is None else {"held_out_list": held_out_list}
     said: dict[str, Any] = {"root": root, "split": split, "progress": True}
     if recipe.recordings:
-        found = made(EventFolder, {"sensor": recipe.model.get("sensor"), **options}, **said)
+        # Where preparation makes another sensor, the network's is not that of the files.
+        same = prepared_sensor(recipe, _ANY_SENSOR) == _ANY_SENSOR
+        found = made(EventFolder, {"sensor": recipe.model.get("sensor") if same else None, **options}, **said)
         return Recordings.of(found.batch(), found.labels, found.class_names)
     if recipe.of_points:
         options.setdefault("label", "auto")

@@ -16,7 +16,7 @@ from gridless.data.prepare import Preparation, blocks, joined, prepare, read_poi
 from gridless.geometry import nearest
 from gridless.structures import Cloud, Edges, Events, Geometry
 from gridless.training.evaluate import probabilities
-from gridless.training.examples import FOLDER, SETS, Clouds, Recordings, chain, views_of_cloud
+from gridless.training.examples import FOLDER, SETS, Clouds, Recordings, prepared_sensor, views_of_cloud
 from gridless.training.recipe import Recipe
 
 
@@ -169,13 +169,14 @@ def is_event_network(model: Any) -> bool:
 def classify_events(model: Any, file: str | Path, repair: str | Sequence[str] = (), votes: int | None = None) -> Tensor:
     """Probabilities (classes) of the recording in a file, prepared as those of the training set were.
 
-    `model` and `votes` are as of `classify`, `repair` is that of `read_events`.
+    `model` and `votes` are as of `classify`, `repair` is that of `read_events`; where none is given, that of training.
     """
     from gridless.data import read_events
 
     recipe = Recipe.from_dict(getattr(model, "about", {}).get("recipe") or {"model": model.config, "data": "glyphs"})
-    events = read_events(file, repair=repair)
-    events = fitted(events, recorded_sensor(model, recipe), str(file))
+    repair, sensor = repair or recipe.data_options.get("repair", ()), recorded_sensor(model, recipe)
+    events = read_events(file, sensor if "drop" in repair else None, repair)
+    events = fitted(events, sensor, str(file))
     if not len(events):
         raise ValueError(f"{file}: there is no event in it")
     data = Recordings.of(events, torch.zeros(1, dtype=torch.int64), [])
@@ -188,17 +189,11 @@ def recorded_sensor(model: Any, recipe: Recipe) -> tuple[int, int]:
 
     sensor = tuple(model.config["sensor"])
     if recipe.data == FOLDER:
-        return sensor
-    known = getattr(getattr(data, SETS[recipe.data][0]), "sensor", sensor)
+        known = tuple(recipe.data_options.get("sensor") or sensor)
+    else:
+        known = getattr(getattr(data, SETS[recipe.data][0]), "sensor", sensor)
     # Where preparation pools pixels, the network's own sensor is smaller than the camera.
-    empty = Events(
-        torch.empty(0, 2, dtype=torch.int32),
-        torch.empty(0, dtype=torch.int64),
-        torch.empty(0, dtype=torch.bool),
-        torch.zeros(2, dtype=torch.int64),
-        known,
-    )
-    return known if chain(recipe, train=False)(empty).sensor == sensor else sensor
+    return known if prepared_sensor(recipe, known) == sensor else sensor
 
 
 def fitted(events: Events, sensor: tuple[int, int], what: str) -> Events:

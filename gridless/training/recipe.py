@@ -16,7 +16,7 @@ from torch import nn
 
 from gridless.augment.policy import Policy
 from gridless.data.folder import check_names
-from gridless.training.examples import CLOUDS, FOLDER, RECORDINGS, Clouds, Recordings, transform_of
+from gridless.training.examples import CLOUDS, FOLDER, RECORDINGS, Clouds, Recordings, prepared_sensor, transform_of
 from gridless.training.schedule import Cosine, Plateau
 
 # Beside the package in a checkout, inside it once installed.
@@ -150,8 +150,15 @@ class Recipe:
         if self.data != FOLDER:
             return self
         if isinstance(data, Recordings):
-            given = {"sensor": list(data.events.sensor), **self.model, "classes": len(data.class_names)}
-            return dataclasses.replace(self, model=given)
+            recorded = data.events.sensor
+            seen = prepared_sensor(self, recorded)
+            given = {"sensor": list(seen), **self.model, "classes": len(data.class_names)}
+            if tuple(given["sensor"]) != seen:
+                of = "{0} x {1}".format
+                words = f"{of(*seen)} pixels once they are prepared, and the network is for {of(*given['sensor'])}"
+                raise ValueError(f"recipe: model.sensor: recordings of {of(*recorded)} have {words}: leave it out")
+            options = self.data_options if seen == recorded else {**self.data_options, "sensor": list(recorded)}
+            return dataclasses.replace(self, model=given, data_options=options)
         channels = sum(data.rows[name].shape[2] for name in data.features)
         seen = {"in_channels": channels} if channels or "in_channels" in self.model else {}
         whole = self.model.get("model") in ("PointUNetPlus", "point_unet_plus")

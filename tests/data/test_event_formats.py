@@ -207,6 +207,8 @@ def test_exposure_measurements_of_an_atis_are_no_events(tmp_path: Path):
         "1.000e+01 1.000e+00 2.000e+00 1.000e+00\n2.000e+01 3.000e+00 4.000e+00 0.000e+00\n",
         "t,x,y,p\n1.00e-05,1,2,1\n2.0e-5,3,4,-1\n",
         "0.00001;1;2;1\n2E-5;3;4;0\n",
+        "\ufefft,x,y,p\r\n10,1,2,1\r\n20,3,4,0\r\n",
+        "# times in µs\nt x y p\n\n10 1 2 1\n20 3 4 0\n",
         "\n" * 50 + "x,y,t,p,time of day\n1,2,10,1,0\n3,4,000000000000000000000020,0,0\n" + "\n" * 50,
     ],
 )
@@ -290,6 +292,33 @@ def test_hdf5_layouts_in_use(tmp_path: Path):
         events = gl.read_events(tmp_path / f"{name}.h5")
         assert events.numpy().tolist() == [(10, 1, 2, True), (20, 3, 4, False)], name
         assert events.sensor == (640, 480)
+
+
+@pytest.mark.parametrize("kind", ["u4", "i8", "f8"])
+@pytest.mark.parametrize("order", ["txyp", "xytp"])
+def test_hdf5_columns_are_known_by_times_that_never_step_back(tmp_path: Path, order, kind):
+    h5py = pytest.importorskip("h5py")
+    found = {"t": [10, 20, 20], "x": [7, 5, 6], "y": [4, 3, 9], "p": [1, 0, 1]}
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["events"] = np.stack([found[name] for name in order], 1).astype(kind)
+    assert gl.read_events(tmp_path / "a.h5").numpy().tolist() == [(10, 7, 4, 1), (20, 5, 3, 0), (20, 6, 9, 1)]
+
+
+def test_hdf5_times_are_seconds_unless_all_are_whole(tmp_path: Path):
+    h5py = pytest.importorskip("h5py")
+    for times in ([10.0, 20.0], [0.00001, 0.00002]):
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["x"], file["y"], file["p"], file["t"] = [1, 3], [2, 4], [1.0, 0.0], times
+        assert gl.read_events(tmp_path / "a.h5").time.tolist() == [10, 20]
+
+
+def test_hdf5_refuses_a_stream_that_it_does_not_know(tmp_path: Path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["davis/left/events"] = file["davis/right/events"] = [[1.0, 2.0, 0.5, 1.0]]
+    assert len(gl.read_events(tmp_path / "a.h5", stream=1)) == 1
+    with pytest.raises(FormatError, match="has no event stream 2"):
+        gl.read_events(tmp_path / "a.h5", stream=2)
 
 
 @pytest.mark.parametrize("way", ["external link", "soft link", "external storage", "virtual dataset"])
@@ -396,6 +425,12 @@ def test_an_archive_may_hold_more_than_events(tmp_path: Path):
     events = gl.read_events(tmp_path / "a.npz", max_bytes=2000)
     assert events.numpy().tolist() == [(3, 1, 2, True)]
     assert events.sensor == (34, 34)
+
+
+def test_an_archive_of_one_plain_array_is_refused_with_its_shape(tmp_path: Path):
+    np.savez(tmp_path / "a.npz", events=np.zeros((5, 4), np.int64))
+    with pytest.raises(FormatError, match=r"of shape \(5, 4\): name the columns"):
+        gl.read_events(tmp_path / "a.npz")
 
 
 def test_a_description_nested_deeply_is_read_once(tmp_path: Path):

@@ -172,6 +172,20 @@ def test_whole_sessions_are_held_out_whatever_the_class():
     assert rule == "2 of 10 sessions, by folder and file name"
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["recording_2024-05-{}_12-3{}-11.raw", "dvSave-2024_05_{}_12_3{}_11.aedat4", "202405{}123{}11.npz"]
+    + ["DVS128-2024-05-{}T12-3{}-11+0200-0.aedat"],
+)
+def test_what_was_recorded_on_one_day_is_one_session(name):
+    names = [name.format(f"{day:02d}", minute) for day in (1, 2, 3) for minute in range(6)]
+    chosen, rule = held_out([0] * 18, names)
+    assert rule == "1 of 3 sessions, by folder and file name"
+    assert len({i // 6 for i in chosen}) == 1
+    chosen, rule = held_out([0] * 6, names[:6])
+    assert (chosen, rule) == ([5], "the last fifth of each class, in the order of the file names")
+
+
 def test_numbers_alone_are_no_sessions_so_that_the_last_are_held_out():
     chosen, rule = held_out([0] * 12 + [1] * 5, [f"mug{i}.ply" for i in range(12)] + [f"{i}.ply" for i in range(5)])
     assert chosen == [10, 11, 16]
@@ -480,6 +494,40 @@ def test_recordings_that_do_not_say_their_sensor_are_learned_and_judged_on_one(u
     assert main(judge) == 1
     err = capsys.readouterr().err
     assert f"{large}: event 0 is at pixel (21, 8), outside the sensor of 21 x 18: pass repair='drop'" in err
+
+
+def test_all_recordings_of_a_folder_that_cannot_be_used_are_named(unstated):
+    for file in ("left/2.npy", "right/3.npy"):
+        np.save(unstated / file, np.load(unstated / file)[::-1])
+    with pytest.raises(ValueError, match=r"2 of 10 files cannot be used.*data_options.repair=.*left/2.*right/3"):
+        gl.data.EventFolder(unstated, "fit")
+    assert len(gl.data.EventFolder(unstated, "fit", repair="sort")) == 8
+
+
+def test_with_a_seed_the_transforms_of_a_folder_depend_on_epoch_and_example_alone(unstated):
+    thin = gl.augment.events.Thin(0.5)
+    data = gl.data.EventFolder(unstated, transform=thin, seed=3)
+    first, again = ([len(data[i][0]) for i in range(10)] for _ in range(2))
+    assert first == again
+    data.set_epoch(1)
+    assert first != [len(data[i][0]) for i in range(10)]
+
+
+@pytest.mark.parametrize("step", ["PoolPixels: 2", "Crop: [3, 2, 11, 9]"])
+def test_recordings_of_a_folder_may_be_prepared_for_a_smaller_sensor(step, unstated, tmp_path, capsys):
+    backwards = unstated / "left" / "1.npy"
+    np.save(backwards, np.load(backwards)[::-1])
+    more = ["--data", str(unstated), "--set", f"prepare=[{{{step}}}]", "--set", "data_options.repair=sort"]
+    more += ["--set", "model.width=8", "--set", "model.levels=2", "--set", "model.threshold=1.0"]
+    assert run(tmp_path / "run", "own-recordings", *more) == 0
+    weights = str(tmp_path / "run" / "weights")
+    assert gl.load(weights).config["sensor"] == [11, 9]
+    assert main(["evaluate", weights, "--data", str(unstated), "--split", "fit", "--device", "cpu"]) == 0
+    assert main(["predict", str(backwards), "--weights", weights, "--device", "cpu"]) == 0
+    capsys.readouterr()
+    assert run(tmp_path / "other", "own-recordings", *more, "--set", "model.sensor=[12, 9]") == 1
+    refused = "recordings of 21 x 18 have 11 x 9 pixels once they are prepared, and the network is for 12 x 9"
+    assert refused in capsys.readouterr().err
 
 
 def test_normals_turn_with_the_points_that_they_are_features_of(tmp_path):

@@ -1,11 +1,11 @@
 """HDF5, in the layouts that are in use; read by h5py.
 
 - arrays x, y, t, p in a group `events`, or at the top (names as `Events.of` knows them, also xs, ys, ts, ps); a dataset
-  `t_offset` beside them is added to the times; times stored as floats are seconds;
+  `t_offset` beside them is added to the times; times stored as floats are seconds, unless all are whole;
 - one structured dataset, `events` or `CD/events` (Prophesee);
-- one (events, 4) integer dataset `events` with the columns t, x, y, p;
-- one (events, 4) float dataset with the columns x, y, t (seconds), p: those of MVSEC, `davis/left/events`, or with
-  `stream=1` `davis/right/events`.
+- one (events, 4) dataset `events` with the columns t, x, y, p, or x, y, t, p: whichever has times that never step back,
+  and else the first for integers, the second for floats; so those of MVSEC, `davis/left/events`, or with `stream=1`
+  `davis/right/events`.
 
 The sensor is the attribute `sensor` or `geometry` ("640x480"), or `width` and `height`, or `sensor_resolution`
 (height, width), of the file or of the group. Attributes are read only where the caller gives no sensor.
@@ -55,6 +55,8 @@ def read(file: File) -> Recording:
 
 def _events(file: File, root: Any) -> tuple[Any, Any]:
     """The events, as `recording_of` takes them, and the dataset or group that held them."""
+    if file.stream not in (None, 0, 1):
+        raise file.error(f"has no event stream {file.stream}: 0 is the first, or the left one, 1 the right one")
     places = ("davis/right/events",) if file.stream == 1 else PLACES
     for place in places:
         node = _open(file, root, place)
@@ -63,13 +65,21 @@ def _events(file: File, root: Any) -> tuple[Any, Any]:
             if array.dtype.names:
                 return array, node
             if array.ndim == 2 and array.shape[1] == 4:
-                order = "xytp" if array.dtype.kind == "f" else "txyp"
+                order = _order(array)
                 return _whole(file, {name: array[:, i] for i, name in enumerate(order)}), node
             raise file.error(f"{place} is {array.shape} {array.dtype}, neither structured nor (events, 4)")
         if node is not None and (names := _fields(node)):
             return _group(file, root, node, names), node
     found = ", ".join(name for name, _ in zip(root, range(20))) or "nothing"
     raise file.error(f"has no events: looked for {', '.join(places)} and found {found}")
+
+
+def _order(array: np.ndarray) -> str:
+    """Which column is which."""
+    usual, other = ("xytp", "txyp") if array.dtype.kind == "f" else ("txyp", "xytp")
+    times = {name: array[:, name.index("t")] for name in (usual, other)}
+    ordered = {name: bool((t[1:] >= t[:-1]).all()) for name, t in times.items()}
+    return other if ordered[other] and not ordered[usual] else usual
 
 
 def _open(file: File, group: Any, place: str) -> Any:
@@ -116,10 +126,11 @@ def _whole(file: File, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Floats as whole numbers: times in microseconds, and what else holds no others."""
     for name, array in arrays.items():
         if array.dtype.kind == "f":
-            values = np.round(array.astype(np.float64) * (1e6 if name == "t" else 1))
-            if not np.isfinite(values).all() or (np.abs(values) >= 2**62).any():
+            whole = bool((array == np.round(array)).all())
+            values = array.astype(np.float64) if whole else np.round(array.astype(np.float64) * 1e6)
+            if not np.isfinite(array).all() or (np.abs(values) >= 2**62).any():
                 raise file.error(f"has {'times' if name == 't' else name} that are not finite")
-            if name == "t" or (values == array).all():
+            if name == "t" or whole:
                 arrays[name] = values.astype(np.int64)
     return arrays
 

@@ -34,9 +34,9 @@ def read(file: File) -> Recording:
         if size.shape != (2,) or size.dtype.kind not in "iu" or size.min() < 1 or size.max() >= 2**31:
             raise file.error(f"its sensor is {size.tolist()}, not (width, height)")
         sensor = int(size[0]), int(size[1])
-    if len(arrays) == 1 and (only := next(iter(arrays.values()))).dtype.names:
-        return replace(recording_of(file, only, sensor), rows=rows)
-    return replace(recording_of(file, arrays, sensor), rows=rows)
+    # One alone holds all fields, or is refused by its shape.
+    found = next(iter(arrays.values())) if len(arrays) == 1 else arrays
+    return replace(recording_of(file, found, sensor), rows=rows)
 
 
 def recording_of(

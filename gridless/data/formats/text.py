@@ -9,6 +9,7 @@ true and false.
 
 from __future__ import annotations
 
+import codecs
 import io
 import re
 
@@ -34,16 +35,21 @@ FAULTS = (
 
 
 def sniff(head: bytes) -> bool:
-    """Printable characters only, and numbers or the names of columns among them."""
+    """UTF-8 without control characters, and numbers or the names of columns in it."""
     text = head[: head.rfind(b"\n") + 1] or head
-    return (
-        bool(text) and not re.search(rb"[^\t\r\n -~]", text) and bool(re.search(rb"[0-9]|\bx\b", text, re.IGNORECASE))
-    )
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    control = re.search(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", text)
+    return not control and bool(re.search(rb"[0-9]|\bx\b", text, re.IGNORECASE))
 
 
 def read(file: File) -> Recording:
     start, sensor = _comments(file)
     names, first = _names(file, start)
+    while first < len(file) and file.data[first] in b"\r\n":
+        first += 1
     if first >= len(file):
         if names is None:
             raise file.error("has no line of events and no names of columns", start)
@@ -95,7 +101,8 @@ def _cells(file: File, start: int) -> tuple[list[str], str]:
 
 
 def _comments(file: File) -> tuple[int, tuple[int, int] | None]:
-    start, sensor = 0, None
+    # Some programs mark UTF-8 by three bytes.
+    start, sensor = 3 * (file.head[:3] == codecs.BOM_UTF8), None
     while start < len(file) and file.data[start] in b"#%\r\n":
         end = _line_end(file, start)
         said = re.match(rb"%\s*geometry\s*:\s*(\d{1,5})\s*,\s*(\d{1,5})\s*$", file.bytes(start, min(end, start + 100)))
