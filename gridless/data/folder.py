@@ -17,7 +17,7 @@ import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -280,7 +280,7 @@ class CloudFolder(Examples):
         values: as which labels of points are numbered; those that occur when left out.
         transform, seed: those of `Examples`.
         progress: show a bar while files are read.
-        how: the arguments of `Preparation`: up, keep_scale, features, block.
+        how: the arguments of `Preparation`: up, keep_scale, features, block, scales.
 
     `coords` (N, points, 3), `sizes`, `labels` (N) and `rows` hold everything; `listing` says which file is where.
     """
@@ -321,6 +321,7 @@ class CloudFolder(Examples):
         # Labels are numbered through all files, whatever the split.
         read = self._read_all(range(len(self.listing.files)) if label else chosen, label, progress)
         check_scales(self._scales)
+        self.how = replace(self.how, scales={name: next(iter(files)) for name, files in self._scales.items()})
         if self._gaps:
             some = f"{sum(self._gaps.values())} points of {len(self._gaps)} files, such as {min(self._gaps)},"
             warnings.warn(f"{some} are not finite: they are left out", stacklevel=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,9 @@ class Preparation:
     """Rows that the network sees, such as [rgb, intensity]; `NAME.2` is a column. Bytes become 0 to 1."""
     block: float | None = None
     """Cut a cloud into columns of this side, in the file's units, each an example about its middle, in that scale."""
+    scales: Mapping[str, int] = field(default_factory=dict)
+    """What features were divided by in training, by name, as `scale` says; files of another type are refused. Training
+    fills it in."""
 
     def __post_init__(self) -> None:
         if self.up not in _TURNS:
@@ -107,7 +110,7 @@ def prepare(
         if size == 0:
             raise ValueError(f"{what}: all {len(coords)} points are the same")
         coords = coords / size
-    rows = {name: _feature(cloud, name, what) for name in kept}
+    rows = {name: _feature(cloud, name, what, how) for name in kept}
     if "normal" in rows:
         rows["normal"] = y_up(rows["normal"], how)
     directions = ("normal",) if "normal" in rows else ()
@@ -124,15 +127,16 @@ def row(cloud: Cloud, name: str, what: str) -> Tensor:
     return cloud.rows[whole].flatten(1)[:, int(column)]
 
 
-def _feature(cloud: Cloud, name: str, what: str) -> Tensor:
+def _feature(cloud: Cloud, name: str, what: str, how: Preparation) -> Tensor:
     """As float32 (S, channels); whole numbers of one or two bytes from 0 to 1. Labels stay as they are."""
     values = row(cloud, name, what)
     if name == "part":
         return values
     if values.is_floating_point() and not values.isfinite().all():
         raise ValueError(f"{what}: points have {name!r} that is not finite: remove such points, or replace it")
-    values = values[:, None] if values.ndim == 1 else values.flatten(1)
-    return values.float() / scale(values.dtype)
+    values, by = values[:, None] if values.ndim == 1 else values.flatten(1), scale(values.dtype)
+    check_scales({name: {how.scales.get(name, by): "training", by: what}})
+    return values.float() / by
 
 
 def scale(dtype: torch.dtype) -> int:
@@ -163,7 +167,7 @@ def joined(cloud: Cloud, features: Sequence[str]) -> Cloud:
 def turned(cloud: Cloud, how: Preparation, what: str, kept: Sequence[str] = ()) -> Cloud:
     """A scan, or a part of a scene, as the network sees it: turned, y up, neither centred nor scaled, with its features
     in one row and the rows `kept`."""
-    rows = {name: _feature(cloud, name, what) for name in how.features}
+    rows = {name: _feature(cloud, name, what, how) for name in how.features}
     others = {name: cloud.rows[name] for name in kept} | (
         {"features": torch.cat(list(rows.values()), 1)} if rows else {}
     )

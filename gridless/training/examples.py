@@ -49,6 +49,7 @@ class Clouds:
     those of points, by name: with `part`, what is learned is the part of every point, and the label is the category.
     Those named in `features` are what the network sees, side by side; `parts` are the names of parts, and `values` what
     they are in the files. Where several examples may be of one file, `files` (N, on the CPU) are their numbers.
+    `scales` are those of `Preparation`.
     """
 
     points: Tensor
@@ -60,6 +61,7 @@ class Clouds:
     parts: Sequence[str] = ()
     values: Sequence[int] = ()
     files: Tensor | None = None
+    scales: Mapping[str, int] = field(default_factory=dict)
 
     ahead: ClassVar[int] = 1
 
@@ -362,7 +364,7 @@ def load_folder(
     data = (found.coords, found.labels, found.class_names, found.sizes, found.rows)
     numbers = {file: i for i, file in enumerate(found.listing.files)}
     files = torch.tensor([numbers[file] for file in found.files])
-    return Clouds(*data, found.how.features, found.part_names, found.values, files)
+    return Clouds(*data, found.how.features, found.part_names, found.values, files, found.how.scales)
 
 
 def load_clouds(

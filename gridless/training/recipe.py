@@ -146,7 +146,7 @@ class Recipe:
         return self.data in ("semantickitti", "shapenetpart") or (self.data == FOLDER and labelling)
 
     def fitted(self, data: Clouds | Recordings) -> Recipe:
-        """The same recipe; of a folder, with a network for as many classes and features, and of the same sensor."""
+        """The recipe; of a folder, with a network for as many classes and features, their scales and the sensor."""
         if self.data != FOLDER:
             return self
         if isinstance(data, Recordings):
@@ -163,7 +163,8 @@ class Recipe:
         seen = {"in_channels": channels} if channels or "in_channels" in self.model else {}
         whole = self.model.get("model") in ("PointUNetPlus", "point_unet_plus")
         kinds = {"parts": [len(data.parts)]} if whole else {"classes": len(data.parts or data.class_names)}
-        return dataclasses.replace(self, model={**self.model, **kinds, **seen})
+        options = self.data_options | ({"scales": dict(data.scales)} if data.scales else {})
+        return dataclasses.replace(self, model={**self.model, **kinds, **seen}, data_options=options)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Recipe:

@@ -14,8 +14,9 @@ from gridless.__main__ import main
 from gridless.data.folder import Listing, held_out, listing
 from gridless.data.prepare import Preparation, padded, prepare, turned
 from gridless.training import Clouds
-from gridless.training.predict import write_parts
-from gridless.training.recipe import load_recipe
+from gridless.training.examples import load_data
+from gridless.training.predict import preparation, write_parts
+from gridless.training.recipe import Recipe, load_recipe
 from gridless.training.statistics import statistics
 
 SMALL = ["--device", "cpu", "--epochs", "1", "--set", "batch_size=4"]
@@ -631,6 +632,26 @@ def test_which_labels_there_are_does_not_depend_on_how_many_points_are_kept(tmp_
     for i in range(3):
         write_cloud(tmp_path / f"{i}.ply", torch.rand(500, 3), label=label)
     assert gl.data.CloudFolder(tmp_path, "train", points=20, label="auto", keep_scale=True).values == [0, 9]
+
+
+def test_features_of_another_type_than_in_training_are_refused(tmp_path):
+    rgb = torch.randint(256, (50, 3))
+    for i in range(4):
+        write_cloud(tmp_path / "d" / "ab"[i % 2] / f"{i}.ply", torch.rand(50, 3), rgb=rgb.byte())
+    network = {"model": "point_resnet_small", "width": 8, "levels": 1, "radius": 0.6}
+    recipe = Recipe.from_dict({"model": network, "data": "folder", "data_options": {"features": ["rgb"]}})
+    recipe = recipe.fitted(load_data(recipe, tmp_path / "d", "fit"))
+    assert recipe.data_options["scales"] == {"rgb": 255}
+    model = gl.load(gl.save(recipe.make_model(), tmp_path / "net", recipe=recipe.to_dict()))
+    assert gl.training.classify(model, tmp_path / "d" / "a" / "0.ply").shape == (2,)
+    columns = dict(zip("xyz", np.random.rand(3, 50).astype(np.float32)))
+    for kind, by in ((np.int64, 1), (np.float32, 1), (np.uint16, 65535)):
+        np.savez(tmp_path / "x.npz", **columns, **dict(zip("rgb", rgb.T.numpy().astype(kind))))
+        words = rf"'rgb' is divided by 255 in training and by {by} in .*x\.npz: .*: bring the files to one type"
+        with pytest.raises(ValueError, match=words):
+            gl.training.classify(model, tmp_path / "x.npz")
+        with pytest.raises(ValueError, match=words):
+            turned(gl.read_cloud(tmp_path / "x.npz"), preparation(recipe.to_dict()), "x.npz")
 
 
 def test_colours_of_one_byte_and_of_four_are_not_mixed(tmp_path):
