@@ -1,7 +1,4 @@
-"""Event networks: the paper's classifier, its sizes, and a second head that can run for ever.
-
-`n_mnist` and the sizes beside it take any other argument of `EventResNet`, too, by its name.
-"""
+"""Event networks: the paper's classifier, its sizes, and a second head that can run for ever."""
 
 from __future__ import annotations
 
@@ -391,31 +388,46 @@ event_resnet = EventResNet
 
 
 def n_mnist(classes: int = 10, sensor: tuple[int, int] = (34, 34), **options: Unpack[Options]) -> EventResNet:
-    """The paper's N-MNIST network: 3 levels from 32 channels, all of them pooled; 1,849,490 parameters."""
+    """The paper's N-MNIST network: 3 levels from 32 channels, all of them pooled; 1,849,490 parameters.
+
+    Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
+    """
     sizes: Options = {"width": 32, "levels": 3, "pooled": 0, "decay_time": 2000.0, "threshold": 1.5, "reset": -3.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
 def mnist_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Unpack[Options]) -> EventResNet:
-    """The paper's MNIST-DVS network: 5 levels from 8 channels; 1,890,466 parameters."""
+    """The paper's MNIST-DVS network: 5 levels from 8 channels; 1,890,466 parameters.
+
+    Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
+    """
     sizes: Options = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 10000.0, "threshold": 1.5, "reset": -2.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
 def cifar10_dvs(classes: int = 10, sensor: tuple[int, int] = (128, 128), **options: Unpack[Options]) -> EventResNet:
-    """The paper's CIFAR10-DVS network: 5 levels from 8 channels; 1,890,466 parameters."""
+    """The paper's CIFAR10-DVS network: 5 levels from 8 channels; 1,890,466 parameters.
+
+    Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
+    """
     sizes: Options = {"width": 8, "levels": 5, "pooled": 2, "decay_time": 4000.0, "threshold": 1.6, "reset": -3.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
 def n_caltech101(classes: int = 102, sensor: tuple[int, int] = (117, 87), **options: Unpack[Options]) -> EventResNet:
-    """The paper's N-Caltech101 network, on recordings of half resolution: 5 levels from 16; 7,432,414 parameters."""
+    """The paper's N-Caltech101 network, on recordings of half resolution: 5 levels from 16; 7,432,414 parameters.
+
+    Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
+    """
     sizes: Options = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.25, "reset": -2.0}
     return EventResNet(classes, sensor, **sizes | options)
 
 
 def asl_dvs(classes: int = 24, sensor: tuple[int, int] = (120, 90), **options: Unpack[Options]) -> EventResNet:
-    """The paper's ASL-DVS network, on recordings of half resolution: 5 levels from 16; 7,412,368 parameters."""
+    """The paper's ASL-DVS network, on recordings of half resolution: 5 levels from 16; 7,412,368 parameters.
+
+    Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
+    """
     sizes: Options = {"width": 16, "levels": 5, "pooled": 2, "decay_time": 1000.0, "threshold": 1.0, "reset": -3.0}
     return EventResNet(classes, sensor, **sizes | options)
 
@@ -425,6 +437,8 @@ def n_cars(classes: int = 2, sensor: tuple[int, int] = (120, 100), **options: Un
 
     Threshold and decay time let half of the recordings fire 30 events or more on the last level, at 41 thousand
     multiply-adds per input event with the stream head.
+
+    Options (`EventResNet`): width, levels, pooled, decay_time, threshold, reset, head, duration, form, rates, dropout.
     """
     sizes: Options = {"width": 16, "levels": 4, "pooled": 1, "decay_time": 8000.0, "threshold": 1.0, "reset": -2.0}
     return EventResNet(classes, sensor, **sizes | options)
