@@ -72,6 +72,7 @@ def test_type_checkers_see_every_lazy_name():
     """Names that are imported when first touched are listed three times: for Python, for `*`, and for type checkers."""
     assert set(gl._LAZY) <= set(gl.__all__)
     assert set(gl._LAZY) <= set(_for_type_checkers(_trees()["gridless"]))
+    assert set(gl.data._LAZY) == set(_for_type_checkers(_trees()["gridless.data"]))
 
 
 def test_every_module_says_what_it_is_for():

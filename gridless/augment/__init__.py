@@ -3,30 +3,45 @@
 `Jitter` here is that of points.
 """
 
-from importlib import import_module
-from typing import Any
+from gridless.augment import events, points
+from gridless.augment.events import (
+    Chain,
+    Crop,
+    Erase,
+    FirstEvents,
+    FirstMicroseconds,
+    Flip,
+    PoolPixels,
+    Recentre,
+    Repair,
+    ReverseTime,
+    Rotate,
+    StartAtZero,
+    Stretch,
+    StretchTime,
+    SwapPolarity,
+    Thin,
+    ThinTo,
+    ToOrigin,
+    Translate,
+    Zoom,
+)  # fmt: skip
+from gridless.augment.points import (
+    Drop,
+    First,
+    Jitter,
+    Mirror,
+    Normalise,
+    RotateAboutUp,
+    Scale,
+    Shift,
+    Shuffle,
+    Tilt,
+)  # fmt: skip
 
-_MODULES = ("events", "points")
-
-_EVENTS = "Chain Crop Erase FirstEvents FirstMicroseconds Flip PoolPixels Recentre Repair ReverseTime Rotate"
-_EVENTS += " StartAtZero Stretch StretchTime SwapPolarity Thin ThinTo ToOrigin Translate Zoom"
-
-_POINTS = "Drop First Jitter Mirror Normalise RotateAboutUp Scale Shift Shuffle Tilt"
-
-# name -> module
-_LAZY: dict[str, str] = dict.fromkeys(_EVENTS.split(), "gridless.augment.events")
-_LAZY |= dict.fromkeys(_POINTS.split(), "gridless.augment.points")
-
-__all__ = sorted(_LAZY)  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    if name in _MODULES:
-        return import_module(f"gridless.augment.{name}")
-    raise AttributeError(f"module 'gridless.augment' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES])
+__all__ = [
+    "Chain", "Crop", "Drop", "Erase", "First", "FirstEvents", "FirstMicroseconds", "Flip", "Jitter", "Mirror",
+    "Normalise", "PoolPixels", "Recentre", "Repair", "ReverseTime", "Rotate", "RotateAboutUp", "Scale", "Shift",
+    "Shuffle", "StartAtZero", "Stretch", "StretchTime", "SwapPolarity", "Thin", "ThinTo", "Tilt", "ToOrigin",
+    "Translate", "Zoom", "events", "points",
+]  # fmt: skip

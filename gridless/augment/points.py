@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Generator, Tensor
@@ -27,7 +27,11 @@ from gridless.structures import Cloud, Rows
 class PointTransform(Settings):
     """Points to points. Subclasses write `apply`, for a ragged batch."""
 
-    def __call__(self, points: Any, generator: Generator | Draws | None = None) -> Any:
+    @overload
+    def __call__(self, points: Cloud, generator: Generator | Draws | None = None) -> Cloud: ...
+    @overload
+    def __call__(self, points: Any, generator: Generator | Draws | None = None) -> Tensor: ...
+    def __call__(self, points: Any, generator: Generator | Draws | None = None) -> Cloud | Tensor:
         cloud = points if isinstance(points, Cloud) else self._cloud(points)
         if cloud.padding:
             raise ValueError(f"{type(self).__name__}: clouds are augmented before they are padded")

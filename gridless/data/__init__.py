@@ -4,7 +4,7 @@ Names are imported when first used, so that a reader's dependencies are needed o
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # name -> module
 _LAZY: dict[str, str] = {
@@ -31,6 +31,20 @@ _LAZY: dict[str, str] = {
 }
 
 __all__ = sorted(_LAZY)  # pyright: ignore[reportUnsupportedDunderAll]
+
+if TYPE_CHECKING:
+    from gridless.data.base import Examples
+    from gridless.data.clouds import read_cloud
+    from gridless.data.event_sets import ASLDVS, CIFAR10DVS, MNISTDVS, NMNIST, NCaltech101, NCars
+    from gridless.data.folder import CloudFolder, EventFolder
+    from gridless.data.formats import FormatError, read_events, write_events
+    from gridless.data.glyphs import MovingGlyphs
+    from gridless.data.meshes import sample_mesh
+    from gridless.data.modelnet import ModelNet40
+    from gridless.data.precompute import Precomputed
+    from gridless.data.semantickitti import SemanticKITTI
+    from gridless.data.shapenet import ShapeNetPart
+    from gridless.data.shapes import Shapes
 
 
 def __getattr__(name: str) -> Any:

@@ -33,6 +33,10 @@ Example = TypeVar("Example", bound=Structure | Geometry)
 @overload
 def collate(examples: Sequence[Example], bucket: str | Sequence[int] | None = None) -> Example: ...
 @overload
+def collate(
+    examples: Sequence[tuple[Example, int]], bucket: str | Sequence[int] | None = None
+) -> tuple[Example, Tensor]: ...
+@overload
 def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) -> Any: ...
 def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) -> Any:
     """One ragged batch from a list of examples: the `collate_fn` of a DataLoader.
