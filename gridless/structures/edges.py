@@ -101,23 +101,12 @@ class Edges(Structure):
             return self
 
         def make() -> Edges:
-            if torch.compiler.is_compiling():
-                splits, target = _traced_transpose(self.splits, self.source, self.num_source, self.padding)
-                return self._back(splits, target)
             # Edges that come from others may know a shorter way.
             back = self.cached("transposed by", lambda: transpose)(self)
             back.cached("transpose", lambda: self)
             return back
 
         return self.cached("transpose", make)
-
-    def _back(self, splits: Tensor, target: Tensor) -> Edges:
-        """The transpose, of splits of the sources and the target of each edge."""
-        # `limit` is of the targets, and does not hold for the other side.
-        back = Edges.made(
-            splits=splits, source=target, num_source=self.num_target, symmetric=self.symmetric, padding=self.padding
-        )
-        return back.trusted() if self.is_checked else back
 
     # Exchange with other libraries. PyG writes an edge (source, target); so do we.
 
@@ -190,12 +179,24 @@ def transpose(edges: Edges) -> Edges:
     if not isinstance(edges, Edges):
         raise TypeError(f"transpose: expected Edges, not {type(edges).__name__}")
     module = backends.implementation(reference, edges.device)
-    return edges._back(*module.transpose(edges.splits, edges.source, edges.num_source, edges.padding))
+    splits, target = module.transpose(edges.splits, edges.source, edges.num_source, edges.padding)
+    # `limit` is of the targets, and does not hold for the other side.
+    back = Edges.made(
+        splits=splits, source=target, num_source=edges.num_target, symmetric=edges.symmetric, padding=edges.padding
+    )
+    return back.trusted() if edges.is_checked else back
+
+
+def transposed(edges: Edges) -> tuple[Tensor, Tensor]:
+    """Splits and sources of `edges.transpose()`, also in a graph that is compiled before anyone has asked for them."""
+    if torch.compiler.is_compiling() and not edges.symmetric and not edges.keeps("transpose"):
+        return _traced_transpose(edges.splits, edges.source, edges.num_source, edges.padding)
+    back = edges.transpose()
+    return back.splits, back.source
 
 
 @torch.library.custom_op("gridless::transpose_edges", mutates_args=())
 def _traced_transpose(splits: Tensor, source: Tensor, num_source: int, padding: int) -> tuple[Tensor, Tensor]:
-    """The transposed edges, for graphs that are compiled before anyone has asked for them."""
     back = transpose(Edges(splits, source, num_source, padding=padding))
     return back.splits, back.source
 

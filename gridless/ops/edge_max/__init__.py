@@ -17,7 +17,7 @@ from torch import Tensor
 from gridless.backends import implementation
 from gridless.ops.edge_max import reference
 from gridless.ops.operator import by_reference, operator
-from gridless.structures import Edges
+from gridless.structures.edges import Edges, transposed
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -34,9 +34,10 @@ def edge_max(features: Tensor, edges: Edges) -> Tensor:
         raise ValueError(f"edge_max: features on {features.device}, edges on {edges.device}: put both on one device")
     if by_reference(features):
         return reference.forward(features, edges.splits, edges.source)[0]
+    given = edges.splits, edges.source
     # Without a gradient nobody reads these.
-    back = edges.transpose() if features.requires_grad and torch.is_grad_enabled() else edges
-    return _max(features, edges.splits, edges.source, back.splits, back.source)[0]
+    back = transposed(edges) if features.requires_grad and torch.is_grad_enabled() else given
+    return _max(features, *given, *back)[0]
 
 
 def _fake_backward(grad, row, back_splits, back_source):  # type: ignore[no-untyped-def]

@@ -15,7 +15,7 @@ from gridless import backends
 from gridless.ops.point_conv import registered
 from gridless.ops.point_conv.contract import Backend, Neighbours
 from gridless.ops.point_conv.edge_function import Basis, EdgeFunction
-from gridless.structures import Edges
+from gridless.structures.edges import Edges, transposed
 
 __all__ = ["Basis", "EdgeFunction", "cheaper_order", "featureless_conv", "point_conv"]
 
@@ -283,8 +283,8 @@ def _neighbours(
         coords = source_coords.contiguous(), target_coords.contiguous()
         near, known = Neighbours(edges.splits, edges.source, None, None, *coords, function), None
     if near.back_splits is None and torch.is_grad_enabled() and any(t.requires_grad for t in sources):
-        back = edges.transpose()
-        near, known = near._replace(back_splits=back.splits, back_source=back.source), None
+        splits, source = transposed(edges)
+        near, known = near._replace(back_splits=splits, back_source=source), None
     # Kept: no copy of coordinates, which would be an old one some day, and nothing that autograd holds on to.
     mine = near.source_coords is source_coords and near.target_coords is target_coords
     if known is None and mine and not (source_coords.requires_grad or target_coords.requires_grad):
