@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -222,7 +223,8 @@ class Meter:
         self.quiet, self.counts = quiet, counts
         self.events = 0
         self.busy = self.host = self.sensor = self.lag = self.most = 0.0
-        self.latency: list[float] = []
+        # Percentiles of the last hundred thousand packets: a stream may run for months.
+        self.latency: deque[float] = deque(maxlen=100_000)
         self.shown = time.perf_counter()
         self.begin: float | None = None
         self.restart()
@@ -243,8 +245,6 @@ class Meter:
         since, self.host, self.before = now - (self.host or now), now, last
         self.events, self.busy = self.events + len(events), self.busy + now - begin
         self.latency.append(now - begin)
-        # Percentiles of the last hundred thousand packets: a stream may run for months.
-        del self.latency[:-100_000]
         if received is not None:
             offset = received - first * 1e-6
             drifted = offset if self.offset is None else self.offset + self.DRIFT * since
