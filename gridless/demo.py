@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import gridless as gl
 from gridless.pictures import UP, figures
+from gridless.pictures.colours import BLUE, RED
 from gridless.pictures.page import Page, cloud, image
 from gridless.progress import track
 
@@ -244,11 +245,11 @@ def _points(page: Page, shapes: Trained) -> None:
     example = shapes.data.points[6]
     geometry = shapes.model.plan(example)
     sample, near = geometry["X1"], geometry["N01"]
-    colours, sizes = np.tile(np.array([49, 120, 198], np.uint8), (len(example), 1)), np.full(len(example), 6, np.uint8)
+    colours, sizes = np.tile(BLUE, (len(example), 1)), np.full(len(example), 6, np.uint8)
     splits, source = near.splits.numpy(), near.source.numpy()
     for i in range(0, near.num_target, max(1, near.num_target // 5)):
         colours[source[splits[i] : splits[i + 1]]] = (240, 160, 30)
-    colours[sample.parent_index.numpy()] = (209, 56, 44)
+    colours[sample.parent_index.numpy()] = RED
     sizes[sample.parent_index.numpy()] = 11
     name = shapes.data.class_names[int(shapes.data.labels[6])]
     figure, kept, total = _sampling()
@@ -268,8 +269,7 @@ def _events(page: Page, glyphs: Trained) -> None:
     page.heading("An event network")
     events, label = glyphs.data.events.examples[8], glyphs.data.class_names[int(glyphs.data.labels[8])]
     span = np.stack([events.time.numpy() / 1500, events.pixel[:, 0].numpy(), -events.pixel[:, 1].numpy()], 1)
-    on = events.polarity.numpy()[:, None]
-    colours = np.where(on, np.array([209, 56, 44]), np.array([49, 120, 198])).astype(np.uint8)
+    colours = np.where(events.polarity.numpy()[:, None], RED, BLUE)
     page.text(
         f"{_count(glyphs.model):,} parameters, trained for {glyphs.results['seconds']:.0f} s on "
         f"{glyphs.results['examples']:,} recordings of a simulated event camera that watches drawn digits move, with "

@@ -24,7 +24,7 @@ from gridless import geometry
 from gridless.backends import backend_for, current, is_forced, load, uncompiled
 from gridless.geometry.checks import check_whole
 from gridless.geometry.farthest import Size, check_size, check_start
-from gridless.geometry.grid import KEEPS
+from gridless.geometry.grid import check_cell
 from gridless.geometry.rejection import ball_of_samples
 from gridless.geometry.taps import check_stride, coarser, reach_of
 from gridless.structures import Cloud, Edges, Events, Geometry, collate, fixed
@@ -189,11 +189,7 @@ class Plan:
     def grid_sample(self, cloud: Name, cell: float, keep: str = "first", rows: Mapping[str, str] | None = None) -> Name:
         """One point for each cell of a grid; the arguments are those of `gl.grid_sample`."""
         self._expect("grid_sample", "cloud", cloud=cloud)
-        if isinstance(cell, bool | str) or not hasattr(cell, "__float__") or not 0 < float(cell) < math.inf:
-            raise ValueError(f"grid_sample: cell must be a positive number, in the units of the points, not {cell!r}")
-        if keep not in KEEPS:
-            raise ValueError(f"grid_sample: keep must be one of {', '.join(KEEPS)}, not {keep!r}")
-        settings: tuple[tuple[str, Any], ...] = (("cell", float(cell)), ("keep", keep))
+        settings: tuple[tuple[str, Any], ...] = (("cell", check_cell(cell, keep)), ("keep", keep))
         settings += (("rows", tuple(sorted(rows.items()))),) if rows else ()
         return self._cloud(Step("grid_sample", (cloud,), settings), cloud.dim)
 

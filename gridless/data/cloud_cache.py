@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gridless.data.files import sweep, whole_file
+from gridless.data.files import sweep, whole_file, write_whole
 
 
 class Clouds(NamedTuple):
@@ -47,8 +47,7 @@ def cached(
         with whole_file(array) as file:
             np.save(file, made.coords)
         entry = {"state": state, "bytes": array.stat().st_size, "label": made.label.tolist(), "names": made.names}
-        with whole_file(about) as file:
-            file.write(json.dumps(entry).encode())
+        write_whole(about, json.dumps(entry).encode())
     except OSError as error:
         warnings.warn(
             f"{place} cannot be written ({error.strerror}), so the next start is as slow: pass cache=FOLDER",

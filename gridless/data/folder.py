@@ -16,7 +16,7 @@ import os
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -319,7 +319,9 @@ class CloudFolder(Examples):
         self._gaps: dict[str, int] = {}
         self._scales: dict[str, dict[int, str]] = {name: {} for name in self.how.features}
         # Labels are numbered through all files, whatever the split.
-        read = self._read_all(range(len(self.listing.files)) if label else chosen, label, progress)
+        rows = range(len(self.listing.files)) if label else chosen
+        paths = [self.listing.root / self.listing.files[i] for i in rows]
+        read = dict(zip(rows, _read_files(paths, lambda path: self._read(path, label), progress), strict=True))
         check_scales(self._scales)
         self.how = replace(self.how, scales={name: next(iter(files)) for name, files in self._scales.items()})
         if self._gaps:
@@ -353,11 +355,6 @@ class CloudFolder(Examples):
         self.coords = padded([piece.coords for _, piece in pieces])
         self.rows = {name: padded([piece.rows[name] for _, piece in pieces]) for name in pieces[0][1].rows}
 
-    def _read_all(self, rows: Iterable[int], label: str | None, progress: bool) -> dict[int, list[Cloud]]:
-        rows = list(rows)
-        paths = [self.listing.root / self.listing.files[i] for i in rows]
-        return dict(zip(rows, _read_files(paths, lambda path: self._read(path, label), progress), strict=True))
-
     def _read(self, file: Path, label: str | None) -> list[Cloud]:
         cloud = read_points(file, self.points)
         if label:
@@ -375,8 +372,7 @@ class CloudFolder(Examples):
         kept = (*self.how.features, "part") if label else self.how.features
         for name in self.how.features:
             self._scales[name].setdefault(scale(row(cloud, name, str(file)).dtype), str(file))
-        pieces = blocks(cloud, self.how) if label else [torch.arange(len(cloud), device=cloud.device)]
-        return [prepare(cloud[piece], str(file), self.points, self.how, kept) for piece in pieces]
+        return [prepare(cloud[piece], str(file), self.points, self.how, kept) for piece in blocks(cloud, self.how)]
 
     def example(self, i: int) -> Cloud:
         size = int(self.sizes[i])

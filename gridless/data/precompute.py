@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from gridless.data.errors import FormatError
-from gridless.data.files import sweep, whole_file
+from gridless.data.files import sweep, write_whole
 from gridless.data.seeds import seed_of
 from gridless.data.shards import MAGIC, Shard, flatten, write
 from gridless.plan import Plan
@@ -142,8 +142,7 @@ class Precomputed(Dataset):
         if check:
             self._compare(there)
         if missing:
-            with whole_file(self.folder / "about.json") as file:
-                file.write(json.dumps(self.about, indent=2).encode())
+            write_whole(self.folder / "about.json", json.dumps(self.about, indent=2).encode())
             sweep(self.folder)
             sizes = [len(members) for *_, members in missing]
             total = self.repeats * len(self)
@@ -168,9 +167,7 @@ class Precomputed(Dataset):
         # A generator of its own: the loader draws a seed for its workers, and torch's must stay as it is.
         generator = torch.Generator()
         # In any order: a process does not wait for another that is slower.
-        loader = DataLoader(
-            work, batch_size=None, num_workers=num_workers, collate_fn=_unchanged, generator=generator, in_order=False
-        )
+        loader = DataLoader(work, batch_size=None, num_workers=num_workers, generator=generator, in_order=False)
         try:
             yield from loader
         except RuntimeError as error:
@@ -296,10 +293,6 @@ def _load_kernels(plan: Any) -> None:
     with suppress(Exception):
         plan(Cloud.of(10 * radius * torch.rand(2000, settings[0]["dim"], generator=generator, device="cpu")))
     torch.set_num_threads(threads)
-
-
-def _unchanged(example: Any) -> Any:
-    return example
 
 
 def _trace(example: Any) -> tuple[str, list[float]]:

@@ -120,9 +120,8 @@ def _ragged(path: Path, name: str, column: list[Tensor]) -> dict[str, np.ndarray
         raise TypeError(f"{path}: {name!r} is {first.dtype}, which cannot be stored: convert it")
     # Scalars are rows of one number.
     parts = [t.detach().cpu().reshape(1) if t.ndim == 0 else t.detach().cpu() for t in column]
-    rows = torch.cat(parts) if len(parts) > 1 else parts[0]
-    starts = np.cumsum([0] + [1 if t.ndim == 0 else len(t) for t in column], dtype=np.int64)
-    return {name: np.ascontiguousarray(rows.numpy()), f"@{name}": starts if first.ndim else np.empty(0, np.int64)}
+    starts = np.cumsum([0, *map(len, parts)], dtype=np.int64) if first.ndim else np.empty(0, np.int64)
+    return {name: np.ascontiguousarray(torch.cat(parts).numpy()), f"@{name}": starts}
 
 
 class Shard:

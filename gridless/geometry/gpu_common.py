@@ -78,11 +78,6 @@ def squared_bits(radius: float, dtype: torch.dtype) -> tuple[int, int]:
     return high, low
 
 
-def splits_from(counts: Tensor) -> Tensor:
-    """Row splits (rows + 1) int64 from counts (1 + rows) that begin with a 0."""
-    return torch.cumsum(counts, 0)
-
-
 def sort_long(splits: Tensor, values: Tensor, ordered: Tensor, longest: int) -> Tensor:
     """`ordered`, with the rows of more than SHORT `values`, which are distinct, in ascending order.
 

@@ -83,10 +83,10 @@ def cloud(points: np.ndarray, colours: np.ndarray, sizes: np.ndarray | int = 5, 
     return _card(f'<canvas data-points="{encoded}"{words}></canvas>', caption)
 
 
-def mesh(corners: np.ndarray, caption: str = "") -> str:
+def mesh(corners: np.ndarray) -> str:
     """Triangles (T, 3, 3) as a card that turns, lit from above."""
     packed = np.round(_scaled(corners.reshape(-1, 3)) * 1000).astype("<i2")
-    return _card(f'<canvas data-triangles="{base64.b64encode(packed.tobytes()).decode()}"></canvas>', caption)
+    return _card(f'<canvas data-triangles="{base64.b64encode(packed.tobytes()).decode()}"></canvas>')
 
 
 def _scaled(points: np.ndarray) -> np.ndarray:
@@ -98,6 +98,6 @@ def _scaled(points: np.ndarray) -> np.ndarray:
     return (points - middle) / max(np.abs(points - middle).max(), 1e-12)
 
 
-def _card(inside: str, caption: str) -> str:
+def _card(inside: str, caption: str = "") -> str:
     note = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
     return f'<figure class="card">{inside}{note}</figure>'

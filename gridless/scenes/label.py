@@ -26,7 +26,7 @@ import torch
 
 from gridless.data.clouds import las, ply
 from gridless.data.clouds.base import Points, Source
-from gridless.data.files import whole_file
+from gridless.data.files import whole_file, write_whole
 from gridless.data.prepare import Preparation, check_scales, scale, turned
 from gridless.geometry import nearest
 from gridless.kernels.memory import trim
@@ -36,6 +36,7 @@ from gridless.scenes.tiling import Key, Tile, Tiles, layers_of
 from gridless.structures import Cloud
 from gridless.structures.interchange import plain_type
 from gridless.tasks import connect, run
+from gridless.weights import load
 
 # The rows in the scene of some points (S) int64, and their labels (S) int64.
 Labels = tuple[np.ndarray, np.ndarray]
@@ -82,8 +83,6 @@ class Labeller:
         points: int = POINTS,
         double: bool = False,
     ) -> None:
-        from gridless.weights import load
-
         model: Any = weights if isinstance(weights, torch.nn.Module) else load(weights)
         # The network that was given stays as it is.
         model = copy.deepcopy(model).double() if double else model
@@ -182,7 +181,7 @@ def label_scene(
     _check_output(source, out)
     if ray is not None:
         connect(ray)
-    model: Any = weights if isinstance(weights, torch.nn.Module) else _loaded(weights)
+    model: Any = weights if isinstance(weights, torch.nn.Module) else load(weights)
     layers_of(model)
     settings: dict[str, Any] = {"size": size, "grid": grid, "how": repr(how), "points": points, "double": double}
     settings |= {"files": _state(source), "format": 2}
@@ -335,8 +334,7 @@ def _work(out: Path, settings: dict[str, Any]) -> Iterator[Path]:
         if not about.exists() or about.read_text() != words:
             shutil.rmtree(folder)
             folder.mkdir()
-            with whole_file(about) as kept:
-                kept.write(words.encode())
+            write_whole(about, words.encode())
         try:
             yield folder
         except BaseException:
@@ -400,12 +398,6 @@ def _check_classes(source: Path, out: Path, classes: int) -> None:
             raise ValueError(
                 f"{source}: its points can be of {most} classes, and the network has {classes}: write a .ply instead"
             )
-
-
-def _loaded(weights: Any) -> torch.nn.Module:
-    from gridless.weights import load
-
-    return load(weights)
 
 
 def _largest(counts: np.ndarray, points: int, widest: float) -> int:

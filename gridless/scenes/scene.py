@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gridless.data.clouds import IN_PARTS, READERS, read_parts
-from gridless.data.clouds.base import Parts, Points, part_sizes
+from gridless.data.clouds.base import Parts, Points, in_parts
 from gridless.data.files import whole_file
 from gridless.kernels.memory import trim
 from gridless.kernels.threads import num_threads
@@ -445,11 +445,4 @@ def _files(source: Any) -> Iterator[SceneFile]:
     if cloud.num_examples != 1 or cloud.padding:
         raise ValueError(f"a scene is one example without padding, not {cloud.num_examples}: take x.examples[i]")
     coords, rows = cloud.coords.cpu().numpy(), {name: values.cpu().numpy() for name, values in cloud.rows.items()}
-    sizes = part_sizes(len(coords))
-    ends = np.cumsum([0, *sizes])
-
-    def piece(k: int) -> Points:
-        at = slice(ends[k], ends[k + 1])
-        return Points(coords[at], {name: values[at] for name, values in rows.items()}, coords.dtype)
-
-    yield SceneFile("the array", Parts(sizes, piece), None)
+    yield SceneFile("the array", in_parts(Points(coords, rows, coords.dtype)), None)

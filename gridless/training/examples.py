@@ -384,14 +384,13 @@ def load_clouds(
         return Clouds(y_up(found.coords, Preparation(up=up)), found.labels, list(found.class_names))
     if name == "modelnet40":
         found = made(data.ModelNet40, options, root=root, split=split, points=points)
-    elif name == "shapenetpart":
+        return Clouds(found.coords, found.labels, list(found.class_names))
+    if name == "shapenetpart":
         found = made(data.ShapeNetPart, options, root=root, split=split, points=points)
         return Clouds(found.coords, found.labels, found.class_names, found.sizes, {"part": found.parts})
-    elif name == "semantickitti":
+    if name == "semantickitti":
         return _scans(root, split, points, options)  # type: ignore[arg-type]
-    else:
-        raise ValueError(f"unknown data set {name!r}: there are {', '.join(CLOUDS)}")
-    return Clouds(found.coords, found.labels, list(found.class_names))
+    raise ValueError(f"unknown data set {name!r}: there are {', '.join(CLOUDS)}")
 
 
 def _scans(root: str | Path, split: str, points: int, options: dict[str, Any]) -> Clouds:

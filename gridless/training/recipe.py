@@ -111,9 +111,6 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and not fits(value):
                 raise ValueError(f"recipe: {name} must be {range_}, not {value}")
-        for name in ("points", "repeats", "epochs", "batch_size", "votes", "validate_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"recipe: {name} must be at least 1, not {getattr(self, name)}")
         if self.of_points and self.votes > 1:
             raise ValueError(f"recipe: votes are for classes, and of {self.data} the parts of points are learned")
         if self.recordings and self.augment != Policy():
@@ -128,8 +125,6 @@ class Recipe:
             transform_of(entry)
         if self.frozen and self.start is None:
             raise ValueError("recipe: frozen parts would keep random weights: say which to begin with, start: NAME")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ValueError(f"recipe: learning_rate must be positive, not {self.learning_rate}")
 
     @property
     def recordings(self) -> bool:
@@ -293,6 +288,11 @@ _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
     "factor": ("above 0 and at most 1", lambda value: 0 < value <= 1),
     "warm_up": ("at least 0", lambda value: 0 <= value < math.inf),
     "floor": ("from 0 to 1", lambda value: 0 <= value <= 1),
+    "learning_rate": ("positive", lambda value: 0 < value < math.inf),
+    **dict.fromkeys(
+        ("points", "repeats", "epochs", "batch_size", "votes", "validate_every"),
+        ("at least 1", lambda value: value >= 1),
+    ),
 }
 
 

@@ -44,7 +44,6 @@ class WorkerLoader(Loader):
             batch_size=None,
             sampler=self._jobs,
             num_workers=workers,
-            collate_fn=_unchanged,
             worker_init_fn=_leave_interrupts,
             pin_memory=torch.device(device).type == "cuda",
             persistent_workers=workers > 0,
@@ -111,10 +110,6 @@ def precomputed(
 def processes(workers: int | None) -> int:
     """Worker processes beside one that trains: as many as asked, or as it has threads (with several, its share)."""
     return min(8, num_threads()) if workers is None else workers
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
 
 
 def _leave_interrupts(worker: int) -> None:

@@ -370,7 +370,6 @@ def test_a_feature_that_is_not_finite_is_named_before_any_work(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".ply", ".npy"])
 def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix, weights, tmp_path, monkeypatch):
-    monkeypatch.setattr("gridless.data.clouds.arrays.PART", 100)
     monkeypatch.setattr("gridless.data.clouds.base.PART", 100)
     x = street(500).astype(np.float32)
     np.save(tmp_path / "whole.npy", x)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gridless.data.clouds.base import PART, Parts, Points, Source, named, natural, part_sizes
+from gridless.data.clouds.base import Parts, Points, Source, in_parts, named, natural
 from gridless.data.numpy_files import NPY, array_of, arrays_of
 
 COORDS = ("coords", "xyz", "points", "pos")
@@ -46,14 +46,7 @@ def read(source: Source) -> Points:
 
 def parts(source: Source) -> Parts:
     """One array in pieces of as many points as PART."""
-    points = _one(source, array_of(source.limits, memoryview(source.data)))
-    sizes = part_sizes(len(points.coords))
-
-    def piece(k: int) -> Points:
-        at = slice(k * PART, k * PART + sizes[k])
-        return Points(points.coords[at], {name: rows[at] for name, rows in points.rows.items()}, points.dtype)
-
-    return Parts(sizes, piece)
+    return in_parts(_one(source, array_of(source.limits, memoryview(source.data))))
 
 
 def _one(source: Source, array: np.ndarray) -> Points:

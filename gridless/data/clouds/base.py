@@ -68,6 +68,16 @@ def part_sizes(count: int) -> list[int]:
     return [min(PART, count - first) for first in range(0, count, PART)]
 
 
+def in_parts(points: Points) -> Parts:
+    """Points that are at hand, or mapped, in pieces of as many as PART."""
+
+    def piece(k: int) -> Points:
+        at = slice(k * PART, (k + 1) * PART)
+        return Points(points.coords[at], {name: rows[at] for name, rows in points.rows.items()}, points.dtype)
+
+    return Parts(part_sizes(len(points.coords)), piece)
+
+
 class Points(NamedTuple):
     """Coordinates (S, D), rows of any type and trailing shape (S, ...) by name, and what the coordinates become."""
 

@@ -71,9 +71,10 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
     Whatever else the file says of its points stays, and so do its records.
     """
     file = Layout.of(source)
-    size, sizes = struct.unpack_from("<H", source.data, 94)[0], file.pieces(source)[0]
-    head, raw = bytearray(source.data[:size]), file.pieces(source)[1]
-    kept = [record for user, record in _raw_records(source, size) if user not in ("laszip encoded", "copc")]
+    sizes, raw = file.pieces(source)
+    size = struct.unpack_from("<H", source.data, 94)[0]
+    head = bytearray(source.data[:size])
+    kept = [record for user, _, record in file.records if user not in ("laszip encoded", "copc")]
     late = [(at, length) for user, at, length in _late_records(source) if user != "copc"]
     vlr = None
     if packed:
@@ -165,7 +166,7 @@ class Layout:
     packed: bool
     scale: np.ndarray
     offset: np.ndarray
-    records: dict[tuple[str, int], bytes]
+    records: list[tuple[str, int, bytes]]  # who wrote each, its number, and its bytes
     extra: list[tuple]
 
     @classmethod
@@ -186,7 +187,7 @@ class Layout:
             raise source.error("the scale or the offset is not finite", 131)
         records = _records(source, header_size, start, vlrs)
         extra, at = [], SIZES[format]
-        for name, kind, shape, bytes_, line in _extra(source, records.get(("LASF_Spec", 4), b"")):
+        for name, kind, shape, bytes_, line in _extra(source, _content(records, "LASF_Spec", 4)):
             if at + bytes_ > size:
                 raise source.error(f"the extra bytes of {name!r} do not fit in a point of {size} bytes")
             extra.append((name, kind, shape, at, line))
@@ -241,7 +242,7 @@ class Layout:
     @property
     def way(self) -> bytes:
         """The record that says how the points are compressed."""
-        return self.records.get(("laszip encoded", 22204), b"")
+        return _content(self.records, "laszip encoded", 22204)
 
     def chunks(self, source: Source) -> list[tuple[int, int]]:
         """Points and bytes of each chunk of a LAZ file; they are one after the other, from eight bytes behind `start`.
@@ -305,32 +306,28 @@ def _lazrs(source: Source) -> Any:
     return lazrs
 
 
-def _records(source: Source, at: int, end: int, count: int) -> dict[tuple[str, int], bytes]:
+def _records(source: Source, at: int, end: int, count: int) -> list[tuple[str, int, bytes]]:
     """The variable length records between the header and the points."""
     if end > len(source.data) or at > end:
         raise source.error(f"truncated: the points begin at byte {end}, the file has {len(source.data)}", 96)
     source.limits.stored("variable length records", count, 54, end - at, 100)
-    found = {}
+    found = []
     for _ in range(count):
         source.limits.stored("variable length records", 1, 54, end - at, at)
         user, number, length = struct.unpack_from("<16sHH", source.data, at + 2)
         source.limits.stored("bytes of a record", length, 1, end - at - 54, at)
-        key = _user(user), number
-        found.setdefault(key, source.data[at + 54 : at + 54 + length])
+        found.append((_user(user), number, source.data[at : at + 54 + length]))
         at += 54 + length
     return found
 
 
+def _content(records: list[tuple[str, int, bytes]], user: str, number: int) -> bytes:
+    """Of the first such record, behind its head; nothing where there is none."""
+    return next((record[54:] for *key, record in records if key == [user, number]), b"")
+
+
 def _user(name: bytes) -> str:
     return name.split(b"\0")[0].decode("latin-1")
-
-
-def _raw_records(source: Source, at: int) -> Iterator[tuple[str, bytes]]:
-    """Who wrote each record before the points, which are known to be whole, and its bytes."""
-    for _ in range(struct.unpack_from("<I", source.data, 100)[0]):
-        user, _, length = struct.unpack_from("<16sHH", source.data, at + 2)
-        yield _user(user), source.data[at : at + 54 + length]
-        at += 54 + length
 
 
 def _late_records(source: Source) -> Iterator[tuple[str, int, int]]:

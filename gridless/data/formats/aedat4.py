@@ -27,10 +27,11 @@ def sniff(head: bytes) -> bool:
 def read(file: File) -> Recording:
     if file.bytes(0, len(MAGIC)) != MAGIC:
         raise file.error("only version 4.0 of AEDAT4 can be read", 0)
-    header = Table(file, file.bytes(len(MAGIC), len(MAGIC) + 4 + _size(file, len(MAGIC))), b"IOHE", len(MAGIC))
+    start = len(MAGIC) + 4 + _size(file, len(MAGIC))
+    header = Table(file, file.bytes(len(MAGIC), start), b"IOHE", len(MAGIC))
     compression = header.integer(0, "<i", 0)
     end = header.integer(1, "<q", -1)
-    streams, start = _streams(file, header.string(2)), len(MAGIC) + 4 + _size(file, len(MAGIC))
+    streams = _streams(file, header.string(2))
     if end > len(file):
         file.truncated(f"the header places a table at byte {end}, but the file has {len(file)}", len(file))
         end = -1

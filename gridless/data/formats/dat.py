@@ -6,7 +6,7 @@ The counter may wrap. N-Cars is stored in this form.
 
 from __future__ import annotations
 
-from gridless.data.formats.base import File, FormatError, Recording
+from gridless.data.formats.base import File, Recording
 from gridless.data.formats.pairs import Layout, read_pairs
 
 CONTRAST = (0x00, 0x0C)
@@ -47,4 +47,4 @@ def _number(file: File, header: dict[str, str], name: str, default: int) -> int:
     try:
         return int(text)
     except ValueError:
-        raise FormatError(file.path, f"the header gives {name} as {text!r}, not a whole number", 0) from None
+        raise file.error(f"the header gives {name} as {text!r}, not a whole number", 0) from None

@@ -9,7 +9,6 @@ first time word have no time and are left out, as are words of all other kinds (
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 
@@ -39,27 +38,24 @@ def read(file: File) -> Recording:
         raise file.error(f"the encoding is EVT {version or 'unknown'}: EVT 2.0 and EVT 3.0 can be read", 0)
     pixel, time, polarity = _outputs(capacity)
     count = int(decode(words, capacity + 1, pixel, time, polarity)[0])
+
+    def locate(row: int) -> int:
+        _, position = decode(words, row + 1, *_outputs(capacity))
+        return start + words.itemsize * (position - 1)
+
     return Recording(
         shrink(pixel, count),
         shrink(time, count),
         shrink(polarity, count),
         _sensor(file, header),
         ((640, 480), (1280, 720)) if version == "2.0" else ((1280, 720),),
-        _locator(words, start, capacity, decode),
+        locate,
     )
 
 
 def _outputs(capacity: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     room = capacity + 1
     return np.empty((room, 2), np.int32), np.empty(room, np.int64), np.empty(room, np.bool_)
-
-
-def _locator(words: np.ndarray, start: int, capacity: int, decode: Callable) -> Callable[[int], int]:
-    def locate(row: int) -> int:
-        _, position = decode(words, row + 1, *_outputs(capacity))
-        return start + words.itemsize * (position - 1)
-
-    return locate
 
 
 def _version(header: dict[str, str]) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gridless.data.formats.base import File, FormatError, Recording
+from gridless.data.formats.base import File, Recording
 from gridless.data.numpy_files import NPY, ZIP, array_of, arrays_of
 from gridless.structures.events import ALIASES, _columns
 
@@ -48,7 +48,7 @@ def recording_of(
     try:
         pixel, time, polarity = _columns(array, "events")
     except (ValueError, TypeError) as error:
-        raise FormatError(file.path, str(error)) from None
+        raise file.error(str(error)) from None
     assert polarity is not None
     return Recording(pixel, time, polarity, sensor)
 

@@ -43,9 +43,9 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
         return empty, empty.new_zeros(0, dtype=torch.int32)
     if most_source <= ALL_PAIRS:
         counts, bits = test_pairs(source, target, radius, most_source, most_target)
-        splits = common.splits_from(counts)
-        wanted = splits if limit is None else common.splits_from(counts.clamp(max=limit))
-        total, kept = _totals("ball", splits, wanted, limit)
+        splits = counts.cumsum(0)
+        wanted = splits if limit is None else counts.clamp(max=limit).cumsum(0)
+        total, kept = _totals(splits, wanted, limit)
         found = fill(source, target, splits, bits, total, most_target)
     else:
         splits, wanted, found, kept = grid_gpu.ball(source, target, radius, limit)
@@ -68,14 +68,10 @@ def _compile_once(device: torch.device, dtype: torch.dtype, dim: int) -> None:
             fill(cloud, cloud, splits, bits, 1, 1)
 
 
-def _totals(what: str, splits: Tensor, wanted: Tensor, limit: int | None) -> tuple[int, int]:
+def _totals(splits: Tensor, wanted: Tensor, limit: int | None) -> tuple[int, int]:
     """The number of edges, and of those within the limit: the one read-back of a search."""
-    if limit is None:
-        total = int(splits[-1])
-        check_edge_count(what, total)
-        return total, total
-    total, kept = torch.stack([splits[-1], wanted[-1]]).tolist()
-    check_edge_count(what, total)
+    total, kept = [int(splits[-1])] * 2 if limit is None else torch.stack([splits[-1], wanted[-1]]).tolist()
+    check_edge_count("ball", total)
     return total, kept
 
 

@@ -22,39 +22,37 @@ def by_pixel(events: Events) -> tuple[Tensor, Tensor]:
 
 
 def causal(link: Link, window: int) -> tuple[Tensor, Tensor]:
-    taps = len(link.offsets)
-    rows = len(link.target) * taps
-    first, count = np.zeros(rows, np.int64), np.zeros(rows, np.int32)
-    order = _each_cell(link, _find, link.source.time.numpy(), link.target.time.numpy(), window, first, count)
-    splits = link.source.splits.new_zeros(rows + 1)
+    order, first, count = _found(link, window)
+    splits = link.source.splits.new_zeros(len(count) + 1)
     torch.cumsum(torch.from_numpy(count), 0, out=splits[1:])
     if splits[-1] > MAX_EDGES:
         raise ValueError(f"causal: {int(splits[-1])} edges are more than {MAX_EDGES}: use a window, or smaller batches")
     source = splits.new_empty(int(splits[-1]), dtype=torch.int32)
     arrays = (order, first, count, splits.numpy(), source.numpy())
-    in_threads(_fill, [(a, b, *arrays) for a, b in even_ranges(rows, num_threads())])
+    in_threads(_fill, [(a, b, *arrays) for a, b in even_ranges(len(count), num_threads())])
     return splits, source
 
 
 def latest(link: Link) -> Tensor:
-    taps = len(link.offsets)
-    first, count = np.zeros(len(link.target) * taps, np.int64), np.zeros(len(link.target) * taps, np.int32)
-    order = _each_cell(link, _find, link.source.time.numpy(), link.target.time.numpy(), 2**62, first, count)
+    order, first, count = _found(link, 2**62)
     row = np.full(len(first), -1, np.int32)
     some = count > 0
     row[some] = order[first[some] + count[some] - 1]
-    return torch.from_numpy(row).view(-1, taps)
+    return torch.from_numpy(row).view(-1, len(link.offsets))
 
 
-def _each_cell(link: Link, kernel, *arrays) -> np.ndarray:
-    """Run a kernel over ranges of target cells; returns the order of the source."""
+def _found(link: Link, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The order of the source; of every (target, tap), where its edges begin in there, and how many there are."""
+    rows = len(link.target) * len(link.offsets)
+    first, count = np.zeros(rows, np.int64), np.zeros(rows, np.int32)
     source, target = runs_of(link.source), runs_of(link.target)
     grids = np.array([*link.source.sensor, *link.target.sensor, link.stride], np.int64)
     taps = np.array(link.offsets, np.int64).reshape(-1, 2)
     runs = [t.numpy() for t in (*source, *target)]
-    shared = (taps, grids, *runs, link.until.numpy(), *arrays)
-    in_threads(kernel, [(a, b, *shared) for a, b in share_cells(target.splits)])
-    return runs[0]
+    times = link.source.time.numpy(), link.target.time.numpy()
+    shared = (taps, grids, *runs, link.until.numpy(), *times, window, first, count)
+    in_threads(_find, [(a, b, *shared) for a, b in share_cells(target.splits)])
+    return runs[0], first, count
 
 
 def share_cells(splits: Tensor, parts: int | None = None) -> list[tuple[int, int]]:

@@ -119,7 +119,7 @@ class GpuChain:
                 radius = check_radius("ball", self.radii[line - 1], cloud.coords.dtype)
                 if largest[a] <= all_pairs.ALL_PAIRS:
                     counts, bits = all_pairs.test_pairs(source, target, radius, largest[a], largest[b])
-                    splits = common.splits_from(counts)
+                    splits = counts.cumsum(0)
                     ends[line - 1] = splits[-1:]
                     found = all_pairs.fill(source, target, splits, bits, room, largest[b])
                 else:

@@ -48,22 +48,19 @@ def grid_sample(
         Cloud in index order of the kept points (of the first ones for `mean`), with `parent_index` except for `mean`.
     """
     check_cloud("grid_sample", cloud)
-    if isinstance(cell, bool | str) or not hasattr(cell, "__float__") or not 0 < float(cell) < float("inf"):
-        raise ValueError(f"grid_sample: cell must be a positive number, in the units of the points, not {cell!r}")
-    if keep not in KEEPS:
-        raise ValueError(f"grid_sample: keep must be one of {', '.join(KEEPS)}, not {keep!r}")
+    cell = check_cell(cell, keep)
     _check_rows(cloud, rows or {})
     begin = None if origin is None else torch.as_tensor(origin, dtype=torch.float64)
     if begin is not None and (begin.shape != (cloud.dim,) or not begin.isfinite().all()):
         raise ValueError(f"grid_sample: origin must be {cloud.dim} finite numbers, not {origin!r}")
     x, end = cloud.coords.detach(), len(cloud) - cloud.padding
-    number = _placed(x[:end], begin).div_(float(cell)).floor_()
+    number = _placed(x[:end], begin).div_(cell).floor_()
     if end and float(number.abs().max()) >= _FAR:
-        raise ValueError(f"grid_sample: cells of {float(cell):g} are too small to be counted: take larger ones")
+        raise ValueError(f"grid_sample: cells of {cell:g} are too small to be counted: take larger ones")
     number = number.long()
     kept, inverse, splits = backends.implementation(reference, x.device).group(number, cloud.splits)
     if keep == "nearest" and end:
-        away = (_placed(x[:end], begin) - (number.double() + 0.5) * float(cell)).square().sum(1)
+        away = (_placed(x[:end], begin) - (number.double() + 0.5) * cell).square().sum(1)
         closest = away.argsort(stable=True)
         order = closest[inverse[closest].argsort(stable=True)]
         kept = order[_begins(inverse[order])]
@@ -84,6 +81,15 @@ def grid_sample(
         return sample._changed(rows=Rows(reduced))
     middle = _mean(cloud.coords[:end], order, inverse, sizes)
     return sample._changed(coords=middle, rows=Rows(reduced), parent_index=None, num_parent=0)
+
+
+def check_cell(cell: float, keep: str) -> float:
+    """The side of a cell as a float; refuse what is none, and what cannot be kept of it."""
+    if isinstance(cell, bool | str) or not hasattr(cell, "__float__") or not 0 < float(cell) < float("inf"):
+        raise ValueError(f"grid_sample: cell must be a positive number, in the units of the points, not {cell!r}")
+    if keep not in KEEPS:
+        raise ValueError(f"grid_sample: keep must be one of {', '.join(KEEPS)}, not {keep!r}")
+    return float(cell)
 
 
 def _placed(x: Tensor, origin: Tensor | None) -> Tensor:

@@ -10,7 +10,8 @@ comparison per visit. A visit that fires marks its (input event, slot); the mark
 
 from __future__ import annotations
 
-import numpy as np
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -60,17 +61,11 @@ def fire(events: Events, rule: Rule, potential: Tensor, time: Tensor) -> tuple[T
     return cause, (low_y[y] + slot // columns) * width + low_x[x] + slot % columns, potential, time
 
 
-# The rule is kept beside its tables: its id is its own as long as it lives.
-_kept: dict[tuple, tuple[Rule, tuple[Tensor, ...]]] = {}
-
-
+@cache
 def _on_device(rule: Rule, device: torch.device) -> tuple[Tensor, ...]:
     """The tables of a rule, copied once."""
-    key = (id(rule), device)
-    if key not in _kept:
-        arrays: tuple[np.ndarray, ...] = (*rule.low, *rule.high, rule.share, rule.coarse, rule.fine)
-        _kept[key] = rule, tuple(torch.from_numpy(a).to(device) for a in arrays)
-    return _kept[key][1]
+    arrays = (*rule.low, *rule.high, rule.share, rule.coarse, rule.fine)
+    return tuple(torch.from_numpy(array).to(device) for array in arrays)
 
 
 @triton.jit(do_not_specialize=["rows", "examples", "cells"])

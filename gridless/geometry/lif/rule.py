@@ -13,7 +13,7 @@ from gridless.geometry.taps import check_stride, coarser, reach_of
 CUTOFF = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rule:
     """The settings of a LIF layer, with what kernels need of them.
 

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from gridless.geometry.blocks import aligned, bound_boxes, sort_into_blocks
 from gridless.kernels.compile import njit
 from gridless.kernels.llvm import first_bit
 from gridless.kernels.simd_blocks import BLOCK, distances, enough, insert, reached, within
-from gridless.kernels.threads import cut_examples, in_threads, num_threads
+from gridless.kernels.threads import cut_examples, even_ranges, in_threads, num_threads
 from gridless.structures import Cloud
 
 # Targets of one example that are worth a thread of their own.
@@ -251,10 +249,8 @@ def fill(source: Cloud, target: Cloud, k: int, reach: float, splits: np.ndarray)
     if len(ss) == 2 and num_threads() > 1 and ts[-1] > _SHARE and ss[-1] > 0:
         tree, n = _plant(x[: ss[-1]]), int(ss[-1])
         parts = min(4 * num_threads(), int(ts[-1]) // _SHARE)
-        cuts = np.linspace(0, ts[-1], parts + 1).astype(np.int64).tolist()
-        jobs = [(tree, n, y, at_home, a, b, min(k, n), reach, 0, splits, out) for a, b in pairwise(cuts)]
-        in_threads(_rows, jobs)
+        cuts = even_ranges(int(ts[-1]), parts)
+        in_threads(_rows, [(tree, n, y, at_home, a, b, min(k, n), reach, 0, splits, out) for a, b in cuts])
     else:
-        jobs = [(x, ss, y, ts, at_home, a, b, k, reach, splits, out) for a, b in cut_examples(ts)]
-        in_threads(_examples, jobs)
+        in_threads(_examples, [(x, ss, y, ts, at_home, a, b, k, reach, splits, out) for a, b in cut_examples(ts)])
     return out

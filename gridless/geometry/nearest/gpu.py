@@ -52,7 +52,7 @@ def _splits(source: Cloud, target: Cloud, k: int, least: int) -> tuple[Tensor, i
         return row.clamp_(max=end) * k, end * k
     counts = torch.zeros(len(target) + 1, dtype=torch.int64, device=target.device)
     counts[1 : end + 1] = torch.repeat_interleave(source.sizes.clamp(max=k), target.sizes, output_size=end)
-    splits = common.splits_from(counts)
+    splits = counts.cumsum(0)
     return splits, int(splits[-1])
 
 
