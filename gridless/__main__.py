@@ -6,6 +6,7 @@ imported. The function's signature is the command's options (typer), its docstri
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -47,19 +48,37 @@ def main(argv: list[str] | None = None) -> int:
         with warnings.catch_warnings():
             if not debug:
                 warnings.showwarning = _warn
-            return _run(words[0], words[1:])
+            # Names of files that the terminal has no letters for.
+            if hasattr(sys.stdout, "reconfigure"):
+                sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+            status = _run(words[0], words[1:])
+            if sys.stdout is not None:
+                sys.stdout.flush()
+            return status
     except (KeyboardInterrupt, _Interrupted) as error:
         print(f"gridless {words[0]}: {str(error) or 'interrupted'}", file=sys.stderr)
         return 130
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            return 1
         if debug:
             raise
         # A KeyError shows its text in quotation marks.
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
         if isinstance(error, ModuleNotFoundError) and error.name:
             text += f": pip install {error.name.partition('.')[0]}"
-        print(f"gridless {words[0]}: {text}", file=sys.stderr)
+        print(f"gridless {words[0]}: {' '.join(text.split())}", file=sys.stderr)
         return 1
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe that was closed, as `| head` does; if so, what is left to print is dropped."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -115,6 +115,8 @@ def demo(
 def _claim(out: Path) -> None:
     """Make the folder, or take that of an earlier demo; no other, as the demo replaces what is in it."""
     sign = out / ".demo"
+    if out.exists() and not out.is_dir():
+        raise NotADirectoryError(f"{out} is a file, and the demo needs a folder: choose another (--out)")
     if out.is_dir() and any(out.iterdir()) and not (sign.exists() or (out / "report.html").exists()):
         raise FileExistsError(f"{out} holds other files, which the demo would replace: choose another folder (--out)")
     out.mkdir(parents=True, exist_ok=True)

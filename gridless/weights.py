@@ -183,6 +183,8 @@ def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
     weights, words = path.with_name(path.name + ".safetensors"), path.with_name(path.name + ".json")
     for file in (weights, words):
         if not file.is_file():
+            if (Path(name) / "weights.safetensors").is_file():
+                raise FileNotFoundError(f"{name} is the folder of a run: its weights are {Path(name) / 'weights'}")
             raise FileNotFoundError(f"{file} is missing: weights are a .safetensors and a .json file of the same name")
     try:
         about = json.loads(words.read_text())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -195,6 +196,19 @@ def test_an_unknown_command_is_refused_with_those_there_are(capsys: pytest.Captu
 def test_a_wrong_option_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
     assert command_line.main(["demo", "--no-such-option"]) == 2
     assert "--no-such-option" in capsys.readouterr().err
+
+
+def test_output_that_nobody_reads_to_its_end_is_no_error():
+    words = "import gridless.demo as d; d.demo = lambda: print('\\u00fc' * 100_000); from gridless.__main__ import main"
+    command = [sys.executable, "-c", f"{words}; raise SystemExit(main(['demo']))"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(4) == rb"\xfc"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 def test_ctrl_c_in_a_command_says_that_it_was_interrupted(monkeypatch, capsys: pytest.CaptureFixture[str]):

@@ -29,6 +29,8 @@ def row_colours(name: str, rows: Any) -> np.ndarray:
         )
     if values.dtype.kind in "biu":
         return PALETTE[values.astype(np.int64) % len(PALETTE)]
+    # The range of a narrower type may not fit into it.
+    values = values.astype(np.float64)
     some = values[np.isfinite(values)]
     low, high = (some.min(), some.max()) if len(some) else (0, 1)
     share = np.clip(np.nan_to_num((values - low) / max(high - low, 1e-30)), 0, 1)[:, None]

@@ -204,8 +204,11 @@ def predict(
     top: Annotated[int, typer.Option(min=1, help="Classes to name per file.")] = 3,
     category: Annotated[str | None, typer.Option(help="Of networks that find parts: what the clouds show.")] = None,
     out: Annotated[
-        Path, typer.Option(help="Where clouds with their parts go, as PLY; of scenes the file, or a folder of them.")
-    ] = Path("parts"),
+        Path | None,
+        typer.Option(
+            help="Where clouds with their parts go, as PLY; of scenes the file, or a folder of them; else parts."
+        ),
+    ] = None,
     grid: Annotated[float | None, typer.Option(help="Of scenes: the cell of which one point is looked at.")] = None,
     tile: Annotated[float | None, typer.Option(help="Of scenes: the side of a tile; else chosen by memory.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Of scenes: processes on this machine.")] = 1,
@@ -231,14 +234,19 @@ def predict(
     one_heap()
     model: Any = load(weights, pick_device(device))
     live, parts, scenes = is_event_network(model), "parts" in model.config, model.config["model"] == "PointUNet"
+    where = out or Path("parts")
     if parts or scenes:
-        _check_out(out, scenes, len(files))
-    if scenes:
-        given = {"--points": points, "--votes": votes, "--category": category, "--keep-scale": keep_scale}
-        for option in (name for name, value in given.items() if value):
-            raise ValueError(f"{option} is not for scenes, whose points are all labelled: leave it out")
+        _check_out(where, scenes, len(files))
+    given = {
+        "--points": points, "--keep-scale": keep_scale, "--votes": votes, "--repair": repair, "--category": category,
+        "--out": out, "--up": up, "--grid": grid is not None, "--tile": tile, "--workers": workers > 1, "--ray": ray,
+        "--double": double,
+    }  # fmt: skip
+    kind = "scenes" if scenes else "parts" if parts else "recordings" if live else "clouds"
+    for option in (name for name, value in given.items() if value and name not in _OF_PREDICT[kind]):
+        raise ValueError(f"{option} does nothing here, {weights} is {_NETWORKS[kind]}: leave it out")
     if (parts or scenes) and len({stem(file) for file in files}) < len(files):
-        raise ValueError(f"two of the files have one name, and would be one file in {out}: give them in two calls")
+        raise ValueError(f"two of the files have one name, and would be one file in {where}: give them in two calls")
     names = list(model.about.get("class_names") or [])
     names += [str(i) for i in range(len(names), model.config.get("classes", 0))]
 
@@ -246,13 +254,13 @@ def predict(
         if scenes:
             settings = {"size": tile, "grid": grid, "device": str(pick_device(device)), "workers": workers, "ray": ray}
             settings["double"] = double
-            written, counts = write_labels(model, file, out, weights, up, **settings)
+            written, counts = write_labels(model, file, where, weights, up, **settings)
             if as_json:
                 return json.dumps({"file": str(file), "written": str(written), "labels": counts})
             return f"{file}: {', '.join(f'{name} {n}' for name, n in counts.items() if n)} points, in {written}"
         _check_kind(file, live)
         if parts:
-            written, counts = write_parts(model, file, out, category, points, up, keep_scale)
+            written, counts = write_parts(model, file, where, category, points, up, keep_scale)
             if as_json:
                 return json.dumps({"file": str(file), "written": str(written), "parts": counts})
             return f"{file}: {', '.join(f'{name} {n}' for name, n in counts.items())} points, in {written}"
@@ -276,13 +284,26 @@ def predict(
         try:
             print(answer(file), flush=True)
         except Exception as error:
-            if len(files) == 1:
+            if len(files) == 1 or isinstance(error, BrokenPipeError):
                 raise
             # One bad file is no reason to leave out those behind it.
-            print(f"gridless predict: {error}", file=sys.stderr, flush=True)
+            print(f"gridless predict: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
             failed.append(error)
     if failed:
         raise ValueError(f"{len(failed)} of {len(files)} files have no answer, see above") from failed[0]
+
+
+# Options of `predict` that each kind of network knows, of those that not all do.
+_OF_PREDICT = {
+    "clouds": ("--points", "--up", "--keep-scale", "--votes"),
+    "parts": ("--points", "--up", "--keep-scale", "--category", "--out"),
+    "scenes": ("--up", "--out", "--grid", "--tile", "--workers", "--ray", "--double"),
+    "recordings": ("--votes", "--repair"),
+}
+_NETWORKS = {
+    "clouds": "a network that names whole clouds", "parts": "a network that finds parts of clouds",
+    "scenes": "a network that labels all points of scenes", "recordings": "a network that names recordings",
+}  # fmt: skip
 
 
 def _check_kind(file: Path, live: bool) -> None:
@@ -412,8 +433,13 @@ def pick_device(name: str) -> torch.device:
     """auto is a GPU where there is one; an explicit choice never falls back."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
+    kind, colon, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
+        raise ValueError(f"--device is cuda, cpu or auto, not {name!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for, but torch sees no GPU: use --device cpu")
+    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device {name!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs, from cuda:0")
     return torch.device(name)
 
 

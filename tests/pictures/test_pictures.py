@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import warnings
 
 import numpy as np
 import pytest
@@ -284,3 +285,14 @@ def test_the_command_draws_files(points, recording, tmp_path, kind, capsys):
     assert "no file" in capsys.readouterr().err
     assert main(["show", str(file), "--colour", "mood"]) == 1
     assert capsys.readouterr().err.startswith("gridless show: no rows 'mood', only ")
+
+
+@pytest.mark.parametrize("values", [[60000.0, -60000.0], [0.5, 0.5]])
+def test_numbers_of_sixteen_bits_have_colours(values):
+    from gridless.pictures.colours import BLUE, RED, row_colours
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, second = row_colours("value", torch.tensor(values, dtype=torch.float16)).tolist()
+    assert first == (BLUE if values[0] == values[1] else RED).tolist()
+    assert second == BLUE.tolist()

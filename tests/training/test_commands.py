@@ -277,6 +277,11 @@ def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
         (["predict", "one.npy", "--top", "0"], "gridless predict: Invalid value for '--top': "),
         (["predict", "one.npy", "--tile", "0"], "--tile must be a length above 0"),
         (["train", "shapes", "--set", "epochs=abc"], "recipe: epochs must be a whole number, not 'abc'"),
+        (["train", "shapes", "--set", "epochs=[1"], "--set epochs=[1: is not YAML that can be used here"),
+        (["train", "shapes", "--device", "mps", "--out", "no-such-run"], "--device is cuda, cpu or auto, not 'mps'"),
+        (["predict", "one.npy", "--out", "answers.json"], "--out does nothing here"),
+        (["predict", "one.npy", "--repair", "drop"], "--repair does nothing here"),
+        (["predict", "one.npy", "--workers", "2"], "is a network that names whole clouds: leave it out"),
         (["nonsense"], "no command 'nonsense': there are train"),
     ],
 )
@@ -288,6 +293,12 @@ def test_errors_are_one_line(words, error, saved, capsys):
     assert error in text
     assert len(text.strip().splitlines()) == 1
     assert "Traceback" not in text
+
+
+def test_the_folder_of_a_run_is_told_from_its_weights(saved, tmp_path):
+    gl.save(saved[0], tmp_path / "run" / "weights")
+    with pytest.raises(FileNotFoundError, match=r"run is the folder of a run: its weights are .*weights"):
+        gl.load(tmp_path / "run")
 
 
 def test_predict_draws_points_from_meshes(saved, tmp_path, capsys):
@@ -529,7 +540,7 @@ def test_a_file_that_would_become_a_folder_is_refused(tmp_path, capsys):
     assert main(["predict", *files, *more, "--out", str(tmp_path / "x.ply")]) == 1
     assert "x.ply is one file, and there are 2 scenes: give a folder for them" in capsys.readouterr().err
     assert main(["predict", files[0], *more, "--votes", "3"]) == 1
-    assert "--votes is not for scenes" in capsys.readouterr().err
+    assert "--votes does nothing here" in capsys.readouterr().err
     assert not (tmp_path / "x.xyz").exists()
 
 
