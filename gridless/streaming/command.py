@@ -93,7 +93,7 @@ def stream(
     engine = engine_of(model)
     names = model.about.get("class_names") or [str(k) for k in range(model.config["classes"])]
     live = realtime or source in ("-", "camera") or source.startswith("udp://")
-    options = {"jump": int(jump * 1e6), "restart": on_jump is Jump.restart, "idle": idle}
+    options = {"jump": int(min(jump, 1e12) * 1e6), "restart": on_jump is Jump.restart, "idle": idle}
     fit, repairs = _fit(engine.sensor, crop, pool, repair or []), [str(name) for name in repair or []]
     raw = _source(source, fit, repairs, packet, realtime, options, engine)
     packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw

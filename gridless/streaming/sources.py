@@ -41,8 +41,9 @@ AGAIN = 16
 # Seconds of silence after which a socket may end, at most.
 SILENCE = 10**9
 
-# Datagrams that are read from a socket before any of them is worked on, at most.
-BURST = 64
+# Datagrams, and their bytes, that are read from a socket before any of them is worked on, at most: they are one packet,
+# which is worked on, dropped or thinned as a whole.
+BURST, BURST_BYTES = 64, 1 << 16
 
 # Frames that can have been lost at once; numbers that are further apart were counted by another sender.
 GAP = 1 << 20
@@ -246,7 +247,7 @@ class Datagrams:
                     return
                 self.socket.settimeout(0)
                 with suppress(BlockingIOError):
-                    while len(burst) < BURST:
+                    while len(burst) < BURST and sum(map(len, burst)) < BURST_BYTES:
                         burst.append(self.socket.recv(1 << 16))
                 events = self._together(burst)
                 if events is not None:
@@ -285,6 +286,7 @@ class Datagrams:
             return None
         self._settled = self._time is not None or len(burst) > 1
         self._expected, self._time, self._heard, self.lost = expected, before, now, self.lost + lost
+        self._in_a_row, self._last_late = 0, None
         return events
 
     def _packets(self, data: bytes) -> Iterator[Events | NewStream]:
@@ -337,7 +339,6 @@ class Datagrams:
         if self._in_a_row <= AGAIN:
             self.late += 1
         elif self.restart:
-            self._in_a_row, self._last_late = 0, None
             self._expected, self.restarts = None, self.restarts + 1
             yield NewStream()
             yield from self._take(frame)
@@ -348,6 +349,8 @@ class Datagrams:
         self._count(frame.number)
         self._settled = self._time is not None
         self._time, self._heard = frame.last, frame.heard
+        # While frames come in their turn, late ones are copies of them, and their sender has not begun again.
+        self._in_a_row, self._last_late = 0, None
         if len(frame.events):
             yield frame.events
 

@@ -242,6 +242,9 @@ int main() {
     assert_close(live(events), gl.stream(left)(events), 1e-6)
     with pytest.raises(ValueError, match="name must be one of C"):
         gl.export(left, tmp_path / "a", name="left eye")
+    for name in ("class", "std", "test"):
+        with pytest.raises(ValueError, match=f"'{name}' has a meaning in C.. or CMake: choose another name"):
+            gl.export(left, tmp_path / "a", name=name)
 
 
 def test_files_of_the_user_are_not_replaced(tmp_path: Path):
@@ -427,6 +430,8 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path):
         gl.export(model, tmp_path / "a", bits=8)
     with pytest.raises(ValueError, match="chunk must be between"):
         gl.export(model, tmp_path / "a", chunk=0)
+    with pytest.raises(ValueError, match=r"decay_time of 1e\+11 us of X1 needs tables of 14 MB: use .* at most 1e9"):
+        gl.export(small("stream", decay_time=1e11), tmp_path / "a")
     with pytest.raises(FileNotFoundError, match=r"holds no network\.c"):
         list(check(tmp_path))
     (tmp_path / "file").touch()

@@ -23,6 +23,7 @@ from gridless.streaming import stream
 from gridless.streaming.overload import Budget, Buffered, Overload, thinned
 from gridless.streaming.sources import (
     AGAIN,
+    BURST_BYTES,
     HEADER,
     MAGIC,
     Camera,
@@ -252,6 +253,20 @@ def test_a_sender_that_starts_again_within_the_bound_is_known_by_its_late_frames
     assert len(packets) == 3
     assert (source.late, source.refused, source.restarts) == (AGAIN, 4, 0)
     assert "began again" in source.reason
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_frames_that_all_come_twice_are_late_the_second_time_and_no_new_stream(restart):
+    source, packets = heard(*(encode(at(k // 2), k // 2) for k in range(4 * AGAIN)), restart=restart)
+    assert [p.time.item() for p in packets] == [*range(2 * AGAIN)]
+    assert (source.late, source.refused, source.restarts) == (2 * AGAIN, 0, 0)
+
+
+def test_a_burst_is_a_packet_that_can_be_dropped_or_thinned():
+    frames = [encode(at(*range(1000 * k, 1000 * k + 1000)), k) for k in range(12)]
+    _, packets = heard(*frames)
+    assert sum(map(len, packets)) == 12_000
+    assert max(map(len, packets)) <= BURST_BYTES // 16 + 1000
 
 
 def test_late_frames_that_do_not_follow_each_other_stay_late():

@@ -11,7 +11,7 @@ INLINE int decode(const struct state *s, const net_event *records, const net_pac
         if (begun && e->time < before) return 0;
     }
     (void)s;
-    return e->x < NET_WIDTH && e->y < NET_HEIGHT && e->on < 2 && e->time > -LONGEST && e->time < LONGEST;
+    return e->x < NET_WIDTH && e->y < NET_HEIGHT && e->on < 2 && e->time >= 0 && e->time < LONGEST;
 }
 
 APART int take(void *memory, const net_event *records, const net_packed *packed, size_t n, net_callback call,

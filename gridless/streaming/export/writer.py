@@ -42,6 +42,20 @@ SLOW = 80 / 2**30
 # The largest chunk.
 MOST = 1 << 20
 
+# The largest tables of decays, in numbers.
+DECAYS = 1 << 20
+
+# What no namespace of C++ or target of CMake can be called.
+RESERVED = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class co_await
+    co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do
+    double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable
+    namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
+    requires return short signed sizeof static static_assert static_cast struct switch template this thread_local throw
+    true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+    main std all clean help install package test
+"""
+
 # Operations whose result may take the place of their first input.
 IN_PLACE = (*ACTIVATIONS, "affine", "add", "multiply")
 
@@ -112,6 +126,8 @@ class Writer:
             raise ValueError(f"export: chunk must be between 1 and {MOST} events, not {chunk!r}")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
             raise ValueError(f"export: name must be one of C, letters and digits such as left_eye, not {name!r}")
+        if name in RESERVED.split():
+            raise ValueError(f"export: {name!r} has a meaning in C++ or CMake: choose another name, such as {name}_net")
         for row in program.rows:
             for part, array in row.constants.items():
                 if not np.isfinite(array).all():
@@ -541,6 +557,12 @@ class Writer:
 
     def _lif(self, child: Stream) -> list[str]:
         rule = Rule.of(self.streams[str(child.source)].sensor, **child.lif)
+        decays = len(rule.coarse) + len(rule.fine)
+        if decays > DECAYS:
+            raise ValueError(
+                f"export: the decay_time of {child.lif['decay_time']:g} us of {child.name} needs tables of "
+                f"{decays * 4 / 1e6:.0f} MB: use one of at most 1e9 us, 17 minutes"
+            )
         potential = self.memory.add("float", f"potential_{child.name}", child.pixels)
         charged = self.memory.add("int64_t", f"charged_{child.name}", child.pixels)
         window = (reach_of(child.lif["kernel"]), 0, child.lif["stride"], *rule.grid)

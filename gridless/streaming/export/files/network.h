@@ -59,8 +59,9 @@ void net_reset(void *state);
  * Take in n events. @WHEN@
  * on_prediction may be 0.
  *
- * 0: all were taken. k > 0: event k - 1 is bad (outside the sensor, a polarity other than 0 and 1, or before the event
- * that came before it), none was taken, and the state is as it was. -1: this is not a state of this network.
+ * 0: all were taken. k > 0: event k - 1 is bad (outside the sensor, a polarity other than 0 and 1, before the event that
+ * came before it, or at a time under 0 or from 2^60 on), none was taken, and the state is as it was. -1: this is not a
+ * state of this network.
  */
 int net_push(void *state, const net_event *events, size_t n, net_callback on_prediction, void *user);
 

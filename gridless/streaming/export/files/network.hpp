@@ -60,7 +60,8 @@ private:
         if (result < 0) throw std::invalid_argument("this state is of another network");
         if (result > 0)
             throw std::invalid_argument("event " + std::to_string(result - 1) +
-                                        " is outside the sensor or before the last one; the packet was not taken");
+                                        " is outside the sensor, or before the last one or time 0; the packet was not"
+                                        " taken");
     }
 
     std::unique_ptr<net_state> state_;

@@ -92,6 +92,9 @@ static int refuses(void) {
         memcpy(&saved, &state, net_bytes());
         wrong |= net_push(&state, packet, 3, 0, 0) != 2 || memcmp(&saved, &state, net_bytes()) != 0;
     }
+    net_reset(&saved);
+    packet[0] = good, packet[0].time = -1;
+    wrong |= net_push(&saved, packet, 1, 0, 0) != 1;
     memset(&saved, 0, sizeof saved);
     return !wrong && net_push(&saved, &good, 1, 0, 0) == -1;
 }
