@@ -356,7 +356,7 @@ class CloudFolder(Examples):
         self.rows = {name: padded([piece.rows[name] for _, piece in pieces]) for name in pieces[0][1].rows}
 
     def _read(self, file: Path, label: str | None) -> list[Cloud]:
-        cloud = read_points(file, self.points)
+        cloud = read_points(file, self.points, self.how, bool(label))
         if label:
             placed = there(cloud)
             if not placed.any():

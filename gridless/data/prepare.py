@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gridless.data.clouds import MESHES, read_cloud
+from gridless.data.errors import FormatError
 from gridless.data.meshes import sample_mesh
 from gridless.structures import Cloud, Rows
 from gridless.structures.interchange import narrowest
@@ -57,14 +60,28 @@ def check_length(name: str, value: float | None) -> None:
         raise ValueError(f"{name} must be a length above 0, in the units of the points, not {value!r}")
 
 
-def read_points(file: str | Path, points: int) -> Cloud:
-    """The cloud in a file with its rows, or `points` points on a mesh."""
-    if Path(file).suffix.lower() in MESHES:
+def read_points(file: str | Path, points: int, how: Preparation, label: bool = False) -> Cloud:
+    """The cloud in a file with its rows, or `points` points on a mesh.
+
+    A PLY with faces is a mesh, unless what its vertices have is wanted, features or a `label`, or blocks are cut.
+    """
+    suffix = Path(file).suffix.lower()
+    if suffix in MESHES:
         return sample_mesh(file, points, normalise=False)
+    if suffix == ".ply" and not (label or how.features or how.block) and _has_faces(Path(file)):
+        # Faces that cannot be read leave the vertices.
+        with suppress(FormatError):
+            return sample_mesh(file, points, normalise=False)
     cloud = read_cloud(file)
     if not len(cloud):
         raise ValueError(f"{file}: holds no points")
     return cloud
+
+
+def _has_faces(file: Path) -> bool:
+    """Whether the header of a PLY names some."""
+    with open(file, "rb") as head:
+        return bool(re.search(rb"^element face 0*[1-9]", head.read(1 << 16).partition(b"end_header")[0], re.MULTILINE))
 
 
 def there(cloud: Cloud) -> Tensor:

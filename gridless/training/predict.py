@@ -44,7 +44,7 @@ def classify(
     recipe = getattr(model, "about", {}).get("recipe", {})
     points, how = points or int(recipe.get("points", 1024)), preparation(recipe, up, keep_scale)
     device = next(model.parameters()).device
-    cloud = prepare(read_points(file, points), str(file), points, how, how.features).to(device)
+    cloud = prepare(read_points(file, points, how), str(file), points, how, how.features).to(device)
     check_scale(model.plan(cloud), str(file), how, stacklevel=3)
     rows = {name: values[None] for name, values in cloud.rows.items()}
     label = torch.zeros(1, dtype=torch.int64, device=device)
@@ -97,7 +97,7 @@ def write_parts(
     names = model.about.get("parts") or [f"{category} {i}" for i in range(parts[kind])]
     recipe = model.about.get("recipe", {})
     wanted, how = points or int(recipe.get("points", 2048)), preparation(recipe, up, keep_scale)
-    cloud = read_points(file, wanted)
+    cloud = read_points(file, wanted, how)
     part = torch.empty(len(cloud), dtype=torch.int64)
     for piece in blocks(cloud, how):
         part[piece] = _parts(model, prepare(cloud[piece], str(file), None, how, how.features), how, wanted, kind, file)

@@ -417,6 +417,25 @@ def test_a_feature_that_is_not_finite_is_refused(seen):
         seen(cloud, "site", kept=("heat",))
 
 
+def test_a_ply_with_faces_is_a_mesh_unless_its_vertices_are_asked_for(tmp_path):
+    for name in ("roof", "tent"):
+        (tmp_path / name).mkdir()
+    header = "ply\nformat ascii 1.0\nelement vertex 4\nproperty float x\nproperty float y\nproperty float z\n"
+    header += "property uchar red\nproperty uchar green\nproperty uchar blue\nelement face {}\n"
+    header += "property list uchar int vertex_indices\nend_header\n0 0 0 1 2 3\n1 0 0 1 2 3\n0 1 0 1 2 3\n0 0 1 1 2 3\n"
+    faces = "3 0 1 2\n3 0 1 3\n3 0 2 3\n3 1 2 3\n"
+    (tmp_path / "tent" / "mesh.ply").write_text(header.format(4) + faces)
+    (tmp_path / "tent" / "cloud.ply").write_text(header.format(0))
+    (tmp_path / "roof" / "damaged.ply").write_text(header.format(4) + faces.replace("3 1 2 3", "3 1 2 9"))
+
+    def sizes(**how):
+        data = gl.data.CloudFolder(tmp_path, points=50, **how)
+        return {Path(file).stem: size for file, size in zip(data.files, data.sizes.tolist(), strict=True)}
+
+    assert sizes() == {"mesh": 50, "cloud": 4, "damaged": 4}
+    assert set(sizes(features=["rgb"]).values()) == {4}
+
+
 def test_columns_without_names_may_be_labels_and_features(tmp_path):
     text = "\n".join(f"{i} {i % 3} 0 {i % 7} {i % 2}" for i in range(40))
     for name in ("a", "b"):
