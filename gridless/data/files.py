@@ -41,7 +41,7 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
     _sync_folder(path.parent)
 
 
-def write_whole(path: str | Path, content: bytes) -> Path:
+def write_whole(path: str | Path, content: bytes | memoryview) -> Path:
     """A whole file from its content (see `whole_file`)."""
     with whole_file(path) as file:
         file.write(content)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.data.clouds import MESHES, read_cloud
+from gridless.data.clouds import MESHES, ply, read_cloud
+from gridless.data.clouds.base import Source
 from gridless.data.errors import FormatError
 from gridless.data.meshes import sample_mesh
 from gridless.structures import Cloud, Rows
@@ -68,20 +68,15 @@ def read_points(file: str | Path, points: int, how: Preparation, label: bool = F
     suffix = Path(file).suffix.lower()
     if suffix in MESHES:
         return sample_mesh(file, points, normalise=False)
-    if suffix == ".ply" and not (label or how.features or how.block) and _has_faces(Path(file)):
-        # Faces that cannot be read leave the vertices.
-        with suppress(FormatError):
-            return sample_mesh(file, points, normalise=False)
+    if suffix == ".ply" and not (label or how.features or how.block):
+        # Faces that cannot be read leave the vertices; what else is wrong, their reader says.
+        with suppress(FormatError, FileNotFoundError):
+            if ply.has_faces(Source.mapped(Path(file))):
+                return sample_mesh(file, points, normalise=False)
     cloud = read_cloud(file)
     if not len(cloud):
         raise ValueError(f"{file}: holds no points")
     return cloud
-
-
-def _has_faces(file: Path) -> bool:
-    """Whether the header of a PLY names some."""
-    with open(file, "rb") as head:
-        return bool(re.search(rb"^element face 0*[1-9]", head.read(1 << 16).partition(b"end_header")[0], re.MULTILINE))
 
 
 def there(cloud: Cloud) -> Tensor:

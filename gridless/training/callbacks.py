@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from gridless.data.files import whole_file
+from gridless.data.files import write_whole
 from gridless.progress import line
 
 # Seconds between lines where stderr is not a terminal.
@@ -36,8 +36,7 @@ class WholeCheckpoints(TorchCheckpointIO):
         # In memory first: what torch writes to a file itself says nothing of a full disk.
         made = io.BytesIO()
         torch.save(checkpoint, made)
-        with whole_file(path) as file:
-            file.write(made.getbuffer())
+        write_whole(path, made.getbuffer())
 
 
 class Interrupt(Callback):

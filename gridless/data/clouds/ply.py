@@ -161,6 +161,10 @@ def parts_of(source: Source) -> tuple[str, dict[str, Part]]:
     return order, {part.element.name: part for part in _parts(source, order, elements, at, line)}
 
 
+def has_faces(source: Source) -> bool:
+    return any(element.name == "face" and element.count for element in _header(source)[1])
+
+
 def _header(source: Source) -> tuple[str, list[Element], int, int]:
     """The order of bytes, the elements, and byte and line where the first begins."""
     order, elements, names, at, line = None, {}, set(), 0, 1
