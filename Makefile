@@ -16,8 +16,8 @@ demo: .venv/.done
 
 # Without a GPU the Triton kernels run in Triton's interpreter, in the second line: Triton must be told before it is
 # imported.
-INTERPRETED := tests/geometry/test_gpu.py tests/geometry/test_lif.py tests/geometry/test_causal.py tests/ops \
-	tests/training/test_steps.py
+INTERPRETED := tests/augment/test_stateless.py tests/geometry/test_gpu.py tests/geometry/test_lif.py \
+	tests/geometry/test_causal.py tests/ops tests/training/test_steps.py
 
 test: .venv/.done
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -30,9 +30,9 @@ fuzz: .venv/.done
 
 # Everything that has GPU cases, with the Python that is there: GPU machines often come with theirs, and without network.
 test-gpu:
-	$(PYTHON) -m pytest -n auto --dist worksteal tests/test_plan.py tests/kernels tests/structures tests/geometry tests/ops \
-		tests/nn tests/models tests/test_torch_cluster.py tests/data/test_precompute.py tests/training/test_steps.py \
-		tests/training/test_capture.py \
+	$(PYTHON) -m pytest -n auto --dist worksteal tests/test_plan.py tests/kernels tests/structures tests/augment/test_stateless.py \
+		tests/geometry tests/ops tests/nn tests/models tests/test_torch_cluster.py tests/data/test_precompute.py \
+		tests/training/test_steps.py tests/training/test_capture.py \
 		"tests/test_docs.py::test_the_python_of_a_page_runs[docs/tutorials/fast.md]"
 
 lint: .venv/.done

@@ -61,9 +61,24 @@ def _uniform(cloud: Cloud, draws: Draws, low: float, high: float, *shape: int) -
     return low + (high - low) * draws.uniform(cloud, *shape, dtype=cloud.coords.dtype)
 
 
+# Under this name a cloud keeps how many points each example has, where all are known to have as many.
+EVEN = "points of each example"
+
+
+def _even(cloud: Cloud) -> int | None:
+    return len(cloud) if cloud.num_examples == 1 else cloud.cached(EVEN, lambda: None)
+
+
 def _at(cloud: Cloud, values: Tensor) -> Tensor:
     """The numbers of the examples (B, ...) at their points (S, ...)."""
     return values[cloud.example] if cloud.num_examples > 1 else values.expand(len(cloud), *values.shape[1:])
+
+
+def _meet(cloud: Cloud, values: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
+    """The numbers of the examples (B, ...) and those of points (S, ...), so that they broadcast with each other."""
+    if (even := _even(cloud)) is None:
+        return values[cloud.example], points
+    return values[:, None], points.reshape(cloud.num_examples, even, *points.shape[1:])
 
 
 def _moved(cloud: Cloud, coords: Tensor, turn: Callable[[Tensor], Tensor] | None = None) -> Cloud:
@@ -80,6 +95,7 @@ def _alike(cloud: Cloud, other: Cloud) -> Cloud:
     """The other, whose examples are of the cloud's sizes: what is known of these is not found again."""
     if cloud.num_examples > 1:
         other.cached("example", lambda: cloud.example)
+        other.cached(EVEN, lambda: _even(cloud))
     return other
 
 
@@ -97,29 +113,28 @@ def _axes(like: Tensor) -> Tensor:
 
 def _rotated(cloud: Cloud, matrix: Tensor) -> Cloud:
     """matrix (B, 3, 3), a rotation, applied to the points of each example: to the bit the same in any batch."""
-    each = _at(cloud, matrix)
 
     def turn(vectors: Tensor) -> Tensor:
-        x, y, z = (
-            each[..., d].view(len(cloud), *[1] * (vectors.ndim - 2), 3) * vectors[..., d, None] for d in range(3)
-        )
-        return x + y + z
+        each, seen = _meet(cloud, matrix.reshape(-1, *[1] * (vectors.ndim - 2), 3, 3), vectors)
+        x, y, z = (each[..., d] * seen[..., d, None] for d in range(3))
+        return (x + y + z).reshape(vectors.shape)
 
     return _moved(cloud, turn(cloud.coords), turn)
 
 
 def _scaled(cloud: Cloud, factor: Tensor) -> Cloud:
     """factor (B, D), or (B, 1) for all axes, times the points of each example."""
-    factor = _at(cloud, factor)
 
     def turn(vectors: Tensor) -> Tensor:
         # What is across a surface stays across it, and as long as it was: it is divided by what the surface is
         # multiplied by.
-        divided = vectors / factor.view(len(cloud), *[1] * (vectors.ndim - 2), factor.shape[1])
+        each, seen = _meet(cloud, factor.reshape(-1, *[1] * (vectors.ndim - 2), factor.shape[1]), vectors)
+        divided = (seen / each).reshape(vectors.shape)
         length = vectors.norm(dim=-1, keepdim=True)
         return divided * (length / divided.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny))
 
-    return _moved(cloud, cloud.coords * factor, turn if factor.shape[1] > 1 else None)
+    each, seen = _meet(cloud, factor, cloud.coords)
+    return _moved(cloud, (seen * each).view_as(cloud.coords), turn if factor.shape[1] > 1 else None)
 
 
 def _need_3d(cloud: Cloud, what: PointTransform) -> None:
@@ -150,7 +165,10 @@ class Shuffle(PointTransform):
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         place = draws.uniform(cloud, each="row", dtype=torch.float64)
-        order = torch.argsort(place + cloud.example if cloud.num_examples > 1 else place, stable=True)
+        if (even := _even(cloud)) is None:
+            order = torch.argsort(place + cloud.example, stable=True)
+        else:
+            order = (torch.argsort(place.view(-1, max(even, 1)), stable=True) + cloud.splits[:-1, None]).flatten()
         return _alike(cloud, cloud._part(order, cloud.splits))
 
 
@@ -270,7 +288,8 @@ class Shift(PointTransform):
     bounds: ClassVar = {"limit": (0, FINITE)}
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
-        return _moved(cloud, cloud.coords + _at(cloud, _uniform(cloud, draws, -self.limit, self.limit, cloud.dim)))
+        by, seen = _meet(cloud, _uniform(cloud, draws, -self.limit, self.limit, cloud.dim), cloud.coords)
+        return _moved(cloud, (seen + by).view_as(cloud.coords))
 
 
 @dataclass(frozen=True)

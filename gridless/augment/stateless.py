@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gridless.augment.draws import Draws
+from gridless.backends import backend_for, current
 from gridless.structures import Ragged
 
 
@@ -33,25 +34,32 @@ class Keyed(Draws):
         self.key, self.stream = key, 0
 
     def uniform(self, batch: Ragged, *shape: int, each: str = "example", dtype: torch.dtype = torch.float32) -> Tensor:
-        drawn = self._bits(batch, shape, each)
         if dtype == torch.float64:
-            return (drawn.double() + (2**31 + 0.5)) * 2**-32
-        # The largest would be rounded to 1.
-        return ((drawn & 0xFFFFFF).to(dtype) * 2**-24 + 2**-25).clamp_(max=1 - 2**-24)
+            return (self._numbers(batch, shape, each).double() + (2**31 + 0.5)) * 2**-32
+        return self._numbers(batch, shape, each, uniform=True).to(dtype)
 
     def normal(self, batch: Ragged, *shape: int, each: str = "example", dtype: torch.dtype = torch.float32) -> Tensor:
         first, second = (self.uniform(batch, *shape, each=each, dtype=dtype) for _ in range(2))
         return (-2 * first.log()).sqrt() * (2 * math.pi * second).cos()
 
-    def _bits(self, batch: Ragged, shape: tuple[int, ...], each: str) -> Tensor:
+    def _numbers(self, batch: Ragged, shape: tuple[int, ...], each: str, uniform: bool = False) -> Tensor:
+        """Bits, int32, or with `uniform` numbers from 0 to 1, float32."""
         if len(self.key) != batch.num_examples:
             raise ValueError(f"Keyed: there are {len(self.key)} keys, but {batch.num_examples} examples")
         key, count, self.stream = self.key.to(batch.device), math.prod(shape), self.stream + 1
-        at = torch.arange(count, device=batch.device, dtype=torch.int32) + _wrap(0x3504F333 * self.stream)
+        begin = _wrap(0x3504F333 * self.stream)
+        if each == "row" and backend_for(batch.device) == "gpu":
+            from gridless.augment import stateless_gpu
+
+            with current(batch.device):
+                return stateless_gpu.drawn(batch, key, count, begin, uniform).view(-1, *shape)
+        at = torch.arange(count, device=batch.device, dtype=torch.int32) + begin
         if each == "row":
             place = torch.arange(len(batch), device=batch.device) - batch.splits[:-1][batch.example]
             key, at = key[batch.example], at + (place * count).int()[:, None]
-        return _mix32(_mix32(at) + key[:, None]).view(-1, *shape)
+        bits = _mix32(_mix32(at) + key[:, None]).view(-1, *shape)
+        # The largest would be rounded to 1.
+        return ((bits & 0xFFFFFF).float() * 2**-24 + 2**-25).clamp_(max=1 - 2**-24) if uniform else bits
 
 
 def permutation(seed: int, epoch: int, size: int) -> Tensor:

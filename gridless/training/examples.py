@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gridless.augment import events as augment
 from gridless.augment.events import Chain, EventTransform, StartAtZero
+from gridless.augment.points import EVEN
 from gridless.augment.policy import Policy
 from gridless.augment.stateless import Keyed, keys
 from gridless.data.prepare import Preparation, joined, padded, there, turned, y_up
@@ -103,11 +104,19 @@ class Clouds:
     def draw(self, augment: Policy | None, seed: int, epoch: int, index: Tensor) -> Cloud:
         """The clouds `index` (B, on the CPU), as one ragged batch; `augment` draws by `seed` and `epoch`."""
         size, device = self.points.shape[1], self.points.device
-        counts = torch.full((len(index),), size) if self.sizes is None else self.sizes[index]
-        at, splits = _ragged(index * size, counts, device)
-        rows = Rows({name: values.flatten(0, 1)[at] for name, values in self.rows.items()})
+        if self.sizes is None:
+            at, splits = send(index, device), torch.arange(len(index) + 1, device=device) * size
+        else:
+            at, splits = _ragged(index * size, self.sizes[index], device)
+
+        def drawn(values: Tensor) -> Tensor:
+            return values[at].flatten(0, 1) if self.sizes is None else values.flatten(0, 1)[at]
+
+        rows = Rows({name: drawn(values) for name, values in self.rows.items()})
         turning = ("normal",) if "normal" in self.features else ()
-        cloud = Cloud.made(coords=self.points.flatten(0, 1)[at], splits=splits, rows=rows, directions=turning)
+        cloud = Cloud.made(coords=drawn(self.points), splits=splits, rows=rows, directions=turning)
+        if self.sizes is None:
+            cloud.cached(EVEN, lambda: size)
         if augment is not None:
             cloud = augment(cloud, Keyed(send(keys(seed, epoch, index), device)))
         return joined(cloud, self.features)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 import queue
 import threading
@@ -16,6 +17,9 @@ import torch
 from gridless.plan import Plan
 from gridless.structures import Geometry
 from gridless.training.batch import transposed
+
+# What ends each thread that runs.
+_ENDS: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
 
 # Held while a thread prepares a batch; whoever must have the device to itself, to capture a graph, takes it.
 ALONE = threading.Lock()
@@ -77,6 +81,7 @@ class Prefetch:
             target=contextvars.copy_context().run, args=work, daemon=True, name="gridless-prepare"
         )
         self.thread.start()
+        _ENDS[self.thread] = self.stop
 
     def take(self) -> Any:
         """The next result, which work on the current stream may use from now on."""
@@ -130,6 +135,14 @@ def _work(owner: Any, make: Any, jobs: Any, device: Any, begun: Any, ready: Any,
                 del item, done
     except BaseException as error:
         put((None, None, error))
+
+
+@atexit.register
+def _end_all() -> None:
+    """Python would abort the program where a thread is still inside torch."""
+    for thread, stop in list(_ENDS.items()):
+        stop.set()
+        thread.join(60)
 
 
 @cache

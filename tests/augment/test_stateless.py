@@ -110,13 +110,43 @@ def test_the_numbers_of_a_key_are_the_same_in_every_version():
     """Runs that are resumed, and recipes of shipped weights, count on them."""
     ragged = gl.Cloud.of([torch.zeros(n, 3) for n in (5, 0, 31, 7)])
     draws = stateless.Keyed(stateless.keys(3, 1, torch.tensor([-5, 0, 2**40, 7])))
-    first, second = draws._bits(ragged, (2, 3), "example"), draws._bits(ragged, (2,), "row")
+    first, second = draws._numbers(ragged, (2, 3), "example"), draws._numbers(ragged, (2,), "row")
     assert first[:, 1, 2].tolist() == [-1302535648, -1119553058, 1385879617, -790498093]
     assert second[[0, 5, 42], 1].tolist() == [-613562159, -1252985557, 291587565]
 
 
+def test_every_backend_draws_the_same_numbers_for_points(backend, device):
+    ragged = gl.Cloud.of([torch.zeros(n, 3) for n in (5, 0, 31, 1300)])
+
+    def drawn(cloud):
+        draws = stateless.Keyed(stateless.keys(3, 1, torch.tensor([-5, 0, 2**40, 7])))
+        bits, shares = draws._numbers(cloud, (2,), "row"), draws.uniform(cloud, 3, each="row")
+        fine = draws.uniform(cloud, each="row", dtype=torch.float64)
+        return [x.cpu() for x in (bits, shares, fine)]
+
+    found = drawn(ragged.to(device))
+    with gl.use_backend("reference"):
+        wanted = drawn(ragged)
+    assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_clouds_known_to_be_of_one_size_are_augmented_to_the_same_bits():
+    clouds = [gl.Cloud.of(torch.rand(40, 3), normal=torch.rand(40, 3), directions=["normal"]) for _ in range(3)]
+    ragged, even = gl.collate(clouds), gl.collate(clouds)
+    even.cached(augment.points.EVEN, lambda: 40)
+    # Drop comes last: after it clouds are of several sizes.
+    steps = [step for step in POINT_STEPS if not isinstance(step, augment.Drop)] + [augment.Drop(0.5)]
+    first, second = keyed(torch.arange(3)), keyed(torch.arange(3))
+    for step in steps:
+        ragged, even = step(ragged, first), step(even, second)
+        assert torch.equal(ragged.coords, even.coords)
+        assert torch.equal(ragged.rows["normal"], even.rows["normal"])
+        assert torch.equal(ragged.splits, even.splits)
+    assert not even.keeps(augment.points.EVEN)
+
+
 def test_no_number_is_one(monkeypatch):
     draws = keyed(torch.arange(3))
-    monkeypatch.setattr(draws, "_bits", lambda *_: torch.full((3,), -1, dtype=torch.int32))
+    monkeypatch.setattr(stateless, "_mix32", lambda x: torch.full_like(x, -1))
     for dtype in (torch.float32, torch.float64):
         assert draws.uniform(batch(3), dtype=dtype).max() < 1

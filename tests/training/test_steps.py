@@ -324,6 +324,15 @@ def ahead(clouds, threads):
     return Loader(numbered(clouds), plan, 5, group=2, epochs=3)
 
 
+def test_threads_end_before_the_program_does(ahead):
+    batches = ahead._ahead(0, range(0, len(ahead), 2))
+    next(batches)
+    running = [t for t in threading.enumerate() if t.name == "gridless-prepare"]
+    assert running
+    prefetch._end_all()
+    assert not any(thread.is_alive() for thread in running)
+
+
 def test_a_thread_goes_on_with_the_next_epoch(ahead):
     firsts = range(0, len(ahead), 2)
     one = ahead._ahead(0, firsts)

@@ -150,19 +150,28 @@ def _test(
         near = source + begin * D
         total = tl.zeros([ROWS], tl.int32)
         out = bits + row
-        for word in range(0, (size + 31) // 32):
-            hits = tl.zeros([ROWS], tl.int32)
-            for k in tl.static_range(32):
-                # Past the end the last source is tested again, and its bits are cleared below.
-                j = tl.minimum(word * 32 + k, size - 1)
-                hit = squared_to(near, j * D, None, 1, point, D) <= reach
-                hits |= tl.where(hit, (1 << k) if k < 31 else -2147483648, 0)
-            left = size - word * 32
-            hits = tl.where(left < 32, hits & ((1 << tl.minimum(left, 31)) - 1), hits)
+        for _ in range(0, size // 32):
+            hits = _test_word(near, 32, point, reach, ROWS, D)
             tl.store(out, hits, mask=inside)
             total += count_bits(hits)
             out += targets
+            near += 32 * D
+        left = size % 32
+        if left > 0:
+            hits = _test_word(near, left, point, reach, ROWS, D) & ((1 << left) - 1)
+            tl.store(out, hits, mask=inside)
+            total += count_bits(hits)
         tl.store(counts + 1 + row, total, mask=inside)
+
+
+@triton.jit
+def _test_word(near, size, point, reach, ROWS: tl.constexpr, D: tl.constexpr):
+    """A bit for each of the next 32 sources; past `size` the last one is tested again."""
+    hits = tl.zeros([ROWS], tl.int32)
+    for k in tl.static_range(32):
+        hit = squared_to(near, tl.minimum(k, size - 1) * D, None, 1, point, D) <= reach
+        hits |= tl.where(hit, (1 << k) if k < 31 else -2147483648, 0)
+    return hits
 
 
 @triton.jit(do_not_specialize=["targets", "room", "blocks"])
