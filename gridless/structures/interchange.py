@@ -228,7 +228,7 @@ def structured(cloud: Cloud) -> np.ndarray:
 
 def _refuse_rows(what: str, cloud: Cloud, taken: list[str]) -> None:
     if taken:
-        rest = "cloud = gl.Cloud.of(cloud.coords, other_name=cloud.rows[...])"
+        rest = 'gl.Cloud(cloud.coords, cloud.splits, rows={"other_name": cloud.rows[...], ...})'
         raise ValueError(f"{what}: the rows {taken[0]!r} have the name of something else there: rename them, {rest}")
 
 
