@@ -19,6 +19,9 @@ from gridless.backends import is_forced
 
 Save = Callable[[Any, tuple, Any], None]
 
+# The work of operators, for torch's counter, with which they are not registered: that loads Triton, which takes 0.4 s.
+FLOPS: dict[Any, Callable[..., int]] = {}
+
 
 def operator(
     name: str,
@@ -26,6 +29,7 @@ def operator(
     save: Save | None = None,
     backward: Callable | None = None,
     schema: str | None = None,
+    flops: Callable | None = None,
 ) -> Callable[[Callable], Callable[..., Any]]:
     """Decorates the forward function of tensors and plain numbers, whose first argument is a tensor.
 
@@ -35,6 +39,7 @@ def operator(
         save: `save(ctx, inputs, output)`, as of `torch.library.register_autograd`.
         backward: `backward(ctx, *grads)`, likewise; without it a second derivative is refused.
         schema: the arguments and results in torch's words, where the function's own signature does not say them.
+        flops: what torch's `FlopCounterMode` counts, of the arguments with shapes in place of tensors.
     """
 
     def decorate(forward: Callable) -> Callable[..., Any]:
@@ -42,6 +47,8 @@ def operator(
         registered = torch.library.custom_op(f"gridless::{name}", function, mutates_args=(), schema=schema)
         registered.register_fake(_without_tangents(name, fake))
         registered.register_autograd(backward or _refuse_second, setup_context=save or _keep_nothing)
+        if flops is not None:
+            FLOPS[getattr(torch.ops.gridless, name)] = flops
         run = eager(name, save, backward)(forward)
 
         @wraps(forward)

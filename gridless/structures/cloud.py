@@ -95,7 +95,7 @@ class Cloud(Ragged):
             if not len(x) or not _is_point(x[0]):
                 return cls._of_several(x, directions, rows)
             listed = isinstance(x[0], (list, tuple))
-            x = _listed(x) if listed else torch.stack([*map(torch.as_tensor, x)])
+            x = _listed(x) if listed else torch.stack([*map(tensor_of, x)])
         splits = None
         if not isinstance(x, Tensor) and (held := held_cloud(x)) is not None:
             x, splits = held.coords, held.splits
@@ -105,7 +105,7 @@ class Cloud(Ragged):
         if coords.ndim == 3:
             batch, points = coords.shape[:2]
             coords = coords.flatten(0, 1)
-            splits = torch.arange(batch + 1) * points
+            splits = torch.arange(batch + 1, device=coords.device) * points
             each = {name: tensor_of(value) for name, value in rows.items()}
             stacked = {n: tuple(v.shape[:2]) == (batch, points) and len(v) != batch * points for n, v in each.items()}
             rows = {n: v.flatten(0, 1) if stacked[n] else v for n, v in each.items()}

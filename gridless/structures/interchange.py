@@ -149,8 +149,11 @@ def _pyg(data: Any) -> Held:
     """`pos`, and all that belongs to nodes; `x` is called features, `y` label. What belongs to graphs stays behind."""
     if getattr(data, "pos", None) is None:
         raise ValueError("Cloud.of: this Data has no pos: its points are data.pos, (N, D)")
-    names = [n for n in map(str, data.keys()) if n not in ("pos", "batch", "ptr") and data.is_node_attr(n)]
-    rows: dict[str, Any] = {PYG.get(n, n): data[n] for n in names if isinstance(data[n], Tensor)}
+    keys = [*map(str, data.keys())]
+    # What PyG keeps of the batch itself: batch, and x_batch where x was to be followed.
+    own = {"pos", "batch", "ptr", *(f"{name}_{what}" for name in keys for what in ("batch", "ptr"))}
+    names = [n for n in keys if n not in own and data.is_node_attr(n)]
+    rows: dict[str, Any] = {PYG.get(n, n): data[n] for n in names if isinstance(data[n], Tensor | np.ndarray)}
     splits = getattr(data, "ptr", None)
     batch = getattr(data, "batch", None)
     if splits is None and batch is not None and len(batch):
@@ -225,7 +228,7 @@ def structured(cloud: Cloud) -> np.ndarray:
 
 def _refuse_rows(what: str, cloud: Cloud, taken: list[str]) -> None:
     if taken:
-        rest = "cloud = gl.Cloud.of(cloud.coords, other_name=cloud.rows[...])"
+        rest = 'gl.Cloud(cloud.coords, cloud.splits, rows={"other_name": cloud.rows[...], ...})'
         raise ValueError(f"{what}: the rows {taken[0]!r} have the name of something else there: rename them, {rest}")
 
 
@@ -233,7 +236,10 @@ def to_pyg(cloud: Cloud) -> Any:
     """`Cloud.to_pyg`."""
     geometric = package("torch_geometric.data", "to_pyg", "torch-geometric")
     theirs = {ours: name for name, ours in PYG.items()}
-    taken = ("pos", "batch", "ptr", *(name for name, ours in PYG.items() if ours in cloud.rows))
+    taken = {"pos", "batch", "ptr", "num_nodes", *(name for name, ours in PYG.items() if ours in cloud.rows)}
+    if cloud.num_examples > 1:
+        # What PyG takes for positions of nodes or examples, and counts on from one example to the next.
+        taken |= {name for name in cloud.rows if "index" in name or "batch" in name or name == "face"}
     _refuse_rows("to_pyg", cloud, [name for name in cloud.rows if name in taken])
     each = [
         geometric.Data(pos=one.coords, **{theirs.get(n, n): v for n, v in one.rows.items()}) for one in cloud.examples

@@ -92,7 +92,8 @@ def tensor_of(x: Any) -> Tensor:
         # torch has no types of another byte order.
         kept = x.flags.carray and x.dtype.isnative
         return torch.from_numpy(x if kept else np.array(x, x.dtype.newbyteorder("="), order="C"))
-    return torch.as_tensor(x)
+    # A tensor stays where it is, whatever `torch.set_default_device` says.
+    return x if isinstance(x, Tensor) else torch.as_tensor(x)
 
 
 def _rows_again(values: dict[str, Tensor]) -> Rows:

@@ -162,3 +162,13 @@ def test_a_memory_may_lie_in_another_order(device):
     (fired, after), (wanted, wanted_after) = (lif_step(events, m, **SETTINGS) for m in (turned, memory))
     assert same(fired, wanted)
     assert torch.equal(after.potential, wanted_after.potential)
+
+
+def test_a_default_dtype_of_64_bits_fires_the_same_events(device):
+    events, before = stream().to(device), torch.get_default_dtype()
+    expected = lif(events, **SETTINGS)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert same(lif(events, **SETTINGS), expected)
+    finally:
+        torch.set_default_dtype(before)

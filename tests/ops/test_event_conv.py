@@ -6,6 +6,7 @@ import pytest
 import torch
 from streams import cut, of, stream, ugly
 from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
 
 import gridless as gl
 from gridless.geometry import causal, lif
@@ -209,6 +210,15 @@ def test_taps_that_share_a_program_do_not_change_the_result(backend, device, mon
         monkeypatch.setattr(autograd, "_room", lambda *_, room=room: room)
         for a, b in zip(run(source, target, 3, 2, values), whole):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_torchs_counter_counts_the_products():
+    source, target = pair(stream(), 2)
+    values = parameters(source, 3)
+    with gl.use_backend("cpu"), FlopCounterMode(display=False, custom_mapping=gl.ops.FLOPS) as counter:
+        run(source, target, 3, 2, values)
+    # Forward, for the features, and for the weight.
+    assert counter.get_total_flops() == 3 * 2 * len(target) * values[1].numel()
 
 
 def test_a_window_leaves_out_what_is_older(device):

@@ -10,6 +10,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
+from torch.utils.flop_counter import FlopCounterMode
 
 import gridless as gl
 from gridless.nn import GaussianBumps, KernelPoints, Monomials
@@ -442,6 +443,21 @@ def test_features_may_lie_apart(fast, p):
             assert torch.equal(out, expected[0])
             (grad,) = torch.autograd.grad((out * along(out)).sum(), x)
             torch.testing.assert_close(grad, expected[1])
+
+
+@pytest.mark.parametrize(("order", "p"), [("gather_first", 3), ("transform_first", 3), (None, None)])
+def test_torchs_counter_counts_the_products(fast, order, p):
+    (features, weight, *others), edges, basis = problem(fast, p=p)
+    tensors = features.requires_grad_(), weight.requires_grad_(), *others
+    with FlopCounterMode(display=False, custom_mapping=gl.ops.FLOPS) as forward:
+        out = apply(tensors, edges, basis, order=order)
+    with FlopCounterMode(display=False, custom_mapping=gl.ops.FLOPS) as backward:
+        out.sum().backward()
+    terms, q, p = len(weight), 5, p or 1
+    rows, gathered = (24, p) if order == "transform_first" else (17, q)
+    assert forward.get_total_flops() == 2 * terms * (len(edges) * gathered + rows * q * p)
+    # Gathered once over the transposed edges, then multiplied for the features and for the weight.
+    assert backward.get_total_flops() == 2 * terms * (len(edges) * out.shape[1] + 2 * 24 * q * p)
 
 
 # Bad input.

@@ -232,6 +232,25 @@ def test_pyg_gets_each_row_under_a_name_of_its_own(names):
         gl.Cloud.of(torch.zeros(3, 3), **dict.fromkeys(names, torch.ones(3))).to_pyg()
 
 
+@pytest.mark.parametrize("name", ["index", "instance_batch", "face"])
+def test_pyg_counts_no_rows_through_a_batch(name):
+    pytest.importorskip("torch_geometric")
+    one = gl.Cloud.of(torch.rand(3, 3), **{name: torch.arange(3)})
+    assert one.to_pyg()[name].tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match=f"to_pyg: the rows '{name}' have the name of something else.*rename"):
+        gl.collate([one, one]).to_pyg()
+
+
+def test_pyg_arrays_of_nodes_are_rows_and_what_follows_a_batch_is_not():
+    geometric = pytest.importorskip("torch_geometric.data")
+    data = geometric.Data(pos=torch.rand(3, 3), x=torch.rand(3, 2), ring=np.arange(3))
+    assert gl.Cloud.of(data).rows["ring"].tolist() == [0, 1, 2]
+    del data.ring
+    followed = geometric.Batch.from_data_list([data, data], follow_batch=["x"])
+    assert "x_batch" in followed
+    assert set(gl.Cloud.of(followed).rows) == {"features"}
+
+
 @pytest.mark.parametrize("names", [("x4",), ("x", "y")])
 def test_rows_of_four_dimensions_are_not_read_back_as_coordinates(names):
     with pytest.raises(ValueError, match="numpy: the rows"):

@@ -695,3 +695,12 @@ def test_what_was_checked_stays_as_it_was():
 def test_rows_of_examples_of_one_point_keep_their_shape():
     assert gl.Cloud.of(torch.rand(5, 1, 3), w=torch.rand(5, 1)).rows["w"].shape == (5, 1)
     assert gl.Cloud.of(torch.rand(5, 2, 3), w=torch.rand(5, 2)).rows["w"].shape == (10,)
+
+
+def test_clouds_stay_where_their_tensors_are_whatever_the_default_device_is():
+    x, boxes = torch.rand(6, 3), np.random.rand(2, 3, 3).astype(np.float32)
+    with torch.device("meta"):
+        found = gl.Cloud.of(x, rgb=x.numpy()), gl.Cloud.of(boxes), gl.Cloud.of([*x])
+        sampled = gl.farthest_sample(found[1], [1, 2])
+    assert [one.device.type for one in found] == ["cpu"] * 3
+    assert sampled.splits.tolist() == [0, 1, 3]

@@ -82,7 +82,7 @@ def sample_sizes(cloud: Cloud, size: Size, what: str) -> Tensor:
         return torch.minimum(torch.ceil(have.double() * size - 1e-9).long().clamp(min=1), have)
     if isinstance(size, int):
         return have.clamp(max=size)
-    each = torch.as_tensor(size)
+    each = size if isinstance(size, Tensor) else torch.as_tensor(size, device=have.device)
     if each.dtype not in (torch.int64, torch.int32) or each.shape != have.shape:
         raise ValueError(
             f"{what}: size must have one whole number for each of {len(have)} examples, "

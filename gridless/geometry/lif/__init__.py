@@ -34,7 +34,8 @@ class LIFMemory(NamedTuple):
         """
         width, height = coarser(sensor, stride)
         shape = (examples, height, width)
-        return cls(torch.zeros(shape, device=device), torch.zeros(shape, dtype=torch.int64, device=device))
+        dtypes = torch.float32, torch.int64
+        return cls(*(torch.zeros(shape, dtype=dtype, device=device) for dtype in dtypes))
 
 
 @uncompiled

@@ -10,6 +10,8 @@ A backend is a `Backend`. All tensors are contiguous.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -241,9 +243,20 @@ def _fake_backward(grad, features, weight, rate, *rest):  # type: ignore[no-unty
     return *made, grad.new_empty(grad.shape[1] if wants[3] else 0)
 
 
+def _backward_flops(grad, features, weight, rate, *rest, **_):  # type: ignore[no-untyped-def]
+    wants_features, wants_weight, wants_rate, _ = rest[-2]
+    return (wants_weight + (wants_features or wants_rate)) * _product(grad[0], weight)
+
+
+def _product(targets: int, weight: Sequence[int] | None) -> int:
+    """Of A Theta: what torch counts of layers, products of matrices."""
+    return 0 if weight is None else 2 * targets * math.prod(weight)
+
+
 @operator(
     "event_conv_backward",
     _fake_backward,
+    flops=_backward_flops,
     schema=f"(Tensor grad, Tensor features, Tensor? weight, Tensor rate, {_NEAR}, bool[] wanted, str backend) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
 )
@@ -271,11 +284,16 @@ def _differentiate_traced(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return *(x if want else None for x, want in zip(found, wanted, strict=True)), *(None,) * 13
 
 
+def _flops(features, weight, *rest, out_shape, **_):  # type: ignore[no-untyped-def]
+    return _product(out_shape[0], weight)
+
+
 @operator(
     "event_conv",
     _fake,
     _save_traced,
     _differentiate_traced,
+    flops=_flops,
     schema=f"(Tensor features, Tensor? weight, Tensor rate, Tensor? bias, {_NEAR}, str backend) -> Tensor",
 )
 def _traced(features: Tensor, *given: Any) -> Tensor:

@@ -6,6 +6,7 @@ travels with them by name, so that a backward pass runs where its forward pass r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -108,9 +109,21 @@ def _fake_backward(grad: Tensor, features: Tensor, weight: Tensor, *rest: Any) -
     return tuple(x.new_empty(x.shape) if need else grad.new_empty(0) for x, need in zip(like, needs, strict=True))
 
 
+def _backward_flops(grad, features, weight, inverse, splits, source, *rest, **_):  # type: ignore[no-untyped-def]
+    """Of B and of each product with it; and, for coordinates, of all <grad[i], F[j] Theta(m)>."""
+    (terms, channels, *wide), needs = weight, rest[-2]
+    product, total = math.prod(wide) * channels, 0
+    if needs[0] or needs[1]:
+        total += source[0] * grad[1] + (needs[0] + needs[1]) * features[0] * product
+    if needs[3] or needs[4]:
+        total += source[0] * channels + grad[0] * product
+    return 2 * terms * total
+
+
 @operator(
     "point_conv_backward",
     _fake_backward,
+    flops=_backward_flops,
     schema=f"(Tensor grad, Tensor features, Tensor weight, Tensor inverse, {_NEAR}, bool[] needs, str backend) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
@@ -144,11 +157,19 @@ def _differentiate_traced(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tu
     return *grads[:3], None, None, None, None, *grads[3:], *(None,) * 8
 
 
+def _flops(features, weight, bias, splits, source, *rest, **_):  # type: ignore[no-untyped-def]
+    """Of both products, in the order that is taken; Theta(m) of a depthwise convolution is diagonal."""
+    (terms, channels, *wide), transform_first = weight, rest[-2]
+    rows, gathered = (features[0], *wide) if transform_first else (splits[0] - 1, channels)
+    return 2 * terms * (source[0] * gathered + rows * channels * math.prod(wide))
+
+
 @operator(
     "point_conv",
     _fake_conv,
     _save_traced,
     _differentiate_traced,
+    flops=_flops,
     schema=f"(Tensor features, Tensor weight, Tensor? bias, {_NEAR}, bool transform_first, str backend) "
     "-> (Tensor, Tensor)",
 )
