@@ -133,6 +133,10 @@ def test_weights_that_16_bits_can_hold_stay_as_they_are():
     writer.matrix(weight, np.zeros(7))
     scales, halves = writer.constants.parts[0], writer.weights.parts[0].view(np.float16).astype(np.float32)
     assert (halves.reshape(5, 8)[:, :7] * scales == weight).all()
+    # What training has made next to nothing is nothing.
+    writer.matrix(np.full((5, 7), 1e-42, np.float32), np.zeros(7))
+    assert (writer.constants.parts[-2] > 0).all()
+    assert not writer.weights.parts[-1].any()
 
 
 def test_arrays_of_the_state_and_panels_of_weights_begin_with_a_cache_line():
@@ -242,7 +246,7 @@ int main() {
     assert_close(live(events), gl.stream(left)(events), 1e-6)
     with pytest.raises(ValueError, match="name must be one of C"):
         gl.export(left, tmp_path / "a", name="left eye")
-    for name in ("class", "std", "test"):
+    for name in ("class", "std", "test", "Golden", "time"):
         with pytest.raises(ValueError, match=f"'{name}' has a meaning in C.. or CMake: choose another name"):
             gl.export(left, tmp_path / "a", name=name)
 
@@ -478,6 +482,17 @@ class Named(torch.nn.Module):
 
     def forward(self, geometry, memory=None):
         return self.parts["*/ int x; /*\n"](self.first(geometry, memory))
+
+
+class Endless(Named):
+    def forward(self, geometry, memory=None):
+        return (super().forward(geometry, memory) + 1e4).exp()
+
+
+def test_a_network_whose_logits_are_endless_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"logits of the recording that tests the C are \[inf, .* not finite"):
+        gl.export(Endless(), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 @needs_compiler
