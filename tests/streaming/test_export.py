@@ -203,8 +203,25 @@ int main() {
     stream.reset();
     stream.restore(saved);
     if (stream.predict() != logits || predictions == 0) return 1;
-    try { stream.push(events); } catch (const std::invalid_argument &) { return 0; }
-    return 2;
+    try {
+        stream.push(events);
+        return 2;
+    } catch (const std::invalid_argument &) {
+    }
+    // What a callback throws comes out of push, when all events have been taken.
+    int calls = 0;
+    net::Stream other([&](std::int64_t, const float *) {
+        if (++calls == 2) throw std::runtime_error("late");
+    });
+    try {
+        other.push(events);
+        return 3;
+    } catch (const std::runtime_error &) {
+    }
+    if (calls != 2 || other.predict() != logits) return 4;
+    other.push(&events.back(), 1);
+    stream.push(&events.back(), 1);
+    return other.predict() == stream.predict() ? 0 : 5;
 }
 """)
     subprocess.run([*CC[0], "-O0", "-c", "network.c"], cwd=folder, check=True)
@@ -285,6 +302,9 @@ def test_the_page_gives_the_golden_bits_and_shows_digits_recordings_and_the_webc
         page.value(f"play(new File([Uint8Array.from(atob('{frame}'), c => c.charCodeAt(0))], 'one.gle'))")
         assert page.value("[seen, $('status').textContent]") == [3000, "one.gle: 3,000 events"]
         assert page.value("net.predictions()") > 0
+        # The second row marks an overflow of the counter, and is no event.
+        rows = "recording('one.bin', new Uint8Array([3, 4, 128, 1, 2, 0, 240, 0, 0, 0]).buffer)"
+        assert page.value(rows) == [[258, 3, 4, 1]]
         # It tells its predictions, and is asked no more.
         page.value("asked = 0, net = {...net, predict: () => asked++}, push([[1e7, 3, 4, 1]])")
         assert page.value("[asked, net.reset(), push([[5, 3, 4, 1]]), asked]")[::3] == [0, 1]
