@@ -432,7 +432,9 @@ class Reader:
         settings = {"source": source.name, "kernel": near.kernel, "stride": near.stride}
         slots = sum(fed_pixels(near.kernel, near.stride, source.sensor, target.sensor))
         bias = np.zeros(p, np.float32) if layer.bias is None else array_of(layer.bias)
-        rate = array_of(layer.rate.double() / layer.decay_time)
+        # Not the exponential in 16 bits, which is 1e-3 away.
+        log_rate = layer.log_rate.to(torch.promote_types(layer.log_rate.dtype, torch.float32))
+        rate = array_of((log_rate.exp().double() / layer.decay_time).expand(len(layer.weight), -1))
         if np.isnan(rate).any():
             raise ValueError(f"stream: a rate of {self.name} is not a number")
         return self.add(

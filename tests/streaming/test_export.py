@@ -133,6 +133,10 @@ def test_weights_that_16_bits_can_hold_stay_as_they_are():
     writer.matrix(weight, np.zeros(7))
     scales, halves = writer.constants.parts[0], writer.weights.parts[0].view(np.float16).astype(np.float32)
     assert (halves.reshape(5, 8)[:, :7] * scales == weight).all()
+    # What training has made next to nothing is nothing.
+    writer.matrix(np.full((5, 7), 1e-42, np.float32), np.zeros(7))
+    assert (writer.constants.parts[-2] > 0).all()
+    assert not writer.weights.parts[-1].any()
 
 
 def test_arrays_of_the_state_and_panels_of_weights_begin_with_a_cache_line():
@@ -199,8 +203,25 @@ int main() {
     stream.reset();
     stream.restore(saved);
     if (stream.predict() != logits || predictions == 0) return 1;
-    try { stream.push(events); } catch (const std::invalid_argument &) { return 0; }
-    return 2;
+    try {
+        stream.push(events);
+        return 2;
+    } catch (const std::invalid_argument &) {
+    }
+    // What a callback throws comes out of push, when all events have been taken.
+    int calls = 0;
+    net::Stream other([&](std::int64_t, const float *) {
+        if (++calls == 2) throw std::runtime_error("late");
+    });
+    try {
+        other.push(events);
+        return 3;
+    } catch (const std::runtime_error &) {
+    }
+    if (calls != 2 || other.predict() != logits) return 4;
+    other.push(&events.back(), 1);
+    stream.push(&events.back(), 1);
+    return other.predict() == stream.predict() ? 0 : 5;
 }
 """)
     subprocess.run([*CC[0], "-O0", "-c", "network.c"], cwd=folder, check=True)
@@ -242,7 +263,7 @@ int main() {
     assert_close(live(events), gl.stream(left)(events), 1e-6)
     with pytest.raises(ValueError, match="name must be one of C"):
         gl.export(left, tmp_path / "a", name="left eye")
-    for name in ("class", "std", "test"):
+    for name in ("class", "std", "test", "Golden", "time"):
         with pytest.raises(ValueError, match=f"'{name}' has a meaning in C.. or CMake: choose another name"):
             gl.export(left, tmp_path / "a", name=name)
 
@@ -281,6 +302,9 @@ def test_the_page_gives_the_golden_bits_and_shows_digits_recordings_and_the_webc
         page.value(f"play(new File([Uint8Array.from(atob('{frame}'), c => c.charCodeAt(0))], 'one.gle'))")
         assert page.value("[seen, $('status').textContent]") == [3000, "one.gle: 3,000 events"]
         assert page.value("net.predictions()") > 0
+        # The second row marks an overflow of the counter, and is no event.
+        rows = "recording('one.bin', new Uint8Array([3, 4, 128, 1, 2, 0, 240, 0, 0, 0]).buffer)"
+        assert page.value(rows) == [[258, 3, 4, 1]]
         # It tells its predictions, and is asked no more.
         page.value("asked = 0, net = {...net, predict: () => asked++}, push([[1e7, 3, 4, 1]])")
         assert page.value("[asked, net.reset(), push([[5, 3, 4, 1]]), asked]")[::3] == [0, 1]
@@ -478,6 +502,17 @@ class Named(torch.nn.Module):
 
     def forward(self, geometry, memory=None):
         return self.parts["*/ int x; /*\n"](self.first(geometry, memory))
+
+
+class Endless(Named):
+    def forward(self, geometry, memory=None):
+        return (super().forward(geometry, memory) + 1e4).exp()
+
+
+def test_a_network_whose_logits_are_endless_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"logits of the recording that tests the C are \[inf, .* not finite"):
+        gl.export(Endless(), tmp_path / "a")
+    assert not (tmp_path / "a").exists()
 
 
 @needs_compiler

@@ -208,6 +208,11 @@ def test_weights_of_any_precision_are_read(dtype):
     model.extra = nn.Parameter(torch.tensor([1.0, 2, 3, 4, 5, 6]))
     program = Program.of(model.to(dtype).eval())
     assert torch.equal(torch.from_numpy(program["logits"].constants["weight"]), model.logits.weight.T.float())
+    for row in program.rows:
+        if row.operation == "convolve":
+            layer = dict(model.named_modules())[row.name]
+            rate = (layer.log_rate.double().exp() / layer.decay_time).expand(len(layer.weight), -1)
+            assert torch.allclose(torch.from_numpy(row.constants["rate"]), rate.float(), rtol=1e-6)
 
 
 def test_other_threads_call_networks_while_one_is_read():

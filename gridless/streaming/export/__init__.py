@@ -104,7 +104,13 @@ def _golden(model: nn.Module, program: Program) -> tuple[np.ndarray, int, dict[s
     plan: Any = model.plan
     geometry = plan(packet_of(plan, Events.of(recording(0, GOLDEN, sensor), sensor=sensor)))
     counts = {stream.name: len(geometry[stream.name]) for stream in program.streams}
-    return session.predict().numpy(), predictions, counts
+    logits = session.predict().numpy()
+    if not np.isfinite(logits).all():
+        raise ValueError(
+            f"export: the logits of the recording that tests the C are {logits.tolist()}, not finite: gl.streaming."
+            "Session(model, features=[...]) shows after which module"
+        )
+    return logits, predictions, counts
 
 
 def _when(program: Program) -> str:

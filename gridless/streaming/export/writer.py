@@ -45,7 +45,7 @@ MOST = 1 << 20
 # The largest tables of decays, in numbers.
 DECAYS = 1 << 20
 
-# What no namespace of C++ or target of CMake can be called.
+# What no namespace of C++ or target of CMake can be called, or names of C's headers and of golden.h begin with.
 RESERVED = """
     alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class co_await
     co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do
@@ -54,6 +54,7 @@ RESERVED = """
     requires return short signed sizeof static static_assert static_cast struct switch template this thread_local throw
     true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
     main std all clean help install package test
+    golden index log ptrdiff signal size time
 """
 
 # Operations whose result may take the place of their first input.
@@ -126,7 +127,7 @@ class Writer:
             raise ValueError(f"export: chunk must be between 1 and {MOST} events, not {chunk!r}")
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
             raise ValueError(f"export: name must be one of C, letters and digits such as left_eye, not {name!r}")
-        if name in RESERVED.split():
+        if name in RESERVED.split() or name.lower() == "golden":
             raise ValueError(f"export: {name!r} has a meaning in C++ or CMake: choose another name, such as {name}_net")
         for row in program.rows:
             for part, array in row.constants.items():
@@ -186,9 +187,9 @@ class Writer:
         self.steps = max(self.steps, steps)
         scale = "0"
         if self.bits == 16:
-            # A power of two, so that weights of 11 bits stay as they are.
+            # A power of two, so that weights of 11 bits stay as they are; not so small that it would be 0.
             largest = np.abs(weight).max(0, initial=0.0)
-            factor = np.exp2(np.floor(np.log2(np.where(largest > 0, largest, 1.0))) - 14).astype(np.float32)
+            factor = np.exp2(np.floor(np.log2(np.where(largest > 2**-100, largest, 1.0))) - 14).astype(np.float32)
             weight, scale = _halves(weight / factor), self.constant(factor)
         wide = -(-columns // (COLUMNS // 2)) * (COLUMNS // 2)
         padded = np.pad(weight, [(0, 0), (0, wide - columns)])

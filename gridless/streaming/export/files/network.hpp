@@ -4,11 +4,14 @@
 //       net::Stream stream_{[this](std::int64_t time, const float *logits) { publish(time, logits); }};
 //       void on_events(const EventPacket &message) { stream_.push(decoded(message)); }
 //     };
+//
+// Needs exceptions: without them, call the functions of network.h.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -28,7 +31,8 @@ public:
 
     void reset() { net_reset(state_.get()); }
 
-    // Throws std::invalid_argument for a bad event, and is then as it was.
+    // Throws std::invalid_argument for a bad event, and is then as it was. What the callback throws is thrown when all
+    // events have been taken; it is told no more of them.
     void push(const net_event *events, std::size_t n) {
         check(net_push(state_.get(), events, n, call_ ? &Stream::tell : nullptr, this));
     }
@@ -54,9 +58,20 @@ public:
 
 private:
     static void tell(void *user, std::int64_t time, const float *logits) {
-        static_cast<Stream *>(user)->call_(time, logits);
+        auto &stream = *static_cast<Stream *>(user);
+        if (stream.thrown_) return;
+        try {
+            stream.call_(time, logits);
+        } catch (...) {
+            stream.thrown_ = std::current_exception();
+        }
     }
-    static void check(int result) {
+    void check(int result) {
+        if (thrown_) {
+            auto thrown = thrown_;
+            thrown_ = nullptr;
+            std::rethrow_exception(thrown);
+        }
         if (result < 0) throw std::invalid_argument("this state is of another network");
         if (result > 0)
             throw std::invalid_argument("event " + std::to_string(result - 1) +
@@ -66,6 +81,7 @@ private:
 
     std::unique_ptr<net_state> state_;
     Callback call_;
+    std::exception_ptr thrown_;
 };
 
 }  // namespace net
