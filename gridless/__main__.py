@@ -14,6 +14,8 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
+from gridless.progress import say
+
 # name -> (module:function, one line of help).
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("gridless.training.commands:train", "train a network by a recipe"),
@@ -42,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"gridless {__version__}")
         return 0
     if words[0] not in COMMANDS:
-        print(f"gridless: no command {words[0]!r}: there are {', '.join(COMMANDS)}", file=sys.stderr)
+        say("gridless", f"no command {words[0]!r}: there are {', '.join(COMMANDS)}")
         return 2
     try:
         with warnings.catch_warnings():
@@ -56,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
                 sys.stdout.flush()
             return status
     except (KeyboardInterrupt, _Interrupted) as error:
-        print(f"gridless {words[0]}: {str(error) or 'interrupted'}", file=sys.stderr)
+        say(f"gridless {words[0]}", str(error) or "interrupted")
         return 130
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
@@ -67,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
         if isinstance(error, ModuleNotFoundError) and error.name:
             text += f": pip install {error.name.partition('.')[0]}"
-        print(f"gridless {words[0]}: {' '.join(text.split())}", file=sys.stderr)
+        say(f"gridless {words[0]}", text)
         return 1
 
 
@@ -82,7 +84,7 @@ def _nobody_reads() -> bool:
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"gridless: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+    say("gridless", message)
 
 
 def _run(name: str, words: list[str]) -> int:
@@ -96,8 +98,8 @@ def _run(name: str, words: list[str]) -> int:
     except Exception as error:
         # Wrong options: the parser's own message, which names the option, without its page of usage.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            text = " ".join(error.format_message().split())  # type: ignore[attr-defined]
-            print(f"gridless {name}: {text} (gridless {name} --help lists the options)", file=sys.stderr)
+            text = error.format_message()  # type: ignore[attr-defined]
+            say(f"gridless {name}", f"{text} (gridless {name} --help lists the options)")
             return error.exit_code  # type: ignore[attr-defined]
         raise
 

@@ -41,10 +41,6 @@ def _given(model: Any, features: Any, geometry: Any) -> tuple[Tensor | None, Geo
         raise ValueError(f"{kind}: this network was built for features (S, {channels}): {words}")
     if channels and features is None:
         features = cloud.rows["features"]
-    if features is not None and tuple(features.shape) != (len(cloud), channels):
-        words = "flatten(0, 1) puts examples that were stacked one behind the other"
-        words = f", not {tuple(features.shape)}" + (f": {words}" if features.ndim == 3 else "")
-        raise ValueError(f"{kind}: features of these {len(cloud)} points must be ({len(cloud)}, {channels}){words}")
     return features, geometry
 
 

@@ -225,7 +225,7 @@ def predict(
     tile by tile in constant memory. Killed and started again, the command goes on where it ended.
     """
     from gridless.kernels.memory import one_heap
-    from gridless.progress import track
+    from gridless.progress import say, track
     from gridless.training.predict import classify, classify_events, is_event_network, stem, write_labels, write_parts
     from gridless.weights import load
 
@@ -287,7 +287,7 @@ def predict(
             if len(files) == 1 or isinstance(error, BrokenPipeError):
                 raise
             # One bad file is no reason to leave out those behind it.
-            print(f"gridless predict: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+            say("gridless predict", error)
             failed.append(error)
     if failed:
         raise ValueError(f"{len(failed)} of {len(files)} files have no answer, see above") from failed[0]
