@@ -18,6 +18,7 @@ from gridless.nn.pool import MaxPool, MeanPool, Spread
 from gridless.ops.segment_pool import segment_mean
 from gridless.plan import Plan
 from gridless.structures import Geometry, expect_geometry
+from gridless.structures.rows import shape_in_words
 
 ROOT2 = 2**0.5
 
@@ -41,6 +42,9 @@ def _given(model: Any, features: Any, geometry: Any) -> tuple[Tensor | None, Geo
         raise ValueError(f"{kind}: this network was built for features (S, {channels}): {words}")
     if channels and features is None:
         features = cloud.rows["features"]
+    if features is not None and tuple(features.shape) != (len(cloud), channels):
+        words = f"({len(cloud)}, {channels}), not {shape_in_words(features)}"
+        raise ValueError(f"{kind}: features of these {len(cloud)} points must be {words}")
     return features, geometry
 
 
