@@ -48,6 +48,9 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
     except BaseException as error:
         with suppress(OSError):
             unfinished.unlink()
+        # NumPy says how many numbers it wrote, and no more.
+        if type(error) is OSError and error.errno is None:
+            raise OSError(errno.ENOSPC, str(error), str(path)) from None
         if isinstance(error, OSError) and full(error) and error.filename is None:
             error.filename = str(path)
         raise

@@ -205,8 +205,8 @@ class Precomputed(Dataset):
         done = sum(path.exists() for path, _, _ in self._files())
         raise OSError(
             number,
-            f"{full(OSError(number, ''))} while writing {self.folder}: {done} of {total} files are complete and stay; make room and "
-            "start again, it goes on from there",
+            f"{full(OSError(number, ''))} while writing {self.folder}: {done} of {total} files are complete and stay; "
+            "make room and start again, it goes on from there",
         )
 
     def __getstate__(self) -> dict:

@@ -94,8 +94,8 @@ class Tiles(Sequence):
                 low, high = (float(end[axis]) for end in self._ends)
                 if scene.dtype != np.float32 and high - low >= scene.resolution * (1 << 25):
                     raise ValueError(
-                        f"tiles: points are from {low:g} to {high:g} along {'xyz'[axis] if axis < 3 else axis}, too far "
-                        f"apart for float32 at a resolution of {scene.resolution:g}: remove those far from the others"
+                        f"tiles: points are from {low:g} to {high:g} along axis {axis}, too far apart for float32 at a "
+                        f"resolution of {scene.resolution:g}: remove those far from the others"
                     )
             read = sum(int(scene.sizes[scene.within(*self.box(key, self.halo))].sum()) for key in self.keys)
             if read > _OFTEN * scene.count:

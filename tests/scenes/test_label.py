@@ -403,9 +403,13 @@ def test_one_point_equal_points_and_points_far_apart_are_labelled(x, weights, tm
 @pytest.mark.parametrize(
     ("far", "dtype", "error"),
     [
-        ((1e38, 0, 0), np.float32, r"point 7 of .*in\.npy is at 1e\+38, 0, 0, too far out for tiles: remove such points"),
+        ((1e38, 0, 0), np.float32, r"point 7 of .*in\.npy is at 1e\+38, 0, 0, too far out for tiles: remove such"),
         ((0, -1e300, 0), np.float64, r"point 7 of .*in\.npy is at 0, -1e\+300, 0, too far out for tiles"),
-        ((1, 1, -9999), np.float64, "points are from -9999 to .* along z, too far apart .*: remove those far from"),
+        (
+            (1, 1, -9999),
+            np.float64,
+            "points are from -9999 to .* along axis 2, too far apart .*: remove those far from",
+        ),
     ],
 )
 def test_a_point_that_is_too_far_out_is_refused_and_leaves_no_trace(far, dtype, error, weights, tmp_path):
