@@ -35,16 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    if not words or words[0] in ("-h", "--help"):
-        _help()
-        return 0
-    if words[0] in ("-V", "--version"):
-        from gridless import __version__
-
-        print(f"gridless {__version__}")
-        return 0
-    if words[0] not in COMMANDS:
-        say("gridless", f"no command {words[0]!r}: there are {', '.join(COMMANDS)}")
+    name = words[0] if words else "--help"
+    if name not in (*COMMANDS, "-h", "--help", "-V", "--version"):
+        say("gridless", f"no command {name!r}: there are {', '.join(COMMANDS)}")
         return 2
     try:
         with warnings.catch_warnings():
@@ -53,12 +46,10 @@ def main(argv: list[str] | None = None) -> int:
             # Names of files that the terminal has no letters for.
             if hasattr(sys.stdout, "reconfigure"):
                 sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-            status = _run(words[0], words[1:])
-            if sys.stdout is not None:
-                sys.stdout.flush()
-            return status
+            status = _run(name, words[1:]) if name in COMMANDS else _help(name)
+            return 1 if sys.stdout is not None and _nobody_reads() else status
     except (KeyboardInterrupt, _Interrupted) as error:
-        say(f"gridless {words[0]}", str(error) or "interrupted")
+        say(f"gridless {name}", str(error) or "interrupted")
         return 130
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
@@ -69,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
         if isinstance(error, ModuleNotFoundError) and error.name:
             text += f": pip install {error.name.partition('.')[0]}"
-        say(f"gridless {words[0]}", text)
+        say(f"gridless {name}", text)
         return 1
 
 
@@ -119,11 +110,17 @@ def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _help() -> None:
+def _help(name: str) -> int:
+    if name in ("-V", "--version"):
+        from gridless import __version__
+
+        print(f"gridless {__version__}")
+        return 0
     print("usage: gridless COMMAND ...   (gridless COMMAND --help says more)\n")
     for name, (_, text) in COMMANDS.items():
         print(f"  {name:<12}{text}")
     print("\n  --debug     show where an error came from\n  --version   the version")
+    return 0
 
 
 if __name__ == "__main__":

@@ -179,6 +179,12 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
     assert all(f"  {name} " in text for name in command_line.COMMANDS)
     assert command_line.main([]) == 0
     assert capsys.readouterr().out == text
+    if Path("/dev/full").exists():
+        command = [sys.executable, "-m", "gridless"]
+        with open("/dev/full", "w") as full:
+            ended = subprocess.run(command, cwd=PACKAGE.parent, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert ended.stderr.splitlines()[0] == "gridless --help: [Errno 28] No space left on device"
+        assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("name", command_line.COMMANDS)
