@@ -5,32 +5,42 @@ from typing import TYPE_CHECKING, Any
 
 from gridless.kernels import openmp as _openmp
 
-# isort: split
-from gridless.backends import use_backend
-from gridless.geometry import ball, causal, farthest_sample, grid_sample, lif, nearest, random_sample, rejection_sample
-from gridless.plan import Plan
-from gridless.structures import Cloud, Edges, Events, Geometry, collate
-
 __version__ = "0.2.0"
 
-# Imported when first touched, so that `import gridless` stays quick: name -> module.
+# Imported when first touched, torch with them, so that `import gridless` and what the command line refuses are quick:
+# name -> module.
 _LAZY: dict[str, str] = {
+    "Cloud": "gridless.structures",
+    "Edges": "gridless.structures",
+    "Events": "gridless.structures",
+    "Geometry": "gridless.structures",
+    "Plan": "gridless.plan",
     "Precomputed": "gridless.data.precompute",
+    "ball": "gridless.geometry",
     "capture": "gridless.training.captured",
+    "causal": "gridless.geometry",
+    "collate": "gridless.structures",
     "event_conv": "gridless.ops.event_conv",
     "export": "gridless.streaming.export",
+    "farthest_sample": "gridless.geometry",
     "featureless_conv": "gridless.ops.point_conv",
     "frames": "gridless.images",
+    "grid_sample": "gridless.geometry",
+    "lif": "gridless.geometry",
     "load": "gridless.weights",
+    "nearest": "gridless.geometry",
     "point_conv": "gridless.ops.point_conv",
+    "random_sample": "gridless.geometry",
     "read_cloud": "gridless.data.clouds",
     "read_events": "gridless.data.formats",
+    "rejection_sample": "gridless.geometry",
     "save": "gridless.weights",
     "show": "gridless.pictures",
     "stream": "gridless.streaming",
-    "time_surface": "gridless.images",
-    "voxel_grid": "gridless.images",
     "tiles": "gridless.scenes",
+    "time_surface": "gridless.images",
+    "use_backend": "gridless.backends",
+    "voxel_grid": "gridless.images",
     "write_events": "gridless.data.formats",
 }
 _MODULES = (
@@ -88,16 +98,29 @@ if TYPE_CHECKING:
         torch_cluster,
         training,
     )
+    from gridless.backends import use_backend
     from gridless.data.clouds import read_cloud
     from gridless.data.formats import read_events, write_events
     from gridless.data.precompute import Precomputed
+    from gridless.geometry import (
+        ball,
+        causal,
+        farthest_sample,
+        grid_sample,
+        lif,
+        nearest,
+        random_sample,
+        rejection_sample,
+    )
     from gridless.images import frames, time_surface, voxel_grid
     from gridless.ops.event_conv import event_conv
     from gridless.ops.point_conv import featureless_conv, point_conv
     from gridless.pictures import show
+    from gridless.plan import Plan
     from gridless.scenes import tiles
     from gridless.streaming import stream
     from gridless.streaming.export import export
+    from gridless.structures import Cloud, Edges, Events, Geometry, collate
     from gridless.training.captured import capture
     from gridless.weights import load, save
 
@@ -106,7 +129,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(f"gridless.{name}")
     if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
+        value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+        return value
     raise AttributeError(f"module 'gridless' has no attribute {name!r}")
 
 

@@ -14,6 +14,8 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
+from gridless.progress import say
+
 # name -> (module:function, one line of help).
 COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("gridless.training.commands:train", "train a network by a recipe"),
@@ -33,16 +35,9 @@ def main(argv: list[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
-    if not words or words[0] in ("-h", "--help"):
-        _help()
-        return 0
-    if words[0] in ("-V", "--version"):
-        from gridless import __version__
-
-        print(f"gridless {__version__}")
-        return 0
-    if words[0] not in COMMANDS:
-        print(f"gridless: no command {words[0]!r}: there are {', '.join(COMMANDS)}", file=sys.stderr)
+    name = words[0] if words else "--help"
+    if name not in (*COMMANDS, "-h", "--help", "-V", "--version"):
+        say("gridless", f"no command {name!r}: there are {', '.join(COMMANDS)}")
         return 2
     try:
         with warnings.catch_warnings():
@@ -51,12 +46,10 @@ def main(argv: list[str] | None = None) -> int:
             # Names of files that the terminal has no letters for.
             if hasattr(sys.stdout, "reconfigure"):
                 sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-            status = _run(words[0], words[1:])
-            if sys.stdout is not None:
-                sys.stdout.flush()
-            return status
+            status = _run(name, words[1:]) if name in COMMANDS else _help(name)
+            return 1 if sys.stdout is not None and _nobody_reads() else status
     except (KeyboardInterrupt, _Interrupted) as error:
-        print(f"gridless {words[0]}: {str(error) or 'interrupted'}", file=sys.stderr)
+        say(f"gridless {name}", str(error) or "interrupted")
         return 130
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
@@ -67,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         text = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
         if isinstance(error, ModuleNotFoundError) and error.name:
             text += f": pip install {error.name.partition('.')[0]}"
-        print(f"gridless {words[0]}: {' '.join(text.split())}", file=sys.stderr)
+        say(f"gridless {name}", text)
         return 1
 
 
@@ -82,7 +75,7 @@ def _nobody_reads() -> bool:
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    print(f"gridless: {' '.join(str(message).split())}", file=sys.stderr, flush=True)
+    say("gridless", message)
 
 
 def _run(name: str, words: list[str]) -> int:
@@ -96,8 +89,8 @@ def _run(name: str, words: list[str]) -> int:
     except Exception as error:
         # Wrong options: the parser's own message, which names the option, without its page of usage.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            text = " ".join(error.format_message().split())  # type: ignore[attr-defined]
-            print(f"gridless {name}: {text} (gridless {name} --help lists the options)", file=sys.stderr)
+            text = error.format_message()  # type: ignore[attr-defined]
+            say(f"gridless {name}", f"{text} (gridless {name} --help lists the options)")
             return error.exit_code  # type: ignore[attr-defined]
         raise
 
@@ -117,11 +110,17 @@ def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _help() -> None:
+def _help(name: str) -> int:
+    if name in ("-V", "--version"):
+        from gridless import __version__
+
+        print(f"gridless {__version__}")
+        return 0
     print("usage: gridless COMMAND ...   (gridless COMMAND --help says more)\n")
     for name, (_, text) in COMMANDS.items():
         print(f"  {name:<12}{text}")
     print("\n  --debug     show where an error came from\n  --version   the version")
+    return 0
 
 
 if __name__ == "__main__":

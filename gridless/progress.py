@@ -1,4 +1,4 @@
-"""How far a long job is: one line on stderr, with the time that is left; nothing where stderr is no terminal."""
+"""What stderr is told: errors and warnings as one line each, and how far a long job is, where it is a terminal."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def say(who: str, words: object) -> None:
+    """An error or a warning, as one line."""
+    print(f"{who}: {' '.join(str(words).split())}", file=sys.stderr, flush=True)
 
 
 def line(*words: str) -> Any:

@@ -90,7 +90,7 @@ def _context() -> Any:
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gridless"])
+    context.set_forkserver_preload(["gridless.plan"])
     return context
 
 

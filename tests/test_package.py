@@ -147,15 +147,25 @@ def test_there_are_no_import_circles(where: str):
 
 
 def test_importing_the_package_imports_nothing_slow():
-    """Compilers, plotting and training come with the first thing that needs them."""
-    code = "import sys, gridless; print(*sys.modules)"
+    """torch comes with the first name, compilers, plotting and training with the first thing that needs them."""
+    code = "import sys, gridless; print(*sys.modules); gridless.Cloud, gridless.Plan; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent)
     assert found.returncode == 0, found.stderr
-    names = found.stdout.split()
+    before, names = (line.split() for line in found.stdout.splitlines())
+    assert not {"torch", "numpy"} & set(before)
     slow = {"numba", "triton", "lightning", "matplotlib", "scipy", "h5py", "torch_geometric"}
     assert not slow & set(names)
     # What OpenMP is told comes too late when torch has loaded it.
     assert names.index("gridless.kernels.openmp") < names.index("torch")
+
+
+def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path: Path):
+    """The command line itself imports nothing slow, so that it is there to take the interrupt."""
+    (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
+    paths = os.pathsep.join([str(tmp_path), str(PACKAGE.parent)])
+    command = [sys.executable, "-m", "gridless", "predict", "scan.ply"]
+    found = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths})
+    assert (found.returncode, found.stderr) == (130, "gridless predict: interrupted\n")
 
 
 def test_the_version_is_the_one_that_is_built():
@@ -169,6 +179,12 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
     assert all(f"  {name} " in text for name in command_line.COMMANDS)
     assert command_line.main([]) == 0
     assert capsys.readouterr().out == text
+    if Path("/dev/full").exists():
+        command = [sys.executable, "-m", "gridless"]
+        with open("/dev/full", "w") as full:
+            ended = subprocess.run(command, cwd=PACKAGE.parent, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert ended.stderr.splitlines()[0] == "gridless --help: [Errno 28] No space left on device"
+        assert "Traceback" not in ended.stderr
 
 
 @pytest.mark.parametrize("name", command_line.COMMANDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
@@ -15,6 +16,16 @@ from typing import IO
 
 _MARK = ".unfinished-"
 _A_DAY = 86_400
+_FULL = {
+    errno.ENOSPC: "no space left",
+    errno.EDQUOT: "no space left",
+    errno.EFBIG: "files may not be so large here (ulimit -f)",
+}
+
+
+def full(error: OSError) -> str | None:
+    """Why nothing more can be written, in words; None for other errors."""
+    return _FULL.get(error.errno or 0)
 
 
 @contextmanager
@@ -34,9 +45,14 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             unfinished.unlink()
+        # NumPy says how many numbers it wrote, and no more.
+        if type(error) is OSError and error.errno is None:
+            raise OSError(errno.ENOSPC, str(error), str(path)) from None
+        if isinstance(error, OSError) and full(error) and error.filename is None:
+            error.filename = str(path)
         raise
     _sync_folder(path.parent)
 

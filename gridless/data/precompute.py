@@ -10,7 +10,6 @@ point, or another line in a function that the data set calls, is found by compar
 from __future__ import annotations
 
 import dataclasses
-import errno
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from gridless.data.errors import FormatError
-from gridless.data.files import sweep, write_whole
+from gridless.data.files import full, sweep, write_whole
 from gridless.data.seeds import seed_of
 from gridless.data.shards import MAGIC, Shard, flatten, write
 from gridless.plan import Plan
@@ -206,8 +205,8 @@ class Precomputed(Dataset):
         done = sum(path.exists() for path, _, _ in self._files())
         raise OSError(
             number,
-            f"no space left while writing {self.folder}: {done} of {total} files are complete and stay; make room and "
-            "start again, it goes on from there",
+            f"{full(OSError(number, ''))} while writing {self.folder}: {done} of {total} files are complete and stay; "
+            "make room and start again, it goes on from there",
         )
 
     def __getstate__(self) -> dict:
@@ -237,9 +236,9 @@ class _Work(Dataset):
         try:
             write(path, self.key, [self._planned(example) for example in raw], [_trace(example) for example in raw])
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if full(error) is None:
                 raise
-            return error.errno
+            return error.errno or 0
         return 0
 
     def _planned(self, example: Any) -> Any:

@@ -18,6 +18,7 @@ from gridless.nn.pool import MaxPool, MeanPool, Spread
 from gridless.ops.segment_pool import segment_mean
 from gridless.plan import Plan
 from gridless.structures import Geometry, expect_geometry
+from gridless.structures.rows import shape_in_words
 
 ROOT2 = 2**0.5
 
@@ -42,9 +43,8 @@ def _given(model: Any, features: Any, geometry: Any) -> tuple[Tensor | None, Geo
     if channels and features is None:
         features = cloud.rows["features"]
     if features is not None and tuple(features.shape) != (len(cloud), channels):
-        words = "flatten(0, 1) puts examples that were stacked one behind the other"
-        words = f", not {tuple(features.shape)}" + (f": {words}" if features.ndim == 3 else "")
-        raise ValueError(f"{kind}: features of these {len(cloud)} points must be ({len(cloud)}, {channels}){words}")
+        words = f"({len(cloud)}, {channels}), not {shape_in_words(features)}"
+        raise ValueError(f"{kind}: features of these {len(cloud)} points must be {words}")
     return features, geometry
 
 

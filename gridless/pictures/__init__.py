@@ -16,6 +16,8 @@ import torch
 from gridless.pictures.colours import BLUE, RED, row_colours
 from gridless.structures import Cloud, Edges, Events
 
+# What a PNG says of where it came from.
+MARK = "gridless"
 SUFFIXES = (".png", ".svg", ".pdf", ".html", ".gif", ".mp4")
 VIEWS = ("space", "frame", "surface")
 # The axis that points up, and which coordinates then are to the right, to the back and up.
@@ -121,7 +123,8 @@ class Picture:
         if path.suffix == ".html":
             return write_whole(path, self.html().encode())
         buffer = io.BytesIO()
-        self.figure().savefig(buffer, format=path.suffix[1:], dpi=150)
+        about = {"Software": MARK} if path.suffix == ".png" else None
+        self.figure().savefig(buffer, format=path.suffix[1:], dpi=150, metadata=about)
         return write_whole(path, buffer.getvalue())
 
     @property

@@ -11,7 +11,10 @@ import typer
 
 def show(
     file: Annotated[Path, typer.Argument(help="A cloud (PLY, PCD, LAS, NPY, XYZ...), a mesh, or a recording.")],
-    out: Annotated[Path | None, typer.Option(help="Where to: .png, .svg, .pdf or .html; else FILE with .png.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where to: .png, .svg, .pdf or .html; else FILE with .png, where that is not another's."),
+    ] = None,
     sample: Annotated[float | None, typer.Option(help="Mark a rejection sample of this radius.")] = None,
     ball: Annotated[float | None, typer.Option(help="Colour a few neighbourhoods of this radius.")] = None,
     colour: Annotated[str | None, typer.Option(help="Colour by these rows, such as label, intensity or rgb.")] = None,
@@ -26,9 +29,12 @@ def show(
 ) -> None:
     """Draw a cloud, with samples or neighbourhoods, a mesh, or a recording of events."""
     import gridless as gl
-    from gridless.pictures import read
+    from gridless.pictures import MARK, read
 
     facts: dict[str, object] = {"file": str(file)}
+    drawn = out or file.with_suffix(".png")
+    if out is None and video is None and drawn.exists() and MARK.encode() not in drawn.read_bytes()[:200]:
+        raise ValueError(f"{drawn} is there, and no picture of {file}: say where to with --out, or replace it so")
     if model is not None:
         thing, colour = _parts(model, file, category, up), "part"
     else:
@@ -51,7 +57,7 @@ def show(
     if video is not None:
         facts["video"] = str(picture.video(video, fps, speed))
     if video is None or out is not None:
-        facts["picture"] = str(picture.save(out or file.with_suffix(".png")))
+        facts["picture"] = str(picture.save(drawn))
     print(json.dumps(facts) if as_json else ", ".join(f"{k} {v}" for k, v in facts.items()))
 
 

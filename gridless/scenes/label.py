@@ -26,7 +26,7 @@ import torch
 
 from gridless.data.clouds import las, ply
 from gridless.data.clouds.base import Points, Source
-from gridless.data.files import whole_file, write_whole
+from gridless.data.files import full, whole_file, write_whole
 from gridless.data.prepare import Preparation, check_scales, scale, turned
 from gridless.geometry import nearest
 from gridless.kernels.memory import trim
@@ -212,9 +212,9 @@ def label_scene(
                 raise _changed(source)
             _write(tiles.scene, source, out, labels, np.array([0, *values], dtype))
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if full(error) is None:
                 raise
-            words = f"no space left while writing {out}: what is done stays in {folder}; make room and start again"
+            words = f"{full(error)} while writing {out}: what is done stays beside it; make room and start again"
             raise OSError(error.errno, words) from None
         found = np.zeros(classes + 1, np.int64)
         for at in range(0, count, 1 << 22):
@@ -337,9 +337,10 @@ def _work(out: Path, settings: dict[str, Any]) -> Iterator[Path]:
             write_whole(about, words.encode())
         try:
             yield folder
-        except BaseException:
-            # What was refused before any tile was looked at leaves no trace.
-            if not (folder / "done").exists():
+        except BaseException as error:
+            # What was refused before any tile was done leaves no trace; what an interrupted run found stays.
+            done, kept = folder / "done", not isinstance(error, Exception) and (folder / "scan.npz").exists()
+            if not kept and not (done.exists() and done.stat().st_size):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 

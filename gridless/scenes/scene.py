@@ -29,6 +29,8 @@ RESOLUTION = 2.0**-13
 _KEPT = 1 << 21
 # Points that are sorted at a time where the pieces of a file are not compact.
 _RUN = 1 << 22
+# Cells from the origin that can be counted in 64 bits, with the differences of two.
+_FARTHEST = 2.0**61
 
 
 # The size of a file and when it was changed.
@@ -239,6 +241,12 @@ class Scene:
             first, many = self.name(int(piece.index[bad[0]])), len(bad)
             raise ValueError(
                 f"{first} is not finite{f', nor are {many - 1} that follow' * (many > 1)}: remove such points"
+            )
+        far = np.abs(piece.coords[:, :2]).max(1)
+        if far.max() / cell > _FARTHEST:
+            first, at = self.name(int(piece.index[far.argmax()])), piece.coords[far.argmax()].tolist()
+            raise ValueError(
+                f"{first} is at {', '.join(f'{x:g}' for x in at)}, too far out for tiles: remove such points"
             )
         cells = cells_of(piece.coords, cell)
         (i0, wide), (j0, tall) = ((int(x.min()), int(np.ptp(x)) + 1) for x in cells.T)

@@ -89,6 +89,14 @@ class Tiles(Sequence):
         if self.keys:
             self._axes = min(scene.dim, 2)
             self._ends = scene.low.min(0), scene.high.max(0)
+            # Tiles are cut over the first two axes, and as deep as the scene.
+            for axis in range(2, scene.dim):
+                low, high = (float(end[axis]) for end in self._ends)
+                if scene.dtype != np.float32 and high - low >= scene.resolution * (1 << 25):
+                    raise ValueError(
+                        f"tiles: points are from {low:g} to {high:g} along axis {axis}, too far apart for float32 at a "
+                        f"resolution of {scene.resolution:g}: remove those far from the others"
+                    )
             read = sum(int(scene.sizes[scene.within(*self.box(key, self.halo))].sum()) for key in self.keys)
             if read > _OFTEN * scene.count:
                 scene.sort(min(self.size, float((self._ends[1] - self._ends[0])[: self._axes].max())) / 4, scratch)

@@ -89,6 +89,7 @@ def stream(
         raise ValueError("standard input is closed: --input - reads frames from it")
     if sys.stdout is None:
         raise ValueError("standard output is closed: the predictions have nowhere to go")
+    _check_source(source, [str(name) for name in repair or []], crop)
     model: Any = load(weights)
     engine = engine_of(model)
     names = model.about.get("class_names") or [str(k) for k in range(model.config["classes"])]
@@ -145,10 +146,22 @@ def stream(
 def _fit(sensor: tuple[int, int], crop: str | None, pool: int, repair: list[Repair]) -> Any:
     from gridless.streaming.sources import Fit
 
-    if crop is not None and not re.fullmatch(r"\d+,\d+", crop):
-        raise ValueError(f"--crop takes two whole numbers X,Y, such as 100,60, not {crop!r}")
     corner = None if crop is None else tuple(int(part) for part in crop.split(","))
     return Fit(sensor, corner, pool, Repair.drop in repair)  # type: ignore[arg-type]
+
+
+def _check_source(source: str, repairs: list[str], crop: str | None) -> None:
+    """Refuse what the options of the source cannot be, before anything is loaded and compiled for it."""
+    if crop is not None and not re.fullmatch(r"\d+,\d+", crop):
+        raise ValueError(f"--crop takes two whole numbers X,Y, such as 100,60, not {crop!r}")
+    live = source in ("-", "camera") or source.startswith("udp://")
+    if live and set(repairs) - {"drop"}:
+        raise ValueError(f"--repair {min(set(repairs) - {'drop'})} is for recordings: a live stream can only drop")
+    if not live and not Path(source).is_file():
+        raise FileNotFoundError(f"no file {source}: --input takes a recording, -, udp://HOST:PORT or camera")
+    host, _, port = source.removeprefix("udp://").rpartition(":")
+    if source.startswith("udp://") and (not host or not port.isdigit()):
+        raise ValueError(f"{source!r} is not of the form udp://HOST:PORT")
 
 
 def _source(
@@ -157,16 +170,9 @@ def _source(
     """The source that `--input` names, opened when the engine is ready: a socket would fill up while it compiles."""
     from gridless.streaming.sources import SIDE, Camera, Datagrams, frames, recording
 
-    largest, live = (SIDE, SIDE), source in ("-", "camera") or source.startswith("udp://")
-    if live and set(repairs) - {"drop"}:
-        raise ValueError(f"--repair {min(set(repairs) - {'drop'})} is for recordings: a live stream can only drop")
-    if not live and not Path(source).is_file():
-        raise FileNotFoundError(f"no file {source}: --input takes a recording, -, udp://HOST:PORT or camera")
-    host, _, port = source.removeprefix("udp://").rpartition(":")
-    if source.startswith("udp://") and (not host or not port.isdigit()):
-        raise ValueError(f"{source!r} is not of the form udp://HOST:PORT")
+    largest = SIDE, SIDE
     _warm_up(engine)
-    if not live:
+    if source not in ("-", "camera") and not source.startswith("udp://"):
         return recording(source, None, packet, realtime, repairs, fit)
     if source == "camera":
         return Camera(largest, fit=fit)
@@ -174,6 +180,7 @@ def _source(
         # A reader of its own: the interpreter waits at its end for one that a thread still reads from.
         return frames(os.fdopen(os.dup(sys.stdin.fileno()), "rb"), largest, fit=fit)
     # An address of IPv6 stands in brackets.
+    host, _, port = source.removeprefix("udp://").rpartition(":")
     return Datagrams(host.strip("[]"), int(port), largest, **options, fit=fit)
 
 

@@ -10,6 +10,12 @@ import torch
 from torch import Tensor
 
 
+def shape_in_words(features: Tensor) -> str:
+    """The shape of features that are not (S, channels), and what to do about it."""
+    hint = ": flatten(0, 1) puts examples that were stacked one behind the other" if features.ndim == 3 else ""
+    return f"{tuple(features.shape)}{hint}"
+
+
 class Rows(Mapping[str, Tensor]):
     """What belongs to each point or event beside its place, by name: `cloud.rows["rgb"]` (S, 3). Read-only."""
 

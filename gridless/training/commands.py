@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -225,7 +224,7 @@ def predict(
     tile by tile in constant memory. Killed and started again, the command goes on where it ended.
     """
     from gridless.kernels.memory import one_heap
-    from gridless.progress import track
+    from gridless.progress import say, track
     from gridless.training.predict import classify, classify_events, is_event_network, stem, write_labels, write_parts
     from gridless.weights import load
 
@@ -287,7 +286,7 @@ def predict(
             if len(files) == 1 or isinstance(error, BrokenPipeError):
                 raise
             # One bad file is no reason to leave out those behind it.
-            print(f"gridless predict: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+            say("gridless predict", error)
             failed.append(error)
     if failed:
         raise ValueError(f"{len(failed)} of {len(files)} files have no answer, see above") from failed[0]
@@ -380,14 +379,16 @@ def _check_writable(folder: Path, option: str) -> None:
 @contextmanager
 def _naming(out: Path) -> Iterator[None]:
     """Name the folder of a run where the disk is full, unless the error does, and say how to go on."""
+    from gridless.data.files import full
+
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or error.strerror != os.strerror(error.errno):
+        if full(error) is None or error.strerror != os.strerror(error.errno or 0):
             raise
         there = (out / "checkpoints" / "last.ckpt").is_file()
         remedy = "go on from the last checkpoint with --resume" if there else "start again"
-        raise OSError(error.errno, f"no space left while writing {out}: make room and {remedy}") from error
+        raise OSError(error.errno, f"{full(error)} while writing {out}: make room and {remedy}") from error
 
 
 def _listed(folder: Path) -> Path | None:

@@ -88,8 +88,8 @@ def test_a_full_disk_leaves_files_as_they_were(tmp_path):
         for path in sys.argv[1:]:
             try:
                 Page("title").save(path) if path.endswith("html") else gl.write_events(path, events)
-            except OSError:
-                print("refused")
+            except OSError as error:
+                print(error)
     """
     paths = [tmp_path / f"file{suffix}" for suffix in (".npz", ".npy", ".csv", ".es", ".dat", ".bin", ".html")]
     for path in paths:
@@ -97,6 +97,8 @@ def test_a_full_disk_leaves_files_as_they_were(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(gl.__file__).parents[1])}
     command = [sys.executable, "-c", textwrap.dedent(script), *map(str, paths)]
     ended = subprocess.run(command, env=environment, timeout=120, capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == ["refused"] * len(paths)
+    words = [f"[Errno 27] File too large: '{path}'" for path in paths]
+    words[1] = f"[Errno 28] 20000 requested and 47 written: '{paths[1]}'"
+    assert ended.stdout.splitlines() == words
     assert all(path.read_bytes() == b"before" for path in paths)
     assert sorted(tmp_path.iterdir()) == sorted(paths)

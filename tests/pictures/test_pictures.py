@@ -283,6 +283,17 @@ def test_the_command_draws_files(points, recording, tmp_path, kind, capsys):
     assert (tmp_path / "film.gif").is_file() == (kind == "events")
     assert main(["show", str(tmp_path / "missing.ply")]) == 1
     assert "no file" in capsys.readouterr().err
+    # Without --out a picture of its own is replaced, and no other.
+    drawn = file.with_suffix(".png")
+    for _ in range(2):
+        assert main(["show", str(file)]) == 0
+    drawn.write_bytes(b"a photograph")
+    assert main(["show", str(file)]) == 1
+    assert "is there, and no picture of" in capsys.readouterr().err
+    assert drawn.read_bytes() == b"a photograph"
+    assert main(["show", str(file), "--out", str(drawn)]) == 0
+    assert drawn.stat().st_size > 2000
+    capsys.readouterr()
     assert main(["show", str(file), "--colour", "mood"]) == 1
     assert capsys.readouterr().err.startswith("gridless show: no rows 'mood', only ")
 

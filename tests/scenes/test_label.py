@@ -400,6 +400,41 @@ def test_one_point_equal_points_and_points_far_apart_are_labelled(x, weights, tm
     assert sum(label_scene(tmp_path / "in.npy", weights, tmp_path / "out.npy", grid=0.3).values()) == len(x)
 
 
+@pytest.mark.parametrize(
+    ("far", "dtype", "error"),
+    [
+        ((1e38, 0, 0), np.float32, r"point 7 of .*in\.npy is at 1e\+38, 0, 0, too far out for tiles: remove such"),
+        ((0, -1e300, 0), np.float64, r"point 7 of .*in\.npy is at 0, -1e\+300, 0, too far out for tiles"),
+        (
+            (1, 1, -9999),
+            np.float64,
+            "points are from -9999 to .* along axis 2, too far apart .*: remove those far from",
+        ),
+    ],
+)
+def test_a_point_that_is_too_far_out_is_refused_and_leaves_no_trace(far, dtype, error, weights, tmp_path):
+    x = street(50).astype(dtype)
+    x[7] = far
+    np.save(tmp_path / "in.npy", x)
+    with pytest.raises(ValueError, match=error):
+        label_scene(tmp_path / "in.npy", weights, tmp_path / "out.npy")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
+
+
+def test_what_the_first_tile_refuses_leaves_no_trace_and_an_interrupt_what_was_found(
+    city, weights, tmp_path, monkeypatch
+):
+    for error, left in ((ValueError, []), (KeyboardInterrupt, ["out.npy.unfinished"])):
+
+        def refuse(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(Labeller, "label", refuse)
+        with pytest.raises(error):
+            label_scene(city, weights, tmp_path / "out.npy")
+        assert [path.name for path in tmp_path.iterdir()] == left
+
+
 def test_two_runs_to_one_output_are_refused(city, weights, tmp_path, monkeypatch):
     out = tmp_path / "out.laz"
 
@@ -426,8 +461,8 @@ class Full(io.FileIO):
 def test_a_disk_that_fills_loses_nothing(suffix, city, weights, tmp_path, monkeypatch):
     out = tmp_path / f"out{suffix}"
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
+    def too_large(*_):
+        raise OSError(27, "File too large")
 
     whole = label.whole_file
     with monkeypatch.context() as patch:
@@ -438,8 +473,8 @@ def test_a_disk_that_fills_loses_nothing(suffix, city, weights, tmp_path, monkey
     assert not out.exists()
     with monkeypatch.context() as patch:
         # Where labels will be is taken first: memory that is mapped to a full disk ends a process without a word.
-        patch.setattr(os, "posix_fallocate", full, raising=False)
-        with pytest.raises(OSError, match=r"no space left while writing .*make room and start again"):
+        patch.setattr(os, "posix_fallocate", too_large, raising=False)
+        with pytest.raises(OSError, match=r"files may not be so large here \(ulimit -f\) while writing .*make room"):
             label_scene(city, weights, out)
     monkeypatch.setattr(Labeller, "label", None)
     assert sum(label_scene(city, weights, out).values()) == 4000

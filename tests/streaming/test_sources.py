@@ -515,12 +515,13 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(events, weights)
     ("words", "message"),
     [
         (["--weights", "nothing-of-the-kind", "--input", "-"], "no weights named"),
-        (["--weights", "{weights}", "--input", "missing.raw"], "no file missing.raw"),
+        # Before weights are loaded, and anything is compiled for them.
+        (["--weights", "nothing-of-the-kind", "--input", "missing.raw"], "no file missing.raw"),
+        (["--weights", "nothing-of-the-kind", "--input", "-", "--crop", "5"], "--crop takes two whole numbers X,Y"),
         (["--weights", "{weights}", "--input", "udp://nowhere"], "udp://HOST:PORT"),
         (["--weights", "modelnet40-small", "--input", "-"], "PointResNet is not an event network"),
         (["--weights", "{weights}", "--input", "-", "--packet", "0"], "--packet"),
         (["--weights", "{weights}", "--input", "-", "--packet", "-5"], "--packet"),
-        (["--weights", "{weights}", "--input", "-", "--crop", "5"], "--crop takes two whole numbers X,Y"),
         (["--weights", "{weights}", "--input", "-", "--repair", "sort"], "--repair sort is for recordings"),
     ],
 )

@@ -16,6 +16,7 @@ from gridless.ops.point_conv import registered
 from gridless.ops.point_conv.contract import Backend, Neighbours
 from gridless.ops.point_conv.edge_function import Basis, EdgeFunction
 from gridless.structures.edges import Edges, transposed
+from gridless.structures.rows import shape_in_words
 
 __all__ = ["Basis", "EdgeFunction", "cheaper_order", "featureless_conv", "point_conv"]
 
@@ -221,8 +222,7 @@ def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges
     if features.ndim != 2 or features.shape[0] != edges.num_source:
         raise ValueError(
             f"point_conv: the edges have {edges.num_source} sources, so features must be "
-            f"({edges.num_source}, channels), not {tuple(features.shape)}"
-            + (": flatten(0, 1) puts examples that were stacked one behind the other" if features.ndim == 3 else "")
+            f"({edges.num_source}, channels), not {shape_in_words(features)}"
         )
     if weight.ndim not in (2, 3) or weight.shape[:2] != (basis.size, features.shape[1]):
         known = weight.ndim in (2, 3) and weight.shape[0] == basis.size
