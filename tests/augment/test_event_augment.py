@@ -82,7 +82,7 @@ class TestAll:
     def test_empty_recordings_stay_empty(self, transform):
         empty = recording(0)
         assert len(transform(empty, seed())) == 0
-        batch = gl.collate([recording(50), empty, recording(20, 1)])
+        batch = gl.collate([recording(50), empty, recording(20, 1), empty])
         assert transform(batch, seed()).sizes.tolist()[1] == 0
 
     def test_it_is_a_frozen_value(self, transform):
