@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless.structures.edges import transpose, transposed
+from gridless.structures.edges import _traced_transpose, transpose, transposed
 
 
 def make(backend_device: torch.device) -> gl.Edges:
@@ -25,6 +25,13 @@ def test_it_agrees_with_scipy(backend, device):
     assert back.source.tolist() == wanted.indices.tolist()
     assert (back.num_source, back.num_target) == (edges.num_target, edges.num_source)
     assert back.source.dtype == torch.int32
+
+
+def test_what_is_traced_has_the_shapes_of_what_runs():
+    edges = gl.Edges(torch.tensor([0, 3, 4]), torch.tensor([1, 1, 0, 1]), 5)
+    splits, target = _traced_transpose(edges.splits.to("meta"), edges.source.to("meta"), edges.num_source, 0)
+    assert (splits.shape, splits.dtype) == ((6,), torch.int64)
+    assert (target.shape, target.dtype) == ((4,), torch.int32)
 
 
 def test_repeated_edges_are_kept(backend, device):
