@@ -27,13 +27,6 @@ def test_it_agrees_with_scipy(backend, device):
     assert back.source.dtype == torch.int32
 
 
-def test_what_is_traced_has_the_shapes_of_what_runs():
-    edges = gl.Edges(torch.tensor([0, 3, 4]), torch.tensor([1, 1, 0, 1]), 5)
-    splits, target = _traced_transpose(edges.splits.to("meta"), edges.source.to("meta"), edges.num_source, 0)
-    assert (splits.shape, splits.dtype) == ((6,), torch.int64)
-    assert (target.shape, target.dtype) == ((4,), torch.int32)
-
-
 def test_repeated_edges_are_kept(backend, device):
     edges = gl.Edges(torch.tensor([0, 3, 4]), torch.tensor([1, 1, 0, 1]), 3).to(device)
     back = transpose(edges)
@@ -98,3 +91,7 @@ def test_a_graph_that_is_compiled_first_has_it_too():
     compiled = torch.compile(lambda edges: transposed(edges)[0] * 2, fullgraph=True, backend="aot_eager")
     assert compiled(edges).tolist() == [0, 0, 4, 6, 6]
     assert not edges.keeps("transpose")
+    # What follows it in the graph is made for these shapes.
+    splits, target = _traced_transpose(edges.splits.to("meta"), edges.source.to("meta"), 4, 0)
+    assert (splits.shape, splits.dtype) == ((5,), torch.int64)
+    assert (target.shape, target.dtype) == ((3,), torch.int32)
