@@ -205,17 +205,13 @@ class Recordings:
         return Recordings(self.events.to(device), self.labels.to(device), self.class_names, self.splits)
 
     def tensors(self) -> list[Tensor]:
-        events = self.events
-        parts = (self.labels, events.pixel, events.time, events.polarity, events.splits)
-        return [part for part in parts if part is not None]
+        return [self.labels, *(tensor for _, tensor in self.events.parts())]
 
     def cut(self, index: Tensor) -> Events:
         """The recordings `index` (B, on the CPU), in that order, as one ragged batch on the device."""
         begin = self.splits[index]
         at, splits = _ragged(begin, self.splits[index + 1] - begin, self.events.device)
-        events = self.events
-        polarity = None if events.polarity is None else events.polarity[at]
-        return events._changed(pixel=events.pixel[at], time=events.time[at], polarity=polarity, splits=splits)
+        return self.events._part(at, splits)
 
     def draw(self, augment: Callable[..., Events], seed: int, epoch: int, index: Tensor) -> Events:
         """The recordings `index` (B, on the CPU), as one ragged batch; `augment` draws by `seed` and `epoch`."""

@@ -82,7 +82,7 @@ class TestAll:
     def test_empty_recordings_stay_empty(self, transform):
         empty = recording(0)
         assert len(transform(empty, seed())) == 0
-        batch = gl.collate([recording(50), empty, recording(20, 1)])
+        batch = gl.collate([recording(50), empty, recording(20, 1), empty])
         assert transform(batch, seed()).sizes.tolist()[1] == 0
 
     def test_it_is_a_frozen_value(self, transform):
@@ -169,6 +169,26 @@ def test_translation_reaches_every_whole_offset_equally():
     assert counts.min() > 400
 
 
+def test_zoom_magnifies_about_half_the_sensor():
+    events = _of([17, 20, 0], [17, 16, 0], (34, 34))
+    # (0, 0) goes to (-17, -17), outside, where it is dropped.
+    assert ev.Zoom(2.0, 2.0)(events).pixel.tolist() == [[17, 17], [23, 15]]
+    assert ev.Zoom(0.5, 0.5)(_of([21, 0], [13, 0], (34, 34))).pixel.tolist() == [[19, 15], [8, 8]]
+    factors = (ev.Zoom(0.5, 2.0)(gl.collate([_of([600], [500], (1000, 1000))] * 500), seed()).pixel[:, 0] - 500) / 100
+    assert bool(((factors >= 0.5) & (factors <= 2)).all())
+    # As many below 1 as above it: logarithms are uniform.
+    assert 200 < int((factors < 1).sum()) < 300
+
+
+def test_times_are_stretched_from_the_first_event_on():
+    events = _of([1, 2, 3], [4, 5, 6], SENSOR, t=[1000, 1010, 1041])
+    assert ev.StretchTime(2.0, 2.0)(events).time.tolist() == [1000, 1020, 1082]
+    batch = gl.collate([_of([1, 2], [1, 2], SENSOR, t=[1000, 2000])] * 500)
+    factors = (ev.StretchTime(0.5, 2.0)(batch, seed()).time.view(-1, 2).diff() / 1000).flatten()
+    assert bool(((factors >= 0.5) & (factors <= 2)).all())
+    assert 200 < int((factors < 1).sum()) < 300
+
+
 def test_a_crop_is_a_part_of_the_sensor_with_its_events():
     pixel = torch.tensor([[9, 5], [10, 5], [10, 4], [29, 14], [30, 14], [29, 15]], dtype=torch.int32)
     events = gl.Events(pixel, torch.arange(6), torch.ones(6, dtype=torch.bool), torch.tensor([0, 6]), (40, 30))
@@ -205,7 +225,8 @@ def test_cutting_keeps_the_first_events():
     assert cut.sizes.tolist() == [20, 5, 20]
     assert np.array_equal(cut.examples[2].numpy(), recording(30, 2)[:20].numpy())
     timed = ev.FirstMicroseconds(100_000)(batch)
-    assert (timed.examples[0].time - batch.time[0]).max() < 100_000
+    early = [part[part.time - part.time[0] < 100_000] for part in batch.examples]
+    assert same(timed, gl.collate(early))
     assert len(timed) < len(batch)
 
 
@@ -213,6 +234,8 @@ def test_thinning_keeps_order_and_never_leaves_more_than_its_share_out():
     events = recording(20_000)
     thin = ev.Thin(0.5)(events, seed())
     assert 0.45 * len(events) < len(thin) < len(events)
+    assert bool((thin.time.diff() >= 0).all())
+    assert set(map(bytes, thin.numpy())) <= set(map(bytes, events.numpy()))
 
 
 def test_recipes_prepare_without_augmenting_when_not_training():
@@ -286,6 +309,7 @@ def test_a_rectangle_of_each_recording_is_erased():
     made = parts(ev.Erase(0.3, 0.5, probability=0.75)(gl.collate([one] * 40), seed()))
     untouched = sum(len(each) == 600 for each in made)
     assert 2 < untouched < 20
+    middles = []
     for each in made:
         kept = {tuple(pixel) for pixel in (each.pixel - 5).tolist()}
         gone = torch.tensor([pixel for pixel in everywhere.tolist() if tuple(pixel) not in kept])
@@ -293,7 +317,12 @@ def test_a_rectangle_of_each_recording_is_erased():
             sides = gone.amax(0) - gone.amin(0) + 1
             assert len(gone) == sides.prod()
             assert bool((sides <= torch.tensor([15, 10])).all())
+            middles.append(gone.double().mean(0))
+    ends = torch.stack(middles).aminmax(dim=0)
+    assert bool((ends.min < torch.tensor([7, 5])).all() and (ends.max > torch.tensor([22, 14])).all())
     assert same(ev.Erase(0.0, 0.0)(one, seed()), one)
+    # The middle is inside the recording: something is always left out.
+    assert ev.Erase(0.3, 0.5, probability=1.0)(gl.collate([one] * 40), seed()).sizes.max() < 600
 
 
 def test_a_recording_moves_to_the_origin():

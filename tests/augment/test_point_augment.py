@@ -111,6 +111,24 @@ def test_tilts_are_small_and_turns_about_up_keep_the_height():
         torch.testing.assert_close(P.RotateAboutUp(axis)(example, generator())[:, up], example[:, up])
 
 
+def test_numbers_are_drawn_from_the_whole_range():
+    one = torch.tensor([[1.0, 2.0, 3.0]])
+    many = gl.Cloud.of([one] * 400)
+    x, _, z = P.RotateAboutUp("y")(many, generator()).coords.unbind(1)
+    quarters = ((torch.atan2(x, z) / math.pi + 1) * 2).long().clamp(0, 3).bincount(minlength=4)
+    assert quarters.min() > 60
+    by = P.Shift(0.1)(many, generator()).coords - one
+    factors = P.Scale(0.5, 2.0, each_axis=True)(many, generator()).coords / one
+    for found, low, high in ((by, -0.1, 0.1), (factors, 0.5, 2.0)):
+        assert low - 1e-6 <= found.min() < found.amin(0).max() < low + 0.05 * (high - low)
+        assert high - 0.05 * (high - low) < found.amax(0).min() < found.max() <= high + 1e-6
+    assert bool((P.Scale(0.5, 2.0)(many, generator()).coords / one).std(1).max() < 1e-6)
+    signs = P.Mirror(1)(many, generator()).coords / one
+    assert signs[:, [0, 2]].unique().tolist() == [1]
+    assert signs[:, 1].unique().tolist() == [-1, 1]
+    assert abs(signs[:, 1].mean()) < 0.2
+
+
 def test_normalise_fits_the_unit_sphere():
     after = P.Normalise()(cloud())
     assert float(after.examples[3].coords.mean(0).abs().max()) < 1e-6

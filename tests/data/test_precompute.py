@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import multiprocessing
 import os
 import pickle
@@ -491,6 +492,24 @@ class Given:
 
     def __getitem__(self, i: int):
         return self.examples[i]
+
+
+def test_numbers_that_are_not_finite_are_compared_by_their_places(tmp_path):
+    def weighed(place: int) -> Given:
+        weight = torch.ones(9)
+        weight[place] = math.nan
+        return Given(gl.Cloud.of(torch.arange(27.0).view(9, 3), weight=weight))
+
+    for _ in range(2):
+        gl.Precomputed(weighed(2), tmp_path, plan()).verify()
+    with pytest.raises(ValueError, match="was made from another example 0"):
+        gl.Precomputed(weighed(3), tmp_path, plan())
+
+
+def test_what_identifies_a_data_set_is_part_of_the_key(tmp_path):
+    data = [Given(torch.rand(9, 3)) for _ in range(2)]
+    data[1].fingerprint = "release 2"
+    assert len({gl.Precomputed(one, tmp_path, plan()).key for one in data}) == 2
 
 
 def test_a_label_that_is_there_later_only_is_refused_by_name(tmp_path):

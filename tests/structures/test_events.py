@@ -133,6 +133,7 @@ def test_padding_is_neither_checked_nor_exported():
             "row 1 has polarity 0, row 0 has -1, of which one alone can be OFF: give",
         ),
         (array([1], x=[2**40], types=("<i8", "<i8", "<i2", "?")), "which no camera has"),
+        (array([1], x=[2**31], types=("<i8", "<u4", "<i2", "?")), "which no camera has"),
         (array([2**63 + 5], types=("<u8", "<i2", "<i2", "?")), "which no camera has"),
         (array([1], names=("t", "x", "z", "p")), "has no y"),
         (array([1], names=("t", "x", "y", "q")), "has no p or on"),
@@ -165,6 +166,8 @@ def test_what_is_no_recording_is_refused(source, error, words):
 def test_a_sensor_is_needed_and_must_make_sense():
     with pytest.raises(ValueError, match="sensor="):
         gl.Events.of(array([1]))
+    with pytest.raises(ValueError, match="sensor="):
+        gl.Events.of([])
     assert gl.Events.of(array([1], x=[0], y=[0]), sensor=(4.0, np.int32(5), 2)).sensor == (4, 5)
     for sensor in ((0, 5), (5,), "ab", (5, 2**31), (101.7, 37), (5, float("nan"))):
         with pytest.raises(ValueError, match="sensor"):

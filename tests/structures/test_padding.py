@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -152,6 +153,7 @@ def test_padding_again_keeps_count():
     cloud = gl.Cloud.of(torch.rand(5, 3))
     twice = pad(pad(cloud, "power_of_two"), [100])
     assert (len(twice), twice.padding) == (100, 95)
+    assert np.array_equal(np.asarray(twice), cloud.coords.numpy())
     twice.check()
 
 

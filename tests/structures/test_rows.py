@@ -286,7 +286,8 @@ def test_directions_turn_with_the_points(examples):
         [torch.cat(p) for p in zip(*(h.split(sizes) for h in here), strict=True)],
         normal=[n.repeat(3, 1) for n in normals.split(sizes)],
         colour=[n.repeat(3, 1) for n in normals.split(sizes)],
-        directions="normal",
+        pair=[torch.stack([n, -n], 1).repeat(3, 1, 1) for n in normals.split(sizes)],
+        directions=("normal", "pair"),
     )
     steps = [
         gl.augment.RotateAboutUp("z"),
@@ -300,14 +301,15 @@ def test_directions_turn_with_the_points(examples):
     for number, step in enumerate(steps):
         before, cloud = cloud, step(cloud, torch.Generator().manual_seed(number))
         assert torch.equal(cloud.rows["colour"], before.rows["colour"])
+        assert torch.allclose(cloud.rows["pair"], torch.stack([cloud.rows["normal"], -cloud.rows["normal"]], 1))
         for one in cloud.examples:
             p, a, b = one.coords.split(25)
             normal = one.rows["normal"][:25]
             assert torch.allclose(normal.norm(dim=1), torch.ones(25).double())
             for along in (a - p, b - p):
                 assert ((along * normal).sum(1).abs() < 1e-9 * along.norm(dim=1)).all()
-    assert cloud.directions == ("normal",)
-    assert gl.collate([cloud, cloud]).directions == ("normal",)
+    assert cloud.directions == ("normal", "pair")
+    assert gl.collate([cloud, cloud]).directions == ("normal", "pair")
 
 
 def test_directions_are_checked():

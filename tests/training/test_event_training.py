@@ -53,12 +53,17 @@ def glyphs() -> Recordings:
 
 def test_recordings_are_cut_in_the_order_asked_for(glyphs):
     index = torch.tensor([7, 0, 7, 39])
-    events = glyphs.cut(index)
+    weighed = Events.of(glyphs.events, weight=torch.arange(len(glyphs.events)))
+    data = Recordings.of(weighed, glyphs.labels, glyphs.class_names)
+    events = data.cut(index)
     for at, i in enumerate(index.tolist()):
-        mine, whole = events.examples[at], glyphs.events.examples[i]
+        mine, whole = events.examples[at], weighed.examples[i]
+        assert torch.equal(mine.rows["weight"], whole.rows["weight"])
         assert torch.equal(mine.pixel, whole.pixel)
         assert torch.equal(mine.time, whole.time)
         assert torch.equal(mine.polarity, whole.polarity)
+    # What files of geometry are known by covers them, too.
+    assert any(tensor is weighed.rows["weight"] for tensor in data.tensors())
     assert torch.equal(glyphs.take(index).labels, glyphs.labels[index])
 
 

@@ -123,6 +123,19 @@ def test_blocks_are_judged_by_their_points_and_counted_by_their_scans():
     assert judged(Guess(), data.take(torch.tensor([0, 1])), recipe())["scans"] == 1
 
 
+def test_the_iou_of_a_class_is_over_the_points_of_all_blocks():
+    data = blocks_of_scans()
+    real = (torch.arange(60) < data.sizes[:, None]) & (data.rows["part"] >= 0)
+    guess, part = (data.points[real][:, 0] > 0).long(), data.rows["part"][real]
+    each = [((guess == k) & (part == k)).sum().item() / ((guess == k) | (part == k)).sum().item() for k in (0, 1)]
+    found = judged(Guess(), data, recipe(), batch_size=2)
+    assert found["by_class"] == pytest.approx({"a": each[0], "b": each[1]})
+    assert found["mean_iou"] == pytest.approx(sum(each) / 2)
+    # A class that is nowhere does not count.
+    scans = torch.tensor([[3.0, 4, 3, 0, 4, 0]], dtype=torch.float64)
+    assert figures(scans, torch.zeros(1), ["a", "b"])["mean_iou"] == pytest.approx(3 / 4)
+
+
 def test_the_accuracy_of_training_is_the_share_of_points_over_all_steps():
     model = Guess()
     model.loss = lambda *given: gl.models.PointUNet.loss(model, *given)  # type: ignore[assignment]
