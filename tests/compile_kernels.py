@@ -34,6 +34,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 import gridless as gl
+from gridless.augment.stateless import Keyed
 from gridless.geometry.causal import latest
 from gridless.geometry.rejection import ball_of_samples
 from gridless.kernels.launch import EXACT
@@ -333,6 +334,8 @@ def geometry() -> None:
     with mock.patch.object(farthest, "_programs", lambda cloud: 132 // cloud.num_examples):
         for points in (20_000, 120_000, 1_000_000):
             gl.farthest_sample(gl.Cloud.of(torch.rand(points, 3)), 0.1)
+    for dtype in (torch.float32, torch.float64):
+        Keyed(torch.zeros(1, dtype=torch.int32)).uniform(cloud, 3, each="row", dtype=dtype)
     table = torch.zeros(8, 4, dtype=torch.int64)
     fill._fill[(1,)](table, table, table, 0, fill.BLOCK, **EXACT)  # type: ignore[arg-type]
 

@@ -19,8 +19,9 @@ from gridless.backends import is_forced
 
 Save = Callable[[Any, tuple, Any], None]
 
-# The work of operators, for torch's counter, with which they are not registered: that loads Triton, which takes 0.4 s.
 FLOPS: dict[Any, Callable[..., int]] = {}
+"""The products of convolutions, for torch's counter of operations: `FlopCounterMode(custom_mapping=gl.ops.FLOPS)`. They
+are not registered with it, as that loads Triton, which takes 0.4 s."""
 
 
 def operator(
