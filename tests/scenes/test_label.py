@@ -165,6 +165,7 @@ def test_a_folder_becomes_a_ply_with_labels(weights, tmp_path):
             tmp_path / "in" / f"{i}.ply",
             gl.Cloud.of(x[300 * i : 300 * i + 300], intensity=np.arange(300, dtype=np.float32)),
         )
+    (tmp_path / "in" / "readme.txt").write_text("not a cloud")
     label_scene(tmp_path / "in", weights, tmp_path / "out.ply", size=9.0)
     found = gl.read_cloud(tmp_path / "out.ply")
     assert torch.equal(found.coords, torch.from_numpy(x))
