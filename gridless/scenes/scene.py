@@ -187,7 +187,8 @@ class Scene:
 
     def placed(self, coords: np.ndarray) -> np.ndarray:
         """Coordinates as every tile sees them, in float64."""
-        placed = coords.astype(np.float64)
+        # Readers of text have more digits than what is then float32.
+        placed = coords.astype(self.dtype, copy=False).astype(np.float64)
         if self.dtype != np.float32:
             placed /= self.resolution
             np.round(placed, out=placed)

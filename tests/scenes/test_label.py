@@ -395,6 +395,15 @@ def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix,
         label_scene(tmp_path / "none.npy", weights, tmp_path / "none_labels.npy")
 
 
+def test_a_scan_has_the_same_labels_as_text_and_as_numbers(weights, tmp_path):
+    x = street().astype(np.float32)
+    np.save(tmp_path / "in.npy", x)
+    np.savetxt(tmp_path / "in.xyz", x.astype(np.float64), "%.3f")
+    for file in ("in.npy", "in.xyz"):
+        label_scene(tmp_path / file, weights, tmp_path / f"{file}.labels.npy", size=9.0)
+    assert np.array_equal(*(np.load(tmp_path / f"{file}.labels.npy") for file in ("in.npy", "in.xyz")))
+
+
 @pytest.mark.parametrize("x", [np.zeros((1, 3)), np.ones((50, 3)), np.array([[0.0, 0, 0], [1e6, 1e6, 0]])])
 def test_one_point_equal_points_and_points_far_apart_are_labelled(x, weights, tmp_path):
     np.save(tmp_path / "in.npy", x)
