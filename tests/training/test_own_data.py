@@ -360,6 +360,15 @@ def test_labels_of_one_name_are_one_class(tmp_path):
     assert again[0][0].rows["part"].tolist() == [0, 0, -1, 0, 1, 0], "numbered as weights do"
 
 
+def test_padding_has_no_part_in_what_is_said_of_features(tmp_path, capsys):
+    for number, points in enumerate((5, 40, 300)):
+        rows = {"label": torch.arange(points).int() % 2, "intensity": torch.full((points,), 0.25)}
+        write_cloud(tmp_path / "sites" / f"site_{number}.ply", torch.rand(points, 3), **rows)
+    change = ["--set", "model=" + LOCAL, "--set", "data_options.features=intensity"]
+    assert run(tmp_path / "run", "own-scans", "--data", str(tmp_path / "sites"), *change) == 0
+    assert "feature intensity: mean 0.25, standard deviation 0\n" in capsys.readouterr().err
+
+
 def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
     assert run(tmp_path / "run", "own-scans", "--data", str(sites), "--set", "data_options.label=colour") == 1
     assert "its points have no 'colour', only classification" in capsys.readouterr().err
