@@ -27,6 +27,7 @@ from torch import Tensor
 
 from gridless.data import clouds, formats, splits
 from gridless.data.base import Examples, Steps
+from gridless.data.clouds.lidar import label_files
 from gridless.data.prepare import (
     Preparation,
     blocks,
@@ -67,7 +68,7 @@ class Listing:
     rule: str
     """How validation was chosen, in words."""
     others: tuple[str, ...] = ()
-    """Suffixes of files that were left out."""
+    """Suffixes, and names of notes, of files that were left out."""
 
     def rows(self, split: str) -> list[int]:
         wanted = ("fit", "validation") if splits.check(split) == "train" else (split,)
@@ -114,8 +115,9 @@ def listing(
             inside = path.relative_to(folder).parts
             if any(name.startswith(".") for name in inside) or any(map(path.is_relative_to, apart)):
                 continue
-            if path.suffix.lower() not in suffixes:
-                others.add(path.suffix.lower() or path.name)
+            if path.suffix.lower() not in suffixes or path.name.lower() in clouds.NOTES:
+                note = path.name.lower() in clouds.NOTES or not path.suffix
+                others.add(path.name if note else path.suffix.lower())
                 continue
             if by_class and len(inside) < 2:
                 raise ValueError(f"{path}: a file outside the folders of classes: the layout is {folder}/CLASS/FILE")
@@ -273,7 +275,7 @@ class CloudFolder(Examples):
             `NAME.2` is a column of a row.
         grid: where points have labels, one point is kept of every cell of this side, before anything else.
         held_out_list: a file that lists those for validation, as training leaves in OUT/split.txt.
-        names: of labels of points, such as {2: ground}.
+        names: of labels of points, such as {2: ground}. Labels of one name are one, the lowest: {10: car, 252: car}.
         ignore: labels of points that have none, such as [0, 255], beside -1, which always says so: such points are
             seen, but neither learned nor judged, and have the part -1.
         class_names: as which classes are numbered; those of the folder when left out.
@@ -315,6 +317,10 @@ class CloudFolder(Examples):
             )
         self.listing = listing(root, CLOUDS, label is None, held_out_list, None if label else class_names)
         chosen = self.listing.rows(split)
+        # Keys are words where a recipe went through JSON.
+        named = {int(value): name for value, name in (names or {}).items()}
+        first: dict[str, int] = {}
+        self._one = {value: first.setdefault(named[value], value) for value in sorted(named)}
         self._found: dict[int, str] = {}
         self._gaps: dict[str, int] = {}
         self._scales: dict[str, dict[int, str]] = {name: {} for name in self.how.features}
@@ -339,11 +345,9 @@ class CloudFolder(Examples):
             every = torch.tensor(self.values, device="cpu")
             for part in (piece.rows["part"] for pieces in read.values() for piece in pieces):
                 part.copy_(torch.where(part < 0, -1, torch.searchsorted(every, part)))
-        # Keys are words where a recipe went through JSON.
-        named = {str(value): name for value, name in (names or {}).items()}
-        self.part_names = [named.get(str(value), str(value)) for value in self.values]
+        self.part_names = [named.get(value, str(value)) for value in self.values]
         for value, name in named.items():
-            if int(value) not in self.values:
+            if self._one[value] not in self.values:
                 known = ", ".join(map(str, self.values)) or "none, as classes are folders"
                 raise ValueError(f"CloudFolder: names: no point has the label {value} ({name}): there are {known}")
             if self.part_names.count(name) > 1:
@@ -364,7 +368,10 @@ class CloudFolder(Examples):
             if not placed.all():
                 self._gaps[str(file)] = int((~placed).sum())
                 cloud = cloud[placed]
-            cloud = Cloud.of(cloud, part=_labels(cloud, file, label, self.ignore))
+            part = _labels(cloud, file, label, self.ignore)
+            for value, one in self._one.items():
+                part[part == value] = one
+            cloud = Cloud.of(cloud, part=part)
             # Before points are left out: with how many should not change which labels there are.
             seen = cloud.rows["part"].unique()
             self._found |= dict.fromkeys(seen[seen >= 0].tolist(), str(file))
@@ -386,20 +393,16 @@ class CloudFolder(Examples):
 
 
 def check_names(names: Any, what: str) -> None:
-    """Refuse names of labels that are no names, are turned round, or are not of one label each."""
+    """Refuse names of labels that are no names, or are turned round."""
     if names is None:
         return
     if not isinstance(names, dict):
         raise ValueError(f"{what} must be a mapping of labels to names, such as {{2: ground}}, not {names!r}")
-    given = list[str]()
     for label, name in names.items():
         if not str(label).isdigit():
             raise ValueError(f"{what}: {label!r} is no label, a whole number: write the label first, {{2: ground}}")
         if not isinstance(name, str):
             raise ValueError(f"{what}: {name!r} of the label {label} is no name: give a word, {{{label}: ground}}")
-        if name in given:
-            raise ValueError(f"{what}: {name!r} is there twice: give each label a name of its own")
-        given.append(name)
 
 
 def _labels(cloud: Cloud, file: Path, name: str, ignore: Sequence[int]) -> Tensor:
@@ -407,6 +410,9 @@ def _labels(cloud: Cloud, file: Path, name: str, ignore: Sequence[int]) -> Tenso
     if name == "auto":
         name = next((known for known in LABELS if known in cloud.rows), "")
         if not name:
+            if file.suffix.lower() == ".bin":
+                beside, apart = label_files(file)
+                raise ValueError(f"{file}: its labels are neither in {beside} nor in {apart}: put them there")
             found, columns = ", ".join(cloud.rows) or "none", cloud.rows.get("features")
             last = "NAME" if columns is None or columns.ndim == 1 else f"features.{columns.shape[1] - 1}"
             raise ValueError(f"{file}: which rows are labels? There are {found}: --set data_options.label={last}")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gridless.data.clouds import IN_PARTS, READERS, read_parts
+from gridless.data.clouds import IN_PARTS, NOTES, READERS, read_parts
 from gridless.data.clouds.base import Parts, Points, in_parts
 from gridless.data.files import whole_file
 from gridless.kernels.memory import trim
@@ -187,7 +187,8 @@ class Scene:
 
     def placed(self, coords: np.ndarray) -> np.ndarray:
         """Coordinates as every tile sees them, in float64."""
-        placed = coords.astype(np.float64)
+        # Readers of text have more digits than what is then float32.
+        placed = coords.astype(self.dtype, copy=False).astype(np.float64)
         if self.dtype != np.float32:
             placed /= self.resolution
             np.round(placed, out=placed)
@@ -433,7 +434,8 @@ def files_of(source: Path) -> list[Path]:
     """The file, or those in a folder that hold clouds."""
     if not source.is_dir():
         return [source]
-    files = sorted(p for p in source.iterdir() if p.suffix.lower() in READERS and p.is_file())
+    found = (p for p in source.iterdir() if p.suffix.lower() in READERS and p.name.lower() not in NOTES)
+    files = sorted(p for p in found if p.is_file())
     if not files:
         raise FileNotFoundError(f"{source} holds no clouds: there are readers for {', '.join(sorted(READERS))}")
     return files

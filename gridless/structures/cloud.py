@@ -169,7 +169,9 @@ class Cloud(Ragged):
         if self._readable() and len(self) > self.padding:
             real = self.coords.detach()[: len(self) - self.padding]
             ends = (real.amin(0).tolist(), real.amax(0).tolist())
-            words.append("from ({}) to ({})".format(*(", ".join(f"{v:.3g}" for v in end) for end in ends)))
+            # Coordinates of a map differ in the last of their digits.
+            said = (", ".join(f"{v:.0f}" if 1e3 <= abs(v) < 1e9 else f"{v:.3g}" for v in end) for end in ends)
+            words.append("from ({}) to ({})".format(*said))
         return words + ([f"sampled from {self.num_parent:,}"] if self.parent_index is not None else [])
 
     @property

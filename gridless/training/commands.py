@@ -220,8 +220,9 @@ def predict(
 ) -> None:
     """Class and probabilities of your own files; of networks that find parts, each cloud with them, as OUT/NAME.ply.
 
-    Networks that label points by what is around them (point_unet) label scenes of any size, a file or a folder of them,
-    tile by tile in constant memory. Killed and started again, the command goes on where it ended.
+    Networks that label points by what is around them (point_unet) label scenes of any size, each a file, or a folder
+    of files in one frame, tile by tile in constant memory. Killed and started again, the command goes on where it
+    ended.
     """
     from gridless.kernels.memory import one_heap
     from gridless.progress import say, track

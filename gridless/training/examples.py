@@ -401,6 +401,7 @@ def load_clouds(
 def _scans(root: str | Path, split: str, points: int, options: dict[str, Any]) -> Clouds:
     """Whole scans of SemanticKITTI, turned y up, all in memory: about a megabyte each at 5 cm."""
     import gridless.data as data
+    from gridless.data.semantickitti import CLASSES
 
     how = Preparation(**{name: options.pop(name) for name in ("up", "features") if name in options})
     found = made(data.SemanticKITTI, options, ("up", "features"), root=root, split=split)
@@ -414,7 +415,8 @@ def _scans(root: str | Path, split: str, points: int, options: dict[str, Any]) -
     rows = {name: padded([cloud.rows[name] for cloud in clouds]) for name in clouds[0].rows}
     labels, sizes = torch.zeros(len(clouds), dtype=torch.int64), torch.tensor([len(cloud) for cloud in clouds])
     coords = padded([cloud.coords for cloud in clouds])
-    return Clouds(coords, labels, list(found.class_names), sizes, rows, ("features",) if how.features else ())
+    features, values = ("features",) if how.features else (), [raw[0] for raw in CLASSES.values()]
+    return Clouds(coords, labels, list(found.class_names), sizes, rows, features, values=values)
 
 
 def load_recordings(

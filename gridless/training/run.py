@@ -123,7 +123,8 @@ def run(
     results = _plain(results)
     split = "train" if valid is None else "fit"
     about = {"class_names": data.class_names, "split": split, "recipe": recipe.to_dict(), "results": results}
-    about |= {"parts": list(data.parts), "values": list(data.values)} if isinstance(data, Clouds) and data.parts else {}
+    if isinstance(data, Clouds):
+        about |= {name: list(said) for name, said in (("parts", data.parts), ("values", data.values)) if said}
     save(module.best, out / "weights", **about)
     results["history"] = _plain(module.history)
     write_whole(out / "results.json", (json.dumps(results, indent=2) + "\n").encode())

@@ -38,15 +38,15 @@ def statistics(recipe: Recipe, listing: Listing, data: Clouds | Recordings, mode
 def _of_clouds(data: Clouds, some: Tensor, model: Any) -> list[str]:
     sizes = torch.full((len(data),), data.points.shape[1]) if data.sizes is None else data.sizes
     lines = [f"{len(data)} examples to learn from, points each: {_range(sizes)}"]
+    real = torch.arange(data.points.shape[1]) < sizes[:, None]
     if data.parts:
-        real = torch.arange(data.points.shape[1]) < sizes[:, None]
         # Those without a label, -1, are the last.
         share = data.rows["part"][real].remainder(len(data.parts) + 1).bincount(minlength=len(data.parts) + 1)
         named = zip([*data.parts, "without a label"], (share / sizes.sum()).tolist())
         lines.append("points: " + ", ".join(f"{name} {s:.1%}" for name, s in named if name in data.parts or s))
     for name in data.features:
-        values = data.rows[name][some].flatten(0, 1)
-        lines.append(f"feature {name}: mean {values.mean():.3g}, standard deviation {values.std():.3g}")
+        values = data.rows[name][some][real[some]]
+        lines.append(f"feature {name}: mean {values.mean():.3g}, standard deviation {values.std(correction=0):.3g}")
     cloud = data.draw(None, 0, 0, some)
     geometry = model.plan(cloud)
     balls = [(name, step) for name, step in model.plan.steps.items() if step.op == "ball"]

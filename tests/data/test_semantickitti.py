@@ -212,5 +212,18 @@ def test_the_recipe_trains_whole_scans_and_labels_a_scene(release, tmp_path, cap
     torch.testing.assert_close(found.coords[samples], back)
     with torch.no_grad():
         said = model(model.plan(one)).argmax(1)
-    # A scene has another order of points, so that other ones are sampled: the labels are alike, not the same.
-    assert (said == found.rows["label"][samples]).float().mean() > 0.7
+    # A scene has another order of points, so that other ones are sampled: the labels are alike, not the same. They are
+    # called as in the release, where 0 is none: that of a car is 10.
+    raw = torch.tensor([names[0] for names in CLASSES.values()])
+    assert (raw[said] == found.rows["label"][samples]).float().mean() > 0.7
+
+
+def test_a_release_is_a_folder_of_scans_too(release):
+    (release / "README.txt").write_text("not a scan")
+    data = gl.data.CloudFolder(release, label="auto", up="z", keep_scale=True, ignore=[0, 99], names={252: "car"})
+    assert len(data) == 9
+    assert data.part_names == ["40", "50", "car"]
+    assert data.listing.others == (".label", "README.txt", "calib.txt", "poses.txt")
+    (release / "sequences" / "03" / "labels" / "000001.label").unlink()
+    with pytest.raises(ValueError, match=r"000001.bin: its labels are neither in .*000001.label nor in .*labels"):
+        gl.data.CloudFolder(release, label="auto", up="z", keep_scale=True)

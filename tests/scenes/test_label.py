@@ -165,6 +165,7 @@ def test_a_folder_becomes_a_ply_with_labels(weights, tmp_path):
             tmp_path / "in" / f"{i}.ply",
             gl.Cloud.of(x[300 * i : 300 * i + 300], intensity=np.arange(300, dtype=np.float32)),
         )
+    (tmp_path / "in" / "readme.txt").write_text("not a cloud")
     label_scene(tmp_path / "in", weights, tmp_path / "out.ply", size=9.0)
     found = gl.read_cloud(tmp_path / "out.ply")
     assert torch.equal(found.coords, torch.from_numpy(x))
@@ -392,6 +393,15 @@ def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix,
     np.save(tmp_path / "none.npy", scan[100:200])
     with pytest.raises(ValueError, match=r"none\.npy holds no points that are finite"):
         label_scene(tmp_path / "none.npy", weights, tmp_path / "none_labels.npy")
+
+
+def test_a_scan_has_the_same_labels_as_text_and_as_numbers(weights, tmp_path):
+    x = street().astype(np.float32)
+    np.save(tmp_path / "in.npy", x)
+    np.savetxt(tmp_path / "in.xyz", x.astype(np.float64), "%.3f")
+    for file in ("in.npy", "in.xyz"):
+        label_scene(tmp_path / file, weights, tmp_path / f"{file}.labels.npy", size=9.0)
+    assert np.array_equal(*(np.load(tmp_path / f"{file}.labels.npy") for file in ("in.npy", "in.xyz")))
 
 
 @pytest.mark.parametrize("x", [np.zeros((1, 3)), np.ones((50, 3)), np.array([[0.0, 0, 0], [1e6, 1e6, 0]])])

@@ -604,6 +604,8 @@ def test_reprs_say_what_is_inside():
     assert repr(points) == (
         "Cloud(2 points in 3-D, float32, from (0, 0, -1.25) to (2, 0, 1), rows {rgb: (2, 3) uint8}, cpu)"
     )
+    survey = gl.Cloud.of(torch.tensor([[500012.3, -5400000], [500089.6, -5399912]], dtype=torch.float64))
+    assert "from (500012, -5400000) to (500090, -5399912)" in repr(survey)
     near = gl.Edges(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1]), 2)
     assert repr(near) == "Edges(3 edges from 2 sources to 2 targets, 1.5 each, 2 at most, cpu)"
     rows = {"x": np.array([1, 2]), "y": np.array([0, 0]), "t": np.array([500, 250_500]), "p": np.array([1, 0])}

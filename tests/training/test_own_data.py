@@ -338,12 +338,35 @@ def test_names_that_fit_no_label_are_refused(sites, tmp_path, capsys, names, err
         ({2: "ground", 40: "wire"}, r"names: no point has the label 40 \(wire\): there are 2, 5"),
         ({2: "5"}, "names: '5' is another label, too"),
         ({"ground": 2}, "names: 'ground' is no label"),
-        ({2: "ground", 5: "ground"}, "names: 'ground' is there twice"),
     ],
 )
 def test_a_folder_refuses_names_that_fit_no_label(sites, names, error):
     with pytest.raises(ValueError, match=error):
         gl.data.CloudFolder(sites, "train", label="auto", names=names, keep_scale=True)
+
+
+def test_labels_of_one_name_are_one_class(tmp_path):
+    raw = torch.tensor([10, 252, 40, 10, 258, 252])
+    for number in range(2):
+        write_cloud(tmp_path / f"drive_{number}.ply", torch.rand(6, 3), label=raw.int())
+    names = {"252": "car", 10: "car", 259: "truck", 258: "truck"}
+    folder = gl.data.CloudFolder(tmp_path, "train", label="auto", names=names, ignore=[40], keep_scale=True)
+    assert folder.values == [10, 258]
+    assert folder.part_names == ["car", "truck"]
+    assert folder[0][0].rows["part"].tolist() == [0, 0, -1, 0, 1, 0]
+    again = gl.data.CloudFolder(
+        tmp_path, "fit", label="auto", names=names, ignore=[40], values=[10, 258], keep_scale=True
+    )
+    assert again[0][0].rows["part"].tolist() == [0, 0, -1, 0, 1, 0], "numbered as weights do"
+
+
+def test_padding_has_no_part_in_what_is_said_of_features(tmp_path, capsys):
+    for number, points in enumerate((5, 40, 300)):
+        rows = {"label": torch.arange(points).int() % 2, "intensity": torch.full((points,), 0.25)}
+        write_cloud(tmp_path / "sites" / f"site_{number}.ply", torch.rand(points, 3), **rows)
+    change = ["--set", "model=" + LOCAL, "--set", "data_options.features=intensity"]
+    assert run(tmp_path / "run", "own-scans", "--data", str(tmp_path / "sites"), *change) == 0
+    assert "feature intensity: mean 0.25, standard deviation 0\n" in capsys.readouterr().err
 
 
 def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):

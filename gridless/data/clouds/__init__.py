@@ -29,6 +29,8 @@ READERS = {
 }  # fmt: skip
 # Read piece by piece where that is asked for.
 IN_PARTS = (".las", ".laz", ".npy", ".ply")
+# Text beside scans that holds no points: that of KITTI's sequences, and notes.
+NOTES = ("calib.txt", "poses.txt", "times.txt", "readme.txt", "license.txt")
 MESHES = (".off", ".obj", ".stl", ".glb", ".gltf")
 
 
