@@ -44,8 +44,8 @@ _LAZY: dict[str, str] = {
     "write_events": "gridless.data.formats",
 }
 _MODULES = (
-    "augment", "data", "geometry", "models", "nn", "ops", "pictures", "pyg", "scenes", "streaming",
-    "torch_cluster", "training",
+    "augment", "backends", "data", "geometry", "images", "models", "nn", "ops", "pictures", "plan", "pyg", "scenes",
+    "streaming", "structures", "torch_cluster", "training", "weights",
 )  # fmt: skip
 
 __all__ = [
@@ -86,17 +86,22 @@ __all__ = [
 if TYPE_CHECKING:
     from gridless import (
         augment,
+        backends,
         data,
         geometry,
+        images,
         models,
         nn,
         ops,
         pictures,
+        plan,
         pyg,
         scenes,
         streaming,
+        structures,
         torch_cluster,
         training,
+        weights,
     )
     from gridless.backends import use_backend
     from gridless.data.clouds import read_cloud

@@ -15,6 +15,11 @@ def say(who: str, words: object) -> None:
     print(f"{who}: {' '.join(str(words).split())}", file=sys.stderr, flush=True)
 
 
+def is_terminal(file: Any) -> bool:
+    """Whether it is one; in programs without standard output and error, such as those of a desktop, they are None."""
+    return file is not None and file.isatty()
+
+
 def line(*words: str) -> Any:
     """An unstarted rich progress display on stderr, each task one line that ends with the given columns."""
     from rich.console import Console
@@ -39,14 +44,14 @@ def line(*words: str) -> Any:
         console=Console(stderr=True),
         refresh_per_second=4,
         # What is printed meanwhile goes above the line, but never to stderr in place of a file or pipe.
-        redirect_stdout=sys.stdout.isatty(),
+        redirect_stdout=is_terminal(sys.stdout),
     )
 
 
 @contextmanager
 def bar(what: str, total: int, shown: bool = True, done: int = 0) -> Iterator[Callable[[int], None]]:
     """Show a job of `total` parts while the block runs; what is given is called with how many more are done."""
-    if not shown or not sys.stderr.isatty():
+    if not shown or not is_terminal(sys.stderr):
         yield lambda more: None
         return
     with line() as display:

@@ -187,8 +187,8 @@ def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
                 raise FileNotFoundError(f"{name} is the folder of a run: its weights are {Path(name) / 'weights'}")
             raise FileNotFoundError(f"{file} is missing: weights are a .safetensors and a .json file of the same name")
     try:
-        about = json.loads(words.read_text())
-    except json.JSONDecodeError as error:
+        about = json.loads(words.read_bytes())
+    except ValueError as error:
         raise ValueError(f"{words} is not JSON: {error}") from None
     if not isinstance(about, dict) or not isinstance(about.get("model"), dict):
         raise ValueError(f"{words} does not say which model the weights belong to")

@@ -64,6 +64,27 @@ def test_modules_are_reached_from_the_package():
     assert set(dir(gl)) == {*gl.__all__, *gl._MODULES, "__version__"}
 
 
+def test_what_the_pages_say_of_the_package_is_there_from_the_first():
+    """Not only after something else has imported it."""
+    pages = [PACKAGE.parent / "README.md", *(PACKAGE.parent / "docs").rglob("*.md")]
+    assert {name for page in pages for name in re.findall(r"\bgl\.(\w+)", page.read_text("utf-8"))} <= set(dir(gl))
+
+
+def test_text_is_read_alike_whatever_encoding_a_platform_prefers():
+    """On Windows that is the code page: names of files would not be found again in lists of them."""
+    left = []
+    for name, tree in _trees().items():
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            given = {word.arg: word.value for word in call.keywords}
+            text = getattr(call.func, "attr", "") == "read_text" and not call.args
+            if getattr(call.func, "id", "") == "open":
+                mode = [*call.args[1:2], given.get("mode", ast.Constant("r"))][0]
+                text = "b" not in getattr(mode, "value", "b")
+            if text and "encoding" not in given:
+                left.append(f"{name}, line {call.lineno}")
+    assert left == []
+
+
 def test_an_unknown_name_is_refused_by_name():
     with pytest.raises(AttributeError, match="no attribute 'convolve'"):
         gl.convolve  # noqa: B018

@@ -80,3 +80,10 @@ def test_without_a_terminal_items_just_come(capsys):
         advance(3)
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
+
+
+def test_programs_without_standard_output_and_error_have_no_bar(monkeypatch):
+    """Those of a desktop (pythonw), and those that were started with both closed."""
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert list(track([1, 2], "x")) == [1, 2]

@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import secrets
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -90,11 +91,13 @@ def _machine() -> str:
     """Where process ids mean the same: this boot of this machine, or this container of it."""
     parts = [platform.node()]
     with suppress(OSError):
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text(), os.readlink("/proc/self/ns/pid")]
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text("ascii"), os.readlink("/proc/self/ns/pid")]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def _alive(pid: int) -> bool:
+    if sys.platform == "win32":
+        return True  # there, the signal 0 is Ctrl-C
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -138,7 +138,7 @@ def listing(
         raise ValueError(f"{root} has one class only, {classes[0]!r}: the layout is {root}/CLASS/FILE")
     rule = f"the files in {places.get('validation')}"
     if held_out_list is not None:
-        listed = set(Path(held_out_list).read_text().split("\n"))
+        listed = set(Path(held_out_list).read_text("utf-8").split("\n"))
         parts = ["validation" if file in listed else "fit" if p == "validation" else p for p, file in zip(parts, files)]
         rule = f"the files that {held_out_list} lists"
     elif "validation" not in places:

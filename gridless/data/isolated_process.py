@@ -30,7 +30,7 @@ def _limit(seconds: float, memory: int) -> None:
     try:
         import resource
 
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[0])
     except (ImportError, OSError):  # not Linux
         return
     for kind, most in (

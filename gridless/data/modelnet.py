@@ -121,7 +121,7 @@ def _read(root: Path, part: str, points: int, cache: str | Path | bool) -> tuple
 
 
 def _text(folder: Path, part: str, points: int) -> Clouds:
-    names = (folder / f"modelnet40_{part}.txt").read_text().split()
+    names = (folder / f"modelnet40_{part}.txt").read_text("utf-8").split()
     label = [_class_of(name, folder) for name in names]
     files = [folder / CLASS_NAMES[k] / f"{name}.txt" for name, k in zip(names, label, strict=True)]
     missing = [f for f in files if not f.is_file()]
@@ -179,7 +179,7 @@ def _h5_names(path: Path, count: int) -> list[str]:
     if not listing.is_file():
         return [""] * count
     try:
-        names = [Path(name).stem for name in json.loads(listing.read_text())]
+        names = [Path(name).stem for name in json.loads(listing.read_bytes())]
     except (ValueError, TypeError, RecursionError) as error:
         raise FormatError(listing, f"not a list of names: {error}") from None
     if len(names) != count:

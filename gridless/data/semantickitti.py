@@ -174,7 +174,9 @@ def _poses(folder: Path) -> np.ndarray:
                 f"{origin} ({HOME}), or ask for scans=1"
             )
     try:
-        lines = dict(line.split(":", 1) for line in (folder / "calib.txt").read_text().split("\n") if ":" in line)
+        lines = dict(
+            line.split(":", 1) for line in (folder / "calib.txt").read_text("utf-8").split("\n") if ":" in line
+        )
         to_camera = _matrices(np.array([lines["Tr"].split()], np.float64))[0]
         camera = _matrices(np.loadtxt(folder / "poses.txt", np.float64, ndmin=2))
     except (KeyError, ValueError, UnicodeDecodeError) as error:

@@ -140,7 +140,7 @@ def _list(folder: Path, part: str) -> list[str]:
     """The shapes of an official list, as SYNSET/NAME."""
     path = folder / "train_test_split" / f"shuffled_{part}_file_list.json"
     try:
-        names = ["/".join(Path(entry).parts[-2:]) for entry in json.loads(path.read_text())]
+        names = ["/".join(Path(entry).parts[-2:]) for entry in json.loads(path.read_bytes())]
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
         raise FormatError(path, f"not a list of shapes: {error}") from None
     for name in names:

@@ -101,7 +101,7 @@ def _file(module: str) -> tuple[str, list[str]]:
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         return "", []
-    text, imported = file.read_text(), []
+    text, imported = file.read_text("utf-8"), []
     names = rf"^[ \t]*(?:from[ \t]+({package}[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|.*)|import[ \t]+({package}[\w.]*))"
     for source, members, whole in re.findall(names, text, re.MULTILINE):
         imported += [source or whole, *(f"{source}.{name}" for name in re.findall(r"\w+", members))]

@@ -331,7 +331,7 @@ def _work(out: Path, settings: dict[str, Any]) -> Iterator[Path]:
     with _locked(out):
         folder.mkdir(exist_ok=True)  # the run before this one may have ended in between
         about, words = folder / "about.json", json.dumps(settings, indent=1)
-        if not about.exists() or about.read_text() != words:
+        if not about.exists() or about.read_text("utf-8") != words:
             shutil.rmtree(folder)
             folder.mkdir()
             write_whole(about, words.encode())
@@ -347,17 +347,18 @@ def _work(out: Path, settings: dict[str, Any]) -> Iterator[Path]:
 
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
-    """Held until the process ends, however it does; on systems without such locks it is not held."""
+    """Held until the process ends, however it does; on systems without such locks (Windows) there is none."""
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
     path = out.with_name(f".{out.name}.lock")
     with path.open("w") as file:
         try:
-            import fcntl
-
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Another run may have removed the file just now, and a third one may have made it again.
             held = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
-        except ImportError:
-            held = True
         except OSError as error:
             # Some network file systems have no locks.
             held = error.errno not in (errno.EACCES, errno.EAGAIN)

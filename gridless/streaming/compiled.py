@@ -46,7 +46,7 @@ class Compiled(ProgramStream):
 
     def _prepare(self, model: nn.Module) -> None:
         self.program, code = Program.of(model), self._folder / "network.c"
-        text = code.read_text() if code.is_file() else ""
+        text = code.read_text("utf-8") if code.is_file() else ""
         writer = Writer(self.program, *_settings(text))
         if writer.text != text:
             export(model, self._folder)

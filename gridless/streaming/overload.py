@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import torch
 
-from gridless.streaming.sources import NewStream
+from gridless.streaming.sources import MOMENT, NewStream
 from gridless.structures import Events
 
 
@@ -93,7 +93,7 @@ class Buffered:
         while True:
             with self._changed:
                 while not self._waiting and not self._done:
-                    self._changed.wait()
+                    self._changed.wait(MOMENT)
                 packets = self._taken()
             if not packets:
                 if self._error is not None:

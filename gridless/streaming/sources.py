@@ -11,6 +11,7 @@ Every source takes `sensor`, the size of the camera, and `fit`, what is done to 
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import time
@@ -40,6 +41,9 @@ AGAIN = 16
 
 # Seconds of silence after which a socket may end, at most.
 SILENCE = 10**9
+
+# Seconds that are waited at a time: on Windows, Ctrl-C ends no wait.
+MOMENT = 1.0
 
 # Datagrams, and their bytes, that are read from a socket before any of them is worked on, at most: they are one packet,
 # which is worked on, dropped or thinned as a whole.
@@ -240,10 +244,8 @@ class Datagrams:
     def __iter__(self) -> Iterator[Events | NewStream]:
         try:
             while True:
-                self.socket.settimeout(self.idle)
-                try:
-                    burst = [self.socket.recv(1 << 16)]
-                except TimeoutError:
+                burst = self._first()
+                if not burst:
                     return
                 self.socket.settimeout(0)
                 with suppress(BlockingIOError):
@@ -258,6 +260,15 @@ class Datagrams:
         finally:
             self._refuse_held()
             self.socket.close()
+
+    def _first(self) -> list[bytes]:
+        """The next datagram, or none after `idle` seconds without one."""
+        end = math.inf if self.idle is None else time.monotonic() + self.idle
+        while (left := end - time.monotonic()) > 0:
+            self.socket.settimeout(min(left, MOMENT))
+            with suppress(TimeoutError):
+                return [self.socket.recv(1 << 16)]
+        return []
 
     def _together(self, burst: list[bytes]) -> Events | None:
         """All frames of a burst as one packet, where each simply follows the one before it; None where one does not.

@@ -165,7 +165,7 @@ class Page(View):
                     self.send_error(403)
                 elif self.path == "/":
                     about = {"width": view.size[0], "height": view.size[1], "names": view.names}
-                    self._send("text/html; charset=utf-8", PAGE.read_text().replace("{about}", script(about)))
+                    self._send("text/html; charset=utf-8", PAGE.read_text("utf-8").replace("{about}", script(about)))
                 elif self.path == "/live":
                     self._live()
                 else:

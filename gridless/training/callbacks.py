@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from gridless.data.files import write_whole
-from gridless.progress import line
+from gridless.progress import is_terminal, line
 
 # Seconds between lines where stderr is not a terminal.
 EVERY = 5.0
@@ -97,7 +97,7 @@ class EpochBar(Callback):
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
         self.since = time.perf_counter()
-        if not trainer.is_global_zero or not sys.stderr.isatty():
+        if not trainer.is_global_zero or not is_terminal(sys.stderr):
             return
         self.bar = line("{task.fields[words]}")
         self.bar.start()

@@ -399,7 +399,7 @@ def _listed(folder: Path) -> Path | None:
 
 def _check_listed(listed: Path, data: Path, remedy: str) -> None:
     """Refuse the list of another folder, or of one that has lost files."""
-    names = [name for name in listed.read_text().split("\n") if name]
+    names = [name for name in listed.read_text("utf-8").split("\n") if name]
     missing = [name for name in names if not (data / name).is_file()]
     if data.is_dir() and (missing or not names):
         found = f"{len(missing)} of the {len(names)} files that it lists are not there"

@@ -226,7 +226,7 @@ class _Log(CSVLogger):
         super().__init__(out, name="", version="logs", flush_logs_every_n_steps=1)
         file, rows = out / "logs" / "metrics.csv", list[dict[str, str]]()
         if file.is_file():
-            with open(file, newline="") as lines:
+            with open(file, newline="", encoding="utf-8") as lines:
                 rows = [{name: text for name, text in row.items() if text} for row in csv.DictReader(lines)]
         self.before: list[Any] = [row for row in rows if row.get("step", "").isdigit() and int(row["step"]) < done]
         self.known: set[Any] = {(int(row["step"]), frozenset(row) - {"step"}) for row in self.before}

@@ -76,6 +76,19 @@ def test_only_what_nobody_can_be_writing_is_swept(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([alive, elsewhere, odd, "x"])
 
 
+def test_on_windows_no_process_is_asked_whether_it_lives(tmp_path, monkeypatch):
+    """The signal 0, which asks on other systems, is Ctrl-C there."""
+    left = tmp_path / f"x{files._MARK}{files._machine()}-123456-0"
+    left.write_bytes(b"content")
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("a process was interrupted"))
+    files.sweep(tmp_path)
+    assert left.exists()
+    os.utime(left, (time.time() - 90_000,) * 2)
+    files.sweep(tmp_path)
+    assert not left.exists()
+
+
 def test_a_full_disk_leaves_files_as_they_were(tmp_path):
     """The disk is full for a process that may write no more than 1,000 bytes to a file."""
     script = """

@@ -162,6 +162,33 @@ def test_a_socket_that_cannot_be_is_refused_by_name():
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+class Silent:
+    """A socket at which nothing comes; it knows how long each wait may last."""
+
+    def __init__(self, most: int) -> None:
+        self.waits, self.most = [], most
+
+    def settimeout(self, seconds) -> None:
+        self.waits.append(seconds)
+
+    def recv(self, size) -> bytes:
+        if len(self.waits) == self.most:
+            raise KeyboardInterrupt
+        raise TimeoutError
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_silent_socket_is_waited_for_in_moments_so_that_ctrl_c_ends_it_on_windows_too():
+    source = Datagrams("127.0.0.1", 0, (34, 34))
+    source.socket.close()
+    source.socket = Silent(5)
+    with pytest.raises(KeyboardInterrupt):
+        list(source)
+    assert source.socket.waits == [1.0] * 5
+
+
 def test_an_address_of_ipv6_is_listened_at(events):
     try:
         source = Datagrams("::1", 0, (34, 34), idle=0.5)

@@ -58,7 +58,7 @@ def texts(model: nn.Module, bits: int = 32, chunk: int = 2048, name: str = "net"
         "ERROR": ERROR[bits], "LOGITS": ", ".join(f"{v:.9g}" for v in logits), "SIZES": _sizes(writer),
         "COST": _cost(program, counts), "BITS": bits, "LIBRARY": writer.library,
     }  # fmt: skip
-    found = {path.name: path.read_text() for path in sorted((HERE / "files").iterdir())}
+    found = {path.name: path.read_text("utf-8") for path in sorted((HERE / "files").iterdir())}
     for word, value in words.items():
         found = {file: text.replace(f"@{word}@", str(value)) for file, text in found.items()}
     return {"network.c": code, **{file: renamed(text, name) for file, text in found.items()}}

@@ -125,7 +125,7 @@ def check(
     firsts: dict[bool, Result] = {}
     with tempfile.TemporaryDirectory() as name:
         for target, command in chosen:
-            program = Path(name) / "program"
+            program = Path(name) / "program.exe"  # Windows runs no other
             compiler = " ".join(["zig" if "-target" in command else Path(command[0]).name, *_options(command)])
             compiled([*command, "network.c", "test.c", "-o", str(program)], folder)
             text = _run(target, program, [str(events)])
@@ -182,7 +182,7 @@ def runner(target: str) -> list[str] | None:
 
 def compiled(command: list[str], folder: Path) -> None:
     """Run a compiler in a folder; what it says where it fails is the error."""
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS)
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=SECONDS)
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
 

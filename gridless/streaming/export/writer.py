@@ -723,4 +723,4 @@ def renamed(text: str, name: str) -> str:
 
 
 def _read(name: str) -> str:
-    return (HERE / name).read_text()
+    return (HERE / name).read_text("utf-8")
