@@ -44,9 +44,11 @@ _LAZY: dict[str, str] = {
     "write_events": "gridless.data.formats",
 }
 _MODULES = (
-    "augment", "backends", "data", "geometry", "images", "models", "nn", "ops", "pictures", "plan", "pyg", "scenes",
-    "streaming", "structures", "torch_cluster", "training", "weights",
+    "augment", "data", "geometry", "models", "nn", "ops", "pictures", "pyg", "scenes", "streaming",
+    "torch_cluster", "training",
 )  # fmt: skip
+# Those whose public names are names of gridless.
+_INNER = ("backends", "images", "plan", "structures", "weights")
 
 __all__ = [
     "Cloud",
@@ -131,7 +133,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in (*_MODULES, *_INNER):
         return import_module(f"gridless.{name}")
     if name in _LAZY:
         value = globals()[name] = getattr(import_module(_LAZY[name]), name)
@@ -140,4 +142,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES, "__version__"])
+    return sorted([*__all__, *_MODULES, *_INNER, "__version__"])

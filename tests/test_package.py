@@ -61,7 +61,7 @@ def test_every_exported_name_resolves():
 def test_modules_are_reached_from_the_package():
     for name in gl._MODULES:
         assert getattr(gl, name) is import_module(f"gridless.{name}")
-    assert set(dir(gl)) == {*gl.__all__, *gl._MODULES, "__version__"}
+    assert set(dir(gl)) == {*gl.__all__, *gl._MODULES, *gl._INNER, "__version__"}
 
 
 def test_what_the_pages_say_of_the_package_is_there_from_the_first():
