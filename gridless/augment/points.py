@@ -69,16 +69,11 @@ def _even(cloud: Cloud) -> int | None:
     return len(cloud) if cloud.num_examples == 1 else cloud.cached(EVEN, lambda: None)
 
 
-def _at(cloud: Cloud, values: Tensor) -> Tensor:
-    """The numbers of the examples (B, ...) at their points (S, ...)."""
-    return values[cloud.example] if cloud.num_examples > 1 else values.expand(len(cloud), *values.shape[1:])
-
-
-def _meet(cloud: Cloud, values: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
-    """The numbers of the examples (B, ...) and those of points (S, ...), so that they broadcast with each other."""
+def _with(cloud: Cloud, function: Callable[[Tensor, Tensor], Tensor], points: Tensor, values: Tensor) -> Tensor:
+    """`function` of what points have (S, ...) and of what their examples have (B, ...), as these broadcast."""
     if (even := _even(cloud)) is None:
-        return values[cloud.example], points
-    return values[:, None], points.reshape(cloud.num_examples, even, *points.shape[1:])
+        return function(points, values[cloud.example])
+    return function(points.reshape(cloud.num_examples, even, *points.shape[1:]), values[:, None]).flatten(0, 1)
 
 
 def _moved(cloud: Cloud, coords: Tensor, turn: Callable[[Tensor], Tensor] | None = None) -> Cloud:
@@ -103,7 +98,7 @@ def _kept_first(cloud: Cloud, counts: Tensor) -> Cloud:
     """The first counts[b] points of each example b."""
     if cloud.num_examples == 1 and cloud.device.type == "cpu":
         return cloud[: int(counts)]
-    keep = torch.arange(len(cloud), device=cloud.device) < _at(cloud, cloud.splits[:-1] + counts)
+    keep = _with(cloud, torch.lt, torch.arange(len(cloud), device=cloud.device), cloud.splits[:-1] + counts)
     return cloud._part(keep, torch.cat([counts.new_zeros(1), counts.cumsum(0)]))
 
 
@@ -114,10 +109,12 @@ def _axes(like: Tensor) -> Tensor:
 def _rotated(cloud: Cloud, matrix: Tensor) -> Cloud:
     """matrix (B, 3, 3), a rotation, applied to the points of each example: to the bit the same in any batch."""
 
+    def product(vectors: Tensor, each: Tensor) -> Tensor:
+        x, y, z = (each[..., d] * vectors[..., d, None] for d in range(3))
+        return x + y + z
+
     def turn(vectors: Tensor) -> Tensor:
-        each, seen = _meet(cloud, matrix.reshape(-1, *[1] * (vectors.ndim - 2), 3, 3), vectors)
-        x, y, z = (each[..., d] * seen[..., d, None] for d in range(3))
-        return (x + y + z).reshape(vectors.shape)
+        return _with(cloud, product, vectors, matrix.reshape(-1, *[1] * (vectors.ndim - 2), 3, 3))
 
     return _moved(cloud, turn(cloud.coords), turn)
 
@@ -128,13 +125,11 @@ def _scaled(cloud: Cloud, factor: Tensor) -> Cloud:
     def turn(vectors: Tensor) -> Tensor:
         # What is across a surface stays across it, and as long as it was: it is divided by what the surface is
         # multiplied by.
-        each, seen = _meet(cloud, factor.reshape(-1, *[1] * (vectors.ndim - 2), factor.shape[1]), vectors)
-        divided = (seen / each).reshape(vectors.shape)
+        divided = _with(cloud, torch.div, vectors, factor.reshape(-1, *[1] * (vectors.ndim - 2), factor.shape[1]))
         length = vectors.norm(dim=-1, keepdim=True)
         return divided * (length / divided.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(vectors.dtype).tiny))
 
-    each, seen = _meet(cloud, factor, cloud.coords)
-    return _moved(cloud, (seen * each).view_as(cloud.coords), turn if factor.shape[1] > 1 else None)
+    return _moved(cloud, _with(cloud, torch.mul, cloud.coords, factor), turn if factor.shape[1] > 1 else None)
 
 
 def _need_3d(cloud: Cloud, what: PointTransform) -> None:
@@ -200,13 +195,13 @@ class Normalise(PointTransform):
 
         # In float64: float32 holds huge coordinates, and not their sum.
         middle = segment_mean(cloud.coords.double(), cloud.splits).to(cloud.coords.dtype)
-        centred = cloud.coords - _at(cloud, middle)
+        centred = _with(cloud, torch.sub, cloud.coords, middle)
         largest = segment_max(centred.abs().amax(1, keepdim=True), cloud.splits)
         # Squares of such numbers are beyond those of float32.
         odd = (largest > 0) & ((largest < 1e-15) | (largest > 1e15))
-        centred = centred / _at(cloud, torch.where(odd, largest, 1))
+        centred = _with(cloud, torch.div, centred, torch.where(odd, largest, 1))
         reach = segment_max(centred.norm(dim=1, keepdim=True), cloud.splits)
-        return _moved(cloud, centred / _at(cloud, torch.where(reach > 0, reach, 1)))
+        return _moved(cloud, _with(cloud, torch.div, centred, torch.where(reach > 0, reach, 1)))
 
 
 @dataclass(frozen=True)
@@ -288,8 +283,8 @@ class Shift(PointTransform):
     bounds: ClassVar = {"limit": (0, FINITE)}
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
-        by, seen = _meet(cloud, _uniform(cloud, draws, -self.limit, self.limit, cloud.dim), cloud.coords)
-        return _moved(cloud, (seen + by).view_as(cloud.coords))
+        by = _uniform(cloud, draws, -self.limit, self.limit, cloud.dim)
+        return _moved(cloud, _with(cloud, torch.add, cloud.coords, by))
 
 
 @dataclass(frozen=True)
