@@ -67,7 +67,10 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
             f"collate: tensors of the shapes {sorted(shapes)} cannot be stacked: give gl.Cloud.of(xyz) for points. "
             "What else belongs to each travels with it: gl.Cloud.of(xyz, rgb=rgb), and then geometry['X0'].rows['rgb']"
         )
-    return torch.utils.data.default_collate(list(examples))
+    try:
+        return torch.utils.data.default_collate(list(examples))
+    except TypeError as error:
+        raise TypeError(f"collate: {error}: what holds points of another library is gl.Cloud.of(x)") from None
 
 
 # What is collated in one way, and may be mixed.

@@ -64,7 +64,8 @@ class Events(Ragged):
         if not isinstance(pixel, Tensor):
             raise TypeError(f"Events: pixel must be a tensor, not {type(pixel).__name__}: use Events.of(...)")
         if pixel.ndim != 2 or pixel.shape[1] != 2 or pixel.dtype != torch.int32:
-            raise ValueError(f"Events: pixel must be (S, 2) int32, not {tuple(pixel.shape)} {pixel.dtype}")
+            found = f"{tuple(pixel.shape)} {pixel.dtype}: Events.of(...) takes other types"
+            raise ValueError(f"Events: pixel must be (S, 2) int32, not {found}")
         for name, dtype in (("time", torch.int64), ("polarity", torch.bool), ("cause", None)):
             value = getattr(self, name)
             if value is None and name != "time":

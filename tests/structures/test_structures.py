@@ -412,6 +412,10 @@ def test_what_cannot_share_a_batch_is_said_with_what_differs():
     clouds = [gl.Cloud.of(torch.rand(4, dim)) for dim in (3, 3, 2)]
     with pytest.raises(ValueError, match=r"coords are \(4, 3\) in example 0 and \(4, 2\) in example 2: examples of a"):
         gl.collate(clouds)
+    with pytest.raises(TypeError, match=r"collate: .*what holds points of another library is gl.Cloud.of\(x\)"):
+        gl.collate([object(), object()])
+    with pytest.raises(ValueError, match=r"int32, not \(3, 2\) torch.int64: Events.of\(...\) takes other types"):
+        gl.Events(torch.zeros(3, 2, dtype=torch.int64), torch.arange(3), None, torch.tensor([0, 3]), (4, 4))
 
 
 def test_batches_are_collated_as_examples_are():
