@@ -597,6 +597,19 @@ def test_normals_turn_with_the_points_that_they_are_features_of(tmp_path):
     assert model(example).shape == (1, 2)
 
 
+def test_points_are_centred_and_features_scaled_as_the_preparation_says():
+    place = torch.tensor([[1.0, 2, 3], [5, 8, 3], [3, 2, 9]])
+    rows = {"rgb": torch.full((3, 3), 255, dtype=torch.uint8), "heat": torch.full((3,), 65535, dtype=torch.int32)}
+    cloud = gl.Cloud.of(place, **rows)
+    block = prepare(cloud, "site", how=Preparation(block=20.0), kept=["rgb", "heat"])
+    assert torch.equal(block.coords, place - torch.tensor([3.0, 2, 6]))
+    assert block.rows["rgb"].unique().tolist() == block.rows["heat"].unique().tolist() == [1]
+    ball = prepare(cloud, "site").coords
+    torch.testing.assert_close(ball * (place - place.mean(0)).norm(dim=1).max(), place - place.mean(0))
+    far = prepare(gl.Cloud.of(place.double() + 4_500_000.1), "site", how=Preparation(keep_scale=True)).coords
+    torch.testing.assert_close(far, place - torch.tensor([3.0, 5, 6]) + 0.1)
+
+
 def test_normals_of_examples_and_of_scenes_are_turned_as_the_points_are():
     place = torch.randn(20, 3)
     cloud, how = gl.Cloud.of(place, normal=place), Preparation(up="z", keep_scale=True, features=["normal"])
