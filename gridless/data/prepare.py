@@ -123,8 +123,6 @@ def prepare(
             raise ValueError(f"{what}: all {len(coords)} points are the same")
         coords = coords / size
     rows = {name: _feature(cloud, name, what, how) for name in kept}
-    if "normal" in rows:
-        rows["normal"] = y_up(rows["normal"], how)
     directions = ("normal",) if "normal" in rows else ()
     return Cloud.of(coords.float().contiguous(), directions=directions, **rows)
 
@@ -140,7 +138,7 @@ def row(cloud: Cloud, name: str, what: str) -> Tensor:
 
 
 def _feature(cloud: Cloud, name: str, what: str, how: Preparation) -> Tensor:
-    """As float32 (S, channels); whole numbers of one or two bytes from 0 to 1. Labels stay as they are."""
+    """As float32 (S, channels), normals y up; whole numbers of one or two bytes from 0 to 1. Labels stay."""
     values = row(cloud, name, what)
     if name == "part":
         return values
@@ -148,7 +146,8 @@ def _feature(cloud: Cloud, name: str, what: str, how: Preparation) -> Tensor:
         raise ValueError(f"{what}: points have {name!r} that is not finite: remove such points, or replace it")
     values, by = values[:, None] if values.ndim == 1 else values.flatten(1), scale(values.dtype)
     check_scales({name: {how.scales.get(name, by): "training", by: what}})
-    return values.float() / by
+    values = values.float() / by
+    return y_up(values, how) if name == "normal" else values
 
 
 def scale(dtype: torch.dtype) -> int:

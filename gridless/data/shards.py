@@ -27,7 +27,7 @@ from gridless.data.errors import FormatError
 from gridless.data.files import whole_file
 from gridless.structures import Cloud, Edges, Events, Geometry, Structure
 
-MAGIC = b"gridless shard 3"
+MAGIC = b"gridless shard 4"
 _BEGIN = len(MAGIC) + 16 + 8
 _STRUCTURES: dict[str, type[Structure]] = {c.__name__: c for c in (Cloud, Edges, Events)}
 _ALIGN = 64
@@ -41,7 +41,8 @@ def flatten(value: Any, prefix: str = "") -> tuple[Any, Flat]:
     """A value as its shape, which JSON can hold, and its leaves by name: tensors, numbers, None."""
     if isinstance(value, Geometry):
         parts = {name: flatten(v, f"{prefix}{name}/") for name, v in value.items()}
-        return {"geometry": {n: shape for n, (shape, _) in parts.items()}}, _join(flat for _, flat in parts.values())
+        shape = {"geometry": {n: shape for n, (shape, _) in parts.items()}, "lines": value.lines}
+        return shape, _join(flat for _, flat in parts.values())
     if isinstance(value, Structure) and type(value).__name__ in _STRUCTURES:
         leaves = value.leaves()
         return (
@@ -67,7 +68,8 @@ def restore(shape: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
     if shape == "leaf":
         return leaves[prefix]
     if "geometry" in shape:
-        return Geometry({n: restore(s, leaves, f"{prefix}{n}/") for n, s in shape["geometry"].items()})
+        parts = {n: restore(s, leaves, f"{prefix}{n}/") for n, s in shape["geometry"].items()}
+        return Geometry(parts, shape["lines"] and dict(shape["lines"]))
     if "tuple" in shape:
         return tuple(restore(s, leaves, f"{prefix}{i}/") for i, s in enumerate(shape["tuple"]))
     cls = _STRUCTURES[shape["structure"]]

@@ -97,7 +97,8 @@ def write_parts(
     names = model.about.get("parts") or [f"{category} {i}" for i in range(parts[kind])]
     recipe = model.about.get("recipe", {})
     wanted, how = points or int(recipe.get("points", 2048)), preparation(recipe, up, keep_scale)
-    cloud = read_points(file, wanted, how)
+    # Training on labels of a user's files saw the vertices of a PLY with faces.
+    cloud = read_points(file, wanted, how, label=recipe.get("data") == FOLDER)
     part = torch.empty(len(cloud), dtype=torch.int64)
     for piece in blocks(cloud, how):
         part[piece] = _parts(model, prepare(cloud[piece], str(file), None, how, how.features), how, wanted, kind, file)

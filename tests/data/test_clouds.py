@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from pathlib import Path
 
@@ -260,6 +261,24 @@ def test_extra_bytes_of_a_las_may_be_pairs_and_triples(tmp_path):
     assert np.array_equal(rows["pair"], made.pair)
     assert np.array_equal(rows["triple"], np.arange(12).reshape(4, 3) * [0.5, 1, 2] + [1, 2, 3])
     assert rows["last"].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("options", "gain"), [(0, 3.0), (8, 1.5), (16, 4.0), (24, 2.5)])
+def test_extra_bytes_of_a_las_are_scaled_and_shifted_as_they_say(options, gain, tmp_path):
+    data = bytearray(las(POINTS[:4], 3, False))
+    data[data.index(b"gain") - 1] = options
+    (tmp_path / "a.las").write_bytes(data)
+    assert read_cloud(tmp_path / "a.las").rows["gain"].tolist() == [gain] * 4
+
+
+@pytest.mark.parametrize(("format", "name", "value"), [(3, "scan_angle_rank", -15), (7, "scan_angle", -2500)])
+def test_the_scan_angle_of_a_las_is_in_degrees(format, name, value, tmp_path):
+    laspy = pytest.importorskip("laspy")
+    made = laspy.LasData(laspy.LasHeader(point_format=format, version="1.4"))
+    made.x = made.y = made.z = np.arange(2.0)
+    made[name] = np.full(2, value)
+    made.write(tmp_path / "a.las")
+    assert read_cloud(tmp_path / "a.las").rows["scan_angle"].tolist() == [-15, -15]
 
 
 @pytest.mark.parametrize("kind", ["u1", "<u2", ">u4", "<u8", ">i2", "f2", ">f8", "?"])
@@ -527,6 +546,19 @@ def test_meshes_that_are_not_whole_are_refused(name, content, error, tmp_path):
     with pytest.raises(FormatError, match=error) as caught:
         sample_mesh(tmp_path / name)
     assert caught.value.path == tmp_path / name
+
+
+def test_every_node_of_a_gltf_puts_its_mesh_in_its_place(tmp_path):
+    document = json.loads(gltf(False))
+    # This turn puts x at y, y at z and z at x.
+    turned = {"mesh": 0, "rotation": [0.5] * 4, "scale": [1, 2, 3], "translation": [10, 0, 0]}
+    document |= {"nodes": [{"mesh": 0}, turned], "scenes": [{"nodes": [0, 1]}]}
+    document["bufferViews"][1] |= {"byteOffset": 48, "byteLength": 120}
+    document["accessors"][1]["byteOffset"] = 48
+    (tmp_path / "a.gltf").write_text(json.dumps(document))
+    triangles = read_triangles(tmp_path / "a.gltf").reshape(2, -1, 3)
+    assert sorted(triangles.min(1).tolist()) == [[0, 0, 0], [10, 0, 0]]
+    assert sorted(triangles.max(1).tolist()) == [[1, 1, 1], [13, 1, 2]]
 
 
 def test_a_gltf_that_repeats_a_mesh_too_often_is_refused(tmp_path):

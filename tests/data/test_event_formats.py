@@ -570,6 +570,13 @@ def test_padding_is_not_written(tmp_path: Path, suffix):
     assert gl.read_events(path).numpy().tolist() == [(10, 1, 2, True), (20, 3, 4, False)]
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".npy", ".csv", ".es", ".dat"])
+def test_pixels_of_large_sensors_are_written_and_read_back(tmp_path: Path, suffix):
+    array = {"t": np.array([10, 20]), "x": np.array([1279, 300]), "y": np.array([257, 719]), "p": np.array([0, 1])}
+    gl.write_events(tmp_path / f"a{suffix}", gl.Events.of(array, sensor=(1280, 720)))
+    assert gl.read_events(tmp_path / f"a{suffix}").pixel.tolist() == [[1279, 257], [300, 719]]
+
+
 def test_the_latest_time_is_written_and_read_back(tmp_path: Path):
     time = np.array([10**18, 2**63 - 1])
     events = gl.Events.of({"x": time % 7, "y": time % 5, "t": time, "p": time % 2}, sensor=(34, 34))

@@ -88,6 +88,15 @@ def test_what_is_read_is_what_the_plan_made(tmp_path):
         data[10]
 
 
+def test_what_another_plan_made_is_refused(tmp_path):
+    other = gl.Plan()
+    cloud = other.points(dim=3)
+    near = other.ball(cloud, cloud, 0.2)
+    geometry, _ = gl.Precomputed(shapes(size=2), tmp_path, plan())[0]
+    with pytest.raises(ValueError, match="N00 of this geometry is not what is asked for: another plan made it"):
+        geometry[near]
+
+
 def test_all_four_ways_to_run_geometry_agree(tmp_path, shared_data):
     from gridless.data import ModelNet40
 

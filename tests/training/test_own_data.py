@@ -12,7 +12,7 @@ import torch
 import gridless as gl
 from gridless.__main__ import main
 from gridless.data.folder import Listing, held_out, listing
-from gridless.data.prepare import Preparation, padded, prepare, turned
+from gridless.data.prepare import Preparation, joined, padded, prepare, turned
 from gridless.training import Clouds
 from gridless.training.examples import load_data
 from gridless.training.predict import preparation, write_parts
@@ -457,6 +457,11 @@ def test_a_ply_with_faces_is_a_mesh_unless_its_vertices_are_asked_for(tmp_path):
 
     assert sizes() == {"mesh": 50, "cloud": 4, "damaged": 4}
     assert set(sizes(features=["rgb"]).values()) == {4}
+    # Training on labels sees the vertices, and so does prediction.
+    model = gl.models.PointUNetPlus([2], width=8, levels=1, stem_radius=2.0, hidden=16)
+    model.about = {"recipe": {"data": "folder"}}
+    _, counts = write_parts(model, tmp_path / "tent" / "mesh.ply", tmp_path / "out", points=50)
+    assert sum(counts.values()) == 4
 
 
 def test_columns_without_names_may_be_labels_and_features(tmp_path):
@@ -590,6 +595,27 @@ def test_normals_turn_with_the_points_that_they_are_features_of(tmp_path):
         turned = example["X0"] if transform[1:] else example
         torch.testing.assert_close(turned.rows["features"], turned.coords, atol=1e-5, rtol=0)
     assert model(example).shape == (1, 2)
+
+
+def test_points_are_centred_and_features_scaled_as_the_preparation_says():
+    place = torch.tensor([[1.0, 2, 3], [5, 8, 3], [3, 2, 9]])
+    rows = {"rgb": torch.full((3, 3), 255, dtype=torch.uint8), "heat": torch.full((3,), 65535, dtype=torch.int32)}
+    cloud = gl.Cloud.of(place, **rows)
+    block = prepare(cloud, "site", how=Preparation(block=20.0), kept=["rgb", "heat"])
+    assert torch.equal(block.coords, place - torch.tensor([3.0, 2, 6]))
+    assert block.rows["rgb"].unique().tolist() == block.rows["heat"].unique().tolist() == [1]
+    ball = prepare(cloud, "site").coords
+    torch.testing.assert_close(ball * (place - place.mean(0)).norm(dim=1).max(), place - place.mean(0))
+    far = prepare(gl.Cloud.of(place.double() + 4_500_000.1), "site", how=Preparation(keep_scale=True)).coords
+    torch.testing.assert_close(far, place - torch.tensor([3.0, 5, 6]) + 0.1)
+
+
+def test_normals_of_examples_and_of_scenes_are_turned_as_the_points_are():
+    place = torch.randn(20, 3)
+    cloud, how = gl.Cloud.of(place, normal=place), Preparation(up="z", keep_scale=True, features=["normal"])
+    for seen in (joined(prepare(cloud, "site", how=how, kept=["normal"]), how.features), turned(cloud, how, "site")):
+        assert torch.equal(seen.rows["features"], seen.coords)
+        assert torch.equal(seen.coords[:, 1], place[:, 2])
 
 
 def touched(root, *names):

@@ -429,6 +429,15 @@ def test_captured_steps_are_those_launched_one_by_one(recipe, clouds):
     assert captured.step.captured.graphs
 
 
+def test_the_position_of_a_step_alone_decides_its_rate_and_its_random_numbers():
+    optimiser, draws = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), []
+    for number in (1, 2, 1):
+        begin_step(SimpleNamespace(seed=0), lambda position: position, optimiser, 3, number, 4)
+        assert optimiser.param_groups[0]["lr"] == 3 + number / 4
+        draws.append(torch.rand(()).item())
+    assert draws[0] == draws[2] != draws[1]
+
+
 def one_step(run, batch, epoch, number):
     """What a step leaves: its loss, the optimiser's means of gradients, and running statistics."""
     begin_step(run.recipe, run.schedule, run.optimiser, epoch, number, len(run.loader))
