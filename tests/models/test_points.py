@@ -58,6 +58,21 @@ def test_plan_has_seven_searches_and_three_samplings(size):
     assert "radius=0.9" in lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("network", "classes", "digest"),
+    [
+        (models.PointResNet, 40, "84cb5b30b1ba711b"),
+        (models.PointResNetPlus, 40, "12cf5f95d6413cc0"),
+        (models.PointMaxNet, 40, "82b6caf636facfd2"),
+        (models.PointUNet, 5, "3398002faf051630"),
+        (models.PointUNetPlus, [3, 2], "99fdaadb6033af9c"),
+    ],
+)
+def test_searches_and_samplings_stay_those_that_weights_were_trained_with(network, classes, digest):
+    """Weights of other radii have the same shapes: nothing else would notice."""
+    assert network(classes, width=8).plan.digest == digest
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_is_rebuilt_from_its_config_as_json(name):
     model = small(name)

@@ -25,6 +25,7 @@ from gridless.streaming.sources import (
     AGAIN,
     BURST_BYTES,
     HEADER,
+    JUMP,
     MAGIC,
     Camera,
     Datagrams,
@@ -487,11 +488,13 @@ def test_the_command_begins_again_with_a_new_stream_and_says_nothing_of_one_with
     from gridless.streaming import command
 
     parts = [NewStream(), events[:500], NewStream(), events[:500]]
-    monkeypatch.setattr(command, "_source", lambda *about: iter(parts))
+    options = {}
+    monkeypatch.setattr(command, "_source", lambda *about: options.update(about[5]) or iter(parts))
     assert main(["stream", "--weights", weights, "--input", "camera", "--quiet"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]
     assert json.loads(lines[-1])["time"] == int(events.time[499])
+    assert options == {"jump": JUMP, "restart": False, "idle": None}
 
 
 def test_the_command_listens_to_a_socket(events, weights):
