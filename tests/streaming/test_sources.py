@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -407,6 +408,13 @@ def test_the_budget_of_thinning_follows_what_packets_cost():
     assert budget.events == 1
 
 
+def test_no_more_events_wait_than_there_is_room_for_unless_in_one_packet(events):
+    for size, dropped in ((6, 2), (5, 1), (50, 2)):
+        source = Buffered(iter([events[:size]] * 3), Overload.drop, room=10)
+        source._read()
+        assert (source.dropped_packets, source.dropped_events) == (dropped, dropped * size)
+
+
 def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events):
     packets = [events[a : a + 10] for a in range(0, 400, 10)]
 
@@ -625,6 +633,7 @@ def test_lag_is_never_negative_and_statistics_tell_the_clocks_apart(events, monk
     # Of the 1.5 s since the third packet, one part in 10,000 may be the clocks'.
     assert meter.lag == meter.most == pytest.approx(1.5 - 1.5e-4)
     assert "0.625 s of sensor time in 1.875 s" in meter.line()
+    assert re.match("5 events, .* packet p50 125000 us, ", meter.line())
     meter.restart()
     meter.tick(at(0), now, now)
     assert meter.lag == pytest.approx(0.0)
