@@ -204,6 +204,15 @@ def test_depthwise_networks_have_wide_inverted_blocks_in_place_and_dense_ones_be
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_a_residual_block_adds_what_its_branch_finds(cloud):
+    plan = gl.Plan()
+    points = plan.points()
+    block, geometry = blocks.ResBlock(plan.ball(points, points, 0.2), 8).eval(), plan(cloud)
+    features = torch.randn(len(cloud), 8)
+    with torch.no_grad():
+        assert torch.equal(block(features, geometry), (features + block.branch(features, geometry)).relu())
+
+
 def test_rows_of_padding_share_no_parent():
     """Where many rows share one, their gradients wait for each other on a GPU."""
     plan = gl.Plan()
