@@ -84,6 +84,8 @@ def load(
         config, other = (_with_classes(about["model"], n, name) for n in (count, count + 1))
         made = _make(config, model, name)
         with torch.random.fork_rng(devices=[]):
+            # What was saved is whole, and of this network.
+            restore(_make(about["model"], model, name), path)
             sizes = {key: tensor.shape for key, tensor in _make(other, model, name).state_dict().items()}
         head = [key for key, tensor in made.state_dict().items() if tensor.shape != sizes[key]]
         begin_with(made, name, head)

@@ -111,7 +111,8 @@ def stream(
     try:
         for events in packets:
             if isinstance(events, NewStream):
-                tell([Prediction(engine.time, engine.predict())], names, final=False)
+                if engine.events_seen:
+                    tell([Prediction(engine.time, engine.predict())], names, final=False)
                 engine.reset()
                 meter.restart()
                 continue

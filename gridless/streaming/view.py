@@ -56,7 +56,6 @@ class View:
         self._came: deque[Events] = deque()
         self._logits: Tensor | None = None
         self._events = 0
-        self._begun: int | None = None
         self._last: int | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._work, daemon=True, name="gridless-view")
@@ -98,14 +97,13 @@ class View:
             for kind in (0, 1):
                 counts[kind] += np.bincount((y * width + x)[on == kind], minlength=height * width)
             fresh += len(x)
-            self._begun = int(events.time[0]) if self._begun is None else self._begun
             self._last = int(events.time[-1])
         self._events += fresh
         off, on = counts.clip(max=255).astype(np.uint8).reshape(2, height, width)
         probabilities = None if self._logits is None else self._logits.softmax(0).tolist()
         return {
             "time": self._last,
-            "seconds": 0.0 if self._last is None or self._begun is None else (self._last - self._begun) * 1e-6,
+            "seconds": self.meter.sensor,
             "events": self._events,
             "rate": fresh / max(seconds, 1e-9),
             "lag": None if self.meter.offset is None else 1e3 * self.meter.lag,

@@ -29,17 +29,34 @@ def recordings() -> list[gl.Events]:
 
 
 @pytest.mark.parametrize(
-    ("size", "parameters"),
+    ("size", "parameters", "digest"),
     [
-        (n_mnist, 1_849_490),
-        (mnist_dvs, 1_890_466),
-        (cifar10_dvs, 1_890_466),
-        (n_caltech101, 7_432_414),
-        (asl_dvs, 7_412_368),
+        (n_mnist, 1_849_490, "da928187290244b1"),
+        (mnist_dvs, 1_890_466, "c239dc7b4def64d4"),
+        (cifar10_dvs, 1_890_466, "38b2fad9230ea238"),
+        (n_caltech101, 7_432_414, "aa19125cc8f21a18"),
+        (asl_dvs, 7_412_368, "900b10361204fcd4"),
     ],
 )
-def test_sizes_are_those_of_the_paper(size, parameters):
-    assert sum(p.numel() for p in size().parameters()) == parameters
+def test_sizes_are_those_of_the_paper(size, parameters, digest):
+    model = size()
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert model.plan.digest == digest, "weights of other thresholds have the same shapes"
+
+
+def test_decay_times_stay_those_that_weights_were_trained_with():
+    model = small(head="stream")
+    times = {name: layer.decay_time for name, layer in model.named_modules() if hasattr(layer, "decay_time")}
+    assert times == {
+        "downs.0.conv": 100.0,
+        "downs.1.conv": 200.0,
+        "blocks.0.cross": 200.0,
+        "blocks.0.point": 800.0,
+        "blocks.1.cross": 400.0,
+        "blocks.1.point": 1600.0,
+        "head.means.0.mean": 1600.0,
+        "head.means.1.mean": 1600.0,
+    }
 
 
 def test_sizes_take_every_option_of_the_network():

@@ -58,6 +58,21 @@ def test_plan_has_seven_searches_and_three_samplings(size):
     assert "radius=0.9" in lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("network", "classes", "digest"),
+    [
+        (models.PointResNet, 40, "84cb5b30b1ba711b"),
+        (models.PointResNetPlus, 40, "12cf5f95d6413cc0"),
+        (models.PointMaxNet, 40, "82b6caf636facfd2"),
+        (models.PointUNet, 5, "3398002faf051630"),
+        (models.PointUNetPlus, [3, 2], "99fdaadb6033af9c"),
+    ],
+)
+def test_searches_and_samplings_stay_those_that_weights_were_trained_with(network, classes, digest):
+    """Weights of other radii have the same shapes: nothing else would notice."""
+    assert network(classes, width=8).plan.digest == digest
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_network_is_rebuilt_from_its_config_as_json(name):
     model = small(name)
@@ -187,6 +202,15 @@ def test_depthwise_networks_have_wide_inverted_blocks_in_place_and_dense_ones_be
     out.square().mean().backward()
     assert out.isfinite().all()
     assert all(p.grad is not None for p in model.parameters())
+
+
+def test_a_residual_block_adds_what_its_branch_finds(cloud):
+    plan = gl.Plan()
+    points = plan.points()
+    block, geometry = blocks.ResBlock(plan.ball(points, points, 0.2), 8).eval(), plan(cloud)
+    features = torch.randn(len(cloud), 8)
+    with torch.no_grad():
+        assert torch.equal(block(features, geometry), (features + block.branch(features, geometry)).relu())
 
 
 def test_rows_of_padding_share_no_parent():

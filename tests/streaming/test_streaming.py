@@ -210,6 +210,19 @@ def test_arrays_are_packets_whatever_their_fields_and_records_too():
         engine(array)
 
 
+@pytest.mark.parametrize("head", ["voxel", "stream"])
+def test_a_call_gives_the_newest_of_the_predictions_that_a_packet_brings(head):
+    model = network("n_mnist", head=head, width=8, levels=2, pooled=1, threshold=0.5, reset=-0.5, duration=2000)
+    events = busy("plain", (34, 34), 300)
+    one, other = stream(model), stream(model)
+    brought = [0]
+    for packet in (events[:100], events[100:103], events[103:]):
+        found, newest = list(one.push(packet)), other(packet)
+        assert torch.equal(newest, found[-1].logits) if found else newest is None
+        brought.append(len(found))
+    assert max(brought) > 2
+
+
 FIELDS = {
     "signed polarity": ([("t", "<i8"), ("x", "<u2"), ("y", "<u2"), ("p", "i1")], (-1, 1)),
     "dv": ([("timestamp", "<i8"), ("x", "<i2"), ("y", "<i2"), ("polarity", "i1")], (0, 1)),

@@ -217,6 +217,30 @@ def test_axes_of_pixels_may_be_counted_from_the_end_and_constants_be_computed():
     assert compare(model, busy("plain", SENSOR, 300))
 
 
+class Parts(nn.Module):
+    """Channels in parts of several sizes, and a table whose first row is that of no pixel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        x0 = plan.events(SENSOR)
+        self.x1 = plan.lif(x0, **FAST)
+        self.down, self.last = gl.nn.PolarityConv(plan.causal(x0, self.x1, 3, 2), 6), gl.nn.Last(self.x1)
+        self.place = nn.Parameter(torch.randn(1 + 11 * 9, 6))
+
+    def forward(self, geometry, memory=None):
+        x, y = geometry[self.x1].pixel.long().unbind(1)
+        values = self.down(geometry, memory) + self.place.index_select(0, x + 11 * y + 1)
+        one, two, three = values.split([1, 2, 3], 1)
+        four, left = values.split(4, -1)
+        _, middle, end = values.chunk(4, 1)
+        return self.last(torch.cat([one, -two, 2 - three, four, left / 3, middle, end], 1), geometry, memory)
+
+
+def test_channels_may_be_cut_into_parts_of_any_size_and_tables_begin_anywhere():
+    assert compare(settled(Parts), busy("plain", SENSOR, 300))
+
+
 def test_grids_that_are_joined_are_seen_where_any_of_them_has_events():
     for seed in range(3):
         model = settled(JoinedGrids, seed)

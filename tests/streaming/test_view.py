@@ -23,7 +23,7 @@ from gridless.models import events as networks
 from gridless.streaming import stream
 from gridless.streaming.view import Page, Terminal
 
-METER = SimpleNamespace(offset=1.0, lag=0.0025)
+METER = SimpleNamespace(offset=1.0, lag=0.0025, sensor=0.5)
 NAMES = [f"digit {k}" for k in range(10)]
 
 
@@ -63,6 +63,7 @@ def test_the_page_is_told_of_every_event_and_of_the_newest_prediction(events, se
     assert found[-1]["events"] == len(events)
     assert found[-1]["time"] == int(events.time[-1])
     assert found[-1]["lag"] == 2.5
+    assert found[-1]["seconds"] == 0.5, "a new stream has another clock: the meter counts the seconds of all"
     assert found[-1]["probabilities"] == pytest.approx(logits.softmax(0).tolist())
 
 

@@ -91,7 +91,8 @@ def test_unknown_weights_list_what_exists():
         gl.load("modelnet40-hug")
 
 
-def test_weights_of_another_network_are_refused_by_the_first_mismatch(saved, tmp_path):
+@pytest.mark.parametrize("classes", [None, 5])
+def test_weights_of_another_network_are_refused_by_the_first_mismatch(saved, tmp_path, classes):
     _, path = saved
     about = json.loads(path.with_suffix(".json").read_text())
     about["model"]["width"] = 16
@@ -99,7 +100,7 @@ def test_weights_of_another_network_are_refused_by_the_first_mismatch(saved, tmp
     with pytest.raises(
         ValueError, match=r"another network: 'blocks.0.branch.reduce.weight' of this PointResNet is \(8, 16\)"
     ):
-        gl.load(path)
+        gl.load(path, classes=classes)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
