@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gridless.data.prepare import Preparation, blocks, joined, prepare, read_points
-from gridless.geometry import nearest
+from gridless.geometry import grid_sample, nearest
 from gridless.structures import Cloud, Edges, Events, Geometry
 from gridless.training.evaluate import probabilities
 from gridless.training.examples import FOLDER, SETS, Clouds, Recordings, prepared_sensor, views_of_cloud
@@ -79,7 +79,7 @@ def write_parts(
     """The cloud in a file with the part of every point as a row and as its colour, in OUT/NAME.ply; and what was found.
 
     The network labels as many points as in training, prepared as those were; every other has the part of the closest.
-    Where training cut clouds into blocks, each is labelled by itself.
+    Where training thinned clouds by a grid, so is this one; where it cut them into blocks, each is labelled by itself.
     """
     from gridless.data.clouds import ply
 
@@ -99,9 +99,12 @@ def write_parts(
     wanted, how = points or int(recipe.get("points", 2048)), preparation(recipe, up, keep_scale)
     # Training on labels of a user's files saw the vertices of a PLY with faces.
     cloud = read_points(file, wanted, how, label=recipe.get("data") == FOLDER)
-    part = torch.empty(len(cloud), dtype=torch.int64)
-    for piece in blocks(cloud, how):
-        part[piece] = _parts(model, prepare(cloud[piece], str(file), None, how, how.features), how, wanted, kind, file)
+    grid = recipe.get("data_options", {}).get("grid")
+    seen = grid_sample(cloud, grid) if grid else cloud
+    part = torch.empty(len(seen), dtype=torch.int64)
+    for piece in blocks(seen, how):
+        part[piece] = _parts(model, prepare(seen[piece], str(file), None, how, how.features), how, wanted, kind, file)
+    part = part[nearest(seen, cloud, 1).source.long()] if grid else part
     part -= sum(parts[:kind])
     rgb = torch.tensor(COLOURS, dtype=torch.uint8)[part % len(COLOURS)]
     out.mkdir(parents=True, exist_ok=True)

@@ -464,6 +464,18 @@ def test_a_ply_with_faces_is_a_mesh_unless_its_vertices_are_asked_for(tmp_path):
     assert sum(counts.values()) == 4
 
 
+def test_parts_are_found_on_the_grid_that_training_thinned_clouds_by(tmp_path, monkeypatch):
+    coords = torch.rand(400, 3, generator=torch.Generator().manual_seed(0))
+    np.save(tmp_path / "x.npy", coords.numpy())
+    model = gl.models.PointUNetPlus([2], width=8, levels=1, stem_radius=2.0, hidden=16)
+    model.about = {"recipe": {"data": "folder", "data_options": {"grid": 0.5, "keep_scale": True}}}
+    seen, plan = [], model.plan
+    monkeypatch.setattr(model, "plan", lambda cloud: seen.append(cloud) or plan(cloud))
+    _, counts = write_parts(model, tmp_path / "x.npy", tmp_path / "out")
+    assert sum(counts.values()) == 400
+    assert [len(cloud) for cloud in seen] == [8]
+
+
 def test_columns_without_names_may_be_labels_and_features(tmp_path):
     text = "\n".join(f"{i} {i % 3} 0 {i % 7} {i % 2}" for i in range(40))
     for name in ("a", "b"):
