@@ -115,9 +115,9 @@ def listing(
             inside = path.relative_to(folder).parts
             if any(name.startswith(".") for name in inside) or any(map(path.is_relative_to, apart)):
                 continue
-            if path.suffix.lower() not in suffixes or path.name.lower() in clouds.NOTES:
-                note = path.name.lower() in clouds.NOTES or not path.suffix
-                others.add(path.name if note else path.suffix.lower())
+            note = path.name.lower() in clouds.NOTES
+            if note or path.suffix.lower() not in suffixes:
+                others.add(path.name if note or not path.suffix else path.suffix.lower())
                 continue
             if by_class and len(inside) < 2:
                 raise ValueError(f"{path}: a file outside the folders of classes: the layout is {folder}/CLASS/FILE")

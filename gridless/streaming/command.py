@@ -89,13 +89,14 @@ def stream(
         raise ValueError("standard input is closed: --input - reads frames from it")
     if sys.stdout is None:
         raise ValueError("standard output is closed: the predictions have nowhere to go")
-    _check_source(source, [str(name) for name in repair or []], crop)
+    repairs = [str(name) for name in repair or []]
+    _check_source(source, repairs, crop)
     model: Any = load(weights)
     engine = engine_of(model)
     names = model.about.get("class_names") or [str(k) for k in range(model.config["classes"])]
-    live = realtime or source in ("-", "camera") or source.startswith("udp://")
+    live = realtime or _is_live(source)
     options = {"jump": int(min(jump, 1e12) * 1e6), "restart": on_jump is Jump.restart, "idle": idle}
-    fit, repairs = _fit(engine.sensor, crop, pool, repair or []), [str(name) for name in repair or []]
+    fit = _fit(engine.sensor, crop, pool, repair or [])
     raw = _source(source, fit, repairs, packet, realtime, options, engine)
     packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw
     meter = Meter(quiet or view is Kind.terminal, lambda: _counts(packets, raw))
@@ -155,14 +156,23 @@ def _check_source(source: str, repairs: list[str], crop: str | None) -> None:
     """Refuse what the options of the source cannot be, before anything is loaded and compiled for it."""
     if crop is not None and not re.fullmatch(r"\d+,\d+", crop):
         raise ValueError(f"--crop takes two whole numbers X,Y, such as 100,60, not {crop!r}")
-    live = source in ("-", "camera") or source.startswith("udp://")
+    live = _is_live(source)
     if live and set(repairs) - {"drop"}:
         raise ValueError(f"--repair {min(set(repairs) - {'drop'})} is for recordings: a live stream can only drop")
     if not live and not Path(source).is_file():
         raise FileNotFoundError(f"no file {source}: --input takes a recording, -, udp://HOST:PORT or camera")
-    host, _, port = source.removeprefix("udp://").rpartition(":")
+    host, port = _address(source)
     if source.startswith("udp://") and (not host or not port.isdigit()):
         raise ValueError(f"{source!r} is not of the form udp://HOST:PORT")
+
+
+def _is_live(source: str) -> bool:
+    return source in ("-", "camera") or source.startswith("udp://")
+
+
+def _address(source: str) -> tuple[str, str]:
+    host, _, port = source.removeprefix("udp://").rpartition(":")
+    return host, port
 
 
 def _source(
@@ -173,7 +183,7 @@ def _source(
 
     largest = SIDE, SIDE
     _warm_up(engine)
-    if source not in ("-", "camera") and not source.startswith("udp://"):
+    if not _is_live(source):
         return recording(source, None, packet, realtime, repairs, fit)
     if source == "camera":
         return Camera(largest, fit=fit)
@@ -181,7 +191,7 @@ def _source(
         # A reader of its own: the interpreter waits at its end for one that a thread still reads from.
         return frames(os.fdopen(os.dup(sys.stdin.fileno()), "rb"), largest, fit=fit)
     # An address of IPv6 stands in brackets.
-    host, _, port = source.removeprefix("udp://").rpartition(":")
+    host, port = _address(source)
     return Datagrams(host.strip("[]"), int(port), largest, **options, fit=fit)
 
 

@@ -104,19 +104,19 @@ class Clouds:
     def draw(self, augment: Policy | None, seed: int, epoch: int, index: Tensor) -> Cloud:
         """The clouds `index` (B, on the CPU), as one ragged batch; `augment` draws by `seed` and `epoch`."""
         size, device = self.points.shape[1], self.points.device
+        even = size if self.sizes is None else None
         if self.sizes is None:
             at, splits = send(index, device), torch.arange(len(index) + 1, device=device) * size
         else:
             at, splits = _ragged(index * size, self.sizes[index], device)
 
         def drawn(values: Tensor) -> Tensor:
-            return values[at].flatten(0, 1) if self.sizes is None else values.flatten(0, 1)[at]
+            return values.flatten(0, 1)[at] if even is None else values[at].flatten(0, 1)
 
         rows = Rows({name: drawn(values) for name, values in self.rows.items()})
         turning = ("normal",) if "normal" in self.features else ()
         cloud = Cloud.made(coords=drawn(self.points), splits=splits, rows=rows, directions=turning)
-        if self.sizes is None:
-            cloud.cached(EVEN, lambda: size)
+        cloud.cached(EVEN, lambda: even)
         if augment is not None:
             cloud = augment(cloud, Keyed(send(keys(seed, epoch, index), device)))
         return joined(cloud, self.features)

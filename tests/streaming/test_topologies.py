@@ -193,8 +193,8 @@ def test_values_that_are_changed_in_place_are_the_new_ones_wherever_they_are_use
     assert times
 
 
-class Placed(nn.Module):
-    """Tables by pixel, whose axes are counted from the end, and constants made of constants."""
+class OneLevel(nn.Module):
+    """What a level has whose features are worked on before the last."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,6 +202,13 @@ class Placed(nn.Module):
         x0 = plan.events(SENSOR)
         self.x1 = plan.lif(x0, **FAST)
         self.down, self.last = gl.nn.PolarityConv(plan.causal(x0, self.x1, 3, 2), 6), gl.nn.Last(self.x1)
+
+
+class Placed(OneLevel):
+    """Tables by pixel, whose axes are counted from the end, and constants made of constants."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.row, self.column = nn.Embedding(9, 6), nn.Parameter(torch.randn(11, 6))
         self.temperature, self.mean = nn.Parameter(torch.tensor(0.3)), nn.Parameter(torch.rand(6))
 
@@ -217,15 +224,11 @@ def test_axes_of_pixels_may_be_counted_from_the_end_and_constants_be_computed():
     assert compare(model, busy("plain", SENSOR, 300))
 
 
-class Parts(nn.Module):
+class Parts(OneLevel):
     """Channels in parts of several sizes, and a table whose first row is that of no pixel."""
 
     def __init__(self) -> None:
         super().__init__()
-        plan = self.plan = gl.Plan()
-        x0 = plan.events(SENSOR)
-        self.x1 = plan.lif(x0, **FAST)
-        self.down, self.last = gl.nn.PolarityConv(plan.causal(x0, self.x1, 3, 2), 6), gl.nn.Last(self.x1)
         self.place = nn.Parameter(torch.randn(1 + 11 * 9, 6))
 
     def forward(self, geometry, memory=None):
