@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,13 +113,15 @@ def test_a_radius_that_does_not_fit_is_warned_of_with_one_that_does(scans, tmp_p
     assert "warning: " not in capsys.readouterr().err
 
 
+def said(data, radius):
+    model = gl.models.point_resnet_small(2, width=8, radius=radius)
+    return statistics(load_recipe("own-clouds"), Listing(Path("scans"), (), (), (), (), ""), data, model)
+
+
 def advised(sizes, spread=1.0, radius=0.001):
     """What is said of random clouds of these sizes by a network of this radius."""
     clouds = [torch.rand(size, 3, generator=torch.Generator().manual_seed(size)) * spread for size in sizes]
-    data = Clouds(padded(clouds), torch.zeros(len(sizes), dtype=torch.int64), ["a"], torch.tensor(sizes))
-    model = gl.models.point_resnet_small(2, width=8, radius=radius)
-    found = Listing(Path("scans"), (), (), (), (), "")
-    return statistics(load_recipe("own-clouds"), found, data, model)[-1]
+    return said(Clouds(padded(clouds), torch.zeros(len(sizes)).long(), ["a"], torch.tensor(sizes)), radius)[-1]
 
 
 def test_the_radius_that_is_advised_is_that_of_a_typical_example():
@@ -130,6 +133,16 @@ def test_the_radius_that_is_advised_is_that_of_a_typical_example():
     assert "model.radius=0 " not in f"{few} "
     assert advised([300, 300], spread=0.0, radius=1.0).endswith("are many: most points are at one place")
     assert advised([1, 1, 1]).endswith("are few: most clouds have a single point")
+
+
+def test_shares_of_labels_are_of_the_points_that_there_are():
+    part = padded([torch.tensor([0, 0, 0, 2, -1]), torch.tensor([0, 2, -1])])
+    rows, sizes, names = {"part": part}, torch.tensor([5, 3]), ["ground", "pole", "wire"]
+    data = Clouds(torch.rand(2, 5, 3), torch.zeros(2).long(), ["a"], sizes, rows, parts=names)
+    lines = said(data, radius=0.001)
+    assert "points: ground 50.0%, pole 0.0%, wire 25.0%, without a label 25.0%" in lines
+    every = replace(data, rows={"part": part.clamp(min=0)})
+    assert "points: ground 75.0%, pole 0.0%, wire 25.0%" in said(every, radius=0.001)
 
 
 def test_fine_tuning_begins_with_other_weights_and_the_classes_of_the_folder(scans, tmp_path, capsys):
