@@ -286,7 +286,7 @@ def _repaired(columns: Columns, sensor: tuple[int, int], repair: Sequence[str]) 
     if "unwrap" in repair and len(time):
         step = np.diff(time, prepend=time[:1])
         wraps = np.cumsum((step < -WRAP // 2).astype(np.int64) - (step > WRAP - LATE))
-        time = time + (wraps - np.minimum.accumulate(np.minimum(wraps, 0))) * WRAP
+        time = time + (wraps - np.minimum.accumulate(wraps)) * WRAP
     if "drop" in repair:
         keep = ((pixel >= 0) & (pixel < np.array(sensor))).all(1)
         if not keep.all():

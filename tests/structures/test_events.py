@@ -235,6 +235,12 @@ def test_events_themselves_are_checked_and_repaired():
         gl.Events.of(good, sensor=(9, 9))
 
 
+def test_polarities_follow_events_that_are_dropped_or_put_in_order():
+    source = array([5, 3, 4, 1], x=[0, 99, 2, 3], p=[1, 1, 0, 1])
+    events = gl.Events.of(source, sensor=SENSOR, repair=("drop", "sort"))
+    assert list(zip(events.time.tolist(), events.polarity.tolist())) == [(1, True), (4, False), (5, True)]
+
+
 def test_a_step_back_of_less_than_half_a_counter_is_no_new_start():
     with pytest.raises(ValueError, match="row 1 of recording 0 has time"):
         gl.Events.of(array([2**31, 2**29]), sensor=SENSOR, repair="unwrap")

@@ -358,6 +358,16 @@ def test_a_folder_refuses_names_that_fit_no_label(sites, names, error):
         gl.data.CloudFolder(sites, "train", label="auto", names=names, keep_scale=True)
 
 
+def test_a_label_is_one_number_a_point_also_in_a_column_of_its_own(tmp_path):
+    rows = {"kind": torch.arange(6).int()[:, None] % 2, "rgb": torch.zeros(6, 3, dtype=torch.uint8)}
+    for number in range(2):
+        np.savez(tmp_path / f"scan_{number}.npz", xyz=np.random.rand(6, 3), **{k: v.numpy() for k, v in rows.items()})
+    folder = gl.data.CloudFolder(tmp_path, "train", label="kind", keep_scale=True)
+    assert folder[0][0].rows["part"].tolist() == [0, 1, 0, 1, 0, 1]
+    with pytest.raises(ValueError, match="one a point: 'rgb' is something else"):
+        gl.data.CloudFolder(tmp_path, "train", label="rgb", keep_scale=True)
+
+
 def test_labels_of_one_name_are_one_class(tmp_path):
     raw = torch.tensor([10, 252, 40, 10, 258, 252])
     for number in range(2):
@@ -575,6 +585,9 @@ def test_all_recordings_of_a_folder_that_cannot_be_used_are_named(unstated):
     with pytest.raises(ValueError, match=r"2 of 10 files cannot be used.*data_options.repair=.*left/2.*right/3"):
         gl.data.EventFolder(unstated, "fit")
     assert len(gl.data.EventFolder(unstated, "fit", repair="sort")) == 8
+    np.save(unstated / "left/2.npy", np.load(unstated / "left/2.npy")[:0])
+    with pytest.raises(ValueError, match=r"left/2\.npy: there is no event in it: remove it"):
+        gl.data.EventFolder(unstated, "fit", repair="sort")
 
 
 def test_with_a_seed_the_transforms_of_a_folder_depend_on_epoch_and_example_alone(unstated):
@@ -635,6 +648,17 @@ def test_points_are_centred_and_features_scaled_as_the_preparation_says():
     torch.testing.assert_close(far, place - torch.tensor([3.0, 5, 6]) + 0.1)
 
 
+def test_points_beyond_those_wanted_are_left_out_with_their_rows_and_the_same_ones_each_time():
+    cloud = gl.Cloud.of(torch.rand(200, 3), height=torch.arange(200.0).double())
+    first, again = (prepare(cloud, "scan", 50, Preparation(keep_scale=True), ["height"]) for _ in range(2))
+    height = first.rows["height"]
+    assert torch.equal(first.coords, cloud.coords[height[:, 0].long()])
+    assert torch.equal(height, again.rows["height"])
+    assert len(height.unique()) == 50
+    assert height.max() > 100, "not the first ones"
+    assert height.dtype == torch.float32
+
+
 def test_normals_of_examples_and_of_scenes_are_turned_as_the_points_are():
     place = torch.randn(20, 3)
     cloud, how = gl.Cloud.of(place, normal=place), Preparation(up="z", keep_scale=True, features=["normal"])
@@ -666,6 +690,10 @@ def test_a_class_with_one_session_does_not_cut_those_of_others():
     assert [names[i] for i in chosen if i >= 12] == ["thu_4.ply"]
 
 
+def test_a_class_of_one_file_keeps_it_to_learn_from():
+    assert held_out([0, 0, 0, 1], ["0.ply", "1.ply", "2.ply", "3.ply"])[0] == [2]
+
+
 def test_names_with_raised_digits_are_names():
     assert held_out([0, 0, 1, 1], ["3\u00b24.ply", "3\u00b25.ply", "1.ply", "2.ply"])[0] == [1, 3]
 
@@ -681,6 +709,8 @@ def test_a_test_folder_beside_the_classes_is_no_class(tmp_path):
         "other",
         "valid",
     )
+    named = listing(touched(tmp_path / "d", "test/mon/0.ply", "test/mon/1.ply", "other/0.ply"), [".ply"])
+    assert named.class_names == ("other", "test")
 
 
 def test_folders_behind_links_are_read_once(tmp_path):
