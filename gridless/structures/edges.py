@@ -124,7 +124,7 @@ class Edges(Structure):
         source, target = edge_index.long()
         if len(target) and not (int(target.min()) >= 0 and int(target.max()) < num_target):
             raise ValueError(f"edge_index: targets run from {target.min()} to {target.max()} of {num_target}")
-        order = torch.argsort(target * num_source + source, stable=True)
+        order = torch.argsort(target * num_source + source)
         counts = torch.bincount(target, minlength=num_target)
         splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         edges = cls(splits, source[order], num_source)
@@ -169,7 +169,7 @@ class Edges(Structure):
         """The sparsity pattern of a torch.sparse_csr tensor whose rows are targets."""
         splits, source = matrix.crow_indices().long(), matrix.col_indices()
         row = torch.repeat_interleave(splits.diff())
-        order = torch.argsort(row * matrix.shape[1] + source, stable=True)
+        order = torch.argsort(row * matrix.shape[1] + source)
         return cls(splits, source[order], matrix.shape[1])
 
 

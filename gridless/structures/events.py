@@ -138,7 +138,7 @@ class Events(Ragged):
         for name, values in rows.items() if several else ():
             if not isinstance(values, (list, tuple)) or len(values) != len(x):
                 raise ValueError(f"Events.of: {name} must be a list of {len(x)} arrays, one for each recording")
-        recordings = x if several else [x]
+        recordings = [r[:] if isinstance(r, Events) and r.padding else r for r in (x if several else [x])]
         columns = [_columns(r, "Events.of") for r in recordings]
         more = []
         for i, (recording, (_, time, _)) in enumerate(zip(recordings, columns, strict=True)):
@@ -286,7 +286,7 @@ def _repaired(columns: Columns, sensor: tuple[int, int], repair: Sequence[str]) 
     if "unwrap" in repair and len(time):
         step = np.diff(time, prepend=time[:1])
         wraps = np.cumsum((step < -WRAP // 2).astype(np.int64) - (step > WRAP - LATE))
-        time = time + (wraps - np.minimum.accumulate(np.minimum(wraps, 0))) * WRAP
+        time = time + (wraps - np.minimum.accumulate(wraps)) * WRAP
     if "drop" in repair:
         keep = ((pixel >= 0) & (pixel < np.array(sensor))).all(1)
         if not keep.all():

@@ -77,7 +77,7 @@ def shape_ious(predicted: Tensor, part: Tensor, example: Tensor, category: Tenso
     examples (B) a category; category k has parts[k] parts, numbered through.
     """
     common, union = _overlaps(predicted, part, example, len(category), sum(parts))
-    iou = torch.where(union > 0, common / union.clamp(min=1), 1.0)
+    iou = torch.where(union > 0, common / union, 1.0)
     owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(parts)).to(category.device)
     mine = owner == category[:, None]
     return (iou * mine).sum(1) / mine.sum(1)

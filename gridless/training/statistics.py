@@ -86,10 +86,11 @@ def _radius(cloud: Cloud) -> tuple[int, float]:
 
 def _of_recordings(recipe: Recipe, data: Recordings, some: Tensor, model: Any) -> list[str]:
     events = data.events
-    last = events.time[(data.splits[1:] - 1).clamp(min=0)] - events.time[data.splits[:-1]]
+    # A folder refuses recordings without events.
+    length = events.time[data.splits[1:] - 1] - events.time[data.splits[:-1]]
     lines = [
         f"{len(data)} recordings to learn from, {events.sensor[0]} x {events.sensor[1]} pixels",
-        f"events each: {_range(data.splits.diff())}; milliseconds each: {_range(last / 1000)}",
+        f"events each: {_range(data.splits.diff())}; milliseconds each: {_range(length / 1000)}",
     ]
     geometry = model.plan(data.draw(chain(recipe, train=False), 0, 0, some))
     streams = [(name, step) for name, step in model.plan.steps.items() if step.op in ("events", "lif")]

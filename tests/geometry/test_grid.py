@@ -162,3 +162,10 @@ def test_means_have_gradients():
     sample = gl.grid_sample(gl.Cloud.of(coords, values=values), 0.5, keep="mean")
     grads = torch.autograd.grad(sample.coords.sum() + sample.rows["values"].sum(), (coords, values))
     assert all(torch.isclose(grad.sum(0), torch.tensor(float(len(sample)))).all() for grad in grads)
+
+
+@pytest.mark.parametrize("keep", ["first", "nearest"])
+def test_a_point_that_is_kept_keeps_its_own_rows(keep):
+    cloud = gl.Cloud.of(torch.rand(50, 3), heat=torch.rand(50))
+    sample = gl.grid_sample(cloud, 0.5, keep=keep)
+    assert torch.equal(sample.rows["heat"], cloud.rows["heat"][sample.parent_index])

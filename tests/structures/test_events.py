@@ -54,6 +54,8 @@ def test_rows_lie_one_behind_the_other_and_true_is_one():
     assert events.polarity.view(torch.uint8).tolist() == [0, 1]
     lying = gl.Events(events.pixel.T.contiguous().T, events.time, None, events.splits, SENSOR)
     assert lying.pixel.is_contiguous()
+    spread = gl.Events(events.pixel, torch.arange(4)[::2], None, events.splits, SENSOR)
+    assert spread.time.is_contiguous()
 
 
 @pytest.mark.parametrize("nothing", [[], np.empty(0, object), np.empty(0, "datetime64[us]")])
@@ -117,6 +119,7 @@ def test_padding_is_neither_checked_nor_exported():
     padded.check()
     assert len(padded.numpy()) == 3
     assert padded[1:].time.tolist() == [6, 7]
+    assert gl.Events.of([padded], sensor=SENSOR, repair="sort").time.tolist() == [5, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -128,6 +131,7 @@ def test_padding_is_neither_checked_nor_exported():
         (array([1, 2], y=[-1, 0]), r"row 0 .* pixel \(1, -1\)"),
         ([array([1, 2]), array([0, 9, 8])], r"row 2 of recording 1 has time 8 after 9"),
         (array([1], p=[7], types=("<i8", "<i2", "<i2", "i4")), "polarity 7"),
+        (array([1], p=[-2], types=("<i8", "<i2", "<i2", "i4")), "polarity -2"),
         (
             array([1, 2], p=[-1, 0], types=("<i8", "<i2", "<i2", "i4")),
             "row 1 has polarity 0, row 0 has -1, of which one alone can be OFF: give",
@@ -138,11 +142,18 @@ def test_padding_is_neither_checked_nor_exported():
         (array([1], names=("t", "x", "z", "p")), "has no y"),
         (array([1], names=("t", "x", "y", "q")), "has no p or on"),
         ({"t": np.arange(3), "x": np.arange(2), "y": np.arange(3), "p": np.ones(3, bool)}, "equally long"),
+        (dict.fromkeys("xytp", np.ones((2, 2), int)), "equally long"),
     ],
 )
 def test_bad_recordings_are_refused_by_row(source, words):
     with pytest.raises(ValueError, match=words):
         gl.Events.of(source, sensor=SENSOR)
+
+
+def test_checked_events_in_another_order_are_checked_again():
+    events = gl.Events.of(array([5, 6, 7]), sensor=SENSOR)
+    with pytest.raises(ValueError, match="row 1 of recording 0 has time 6 after 7"):
+        events[::-1].check()
 
 
 def test_recordings_may_begin_before_the_last_one_ended():
@@ -195,6 +206,11 @@ def test_numbers_are_one_event():
         ("unwrap", array([2**32 - 9, 3, 3 * 2**30], x=range(3)), [(2**32 - 9, 0), (2**32 + 3, 1), (7 * 2**30, 2)]),
         (("sort", "drop", "shift"), array([9, -1, 4], x=[1, 99, 2]), [(0, 2), (5, 1)]),
         ("sort", array([1, 2], x=[3, 4]), [(1, 3), (2, 4)]),
+        (
+            "sort",
+            array([1, 0] * 40, x=[*range(8)] * 10),
+            [(0, 1), (0, 3), (0, 5), (0, 7)] * 10 + [(1, 0), (1, 2), (1, 4), (1, 6)] * 10,
+        ),
         (("sort", "hold", "drop", "shift", "unwrap"), array([]), []),
     ],
 )
@@ -217,6 +233,17 @@ def test_events_themselves_are_checked_and_repaired():
     assert gl.Events.of(bad, repair="sort").time.tolist() == [3, 5]
     with pytest.raises(ValueError, match="have the sensor"):
         gl.Events.of(good, sensor=(9, 9))
+
+
+def test_polarities_follow_events_that_are_dropped_or_put_in_order():
+    source = array([5, 3, 4, 1], x=[0, 99, 2, 3], p=[1, 1, 0, 1])
+    events = gl.Events.of(source, sensor=SENSOR, repair=("drop", "sort"))
+    assert list(zip(events.time.tolist(), events.polarity.tolist())) == [(1, True), (4, False), (5, True)]
+
+
+def test_a_step_back_of_less_than_half_a_counter_is_no_new_start():
+    with pytest.raises(ValueError, match="row 1 of recording 0 has time"):
+        gl.Events.of(array([2**31, 2**29]), sensor=SENSOR, repair="unwrap")
 
 
 def test_an_unknown_repair_is_refused():

@@ -218,8 +218,9 @@ def test_rows_with_the_names_of_coordinates_are_not_written_over_them():
     assert gl.Cloud.of(torch.zeros(3, 3), xy=torch.ones(3)).numpy().dtype.names == ("x", "y", "z", "xy")
 
 
-def test_five_dimensions_go_to_an_array_and_back():
-    cloud = gl.Cloud.of(torch.rand(4, 5), label=torch.arange(4))
+@pytest.mark.parametrize("dim", [2, 4, 5])
+def test_other_dimensions_than_three_go_to_an_array_and_back(dim):
+    cloud = gl.Cloud.of(torch.rand(4, dim, requires_grad=True), label=torch.arange(4))
     again = gl.Cloud.of(cloud.numpy())
     assert torch.equal(again.coords, cloud.coords)
     assert again.rows["label"].tolist() == [0, 1, 2, 3]

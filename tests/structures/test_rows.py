@@ -111,6 +111,8 @@ def test_batches_of_rows_that_do_not_fit_are_refused():
         gl.Cloud.of(two, rgb=[torch.zeros(3)])
     with pytest.raises(ValueError, match=r"float32 in one example and .* uint8 in another"):
         gl.Cloud.of(two, rgb=[torch.zeros(3), torch.zeros(4, dtype=torch.uint8)])
+    with pytest.raises(ValueError, match=r"in one example and \(4, 3\) .* in another: make them alike"):
+        gl.Cloud.of(two, rgb=[torch.zeros(3, 2), torch.zeros(4, 3)])
     with pytest.raises(ValueError, match="some have the rows a, and some none"):
         gl.collate([gl.Cloud.of(two[0], a=torch.zeros(3)), gl.Cloud.of(two[1])])
     with pytest.raises(TypeError, match=r"gl.collate"):
@@ -142,13 +144,19 @@ def test_slices_masks_and_positions_are_of_points():
     assert torch.equal(cloud[order].coords, x[order])
     assert cloud[order].splits.tolist() == [0, 3, 4, 6]
     assert torch.equal(cloud[np.array([1])].coords, x[1:2])
+    assert torch.equal(cloud[[-14]].coords, x[:1])
     assert len(cloud[[]]) == 0
+    assert cloud[9:4].splits.tolist() == [0, 0, 0, 0]
     for one in (part, cloud[mask], cloud[order], cloud[20:], cloud.examples[1], cloud.examples[-1]):
         follows(one)
     with pytest.raises(ValueError, match="keep the examples of a batch apart"):
         cloud[torch.tensor([9, 0])]
     with pytest.raises(IndexError, match="but there are 14 points"):
         cloud[torch.tensor([14])]
+    with pytest.raises(TypeError, match="must be 1-D"):
+        cloud[torch.zeros(2, 2).long()]
+    with pytest.raises(TypeError, match="is cut by slices, masks and positions"):
+        cloud[0, 1]
     with pytest.raises(IndexError, match="a mask of 3 entries does not fit 14 points"):
         cloud[torch.tensor([True, False, True])]
 
@@ -310,6 +318,8 @@ def test_directions_turn_with_the_points(examples):
                 assert ((along * normal).sum(1).abs() < 1e-9 * along.norm(dim=1)).all()
     assert cloud.directions == ("normal", "pair")
     assert gl.collate([cloud, cloud]).directions == ("normal", "pair")
+    assert gl.Cloud.of(cloud, tangent=cloud.coords, directions="tangent").directions == ("normal", "pair", "tangent")
+    assert gl.random_sample(cloud, 3).directions == ("normal", "pair")
 
 
 def test_directions_are_checked():
@@ -318,6 +328,8 @@ def test_directions_are_checked():
         gl.Cloud.of(x, directions="normal")
     with pytest.raises(ValueError, match=r"'normal' are floating-point vectors \(S, 3\), not \(4, 2\)"):
         gl.Cloud.of(x, normal=torch.zeros(4, 2), directions=("normal",))
+    with pytest.raises(ValueError, match=r"not \(4, 3\) torch\.int64"):
+        gl.Cloud.of(x, normal=torch.ones(4, 3).long(), directions="normal")
     with pytest.raises(ValueError, match="different directions"):
         gl.collate([gl.Cloud.of(x, n=x), gl.Cloud.of(x, n=x, directions="n")])
 

@@ -69,6 +69,12 @@ def test_a_cloud_is_made_of_one_array_or_of_several():
         several["label"]
 
 
+def test_blocks_of_clouds_in_a_list_are_several_examples():
+    block, one = torch.rand(2, 5, 3), torch.rand(4, 3)
+    for rows in ({}, {"label": [torch.arange(10), torch.arange(4)]}):
+        assert gl.Cloud.of([block, one], **rows).splits.tolist() == [0, 5, 10, 14]
+
+
 def test_a_batch_goes_to_its_device_once_however_many_clouds_it_has():
     class Copies(TorchDispatchMode):
         count = 0
@@ -202,6 +208,7 @@ def test_edge_index_there_and_back_in_any_order():
     back = gl.Edges.from_edge_index(shuffled, 17, 17)
     assert torch.equal(back.splits, edges.splits)
     assert torch.equal(back.source, edges.source)
+    assert gl.Edges.from_edge_index(torch.tensor([[2, 0], [1, 0]]), 3, 4).counts.tolist() == [1, 1, 0, 0]
 
 
 def test_edge_index_is_read_as_pyg_reads_it():
@@ -386,6 +393,7 @@ def test_tuples_mappings_and_labels_are_collated_part_by_part():
     plain = gl.collate([(cloud(3), {"y": 2.0}), (cloud(5), {"y": 3.0})])
     assert isinstance(plain, tuple)
     assert plain[1]["y"].tolist() == [2.0, 3.0]
+    assert gl.collate([{"x": cloud(3)}, {"x": cloud(5)}])["x"].splits.tolist() == [0, 3, 8]
     assert gl.collate([[np.zeros(2)], [np.ones(2)]])[0].shape == (2, 2)
 
 
@@ -429,6 +437,12 @@ def test_what_does_not_belong_together_is_refused():
     near = cloud(5)
     with pytest.raises(ValueError, match="different limit"):
         gl.collate([gl.nearest(near, near, 2), gl.nearest(near, near, 3)])
+    plans = gl.Plan(), gl.Plan()
+    for plan, radius in zip(plans, (0.1, 0.2)):
+        points = plan.points(dim=3)
+        plan.ball(points, points, radius)
+    with pytest.raises(ValueError, match="made by different plans"):
+        gl.collate([plan(near) for plan in plans])
     with pytest.raises(TypeError, match="cannot share a batch"):
         gl.collate([cloud(5), edges_of(5)])
     with pytest.raises(ValueError, match="some have none"):

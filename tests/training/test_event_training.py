@@ -104,6 +104,14 @@ def test_an_evaluation_sees_every_recording_once_in_order_and_as_it_is(glyphs):
     assert sum(len(b.geometry["X0"]) for b in batches) == len(glyphs.events)
 
 
+def test_the_first_vote_is_on_recordings_as_they_are(glyphs):
+    model, few = recipe().make_model(), glyphs.take(torch.arange(4))
+    thinned = recipe(transforms=[{"Thin": 0.5}])
+    once, plain, twice = (few.probabilities(model, r, votes=n) for r, n in ((thinned, 1), (recipe(), 1), (thinned, 2)))
+    assert torch.equal(once, plain)
+    assert not torch.equal(once, twice)
+
+
 def test_processes_divide_a_batch_of_recordings(glyphs):
     settings = recipe(batch_size=10)
     plan = settings.make_model().plan

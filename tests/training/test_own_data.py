@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -112,13 +113,15 @@ def test_a_radius_that_does_not_fit_is_warned_of_with_one_that_does(scans, tmp_p
     assert "warning: " not in capsys.readouterr().err
 
 
+def said(data, radius):
+    model = gl.models.point_resnet_small(2, width=8, radius=radius)
+    return statistics(load_recipe("own-clouds"), Listing(Path("scans"), (), (), (), (), ""), data, model)
+
+
 def advised(sizes, spread=1.0, radius=0.001):
     """What is said of random clouds of these sizes by a network of this radius."""
     clouds = [torch.rand(size, 3, generator=torch.Generator().manual_seed(size)) * spread for size in sizes]
-    data = Clouds(padded(clouds), torch.zeros(len(sizes), dtype=torch.int64), ["a"], torch.tensor(sizes))
-    model = gl.models.point_resnet_small(2, width=8, radius=radius)
-    found = Listing(Path("scans"), (), (), (), (), "")
-    return statistics(load_recipe("own-clouds"), found, data, model)[-1]
+    return said(Clouds(padded(clouds), torch.zeros(len(sizes)).long(), ["a"], torch.tensor(sizes)), radius)[-1]
 
 
 def test_the_radius_that_is_advised_is_that_of_a_typical_example():
@@ -130,6 +133,16 @@ def test_the_radius_that_is_advised_is_that_of_a_typical_example():
     assert "model.radius=0 " not in f"{few} "
     assert advised([300, 300], spread=0.0, radius=1.0).endswith("are many: most points are at one place")
     assert advised([1, 1, 1]).endswith("are few: most clouds have a single point")
+
+
+def test_shares_of_labels_are_of_the_points_that_there_are():
+    part = padded([torch.tensor([0, 0, 0, 2, -1]), torch.tensor([0, 2, -1])])
+    rows, sizes, names = {"part": part}, torch.tensor([5, 3]), ["ground", "pole", "wire"]
+    data = Clouds(torch.rand(2, 5, 3), torch.zeros(2).long(), ["a"], sizes, rows, parts=names)
+    lines = said(data, radius=0.001)
+    assert "points: ground 50.0%, pole 0.0%, wire 25.0%, without a label 25.0%" in lines
+    every = replace(data, rows={"part": part.clamp(min=0)})
+    assert "points: ground 75.0%, pole 0.0%, wire 25.0%" in said(every, radius=0.001)
 
 
 def test_fine_tuning_begins_with_other_weights_and_the_classes_of_the_folder(scans, tmp_path, capsys):
@@ -343,6 +356,16 @@ def test_names_that_fit_no_label_are_refused(sites, tmp_path, capsys, names, err
 def test_a_folder_refuses_names_that_fit_no_label(sites, names, error):
     with pytest.raises(ValueError, match=error):
         gl.data.CloudFolder(sites, "train", label="auto", names=names, keep_scale=True)
+
+
+def test_a_label_is_one_number_a_point_also_in_a_column_of_its_own(tmp_path):
+    rows = {"kind": torch.arange(6).int()[:, None] % 2, "rgb": torch.zeros(6, 3, dtype=torch.uint8)}
+    for number in range(2):
+        np.savez(tmp_path / f"scan_{number}.npz", xyz=np.random.rand(6, 3), **{k: v.numpy() for k, v in rows.items()})
+    folder = gl.data.CloudFolder(tmp_path, "train", label="kind", keep_scale=True)
+    assert folder[0][0].rows["part"].tolist() == [0, 1, 0, 1, 0, 1]
+    with pytest.raises(ValueError, match="one a point: 'rgb' is something else"):
+        gl.data.CloudFolder(tmp_path, "train", label="rgb", keep_scale=True)
 
 
 def test_labels_of_one_name_are_one_class(tmp_path):
@@ -562,6 +585,9 @@ def test_all_recordings_of_a_folder_that_cannot_be_used_are_named(unstated):
     with pytest.raises(ValueError, match=r"2 of 10 files cannot be used.*data_options.repair=.*left/2.*right/3"):
         gl.data.EventFolder(unstated, "fit")
     assert len(gl.data.EventFolder(unstated, "fit", repair="sort")) == 8
+    np.save(unstated / "left/2.npy", np.load(unstated / "left/2.npy")[:0])
+    with pytest.raises(ValueError, match=r"left/2\.npy: there is no event in it: remove it"):
+        gl.data.EventFolder(unstated, "fit", repair="sort")
 
 
 def test_with_a_seed_the_transforms_of_a_folder_depend_on_epoch_and_example_alone(unstated):
@@ -622,6 +648,17 @@ def test_points_are_centred_and_features_scaled_as_the_preparation_says():
     torch.testing.assert_close(far, place - torch.tensor([3.0, 5, 6]) + 0.1)
 
 
+def test_points_beyond_those_wanted_are_left_out_with_their_rows_and_the_same_ones_each_time():
+    cloud = gl.Cloud.of(torch.rand(200, 3), height=torch.arange(200.0).double())
+    first, again = (prepare(cloud, "scan", 50, Preparation(keep_scale=True), ["height"]) for _ in range(2))
+    height = first.rows["height"]
+    assert torch.equal(first.coords, cloud.coords[height[:, 0].long()])
+    assert torch.equal(height, again.rows["height"])
+    assert len(height.unique()) == 50
+    assert height.max() > 100, "not the first ones"
+    assert height.dtype == torch.float32
+
+
 def test_normals_of_examples_and_of_scenes_are_turned_as_the_points_are():
     place = torch.randn(20, 3)
     cloud, how = gl.Cloud.of(place, normal=place), Preparation(up="z", keep_scale=True, features=["normal"])
@@ -653,6 +690,10 @@ def test_a_class_with_one_session_does_not_cut_those_of_others():
     assert [names[i] for i in chosen if i >= 12] == ["thu_4.ply"]
 
 
+def test_a_class_of_one_file_keeps_it_to_learn_from():
+    assert held_out([0, 0, 0, 1], ["0.ply", "1.ply", "2.ply", "3.ply"])[0] == [2]
+
+
 def test_names_with_raised_digits_are_names():
     assert held_out([0, 0, 1, 1], ["3\u00b24.ply", "3\u00b25.ply", "1.ply", "2.ply"])[0] == [1, 3]
 
@@ -668,6 +709,8 @@ def test_a_test_folder_beside_the_classes_is_no_class(tmp_path):
         "other",
         "valid",
     )
+    named = listing(touched(tmp_path / "d", "test/mon/0.ply", "test/mon/1.ply", "other/0.ply"), [".ply"])
+    assert named.class_names == ("other", "test")
 
 
 def test_folders_behind_links_are_read_once(tmp_path):

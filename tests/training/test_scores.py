@@ -117,7 +117,9 @@ def blocks_of_scans() -> Clouds:
 
 def test_blocks_are_judged_by_their_points_and_counted_by_their_scans():
     data = blocks_of_scans()
-    found = judged(Guess(), data, recipe(), batch_size=2)
+    model = Guess()
+    found = judged(model, data, recipe(), batch_size=2)
+    assert model.training, "as it was"
     assert found["accuracy"] == pytest.approx(119 / 125)
     assert (found["scans"], found["examples"]) == (2, 3)
     assert judged(Guess(), data.take(torch.tensor([0, 1])), recipe())["scans"] == 1

@@ -30,7 +30,7 @@ from gridless.training import (
 )
 from gridless.training.batch import EXAMPLES, Group, ends_of
 from gridless.training.captured import Slot, capacity
-from gridless.training.evaluate import report
+from gridless.training.evaluate import report, seen
 from gridless.training.examples import views_of_cloud
 from gridless.training.recipe import read_yaml
 from gridless.training.schedule import Cosine, Plateau
@@ -465,6 +465,10 @@ def test_the_plateau_lowers_the_rate_after_its_patience():
         rule.epoch_ended(reached)
         rates.append(rule(0))
     assert rates == pytest.approx([1, 1, 1, 1, 0.2, 0.2, 0.2, 0.04])
+    rising = Plateau(1.0, patience=3)
+    for epoch in range(20):
+        rising.epoch_ended(0.5 + 2e-4 * epoch)
+    assert rising(0) == 1.0
 
 
 def test_the_cosine_rises_then_falls_to_its_floor():
@@ -482,6 +486,18 @@ def test_probabilities_sum_to_one_and_votes_are_repeatable(recipe, clouds):
     torch.testing.assert_close(once.sum(1), torch.ones(42))
     assert not torch.equal(once, probabilities(model, clouds, batch_size=16))
     assert model.training
+
+
+def test_as_many_views_of_a_cloud_vote_as_are_asked_for():
+    assert [len(views_of_cloud(votes)) for votes in (1, 2, 10)] == [1, 2, 10]
+
+
+@pytest.mark.parametrize(
+    ("trained", "found"), [("train", ["all", "all", "all", "none"]), ("fit", ["some", "all", "none", "none"])]
+)
+def test_what_weights_were_trained_on_is_known_of_every_split(trained, found):
+    assert [seen({"split": trained}, split) for split in ("train", "fit", "validation", "test")] == found
+    assert seen({}, "test") == "unknown"
 
 
 def test_a_report_counts_each_class():
