@@ -265,6 +265,27 @@ def test_one_datagram_from_the_far_future_is_refused_alone(stray, restart):
     assert f"{stray[-1]} us, over 10000000 us away from the last one at 60 us" in source.reason
 
 
+def test_the_last_datagram_of_a_burst_is_judged_as_any_other():
+    good, more = [encode(at(k), k) for k in (60, 61)], encode(at(62), 62)
+    for strange, counts in ((encode(at(FAR), 62), (0, 1)), (more + more[HEADER.size :], (1, 0))):
+        source, packets = heard(*good, strange)
+        assert joined(packets).time.tolist() == [60, 61]
+        assert (source.bad, source.refused) == counts
+
+
+def test_a_stream_that_began_with_two_frames_at_once_is_not_ended_by_two_strays():
+    source = Datagrams("127.0.0.1", 0, (34, 34), idle=0.5)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        packets = iter(source)
+        for times in ((60, 61), (FAR, FAR + 1)):
+            for k in times:
+                sender.sendto(encode(at(k), k % 100), ("127.0.0.1", source.port))
+            if times[0] == 60:
+                assert next(packets).time.tolist() == [60, 61]
+        assert list(packets) == []
+    assert (source.refused, source.restarts) == (2, 0)
+
+
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (101, 102, 103)])
 def test_a_sender_that_starts_again_begins_a_new_stream_or_is_refused(numbers):
     old = [encode(at(10**9 + k), 98 + k) for k in range(3)]
