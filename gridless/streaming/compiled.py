@@ -84,6 +84,8 @@ class Compiled(ProgramStream):
         self._numbers([0, -(2**63), 0])
 
     def _take(self, events: Events) -> list[Prediction]:
+        if not len(events):
+            return []
         records = np.empty(len(events), RECORD)
         records["t"], records["p"] = events.time.numpy(), events.polarity.numpy()  # type: ignore[union-attr]
         records["x"], records["y"] = events.pixel.numpy().T

@@ -141,8 +141,6 @@ class Stream:
         """Take in a packet: `Events` of one recording, an array that `Events.of` takes, or one record of it. Yields
         predictions."""
         events = self._events(packet)
-        if not len(events):
-            return iter(())
         self._check(events)
         return iter(self._take(events))
 

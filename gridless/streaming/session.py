@@ -96,7 +96,8 @@ class Session(Stream):
         self._layers: dict[Any, Any] = {}
         self._parts: dict[str, list[tuple[Events, Tensor]]] = {name: [] for name in self._names}
         # An empty packet gives every layer its memory.
-        out = self._forward(self._nothing())[1]
+        geometry, out = self._forward(self._nothing())
+        self._none = {name: (geometry[self._streams[name]], self._returned[name][-1][1]) for name in self._names}
         self._newest = out.new_zeros(1, out.shape[1])
 
     def _nothing(self) -> Events:
@@ -142,6 +143,8 @@ class Session(Stream):
 
     def _take(self, events: Events) -> list[Prediction]:
         self._parts = {name: [] for name in self._names}
+        if not len(events):
+            return []
         times = events.time.numpy()
         if self.events_seen == 0:
             self.start = int(times[0])
@@ -191,7 +194,7 @@ class Session(Stream):
     @alone
     def features(self, name: str) -> tuple[Events, Tensor]:
         self._kept(name)
-        parts = self._parts[name] or [(self._nothing(), torch.zeros(0, 0))]
+        parts = self._parts[name] or [self._none[name]]
         if len(parts) == 1:
             return parts[0]
         # The parts of a packet in several windows.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless.nn import DepthwiseConv, FeaturelessConv, KernelPoints, Monomials, PointConv
+from gridless.nn import Bottleneck, DepthwiseConv, FeaturelessConv, KernelPoints, Monomials, PointConv
 
 
 @pytest.fixture
@@ -179,3 +179,13 @@ def test_a_shortcut_over_two_levels_is_refused():
         block(torch.rand(100, 2), geometry)
     with pytest.raises(ValueError, match="X0 is no sample of another cloud"):
         back(torch.rand(points, 2), geometry)
+
+
+def test_a_bottleneck_drops_features_in_training_alone(plan):
+    plan, near, _, _ = plan
+    geometry, features = geometry_of(plan), torch.randn(150, 6)
+    with pytest.raises(ValueError, match="out_channels must be a multiple of 4, not 6"):
+        Bottleneck(near, 6, 6)
+    block = Bottleneck(near, 6, 16, dropout=0.25)
+    assert 0.2 < (block(features, geometry) == 0).float().mean() < 0.3
+    assert (block.eval()(features, geometry) == 0).sum() == 0

@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import gridless as gl
-from gridless.nn import EventConv, LeakyMean, PolarityConv, VoxelMean
+from gridless.nn import DownConv, EventConv, LeakyMean, PolarityConv, VoxelMean, VoxelMerge
 from tests.streams import of, stream
 
 SENSOR = (6, 5)
@@ -39,6 +39,38 @@ def test_a_number_of_decays_that_cannot_be_is_refused(temporal):
     camera = plan.events(SENSOR)
     with pytest.raises(ValueError, match="temporal must be a whole number of decays, 1 or more, not"):
         PolarityConv(plan.causal(camera, camera), 4, temporal=temporal)
+    with pytest.raises(ValueError, match="rates must be 'spread', 'ones' or 'shared', not 'even'"):
+        PolarityConv(plan.causal(camera, camera), 4, rates="even")
+
+
+def test_weights_begin_within_glorots_bound_over_taps_and_decays():
+    plan = gl.Plan()
+    camera = plan.events(SENSOR)
+    near = plan.causal(camera, camera, 3)
+    torch.manual_seed(0)
+    # Of the polarity, only the channels that go in count once for each decay: the authors' bound.
+    for layer, fans in (
+        (EventConv(near, 20, 30, 8), 9 * 8 * (20 + 30)),
+        (PolarityConv(near, 300, 8), 9 * (2 * 8 + 300)),
+    ):
+        assert 0.999 < layer.weight.abs().max() / (6 / fans) ** 0.5 <= 1
+
+
+def test_a_merge_is_a_strided_convolution_of_a_grid_extended_to_even_sides():
+    plan = gl.Plan()
+    camera = plan.events(SENSOR)
+    torch.manual_seed(0)
+    merge = VoxelMerge(VoxelMean(camera, camera, 2), 3, 4).eval().double()
+    nn.init.normal_(merge.conv.bias)
+    for norm, number in ((merge.norm, 1.0), (merge.mean_norm, 2.0)):
+        nn.init.constant_(norm.bias, number)
+    for sides in ((3, 5, 7), (2, 5, 6), (3, 4, 6), (4, 4, 4)):
+        grid, (t, h, w) = torch.randn(2, *sides, 3).double(), sides
+        even = grid.new_zeros(2, t + t % 2, h + h % 2, w + w % 2, 3)
+        even[:, :t, :h, :w] = grid
+        wanted = merge.conv(even.permute(0, 4, 1, 2, 3)).permute(0, 2, 3, 4, 1).relu()
+        mean = torch.randn_like(wanted)
+        torch.testing.assert_close(merge(grid, mean), merge.norm(wanted) + merge.mean_norm(mean))
 
 
 def test_edges_that_are_not_of_events_are_refused():
@@ -114,3 +146,13 @@ def test_a_batch_without_recordings_has_no_counts(fit):
     none = torch.zeros(0, dtype=torch.int64)
     events = gl.Events(none.view(0, 2).int(), none, none.bool(), torch.zeros(1, dtype=torch.int64), SENSOR)
     assert gl.nn.LeakyCount(camera, 2, [100.0], fit=fit)(gl.Geometry({"X0": events})).shape == (0, 1, 3, 3, 2)
+
+
+def test_a_down_convolution_drops_features_in_training_alone():
+    plan = gl.Plan()
+    camera = plan.events(SENSOR)
+    torch.manual_seed(0)
+    down, geometry = DownConv(plan.causal(camera, camera), None, 16, 100.0, dropout=0.25), plan(stream((100,), SENSOR))
+    nn.init.constant_(down.norm.bias, 9.0)
+    assert 0.2 < (down(None, geometry) == 0).float().mean() < 0.3
+    assert (down.eval()(None, geometry) == 0).sum() == 0

@@ -65,6 +65,7 @@ def joined(packets: list[gl.Events]) -> gl.Events:
 def test_frames_carry_events_there_and_back(events):
     data = b"".join(encode(events[a : a + 100], k) for k, a in enumerate(range(0, len(events), 100)))
     assert same(joined(list(frames(io.BytesIO(data), (34, 34)))), events)
+    assert same(next(frames(io.BytesIO(encode(events[:0])), (34, 34))), events[:0])
 
 
 @pytest.mark.parametrize("cut", [3, HEADER.size + 5])
@@ -87,6 +88,8 @@ def test_a_recording_comes_in_packets_of_its_own_time(events, tmp_path):
     packets = list(recording(path, (34, 34), packet=2000))
     assert same(joined(packets), events)
     assert all(int(p.time[-1] - p.time[0]) < 2000 for p in packets)
+    gl.write_events(path, at(5, 1004, 1005, 3005))
+    assert [p.time.tolist() for p in recording(path, (34, 34), packet=1000)] == [[5, 1004], [1005], [3005]]
 
 
 def at(*times: int) -> gl.Events:
@@ -117,6 +120,8 @@ def test_what_a_frame_cannot_hold_is_refused_by_name(events):
         encode(at(-5, 3))
     with pytest.raises(ValueError, match="one recording, not of 2"):
         encode(gl.Events.of([events, events], sensor=(34, 34)))
+    with pytest.raises(ValueError, match="at most 1048576 events, not 1048577"):
+        encode(at(*range((1 << 20) + 1)))
     padded = gl.Events(*(getattr(at(1, 2, 0), k) for k in ("pixel", "time", "polarity")), torch.tensor([0, 2]),
                        (34, 34), padding=1)  # fmt: skip
     assert same(next(frames(io.BytesIO(encode(padded)), (34, 34))), at(1, 2))
@@ -258,6 +263,27 @@ def test_one_datagram_from_the_far_future_is_refused_alone(stray, restart):
     assert [p.time.tolist() for p in packets] == [[60], [61], [62], [63]]
     assert (source.lost, source.late, source.bad, source.refused, source.restarts) == (0, 0, 0, 1, 0)
     assert f"{stray[-1]} us, over 10000000 us away from the last one at 60 us" in source.reason
+
+
+def test_the_last_datagram_of_a_burst_is_judged_as_any_other():
+    good, more = [encode(at(k), k) for k in (60, 61)], encode(at(62), 62)
+    for strange, counts in ((encode(at(FAR), 62), (0, 1)), (more + more[HEADER.size :], (1, 0))):
+        source, packets = heard(*good, strange)
+        assert joined(packets).time.tolist() == [60, 61]
+        assert (source.bad, source.refused) == counts
+
+
+def test_a_stream_that_began_with_two_frames_at_once_is_not_ended_by_two_strays():
+    source = Datagrams("127.0.0.1", 0, (34, 34), idle=0.5)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        packets = iter(source)
+        for times in ((60, 61), (FAR, FAR + 1)):
+            for k in times:
+                sender.sendto(encode(at(k), k % 100), ("127.0.0.1", source.port))
+            if times[0] == 60:
+                assert next(packets).time.tolist() == [60, 61]
+        assert list(packets) == []
+    assert (source.refused, source.restarts) == (2, 0)
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (101, 102, 103)])

@@ -155,6 +155,11 @@ def test_features_are_those_of_the_modules_that_were_named():
         assert live.features("norm")[1].shape == (len(geometry["X2"]), 25)
         with pytest.raises(ValueError, match=r"features=\['second'\]"):
             live.features("second")
+        # None before the first packet, and none of a packet without events.
+        live(events[200:])
+        for nothing in (make(model, features=["first"]), live):
+            fired, rows = nothing.features("first")
+            assert (fired.sensor, rows.shape) == (geometry["X1"].sensor, (0, 11))
     with pytest.raises(ValueError, match="no module 'frist'"):
         stream(model, features="frist")
 
