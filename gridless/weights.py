@@ -40,9 +40,14 @@ def save(
         raise ValueError(f"save: weights are stored with 16 or 32 bits, not {bits}")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     path, config = _stem(path), _config(model, arguments)
-    names, classes = about.get("class_names") or (), config.get("arguments", config).get("classes")
-    if isinstance(classes, int) and len(names) > classes:
-        raise ValueError(f"save: {len(names)} class_names, and the network has {classes} classes: give one for each")
+    classes = config.get("arguments", config).get("classes")
+    if (names := about.get("class_names")) is not None:
+        if isinstance(names, str):
+            raise TypeError(f"save: class_names: one name, {names!r}: give a list, [{names!r}, ...]")
+        names = about["class_names"] = [str(name) for name in names]
+        if isinstance(classes, int) and len(names) > classes:
+            words = f"{len(names)} class_names, and the network has {classes} classes: give one for each"
+            raise ValueError(f"save: {words}")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if bits == 16:
         tensors = {name: _halved(name, tensor) for name, tensor in tensors.items()}
@@ -95,6 +100,12 @@ def load(
     if not hasattr(made, "config"):
         made.config = about["model"]
     return made.to(device).eval()
+
+
+def class_names(model: Any, classes: int) -> list[str]:
+    """Those that were saved with a network; classes beyond them are called by their numbers."""
+    names = list(getattr(model, "about", {}).get("class_names") or [])
+    return names + [str(k) for k in range(len(names), classes)]
 
 
 def _classes(classes: Any) -> tuple[int, list[str]]:

@@ -400,7 +400,8 @@ def check_names(names: Any, what: str) -> None:
         raise ValueError(f"{what} must be a mapping of labels to names, such as {{2: ground}}, not {names!r}")
     for label, name in names.items():
         if not str(label).isdigit():
-            raise ValueError(f"{what}: {label!r} is no label, a whole number: write the label first, {{2: ground}}")
+            words = "no label, a whole number from 0 up: write the label first, {2: ground}"
+            raise ValueError(f"{what}: {label!r} is {words}")
         if not isinstance(name, str):
             raise ValueError(f"{what}: {name!r} of the label {label} is no name: give a word, {{{label}: ground}}")
 

@@ -83,7 +83,7 @@ def stream(
     """
     from gridless.streaming import stream as engine_of
     from gridless.streaming.sources import NewStream
-    from gridless.weights import load
+    from gridless.weights import class_names, load
 
     if source == "-" and sys.stdin is None:
         raise ValueError("standard input is closed: --input - reads frames from it")
@@ -93,7 +93,7 @@ def stream(
     _check_source(source, repairs, crop)
     model: Any = load(weights)
     engine = engine_of(model)
-    names = model.about.get("class_names") or [str(k) for k in range(model.config["classes"])]
+    names = class_names(model, model.config["classes"])
     live = realtime or _is_live(source)
     options = {"jump": int(min(jump, 1e12) * 1e6), "restart": on_jump is Jump.restart, "idle": idle}
     fit = _fit(engine.sensor, crop, pool, repair or [])

@@ -227,7 +227,7 @@ def predict(
     from gridless.kernels.memory import one_heap
     from gridless.progress import say, track
     from gridless.training.predict import classify, classify_events, is_event_network, stem, write_labels, write_parts
-    from gridless.weights import load
+    from gridless.weights import class_names, load
 
     if tile is not None and not 0 < tile < math.inf:
         raise ValueError(f"--tile must be a length above 0, in the units of the points, not {tile:g}")
@@ -247,8 +247,7 @@ def predict(
         raise ValueError(f"{option} does nothing here, {weights} is {_NETWORKS[kind]}: leave it out")
     if (parts or scenes) and len({stem(file) for file in files}) < len(files):
         raise ValueError(f"two of the files have one name, and would be one file in {where}: give them in two calls")
-    names = list(model.about.get("class_names") or [])
-    names += [str(i) for i in range(len(names), model.config.get("classes", 0))]
+    names = class_names(model, model.config.get("classes", 0))
 
     def answer(file: Path) -> str:
         if scenes:

@@ -18,6 +18,7 @@ from gridless.structures import Cloud, Edges, Events, Geometry
 from gridless.training.evaluate import probabilities
 from gridless.training.examples import FOLDER, SETS, Clouds, Recordings, prepared_sensor, views_of_cloud
 from gridless.training.recipe import Recipe
+from gridless.weights import class_names
 
 
 def classify(
@@ -83,8 +84,8 @@ def write_parts(
     """
     from gridless.data.clouds import ply
 
-    categories, parts = list(model.about.get("class_names") or []), model.config["parts"]
-    categories += [str(i) for i in range(len(categories), len(parts))]
+    parts = model.config["parts"]
+    categories = class_names(model, len(parts))
     if category is None and len(parts) == 1:
         category = categories[0]
     if category not in categories:

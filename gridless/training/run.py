@@ -186,7 +186,8 @@ def check_folder(out: Path, resume: bool) -> None:
             remedy = "go on with it (--resume), or choose another folder (--out)"
             raise FileExistsError(f"{out} holds a run already: {remedy}")
     elif (out / "weights.safetensors").exists():
-        raise FileExistsError(f"{out} holds a run that has ended: choose another folder (--out)")
+        remedy = f"choose another folder (--out), where its weights may begin: --set start={out / 'weights'}"
+        raise FileExistsError(f"{out} holds a run that has ended: {remedy}")
     elif resume:
         raise FileNotFoundError(f"nothing to resume: there is no {last}")
 

@@ -517,6 +517,16 @@ def test_the_command_prints_the_predictions_of_the_engine(events, weights, tmp_p
     assert piped.stderr == b""
 
 
+def test_classes_beyond_the_names_are_called_by_their_numbers(weights, events, tmp_path, capsys):
+    gl.write_events(tmp_path / "one.npz", events)
+    path = gl.save(gl.load(weights), tmp_path / "few", class_names=["digit 0"])
+    assert main(["stream", "--weights", str(path), "--input", str(tmp_path / "one.npz"), "--quiet"]) == 0
+    best = [int(p.logits.argmax()) for p in stream(gl.load(weights)).push(events)]
+    assert any(best)
+    said = [json.loads(line)["class"] for line in capsys.readouterr().out.splitlines()]
+    assert said[: len(best)] == [str(k) if k else "digit 0" for k in best]
+
+
 def test_the_command_begins_again_with_a_new_stream_and_says_nothing_of_one_without_events(
     events, weights, capsys, monkeypatch
 ):

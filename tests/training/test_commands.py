@@ -68,6 +68,14 @@ def test_more_names_than_classes_are_not_saved(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_names_of_classes_are_a_list_of_any_kind_but_not_one_word(tmp_path):
+    model = gl.models.point_resnet_small(3)
+    path = gl.save(model, tmp_path / "net", class_names=np.array(["a", "b", "c"]))
+    assert gl.load(path).about["class_names"] == ["a", "b", "c"]
+    with pytest.raises(TypeError, match=r"save: class_names: one name, 'abc': give a list, \['abc', ...\]"):
+        gl.save(model, tmp_path / "other", class_names="abc")
+
+
 def test_weights_of_16_bits_are_half_as_large_and_load_as_float32(saved, tmp_path):
     model, path = saved
     model.head[0].running_var.fill_(1e6)  # beyond float16

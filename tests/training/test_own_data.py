@@ -351,6 +351,7 @@ def test_names_that_fit_no_label_are_refused(sites, tmp_path, capsys, names, err
         ({2: "ground", 40: "wire"}, r"names: no point has the label 40 \(wire\): there are 2, 5"),
         ({2: "5"}, "names: '5' is another label, too"),
         ({"ground": 2}, "names: 'ground' is no label"),
+        ({-5: "tree"}, "names: -5 is no label, a whole number from 0 up"),
     ],
 )
 def test_a_folder_refuses_names_that_fit_no_label(sites, names, error):

@@ -245,7 +245,8 @@ def test_a_run_that_ended_without_a_checkpoint_is_not_said_to_go_on(capsys, tmp_
     for resume in ([], ["--resume"]):
         # The folder is refused before its data is read: there is none.
         assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path), *resume]) == 1
-        assert "holds a run that has ended: choose another folder (--out)" in capsys.readouterr().err
+        words = "holds a run that has ended: choose another folder (--out), where its weights may begin: --set start="
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("below", ["", "runs/1"])

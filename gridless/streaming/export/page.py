@@ -6,7 +6,6 @@ import base64
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -14,6 +13,7 @@ from gridless.streaming.export import as_folder, texts, write
 from gridless.streaming.export.check import compiled, zig
 from gridless.streaming.export.writer import HERE
 from gridless.streaming.view import script
+from gridless.weights import class_names
 
 FLAGS = ("-std=c99", "-O3", "-msimd128", "-nostdlib", "-Wl,--no-entry", "-Wl,--strip-all")
 
@@ -27,8 +27,7 @@ def web(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048) ->
     """
     folder, files = as_folder(out), texts(model, bits, chunk)
     classes = int(files["network.h"].partition("#define NET_CLASSES ")[2].split()[0])
-    about: Any = getattr(model, "about", {})
-    names = about.get("class_names") or [str(k) for k in range(classes)]
+    names = class_names(model, classes)
     title = files["README.md"].splitlines()[0].removeprefix("# ")
     with tempfile.TemporaryDirectory() as name:
         work = write(Path(name), files | {"web.c": (HERE / "web" / "web.c").read_text("utf-8")})
