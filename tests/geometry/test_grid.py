@@ -89,6 +89,14 @@ def test_cells_stay_where_they_are_when_the_origin_moves(backend, device):
     assert torch.equal(whole.parent_index, moved.parent_index)
 
 
+@pytest.mark.parametrize("cell", [0.05, 0.1])
+def test_points_on_borders_of_cells_are_divided_as_numbers_are(backend, device, cell):
+    x = torch.arange(400).div(20).double()
+    found = gl.grid_sample(gl.Cloud.of(x[:, None].to(device)), cell)
+    numbers = [int(value // 1) for value in (x.numpy() / cell)]
+    assert found.parent_index.tolist() == [i for i, n in enumerate(numbers) if not i or n != numbers[i - 1]]
+
+
 def test_cells_that_are_far_apart_are_told_apart(backend, device):
     x = torch.tensor([[0.0, 0.0, 0.0], [1e6, -1e6, 1e6], [0.0, 0.0, 0.0], [1e6, -1e6, 1e6], [1e6, 1e6, 1e6]])
     found = gl.grid_sample(gl.Cloud.of(x.double().to(device)), 1e-9)

@@ -54,7 +54,8 @@ def grid_sample(
     if begin is not None and (begin.shape != (cloud.dim,) or not begin.isfinite().all()):
         raise ValueError(f"grid_sample: origin must be {cloud.dim} finite numbers, not {origin!r}")
     x, end = cloud.coords.detach(), len(cloud) - cloud.padding
-    number = _placed(x[:end], begin).div_(cell).floor_()
+    # By a tensor: what a GPU divides by a number, torch multiplies by its reciprocal, and borders move.
+    number = _placed(x[:end], begin).div_(x.new_full((), cell, dtype=torch.float64)).floor_()
     if end and float(number.abs().max()) >= _FAR:
         raise ValueError(f"grid_sample: cells of {cell:g} are too small to be counted: take larger ones")
     number = number.long()
