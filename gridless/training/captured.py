@@ -227,7 +227,8 @@ def _record(run: Callable[[], Any]) -> tuple[Any, Any, Any]:
     """One padded step outside the graph (it counts), then the capture (which runs nothing): what the step returned, the
     graph, and the tensors that it will return from now on."""
     with ALONE:
-        side = torch.cuda.Stream()
+        # Of the kernels that wait, those of the step go first, and then what is made ahead.
+        side = torch.cuda.Stream(priority=-1)
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             first = run()

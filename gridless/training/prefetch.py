@@ -147,4 +147,4 @@ def _end_all() -> None:
 
 @cache
 def _side_stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device, priority=-1)
+    return torch.cuda.Stream(device)
