@@ -193,8 +193,13 @@ class Normalise(PointTransform):
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         from gridless.ops.segment_pool import segment_max, segment_mean
 
-        # In float64: float32 holds huge coordinates, and not their sum.
-        middle = segment_mean(cloud.coords.double(), cloud.splits).to(cloud.coords.dtype)
+        if not len(cloud):
+            return cloud
+        # In float64: float32 holds huge coordinates, and not their sum. From the first point: the mean of equal points
+        # is then one of them to the bit, and nothing is left to be scaled.
+        first = cloud.coords[cloud.splits[:-1].clamp(max=len(cloud) - 1)].double()
+        apart = _with(cloud, torch.sub, cloud.coords.double(), first)
+        middle = (first + segment_mean(apart, cloud.splits)).to(cloud.coords.dtype)
         centred = _with(cloud, torch.sub, cloud.coords, middle)
         largest = segment_max(centred.abs().amax(1, keepdim=True), cloud.splits)
         # Squares of such numbers are beyond those of float32.

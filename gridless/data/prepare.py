@@ -117,9 +117,10 @@ def prepare(
         if narrowest(coords.numpy()) == np.float64:
             coords = coords - ((coords.min(0).values + coords.max(0).values) / 2).round()
     else:
+        same = bool((coords == coords[0]).all())  # their mean is rounded, and may be another point
         coords = coords - coords.mean(0)
         size = coords.norm(dim=1).max()
-        if size == 0:
+        if same or size == 0:
             raise ValueError(f"{what}: all {len(coords)} points are the same")
         coords = coords / size
     rows = {name: _feature(cloud, name, what, how) for name in kept}

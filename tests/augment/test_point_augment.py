@@ -129,6 +129,13 @@ def test_numbers_are_drawn_from_the_whole_range():
     assert abs(signs[:, 1].mean()) < 0.2
 
 
+@pytest.mark.parametrize("count", [1, 3, 10, 33])
+def test_equal_points_are_normalised_to_the_origin(count):
+    """The mean of float64 numbers is rounded, and what was left of a point without it had become its direction."""
+    points = torch.tensor([[0.1, 0.7, 1e5 / 3]], dtype=torch.float64).expand(count, 3)
+    assert not P.Normalise()(points).any()
+
+
 def test_normalise_fits_the_unit_sphere():
     after = P.Normalise()(cloud())
     assert float(after.examples[3].coords.mean(0).abs().max()) < 1e-6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from clouds import scattered, ugly
+from clouds import lattice, scattered, ugly
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,6 +95,12 @@ def test_points_on_borders_of_cells_are_divided_as_numbers_are(backend, device, 
     found = gl.grid_sample(gl.Cloud.of(x[:, None].to(device)), cell)
     numbers = [int(value // 1) for value in (x.numpy() / cell)]
     assert found.parent_index.tolist() == [i for i, n in enumerate(numbers) if not i or n != numbers[i - 1]]
+
+
+def test_of_equally_near_points_every_backend_keeps_the_first(backend, device):
+    cloud = gl.Cloud.of(lattice(500, 3) + 400000.0)
+    kept = gl.grid_sample(cloud.to(device), 0.3, "nearest").parent_index
+    assert kept.tolist() == gl.grid_sample(cloud, 0.3, "nearest").parent_index.tolist()
 
 
 def test_cells_that_are_far_apart_are_told_apart(backend, device):

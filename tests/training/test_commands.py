@@ -488,6 +488,8 @@ def test_bad_clouds_are_refused_with_a_reason():
         prepare(gl.Cloud.of(torch.zeros(0, 3)), "x.ply", 10)
     with pytest.raises(ValueError, match="all 4 points are the same"):
         prepare(gl.Cloud.of(torch.ones(4, 3)), "x.ply", 10)
+    with pytest.raises(ValueError, match="all 7 points are the same"):
+        prepare(gl.Cloud.of(torch.full((7, 3), 0.1)), "x.ply", 10)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -61,8 +62,9 @@ def grid_sample(
     number = number.long()
     kept, inverse, splits = backends.implementation(reference, x.device).group(number, cloud.splits)
     if keep == "nearest" and end:
-        away = (_placed(x[:end], begin) - (number.double() + 0.5) * cell).square().sum(1)
-        closest = away.argsort(stable=True)
+        squares = (_placed(x[:end], begin) - (number.double() + 0.5) * cell).square_()
+        # Axis by axis: sums of torch are rounded differently on a GPU, and points may be equally near.
+        closest = functools.reduce(torch.add, squares.unbind(1)).argsort(stable=True)
         order = closest[inverse[closest].argsort(stable=True)]
         kept = order[_begins(inverse[order])]
         # In index order again: cells change places within their example.
