@@ -75,6 +75,18 @@ def test_a_mean_over_packets_outlives_what_float16_can_count():
 
 
 @pytest.mark.parametrize("layer", [MaxPool, MeanPool])
+def test_packets_pool_as_the_whole_recording_does(layer):
+    plan = gl.Plan()
+    pool = layer(plan.events((4, 4)))
+    events, features = of([(0, 0)] * 9, range(9), (4, 4)), -1 - torch.rand(9, 3)
+    memory: dict = {}
+    parts = [pool(features[a:b], plan(events[a:b]), memory) for a, b in ((0, 0), (0, 4), (4, 4), (4, 9))]
+    assert parts[0].tolist() == [[0, 0, 0]]
+    assert torch.equal(parts[2], parts[1])
+    torch.testing.assert_close(parts[3], pool(features, plan(events)))
+
+
+@pytest.mark.parametrize("layer", [MaxPool, MeanPool])
 def test_features_of_another_cloud_are_refused(layer):
     plan = gl.Plan()
     cloud = plan.points(dim=3)
