@@ -40,6 +40,14 @@ def test_spread_rows_are_those_of_the_example_and_so_are_their_gradients():
     torch.testing.assert_close(gradient, torch.zeros_like(values).index_add(0, example, weight[:15]))
 
 
+def test_values_of_other_examples_are_not_spread():
+    plan = gl.Plan()
+    spread = Spread(plan.points(dim=3))
+    batch = gl.collate([plan(torch.rand(n, 3)) for n in (5, 1)])
+    with pytest.raises(ValueError, match="segment_spread: 3 rows of values for 2 examples"):
+        spread(torch.rand(3, 6), batch)
+
+
 @pytest.mark.parametrize("points", [7_000, 70_000])
 def test_large_examples_are_spread_in_float16(points):
     plan = gl.Plan()
