@@ -52,9 +52,12 @@ def test_values_of_other_examples_are_not_spread():
 def test_large_examples_are_spread_in_float16(points):
     plan = gl.Plan()
     spread = Spread(plan.points(dim=3))
-    made = spread(torch.full((1, 2), 10.0, dtype=torch.float16), plan(torch.zeros(points, 3)))
+    values = torch.full((2, 2), 10.0, dtype=torch.float16, requires_grad=True)
+    made = spread(values, plan(gl.Cloud.of([torch.zeros(points, 3), torch.zeros(5, 3)])))
     assert made.dtype == torch.float16
     assert made.unique().tolist() == [10.0]
+    (gradient,) = torch.autograd.grad(made, values, torch.full_like(made, 0.5))
+    assert torch.equal(gradient, gradient.new_tensor([[points / 2] * 2, [2.5] * 2]))
 
 
 def test_spread_values_are_those_given_and_their_gradient_is_the_sum():
