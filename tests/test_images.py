@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 import gridless as gl
 
@@ -41,6 +42,11 @@ def test_voxel_grids_share_events_in_time():
     assert float(grid[0, 2, 3]) == pytest.approx(-1.2)
     assert float(gl.voxel_grid(FEW, 1).sum()) == 0
     assert gl.voxel_grid(gl.collate([FEW, FEW]), 3)[1].equal(grid)
+    later = gl.voxel_grid(recording((0, 0, 0, 1), (1, 0, 700, 0), (0, 0, 1000, 1)), 3)
+    assert later[:, 0, 1].tolist() == pytest.approx([0, -0.6, -0.4])
+    assert gl.voxel_grid(FEW[:1], 3).sum((1, 2)).tolist() == [1, 0, 0]
+    fired = gl.Events(FEW.pixel, FEW.time, None, FEW.splits, FEW.sensor)
+    assert gl.voxel_grid(fired, 3).sum((1, 2)).tolist() == pytest.approx([2.2, 0.8, 1])
 
 
 def test_time_surfaces_fade():
@@ -53,6 +59,9 @@ def test_time_surfaces_fade():
     early = gl.time_surface(FEW, decay=1000, at=100)
     assert float(early[0, 2, 3]) == pytest.approx(math.exp(-0.1))
     assert float(early[1, 2, 1]) == 0
+    both = gl.time_surface(gl.collate([FEW[:1], FEW]), decay=1000)
+    assert both[0].nonzero().tolist() == [[1, 0, 0]]
+    assert both[1].equal(surface)
     with pytest.raises(ValueError, match="decay must be positive"):
         gl.time_surface(FEW, 0)
 
@@ -75,8 +84,14 @@ def test_whole_numbers_may_be_written_as_floats_and_others_are_refused():
 
 
 def test_padding_and_empty_recordings_count_nothing():
-    padded = gl.structures.pad(gl.collate([FEW, FEW[:0]]), "power_of_two")
-    assert gl.frames(padded).sum((1, 2, 3, 4)).tolist() == [4, 0]
+    batch = gl.collate([FEW, FEW[:0], FEW[:1]])
+    padded = gl.structures.pad(batch, "power_of_two")
+    assert padded.padding == 3
+    assert gl.frames(padded).sum((1, 2, 3, 4)).tolist() == [4, 0, 1]
+    for image in (gl.frames, lambda events: gl.voxel_grid(events, 2), lambda events: gl.time_surface(events, 10)):
+        assert image(padded).equal(image(batch))
+        assert image(batch).dtype == torch.float32
+    assert gl.frames(FEW[:0], duration=400).shape == (1, 2, 3, 4)
     assert gl.voxel_grid(padded, 2)[1].abs().sum() == 0
     assert gl.time_surface(padded, 10)[1].sum() == 0
     fired = gl.Events(FEW.pixel, FEW.time, None, FEW.splits, FEW.sensor)
@@ -90,3 +105,6 @@ def test_frames_across_a_jump_of_the_clock_are_refused_by_name():
         with pytest.raises(ValueError, match="no event comes for 1,699,999,999,999,995 us after row 0 of recording 0"):
             gl.frames(events, **options)
     assert gl.frames(events, count=2).sum((1, 2, 3)).tolist() == [1, 2]
+    late = recording((0, 0, 10**15, 1), (0, 0, 10**15 + 6 * 10**9, 1))
+    with pytest.raises(ValueError, match="no event comes for 6,000,000,000 us after row 0 of recording 1"):
+        gl.frames(gl.collate([FEW, late]), duration=1)

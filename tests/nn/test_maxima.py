@@ -74,14 +74,23 @@ def test_points_without_neighbours_have_no_surroundings_of_others():
     plan = gl.Plan()
     scan, asked = plan.points(name="scan"), plan.points(name="asked")
     layer = gl.nn.Surroundings(plan.ball(scan, asked, 0.3, limit=8), 7, count=8, radius=0.3).eval()
+    torch.nn.init.uniform_(layer.norm.bias)
     apart = [(torch.rand(20, 3), torch.rand(9, 3)), (torch.rand(0, 3), torch.rand(4, 3)), (torch.rand(9, 3) + 2,) * 2]
+    apart += [(torch.zeros(1, 3),) * 2]
     together = layer(plan({"scan": [a for a, _ in apart], "asked": [b for _, b in apart]}))
     alone = [layer(plan({"scan": a, "asked": b})) for a, b in apart]
     torch.testing.assert_close(together, torch.cat(alone))
     assert torch.equal(alone[1], layer.norm(torch.zeros(4, 7), plan({"scan": apart[1][0], "asked": apart[1][1]})))
+    # One neighbour is one.
+    assert not torch.allclose(alone[3][0], alone[1][0])
 
 
 def test_surroundings_are_not_cut_short():
+    plan = gl.Plan()
+    points = plan.points()
+    layer = gl.nn.Surroundings(plan.nearest(points, points, 5), 7, count=4, radius=0.3)
+    with pytest.raises(ValueError, match="may have more than 4 neighbours"):
+        layer(plan(torch.rand(9, 3)))
     plan = gl.Plan()
     points = plan.points()
     layer = gl.nn.Surroundings(plan.ball(points, points, 0.3), 7, count=4, radius=0.3)

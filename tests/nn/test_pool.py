@@ -40,13 +40,24 @@ def test_spread_rows_are_those_of_the_example_and_so_are_their_gradients():
     torch.testing.assert_close(gradient, torch.zeros_like(values).index_add(0, example, weight[:15]))
 
 
+def test_values_of_other_examples_are_not_spread():
+    plan = gl.Plan()
+    spread = Spread(plan.points(dim=3))
+    batch = gl.collate([plan(torch.rand(n, 3)) for n in (5, 1)])
+    with pytest.raises(ValueError, match="segment_spread: 3 rows of values for 2 examples"):
+        spread(torch.rand(3, 6), batch)
+
+
 @pytest.mark.parametrize("points", [7_000, 70_000])
 def test_large_examples_are_spread_in_float16(points):
     plan = gl.Plan()
     spread = Spread(plan.points(dim=3))
-    made = spread(torch.full((1, 2), 10.0, dtype=torch.float16), plan(torch.zeros(points, 3)))
+    values = torch.full((2, 2), 10.0, dtype=torch.float16, requires_grad=True)
+    made = spread(values, plan(gl.Cloud.of([torch.zeros(points, 3), torch.zeros(5, 3)])))
     assert made.dtype == torch.float16
     assert made.unique().tolist() == [10.0]
+    (gradient,) = torch.autograd.grad(made, values, torch.full_like(made, 0.5))
+    assert torch.equal(gradient, gradient.new_tensor([[points / 2] * 2, [2.5] * 2]))
 
 
 def test_spread_values_are_those_given_and_their_gradient_is_the_sum():
@@ -72,6 +83,18 @@ def test_a_mean_over_packets_outlives_what_float16_can_count():
     means = [pool(torch.full((70_000, 1), float(i)).half(), geometry, memory) for i in range(3)]
     assert [float(mean) for mean in means] == [0.0, 0.5, 1.0]
     assert means[-1].dtype == torch.float16
+
+
+@pytest.mark.parametrize("layer", [MaxPool, MeanPool])
+def test_packets_pool_as_the_whole_recording_does(layer):
+    plan = gl.Plan()
+    pool = layer(plan.events((4, 4)))
+    events, features = of([(0, 0)] * 9, range(9), (4, 4)), -1 - torch.rand(9, 3)
+    memory: dict = {}
+    parts = [pool(features[a:b], plan(events[a:b]), memory) for a, b in ((0, 0), (0, 4), (4, 4), (4, 9))]
+    assert parts[0].tolist() == [[0, 0, 0]]
+    assert torch.equal(parts[2], parts[1])
+    torch.testing.assert_close(parts[3], pool(features, plan(events)))
 
 
 @pytest.mark.parametrize("layer", [MaxPool, MeanPool])

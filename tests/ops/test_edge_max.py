@@ -77,6 +77,17 @@ def test_negative_maxima_and_no_neighbours_at_all(device):
     assert (features.grad == 0).all()
 
 
+def test_features_and_gradients_may_lie_anyhow(device):
+    edges = random_edges(9, 7).to(device)
+    across, grad = torch.randn(5, 7, device=device, requires_grad=True), torch.randn(5, 9, device=device).t()
+    along = across.detach().t().contiguous().requires_grad_()
+    outs = edge_max(across.t(), edges), edge_max(along, edges)
+    assert torch.equal(*outs)
+    for out in outs:
+        out.backward(grad if out is outs[0] else grad.contiguous())
+    assert torch.equal(across.grad.t(), along.grad)
+
+
 def test_the_op_is_registered_rightly(backend):
     if backend != "reference":
         pytest.skip("the checks are of the registration, which is one for all")

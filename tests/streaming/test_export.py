@@ -431,12 +431,13 @@ def test_other_machines_and_webassembly_give_the_same_bits(tmp_path: Path):
     assert list(check(gl.export(small("voxel"), tmp_path / "network"), 4000, [*local("-O1")[:1], *others]))
 
 
-def test_what_torch_compile_made_is_exported_as_what_it_was_made_of(tmp_path: Path):
+def test_what_torch_compile_made_is_exported_and_saved_as_what_it_was_made_of(tmp_path: Path):
     model = small("stream")
     compiled = torch.compile(model, backend="eager")
     plain, folder = gl.export(model, tmp_path / "plain"), gl.export(compiled, tmp_path / "compiled")
     for path in plain.iterdir():
         assert (folder / path.name).read_bytes() == path.read_bytes()
+    assert gl.load(gl.save(compiled, tmp_path / "weights")).config == model.config
 
 
 def test_the_golden_recording_is_in_order_and_on_the_sensor():

@@ -65,7 +65,9 @@ def test_a_program_is_printed_with_its_multiply_adds_and_bytes():
     # 9 taps, 4 decays, 2 channels of polarity, 6 of output; an event of a stride of 2 is in 2.25 taps in the mean.
     assert "first = convolve(polarity, source=X0, kernel=3, stride=2)" in text
     assert "504 + 18 per source event" in text
-    assert "logits = dense(relu)" in text
+    # 6 channels to 4, and 4 biases.
+    (line,) = (line for line in text.splitlines() if "logits = dense(relu)" in line)
+    assert line.split()[-4:] == ["4", "24", "112", "B"]
     assert text.splitlines()[-1].startswith("output logits")
 
 

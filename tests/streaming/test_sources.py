@@ -385,6 +385,10 @@ def test_thinning_is_even_and_counted(events):
     got = sum(map(len, source))
     assert source.thinned_events > 0
     assert got + source.thinned_events == 1000
+    for overload in (Overload.wait, Overload.drop):
+        whole = Buffered(iter([events[:1000]]), overload)
+        whole._budget.events = 100
+        assert sum(map(len, whole)) == 1000
 
 
 @pytest.mark.parametrize("load", [0.5, 3.0, 10.0])

@@ -20,6 +20,7 @@ from gridless.training import Recipe, load_recipe
 from gridless.training.examples import load_data
 from gridless.training.predict import check_scale, preparation, write_parts
 from gridless.training.recipe import available
+from gridless.weights import begin_with
 
 
 @pytest.fixture
@@ -56,6 +57,17 @@ def test_weights_come_back_as_they_were_saved(saved):
         assert torch.equal(tensor, again.state_dict()[name])
     cloud = shapes(1).points[0]
     assert torch.equal(model(model.plan(cloud)), again(again.plan(cloud)))
+
+
+def test_weights_are_found_by_path_by_name_in_this_folder_and_with_their_class(saved, tmp_path, monkeypatch):
+    model, path = saved
+    gl.save(model, tmp_path / "net.v2")
+    assert (tmp_path / "net.v2.safetensors").is_file()
+    monkeypatch.chdir(tmp_path)
+    for again in (gl.load("net"), gl.load("net.v2"), gl.load(path, model=models.PointResNet)):
+        assert torch.equal(again.state_dict()["stem.weight"], model.state_dict()["stem.weight"])
+    with pytest.raises(ValueError, match="nothing of the weights 'net' fits this Linear, by name and shape"):
+        begin_with(torch.nn.Linear(1, 1), "net")
 
 
 def test_more_names_than_classes_are_not_saved(tmp_path):
@@ -134,6 +146,10 @@ def test_damaged_and_missing_files_are_named(saved):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"net.safetensors cannot be read as safetensors"):
         gl.load(path)
+    for words in ("[]", '{"model": "PointResNet"}'):
+        path.with_suffix(".json").write_text(words)
+        with pytest.raises(ValueError, match=r"net.json does not say which model the weights belong to"):
+            gl.load(path)
     path.with_suffix(".json").unlink()
     with pytest.raises(FileNotFoundError, match=r"net.json is missing"):
         gl.load(path)
@@ -183,9 +199,22 @@ def test_a_network_of_your_own_class_is_saved_by_what_it_was_made_with(tmp_path,
     assert again.about["class_names"] == ["a", "b", "c"]
     gl.save(again, tmp_path / "again")
     assert json.loads((tmp_path / "again.json").read_text())["model"]["arguments"] == {"classes": 3, "radii": [0.4]}
+    gl.save(again, tmp_path / "again", arguments={"classes": 3, "radii": [0.4], "width": 8})
+    assert json.loads((tmp_path / "again.json").read_text())["model"]["arguments"]["width"] == 8
     wider = gl.load(path, model=Own, classes=6)
     assert wider.head.weight.shape == (6, 8)
     assert torch.equal(wider.conv.weight, model.conv.weight)
+
+
+class Configured(Own):
+    def __init__(self):
+        super().__init__()
+        self.config = object()
+
+
+def test_a_network_of_your_own_class_may_have_a_config_of_its_own(tmp_path):
+    again = gl.load(gl.save(Configured(), tmp_path / "own"), model=Configured)
+    assert type(again.config) is object
 
 
 def test_what_makes_a_network_draws_none_of_the_callers_random_numbers(tmp_path):
@@ -198,7 +227,7 @@ def test_what_makes_a_network_draws_none_of_the_callers_random_numbers(tmp_path)
     assert torch.equal(torch.rand(3), expected)
 
 
-@pytest.mark.parametrize("classes", [5, 3, ["cup", "pan"]])
+@pytest.mark.parametrize("classes", [5, 3, 1, ["cup", "pan"]])
 def test_a_network_with_a_new_head_keeps_the_rest_and_can_be_saved(saved, tmp_path, classes):
     model, path = saved
     new = gl.load(path, classes=classes)

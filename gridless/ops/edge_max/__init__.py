@@ -57,7 +57,6 @@ def _fake(features, splits, source, back_splits, back_source):  # type: ignore[n
 
 def _save(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(output[1], *inputs[3:])
-    ctx.mark_non_differentiable(output[1])
 
 
 def _differentiate(ctx: Any, grad: Tensor, _: Any) -> tuple:

@@ -62,7 +62,6 @@ def _fake_max(features: Tensor, splits: Tensor) -> tuple[Tensor, Tensor]:
 def _save_max(ctx, inputs, output) -> None:
     ctx.rows = inputs[0].shape[0]
     ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
 
 
 def _max_backward(ctx, grad: Tensor, _) -> tuple[Tensor, None]:

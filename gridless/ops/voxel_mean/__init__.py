@@ -56,7 +56,6 @@ def _fake_mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tens
 
 def _save_mean(ctx, inputs, output) -> None:
     ctx.save_for_backward(inputs[1], output[1])
-    ctx.mark_non_differentiable(output[1])
 
 
 def _mean_backward(ctx, grad: Tensor, _) -> tuple[Tensor, None, None]:
