@@ -176,7 +176,10 @@ def test_ncars_holds_out_contiguous_ranges_of_file_numbers(tmp_path: Path):
         assert set(packed.fold_of_each()) == {fold} == set(files.fold_of_each())
         held += packed.rows.tolist()
     assert sorted(held) == list(range(60))
-    assert len(NCars(tmp_path)) == 60
+    whole = NCars(tmp_path)
+    assert len(whole) == 60
+    # Packs follow one another.
+    assert all(np.array_equal(whole[i][0].numpy(), recordings[i].numpy()) for i in (0, 19, 20, 59))
     with pytest.raises(ValueError, match="the fold is 0 to 4, not 5"):
         NCars(tmp_path, "fit", 5)
     with pytest.raises(FileNotFoundError, match="no test recordings"):
