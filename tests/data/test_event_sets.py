@@ -99,8 +99,10 @@ def test_folds_are_stratified_and_equal():
     assert np.bincount(fold).tolist() == [100] * 10
     for label in range(10):
         assert np.ptp(np.bincount(fold[labels == label], minlength=10)) <= 1
-    with pytest.raises(ValueError, match="cannot be made"):
-        splits.folds([0, 1], 3)
+    assert sorted(splits.folds([0, 1], 2)) == [0, 1]
+    for number in (1, 3):
+        with pytest.raises(ValueError, match="cannot be made"):
+            splits.folds([0, 1], number)
 
 
 @pytest.fixture
