@@ -405,7 +405,8 @@ def test_evaluate_says_first_where_weights_were_trained_on_a_split(tmp_path, cap
 
 
 def test_a_curve_over_points_judges_the_first_so_many_of_each_cloud(tmp_path, capsys, monkeypatch):
-    recipe = load_recipe("shapes").changed(points=32, data_options={"size": 28, "held_out": 14})
+    small = {"model": "PointResNet", "classes": 7, "width": 8, "levels": 1, "radius": 0.3}
+    recipe = Recipe(small, data="shapes", points=32, data_options={"size": 28, "held_out": 14})
     model, judged = recipe.make_model().eval(), []
     gl.save(model, tmp_path / "net", recipe=recipe.to_dict())
     monkeypatch.setattr("gridless.training.evaluate.report", lambda p, *more: judged.append(p) or {"number": len(p)})
