@@ -210,8 +210,7 @@ class ThinTo(EventTransform):
             raise ValueError(f"ThinTo: at least 1 event must stay, not {self.least}")
 
     def apply(self, events: Events, draws: Draws) -> Events:
-        floor = (self.least / events.sizes.clamp(min=1)).clamp(max=1.0).double()
-        share = floor ** draw(events, draws)
+        share = (self.least / events.sizes).double() ** draw(events, draws)
         return events[draws.uniform(events, each="row") < share[events.example]]
 
 
@@ -277,8 +276,6 @@ class Erase(EventTransform):
             raise ValueError(f"Erase: needs 0 <= least <= most, not {self.least} and {self.most}")
 
     def apply(self, events: Events, draws: Draws) -> Events:
-        if not len(events):
-            return events
         at, ends = events.example[:, None].expand(-1, 2), []
         for beyond, way in ((2**30, "amin"), (-1, "amax")):
             end = torch.full((events.num_examples, 2), beyond, dtype=torch.int32, device=events.device)
@@ -380,8 +377,6 @@ class Recentre(EventTransform):
     """
 
     def apply(self, events: Events, draws: Draws) -> Events:
-        if not len(events):
-            return events
         largest = torch.zeros(events.num_examples, 2, dtype=torch.int32, device=events.device)
         largest.scatter_reduce_(0, events.example[:, None].expand(-1, 2), events.pixel, "amax")
         by = (torch.tensor(events.sensor, dtype=torch.int32, device=events.device) - largest) // 2

@@ -10,6 +10,7 @@ import torch
 
 import gridless as gl
 from gridless.augment import points as P
+from gridless.structures import pad
 
 STEPS = [
     P.First(5), P.Shuffle(), P.Drop(), P.Normalise(), P.Jitter(), P.Jitter(ball=True), P.Tilt(), P.RotateAboutUp(),
@@ -111,12 +112,18 @@ def test_tilts_are_small_and_turns_about_up_keep_the_height():
         torch.testing.assert_close(P.RotateAboutUp(axis)(example, generator())[:, up], example[:, up])
 
 
+def test_angles_of_tilts_have_the_deviation_that_was_given():
+    turned = P.Tilt(0.1, math.inf)(gl.Cloud.of([torch.eye(3)] * 1000), generator()).coords.view(-1, 3, 3)
+    trace = turned.diagonal(dim1=1, dim2=2).sum(1)
+    assert float(((trace - 1) / 2).clamp(max=1).acos().square().mean().sqrt()) == pytest.approx(0.1, rel=0.1)
+
+
 def test_numbers_are_drawn_from_the_whole_range():
     one = torch.tensor([[1.0, 2.0, 3.0]])
     many = gl.Cloud.of([one] * 400)
     x, _, z = P.RotateAboutUp("y")(many, generator()).coords.unbind(1)
     quarters = ((torch.atan2(x, z) / math.pi + 1) * 2).long().clamp(0, 3).bincount(minlength=4)
-    assert quarters.min() > 60
+    assert quarters.min() > 75
     by = P.Shift(0.1)(many, generator()).coords - one
     factors = P.Scale(0.5, 2.0, each_axis=True)(many, generator()).coords / one
     for found, low, high in ((by, -0.1, 0.1), (factors, 0.5, 2.0)):
@@ -147,8 +154,25 @@ def test_refuses_settings_and_clouds_that_make_no_sense():
     for make in (lambda: P.First(0), lambda: P.Drop(1.0), lambda: P.RotateAboutUp("w"), lambda: P.Scale(0, 1)):
         with pytest.raises(ValueError, match=r"must be|needs"):
             make()
-    with pytest.raises(ValueError, match="3 dimensions"):
-        P.Tilt()(torch.rand(4, 2))
+    for step in (P.Tilt(), P.RotateAboutUp()):
+        with pytest.raises(ValueError, match=f"{type(step).__name__} turns points of 3 dimensions, not 2"):
+            step(torch.rand(4, 2))
+    with pytest.raises(ValueError, match="Shift: clouds are augmented before they are padded"):
+        P.Shift()(pad(gl.Cloud.of(torch.rand(4, 3)), [8]))
+    assert len(P.First(1)(torch.rand(4, 3))) == 1
+
+
+@pytest.mark.parametrize(
+    ("points", "words"),
+    [
+        (torch.rand(5, 6), "not (5, 6): what else belongs to points is gl.Cloud.of(x[:, :3], rgb=x[:, 3:])"),
+        (torch.rand(2, 5, 3), "not (2, 5, 3): a batch is gl.Cloud.of(x)"),
+        ([[0.0, 1.0, 2.0]], "not list: a batch is gl.Cloud.of([...])"),
+    ],
+)
+def test_what_is_no_cloud_is_refused_with_the_way_to_one(points, words):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        P.Shift()(points)
 
 
 @pytest.mark.parametrize(

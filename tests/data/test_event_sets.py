@@ -82,6 +82,8 @@ def test_shipped_lists_follow_their_rule(name):
 def test_shipped_lists_never_change():
     text = b"".join((Path(splits.__file__).parent / f"{name}.txt").read_bytes() for name in LISTS)
     assert hashlib.sha256(text).hexdigest() == "19f419e54dbc05d7d3c85c892bbc9797eadc7799089562868c70bfbe9e390be1"
+    # Of N-MNIST the hash of the number decides.
+    assert sum(NMNIST._held_out(number) for number in range(1, 60_001)) == 5980
 
 
 def test_n_caltech101_has_the_classes_of_its_archive():
@@ -99,8 +101,10 @@ def test_folds_are_stratified_and_equal():
     assert np.bincount(fold).tolist() == [100] * 10
     for label in range(10):
         assert np.ptp(np.bincount(fold[labels == label], minlength=10)) <= 1
-    with pytest.raises(ValueError, match="cannot be made"):
-        splits.folds([0, 1], 3)
+    assert sorted(splits.folds([0, 1], 2)) == [0, 1]
+    for number in (1, 3):
+        with pytest.raises(ValueError, match="cannot be made"):
+            splits.folds([0, 1], number)
 
 
 @pytest.fixture
@@ -176,7 +180,10 @@ def test_ncars_holds_out_contiguous_ranges_of_file_numbers(tmp_path: Path):
         assert set(packed.fold_of_each()) == {fold} == set(files.fold_of_each())
         held += packed.rows.tolist()
     assert sorted(held) == list(range(60))
-    assert len(NCars(tmp_path)) == 60
+    whole = NCars(tmp_path)
+    assert len(whole) == 60
+    # Packs follow one another.
+    assert all(np.array_equal(whole[i][0].numpy(), recordings[i].numpy()) for i in (0, 19, 20, 59))
     with pytest.raises(ValueError, match="the fold is 0 to 4, not 5"):
         NCars(tmp_path, "fit", 5)
     with pytest.raises(FileNotFoundError, match="no test recordings"):

@@ -79,7 +79,13 @@ def test_reads_every_release(release, tmp_path):
 @pytest.mark.parametrize("release", RELEASES)
 def test_fit_and_validation_divide_the_training_part_by_name(release, tmp_path):
     root = RELEASES[release](tmp_path)
-    parts = [set(ModelNet40(root, split, points=4).names) for split in ("fit", "validation")]
+    parts, whole = [], ModelNet40(root, points=4)
+    for split in ("fit", "validation"):
+        data = ModelNet40(root, split, points=4)
+        parts.append(set(data.names))
+        rows = [whole.names.index(name) for name in data.names]
+        assert torch.equal(data.coords, whole.coords[rows])
+        assert torch.equal(data.labels, whole.labels[rows])
     held_out = {f"{label}_{number:04d}" for label, number in splits.members("modelnet40", "validation")}
     assert parts[1] == set(NAMES["train"]) & held_out
     assert "airplane_0006" in parts[1]
@@ -200,6 +206,21 @@ def test_with_a_seed_examples_depend_on_epoch_and_place_alone(tmp_path):
     assert all(torch.equal(data[i][0].coords, first[i]) for i in (3, 1, 0, 2))
     data.set_epoch(1)
     assert not torch.equal(data[0][0].coords, first[0])
+
+
+def test_a_pack_has_twelve_bits_per_coordinate_and_numbers_the_shapes_of_each_class(tmp_path):
+    values, label = np.random.default_rng(0).integers(0, 4096, (4, 30), np.uint16), np.array([0, 0, 3, 39])
+    a, b = values[:, 0::2], values[:, 1::2]
+    packed = np.stack([a & 255, a >> 8 | (b & 15) << 4, b >> 4], 2).astype(np.uint8).reshape(4, -1)
+    names = np.array([name.encode() for name in modelnet.CLASS_NAMES])
+    np.savez(tmp_path / "modelnet40_train.npz", packed=packed, label=label, scale=0.5, class_names=names)
+    for root in (tmp_path, tmp_path / "modelnet40_train.npz"):
+        data = ModelNet40(root, points=7)
+        np.testing.assert_allclose(data.coords.flatten(1), values[:, :21] / 4095 - 0.5, atol=1e-6)
+        assert data.labels.tolist() == label.tolist()
+        assert data.names == ["airplane_0001", "airplane_0002", "bench_0001", "xbox_0001"]
+    with pytest.raises(FormatError, match="holds 10 points of each shape, not 11"):
+        ModelNet40(tmp_path, points=11)
 
 
 def test_reads_the_pack_of_real_clouds(shared_data):

@@ -515,6 +515,16 @@ def test_numbers_that_are_not_finite_are_compared_by_their_places(tmp_path):
         gl.Precomputed(weighed(3), tmp_path, plan())
 
 
+def test_another_label_of_one_point_is_noticed(tmp_path):
+    def labelled(last: int) -> Given:
+        return Given(gl.Cloud.of(torch.arange(27.0).view(9, 3), label=torch.tensor([0] * 8 + [last])))
+
+    gl.Precomputed(labelled(1), tmp_path, plan())
+    gl.Precomputed(labelled(1), tmp_path, plan())
+    with pytest.raises(ValueError, match="was made from another example 0"):
+        gl.Precomputed(labelled(2), tmp_path, plan())
+
+
 def test_what_identifies_a_data_set_is_part_of_the_key(tmp_path):
     data = [Given(torch.rand(9, 3)) for _ in range(2)]
     data[1].fingerprint = "release 2"

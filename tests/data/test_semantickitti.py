@@ -77,8 +77,9 @@ def test_several_scans_are_aligned_by_their_poses(release):
     now, before = (gl.data.SemanticKITTI(release, "validation").example(i).coords for i in (1, 0))
     torch.testing.assert_close(cloud.coords[:400], now)
     torch.testing.assert_close(cloud.coords[400:], before - torch.tensor([1.0, 0, 0]))
-    # The first of a sequence has none before it.
+    # The first of a sequence has none before it, whichever was read before.
     assert len(data.example(0)) == 400
+    assert [len(gl.data.SemanticKITTI(release, "fit", scans=2).example(i)) for i in (2, 3, 4)] == [800, 400, 800]
 
 
 def test_a_grid_keeps_one_point_in_each_cell_and_its_label(release):
@@ -175,6 +176,7 @@ def test_a_pack_holds_two_scans_of_each_sequence(tmp_path):
     assert sorted(set(valid.labels.tolist())) == [8, 10]
     assert torch.equal(fit.example(1).coords, torch.from_numpy(x[5:10]).float() / 100)
     assert fit.example(0).rows["label"].min() >= -1
+    torch.testing.assert_close(fit.example(1).rows["intensity"], torch.arange(5, 10) / 255)
     with pytest.raises(ValueError, match="single scans with labels only"):
         gl.data.SemanticKITTI(tmp_path, "test")
 

@@ -84,6 +84,16 @@ def test_the_folder_is_read_and_shapes_for_testing_are_not_learned(release: Path
     np.testing.assert_allclose(mine[np.argsort(mine[:, 0])], theirs[np.argsort(theirs[:, 0])], atol=1e-5)
 
 
+def test_points_of_the_very_first_part_count(release: Path):
+    root = release / "shapenetcore_partanno_segmentation_benchmark_v0_normal"
+    (root / "02691156").mkdir()
+    (root / "02691156" / "p.txt").write_text("0 0 0 0 0 1 0\n1 0 0 0 0 1 1\n0 1 0 0 0 1 0\n")
+    (root / "train_test_split" / "shuffled_val_file_list.json").write_text('["shape_data/02691156/p"]')
+    cloud, category = ShapeNetPart(release, "validation", points=16)[0]
+    assert category == 0
+    assert sorted(cloud.rows["part"].tolist()) == [0, 0, 1]
+
+
 def test_an_example_is_a_cloud_with_its_parts_beside_it(release: Path):
     data = ShapeNetPart(release, "fit", points=64)
     cloud, category = data[1]
@@ -121,6 +131,8 @@ def test_what_was_read_from_text_is_kept_until_a_file_changes(release: Path, mon
         ("1 2 x 0 0 1 12\n", "truncated, or not of this release"),
         ("1 2 nan 0 0 1 12\n", "seven numbers"),
         ("1 2 3 0 0 1 36\n", "its parts must be 12 to 15"),
+        ("1 2 3 0 0 1 16\n", "its parts must be 12 to 15"),
+        ("1 2 3 0 0 1 11\n", "its parts must be 12 to 15"),
     ],
 )
 def test_damaged_shapes_are_refused_by_name(release: Path, text: str, reason: str):

@@ -433,6 +433,36 @@ def test_evaluate_says_first_where_weights_were_trained_on_a_split(tmp_path, cap
     assert json.loads(capsys.readouterr().out)["seen_in_training"] == "all"
 
 
+def test_a_curve_over_points_judges_the_first_so_many_of_each_cloud(tmp_path, capsys, monkeypatch):
+    small = {"model": "PointResNet", "classes": 7, "width": 8, "levels": 1, "radius": 0.3}
+    recipe = Recipe(small, data="shapes", points=32, data_options={"size": 28, "held_out": 14})
+    model, judged = recipe.make_model().eval(), []
+    gl.save(model, tmp_path / "net", recipe=recipe.to_dict())
+    monkeypatch.setattr("gridless.training.evaluate.report", lambda p, *more: judged.append(p) or {"number": len(p)})
+    words = ["evaluate", str(tmp_path / "net"), "--split", "validation", "--points", "24", "--points", "48", "--json"]
+    assert main([*words, "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {count: {"number": 14, "seen_in_training": "unknown"} for count in ("24", "48")}
+    whole = load_data(recipe.changed(points=48), None, "validation")
+    for count, p in zip((24, 48), judged, strict=True):
+        with torch.no_grad():
+            logits = model(model.plan(gl.Cloud.of(list(whole.points[:, :count]))))
+        torch.testing.assert_close(p, logits.softmax(1))
+
+
+def test_options_of_scenes_reach_what_labels_them(tmp_path, monkeypatch, capsys):
+    gl.save(models.point_unet(2, width=8, levels=1, radius=0.5), tmp_path / "net", class_names=["road", "tree"])
+    given = []
+    monkeypatch.setattr("gridless.scenes.label.label_scene", lambda *_, **known: given.append(known) or {0: 5, 1: 2})
+    words = ["predict", "city.npy", "--weights", str(tmp_path / "net"), "--out", str(tmp_path / "out.ply"), "--up", "z"]
+    words += ["--tile", "7", "--grid", "0.5", "--workers", "2", "--double", "--device", "cpu"]
+    assert main(words) == 0
+    assert given[0].pop("how").up == "z"
+    wanted = {"size": 7, "grid": 0.5, "workers": 2, "double": True, "device": "cpu", "ray": None}
+    assert given == [wanted]
+    assert "road 5, tree 2 points" in capsys.readouterr().out
+
+
 def test_debug_shows_where_an_error_came_from():
     with pytest.raises(ValueError, match="unknown recipe"):
         main(["train", "modelnet40-hug", "--data", ".", "--debug"])

@@ -51,7 +51,7 @@ def test_intersection_over_union_is_that_of_sets(seed):
         for a, b, k in zip(predicted, part, category, strict=True)
     ]
     assert ious.tolist() == pytest.approx(wanted, abs=1e-12)
-    means = mean_ious(ious, torch.from_numpy(category), ["one", "two", "three"])
+    means = mean_ious(ious, torch.from_numpy(category), ["one", "two", "three", "of which there is none"])
     assert means["instance_iou"] == pytest.approx(np.mean(wanted))
     each = [np.mean([w for w, c in zip(wanted, category, strict=True) if c == k]) for k in np.unique(category)]
     assert means["category_iou"] == pytest.approx(np.mean(each))
@@ -123,6 +123,14 @@ def test_blocks_are_judged_by_their_points_and_counted_by_their_scans():
     assert found["accuracy"] == pytest.approx(119 / 125)
     assert (found["scans"], found["examples"]) == (2, 3)
     assert judged(Guess(), data.take(torch.tensor([0, 1])), recipe())["scans"] == 1
+
+
+@pytest.mark.parametrize("batch_size", [2, 3])
+def test_blocks_without_any_label_are_not_judged(batch_size):
+    data = blocks_of_scans()
+    data.rows["part"][2] = -1
+    found = judged(Guess(), data, recipe(), batch_size=batch_size)
+    assert (found["accuracy"], found["mean_iou"], found["examples"]) == (1, 1, 3)
 
 
 def test_the_iou_of_a_class_is_over_the_points_of_all_blocks():

@@ -474,6 +474,8 @@ def test_the_plateau_lowers_the_rate_after_its_patience():
 def test_the_cosine_rises_then_falls_to_its_floor():
     rule = Cosine(2.0, epochs=10, warm_up=2, floor=0.1)
     assert rule(0) < 0.02
+    assert rule(1) == pytest.approx(1.0, rel=0.01)
+    assert rule(2 - 1e-9) == pytest.approx(2.0)
     assert rule(2) == pytest.approx(2.0)
     assert rule(6) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
     assert rule(10) == pytest.approx(0.2)
@@ -502,7 +504,8 @@ def test_what_weights_were_trained_on_is_known_of_every_split(trained, found):
 
 def test_a_report_counts_each_class():
     p = torch.eye(3)[[0, 1, 1, 2]]
-    result = report(p, torch.tensor([0, 1, 2, 2]), ["a", "b", "c"])
+    # One of which there is no example does not count.
+    result = report(p, torch.tensor([0, 1, 2, 2]), ["a", "b", "c", "d"])
     assert result["accuracy"] == 0.75
     assert result["by_class"] == {"a": 1.0, "b": 1.0, "c": 0.5}
     assert result["mean_class_accuracy"] == pytest.approx(2.5 / 3)
