@@ -37,6 +37,7 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
     Threads, processes and machines may write the same path at once: the last one to finish wins.
     """
     path = Path(os.path.realpath(path))  # a link stays a link
+    check_below(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Names are 255 bytes long at most, and a character takes up to four.
     unfinished = path.with_name(f"{path.name[:40]}{_MARK}{_machine()}-{os.getpid()}-{secrets.token_hex(4)}")
@@ -56,6 +57,13 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
             error.filename = str(path)
         raise
     _sync_folder(path.parent)
+
+
+def check_below(folder: Path) -> None:
+    """Refuse a folder that cannot be made, as it, or one that it is in, is a file."""
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(f"{path} is a file, and a folder is needed there: choose another place")
 
 
 def write_whole(path: str | Path, content: bytes | memoryview) -> Path:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import math
+import shlex
 import sys
 import time
 import warnings
@@ -22,7 +23,8 @@ import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from gridless.data.files import sweep, write_whole
+from gridless.backends import existing
+from gridless.data.files import check_below, sweep, write_whole
 from gridless.training.callbacks import EpochBar, Interrupt, WholeCheckpoints
 from gridless.training.examples import Clouds, Recordings
 from gridless.training.module import Classifier
@@ -70,7 +72,7 @@ def run(
         The figures of the weights that were written; `history` has those of each epoch: train_loss, train_accuracy,
         learning_rate, and what was validated. None in processes but the first.
     """
-    device = torch.device(device)
+    device = existing(device)
     last = out / "checkpoints" / "last.ckpt"
     check_folder(out, resume)
     examples = _examples(data)
@@ -176,19 +178,18 @@ def _check_classes(model: Any, data: Clouds | Recordings) -> None:
 
 
 def check_folder(out: Path, resume: bool) -> None:
-    """Refuse to write over a file or another run, and to go on where there is no checkpoint."""
+    """Refuse to write over a file or another run, and to go on where a run has ended or has no checkpoint."""
     last = out / "checkpoints" / "last.ckpt"
-    for path in (out, *out.parents):
-        if path.exists() and not path.is_dir():
-            raise NotADirectoryError(f"{path} is a file, and a run needs a folder: choose another (--out)")
-    if last.is_file():
-        if not resume:
-            remedy = "go on with it (--resume), or choose another folder (--out)"
-            raise FileExistsError(f"{out} holds a run already: {remedy}")
-    elif (out / "weights.safetensors").exists():
-        remedy = f"choose another folder (--out), where its weights may begin: --set start={out / 'weights'}"
+    check_below(out)
+    # The results are written last.
+    if (out / "weights.safetensors").exists() and not (last.is_file() and not (out / "results.json").exists()):
+        start = shlex.quote(f"start={out / 'weights'}")
+        remedy = f"choose another folder (--out), where its weights may begin: --set {start}"
         raise FileExistsError(f"{out} holds a run that has ended: {remedy}")
-    elif resume:
+    if last.is_file() and not resume:
+        remedy = "go on with it (--resume), or choose another folder (--out)"
+        raise FileExistsError(f"{out} holds a run already: {remedy}")
+    if resume and not last.is_file():
         raise FileNotFoundError(f"nothing to resume: there is no {last}")
 
 

@@ -124,6 +124,9 @@ def test_unknown_missing_and_mesh_files_say_what_to_do(tmp_path):
         read_cloud(tmp_path / "a.off")
     with pytest.raises(FileNotFoundError, match=r"b\.ply"):
         read_cloud(tmp_path / "b.ply")
+    for read, kind in ((read_cloud, "CloudFolder"), (gl.read_events, "EventFolder")):
+        with pytest.raises(IsADirectoryError, match=f"is a folder: give a file in it, or all .* to gl.data.{kind}$"):
+            read(tmp_path)
 
 
 # What belongs to the points.

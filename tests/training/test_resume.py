@@ -240,13 +240,17 @@ def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
     assert "(--resume), or choose another folder (--out)" in capsys.readouterr().err
 
 
-def test_a_run_that_ended_without_a_checkpoint_is_not_said_to_go_on(capsys, tmp_path):
-    (tmp_path / "weights.safetensors").touch()
+@pytest.mark.parametrize("files", [[], ["checkpoints/last.ckpt", "results.json"]])
+def test_a_run_that_ended_stays_as_it_is(capsys, tmp_path, files):
+    folder = tmp_path / "my run"
+    for name in ("weights.safetensors", *files):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
     for resume in ([], ["--resume"]):
         # The folder is refused before its data is read: there is none.
-        assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path), *resume]) == 1
-        words = "holds a run that has ended: choose another folder (--out), where its weights may begin: --set start="
-        assert words in capsys.readouterr().err
+        assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(folder), *resume]) == 1
+        words = "holds a run that has ended: choose another folder (--out), where its weights may begin: --set "
+        assert f"{words}'start={folder}/weights'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("below", ["", "runs/1"])
@@ -254,7 +258,7 @@ def test_a_file_is_no_folder_of_a_run(capsys, tmp_path, below):
     (tmp_path / "file").touch()
     # It is refused before the data is read: there is none.
     assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path / "file" / below)]) == 1
-    assert f"{tmp_path / 'file'} is a file, and a run needs a folder: choose another (--out)" in capsys.readouterr().err
+    assert f"{tmp_path / 'file'} is a file, and a folder is needed there: choose another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
