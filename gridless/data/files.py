@@ -66,6 +66,33 @@ def check_below(folder: Path) -> None:
             raise NotADirectoryError(f"{path} is a file, and a folder is needed there: choose another place")
 
 
+@contextmanager
+def locked(path: Path, out: Path) -> Iterator[None]:
+    """The lock file `path` of who writes `out`, held until the process ends, however it does.
+
+    On systems without such locks (Windows) there is none.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another run may have removed the file just now, and a third one may have made it again.
+            held = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except OSError as error:
+            # Some network file systems have no locks.
+            held = error.errno not in (errno.EACCES, errno.EAGAIN)
+        if not held:
+            raise ValueError(f"another run is writing {out}: wait for it, or give another --out")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
 def write_whole(path: str | Path, content: bytes | memoryview) -> Path:
     """A whole file from its content (see `whole_file`)."""
     with whole_file(path) as file:

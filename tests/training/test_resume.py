@@ -240,6 +240,18 @@ def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
     assert "(--resume), or choose another folder (--out)" in capsys.readouterr().err
 
 
+def test_two_runs_do_not_share_a_folder(recipe, clouds, tmp_path):
+    class Second(lightning.Callback):
+        def on_train_start(self, *_):
+            with pytest.raises(ValueError, match=f"another run is writing {tmp_path}: wait for it, or give another"):
+                run(recipe.changed(seed=5), clouds, None, tmp_path, progress=False)
+
+    result = run(recipe, clouds, None, tmp_path, progress=False, callbacks=[Second()])
+    assert result == json.loads((tmp_path / "results.json").read_text())
+    assert f"seed: {recipe.seed}\n" in (tmp_path / "recipe.yaml").read_text()
+    assert not (tmp_path / ".lock").exists()
+
+
 @pytest.mark.parametrize("files", [[], ["checkpoints/last.ckpt", "results.json"]])
 def test_a_run_that_ended_stays_as_it_is(capsys, tmp_path, files):
     folder = tmp_path / "my run"
