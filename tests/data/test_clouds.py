@@ -309,7 +309,7 @@ PCD = "FIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 2\nHEIGHT 1\nPOINTS 2\nDATA a
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
-        ("a.csv", "name,x,y,z\ncar,1,2,3\n", "line 2: 'car' is no number"),
+        ("a.csv", "name,x,y,z\ncar,1,2,3\n", "line 2: 'car' is no number: write a number for each name"),
         ("a.txt", "car 1 2 3\nbus 4 5 6\n", "line 1: neither numbers nor names with x and y: 'car 1 2 3'"),
         ("a.csv", "1,5;2,5;3,5\n", "line 1: '1,5' is no number: write decimals with a point"),
         ("a.csv", "x,y,z\n1,,3\n", "line 2: '' is no number"),
