@@ -61,6 +61,17 @@ def backend_for(device: torch.device) -> str:
     return name
 
 
+def existing(device: torch.device | str) -> torch.device:
+    """The device of this name, refused where torch does not see it."""
+    where = torch.device(device)
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {str(device)!r} was asked for, but torch sees no GPU: choose cpu")
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        found = torch.cuda.device_count()
+        raise ValueError(f"device {str(device)!r} was asked for, but torch sees {found} GPUs, from cuda:0")
+    return where
+
+
 def is_forced(name: str) -> bool:
     """Whether `use_backend` has chosen this one."""
     return _forced.get() == name

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gridless.backends import existing
 from gridless.data.files import whole_file
 
 # Weights that come with the package.
@@ -79,6 +80,7 @@ def load(
         model: for weights of a class of your own: that class. What a file says is never imported.
     """
     path, about = read_about(name)
+    device = existing(device)
     if classes is None:
         # The random state of the caller stays as it is.
         with torch.random.fork_rng(devices=[]):

@@ -5,6 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def check_file(path: Path, kind: str = "CloudFolder") -> None:
+    """Refuse what is no file: of a folder, `kind` is what reads it."""
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: give a file in it, or all that it holds to gl.data.{kind}")
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {path}")
+
+
 class FormatError(ValueError):
     """A file that is not what it should be. Says which (`path`) and, where known, at which byte (`offset`)."""
 

@@ -37,6 +37,7 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
     Threads, processes and machines may write the same path at once: the last one to finish wins.
     """
     path = Path(os.path.realpath(path))  # a link stays a link
+    check_below(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Names are 255 bytes long at most, and a character takes up to four.
     unfinished = path.with_name(f"{path.name[:40]}{_MARK}{_machine()}-{os.getpid()}-{secrets.token_hex(4)}")
@@ -56,6 +57,40 @@ def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
             error.filename = str(path)
         raise
     _sync_folder(path.parent)
+
+
+def check_below(folder: Path) -> None:
+    """Refuse a folder that cannot be made, as it, or one that it is in, is a file."""
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise NotADirectoryError(f"{path} is a file, and a folder is needed there: choose another place")
+
+
+@contextmanager
+def locked(path: Path, out: Path) -> Iterator[None]:
+    """The lock file `path` of who writes `out`, held until the process ends, however it does.
+
+    On systems without such locks (Windows) there is none.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another run may have removed the file just now, and a third one may have made it again.
+            held = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
+        except OSError as error:
+            # Some network file systems have no locks.
+            held = error.errno not in (errno.EACCES, errno.EAGAIN)
+        if not held:
+            raise ValueError(f"another run is writing {out}: wait for it, or give another --out")
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def write_whole(path: str | Path, content: bytes | memoryview) -> Path:

@@ -99,6 +99,8 @@ def listing(
     Classes are numbered as in `class_names`, where these are given, and others are refused.
     """
     root = Path(root)
+    if root.is_file():
+        raise NotADirectoryError(f"{root} is a file: give the folder that holds your files")
     if not root.is_dir():
         raise FileNotFoundError(f"there is no folder {root}")
     named = {child.name.lower(): child for child in sorted(root.iterdir()) if child.is_dir()}
@@ -108,6 +110,8 @@ def listing(
         # All that is not in the folders of other parts; a class may have the name of a part.
         alone = [folder.name for folder in named.values() if folder not in places.values()]
         places = {"fit": root} | {k: v for k, v in places.items() if not by_class or _has_classes(v, alone)}
+    # Labels of points are the other way, which recordings do not have.
+    other = "; where points have labels: label='auto' (gridless train own-scans)" if suffixes == CLOUDS else ""
     files, labels, parts, others, classes = [], [], [], set(), list(class_names or ())
     for part, folder in places.items():
         apart = [other for other in places.values() if other != folder and other.is_relative_to(folder)]
@@ -120,7 +124,9 @@ def listing(
                 others.add(path.name if note or not path.suffix else path.suffix.lower())
                 continue
             if by_class and len(inside) < 2:
-                raise ValueError(f"{path}: a file outside the folders of classes: the layout is {folder}/CLASS/FILE")
+                raise ValueError(
+                    f"{path}: a file outside the folders of classes: the layout is {folder}/CLASS/FILE{other}"
+                )
             name = inside[0] if by_class else root.name
             if name not in classes:
                 if class_names is not None:
@@ -135,7 +141,7 @@ def listing(
         layout = "CLASS/FILE" if by_class else "FILE"
         raise FileNotFoundError(f"{root} holds no {layout} that can be read here: {', '.join(suffixes)}")
     if by_class and len(classes) < 2:
-        raise ValueError(f"{root} has one class only, {classes[0]!r}: the layout is {root}/CLASS/FILE")
+        raise ValueError(f"{root} has one class only, {classes[0]!r}: the layout is {root}/CLASS/FILE{other}")
     rule = f"the files in {places.get('validation')}"
     if held_out_list is not None:
         listed = set(Path(held_out_list).read_text("utf-8").split("\n"))

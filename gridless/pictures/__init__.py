@@ -260,10 +260,10 @@ def read(file: Path) -> Any:
     """The cloud, the mesh or the events of a file, by its name; a table of plain numbers is a cloud after all."""
     from gridless.data import FormatError, read_cloud, read_events
     from gridless.data.clouds import MESHES
+    from gridless.data.errors import check_file
     from gridless.data.meshes import read_triangles
 
-    if not file.is_file():
-        raise FileNotFoundError(f"no file {file}")
+    check_file(file)
     suffix = file.suffix.lower()
     if suffix in MESHES:
         return Triangles(read_triangles(file))

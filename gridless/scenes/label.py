@@ -7,7 +7,6 @@ goes on where it ended. Labels do not depend on the tiles.
 from __future__ import annotations
 
 import copy
-import errno
 import hashlib
 import json
 import math
@@ -26,7 +25,7 @@ import torch
 
 from gridless.data.clouds import las, ply
 from gridless.data.clouds.base import Points, Source
-from gridless.data.files import full, whole_file, write_whole
+from gridless.data.files import full, locked, whole_file, write_whole
 from gridless.data.prepare import Preparation, check_scales, scale, turned
 from gridless.geometry import nearest
 from gridless.kernels.memory import trim
@@ -328,7 +327,7 @@ def _work(out: Path, settings: dict[str, Any]) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OSError(error.errno, f"{out.parent}: nothing can be written there ({error.strerror})") from None
-    with _locked(out):
+    with locked(out.with_name(f".{out.name}.lock"), out):
         folder.mkdir(exist_ok=True)  # the run before this one may have ended in between
         about, words = folder / "about.json", json.dumps(settings, indent=1)
         if not about.exists() or about.read_text("utf-8") != words:
@@ -343,31 +342,6 @@ def _work(out: Path, settings: dict[str, Any]) -> Iterator[Path]:
             if not kept and not (done.exists() and done.stat().st_size):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Held until the process ends, however it does; on systems without such locks (Windows) there is none."""
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    path = out.with_name(f".{out.name}.lock")
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another run may have removed the file just now, and a third one may have made it again.
-            held = path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())
-        except OSError as error:
-            # Some network file systems have no locks.
-            held = error.errno not in (errno.EACCES, errno.EAGAIN)
-        if not held:
-            raise ValueError(f"another run is writing {out}: wait for it, or give another --out")
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
 
 
 def _state(source: Path) -> list[list[Any]]:

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from gridless.backends import existing
+
 RecipeName = Annotated[str, typer.Argument(help="A shipped recipe's name, such as modelnet40-large, or a YAML file.")]
 Data = Annotated[Path | None, typer.Option(help="The folder of the data set, unless it is generated.")]
 AllData = Annotated[bool, typer.Option("--all-data", help="Train on every example, none held out.")]
@@ -62,6 +64,7 @@ def train(
     from gridless.training.run import check_folder, run
 
     check_folder(out, resume)
+    place = pick_device(device)
     chosen = _recipe(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats)
     if chosen.geometry == "offline":
         _check_writable(cache, "--cache")
@@ -74,7 +77,7 @@ def train(
     held_out = [] if chosen.data != "folder" else _tell(chosen, data, learn, listed)
     with _naming(out):
         result = run(
-            chosen, learn, valid, out, device=pick_device(device), devices=devices, nodes=nodes, resume=resume,
+            chosen, learn, valid, out, device=place, devices=devices, nodes=nodes, resume=resume,
             checkpoint_steps=checkpoint_steps, workers=workers, cache=cache, held_out=[] if all_data else held_out,
         )  # fmt: skip
     if result is not None:
@@ -437,11 +440,7 @@ def pick_device(name: str) -> torch.device:
     kind, colon, number = name.partition(":")
     if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
         raise ValueError(f"--device is cuda, cpu or auto, not {name!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r} was asked for, but torch sees no GPU: use --device cpu")
-    if kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {name!r} was asked for, but torch sees {torch.cuda.device_count()} GPUs, from cuda:0")
-    return torch.device(name)
+    return existing(name)
 
 
 def _assignment(text: str) -> tuple[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from gridless.backends import existing
 from gridless.plan import Plan
 from gridless.structures import Geometry
 from gridless.training.batch import transposed
@@ -37,9 +38,7 @@ def ahead(plan: Plan, clouds: Iterable[Any], device: torch.device | str, depth: 
         device: where geometries are made and used.
         depth: how many are made ahead.
     """
-    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
-        raise RuntimeError(f"ahead: there is no CUDA device for {str(device)!r}: pass 'cpu'")
-    where = torch.empty(0, device=device).device
+    where = torch.empty(0, device=existing(device)).device
     if where.type != "cuda":
         yield from (plan(cloud.to(where)) for cloud in clouds)
         return

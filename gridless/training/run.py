@@ -7,11 +7,12 @@ import hashlib
 import json
 import logging
 import math
+import shlex
 import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from gridless.data.files import sweep, write_whole
+from gridless.backends import existing
+from gridless.data.files import check_below, locked, sweep, write_whole
 from gridless.training.callbacks import EpochBar, Interrupt, WholeCheckpoints
 from gridless.training.examples import Clouds, Recordings
 from gridless.training.module import Classifier
@@ -70,7 +72,7 @@ def run(
         The figures of the weights that were written; `history` has those of each epoch: train_loss, train_accuracy,
         learning_rate, and what was validated. None in processes but the first.
     """
-    device = torch.device(device)
+    device = existing(device)
     last = out / "checkpoints" / "last.ckpt"
     check_folder(out, resume)
     examples = _examples(data)
@@ -82,53 +84,56 @@ def run(
     for part in (data, *([] if valid is None else [valid])):
         _check_classes(module.model, part)
     out.mkdir(parents=True, exist_ok=True)
-    if held_out:
-        write_whole(out / "split.txt", "".join(f"{file}\n" for file in held_out).encode())
-    write_whole(out / "recipe.yaml", yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
-    sweep(last.parent)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    every: dict[str, Any] = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
-    keep = ModelCheckpoint(out / "checkpoints", filename="last", save_top_k=1, enable_version_counter=False, **every)
-    interrupt = Interrupt(last, alone=devices * nodes == 1)
-    trainer = lightning.Trainer(
-        accelerator="gpu" if device.type == "cuda" else "cpu",
-        devices=[device.index] if device.index is not None and devices == 1 else devices,
-        num_nodes=nodes,
-        strategy="ddp" if devices * nodes > 1 else "auto",
-        max_epochs=recipe.epochs,
-        check_val_every_n_epoch=recipe.validate_every,
-        num_sanity_val_steps=0,
-        logger=_loggers(out, done),
-        callbacks=[keep, interrupt, *([EpochBar()] if progress else []), *(callbacks or [])],
-        plugins=[WholeCheckpoints()],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=10**9,
-        use_distributed_sampler=False,
-    )
-    began = time.perf_counter()
-    with interrupt.caught(), warnings.catch_warnings(), _tf32(device):
-        # Lightning's own advice, on loaders with workers, hooks in two places and the like: it does not apply here.
-        warnings.filterwarnings("ignore", module="lightning.*")
-        trainer.fit(module, ckpt_path=last if resume else None)
-        if not trainer.is_global_zero:
-            return None
-        end, place = module.history[-1], None if valid is None else valid.to(module.device)
-        module.complete()
-        results: dict[str, Any] = {name: value for name, value in end.items() if name != "epoch"}
-        results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
-        if place is not None and recipe.votes > 1:
-            best = place.probabilities(module.best, recipe).argmax(1)
-            results["valid_accuracy_by_votes"] = (best == place.labels).double().mean().item()
-    results = _plain(results)
-    split = "train" if valid is None else "fit"
-    about = {"class_names": data.class_names, "split": split, "recipe": recipe.to_dict(), "results": results}
-    if isinstance(data, Clouds):
-        about |= {name: list(said) for name, said in (("parts", data.parts), ("values", data.values)) if said}
-    save(module.best, out / "weights", **about)
-    results["history"] = _plain(module.history)
-    write_whole(out / "results.json", (json.dumps(results, indent=2) + "\n").encode())
-    return results
+    # Of several processes, which share a folder, none holds it.
+    with locked(out / ".lock", out) if devices * nodes == 1 else nullcontext():
+        check_folder(out, resume)
+        if held_out:
+            write_whole(out / "split.txt", "".join(f"{file}\n" for file in held_out).encode())
+        write_whole(out / "recipe.yaml", yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
+        sweep(last.parent)
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        every: Any = {"every_n_train_steps": checkpoint_steps} if checkpoint_steps else {"every_n_epochs": 10}
+        keep = ModelCheckpoint(last.parent, filename="last", save_top_k=1, enable_version_counter=False, **every)
+        interrupt = Interrupt(last, alone=devices * nodes == 1)
+        trainer = lightning.Trainer(
+            accelerator="gpu" if device.type == "cuda" else "cpu",
+            devices=[device.index] if device.index is not None and devices == 1 else devices,
+            num_nodes=nodes,
+            strategy="ddp" if devices * nodes > 1 else "auto",
+            max_epochs=recipe.epochs,
+            check_val_every_n_epoch=recipe.validate_every,
+            num_sanity_val_steps=0,
+            logger=_loggers(out, done),
+            callbacks=[keep, interrupt, *([EpochBar()] if progress else []), *(callbacks or [])],
+            plugins=[WholeCheckpoints()],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            log_every_n_steps=10**9,
+            use_distributed_sampler=False,
+        )
+        began = time.perf_counter()
+        with interrupt.caught(), warnings.catch_warnings(), _tf32(device):
+            # Lightning's own advice, on loaders with workers, hooks in two places and the like: it does not apply here.
+            warnings.filterwarnings("ignore", module="lightning.*")
+            trainer.fit(module, ckpt_path=last if resume else None)
+            if not trainer.is_global_zero:
+                return None
+            end, place = module.history[-1], None if valid is None else valid.to(module.device)
+            module.complete()
+            results: dict[str, Any] = {name: value for name, value in end.items() if name != "epoch"}
+            results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
+            if place is not None and recipe.votes > 1:
+                best = place.probabilities(module.best, recipe).argmax(1)
+                results["valid_accuracy_by_votes"] = (best == place.labels).double().mean().item()
+        results = _plain(results)
+        split = "train" if valid is None else "fit"
+        about = {"class_names": data.class_names, "split": split, "recipe": recipe.to_dict(), "results": results}
+        if isinstance(data, Clouds):
+            about |= {name: list(said) for name, said in (("parts", data.parts), ("values", data.values)) if said}
+        save(module.best, out / "weights", **about)
+        results["history"] = _plain(module.history)
+        write_whole(out / "results.json", (json.dumps(results, indent=2) + "\n").encode())
+        return results
 
 
 def _plain(value: Any) -> Any:
@@ -176,19 +181,18 @@ def _check_classes(model: Any, data: Clouds | Recordings) -> None:
 
 
 def check_folder(out: Path, resume: bool) -> None:
-    """Refuse to write over a file or another run, and to go on where there is no checkpoint."""
+    """Refuse to write over a file or another run, and to go on where a run has ended or has no checkpoint."""
     last = out / "checkpoints" / "last.ckpt"
-    for path in (out, *out.parents):
-        if path.exists() and not path.is_dir():
-            raise NotADirectoryError(f"{path} is a file, and a run needs a folder: choose another (--out)")
-    if last.is_file():
-        if not resume:
-            remedy = "go on with it (--resume), or choose another folder (--out)"
-            raise FileExistsError(f"{out} holds a run already: {remedy}")
-    elif (out / "weights.safetensors").exists():
-        remedy = f"choose another folder (--out), where its weights may begin: --set start={out / 'weights'}"
+    check_below(out)
+    # The results are written last.
+    if (out / "weights.safetensors").exists() and not (last.is_file() and not (out / "results.json").exists()):
+        start = shlex.quote(f"start={out / 'weights'}")
+        remedy = f"choose another folder (--out), where its weights may begin: --set {start}"
         raise FileExistsError(f"{out} holds a run that has ended: {remedy}")
-    elif resume:
+    if last.is_file() and not resume:
+        remedy = "go on with it (--resume), or choose another folder (--out)"
+        raise FileExistsError(f"{out} holds a run already: {remedy}")
+    if resume and not last.is_file():
         raise FileNotFoundError(f"nothing to resume: there is no {last}")
 
 

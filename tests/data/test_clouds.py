@@ -124,6 +124,9 @@ def test_unknown_missing_and_mesh_files_say_what_to_do(tmp_path):
         read_cloud(tmp_path / "a.off")
     with pytest.raises(FileNotFoundError, match=r"b\.ply"):
         read_cloud(tmp_path / "b.ply")
+    for read, kind in ((read_cloud, "CloudFolder"), (gl.read_events, "EventFolder")):
+        with pytest.raises(IsADirectoryError, match=f"is a folder: give a file in it, or all .* to gl.data.{kind}$"):
+            read(tmp_path)
 
 
 # What belongs to the points.
@@ -306,7 +309,7 @@ PCD = "FIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nWIDTH 2\nHEIGHT 1\nPOINTS 2\nDATA a
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
-        ("a.csv", "name,x,y,z\ncar,1,2,3\n", "line 2: 'car' is no number"),
+        ("a.csv", "name,x,y,z\ncar,1,2,3\n", "line 2: 'car' is no number: write a number for each name"),
         ("a.txt", "car 1 2 3\nbus 4 5 6\n", "line 1: neither numbers nor names with x and y: 'car 1 2 3'"),
         ("a.csv", "1,5;2,5;3,5\n", "line 1: '1,5' is no number: write decimals with a point"),
         ("a.csv", "x,y,z\n1,,3\n", "line 2: '' is no number"),

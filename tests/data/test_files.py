@@ -32,6 +32,12 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_is_not_taken_for_a_folder(tmp_path):
+    (tmp_path / "x").write_bytes(b"before")
+    with pytest.raises(NotADirectoryError, match=r"x is a file, and a folder is needed there: choose another place$"):
+        files.write_whole(tmp_path / "x" / "below" / "y.png", b"")
+
+
 def test_threads_may_write_one_file_at_once(tmp_path):
     """All begin before any ends; each has a file of its own, and the last to finish is the one that stays."""
     path, begun = tmp_path / "x", threading.Barrier(4)

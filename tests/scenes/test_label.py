@@ -19,9 +19,9 @@ import torch
 import gridless as gl
 from gridless.__main__ import main
 from gridless.data.clouds import ply
+from gridless.data.files import locked
 from gridless.data.prepare import Preparation
 from gridless.scenes import Labeller, label, label_scene
-from gridless.scenes.label import _locked
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from cloud_files import las, laz_in_chunks
@@ -462,7 +462,7 @@ def test_two_runs_to_one_output_are_refused(city, weights, tmp_path, monkeypatch
 def test_where_there_are_no_locks_no_file_is_kept_open_for_one(tmp_path, monkeypatch):
     """Windows, which does not remove a file that is open."""
     monkeypatch.setitem(sys.modules, "fcntl", None)
-    with _locked(tmp_path / "out.laz"):
+    with locked(tmp_path / ".out.laz.lock", tmp_path / "out.laz"):
         assert list(tmp_path.iterdir()) == []
 
 

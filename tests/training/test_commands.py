@@ -316,6 +316,11 @@ def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
         (["predict", "one.npy", "--tile", "0"], "--tile must be a length above 0"),
         (["train", "shapes", "--set", "epochs=abc"], "recipe: epochs must be a whole number, not 'abc'"),
         (["train", "shapes", "--set", "epochs=[1"], "--set epochs=[1: is not YAML that can be used here"),
+        pytest.param(
+            ["train", "own-clouds", "--data", "nowhere", "--device", "cuda", "--out", "no-such-run"],
+            "device 'cuda' was asked for, but torch sees no GPU: choose cpu",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
         (["train", "shapes", "--device", "mps", "--out", "no-such-run"], "--device is cuda, cpu or auto, not 'mps'"),
         (["predict", "one.npy", "--out", "answers.json"], "--out does nothing here"),
         (["predict", "one.npy", "--repair", "drop"], "--repair does nothing here"),

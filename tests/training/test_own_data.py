@@ -206,20 +206,29 @@ def test_numbers_alone_are_no_sessions_so_that_the_last_are_held_out():
     assert rule == "the last fifth of each class, in the order of the file names"
 
 
+OR_LABELS = "; where points have labels: label='auto' (gridless train own-scans)"
+
+
 @pytest.mark.parametrize(
     ("files", "error"),
     [
         ([], "holds no CLASS/FILE that can be read here"),
-        (["a.ply"], "a file outside the folders of classes: the layout is"),
-        (["one/a.ply", "one/b.ply"], "has one class only, 'one'"),
+        (["a.ply"], "a file outside the folders of classes: the layout is {}/CLASS/FILE" + OR_LABELS),
+        (["one/a.ply", "one/b.ply"], "has one class only, 'one': the layout is {}/CLASS/FILE" + OR_LABELS),
     ],
 )
 def test_another_layout_is_refused_with_the_one_that_is_meant(tmp_path, files, error, capsys):
     for file in files:
         write_cloud(tmp_path / file, torch.randn(9, 3))
     assert run(tmp_path / "run", "own-clouds", "--data", str(tmp_path)) == 1
-    assert error in capsys.readouterr().err
+    assert error.format(tmp_path) in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_file_is_no_folder_of_data(tmp_path, capsys):
+    write_cloud(tmp_path / "a.ply", torch.randn(9, 3))
+    assert run(tmp_path / "run", "own-clouds", "--data", str(tmp_path / "a.ply")) == 1
+    assert f"{tmp_path / 'a.ply'} is a file: give the folder that holds your files" in capsys.readouterr().err
 
 
 def test_every_file_that_cannot_be_used_is_counted(scans, tmp_path, capsys):

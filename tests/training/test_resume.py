@@ -240,13 +240,29 @@ def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
     assert "(--resume), or choose another folder (--out)" in capsys.readouterr().err
 
 
-def test_a_run_that_ended_without_a_checkpoint_is_not_said_to_go_on(capsys, tmp_path):
-    (tmp_path / "weights.safetensors").touch()
+def test_two_runs_do_not_share_a_folder(recipe, clouds, tmp_path):
+    class Second(lightning.Callback):
+        def on_train_start(self, *_):
+            with pytest.raises(ValueError, match=f"another run is writing {tmp_path}: wait for it, or give another"):
+                run(recipe.changed(seed=5), clouds, None, tmp_path, progress=False)
+
+    result = run(recipe, clouds, None, tmp_path, progress=False, callbacks=[Second()])
+    assert result == json.loads((tmp_path / "results.json").read_text())
+    assert f"seed: {recipe.seed}\n" in (tmp_path / "recipe.yaml").read_text()
+    assert not (tmp_path / ".lock").exists()
+
+
+@pytest.mark.parametrize("files", [[], ["checkpoints/last.ckpt", "results.json"]])
+def test_a_run_that_ended_stays_as_it_is(capsys, tmp_path, files):
+    folder = tmp_path / "my run"
+    for name in ("weights.safetensors", *files):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
     for resume in ([], ["--resume"]):
         # The folder is refused before its data is read: there is none.
-        assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path), *resume]) == 1
-        words = "holds a run that has ended: choose another folder (--out), where its weights may begin: --set start="
-        assert words in capsys.readouterr().err
+        assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(folder), *resume]) == 1
+        words = "holds a run that has ended: choose another folder (--out), where its weights may begin: --set "
+        assert f"{words}'start={folder}/weights'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("below", ["", "runs/1"])
@@ -254,7 +270,7 @@ def test_a_file_is_no_folder_of_a_run(capsys, tmp_path, below):
     (tmp_path / "file").touch()
     # It is refused before the data is read: there is none.
     assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path / "file" / below)]) == 1
-    assert f"{tmp_path / 'file'} is a file, and a run needs a folder: choose another (--out)" in capsys.readouterr().err
+    assert f"{tmp_path / 'file'} is a file, and a folder is needed there: choose another" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])

@@ -640,8 +640,11 @@ def test_a_module_of_ones_own_logs_in_validation():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is there")
-def test_geometry_ahead_on_a_gpu_that_is_not_there_is_refused():
+def test_a_gpu_that_is_not_there_is_refused_by_name():
     plan = gl.Plan()
     plan.points(3)
-    with pytest.raises(RuntimeError, match="there is no CUDA device for 'cuda': pass 'cpu'"):
+    words = "device 'cuda' was asked for, but torch sees no GPU: choose cpu"
+    with pytest.raises(ValueError, match=words):
+        gl.load("modelnet40-small", device="cuda")
+    with pytest.raises(ValueError, match=words):
         next(gl.training.ahead(plan, [gl.Cloud.of(torch.rand(5, 3))], "cuda"))

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from gridless.data.clouds.base import Parts, Points, Source
-from gridless.data.errors import FormatError
+from gridless.data.errors import FormatError, check_file
 from gridless.data.isolation import read_isolated
 from gridless.structures import Cloud, Rows
 from gridless.structures.interchange import normals, plain
@@ -64,8 +64,7 @@ def read_cloud(
     path = Path(path)
     if dtype not in (None, torch.float32, torch.float64):
         raise ValueError(f"read_cloud: coordinates are torch.float32 or torch.float64, not {dtype}")
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+    check_file(path)
     if isolated:
         return read_isolated(read_cloud, path, max_bytes, dtype=dtype, rows=rows)
     points = _read(path, max_bytes)
@@ -89,8 +88,7 @@ def read_parts(path: Path) -> Parts:
 
     Files of other formats are one piece.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+    check_file(path)
     suffix = path.suffix.lower()
     if suffix not in IN_PARTS or not path.stat().st_size:
         points = _read(path, None)

@@ -35,7 +35,9 @@ def read(source: Source) -> Points:
         count = len(points.coords)
     for name, array in arrays.items():
         if array.ndim == 0 or len(array) != count or array.dtype.kind not in "fiub":
-            raise source.error(f"{name!r} {array.shape} of {array.dtype} is no row of numbers for {count} points")
+            hint = ": write a number for each name" if array.dtype.kind in "US" else ""
+            words = f"{name!r} {array.shape} of {array.dtype} is no row of numbers for {count} points"
+            raise source.error(words + hint)
     if points is None:
         return named(source, arrays.items())
     twice = points.rows.keys() & arrays.keys()

@@ -121,6 +121,7 @@ def _fault(
         for cell in cells:
             if not NUMBER.fullmatch(cell):
                 hint = ": write decimals with a point" if re.fullmatch(rb"[+-]?\d+,\d+", cell) else ""
+                hint = ": write a number for each name" if re.fullmatch(rb"[A-Za-z][\w -]*", cell) else hint
                 return source.error(f"{cell[:40].decode('latin-1')!r} is no number{hint}", line=n)
         width = width or len(cells)
         if cells and len(cells) != width:

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import torch
 
+from gridless.data.errors import check_file
 from gridless.data.formats.base import File, FormatError
 from gridless.data.formats.write import write_events
 from gridless.data.isolation import read_isolated
@@ -66,6 +67,7 @@ def read_events(
     see the page on untrusted files.
     """
     repairs = as_repairs(repair, ("cut", *REPAIRS))
+    check_file(Path(path), "EventFolder")
     if isolated:
         return read_isolated(read_events, path, max_bytes, sensor=sensor, repair=repairs, stream=stream)
     file = File(Path(path), Limits(path, max_bytes), stream, sensor, "cut" in repairs)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gridless.data.clouds.base import Source
-from gridless.data.errors import FormatError
+from gridless.data.errors import FormatError, check_file
 from gridless.data.meshes.base import triangles
 from gridless.structures import Cloud
 from gridless.structures.interchange import narrowest
@@ -46,8 +46,7 @@ def read_triangles(path: str | Path, max_bytes: int | None = None) -> np.ndarray
 
 
 def _read(path: Path, max_bytes: int | None) -> tuple[Source, np.ndarray]:
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+    check_file(path)
     if path.suffix.lower() not in READERS:
         kinds = ", ".join(sorted(READERS))
         raise FormatError(path, f"unknown kind of mesh {path.suffix!r}: there are readers for {kinds}")
