@@ -267,5 +267,6 @@ def test_the_recipe_trains_evaluates_and_writes_parts_as_ply(tmp_path, capsys):
     assert line["parts"] == {f"mug {i}": int((cloud.rows["part"] == i).sum()) for i in range(2)}
     for i in range(2):
         assert len(cloud.rows["rgb"][cloud.rows["part"] == i].unique(dim=0)) <= 1
+    assert len(cloud.rows["rgb"].unique(dim=0)) == len(cloud.rows["part"].unique())
     assert main(ask) != 0
     assert "say what it shows: --category is one of airplane, bag," in capsys.readouterr().err
