@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from streams import stream
 from torch import Tensor
 
 import gridless as gl
@@ -45,14 +46,9 @@ def _cloud(draw: Draw, dim: int, dtype: torch.dtype, examples: int) -> gl.Cloud:
     return gl.Cloud.of([points(draw, size, dim, dtype) for size in sizes], **rows)
 
 
-def events(draw: Draw, sensor: tuple[int, int] = (34, 20)) -> gl.Events:
-    def one() -> dict[str, Any]:
-        count, span = draw.choice([0, 1, 2, draw.randrange(300)]), draw.choice([1, 100, 10**5])
-        time = sorted(draw.randrange(span) for _ in range(count))
-        fields = {"x": draw.choices(range(sensor[0]), k=count), "y": draw.choices(range(sensor[1]), k=count)}
-        return {name: torch.tensor(v).numpy() for name, v in {**fields, "t": time, "p": [1, 0] * 150}.items()}
-
-    return gl.Events.of([{n: v[: len(r["t"])] for n, v in r.items()} for r in (one() for _ in range(3))], sensor)
+def events(draw: Draw) -> gl.Events:
+    sizes = [draw.choice([0, 1, 2, draw.randrange(300)]) for _ in range(3)]
+    return stream(sizes, (34, 20), draw.choice([1, 100, 10**5]), draw.randrange(2**31))
 
 
 def ball(draw: Draw) -> Case:

@@ -116,9 +116,7 @@ class Clouds:
         rows = Rows({name: drawn(values) for name, values in self.rows.items()})
         turning = ("normal",) if "normal" in self.features else ()
         cloud = Cloud.made(coords=drawn(self.points), splits=splits, rows=rows, directions=turning)
-        if even is not None:
-            cloud.cached(EVEN, lambda: even)
-            cloud.cached("example", lambda: torch.arange(len(index), device=device).repeat_interleave(even))
+        cloud.cached(EVEN, lambda: even)
         if augment is not None:
             cloud = augment(cloud, Keyed(send(keys(seed, epoch, index), device)))
         return joined(cloud, self.features)
