@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 import zipfile
 from collections.abc import Callable, Collection
 
@@ -13,6 +14,8 @@ from gridless.data.errors import FormatError
 from gridless.data.limits import Limits
 
 NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
+# NumPy parses headers as Python, and Python 3.11 fails at times where two threads do so at once.
+_PARSING = threading.Lock()
 
 
 def array_of(limits: Limits, data: bytes | memoryview, at: int = 0) -> np.ndarray:
@@ -22,7 +25,8 @@ def array_of(limits: Limits, data: bytes | memoryview, at: int = 0) -> np.ndarra
     try:
         version = np.lib.format.read_magic(stream)
         header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = header(stream)
+        with _PARSING:
+            shape, fortran, dtype = header(stream)
     except Exception as error:
         raise FormatError(limits.path, f"not a NumPy array: {str(error)[:200]}", at) from None
     start, count = stream.tell(), math.prod(shape)
