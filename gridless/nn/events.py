@@ -326,7 +326,8 @@ class LeakyCount(nn.Module):
             raise ValueError("LeakyCount: these events have no polarity: stream must be the plan's events")
         (height, width), count = self.grid, events.num_examples
         channels = 2 * len(self.decay_times)
-        rate = 1 / torch.tensor(self.decay_times, dtype=torch.float64, device=events.device)
+        # Nothing is copied from the host, so that a graph can be captured.
+        rate = torch.cat([events.time.new_full((1,), 1 / t, dtype=torch.float64) for t in self.decay_times])
         before: CountMemory | None = None if memory is None else memory.get(self)
         now = _ends(events)[1]
         if before is not None:

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from gridless.plan import Plan
-from gridless.structures import Cloud, Edges, Geometry, Structure
+from gridless.structures import Cloud, Edges, Events, Geometry, Structure
 
-# Rows of every cloud and edges of every neighbourhood, by name; and how many examples, by this one.
+# Rows of every cloud or stream and edges of every neighbourhood, by name; and how many examples, by this one.
 Sizes = dict[str, int]
 EXAMPLES = ""
 
@@ -78,14 +78,14 @@ class Group(Sequence):
 
     @cached_property
     def where(self) -> dict[str, np.ndarray]:
-        """Where each batch begins, in examples, in rows of every cloud and in edges of every neighbourhood.
+        """Where each batch begins, in examples, in rows of every cloud or stream and in edges of every neighbourhood.
 
         One read-back for all. The transposed edges of an example are as many, and begin where these do.
         """
         if len(self) == 1:
             return {EXAMPLES: self.bounds} | {name: np.array([0, len(v)]) for name, v in self.geometry.items()}
         bounds = torch.from_numpy(self.bounds).to(self.labels.device, non_blocking=True)
-        rows = {name: v.splits[bounds] for name, v in self.geometry.items() if isinstance(v, Cloud)}
+        rows = {name: v.splits[bounds] for name, v in self.geometry.items() if isinstance(v, Cloud | Events)}
         for name, value in self.geometry.items():
             if isinstance(value, Edges):
                 rows[name] = value.splits[rows[ends_of(self.plan, name)[1]]]
@@ -99,7 +99,7 @@ class Group(Sequence):
     @cached_property
     def layout(self) -> tuple:
         """What batches have in common that can be copied over one another: names of rows, types and widths."""
-        rows = [(name, *value.rows) for name, value in self.geometry.items() if isinstance(value, Cloud)]
+        rows = [(name, *value.rows) for name, value in self.geometry.items() if isinstance(value, Cloud | Events)]
         return *rows, *((field.tensor.dtype, field.tensor.shape[1:]) for field in self.fields)
 
     @cached_property
@@ -185,16 +185,19 @@ def with_fields(
 def _structures(plan: Plan, geometry: Geometry) -> Iterator[tuple[str, Structure, str, str | None]]:
     """(name, structure, what its splits are of, what it points into), the transposed edges after the edges."""
     for name, value in geometry.items():
-        if isinstance(value, Cloud):
-            bare = value if value.distance is None else value._changed(distance=None)
+        if isinstance(value, Cloud | Events):
+            bare = value._changed(distance=None) if isinstance(value, Cloud) and value.distance is not None else value
             yield name, bare, EXAMPLES, next(iter(plan.steps[name].inputs), None)
-        elif isinstance(value, Edges):
+        elif isinstance(value, Edges) and plan.steps[name].op != "causal":
             source, target = ends_of(plan, name)
             yield name, value, target, source
             if not value.symmetric:
                 yield name, value.transpose(), source, target
         else:
-            raise TypeError(f"{name}: a {type(value).__name__} cannot be cut, or given a fixed size")
+            words = f"a {type(value).__name__} cannot be cut, or given a fixed size"
+            if isinstance(value, Edges):
+                words = "edges of events cannot be cut, or given a fixed size: a network of form='scan' has none"
+            raise TypeError(f"{name}: {words}")
 
 
 def unit(tensor: Tensor) -> int:

@@ -43,8 +43,8 @@ def capture(function: Callable[..., Any], plan: Plan | None = None) -> Captured:
 
     The result is called as the function is: with a `Geometry` of the plan and tensors, or with one `Batch` of a
     `gl.training.Loader`. The first few calls are plain. From then on geometries are padded to sizes that hold what was
-    seen, tensors are copied to fixed addresses, and one graph is launched, whatever the numbers of points and edges; a
-    batch that does not fit is captured anew. On the CPU every call is plain.
+    seen, tensors are copied to fixed addresses, and one graph is launched, whatever the numbers of points, events and
+    edges; a batch that does not fit is captured anew. On the CPU every call is plain.
 
     What the graph holds: everything on the device; dropout draws anew; learning rates follow their schedule. What it
     does not hold: Python runs only while a graph is captured, so that nothing may be read back from the device

@@ -90,8 +90,6 @@ class Classifier(lightning.LightningModule):
             if capture:
                 raise ValueError("capture: graphs are captured for one process only: leave it off with several devices")
             capture = False
-        elif self.recipe.recordings:
-            capture = False
         chosen = self.recipe if capture is None else self.recipe.changed(capture=capture)
         self.step = make_step(chosen, self.model, self.optimiser, self.average, backward=self.manual_backward)
 

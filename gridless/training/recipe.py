@@ -91,7 +91,7 @@ class Recipe:
     precision: str = "32"
     """`32`, or on a GPU `bf16` by autocast."""
     capture: bool | None = None
-    """Capture each step as a graph on the GPU; None does where there is a GPU and one process."""
+    """Capture each step as a graph on the GPU; None does where there is a GPU, one process and no edges of events."""
     votes: int = 1
     """Views of each example whose probabilities are averaged in an evaluation: 1 is the example as it is."""
     validate_every: int = 10
@@ -115,8 +115,6 @@ class Recipe:
             raise ValueError(f"recipe: votes are for classes, and of {self.data} the parts of points are learned")
         if self.recordings and self.augment != Policy():
             raise ValueError("recipe: augment is for clouds; what is done to recordings is said by transforms")
-        if self.recordings and self.capture:
-            raise ValueError("recipe: capture: recordings have no common size, so that no graph can be captured")
         for name in ("transforms", "prepare"):
             if getattr(self, name) and not self.recordings:
                 raise ValueError(f"recipe: {name} is for recordings; what is done to clouds is said by augment")

@@ -138,9 +138,11 @@ def _judged(batch: Batch, count: Tensor) -> Tensor:
 def make_step(
     recipe: Recipe, model: nn.Module, optimiser: torch.optim.Optimizer, average: Average | None, **more: Any
 ) -> TrainStep:
-    """The step that a recipe says; captured, unless it says otherwise, where there is a GPU."""
-    device = next(model.parameters()).device
-    capture = device.type == "cuda" if recipe.capture is None else recipe.capture
+    """The step that a recipe says; captured, unless it says otherwise, where there is a GPU and no edges of events."""
+    device, capture = next(model.parameters()).device, recipe.capture
+    if capture is None:
+        plan: Any = model.plan
+        capture = device.type == "cuda" and not any(line.op == "causal" for line in plan.steps.values())
     settings = {"average": average, "capture": capture, **more}
     return TrainStep(model, optimiser, recipe.smoothing, recipe.precision, recipe.clip, **settings)
 

@@ -10,11 +10,13 @@ import sys
 import pytest
 import torch
 from small_run import shapes
+from streams import stream
 from torch.nn.functional import cross_entropy
 
 import gridless as gl
 from gridless import models
-from gridless.training import Clouds, Loader, StepCounter, captured
+from gridless.training import Clouds, Loader, Recipe, StepCounter, captured
+from gridless.training.step import make_step
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -42,6 +44,15 @@ def graphs(monkeypatch):
 
         monkeypatch.setattr(captured, "_captures", lambda device: True)
         monkeypatch.setattr(captured, "_record", record)
+
+
+@pytest.fixture
+def unwritten():
+    """Memory that nobody wrote is NaN."""
+    if DEVICE == "cpu":
+        torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def network():
@@ -136,6 +147,67 @@ def test_a_graph_that_nobody_has_any_more_does_not_end_the_capture_of_another(ba
     finally:
         gc.set_threshold(*often)
     assert not old
+
+
+EVENT_NETWORKS = {
+    "voxel": lambda **options: models.event_resnet(3, (16, 16), head="voxel", **options),
+    "window": lambda **options: models.event_resnet(3, (16, 16), head="voxel", duration=1500, **options),
+    "stream": lambda **options: models.event_resnet(3, (16, 16), head="stream", **options),
+    "counts": lambda **_: models.EventCounts(3, (16, 16), width=4, levels=1, decay_times=(500.0, 900.0), dropout=0.0),
+}
+
+
+@pytest.mark.parametrize("name", EVENT_NETWORKS)
+def test_a_network_of_events_is_captured_for_recordings_of_any_size(graphs, unwritten, name):
+    """Of which some have no event, and fire nothing; with the loss of the network's own, where it has one."""
+    sizes = [(90, 60, 0), (70, 80, 40), (95, 20, 70), (30, 60, 50), (88, 91, 3), (60, 60, 60), (80, 0, 75), (0, 1, 2)]
+    sizes += [(85, 93, 20), (400, 90, 80), (50, 70, 60)]
+    recordings = [stream(n, (16, 16), 2000, seed=k).to(DEVICE) for k, n in enumerate(sizes)]
+    labels = torch.tensor([2, 0, 1], device=DEVICE)
+    found = []
+    for wrap in (lambda step, plan: step, gl.capture):
+        torch.manual_seed(0)
+        options = {"width": 4, "levels": 2, "pooled": 0, "decay_time": 800.0, "threshold": 0.9, "dropout": 0.0}
+        model = EVENT_NETWORKS[name](**options, reset=-1.0).double().to(DEVICE)
+        for module in model.modules():
+            if isinstance(module, gl.nn.BatchNorm):
+                module.eps = 1 / 1024
+        optimiser = torch.optim.SGD(model.parameters(), 1 / 64)
+
+        def run(geometry, labels, model=model, optimiser=optimiser):
+            if hasattr(model, "loss"):
+                loss, logits = model.loss(geometry, labels)
+            else:
+                logits = model(geometry)
+                loss = cross_entropy(logits, labels)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            return loss, logits
+
+        step = wrap(run, model.plan)
+        results = [step(model.plan(events), labels) for events in recordings]
+        last = model.plan(recordings[9])[list(model.plan.steps)[-1]]
+        assert len(last) > 5
+        found.append([t.detach() for pair in results for t in pair] + [p.detach() for p in model.parameters()])
+    assert step.graphs == 1
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+@pytest.mark.parametrize("form", ["scan", "edges"])
+def test_a_recipe_captures_what_can_be(form):
+    settings = Recipe(data="glyphs", model={"model": "event_resnet", "classes": 3, "sensor": [16, 16], "form": form})
+    model = settings.make_model().to(DEVICE)
+    assert (make_step(settings, model, settings.make_optimiser(model), None).captured is not None) == (form == "scan")
+
+
+def test_edges_of_events_are_refused_by_name(graphs):
+    model = models.event_resnet(3, (16, 16), width=4, levels=1, pooled=0, form="edges").to(DEVICE)
+    step = gl.capture(lambda geometry: model(geometry), model.plan)
+    with pytest.raises(TypeError, match=r"N01: edges of events .* a network of form='scan' has none"):
+        step(model.plan(stream((20,), (16, 16)).to(DEVICE)))
 
 
 @pytest.mark.parametrize("planned", ["one by one", "ahead"])

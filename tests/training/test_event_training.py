@@ -148,7 +148,6 @@ def test_what_a_recipe_prepares_is_done_in_training_and_afterwards():
         ({"transforms": ["Tilt"]}, "no event transform 'Tilt': there are Crop, Erase, FirstEvents, "),
         ({"transforms": [{"Zoom": 2}]}, "transforms: Zoom: "),
         ({"augment": {"jitter": 0.1}}, "augment is for clouds"),
-        ({"capture": True}, "no graph can be captured"),
         ({"data": "mnist"}, "data must be one of modelnet40, semantickitti, shapenetpart, shapes, n_mnist"),
     ],
 )

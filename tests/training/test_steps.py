@@ -13,6 +13,7 @@ import pytest
 import torch
 from direct import Run, fit
 from small_run import shapes
+from streams import stream
 
 import gridless as gl
 from gridless import models
@@ -265,6 +266,35 @@ def test_a_slot_is_padded_as_a_collated_batch_is(clouds, backend, device):
             wanted, found = pad(value, [most]), slot.batch.geometry[name]
             for (_, a), (_, b) in zip(wanted.parts(), found.parts(), strict=True):
                 assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_streams_are_cut_and_padded_as_clouds_are(backend, device, group):
+    """With their rows, of which events that are fired have those of their causes, and with what fired them."""
+    with gl.use_backend(None):
+        plan = models.event_resnet(3, (7, 6), width=4, levels=2, pooled=0, threshold=0.5, reset=-1.0).plan
+        recordings = [stream((n,), seed=n) for n in (90, 0, 60, 130)]
+        recordings = [gl.Events.of(r, weight=torch.rand(len(r), 2), seen=r.time % 3 == 0) for r in recordings]
+        each = 4 // group
+        geometry = plan(gl.collate(recordings).to(device))
+        whole = Group(plan, geometry, torch.arange(4, device=device), [1.0] * group, [each] * group)
+        room = capacity({n: max(b.sizes[n] for b in whole) for n in whole[0].sizes})
+        wanted = [plan(gl.collate(recordings[k * each : (k + 1) * each]).to(device)) for k in range(group)]
+    slot = Slot(whole[0], room)
+    for batch, expected in reversed([*zip(whole, wanted, strict=True)]):
+        slot.load(batch)
+        assert len(expected["X1"]) > 3
+        for name, found in expected.items():
+            cut, held, most = batch.geometry[name], slot.batch.geometry[name], room[name]
+            assert len(held) == most
+            for parent in plan.steps[name].inputs:
+                assert held.num_parent == room[parent]
+            for (kind, one), (_, other), (_, third) in zip(found.parts(), cut.parts(), held.parts(), strict=True):
+                assert torch.equal(one, other)
+                assert torch.equal(one, third[: len(one)])
+                if kind != "splits":
+                    assert len(third) == most
+            assert torch.equal(held.example[len(found) :], held.example.new_full((most - len(found),), each))
 
 
 @pytest.mark.parametrize("group", [1, 2])

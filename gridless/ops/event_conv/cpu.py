@@ -81,7 +81,8 @@ def scan_step(
 
 def _zero_padding(gathered: Tensor, link: Link) -> None:
     if link.target.padding:
-        gathered[len(link.target) - link.target.padding :] = 0
+        # The splits say how many rows are real: of the batches that fill one place, each has its own number.
+        gathered[int(link.target.splits[-1]) :] = 0
 
 
 def _arrays(link: Link, decay_time: float) -> tuple:
