@@ -190,7 +190,13 @@ def gated(y):
     return functional.dropout(z, training=False)
 
 
-@pytest.mark.parametrize("act", [changed, gated])
+def copied(y):
+    z, exact = y.clone(), y.double()
+    y.mul_(2).sub_(1)
+    return (y.div_(3) + z * exact).float()
+
+
+@pytest.mark.parametrize("act", [changed, gated, copied])
 def test_values_that_are_changed_in_place_are_the_new_ones_wherever_they_are_used(act):
     model = settled(WideStride)
     model.act = Called(act)
@@ -247,6 +253,33 @@ class Parts(OneLevel):
 
 def test_channels_may_be_cut_into_parts_of_any_size_and_tables_begin_anywhere():
     assert compare(settled(Parts), busy("plain", SENSOR, 300))
+
+
+class Named(OneLevel):
+    """Layers called with the names of what they take; one channel that goes with all; a product with a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.matrix = nn.Linear(6, 1), nn.Parameter(torch.rand(2, 6))
+
+    def forward(self, geometry, memory=None):
+        y = self.down(geometry=geometry, memory=memory)
+        y = y + gl.nn.events.polarity_features(geometry["X0"])[geometry[self.x1].cause] @ self.matrix
+        y = self.gate(input=y) - y * self.gate(y).sigmoid()
+        return self.last(values=y, geometry=geometry, memory=memory)
+
+
+class PolarityFirst(OneLevel):
+    """Polarities, by a name that is not this file's, before any layer."""
+
+    def forward(self, geometry, memory=None):
+        polarity = gl.nn.events.polarity_features(geometry["X0"])
+        return self.last(polarity[geometry[self.x1].cause], geometry, memory)
+
+
+@pytest.mark.parametrize("make", [Named, PolarityFirst])
+def test_layers_and_functions_may_be_called_in_other_ways(make):
+    assert compare(settled(make), busy("plain", SENSOR, 300))
 
 
 def test_grids_that_are_joined_are_seen_where_any_of_them_has_events():

@@ -140,7 +140,7 @@ class Gates(nn.Module):
         y = y - 0.5 * self.gated(self.same(y, geometry, memory)) * self.scale + 1
         events = geometry[self.x1]
         x, row = events.pixel.long().unbind(1)
-        y = self.act(y / 2) + functional.embedding(row * events.sensor[0] + x, self.place) + self.column(x)
+        y = self.act(y / 2 - 0.5) + functional.embedding(row * events.sensor[0] + x, self.place) + self.column(x)
         y = self.mean(torch.exp(-y[:, :6].abs()).log1p(), geometry, memory)
         return self.last(functional.log_softmax(self.logits(y), dim=1), geometry, memory)
 
