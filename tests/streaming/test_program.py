@@ -122,6 +122,7 @@ def half_of(module, geometry):
         (forgetful, conv, "called without the memory"),
         (lambda m, x, g, s: m.extra(x), conv, "'extra' .EventConv. with these arguments .* argument: 'geometry'"),
         (lambda m, x, g, s: m.extra(x, g, s)[:, 0, 1], voxels, "an index"),
+        (lambda m, x, g, s: x * g[m.coarse].time[:, None], None, "the attribute time of events"),
         (lambda m, x, g, s: x @ m.extra, nn.Parameter(torch.rand(6)), "not of a value and a constant matrix"),
         (branching, None, "cannot be read"),
         (lambda m, x, g, s: x / x, None, "division by a value"),
@@ -188,16 +189,22 @@ class Returns(Small):
     [
         (lambda m, x, g, s: (x, x), "not tuple: return the one that is to run live, or torch.cat of several"),
         (lambda m, x, g, s: m.logits.bias, "rows that events bring"),
+        (lambda m, x, g, s: m.extra(x, g, s), "not a grid"),
     ],
 )
 def test_a_forward_that_returns_no_rows_is_told_what_to_return(after, words):
+    model = Returns(after)
+    model.extra = voxels(model)
     with pytest.raises(TypeError, match=words):
-        Program.of(Returns(after).eval())
+        Program.of(model.eval())
 
 
 def test_weights_for_other_channels_than_there_are_are_refused():
-    with pytest.raises(ValueError, match="logits has weights for 6 channels, but is given 12"):
-        Program.of(Small(lambda m, x, g, s: torch.cat([x, x], 1)).eval())
+    for after in (lambda m, x, g, s: torch.cat([x, x], 1), lambda m, x, g, s: m.extra(torch.cat([x, x], 1), g, s)):
+        model = Small(after)
+        model.extra = conv(model)
+        with pytest.raises(ValueError, match=r"(logits|extra) has weights for 6 channels, but is given 12"):
+            Program.of(model.eval())
 
 
 @pytest.mark.parametrize("name", ["", "logits"])

@@ -119,10 +119,10 @@ class DenseCounts(nn.Module):
         super().__init__()
         self.plan = gl.Plan()
         self.count = gl.nn.LeakyCount(self.plan.events(SENSOR), 4, (700.0,), every=2000)
-        self.dense = gl.nn.Dense(2, 5)
+        self.dense, self.norm = gl.nn.Dense(2, 5), nn.LayerNorm(5)
 
     def forward(self, geometry, memory=None):
-        return self.dense(self.count(geometry, memory)).relu().mean((1, 2, 3))
+        return self.norm(self.dense(self.count(geometry, memory))).relu().mean((1, 2, 3))
 
 
 def test_a_dense_layer_takes_counts_in_the_batch_as_it_does_live():

@@ -64,7 +64,7 @@ class WideStride(nn.Module):
         x1 = plan.lif(x0, 5, 3, **FAST)
         self.down = PolarityConv(plan.causal(x0, x1, 5, 3), 16, temporal=9)
         self.cross = EventConv(plan.causal(x1, x1, "cross3"), 16, 24, temporal=11, decay_time=400.0)
-        self.norm, self.act = nn.LayerNorm(16), nn.GELU()
+        self.norm, self.act = nn.LayerNorm(16, eps=0.1), nn.GELU()
         self.logits = nn.Linear(24, 7)
 
     def forward(self, geometry, memory=None):
@@ -88,7 +88,7 @@ class TwoBranches(nn.Module):
 
     def forward(self, geometry, memory=None):
         a = self.mean(functional.silu(self.a(geometry, memory)), geometry, memory)
-        b = self.max(self.b(geometry, memory).abs(), geometry, memory)
+        b = self.max(-self.b(geometry, memory).abs(), geometry, memory)
         return self.logits(torch.cat([a, b], 1))
 
 
@@ -212,7 +212,7 @@ class JoinedGrids(nn.Module):
     def forward(self, geometry, memory=None):
         mean = self.mean(self.down(geometry, memory), geometry, memory)
         more = self.more(self.also(geometry, memory), geometry, memory)
-        grid = self.conv(torch.cat([more, mean], -1))
+        grid = self.conv(torch.cat([more, mean], -1)) - 1
         return self.logits(torch.cat([grid.amax((1, 2, 3)), grid[:, 1].mean((1, 2))], 1))
 
 
