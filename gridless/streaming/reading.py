@@ -832,7 +832,7 @@ def _reduce(kind: str) -> Callable[..., Row]:
 
 def _flatten(r: Reader, x: Any, start_dim: int = 0, end_dim: int = -1) -> Row:
     x = r.value(x)
-    if x.stream is not None or start_dim != 1 or end_dim not in (-1, len(x.shape)):
+    if start_dim != 1 or end_dim not in (-1, len(x.shape)):
         raise _Unknown(f"{r.name} (flatten)")
     return r.add(r.name, "flatten", None, (x,), (math.prod(x.shape),)) if len(x.shape) > 1 else x
 

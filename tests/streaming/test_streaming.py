@@ -228,6 +228,7 @@ FIELDS = {
     "dv": ([("timestamp", "<i8"), ("x", "<i2"), ("y", "<i2"), ("polarity", "i1")], (0, 1)),
     "faery": ([("t", "<u8"), ("x", "<u2"), ("y", "<u2"), ("on", "?")], (False, True)),
     "big-endian": ([("x", ">u2"), ("y", ">u2"), ("p", ">i2"), ("t", ">u4")], (0, 1)),
+    "small": ([("t", "<u4"), ("x", "u1"), ("y", "i1"), ("p", "u1")], (0, 1)),
 }
 
 
@@ -236,7 +237,8 @@ FIELDS = {
 def test_one_record_is_a_packet_wherever_an_array_of_it_is(fields, make):
     events = busy("plain", (34, 34), 12)
     types, (off, on) = FIELDS[fields]
-    columns = dict(zip("xy", events.pixel.T, strict=True)) | dict.fromkeys(("t", "timestamp"), events.time)
+    # Times that 32 bits hold without a sign.
+    columns = dict(zip("xy", events.pixel.T, strict=True)) | dict.fromkeys(("t", "timestamp"), events.time + 2**31)
     columns |= dict.fromkeys(("p", "on", "polarity"), np.where(events.polarity, on, off))
     array = np.empty(12, types)
     for name in array.dtype.names:

@@ -266,7 +266,7 @@ class Named(OneLevel):
         y = self.down(geometry=geometry, memory=memory)
         y = y + gl.nn.events.polarity_features(geometry["X0"])[geometry[self.x1].cause] @ self.matrix
         y = self.gate(input=y) - y * self.gate(y).sigmoid()
-        return self.last(values=y, geometry=geometry, memory=memory)
+        return self.last(values=y.flatten(1), geometry=geometry, memory=memory)
 
 
 class PolarityFirst(OneLevel):
