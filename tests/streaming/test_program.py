@@ -122,6 +122,7 @@ def half_of(module, geometry):
         (forgetful, conv, "called without the memory"),
         (lambda m, x, g, s: m.extra(x), conv, "'extra' .EventConv. with these arguments .* argument: 'geometry'"),
         (lambda m, x, g, s: m.extra(x, g, s)[:, 0, 1], voxels, "an index"),
+        (lambda m, x, g, s: x[:, ::2], None, "an index"),
         (lambda m, x, g, s: x * g[m.coarse].time[:, None], None, "the attribute time of events"),
         (lambda m, x, g, s: x @ m.extra, nn.Parameter(torch.rand(6)), "not of a value and a constant matrix"),
         (branching, None, "cannot be read"),

@@ -244,7 +244,7 @@ class Parts(OneLevel):
 
     def forward(self, geometry, memory=None):
         x, y = geometry[self.x1].pixel.long().unbind(1)
-        values = self.down(geometry, memory) + self.place.index_select(0, x + 11 * y + 1)
+        values = self.down(geometry, memory) + self.place.index_select(0, 9 * x + y + 1)
         one, two, three = values.split([1, 2, 3], 1)
         four, left = values.split(4, -1)
         _, middle, end = values.chunk(4, 1)

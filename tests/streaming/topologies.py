@@ -105,13 +105,13 @@ class OwnVoxels(nn.Module):
         self.second = EventConv(plan.causal(x1, x2, 1, 2), 6, 10)
         self.fine = VoxelMean(x1, x0, 3, 4000)
         self.merge = VoxelMerge(VoxelMean(x2, x0, 2, 4000), 6, 10)
-        self.around, self.norm = VoxelConv(6, 6), BatchNorm(6)
+        self.around, self.norm = VoxelConv(6, 6), BatchNorm(6, relu="before")
         self.logits = nn.Sequential(Dense(10 * 2 * 5 * 6, 16), nn.Sigmoid(), Dense(16, 4))
 
     def forward(self, geometry, memory=None):
         y = self.first(geometry, memory).relu()
         grid = self.fine(y, geometry, memory)
-        grid = grid + self.norm(self.around(grid).relu())
+        grid = grid + self.norm(self.around(grid))
         z = self.merge.mean(self.second(y, geometry, memory), geometry, memory)
         return self.logits(self.merge(grid, z).flatten(1))
 
@@ -213,7 +213,8 @@ class JoinedGrids(nn.Module):
         mean = self.mean(self.down(geometry, memory), geometry, memory)
         more = self.more(self.also(geometry, memory), geometry, memory)
         grid = self.conv(torch.cat([more, mean], -1)) - 1
-        return self.logits(torch.cat([grid.amax((1, 2, 3)), grid[:, 1].mean((1, 2))], 1))
+        frame = grid[:, 1]
+        return self.logits(torch.cat([grid.tanh().amax((1, 2, 3)), frame.mean((1, 2))], 1))
 
 
 class CalledTwice(nn.Module):
