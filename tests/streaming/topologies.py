@@ -206,7 +206,7 @@ class JoinedGrids(nn.Module):
         x1 = plan.lif(x0, **FAST)
         x2 = plan.lif(x0, **{**FAST, "threshold": 0.2})
         self.down, self.also = PolarityConv(plan.causal(x0, x1, 3, 2), 4), PolarityConv(plan.causal(x0, x2, 3, 2), 2)
-        self.mean, self.more = VoxelMean(x1, x0, 4, 3000), VoxelMean(x2, x0, 4, 3000)
+        self.mean, self.more = VoxelMean(x1, x0, 4, 4000), VoxelMean(x2, x0, 4, 4000)
         self.conv, self.logits = VoxelConv(6, 5), Dense(10, 3)
 
     def forward(self, geometry, memory=None):
@@ -254,7 +254,7 @@ class VoxelsTwice(nn.Module):
 
 TOPOLOGIES = [
     SkipsAcrossLevels, WideStride, TwoBranches, OwnVoxels, Gates, NothingFires, FadingCounts, NowAndThen, FittedCounts,
-    CalledTwice, VoxelsTwice,
+    CalledTwice, VoxelsTwice, JoinedGrids,
 ]  # fmt: skip
 
 
