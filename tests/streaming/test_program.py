@@ -103,6 +103,10 @@ def voxels(module):
     return gl.nn.VoxelMean(module.coarse, module.first.near.source, 2, 1000)
 
 
+def pool(module):
+    return gl.nn.MeanPool(module.coarse)
+
+
 def replaced(layer):
     layer.forward = lambda x: 2 * x
     return layer
@@ -123,6 +127,7 @@ def half_of(module, geometry):
         (lambda m, x, g, s: m.extra(x), conv, "'extra' .EventConv. with these arguments .* argument: 'geometry'"),
         (lambda m, x, g, s: m.extra(x, g, s)[:, 0, 1], voxels, "an index"),
         (lambda m, x, g, s: x[:, ::2], None, "an index"),
+        (lambda m, x, g, s: x + m.extra(x, g, s).mean(), pool, "not over all cells"),
         (lambda m, x, g, s: x * g[m.coarse].time[:, None], None, "the attribute time of events"),
         (lambda m, x, g, s: x @ m.extra, nn.Parameter(torch.rand(6)), "not of a value and a constant matrix"),
         (branching, None, "cannot be read"),
@@ -142,7 +147,7 @@ def half_of(module, geometry):
 )
 def test_what_is_not_known_is_refused_by_name_with_what_to_do(after, extra, words):
     model = Small(after)
-    model.extra = extra(model) if extra in (conv, voxels) else extra
+    model.extra = extra(model) if extra in (conv, voxels, pool) else extra
     with pytest.raises(TypeError, match=words) as found:
         Program.of(model.eval())
     assert "gl.streaming.Session(model), which runs any forward that treats each row for itself" in str(found.value)
