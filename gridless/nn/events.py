@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from gridless.geometry.taps import offsets
@@ -136,6 +136,10 @@ def polarity_features(events: Events, dtype: torch.dtype = torch.float32) -> Ten
         raise ValueError("these events have no polarity: the first convolution needs that of a camera")
     on = events.polarity.to(dtype)
     return torch.stack([1 - on, on], 1)
+
+
+# Networks that are read to run live call it as a whole, by whatever name.
+fx.wrap("polarity_features")
 
 
 class InceptionBlock(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import threading
@@ -181,7 +182,8 @@ class _Tracer(fx.Tracer):
         """What every module returns is known by its name, also where it is read through."""
         if threading.get_ident() != self.thread:
             return forward(*args, **kwargs)
-        out = super().call_module(m, forward, args, kwargs)
+        # A part that torch.compile was given for itself is read as what it is made of.
+        out = super().call_module(m, forward, args, kwargs) if eager(m) is m else eager(m)(*args, **kwargs)
         if isinstance(out, fx.Proxy):
             self.outputs[self.path_of_module(m)] = out.node
         return out
@@ -244,7 +246,11 @@ class Reader:
         tracer = _Tracer()
         try:
             with _TRACING:
-                graph = tracer.trace(self.model)
+                before = {module: dict(vars(module)) for module in self.model.modules()}
+                try:
+                    graph = tracer.trace(self.model)
+                finally:
+                    self.constants = _restore(before).get(self.model, {})
         except Exception as error:
             raise TypeError(
                 f"stream: the forward of {type(self.model).__name__} cannot be read ({error}): {REMEDY}"
@@ -274,7 +280,7 @@ class Reader:
         if node.op == "get_attr":
             value: Any = self.model
             for part in str(node.target).split("."):
-                value = getattr(value, part)
+                value = self.constants[part] if part in self.constants else getattr(value, part)
             return value.detach()
         if node.op == "call_module":
             layer = self.modules[str(node.target)]
@@ -284,7 +290,13 @@ class Reader:
             self.name = str(node.target)
             for name, part in layer.named_modules(prefix=self.name):
                 self.hooks(name, part)
-            return reader(self, layer, *args, **kwargs)
+            try:
+                # Readers take arguments in the order in which the layer does.
+                bound = inspect.signature(layer.forward).bind(*args, **kwargs)
+            except TypeError as error:
+                raise _Unknown(f"{_module(self.name, layer)} with these arguments ({error})") from None
+            bound.apply_defaults()
+            return reader(self, layer, *bound.args)
         target = node.target
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         # Under the module that calls it.
@@ -381,6 +393,10 @@ class Reader:
         shape = (*x.shape[:-1], len(weight))
         return self.add(self.name, "dense", x.stream, (x,), shape, weight=array_of(weight.T), bias=added)
 
+    def wide(self, x: Row, other: Row) -> Row:
+        """A value of one channel, in as many as another one has."""
+        return self.dense(x, torch.ones(other.channels, 1)) if x.channels == 1 < other.channels else x
+
     def affine(self, x: Any, scale: Any, shift: Any) -> Row:
         x = self.value(x)
         parts = [np.asarray(part, np.float32) for part in (scale, shift)]
@@ -406,6 +422,8 @@ class Reader:
             a, b = b, a
         a = self.value(a)
         if isinstance(b, Row):
+            # One channel goes with all of the other's.
+            a, b = (self.wide(x, other) for x, other in ((a, b), (b, a)))
             if a.shape != b.shape:
                 raise _Unknown(f"{self.name} ({operation}) of {a.shape} and {b.shape}")
             return self.joined(operation, (a, b), a.shape)
@@ -450,6 +468,18 @@ class Reader:
         matrix = array_of(weight.permute(2, 3, 4, 1, 0).flatten(0, 2))
         settings = {"kernel": kernel, "stride": stride, "padding": padding}
         return self.add(self.name, "convolve_cells", None, (x,), shape, settings, weight=matrix, bias=added)
+
+
+def _restore(before: dict[nn.Module, dict[str, Any]]) -> dict[nn.Module, dict[str, Any]]:
+    """Give modules their attributes back; those that tracing, or a forward that notes its values, has added to them."""
+    added: dict[nn.Module, dict[str, Any]] = {}
+    for module, own in before.items():
+        for name, value in dict(vars(module)).items():
+            if name not in own:
+                added.setdefault(module, {})[name] = vars(module).pop(name)
+            elif value is not own[name]:
+                vars(module)[name] = own[name]
+    return added
 
 
 def _flat(values: Any) -> list[Any]:
@@ -622,7 +652,7 @@ _LAYERS: tuple[tuple[type, Callable[..., Any]], ...] = (
 
 def _reader_of(layer: nn.Module) -> Callable[..., Any] | None:
     for kind, reader in _LAYERS:
-        if isinstance(layer, kind) and type(layer).forward is kind.forward:
+        if isinstance(layer, kind) and getattr(layer.forward, "__func__", None) is kind.forward:
             return reader
     return None
 
@@ -699,7 +729,12 @@ def _convert(r: Reader, x: Any, *args: Any, **kwargs: Any) -> Any:
     kinds = [kind for kind in (*args, *kwargs.values()) if isinstance(kind, torch.dtype)]
     if isinstance(x, Row) and (r.name.endswith(("long", "int")) or {*kinds} - {torch.float32, torch.float64}):
         raise _Unknown(f"{r.name} (a value rounded to {kinds[0] if kinds else 'whole numbers'})")
-    return x
+    # In torch a copy of float32, which later changes in place leave as it is.
+    return _copy(r, x) if isinstance(x, Row) and (r.name.endswith("double") or torch.float64 in kinds) else x
+
+
+def _copy(r: Reader, x: Any) -> Row:
+    return r.affine(x, 1, 0)
 
 
 def _whole(r: Reader, number: Any) -> int:
@@ -735,6 +770,12 @@ def _divide(r: Reader, a: Any, b: Any) -> Row:
     if isinstance(b, Row):
         raise _Unknown(f"{r.name} (a division by a value)")
     return r.both("multiply", a, 1 / b)
+
+
+def _product(r: Reader, x: Any, weight: Any) -> Row:
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise _Unknown(f"{r.name} (a product that is not of a value and a constant matrix)")
+    return r.dense(x, weight.T)
 
 
 def _embedding(r: Reader, index: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, **rest: Any) -> Row:
@@ -791,7 +832,7 @@ def _reduce(kind: str) -> Callable[..., Row]:
 
 def _flatten(r: Reader, x: Any, start_dim: int = 0, end_dim: int = -1) -> Row:
     x = r.value(x)
-    if x.stream is not None or start_dim != 1 or end_dim not in (-1, len(x.shape)):
+    if start_dim != 1 or end_dim not in (-1, len(x.shape)):
         raise _Unknown(f"{r.name} (flatten)")
     return r.add(r.name, "flatten", None, (x,), (math.prod(x.shape),)) if len(x.shape) > 1 else x
 
@@ -831,8 +872,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "relu_": _simple("relu"), "elu": _elu,
     "leaky_relu": lambda r, x, negative_slope=0.01, inplace=False: r.same(x, "leaky_relu", {"slope": negative_slope}),
     "getitem": _getitem, "getattr": _getattr, "unbind": _unbind, "add": _add, "iadd": _add, "add_": _add,
-    "mul": _multiply, "imul": _multiply, "sub": _subtract, "isub": _subtract, "div": _divide, "truediv": _divide,
-    "itruediv": _divide,
+    "mul": _multiply, "imul": _multiply, "mul_": _multiply, "sub": _subtract, "isub": _subtract, "sub_": _subtract,
+    "div": _divide, "truediv": _divide, "itruediv": _divide, "div_": _divide, "matmul": _product, "clone": _copy,
     "neg": lambda r, x: r.affine(x, -1, 0), "linear": lambda r, x, weight, bias=None: r.dense(x, weight, bias),
     "embedding": _embedding, "index_select": _index_select, "cat": _cat, "concat": _cat, "concatenate": _cat,
     "split": _parts, "chunk": _chunk, "amax": _reduce("max"), "mean": _reduce("mean"), "flatten": _flatten,

@@ -134,7 +134,8 @@ class Session(Stream):
         hooks = [layer.register_forward_pre_hook(begin) for layer in self._remember]
         hooks += [layer.register_forward_hook(end) for layer in self._remember]
         # What these layers were given, and what they return.
-        hooks += [layer.register_forward_hook(partial(_note, self._returned, n)) for n, layer in self._noted.items()]
+        for name, layer in self._noted.items():
+            hooks.append(layer.register_forward_hook(partial(_note, self._returned, name), with_kwargs=True))
         try:
             return self.model(geometry, memory)
         finally:
@@ -224,5 +225,5 @@ def _emptied(state: Any) -> Any:
     return state
 
 
-def _note(returned: dict[str, list], name: str, layer: nn.Module, args: tuple, out: Any) -> None:
-    returned.setdefault(name, []).append((args[0], out))
+def _note(returned: dict[str, list], name: str, layer: nn.Module, args: tuple, named: dict, out: Any) -> None:
+    returned.setdefault(name, []).append((args[0] if args else named.get("values"), out))

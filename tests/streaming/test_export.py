@@ -18,7 +18,7 @@ import pytest
 import torch
 from browser import CHROMIUM, Browser
 from live import KINDS, assert_close, busy, settled, trained
-from topologies import TOPOLOGIES, Drawn
+from topologies import TOPOLOGIES, Drawn, FadingCounts
 
 import gridless as gl
 from gridless.__main__ import main
@@ -275,6 +275,12 @@ def test_files_of_the_user_are_not_replaced(tmp_path: Path):
     assert [file.read_text() for file in tmp_path.iterdir()] == ["mine"]
     for _ in range(2):
         gl.export(small("stream"), tmp_path / "other")
+
+
+def test_the_page_of_an_export_says_what_an_event_costs():
+    # A tap holds 4 decays of 2 polarities, and an event is in 2.25 taps; 3 decays of 2 counts.
+    page = package.texts(settled(FadingCounts))["README.md"]
+    assert "| X0 | 21 x 17 | 24 | 1.0000 |" in page
 
 
 LOADED = "location.protocol == 'file:' && document.readyState == 'complete'"

@@ -95,6 +95,23 @@ def branching(module, features, geometry, memory):
     return features if features.sum() > 0 else -features
 
 
+def conv(module):
+    return gl.nn.EventConv(module.near, 6, 6)
+
+
+def voxels(module):
+    return gl.nn.VoxelMean(module.coarse, module.first.near.source, 2, 1000)
+
+
+def pool(module):
+    return gl.nn.MeanPool(module.coarse)
+
+
+def replaced(layer):
+    layer.forward = lambda x: 2 * x
+    return layer
+
+
 def half_of(module, geometry):
     return (geometry[module.coarse].pixel[:, 0] * 0.5).long()
 
@@ -105,7 +122,14 @@ def half_of(module, geometry):
         (cumulative, None, "cumsum"),
         (lambda m, x, g, s: m.extra(x), nn.GroupNorm(2, 6), r"layer 'extra' \(GroupNorm\)"),
         (lambda m, x, g, s: m.extra(x), nn.ELU(0.5), r"ELU\(alpha=0\.5\)"),
-        (forgetful, "conv", "called without the memory"),
+        (lambda m, x, g, s: m.extra(x), replaced(nn.ReLU()), r"layer 'extra' \(ReLU\)"),
+        (forgetful, conv, "called without the memory"),
+        (lambda m, x, g, s: m.extra(x), conv, "'extra' .EventConv. with these arguments .* argument: 'geometry'"),
+        (lambda m, x, g, s: m.extra(x, g, s)[:, 0, 1], voxels, "an index"),
+        (lambda m, x, g, s: x[:, ::2], None, "an index"),
+        (lambda m, x, g, s: x + m.extra(x, g, s).mean(), pool, "not over all cells"),
+        (lambda m, x, g, s: x * g[m.coarse].time[:, None], None, "the attribute time of events"),
+        (lambda m, x, g, s: x @ m.extra, nn.Parameter(torch.rand(6)), "not of a value and a constant matrix"),
         (branching, None, "cannot be read"),
         (lambda m, x, g, s: x / x, None, "division by a value"),
         (lambda m, x, g, s: g["X9"].cause, None, "X9"),
@@ -123,7 +147,7 @@ def half_of(module, geometry):
 )
 def test_what_is_not_known_is_refused_by_name_with_what_to_do(after, extra, words):
     model = Small(after)
-    model.extra = gl.nn.EventConv(model.near, 6, 6) if extra == "conv" else extra
+    model.extra = extra(model) if extra in (conv, voxels, pool) else extra
     with pytest.raises(TypeError, match=words) as found:
         Program.of(model.eval())
     assert "gl.streaming.Session(model), which runs any forward that treats each row for itself" in str(found.value)
@@ -171,16 +195,22 @@ class Returns(Small):
     [
         (lambda m, x, g, s: (x, x), "not tuple: return the one that is to run live, or torch.cat of several"),
         (lambda m, x, g, s: m.logits.bias, "rows that events bring"),
+        (lambda m, x, g, s: m.extra(x, g, s), "not a grid"),
     ],
 )
 def test_a_forward_that_returns_no_rows_is_told_what_to_return(after, words):
+    model = Returns(after)
+    model.extra = voxels(model)
     with pytest.raises(TypeError, match=words):
-        Program.of(Returns(after).eval())
+        Program.of(model.eval())
 
 
 def test_weights_for_other_channels_than_there_are_are_refused():
-    with pytest.raises(ValueError, match="logits has weights for 6 channels, but is given 12"):
-        Program.of(Small(lambda m, x, g, s: torch.cat([x, x], 1)).eval())
+    for after in (lambda m, x, g, s: torch.cat([x, x], 1), lambda m, x, g, s: m.extra(torch.cat([x, x], 1), g, s)):
+        model = Small(after)
+        model.extra = conv(model)
+        with pytest.raises(ValueError, match=r"(logits|extra) has weights for 6 channels, but is given 12"):
+            Program.of(model.eval())
 
 
 @pytest.mark.parametrize("name", ["", "logits"])
@@ -202,6 +232,23 @@ def test_weights_that_torch_renews_before_a_call_are_those_of_the_call(change):
     weight = Program.of(model)["logits"].constants["weight"]
     model.logits(torch.zeros(1, 6))
     assert torch.equal(torch.from_numpy(weight), model.logits.weight.detach().T)
+
+
+def test_a_part_that_was_compiled_is_read_as_what_it_was_made_of():
+    model = Small()
+    model.logits = torch.compile(model.logits)
+    program = Program.of(model.eval())
+    assert program.modules["logits"] == program.output
+    assert torch.equal(torch.from_numpy(program[program.output].constants["weight"]), model.logits.weight.T)
+
+
+def test_a_network_is_left_as_it_was():
+    model = Small(lambda m, x, g, s: setattr(m, "seen", x) or setattr(m.logits, "seen", x) or x + torch.ones(6))
+    model.logits.seen = None
+    before = set(vars(model))
+    Program.of(model.eval())
+    assert set(vars(model)) == before
+    assert model.logits.seen is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

@@ -469,10 +469,12 @@ def test_the_reader_of_a_source_that_goes_on_ends_when_it_is_closed(events, over
         while True:
             yield events
 
-    buffered = Buffered(forever(), overload)
+    buffered = Buffered(forever(), overload, room=1)
     next(iter(buffered))
+    # Until the reader waits for room, if it does.
+    time.sleep(0.1)
     buffered.close()
-    buffered._thread.join(20)
+    buffered._thread.join(5)
     assert not buffered._thread.is_alive()
 
 

@@ -228,6 +228,7 @@ FIELDS = {
     "dv": ([("timestamp", "<i8"), ("x", "<i2"), ("y", "<i2"), ("polarity", "i1")], (0, 1)),
     "faery": ([("t", "<u8"), ("x", "<u2"), ("y", "<u2"), ("on", "?")], (False, True)),
     "big-endian": ([("x", ">u2"), ("y", ">u2"), ("p", ">i2"), ("t", ">u4")], (0, 1)),
+    "small": ([("t", "<u4"), ("x", "u1"), ("y", "i1"), ("p", "u1")], (0, 1)),
 }
 
 
@@ -236,7 +237,8 @@ FIELDS = {
 def test_one_record_is_a_packet_wherever_an_array_of_it_is(fields, make):
     events = busy("plain", (34, 34), 12)
     types, (off, on) = FIELDS[fields]
-    columns = dict(zip("xy", events.pixel.T, strict=True)) | dict.fromkeys(("t", "timestamp"), events.time)
+    # Times that 32 bits hold without a sign.
+    columns = dict(zip("xy", events.pixel.T, strict=True)) | dict.fromkeys(("t", "timestamp"), events.time + 2**31)
     columns |= dict.fromkeys(("p", "on", "polarity"), np.where(events.polarity, on, off))
     array = np.empty(12, types)
     for name in array.dtype.names:
@@ -326,18 +328,18 @@ def test_a_long_stream_ends_where_a_fresh_engine_fed_its_end_does():
     assert_close(long.predict(), fresh.predict(), 1e-5)
 
 
-def test_what_cannot_run_live_says_so_and_what_to_do():
+@pytest.mark.parametrize("make", [Session, stream])
+def test_what_cannot_run_live_says_so_and_what_to_do(make):
     with pytest.raises(ValueError, match=r"call model.eval\(\)"):
-        stream(networks.n_mnist(head="stream"))
+        make(networks.n_mnist(head="stream"))
     with pytest.raises(ValueError, match="form='scan'"):
-        stream(network("n_mnist", head="stream", form="edges"))
+        make(network("n_mnist", head="stream", form="edges"))
     with pytest.raises(ValueError, match="duration="):
-        stream(network("n_mnist"))
-    for make in (Session, stream):
-        with pytest.raises(TypeError, match="PointResNet is not an event network: only those run live"):
-            make(gl.models.point_resnet_small(4).eval())
+        make(network("n_mnist"))
+    with pytest.raises(TypeError, match="PointResNet is not an event network: only those run live"):
+        make(gl.models.point_resnet_small(4).eval())
     with pytest.raises(ValueError, match="sensor of"):
-        stream(network("n_mnist", head="stream"))(busy("plain", (20, 20), 10))
+        make(network("n_mnist", head="stream"))(busy("plain", (20, 20), 10))
 
 
 def test_a_module_in_training_mode_is_named():

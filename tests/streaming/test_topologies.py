@@ -119,10 +119,10 @@ class DenseCounts(nn.Module):
         super().__init__()
         self.plan = gl.Plan()
         self.count = gl.nn.LeakyCount(self.plan.events(SENSOR), 4, (700.0,), every=2000)
-        self.dense = gl.nn.Dense(2, 5)
+        self.dense, self.norm = gl.nn.Dense(2, 5), nn.LayerNorm(5)
 
     def forward(self, geometry, memory=None):
-        return self.dense(self.count(geometry, memory)).relu().mean((1, 2, 3))
+        return self.norm(self.dense(self.count(geometry, memory))).relu().mean((1, 2, 3))
 
 
 def test_a_dense_layer_takes_counts_in_the_batch_as_it_does_live():
@@ -190,7 +190,13 @@ def gated(y):
     return functional.dropout(z, training=False)
 
 
-@pytest.mark.parametrize("act", [changed, gated])
+def copied(y):
+    z, exact = y.clone(), y.double()
+    y.mul_(2).sub_(1)
+    return (y.div_(3) + z * exact).float()
+
+
+@pytest.mark.parametrize("act", [changed, gated, copied])
 def test_values_that_are_changed_in_place_are_the_new_ones_wherever_they_are_used(act):
     model = settled(WideStride)
     model.act = Called(act)
@@ -238,7 +244,7 @@ class Parts(OneLevel):
 
     def forward(self, geometry, memory=None):
         x, y = geometry[self.x1].pixel.long().unbind(1)
-        values = self.down(geometry, memory) + self.place.index_select(0, x + 11 * y + 1)
+        values = self.down(geometry, memory) + self.place.index_select(0, 9 * x + y + 1)
         one, two, three = values.split([1, 2, 3], 1)
         four, left = values.split(4, -1)
         _, middle, end = values.chunk(4, 1)
@@ -247,6 +253,33 @@ class Parts(OneLevel):
 
 def test_channels_may_be_cut_into_parts_of_any_size_and_tables_begin_anywhere():
     assert compare(settled(Parts), busy("plain", SENSOR, 300))
+
+
+class Named(OneLevel):
+    """Layers called with the names of what they take; one channel that goes with all; a product with a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.matrix = nn.Linear(6, 1), nn.Parameter(torch.rand(2, 6))
+
+    def forward(self, geometry, memory=None):
+        y = self.down(geometry=geometry, memory=memory)
+        y = y + gl.nn.events.polarity_features(geometry["X0"])[geometry[self.x1].cause] @ self.matrix
+        y = self.gate(input=y) - y * self.gate(y).sigmoid()
+        return self.last(values=y.flatten(1), geometry=geometry, memory=memory)
+
+
+class PolarityFirst(OneLevel):
+    """Polarities, by a name that is not this file's, before any layer."""
+
+    def forward(self, geometry, memory=None):
+        polarity = gl.nn.events.polarity_features(geometry["X0"])
+        return self.last(polarity[geometry[self.x1].cause], geometry, memory)
+
+
+@pytest.mark.parametrize("make", [Named, PolarityFirst])
+def test_layers_and_functions_may_be_called_in_other_ways(make):
+    assert compare(settled(make), busy("plain", SENSOR, 300))
 
 
 def test_grids_that_are_joined_are_seen_where_any_of_them_has_events():

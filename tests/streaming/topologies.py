@@ -64,7 +64,7 @@ class WideStride(nn.Module):
         x1 = plan.lif(x0, 5, 3, **FAST)
         self.down = PolarityConv(plan.causal(x0, x1, 5, 3), 16, temporal=9)
         self.cross = EventConv(plan.causal(x1, x1, "cross3"), 16, 24, temporal=11, decay_time=400.0)
-        self.norm, self.act = nn.LayerNorm(16), nn.GELU()
+        self.norm, self.act = nn.LayerNorm(16, eps=0.1), nn.GELU()
         self.logits = nn.Linear(24, 7)
 
     def forward(self, geometry, memory=None):
@@ -88,7 +88,7 @@ class TwoBranches(nn.Module):
 
     def forward(self, geometry, memory=None):
         a = self.mean(functional.silu(self.a(geometry, memory)), geometry, memory)
-        b = self.max(self.b(geometry, memory).abs(), geometry, memory)
+        b = self.max(-self.b(geometry, memory).abs(), geometry, memory)
         return self.logits(torch.cat([a, b], 1))
 
 
@@ -105,13 +105,13 @@ class OwnVoxels(nn.Module):
         self.second = EventConv(plan.causal(x1, x2, 1, 2), 6, 10)
         self.fine = VoxelMean(x1, x0, 3, 4000)
         self.merge = VoxelMerge(VoxelMean(x2, x0, 2, 4000), 6, 10)
-        self.around, self.norm = VoxelConv(6, 6), BatchNorm(6)
+        self.around, self.norm = VoxelConv(6, 6), BatchNorm(6, relu="before")
         self.logits = nn.Sequential(Dense(10 * 2 * 5 * 6, 16), nn.Sigmoid(), Dense(16, 4))
 
     def forward(self, geometry, memory=None):
         y = self.first(geometry, memory).relu()
         grid = self.fine(y, geometry, memory)
-        grid = grid + self.norm(self.around(grid).relu())
+        grid = grid + self.norm(self.around(grid))
         z = self.merge.mean(self.second(y, geometry, memory), geometry, memory)
         return self.logits(self.merge(grid, z).flatten(1))
 
@@ -140,7 +140,7 @@ class Gates(nn.Module):
         y = y - 0.5 * self.gated(self.same(y, geometry, memory)) * self.scale + 1
         events = geometry[self.x1]
         x, row = events.pixel.long().unbind(1)
-        y = self.act(y / 2) + functional.embedding(row * events.sensor[0] + x, self.place) + self.column(x)
+        y = self.act(y / 2 - 0.5) + functional.embedding(row * events.sensor[0] + x, self.place) + self.column(x)
         y = self.mean(torch.exp(-y[:, :6].abs()).log1p(), geometry, memory)
         return self.last(functional.log_softmax(self.logits(y), dim=1), geometry, memory)
 
@@ -206,14 +206,15 @@ class JoinedGrids(nn.Module):
         x1 = plan.lif(x0, **FAST)
         x2 = plan.lif(x0, **{**FAST, "threshold": 0.2})
         self.down, self.also = PolarityConv(plan.causal(x0, x1, 3, 2), 4), PolarityConv(plan.causal(x0, x2, 3, 2), 2)
-        self.mean, self.more = VoxelMean(x1, x0, 4, 3000), VoxelMean(x2, x0, 4, 3000)
+        self.mean, self.more = VoxelMean(x1, x0, 4, 4000), VoxelMean(x2, x0, 4, 4000)
         self.conv, self.logits = VoxelConv(6, 5), Dense(10, 3)
 
     def forward(self, geometry, memory=None):
         mean = self.mean(self.down(geometry, memory), geometry, memory)
         more = self.more(self.also(geometry, memory), geometry, memory)
-        grid = self.conv(torch.cat([more, mean], -1))
-        return self.logits(torch.cat([grid.amax((1, 2, 3)), grid[:, 1].mean((1, 2))], 1))
+        grid = self.conv(torch.cat([more, mean], -1)) - 1
+        frame = grid[:, 1]
+        return self.logits(torch.cat([grid.tanh().amax((1, 2, 3)), frame.mean((1, 2))], 1))
 
 
 class CalledTwice(nn.Module):
@@ -253,7 +254,7 @@ class VoxelsTwice(nn.Module):
 
 TOPOLOGIES = [
     SkipsAcrossLevels, WideStride, TwoBranches, OwnVoxels, Gates, NothingFires, FadingCounts, NowAndThen, FittedCounts,
-    CalledTwice, VoxelsTwice,
+    CalledTwice, VoxelsTwice, JoinedGrids,
 ]  # fmt: skip
 
 

@@ -148,7 +148,7 @@ def _cost(program: Program, counts: dict[str, int]) -> str:
 
 
 def _source(program: Program, row: Any) -> str | None:
-    """The stream whose events a convolution or a pool takes in."""
+    """The stream whose events a row takes in."""
     if row.operation == "convolve":
         return row.settings["source"]
-    return program[row.inputs[0]].stream if row.operation in ("voxel", "pool") else None
+    return program[row.inputs[0]].stream if row.inputs else None
