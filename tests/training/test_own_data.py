@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -410,7 +411,8 @@ def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
     assert "labels must be whole numbers from 0 up" in capsys.readouterr().err
     np.savetxt(sites / "site_9.txt", torch.ones(9, 5).numpy(), fmt="%d")
     assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
-    assert "which rows are labels? There are features: --set data_options.label=features.1" in capsys.readouterr().err
+    words = "which rows are labels? There are features: say label='features.1' (in a recipe --set data_options.label="
+    assert words in capsys.readouterr().err
 
 
 def test_parts_are_not_written_over_the_file_they_are_of(tmp_path):
@@ -721,6 +723,18 @@ def test_a_test_folder_beside_the_classes_is_no_class(tmp_path):
     )
     named = listing(touched(tmp_path / "d", "test/mon/0.ply", "test/mon/1.ply", "other/0.ply"), [".ply"])
     assert named.class_names == ("other", "test")
+
+
+def test_folders_without_a_file_that_can_be_read_are_said_to_be_no_classes(tmp_path):
+    root = touched(tmp_path, "a/0.ply", "b/0.ply", "c/0.glb", ".git/x", "runs/1/recipe.yaml", "runs/1/split.txt")
+    (root / "d" / "mon").mkdir(parents=True)
+    with pytest.warns(UserWarning, match="holds no file that can be read here: it is no class") as found:
+        assert listing(root, [".ply"]).class_names == ("a", "b")
+    assert [str(warning.message).split()[0] for warning in found] == [str(root / "c"), str(root / "d")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        listing(root, [".ply"], by_class=False)
+        listing(root, [".ply"], class_names=["a", "b", "c", "d"])
 
 
 def test_folders_behind_links_are_read_once(tmp_path):
