@@ -145,7 +145,8 @@ def listing(
         raise FileNotFoundError(f"{root} holds no {layout} that can be read here: {', '.join(suffixes)}")
     for child in sorted(bare):
         if by_class and child.name not in classes:
-            warnings.warn(f"{child} holds no file that can be read here: it is no class", stacklevel=3)
+            # From one line, whoever asks: it is shown once, though a run reads several splits.
+            warnings.warn(f"{child} holds no file that can be read here: it is no class", stacklevel=1)
     if by_class and len(classes) < 2:
         raise ValueError(f"{root} has one class only, {classes[0]!r}: the layout is {root}/CLASS/FILE{other}")
     rule = f"the files in {places.get('validation')}"

@@ -313,6 +313,10 @@ def test_every_point_is_inside_a_tile_whatever_its_side():
     for size in (1.1, 0.7, 0.1, 3.3):
         tiles = gl.tiles(x.astype(np.float32), size)
         assert sum(len(inside(tile.cloud)) for tile in tiles) == len(x)
+    # More cells from end to end than one number of 64 bits can name.
+    far = gl.tiles(np.array([[4e9, 5e9, 0], [-4e9, 1, 2], [0, 0, 0], [4e9, 5e9, 1]]), 1.0)
+    assert far.counts == {(-4000000000, 1): 1, (0, 0): 1, (4000000000, 5000000000): 2}
+    assert [sorted(tile.cloud.rows["index"].tolist()) for tile in far] == [[1], [2], [0, 3]]
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".ply", ".xyz"])

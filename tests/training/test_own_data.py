@@ -52,6 +52,7 @@ def run(out, *words):
 
 def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
     (scans / "notes.md").write_text("not a cloud")
+    (scans / "empty").mkdir()
     more = ["--data", str(scans), *TINY, "--set", "data_options.up=z", "--set", "data_options.features=[rgb]"]
     assert run(tmp_path / "run", "own-clouds", *more) == 0
     out, err = capsys.readouterr()
@@ -60,6 +61,7 @@ def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
     assert "  disc: 4 fit, 2 validation" in err
     assert "points each: 90 to 100" in err
     assert "of other kinds: .md" in err
+    assert err.count(f"{scans / 'empty'} holds no file that can be read here: it is no class") == 1
     assert "feature rgb: mean 0." in err
     held = (tmp_path / "run" / "split.txt").read_text().split()
     assert len(held) == 4
