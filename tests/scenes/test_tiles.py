@@ -17,7 +17,7 @@ import gridless as gl
 from gridless.data.clouds.base import Parts, Points
 from gridless.data.clouds.ply import write as write_ply
 from gridless.scenes import layers_of
-from gridless.scenes.scene import Scene
+from gridless.scenes.scene import Scene, _known
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from cloud_files import las, laz_in_chunks, ply
@@ -183,6 +183,10 @@ def test_of_thousands_of_files_few_are_open_and_none_is_held(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert sorted(seen) == list(range(300))
+    # What is read as a whole would be kept as a whole.
+    _known.cache_clear()
+    np.savetxt(tmp_path / "text.xyz", x[:9])
+    assert len(gl.tiles(tmp_path / "text.xyz", 7.0)) and not _known.cache_info().currsize
 
 
 def test_centimetres_matter_a_million_metres_away():
