@@ -405,6 +405,17 @@ def test_a_scan_has_the_same_labels_as_text_and_as_numbers(weights, tmp_path):
     assert np.array_equal(*(np.load(tmp_path / f"{file}.labels.npy") for file in ("in.npy", "in.xyz")))
 
 
+@pytest.mark.parametrize(("last", "dtype"), [(255, np.uint8), (256, np.uint16), (65536, np.int32)])
+def test_labels_are_those_of_the_files_that_were_learned_from_whatever_their_size(last, dtype, city, weights, tmp_path):
+    model, values = gl.load(weights), np.array([2, 3, 7, 40, last])
+    label_scene(city, model, tmp_path / "numbers.npy")
+    model.about["values"] = values.tolist()
+    label_scene(city, model, tmp_path / "out.npy")
+    found = np.load(tmp_path / "out.npy")
+    assert found.dtype == dtype
+    assert np.array_equal(found, values[np.load(tmp_path / "numbers.npy")])
+
+
 @pytest.mark.parametrize("x", [np.zeros((1, 3)), np.ones((50, 3)), np.array([[0.0, 0, 0], [1e6, 1e6, 0]])])
 def test_one_point_equal_points_and_points_far_apart_are_labelled(x, weights, tmp_path):
     np.save(tmp_path / "in.npy", x)

@@ -186,11 +186,12 @@ def test_of_thousands_of_files_few_are_open_and_none_is_held(tmp_path):
     # What is read as a whole would be kept as a whole.
     _known.cache_clear()
     np.savetxt(tmp_path / "text.xyz", x[:9])
-    assert len(gl.tiles(tmp_path / "text.xyz", 7.0)) and not _known.cache_info().currsize
+    assert len(gl.tiles(tmp_path / "text.xyz", 7.0))
+    assert not _known.cache_info().currsize
 
 
 def test_centimetres_matter_a_million_metres_away():
-    x = np.array([[1e6, 2e6, 0.0], [1e6 + 0.01, 2e6, 0.0], [1e6 + 0.03, 2e6, 0.0]])
+    x = np.array([[1e6, 2e6, 3e6], [1e6 + 0.01, 2e6, 3e6], [1e6 + 0.03, 2e6, 3e6]])
     tile = gl.tiles(x, 10.0)[0]
     near = gl.ball(tile.cloud, tile.cloud, 0.015)
     assert sorted(near.counts.tolist()) == [1, 2, 2]
