@@ -13,9 +13,11 @@ import pytest
 import torch
 from direct import Run, fit
 from small_run import shapes
+from torch.optim import Adam, AdamW
 
 import gridless as gl
 from gridless import models
+from gridless.nn.norm import BatchNorm
 from gridless.structures import pad
 from gridless.training import (
     Average,
@@ -103,6 +105,19 @@ def test_l2_is_the_gradient_of_the_sum_of_squares(recipe, clouds):
             run.step(batch)
         weights.append(torch.cat([p.detach().flatten() for p in run.model.parameters() if p.ndim > 1]))
     torch.testing.assert_close(*weights, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "kind", "decay"), [("adam", Adam, 0.02), ("adamw", AdamW, 0.3)])
+def test_a_recipe_decides_the_optimiser_and_how_norms_follow(recipe, name, kind, decay):
+    usual = {module.momentum for module in recipe.make_model().modules() if isinstance(module, BatchNorm)}
+    values = {"l2": 0.01, "weight_decay": 0.3, "epsilon": 1e-4, "learning_rate": 0.005, "norm_momentum": 0.25}
+    chosen = recipe.changed(optimiser=name, **values)
+    model = chosen.make_model()
+    optimiser = chosen.make_optimiser(model)
+    assert type(optimiser) is kind
+    for group, expected in zip(optimiser.param_groups, (decay, 0), strict=True):
+        assert (group["weight_decay"], group["eps"], group["lr"]) == (expected, 1e-4, 0.005)
+    assert {module.momentum for module in model.modules() if isinstance(module, BatchNorm)} == {0.25} != usual
 
 
 def test_the_average_follows_the_weights():
