@@ -295,6 +295,12 @@ def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
     assert line["class"] == max(line["probabilities"], key=line["probabilities"].get)
     assert main(["predict", str(tmp_path / "one.npy"), "--weights", str(path), "--top", "2", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.count("%") == 2
+    np.save(tmp_path / "half.npy", cloud / 2)
+    for words, same in (([], True), (["--keep-scale"], False)):
+        asked = ["predict", str(tmp_path / "half.npy"), "--weights", str(path), "--json", "--device", "cpu", *words]
+        assert main(asked) == 0
+        half = json.loads(capsys.readouterr().out)["probabilities"]
+        assert (half == pytest.approx(line["probabilities"], abs=1e-5)) == same
 
 
 @pytest.mark.parametrize(

@@ -588,6 +588,7 @@ def test_recordings_that_do_not_say_their_sensor_are_learned_and_judged_on_one(u
     assert main(["predict", large, "--weights", weights, "--device", "cpu"]) == 1
     refused = f"{large}: recorded with 22 x 9 pixels, but the network is for 21 x 18: cut out or pool pixels first"
     assert refused in capsys.readouterr().err
+    assert main(["predict", large, "--weights", weights, "--repair", "drop", "--device", "cpu"]) == 0
     assert main(judge) == 1
     err = capsys.readouterr().err
     assert f"{large}: event 0 is at pixel (21, 8), outside the sensor of 21 x 18: pass repair='drop'" in err

@@ -96,6 +96,8 @@ def test_an_epoch_that_was_trained_before_is_not_shown_again(capsys):
     bar.on_train_batch_end(trainer, module, None, batch, 0)
     bar.on_train_epoch_end(trainer, module)
     assert capsys.readouterr().err.startswith("epoch 20/20: 0.500 loss, ")
+    bar.on_train_epoch_end(trainer, module)
+    assert capsys.readouterr().err == "", "the examples of an epoch are counted once"
 
 
 class KillLast(lightning.Callback):

@@ -501,7 +501,9 @@ def test_probabilities_sum_to_one_and_votes_are_repeatable(recipe, clouds):
     once, again = (probabilities(model, clouds, views_of_cloud(2), batch_size=16) for _ in range(2))
     assert torch.equal(once, again)
     torch.testing.assert_close(once.sum(1), torch.ones(42))
-    assert not torch.equal(once, probabilities(model, clouds, batch_size=16))
+    whole, thrice = (probabilities(model, clouds, views_of_cloud(n), batch_size=16) for n in (1, 3))
+    assert not torch.equal(once, whole)
+    assert not torch.allclose(2 * once - whole, 3 * thrice - 2 * once, atol=1e-4), "each view is another"
     assert model.training
 
 
