@@ -92,10 +92,11 @@ def load(
         made = _make(config, model, name)
         with torch.random.fork_rng(devices=[]):
             # What was saved is whole, and of this network.
-            restore(_make(about["model"], model, name), path)
+            tensors = _tensors(path)
+            check_fit(_make(about["model"], model, name), tensors, str(path))
             sizes = {key: tensor.shape for key, tensor in _make(other, model, name).state_dict().items()}
         head = [key for key, tensor in made.state_dict().items() if tensor.shape != sizes[key]]
-        begin_with(made, name, head)
+        _fill(made, tensors, name, head)
         about = {"model": config, "recipe": {**about.get("recipe", {}), "model": config}, "start": str(name)}
         about |= {"class_names": names} if names else {}
     made.about = about  # type: ignore[assignment]
@@ -217,10 +218,16 @@ def restore(model: nn.Module, path: str | Path) -> None:
     model.load_state_dict(tensors)
 
 
-def begin_with(model: nn.Module, name: str | Path, without: Sequence[str] = ()) -> list[str]:
+def begin_with(model: nn.Module, name: str | Path) -> list[str]:
     """Fill what fits, by name and shape, from the weights of another network; returns the names of these tensors."""
+    return _fill(model, _tensors(read_about(name)[0]), name)
+
+
+def _fill(
+    model: nn.Module, tensors: dict[str, torch.Tensor], name: str | Path, without: Sequence[str] = ()
+) -> list[str]:
     wanted = {k: t for k, t in model.state_dict().items() if k not in without}
-    found = {k: t for k, t in _tensors(read_about(name)[0]).items() if k in wanted and _fits(t, wanted[k])}
+    found = {k: t for k, t in tensors.items() if k in wanted and _fits(t, wanted[k])}
     if not found:
         raise ValueError(f"nothing of the weights {str(name)!r} fits this {type(model).__name__}, by name and shape")
     model.load_state_dict(found, strict=False)

@@ -78,7 +78,7 @@ class Listing:
         if not found:
             raise ValueError(
                 f"{self.root}: nothing is left for {split!r} of {len(self.files)} files: there must be at least two of "
-                "each class; or hold nothing out (--all-data)"
+                "each class; or hold nothing out, split='train' (gridless train --all-data)"
             )
         return found
 
@@ -112,9 +112,11 @@ def listing(
         places = {"fit": root} | {k: v for k, v in places.items() if not by_class or _has_classes(v, alone)}
     # Labels of points are the other way, which recordings do not have.
     other = "; where points have labels: label='auto' (gridless train own-scans)" if suffixes == CLOUDS else ""
-    files, labels, parts, others, classes = [], [], [], set(), list(class_names or ())
+    files, labels, parts, others, bare, classes = [], [], [], set(), set(), list(class_names or ())
     for part, folder in places.items():
         apart = [other for other in places.values() if other != folder and other.is_relative_to(folder)]
+        shown = [child for child in folder.iterdir() if child.is_dir() and child.name[0] != "."]
+        bare |= {child for child in shown if not any(found for *_, found in os.walk(child))}
         for path in _files(folder):
             inside = path.relative_to(folder).parts
             if any(name.startswith(".") for name in inside) or any(map(path.is_relative_to, apart)):
@@ -122,6 +124,7 @@ def listing(
             note = path.name.lower() in clouds.NOTES
             if note or path.suffix.lower() not in suffixes:
                 others.add(path.name if note or not path.suffix else path.suffix.lower())
+                bare |= {folder / inside[0]} if len(inside) > 1 else set()
                 continue
             if by_class and len(inside) < 2:
                 raise ValueError(
@@ -140,6 +143,10 @@ def listing(
     if not files:
         layout = "CLASS/FILE" if by_class else "FILE"
         raise FileNotFoundError(f"{root} holds no {layout} that can be read here: {', '.join(suffixes)}")
+    for child in sorted(bare):
+        if by_class and child.name not in classes:
+            # From one line, whoever asks: it is shown once, though a run reads several splits.
+            warnings.warn(f"{child} holds no file that can be read here: it is no class", stacklevel=1)
     if by_class and len(classes) < 2:
         raise ValueError(f"{root} has one class only, {classes[0]!r}: the layout is {root}/CLASS/FILE{other}")
     rule = f"the files in {places.get('validation')}"
@@ -422,7 +429,8 @@ def _labels(cloud: Cloud, file: Path, name: str, ignore: Sequence[int]) -> Tenso
                 raise ValueError(f"{file}: its labels are neither in {beside} nor in {apart}: put them there")
             found, columns = ", ".join(cloud.rows) or "none", cloud.rows.get("features")
             last = "NAME" if columns is None or columns.ndim == 1 else f"features.{columns.shape[1] - 1}"
-            raise ValueError(f"{file}: which rows are labels? There are {found}: --set data_options.label={last}")
+            remedy = f"say label='{last}' (in a recipe --set data_options.label={last})"
+            raise ValueError(f"{file}: which rows are labels? There are {found}: {remedy}")
     values = row(cloud, name, str(file))
     values = values[:, 0] if values.shape[1:] == (1,) else values
     if values.ndim != 1 or not bool((values == values.long()).all()):

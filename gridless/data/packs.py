@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import lzma
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ import numpy as np
 import torch
 
 from gridless.data.errors import FormatError
+from gridless.data.limits import Limits
+from gridless.data.numpy_files import array_of
 from gridless.kernels.threads import in_threads
 from gridless.structures import Events
 
@@ -62,12 +65,13 @@ def read_packs(paths: Sequence[Path]) -> Pack:
 
 def _read(path: Path) -> Pack:
     try:
-        with np.load(io.BytesIO(lzma.decompress(path.read_bytes())), allow_pickle=False) as arrays:
-            values = {name: arrays[name] for name in FIELDS}
-    except (lzma.LZMAError, ValueError, KeyError, EOFError, OSError) as error:
+        with zipfile.ZipFile(io.BytesIO(lzma.decompress(path.read_bytes()))) as archive:
+            values = {name: array_of(Limits(path), archive.read(f"{name}.npy")) for name in FIELDS}
+    except (lzma.LZMAError, zipfile.BadZipFile, ValueError, KeyError, EOFError, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise
-        raise FormatError(path, f"not a pack of recordings: {error}") from None
+        words = error.message if isinstance(error, FormatError) else error
+        raise FormatError(path, f"not a pack of recordings: {words}") from None
     step, offsets = values["dt"].astype(np.int64), values["offsets"].astype(np.int64)
     long = step == 255
     if int(long.sum()) != len(values["dt_big"]) or offsets[0] != 0 or offsets[-1] != len(step):

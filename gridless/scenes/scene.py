@@ -307,9 +307,8 @@ def added(counts: np.ndarray) -> np.ndarray:
 def cells_of(coords: np.ndarray, cell: float) -> np.ndarray:
     """The cell (S, 2) int64 of each point in a grid over the first two axes; a line has one axis, and cells (i, 0)."""
     numbers = np.zeros((len(coords), 2), np.int64)
-    if np.isfinite(cell):
-        for axis in range(min(coords.shape[1], 2)):
-            numbers[:, axis] = np.floor(coords[:, axis] / cell)
+    for axis in range(min(coords.shape[1], 2)):
+        numbers[:, axis] = np.floor(coords[:, axis] / cell)
     return numbers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import struct
 from pathlib import Path
 
@@ -175,6 +176,22 @@ def test_reads_laz_with_chunks_of_different_sizes(format, tmp_path):
     (tmp_path / "a.las").write_bytes(las(POINTS, format, False))
     (tmp_path / "a.laz").write_bytes(laz_in_chunks(POINTS, format))
     assert torch.equal(read_cloud(tmp_path / "a.laz").coords, read_cloud(tmp_path / "a.las").coords)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
+def test_a_laz_is_read_in_a_process_that_was_forked_after_another_was(tmp_path):
+    (tmp_path / "a.laz").write_bytes(laz_in_chunks(POINTS, 7))
+    whole = read_cloud(tmp_path / "a.laz").coords.numpy()
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=lambda: theirs.send(read_cloud(tmp_path / "a.laz").coords.numpy()), daemon=True)
+    child.start()
+    try:
+        assert ours.poll(60), "it waits for threads that are not there"
+        assert np.array_equal(ours.recv(), whole)
+    finally:
+        child.kill()
+        child.join()
 
 
 def test_text_has_rows_by_the_names_of_its_header(tmp_path):

@@ -275,6 +275,25 @@ def test_a_batch_is_the_recordings_side_by_side(nmnist: Path, tmp_path: Path):
             assert np.array_equal(batch.examples[i].numpy(), data[row][0].numpy())
 
 
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"nothing", "Input format not supported"),
+        (lzma.compress(b"nothing"), "File is not a zip file"),
+        ({"y": [1]}, "There is no item named 'x.npy'"),
+        ({"x": np.array([None])}, "holds Python objects, which are never unpickled"),
+    ],
+)
+def test_a_file_that_is_no_pack_is_refused_by_name(tmp_path: Path, data, words):
+    if isinstance(data, dict):
+        out = io.BytesIO()
+        np.savez(out, **data)
+        data = lzma.compress(out.getvalue(), preset=0)
+    (tmp_path / "nmnist_x_train.npz.xz").write_bytes(data)
+    with pytest.raises(gl.data.FormatError, match=f"nmnist_x_train.npz.xz: not a pack of recordings: .*{words}"):
+        NMNIST(tmp_path)
+
+
 def test_real_packs_are_whole(shared_data: Path):
     data = NMNIST(shared_data)
     assert len(data) == 1000

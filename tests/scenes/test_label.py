@@ -22,6 +22,7 @@ from gridless.data.clouds import ply
 from gridless.data.files import locked
 from gridless.data.prepare import Preparation
 from gridless.scenes import Labeller, label, label_scene
+from gridless.training.predict import write_labels
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from cloud_files import las, laz_in_chunks
@@ -403,6 +404,29 @@ def test_a_scan_has_the_same_labels_as_text_and_as_numbers(weights, tmp_path):
     for file in ("in.npy", "in.xyz"):
         label_scene(tmp_path / file, weights, tmp_path / f"{file}.labels.npy", size=9.0)
     assert np.array_equal(*(np.load(tmp_path / f"{file}.labels.npy") for file in ("in.npy", "in.xyz")))
+
+
+def test_weights_for_clouds_on_the_unit_sphere_label_no_scene(city, weights, tmp_path):
+    model = gl.load(weights)
+    model.about |= {"recipe": {"data": "folder"}, "class_names": ["a", "b"]}
+    with pytest.raises(ValueError, match="are for clouds on the unit sphere: train with keep_scale, or blocks"):
+        write_labels(model, city, tmp_path)
+    for options in ({"keep_scale": True}, {"block": 5.0}):
+        model.about["recipe"]["data_options"] = options
+        path, counts = write_labels(model, city, tmp_path)
+        assert path == tmp_path / city.name
+        assert list(counts) == ["a", "b", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(("last", "dtype"), [(255, np.uint8), (256, np.uint16), (65536, np.int32)])
+def test_labels_are_those_of_the_files_that_were_learned_from_whatever_their_size(last, dtype, city, weights, tmp_path):
+    model, values = gl.load(weights), np.array([2, 3, 7, 40, last])
+    label_scene(city, model, tmp_path / "numbers.npy")
+    model.about["values"] = values.tolist()
+    label_scene(city, model, tmp_path / "out.npy")
+    found = np.load(tmp_path / "out.npy")
+    assert found.dtype == dtype
+    assert np.array_equal(found, values[np.load(tmp_path / "numbers.npy")])
 
 
 @pytest.mark.parametrize("x", [np.zeros((1, 3)), np.ones((50, 3)), np.array([[0.0, 0, 0], [1e6, 1e6, 0]])])

@@ -17,7 +17,7 @@ import gridless as gl
 from gridless.data.clouds.base import Parts, Points
 from gridless.data.clouds.ply import write as write_ply
 from gridless.scenes import layers_of
-from gridless.scenes.scene import Scene
+from gridless.scenes.scene import Scene, _known
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from cloud_files import las, laz_in_chunks, ply
@@ -183,10 +183,15 @@ def test_of_thousands_of_files_few_are_open_and_none_is_held(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert sorted(seen) == list(range(300))
+    # What is read as a whole would be kept as a whole.
+    _known.cache_clear()
+    np.savetxt(tmp_path / "text.xyz", x[:9])
+    assert len(gl.tiles(tmp_path / "text.xyz", 7.0))
+    assert not _known.cache_info().currsize
 
 
 def test_centimetres_matter_a_million_metres_away():
-    x = np.array([[1e6, 2e6, 0.0], [1e6 + 0.01, 2e6, 0.0], [1e6 + 0.03, 2e6, 0.0]])
+    x = np.array([[1e6, 2e6, 3e6], [1e6 + 0.01, 2e6, 3e6], [1e6 + 0.03, 2e6, 3e6]])
     tile = gl.tiles(x, 10.0)[0]
     near = gl.ball(tile.cloud, tile.cloud, 0.015)
     assert sorted(near.counts.tolist()) == [1, 2, 2]
@@ -313,6 +318,10 @@ def test_every_point_is_inside_a_tile_whatever_its_side():
     for size in (1.1, 0.7, 0.1, 3.3):
         tiles = gl.tiles(x.astype(np.float32), size)
         assert sum(len(inside(tile.cloud)) for tile in tiles) == len(x)
+    # More cells from end to end than one number of 64 bits can name.
+    far = gl.tiles(np.array([[4e9, 5e9, 0], [-4e9, 1, 2], [0, 0, 0], [4e9, 5e9, 1]]), 1.0)
+    assert far.counts == {(-4000000000, 1): 1, (0, 0): 1, (4000000000, 5000000000): 2}
+    assert [sorted(tile.cloud.rows["index"].tolist()) for tile in far] == [[1], [2], [0, 3]]
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".ply", ".xyz"])

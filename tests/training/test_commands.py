@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from small_run import shapes
 
 import gridless as gl
-from gridless import models
+from gridless import models, weights
 from gridless.__main__ import main
 from gridless.data.prepare import Preparation, prepare
 from gridless.training import Recipe, load_recipe
@@ -228,9 +228,12 @@ def test_what_makes_a_network_draws_none_of_the_callers_random_numbers(tmp_path)
 
 
 @pytest.mark.parametrize("classes", [5, 3, 1, ["cup", "pan"]])
-def test_a_network_with_a_new_head_keeps_the_rest_and_can_be_saved(saved, tmp_path, classes):
+def test_a_network_with_a_new_head_keeps_the_rest_and_can_be_saved(saved, tmp_path, classes, monkeypatch):
     model, path = saved
+    read, tensors = [], weights._tensors
+    monkeypatch.setattr(weights, "_tensors", lambda file: read.append(file) or tensors(file))
     new = gl.load(path, classes=classes)
+    assert read == [path]
     count = classes if isinstance(classes, int) else len(classes)
     mine, theirs = new.state_dict(), model.state_dict()
     head = {
@@ -292,6 +295,12 @@ def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
     assert line["class"] == max(line["probabilities"], key=line["probabilities"].get)
     assert main(["predict", str(tmp_path / "one.npy"), "--weights", str(path), "--top", "2", "--device", "cpu"]) == 0
     assert capsys.readouterr().out.count("%") == 2
+    np.save(tmp_path / "half.npy", cloud / 2)
+    for words, same in (([], True), (["--keep-scale"], False)):
+        asked = ["predict", str(tmp_path / "half.npy"), "--weights", str(path), "--json", "--device", "cpu", *words]
+        assert main(asked) == 0
+        half = json.loads(capsys.readouterr().out)["probabilities"]
+        assert (half == pytest.approx(line["probabilities"], abs=1e-5)) == same
 
 
 @pytest.mark.parametrize(

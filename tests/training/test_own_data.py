@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def run(out, *words):
 
 def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
     (scans / "notes.md").write_text("not a cloud")
+    (scans / "empty").mkdir()
     more = ["--data", str(scans), *TINY, "--set", "data_options.up=z", "--set", "data_options.features=[rgb]"]
     assert run(tmp_path / "run", "own-clouds", *more) == 0
     out, err = capsys.readouterr()
@@ -59,6 +61,7 @@ def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
     assert "  disc: 4 fit, 2 validation" in err
     assert "points each: 90 to 100" in err
     assert "of other kinds: .md" in err
+    assert err.count(f"{scans / 'empty'} holds no file that can be read here: it is no class") == 1
     assert "feature rgb: mean 0." in err
     held = (tmp_path / "run" / "split.txt").read_text().split()
     assert len(held) == 4
@@ -410,7 +413,8 @@ def test_labels_that_are_none_are_refused(sites, tmp_path, capsys):
     assert "labels must be whole numbers from 0 up" in capsys.readouterr().err
     np.savetxt(sites / "site_9.txt", torch.ones(9, 5).numpy(), fmt="%d")
     assert run(tmp_path / "run", "own-scans", "--data", str(sites)) == 1
-    assert "which rows are labels? There are features: --set data_options.label=features.1" in capsys.readouterr().err
+    words = "which rows are labels? There are features: say label='features.1' (in a recipe --set data_options.label="
+    assert words in capsys.readouterr().err
 
 
 def test_parts_are_not_written_over_the_file_they_are_of(tmp_path):
@@ -584,6 +588,7 @@ def test_recordings_that_do_not_say_their_sensor_are_learned_and_judged_on_one(u
     assert main(["predict", large, "--weights", weights, "--device", "cpu"]) == 1
     refused = f"{large}: recorded with 22 x 9 pixels, but the network is for 21 x 18: cut out or pool pixels first"
     assert refused in capsys.readouterr().err
+    assert main(["predict", large, "--weights", weights, "--repair", "drop", "--device", "cpu"]) == 0
     assert main(judge) == 1
     err = capsys.readouterr().err
     assert f"{large}: event 0 is at pixel (21, 8), outside the sensor of 21 x 18: pass repair='drop'" in err
@@ -721,6 +726,18 @@ def test_a_test_folder_beside_the_classes_is_no_class(tmp_path):
     )
     named = listing(touched(tmp_path / "d", "test/mon/0.ply", "test/mon/1.ply", "other/0.ply"), [".ply"])
     assert named.class_names == ("other", "test")
+
+
+def test_folders_without_a_file_that_can_be_read_are_said_to_be_no_classes(tmp_path):
+    root = touched(tmp_path, "a/0.ply", "b/0.ply", "c/0.glb", ".git/x", "runs/1/recipe.yaml", "runs/1/split.txt")
+    (root / "d" / "mon").mkdir(parents=True)
+    with pytest.warns(UserWarning, match="holds no file that can be read here: it is no class") as found:
+        assert listing(root, [".ply"]).class_names == ("a", "b")
+    assert [str(warning.message).split()[0] for warning in found] == [str(root / "c"), str(root / "d")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        listing(root, [".ply"], by_class=False)
+        listing(root, [".ply"], class_names=["a", "b", "c", "d"])
 
 
 def test_folders_behind_links_are_read_once(tmp_path):

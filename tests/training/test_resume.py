@@ -96,6 +96,8 @@ def test_an_epoch_that_was_trained_before_is_not_shown_again(capsys):
     bar.on_train_batch_end(trainer, module, None, batch, 0)
     bar.on_train_epoch_end(trainer, module)
     assert capsys.readouterr().err.startswith("epoch 20/20: 0.500 loss, ")
+    bar.on_train_epoch_end(trainer, module)
+    assert capsys.readouterr().err == "", "the examples of an epoch are counted once"
 
 
 class KillLast(lightning.Callback):
@@ -120,11 +122,17 @@ def test_a_run_killed_before_a_validation_makes_it_when_resumed(recipe, clouds, 
 
 
 def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, tmp_path):
-    results = run(recipe.changed(epochs=3, validate_every=2), clouds, clouds, tmp_path, progress=False)
+    results = run(recipe.changed(epochs=3, validate_every=2, votes=3), clouds, clouds, tmp_path, progress=False)
     assert ["valid_accuracy" in entry for entry in results["history"]] == [False, True, True]
     model = gl.load(tmp_path / "weights")
-    right = clouds.probabilities(model, recipe).argmax(1) == clouds.labels
-    assert results["valid_accuracy"] == right.double().mean().item()
+    for name, votes in (("valid_accuracy", 1), ("valid_accuracy_by_votes", 3)):
+        right = clouds.probabilities(model, recipe, votes=votes).argmax(1) == clouds.labels
+        assert results[name] == right.double().mean().item()
+
+
+def test_there_is_a_checkpoint_every_ten_epochs_unless_it_is_said_otherwise(recipe, tmp_path):
+    run(recipe.changed(epochs=11, batch_size=3), shapes(3), None, tmp_path, progress=False)
+    assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 10
 
 
 def test_a_run_shows_and_logs_the_validation_of_each_epoch_as_its_own(recipe, clouds, tmp_path, capsys, monkeypatch):

@@ -133,6 +133,15 @@ def test_blocks_without_any_label_are_not_judged(batch_size):
     assert (found["accuracy"], found["mean_iou"], found["examples"]) == (1, 1, 3)
 
 
+def test_padding_is_no_label():
+    data = blocks_of_scans()
+    data.rows["part"][:] = -1
+    data.rows["part"][2, 6:] = 0
+    assert not data.labelled
+    data.rows["part"][2, 5] = 0
+    assert data.labelled
+
+
 def test_the_iou_of_a_class_is_over_the_points_of_all_blocks():
     data = blocks_of_scans()
     real = (torch.arange(60) < data.sizes[:, None]) & (data.rows["part"] >= 0)

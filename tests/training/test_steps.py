@@ -14,9 +14,11 @@ import torch
 from direct import Run, fit
 from small_run import shapes
 from streams import stream
+from torch.optim import Adam, AdamW
 
 import gridless as gl
 from gridless import models
+from gridless.nn.norm import BatchNorm
 from gridless.structures import pad
 from gridless.training import (
     Average,
@@ -104,6 +106,19 @@ def test_l2_is_the_gradient_of_the_sum_of_squares(recipe, clouds):
             run.step(batch)
         weights.append(torch.cat([p.detach().flatten() for p in run.model.parameters() if p.ndim > 1]))
     torch.testing.assert_close(*weights, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "kind", "decay"), [("adam", Adam, 0.02), ("adamw", AdamW, 0.3)])
+def test_a_recipe_decides_the_optimiser_and_how_norms_follow(recipe, name, kind, decay):
+    usual = {module.momentum for module in recipe.make_model().modules() if isinstance(module, BatchNorm)}
+    values = {"l2": 0.01, "weight_decay": 0.3, "epsilon": 1e-4, "learning_rate": 0.005, "norm_momentum": 0.25}
+    chosen = recipe.changed(optimiser=name, **values)
+    model = chosen.make_model()
+    optimiser = chosen.make_optimiser(model)
+    assert type(optimiser) is kind
+    for group, expected in zip(optimiser.param_groups, (decay, 0), strict=True):
+        assert (group["weight_decay"], group["eps"], group["lr"]) == (expected, 1e-4, 0.005)
+    assert {module.momentum for module in model.modules() if isinstance(module, BatchNorm)} == {0.25} != usual
 
 
 def test_the_average_follows_the_weights():
@@ -516,7 +531,9 @@ def test_probabilities_sum_to_one_and_votes_are_repeatable(recipe, clouds):
     once, again = (probabilities(model, clouds, views_of_cloud(2), batch_size=16) for _ in range(2))
     assert torch.equal(once, again)
     torch.testing.assert_close(once.sum(1), torch.ones(42))
-    assert not torch.equal(once, probabilities(model, clouds, batch_size=16))
+    whole, thrice = (probabilities(model, clouds, views_of_cloud(n), batch_size=16) for n in (1, 3))
+    assert not torch.equal(once, whole)
+    assert not torch.allclose(2 * once - whole, 3 * thrice - 2 * once, atol=1e-4), "each view is another"
     assert model.training
 
 

@@ -10,15 +10,19 @@ the file first: it ends the process when memory is short.
 from __future__ import annotations
 
 import io
+import os
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import IO, Any
 
 import numpy as np
 
 from gridless.data.clouds.base import PART, Parts, Points, Source, part_sizes
 from gridless.data.limits import Limits
+
+_PROCESS = os.getpid()
 
 # By point format: bytes of a point, and where time, colour and near infrared are.
 SIZES = (20, 28, 26, 34, 57, 63, 30, 36, 38, 59, 67)
@@ -288,6 +292,10 @@ class Layout:
 
     def unpack(self, source: Source, at: int, chunks: list[tuple[int, int]]) -> np.ndarray:
         """The points of consecutive chunks, of which the first is at byte `at`, as LAS would store them."""
+        if len(chunks) > 1 and os.getpid() != _PROCESS:
+            # Threads of the decoder do not survive a fork, and it would wait for them for ever: one chunk needs none.
+            places = accumulate((length for _, length in chunks), initial=at)
+            return np.concatenate([self.unpack(source, place, [chunk]) for place, chunk in zip(places, chunks)])
         out = np.empty(sum(points for points, _ in chunks) * self.size, np.uint8)
         if len(out):
             data = source.data[at : at + sum(length for _, length in chunks)]
