@@ -6,14 +6,14 @@
 ellipsoids), forward, loss, backward and AdamW. Before anything is timed, the captured step is compared with the eager
 one. `kept` is a step on geometry that was made before, `anew` one whose geometry is made for each batch (by the loop
 itself, or by a loader that prepares the next batches meanwhile), in milliseconds, and in seconds for an epoch of 9,843
-clouds.
+clouds. Then event networks on simulated recordings of moving digits, 32 at a time, `anew` by a loader.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from direct import Run
 from torch.nn.functional import cross_entropy
 
 import gridless as gl
-from gridless.training import Batch, Clouds, Loader, load_recipe
+from gridless.training import Batch, Clouds, Loader, Recordings, load_recipe
 from gridless.training.batch import Group, transposed
 from gridless.training.step import begin_step
 
-STEPS, EPOCH = 40, 9843
+STEPS, EPOCH, RECORDINGS = 40, 9843, 32
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -52,6 +52,50 @@ class Own:
         loss.backward()
         self.optimiser.step()
         return loss.detach()
+
+
+class OwnEvents:
+    """The same, of an event network."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        torch.manual_seed(0)
+        self.model = make().to(DEVICE).train()
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), 1e-3, fused=True)
+
+    def step(self, geometry: Any, labels: torch.Tensor) -> torch.Tensor:
+        loss, _ = self.model.loss(geometry, labels)
+        self.optimiser.zero_grad()
+        loss.backward()
+        self.optimiser.step()
+        return loss.detach()
+
+
+EVENTS: dict[str, Callable[[], Any]] = {
+    "the N-MNIST network": gl.models.n_mnist,
+    "the same, stream head": lambda: gl.models.n_mnist(head="stream"),
+    "the N-Cars network, stream head": lambda: gl.models.n_cars(head="stream"),
+}
+
+
+def over_events(name: str) -> Iterator[tuple[str, float, float]]:
+    """Eager, and captured: a step on kept geometry, and one on that of a loader."""
+    make = EVENTS[name]
+    glyphs = gl.data.MovingGlyphs(10 * RECORDINGS, make().config["sensor"])
+    events = gl.Events(glyphs.pixel, glyphs.time, glyphs.polarity, glyphs.splits, glyphs.sensor)
+    # N-Cars has two classes.
+    data = Recordings.of(events, glyphs.labels % 2, glyphs.class_names).to(DEVICE)
+    each = f"{name}, {RECORDINGS} recordings of {len(events) / len(data):,.0f} events"
+    for who, wrap in ((f"{each}, eager", lambda step: step), (f"{each}, captured", gl.capture)):
+        own = OwnEvents(make)
+        step = wrap(lambda batch, own=own: own.step(batch.geometry, batch.labels))
+        kept = [(batch,) for batch in Loader(data, own.model.plan, RECORDINGS, _as_they_are, prefetch=0)]
+        still = milliseconds(step, chain.from_iterable(repeat(kept)))
+        loader = Loader(data, own.model.plan, RECORDINGS, _as_they_are, epochs=100)
+        yield who, still, milliseconds(step, ((batch,) for _ in range(100) for batch in loader))
+
+
+def _as_they_are(events: gl.Events, draws: Any) -> gl.Events:
+    return events
 
 
 def milliseconds(step: Callable[..., Any], batches: Iterable[tuple]) -> float:
@@ -131,6 +175,10 @@ def main() -> None:
     anew = ((i, b) for _ in range(100) for i, b in enumerate(run.loader))
     made = [(i, Batch(Group(plan, transposed(g), y))) for i, (g, y) in enumerate(kept)]
     row("gridless train", milliseconds(train, chain.from_iterable(repeat(made))), milliseconds(train, anew))
+    for name in EVENTS:
+        for who, still, anew_ms in over_events(name):
+            rows.append({"who": who, "kept, ms": still, "anew, ms": anew_ms})
+            print(rows[-1], flush=True)
     facts = {"data": what, "batch": batch, "largest_difference": apart}
     report(given.out, rows, **facts)
     if given.compile:
