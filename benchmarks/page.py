@@ -208,8 +208,8 @@ def captured(r: dict[str, Any]) -> Made:
     kinds = ("kept, ms", "anew, ms", "anew, s/epoch")
     rows = [[row["who"], *(row.get(kind, "") for kind in kinds)] for row in r["captured"]["rows"]]
     words = (
-        "`point_resnet_large`, batches of 128 clouds of 1,024 points on ellipsoids; geometry kept, or made anew for "
-        "each batch. Event networks on simulated recordings of moving digits, geometry anew by a loader."
+        f"`point_resnet_large`, batches of 128 clouds of {r['captured']['data']}, 1,024 points each; geometry kept, or "
+        "made anew for each batch. Event networks on simulated recordings of moving digits, geometry anew by a loader."
     )
     columns = ["", "a step, ms", "geometry anew, ms", "s an epoch of 9,843 clouds"]
     return "A step of one's own", f"{words} {origin(r['captured'])}", columns, rows
