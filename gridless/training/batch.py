@@ -194,10 +194,10 @@ def _structures(plan: Plan, geometry: Geometry) -> Iterator[tuple[str, Structure
             if not value.symmetric:
                 yield name, value.transpose(), source, target
         else:
-            words = f"a {type(value).__name__} cannot be cut, or given a fixed size"
+            what, remedy = f"a {type(value).__name__}", ""
             if isinstance(value, Edges):
-                words = "edges of events cannot be cut, or given a fixed size: a network of form='scan' has none"
-            raise TypeError(f"{name}: {words}")
+                what, remedy = "edges of events", ": a network of form='scan' has none"
+            raise TypeError(f"{name}: {what} cannot be cut, or given a fixed size{remedy}")
 
 
 def unit(tensor: Tensor) -> int:

@@ -81,7 +81,7 @@ def scan_step(
 
 def _zero_padding(gathered: Tensor, link: Link) -> None:
     if link.target.padding:
-        # The splits say how many rows are real: of the batches that fill one place, each has its own number.
+        # By the splits: `padding` is that of the first of the batches that fill one place.
         gathered[int(link.target.splits[-1]) :] = 0
 
 

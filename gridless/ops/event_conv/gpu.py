@@ -32,6 +32,7 @@ _ELEMENTS = 256
 _PER_WARP = 256
 # With so many programs of the backward walk the device is busy: then a program takes several taps.
 _ENOUGH = 4096
+# Programs that clear rows of no pixel: of a padded batch those are a tenth.
 _STRAYS = 1024
 _FOLD = 4096
 
