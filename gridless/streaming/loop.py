@@ -160,13 +160,11 @@ def run(i, pixel, time, polarity, count, fresh):
             if i[WATCH] == 2 or (i[WATCH] == 1 and i[i[ANSWERS] + S_COUNT] > 0):
                 return CHUNK
         elif ended:
-            some = i[TIME] >= i[START]
-            if some:
-                answer(i, f, d)
-                i[FINISHED] = i[START] + i[DURATION]
+            # A window begins with an event: it is never empty.
+            answer(i, f, d)
+            i[FINISHED] = i[START] + i[DURATION]
             _restart(i, d, load64(time, i[AT]))
-            if some:
-                return WINDOW
+            return WINDOW
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -203,11 +203,16 @@ class Stream:
                     f"stream: this state is of another network: {name!r} is {tuple(state[name].shape)} "
                     f"{state[name].dtype}, here it is {tuple(value.shape)} {value.dtype}"
                 )
+        seen, time, start = state["numbers"].tolist()
+        if seen and not (seen > 0 and 0 <= start <= time):
+            raise ValueError(
+                f"stream: this state is damaged: {seen} events, the last at {time} us, in a window from {start} us"
+            )
         if not self._fits(state):
             raise ValueError("stream: this state is of another network: of its shape, but with other weights")
         for name, value in mine.items():
             value.copy_(state[name])
-        self._numbers(numbers.tolist())
+        self._numbers([seen, time, start])
 
 
 class ProgramStream(Stream):

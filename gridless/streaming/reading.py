@@ -400,7 +400,8 @@ class Reader:
     def affine(self, x: Any, scale: Any, shift: Any) -> Row:
         x = self.value(x)
         parts = [np.asarray(part, np.float32) for part in (scale, shift)]
-        if any(part.size != 1 and (part.size, part.shape[-1]) != (x.channels, x.channels) for part in parts):
+        fits = [part.size == 1 or (part.size, part.shape[-1]) == (x.channels, x.channels) for part in parts]
+        if not all(fits) or any(part.ndim > len(x.shape) + 1 for part in parts):
             raise _Unknown(f"{self.name} with a constant of this shape")
         values = [np.array(np.broadcast_to(part.reshape(-1), x.channels)) for part in parts]
         return self.same(x, "affine", scale=values[0], shift=values[1])

@@ -137,6 +137,7 @@ def half_of(module, geometry):
         (lambda m, x, g, s: x + x.to(torch.int64), None, "rounded to torch.int64"),
         (lambda m, x, g, s: functional.dropout(x), None, "training=self.training"),
         (lambda m, x, g, s: x * m.extra, nn.Parameter(torch.rand(6, 1)), "mul with a constant of this shape"),
+        (lambda m, x, g, s: x + m.extra, nn.Parameter(torch.rand(1, 1, 6)), "add with a constant of this shape"),
         (lambda m, x, g, s: x + functional.embedding(half_of(m, g), m.extra), nn.Parameter(torch.rand(9, 6)), "0.5"),
         (lambda m, x, g, s: x + m.extra(half_of(m, g)), nn.Embedding(30, 6), "0.5"),
         (lambda m, x, g, s: x + m.extra(g[m.coarse].pixel[:, 0]), nn.Embedding(5, 6), "rows 0 to 5 of a table of 5"),

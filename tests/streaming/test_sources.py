@@ -88,8 +88,9 @@ def test_a_recording_comes_in_packets_of_its_own_time(events, tmp_path):
     packets = list(recording(path, (34, 34), packet=2000))
     assert same(joined(packets), events)
     assert all(int(p.time[-1] - p.time[0]) < 2000 for p in packets)
-    gl.write_events(path, at(5, 1004, 1005, 3005))
-    assert [p.time.tolist() for p in recording(path, (34, 34), packet=1000)] == [[5, 1004], [1005], [3005]]
+    for parts in ([[5, 1004], [1005], [3005]], [[5], [1005]]):
+        gl.write_events(path, at(*(t for part in parts for t in part)))
+        assert [p.time.tolist() for p in recording(path, (34, 34), packet=1000)] == parts
 
 
 def at(*times: int) -> gl.Events:
@@ -161,15 +162,14 @@ def test_a_socket_that_cannot_be_is_refused_by_name():
     for options, words in (
         ({"idle": 0}, "idle must be more than 0"),
         ({"idle": -1.0}, "not -1"),
-        ({}, "no port 70000"),
+        ({}, "no port 65536"),
     ):
         with pytest.raises(ValueError, match=words):
-            Datagrams("127.0.0.1", 70_000 if not options else 0, (34, 34), **options)
+            Datagrams("127.0.0.1", 65_536 if not options else 0, (34, 34), **options)
     with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1, port 9"):
         Datagrams("192.0.2.1", 9000, (34, 34))
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
 class Silent:
     """A socket at which nothing comes; it knows how long each wait may last."""
 
@@ -197,6 +197,7 @@ def test_a_silent_socket_is_waited_for_in_moments_so_that_ctrl_c_ends_it_on_wind
     assert source.socket.waits == [1.0] * 5
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
 def test_an_address_of_ipv6_is_listened_at(events):
     try:
         source = Datagrams("::1", 0, (34, 34), idle=0.5)
@@ -267,22 +268,36 @@ def test_one_datagram_from_the_far_future_is_refused_alone(stray, restart):
 
 def test_the_last_datagram_of_a_burst_is_judged_as_any_other():
     good, more = [encode(at(k), k) for k in (60, 61)], encode(at(62), 62)
-    for strange, counts in ((encode(at(FAR), 62), (0, 1)), (more + more[HEADER.size :], (1, 0))):
+    bad = more + more[HEADER.size :], b"GLE2" + more[4:]
+    for strange, counts in (
+        (encode(at(FAR), 62), (0, 1)),
+        *((b, (1, 0)) for b in bad),
+        (encode(at(7)[:0], 62), (0, 0)),
+    ):
         source, packets = heard(*good, strange)
         assert joined(packets).time.tolist() == [60, 61]
         assert (source.bad, source.refused) == counts
 
 
-def test_a_stream_that_began_with_two_frames_at_once_is_not_ended_by_two_strays():
-    source = Datagrams("127.0.0.1", 0, (34, 34), idle=0.5)
+@pytest.mark.parametrize("first", [(60, 61), (60,)])
+def test_two_frames_far_ahead_begin_a_new_stream_only_after_a_single_one(first):
+    source, ended = Datagrams("127.0.0.1", 0, (34, 34), idle=0.5), len(first) == 1
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         packets = iter(source)
-        for times in ((60, 61), (FAR, FAR + 1)):
+        for times in (first, (FAR, FAR + 1)):
             for k in times:
                 sender.sendto(encode(at(k), k % 100), ("127.0.0.1", source.port))
-            if times[0] == 60:
-                assert next(packets).time.tolist() == [60, 61]
-        assert list(packets) == []
+            if times is first:
+                assert next(packets).time.tolist() == [*first]
+        assert [type(p) for p in packets] == ([NewStream, gl.Events, gl.Events] if ended else [])
+    assert (source.refused, source.restarts) == ((0, 1) if ended else (2, 0))
+
+
+@pytest.mark.parametrize("strays", [(0, 5 * 10**8), (100, 50)])
+def test_two_strays_that_do_not_continue_each_other_begin_no_new_stream(strays):
+    frames = [encode(at(10**9 + k), k) for k in range(2)]
+    source, packets = heard(*frames, *(encode(at(k), 2) for k in strays), restart=True)
+    assert joined(packets).time.tolist() == [10**9, 10**9 + 1]
     assert (source.refused, source.restarts) == (2, 0)
 
 
@@ -325,9 +340,10 @@ def test_a_burst_is_a_packet_that_can_be_dropped_or_thinned():
     assert max(map(len, packets)) <= BURST_BYTES // 16 + 1000
 
 
-def test_late_frames_that_do_not_follow_each_other_stay_late():
+@pytest.mark.parametrize(("step", "ahead"), [(2, 1), (1, -1)])
+def test_late_frames_that_do_not_follow_each_other_stay_late(step, ahead):
     frames = [encode(at(5 * 10**6 + k), 98 + k) for k in range(3)]
-    source, packets = heard(*frames, *[encode(at(k), 2 * k) for k in range(AGAIN + 4)], restart=True)
+    source, packets = heard(*frames, *[encode(at(50 + ahead * k), step * k) for k in range(AGAIN + 4)], restart=True)
     assert len(packets) == 3
     assert (source.late, source.refused, source.restarts) == (AGAIN + 4, 0, 0)
 
@@ -478,6 +494,19 @@ def test_the_reader_of_a_source_that_goes_on_ends_when_it_is_closed(events, over
     assert not buffered._thread.is_alive()
 
 
+def test_a_packet_and_the_end_of_a_source_are_heard_of_at_once(events, monkeypatch):
+    def slow():
+        for _ in range(2):
+            time.sleep(0.1)
+            yield events[:5]
+        time.sleep(0.1)
+
+    monkeypatch.setattr("gridless.streaming.overload.MOMENT", 10.0)
+    begin = time.monotonic()
+    assert len(list(Buffered(slow()))) == 2
+    assert time.monotonic() - begin < 8
+
+
 def test_an_error_in_the_source_reaches_the_consumer():
     def broken():
         raise OSError("unplugged")
@@ -541,8 +570,10 @@ def test_the_command_begins_again_with_a_new_stream_and_says_nothing_of_one_with
     parts = [NewStream(), events[:500], NewStream(), events[:500]]
     options = {}
     monkeypatch.setattr(command, "_source", lambda *about: options.update(about[5]) or iter(parts))
-    assert main(["stream", "--weights", weights, "--input", "camera", "--quiet"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    assert main(["stream", "--weights", weights, "--input", "camera"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert f"{2e-6 * int(events.time[499] - events.time[0]):.3f} s of sensor time" in err
     assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]
     assert json.loads(lines[-1])["time"] == int(events.time[499])
     assert options == {"jump": JUMP, "restart": False, "idle": None}
@@ -613,6 +644,8 @@ def test_a_reader_that_has_seen_enough_ends_the_command_quietly(events, weights)
         (["--weights", "nothing-of-the-kind", "--input", "missing.raw"], "no file missing.raw"),
         (["--weights", "nothing-of-the-kind", "--input", "-", "--crop", "5"], "--crop takes two whole numbers X,Y"),
         (["--weights", "{weights}", "--input", "udp://nowhere"], "udp://HOST:PORT"),
+        (["--weights", "{weights}", "--input", "udp://:9000"], "udp://HOST:PORT"),
+        (["--weights", "{weights}", "--input", "udp://nowhere:port"], "udp://HOST:PORT"),
         (["--weights", "modelnet40-small", "--input", "-"], "PointResNet is not an event network"),
         (["--weights", "{weights}", "--input", "-", "--packet", "0"], "--packet"),
         (["--weights", "{weights}", "--input", "-", "--packet", "-5"], "--packet"),
@@ -656,8 +689,20 @@ def test_a_larger_camera_is_cropped_pooled_or_dropped(events, weights, tmp_path,
     assert main(words) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["class"] == f"digit {int(expected.predict().argmax())}"
-    assert main(["stream", "--weights", weights, "--input", str(path), "--crop", "340,250"]) == 0
-    assert capsys.readouterr() == ("", "no event came, or none within what --crop and --repair leave\n")
+    for words in (["--crop", "340,250"], ["--repair", "drop"]):
+        assert main(["stream", "--weights", weights, "--input", str(path), *words]) == 0
+        assert capsys.readouterr() == ("", "no event came, or none within what --crop and --repair leave\n")
+    assert main(["stream", "--weights", weights, "--input", str(path)]) == 1
+    assert "outside the 34 x 34 pixels" in capsys.readouterr().err
+
+
+def test_what_was_not_taken_is_told_where_no_event_came(capsys):
+    from gridless.streaming import command
+
+    command.Meter(False, lambda: {"bad": 2}).close("udp: no frame")
+    assert capsys.readouterr().err.endswith(", bad 2\nnot taken: udp: no frame\n")
+    command.Meter(False, lambda: {"bad": 0}).close("")
+    assert capsys.readouterr().err == ""
 
 
 def test_lag_is_never_negative_and_statistics_tell_the_clocks_apart(events, monkeypatch):
@@ -675,7 +720,8 @@ def test_lag_is_never_negative_and_statistics_tell_the_clocks_apart(events, monk
     # Of the 1.5 s since the third packet, one part in 10,000 may be the clocks'.
     assert meter.lag == meter.most == pytest.approx(1.5 - 1.5e-4)
     assert "0.625 s of sensor time in 1.875 s" in meter.line()
-    assert re.match("5 events, .* packet p50 125000 us, ", meter.line())
+    assert re.match("5 events, 0.00 M events/s of work, packet p50 125000 us, ", meter.line())
+    assert meter.line().endswith(" s, lag 1499.8 ms, at most 1499.8 ms")
     meter.restart()
     meter.tick(at(0), now, now)
     assert meter.lag == pytest.approx(0.0)

@@ -104,6 +104,8 @@ def test_the_terminal_holds_the_frame_and_the_words(events, size, monkeypatch, c
     assert len(lines) <= size[1]
     assert all(len(line) < size[0] for line in lines[:-2])
     assert lines[-2:] == ["digit 9 90.0 %", "1.00 s, 5 events, 2/s"]
+    view.add(events, None)
+    assert view._picture(0.5)["rate"] == 2 * len(events)
     drawn = capsys.readouterr().err
     assert "digit 7" in drawn
     assert f"{len(events):,} events" in drawn
