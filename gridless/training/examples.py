@@ -213,11 +213,12 @@ class Recordings:
         at, splits = _ragged(begin, self.splits[index + 1] - begin, self.events.device)
         return self.events._part(at, splits)
 
-    def draw(self, augment: Callable[..., Events], seed: int, epoch: int, index: Tensor) -> Events:
+    def draw(self, augment: Callable[..., Events] | None, seed: int, epoch: int, index: Tensor) -> Events:
         """The recordings `index` (B, on the CPU), as one ragged batch; `augment` draws by `seed` and `epoch`."""
         events = self.cut(index)
-        draws = Keyed(send(keys(seed, epoch, index), events.device))
-        return (augment(events, draws) if len(index) else events).trusted()
+        if augment is not None and len(index):
+            events = augment(events, Keyed(send(keys(seed, epoch, index), events.device)))
+        return events.trusted()
 
     def at_once(self, batch_size: int) -> int:
         return 1

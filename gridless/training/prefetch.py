@@ -7,7 +7,7 @@ import contextvars
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -27,25 +27,25 @@ ALONE = threading.Lock()
 
 
 def ahead(plan: Plan, clouds: Iterable[Any], device: torch.device | str, depth: int = 2) -> Iterator[Geometry]:
-    """The geometries of clouds, one after another, each made while the network works on those before it.
+    """The geometries of clouds or events, one after another, each made while the network works on those before it.
 
     On a GPU a thread takes the clouds, moves them there and runs the plan, in a stream of its own. Elsewhere each is
     made when it is asked for.
 
     Args:
         plan: the network's.
-        clouds: what the plan is called with: clouds, with their rows.
+        clouds: what the plan is called with: clouds or events, with their rows; of a plan with several inputs, dicts.
         device: where geometries are made and used.
         depth: how many are made ahead.
     """
     where = torch.empty(0, device=existing(device)).device
     if where.type != "cuda":
-        yield from (plan(cloud.to(where)) for cloud in clouds)
+        yield from (plan(_moved(cloud, where)) for cloud in clouds)
         return
 
     def make(_: Any, cloud: Any = None) -> Geometry:
         # No cloud, after the last one: an empty geometry says so.
-        return Geometry({}) if cloud is None else transposed(plan(cloud.to(where, non_blocking=True)))
+        return Geometry({}) if cloud is None else transposed(plan(_moved(cloud, where)))
 
     owner, jobs = threading.Event(), chain(((cloud,) for cloud in clouds), [()])
     running = Prefetch(owner, make, jobs, 0, depth, where)
@@ -54,6 +54,12 @@ def ahead(plan: Plan, clouds: Iterable[Any], device: torch.device | str, depth: 
             yield geometry
     finally:
         running.close()
+
+
+def _moved(cloud: Any, device: torch.device) -> Any:
+    if isinstance(cloud, Mapping):
+        return {name: _moved(part, device) for name, part in cloud.items()}
+    return cloud.to(device, non_blocking=True)
 
 
 class Prefetch:

@@ -251,6 +251,16 @@ def test_a_network_over_points_is_captured_for_scans_of_any_size(graphs, planned
         torch.testing.assert_close(one, other, **CLOSE)
 
 
+def test_several_inputs_are_planned_ahead():
+    plan = gl.Plan()
+    left, right = (plan.events((16, 16), name=name) for name in ("left", "right"))
+    given = [{"left": stream((20, n), (16, 16)), "right": stream((n, 5), (16, 16))} for n in (0, 7)]
+    for geometry, events in zip(gl.training.ahead(plan, given, DEVICE), given, strict=True):
+        for name, one in ((left, events["left"]), (right, events["right"])):
+            assert geometry[name].device.type == DEVICE
+            assert torch.equal(geometry[name].time.cpu(), one.time)
+
+
 def test_a_mistake_in_what_is_planned_ahead_is_raised_where_it_is_used():
     plan = network().plan
     given = iter([gl.Cloud.of(torch.rand(30, 3)), "not a cloud"])

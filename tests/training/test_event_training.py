@@ -67,6 +67,16 @@ def test_recordings_are_cut_in_the_order_asked_for(glyphs):
     assert torch.equal(glyphs.take(index).labels, glyphs.labels[index])
 
 
+def test_a_loader_without_augmentation_leaves_recordings_as_they_are(glyphs):
+    plan = gl.Plan()
+    stream = plan.events((16, 16))
+    loader = gl.training.Loader(glyphs, plan, 16, shuffle=False)
+    found = gl.collate([batch.geometry[stream] for batch in loader])
+    assert torch.equal(found.pixel, glyphs.events.pixel)
+    assert torch.equal(found.time, glyphs.events.time)
+    assert torch.equal(found.splits, glyphs.events.splits)
+
+
 def test_faulty_recordings_and_labels_are_refused(glyphs):
     with pytest.raises(ValueError, match="there are 40 recordings but 39 labels"):
         Recordings.of(glyphs.events, glyphs.labels[:-1], glyphs.class_names)
