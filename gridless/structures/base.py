@@ -60,6 +60,7 @@ class Structure:
 
     # Named after the field whose rows carry the data: its length is the length of the structure.
     _length: ClassVar[str]
+    padding: int
 
     @property
     def device(self) -> torch.device:
@@ -67,6 +68,17 @@ class Structure:
 
     def __len__(self) -> int:
         return getattr(self, self._length).shape[0]
+
+    @property
+    def _end(self) -> int:
+        """How many rows there are before the padding; refused where a graph would keep the number of its first batch."""
+        if self.padding and _capturing(self.device):
+            name = type(self).__name__
+            raise RuntimeError(
+                f"{name}: in a captured step the padding begins elsewhere in each batch, so that rows cannot be cut off: "
+                "leave it out by a mask, cloud.example < cloud.num_examples or edges.target < edges.num_target"
+            )
+        return len(self) - self.padding
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
         """(kind, tensor) of every field that has one, and of all rows, one by one."""
@@ -223,6 +235,10 @@ class Structure:
         return self.device.type == "cpu" and type(tensor) is Tensor and len(tensor) > 0
 
 
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 class Ragged(Structure):
     """A batch of examples with different numbers of rows.
 
@@ -231,7 +247,6 @@ class Ragged(Structure):
     """
 
     splits: Tensor
-    padding: int
 
     # What a row is called, and an example.
     _row: ClassVar[str]
@@ -263,7 +278,7 @@ class Ragged(Structure):
 
     def __getitem__(self, at: slice | Tensor | np.ndarray | Sequence[int]) -> Self:
         """The rows of a slice, under a mask (S) bool, or at positions (N), in the examples they are in."""
-        name, end = type(self).__name__, len(self) - self.padding
+        name, end = type(self).__name__, self._end
         if isinstance(at, slice):
             a, b, step = at.indices(end)
             if step == 1:

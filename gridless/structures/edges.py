@@ -112,7 +112,7 @@ class Edges(Structure):
 
     def to_edge_index(self) -> Tensor:
         """PyG's edge_index (2, E) int64: sources above, targets below."""
-        return torch.stack([self.source.long(), self.target.long()])[:, : len(self) - self.padding]
+        return torch.stack([self.source.long(), self.target.long()])[:, : self._end]
 
     @classmethod
     def from_edge_index(cls, edge_index: Tensor, num_source: int, num_target: int) -> Edges:
@@ -134,7 +134,7 @@ class Edges(Structure):
     def to_scipy(self, values: Any = None) -> Any:
         """A SciPy CSR matrix (num_target, num_source), of ones unless values (E) are given."""
         csr_array = package("scipy.sparse", "to_scipy", "scipy").csr_array
-        end = len(self) - self.padding
+        end = self._end
         values = np.ones(end, np.float32) if values is None else self._of_edges("to_scipy", np.asarray(values))
         return csr_array(
             (values, self.source[:end].cpu().numpy(), self.splits.cpu().numpy()), (self.num_target, self.num_source)
@@ -148,7 +148,7 @@ class Edges(Structure):
 
     def to_torch_csr(self, values: Tensor | None = None) -> Tensor:
         """A torch.sparse_csr tensor (num_target, num_source), of ones unless values (E) are given."""
-        end = len(self) - self.padding
+        end = self._end
         given = torch.ones(end, device=self.device) if values is None else self._of_edges("to_torch_csr", values)
         shape = (self.num_target, self.num_source)
         with warnings.catch_warnings():
@@ -159,7 +159,7 @@ class Edges(Structure):
 
     def _of_edges(self, what: str, values: Any) -> Any:
         """Values of all edges, or of all but padding: without those of padding."""
-        end = len(self) - self.padding
+        end = self._end
         if len(values) not in (end, len(self)):
             raise ValueError(f"{what}: {len(values)} values for {end} edges: give one for each")
         return values[:end]

@@ -8,7 +8,7 @@ import torch
 
 import gridless as gl
 from gridless.geometry.causal import Latest
-from gridless.structures import bucket_size, pad
+from gridless.structures import base, bucket_size, pad
 
 
 def plan() -> gl.Plan:
@@ -161,3 +161,22 @@ def test_padded_batches_are_not_collated_again():
     padded = gl.collate([gl.Cloud.of(torch.rand(5, 3))], bucket="power_of_two")
     with pytest.raises(ValueError, match="cannot be collated again"):
         gl.collate([padded, padded])
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        lambda geometry: geometry["X0"][:5],
+        lambda geometry: geometry["X0"][geometry["X0"].coords[:, 0] > 0],
+        lambda geometry: geometry["N00"].to_edge_index(),
+        lambda geometry: geometry["N00"].to_torch_csr(),
+    ],
+)
+def test_padding_is_not_cut_off_while_a_graph_is_captured(cut, monkeypatch):
+    """The graph would keep what is the padding of its first batch."""
+    plain, padded = gl.collate(examples(20, 33)), gl.collate(examples(20, 33), bucket="power_of_two")
+    cut(padded)
+    monkeypatch.setattr(base, "_capturing", lambda device: True)
+    cut(plain)
+    with pytest.raises(RuntimeError, match=r"in a captured step .* leave it out by a mask"):
+        cut(padded)
