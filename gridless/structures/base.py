@@ -71,12 +71,12 @@ class Structure:
 
     @property
     def _end(self) -> int:
-        """How many rows there are before the padding; refused where a graph would keep the number of its first batch."""
+        """How many rows there are before the padding; refused where a graph would keep that of its first batch."""
         if self.padding and _capturing(self.device):
-            name = type(self).__name__
+            mask = "cloud.example < cloud.num_examples or edges.target < edges.num_target"
             raise RuntimeError(
-                f"{name}: in a captured step the padding begins elsewhere in each batch, so that rows cannot be cut off: "
-                "leave it out by a mask, cloud.example < cloud.num_examples or edges.target < edges.num_target"
+                f"{type(self).__name__}: in a captured step the padding begins elsewhere in each batch, and is not cut "
+                f"off: leave it out by a mask, {mask}"
             )
         return len(self) - self.padding
 
