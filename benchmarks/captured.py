@@ -88,14 +88,10 @@ def over_events(name: str) -> Iterator[tuple[str, float, float]]:
     for who, wrap in ((f"{each}, eager", lambda step: step), (f"{each}, captured", gl.capture)):
         own = OwnEvents(make)
         step = wrap(lambda batch, own=own: own.step(batch.geometry, batch.labels))
-        kept = [(batch,) for batch in Loader(data, own.model.plan, RECORDINGS, _as_they_are, prefetch=0)]
+        kept = [(batch,) for batch in Loader(data, own.model.plan, RECORDINGS, prefetch=0)]
         still = milliseconds(step, chain.from_iterable(repeat(kept)))
-        loader = Loader(data, own.model.plan, RECORDINGS, _as_they_are, epochs=100)
+        loader = Loader(data, own.model.plan, RECORDINGS, epochs=100)
         yield who, still, milliseconds(step, ((batch,) for _ in range(100) for batch in loader))
-
-
-def _as_they_are(events: gl.Events, draws: Any) -> gl.Events:
-    return events
 
 
 def milliseconds(step: Callable[..., Any], batches: Iterable[tuple]) -> float:
