@@ -38,32 +38,17 @@ def sync() -> None:
 
 
 class Own:
-    """A user's network, optimiser and step."""
+    """A user's network, optimiser and step; the loss is the network's own, where it has one."""
 
-    def __init__(self, compiled: bool = False, dropout: float = 0.5) -> None:
+    def __init__(self, make: Callable[[], Any] = gl.models.point_resnet_large, compiled: bool = False) -> None:
         torch.manual_seed(0)
-        self.model = gl.models.point_resnet_large(dropout=dropout).to(DEVICE).train()
+        self.model = make().to(DEVICE).train()
         self.forward = torch.compile(self.model, mode="reduce-overhead") if compiled else self.model
         self.optimiser = torch.optim.AdamW(self.model.parameters(), 1e-3, fused=True)
 
     def step(self, geometry: Any, labels: torch.Tensor) -> torch.Tensor:
-        loss = cross_entropy(self.forward(geometry), labels)
-        self.optimiser.zero_grad()
-        loss.backward()
-        self.optimiser.step()
-        return loss.detach()
-
-
-class OwnEvents:
-    """The same, of an event network."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        torch.manual_seed(0)
-        self.model = make().to(DEVICE).train()
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), 1e-3, fused=True)
-
-    def step(self, geometry: Any, labels: torch.Tensor) -> torch.Tensor:
-        loss, _ = self.model.loss(geometry, labels)
+        own = getattr(self.model, "loss", None)
+        loss = cross_entropy(self.forward(geometry), labels) if own is None else own(geometry, labels)[0]
         self.optimiser.zero_grad()
         loss.backward()
         self.optimiser.step()
@@ -86,7 +71,7 @@ def over_events(name: str) -> Iterator[tuple[str, float, float]]:
     data = Recordings.of(events, glyphs.labels % 2, glyphs.class_names).to(DEVICE)
     each = f"{name}, {RECORDINGS} recordings of {len(events) / len(data):,.0f} events"
     for who, wrap in ((f"{each}, eager", lambda step: step), (f"{each}, captured", gl.capture)):
-        own = OwnEvents(make)
+        own = Own(make)
         step = wrap(lambda batch, own=own: own.step(batch.geometry, batch.labels))
         kept = [(batch,) for batch in Loader(data, own.model.plan, RECORDINGS, prefetch=0)]
         still = milliseconds(step, chain.from_iterable(repeat(kept)))
@@ -113,7 +98,7 @@ def compare(plan: Any, batches: list[tuple]) -> float:
     """How far the losses of captured steps are from those of eager ones, on the same batches."""
     losses = []
     for wrap in (lambda step, plan: step, gl.capture):
-        own = Own(dropout=0.0)
+        own = Own(lambda: gl.models.point_resnet_large(dropout=0.0))
         step = wrap(own.step, plan)
         losses.append(torch.stack([step(plan(clouds), labels) for clouds, labels in batches]))
     return float((losses[0] - losses[1]).abs().max())

@@ -115,8 +115,6 @@ def listing(
     files, labels, parts, others, bare, classes = [], [], [], set(), set(), list(class_names or ())
     for part, folder in places.items():
         apart = [other for other in places.values() if other != folder and other.is_relative_to(folder)]
-        shown = [child for child in folder.iterdir() if child.is_dir() and child.name[0] != "."]
-        bare |= {child for child in shown if not any(found for *_, found in os.walk(child))}
         for path in _files(folder):
             inside = path.relative_to(folder).parts
             if any(name.startswith(".") for name in inside) or any(map(path.is_relative_to, apart)):
@@ -143,8 +141,10 @@ def listing(
     if not files:
         layout = "CLASS/FILE" if by_class else "FILE"
         raise FileNotFoundError(f"{root} holds no {layout} that can be read here: {', '.join(suffixes)}")
-    for child in sorted(bare):
-        if by_class and child.name not in classes:
+    for child in sorted(child for folder in places.values() if by_class for child in folder.iterdir()):
+        known = child.name in classes or child.name.startswith(".") or not child.is_dir()
+        # Folders of runs hold files, too, and are passed over in silence.
+        if not known and (child in bare or not any(inside for *_, inside in os.walk(child))):
             # From one line, whoever asks: it is shown once, though a run reads several splits.
             warnings.warn(f"{child} holds no file that can be read here: it is no class", stacklevel=1)
     if by_class and len(classes) < 2:
