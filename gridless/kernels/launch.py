@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import reduce
@@ -29,31 +29,86 @@ EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 FUSED: dict[str, Any] = {"enable_fp_fusion": True}
 
 
-class Launcher:
-    """`launch(grid, tensors, sizes, constants)` is kernel[grid](*tensors, *sizes, *constants), launched quickly.
+class Launch:
+    """`launch(grid, tensors, sizes)` is kernel[grid](*tensors, *sizes, *constants), launched quickly.
 
     At every launch Triton looks at each argument anew: its type, whether it can be divided by 16, and for tensors
-    whether the driver knows them. With some twenty arguments that takes longer than a small kernel runs. Here the
-    arguments come in three groups, and a compiled kernel is found again by what decides it:
+    whether the driver knows them. With some twenty arguments that takes longer than a small kernel runs. Here they
+    decide nothing:
 
-    - `tensors` by their types; they begin at multiples of 16 bytes;
-    - `sizes`, numbers that the kernel lists under do_not_specialize (or float32), decide nothing;
-    - `constants`, constexpr or not, by their values.
+    - `tensors` are on one device and of the same types at every launch, and begin at multiples of 16 bytes;
+    - `sizes` are numbers that the kernel lists under do_not_specialize (or float32);
+    - `constants`, constexpr or not, are those of this object.
 
     A compiled kernel then takes addresses and numbers as they are (`compiled[grid](...)`, as in Triton's tutorials).
-    Any other launch goes through Triton: the first of its kind, tensors that begin elsewhere, sizes beyond int32.
+    Any other launch goes through Triton: the first, tensors that begin elsewhere, sizes beyond int32.
+    """
+
+    __slots__ = ("_begun", "_compiled", "_constants", "_kernel", "_options")
+
+    def __init__(self, kernel: Any, constants: tuple, options: dict[str, Any]) -> None:
+        self._kernel, self._constants, self._options = kernel, constants, options
+        self._compiled: Any = None
+        self._begun: Future | None = None
+
+    def __call__(self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> Any:
+        """Launches the kernel, and returns it compiled where Triton did (None in its interpreter)."""
+        if self.at_once(grid, tensors, sizes):
+            return None
+        if _compiling.pool is not None:
+            return self._begin(_compiling.pool, tensors, sizes)
+        if self._begun is not None:
+            # Triton then has it, or meets the same error itself.
+            with suppress(Exception):
+                self._begun.result()
+            self._begun = None
+        compiled = self._kernel[grid](*tensors, *sizes, *self._constants, **self._options)
+        if _is_simple([t.data_ptr() for t in tensors], sizes):
+            self._compiled = compiled
+        return compiled
+
+    def at_once(self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> bool:
+        """Launches the kernel if it is compiled for such arguments, and says whether it did."""
+        compiled = self._compiled
+        if compiled is None or _compiling.pool is not None:
+            return False
+        pointers = [t.data_ptr() for t in tensors]
+        if not _is_simple(pointers, sizes):
+            return False
+        compiled[grid](*pointers, *sizes, *self._constants)
+        return True
+
+    def _begin(self, pool: Executor, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> None:
+        if TOGETHER and self._compiled is None and self._begun is None:
+            arguments = (*(t.dtype for t in tensors), *sizes, *self._constants)
+            self._begun = pool.submit(_compile, self._kernel, tensors[0].device, arguments, self._options)
+
+
+class Launcher:
+    """`launch(grid, tensors, sizes, constants)`: a kernel, whose `Launch` is found by all that decides it.
 
     With `exact` no product is fused with a sum.
     """
 
     def __init__(self, kernel: Any, exact: bool = False) -> None:
         self.kernel, self._options = kernel, EXACT if exact else FUSED
-        self._compiled: dict[tuple, Any] = {}
-        self._begun: dict[tuple, Future] = {}
+        self._launches: dict[tuple, Launch] = {}
 
-    def ordered(self, given: int, constants: dict[str, Any]) -> tuple:
-        """Constants by name, in the order of the kernel, whose first `given` arguments are tensors and sizes."""
-        return tuple(constants[name] for name in self.kernel.arg_names[given:])
+    def ordered(self, constants: dict[str, Any]) -> tuple:
+        """Constants by name, in the order of the kernel, which may have fewer."""
+        return tuple(constants[name] for name in self.kernel.arg_names if name in constants)
+
+    def of(self, types: tuple, constants: tuple, warps: int = 4, registers: int | None = None) -> Launch:
+        """The kernel with these constants and so many warps, for tensors of `types_of` these types. `registers` is the
+        most that a thread may have, or None to leave it to the compiler."""
+        key = types, constants, warps, registers
+        launch = self._launches.get(key)
+        if launch is None:
+            # An option for NVIDIA's devices alone, and an error for others.
+            limit = {} if registers is None else {"maxnreg": registers}
+            launch = Launch(self.kernel, constants, {"num_warps": warps, **self._options, **limit})
+            self._launches[key] = launch
+        return launch
 
     def __call__(
         self,
@@ -64,47 +119,16 @@ class Launcher:
         warps: int = 4,
         registers: int | None = None,
     ) -> Any:
-        """Launches the kernel with so many warps, and returns it compiled (None in Triton's interpreter).
+        return self.of(types_of(tensors), constants, warps, registers)(grid, tensors, sizes)
 
-        `registers` is the most that a thread may have, or None to leave it to the compiler.
-        """
-        return self.bound(tensors, constants, warps, registers)(grid, sizes)
 
-    def bound(
-        self, tensors: tuple[Tensor, ...], constants: tuple, warps: int = 4, registers: int | None = None
-    ) -> Callable[[tuple[int, int, int], tuple[float, ...]], Any]:
-        """launch(grid, sizes), for several launches that differ in these alone."""
-        key = (tensors[0].device, warps, registers, constants, *[t.dtype for t in tensors])
-        pointers = [t.data_ptr() for t in tensors]
-        aligned = not reduce(or_, pointers) & 15
+def _is_simple(pointers: list[int], sizes: tuple[float, ...]) -> bool:
+    return not reduce(or_, pointers) & 15 and max(sizes, default=0) < INT32
 
-        def launch(grid: tuple[int, int, int], sizes: tuple[float, ...]) -> Any:
-            if _compiling.pool is not None:
-                return self._begin(_compiling.pool, key, sizes)
-            simple = aligned and max(sizes, default=0) < INT32
-            if simple and (compiled := self._compiled.get(key)) is not None:
-                compiled[grid](*pointers, *sizes, *constants)
-                return compiled
-            if (begun := self._begun.pop(key, None)) is not None:
-                # Triton then has it, or meets the same error itself.
-                with suppress(Exception):
-                    begun.result()
-            compiled = self.kernel[grid](*tensors, *sizes, *constants, **self._told(warps, registers))
-            if simple and compiled is not None:
-                self._compiled[key] = compiled
-            return compiled
 
-        return launch
-
-    def _told(self, warps: int, registers: int | None) -> dict[str, Any]:
-        """Options of a compilation. Registers are one for NVIDIA's devices alone, and an error for others."""
-        return {"num_warps": warps, **self._options} | ({} if registers is None else {"maxnreg": registers})
-
-    def _begin(self, pool: Executor, key: tuple, sizes: tuple[float, ...]) -> None:
-        if TOGETHER and key not in self._compiled and key not in self._begun:
-            device, warps, registers, constants, *types = key
-            options = self._told(warps, registers)
-            self._begun[key] = pool.submit(_compile, self.kernel, device, (*types, *sizes, *constants), options)
+def types_of(tensors: tuple[Tensor, ...]) -> tuple:
+    """What a kernel is compiled for: the device of the tensors, and the type of each."""
+    return (tensors[0].device, *[t.dtype for t in tensors])
 
 
 def _compile(kernel: Any, device: torch.device, arguments: tuple, options: dict[str, Any]) -> None:

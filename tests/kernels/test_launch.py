@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 import gridless as gl
 from gridless.kernels import launch as launching
-from gridless.kernels.launch import Launcher, cdiv, compiling_ahead, power_of_two
+from gridless.kernels.launch import Launch, Launcher, cdiv, compiling_ahead, power_of_two
 from gridless.nn import conv
 
 
@@ -80,7 +80,7 @@ def test_registers_are_an_option_only_where_they_are_limited():
 def test_constants_by_name_come_in_the_order_of_the_kernel():
     kernel = Kernel()
     kernel.arg_names = ["x", "size", "FIRST", "SECOND"]
-    assert Launcher(kernel).ordered(2, {"SECOND": 2, "FIRST": 1, "OTHER": 3}) == (1, 2)
+    assert Launcher(kernel).ordered({"SECOND": 2, "FIRST": 1, "OTHER": 3}) == (1, 2)
 
 
 @pytest.mark.parametrize(("constants", "warps"), [((True, 4), 4), ((False, 3), 4), ((True, 3), 8)])
@@ -159,15 +159,14 @@ def test_the_first_layer_of_a_plan_knows_what_all_of_them_launch(monkeypatch):
     geometry[down].transpose()
     begun, launched = set(), set()
 
-    def note(self, tensors, constants, warps=4, registers=None):
-        if "point_conv" in self.kernel.fn.__module__:
+    def note(self, grid, tensors, sizes):
+        if "point_conv" in self._kernel.fn.__module__:
             found = launched if launching._compiling.pool is None else begun
-            found.add((self.kernel.fn.__name__, constants, warps, registers, *(t.dtype for t in tensors)))
-        return lambda grid, sizes: None
+            found.add((self._kernel.fn.__name__, self._constants, str(self._options), *(t.dtype for t in tensors)))
 
     # Imported while that is so, the kernels would take it for true ever after.
     importlib.import_module("gridless.ops.point_conv.gpu")
-    monkeypatch.setattr(Launcher, "bound", note)
+    monkeypatch.setattr(Launch, "__call__", note)
     monkeypatch.setattr(gl.backends, "interpreting", lambda: True)  # CPU tensors are taken
     with gl.use_backend("gpu"):
         conv._compile_layers(near.plan, geometry, torch.device("cpu"))

@@ -10,7 +10,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def _forget_sizes():
     def forget() -> None:
-        for name in ("tiles", "gluon"):
+        for name in ("tiles", "gluon", "dense"):
             module = sys.modules.get(f"gridless.ops.point_conv.gpu.{name}")
             for value in vars(module).values() if module is not None else ():
                 if hasattr(value, "cache_clear"):

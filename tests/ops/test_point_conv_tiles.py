@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
@@ -165,16 +163,57 @@ def test_halves_have_tiles_of_their_own(tiles, dtype):
 @pytest.mark.parametrize(("kilobytes", "fused"), [(227, True), (163, True), (99, False)])
 def test_sums_that_shared_memory_does_not_hold_are_written(tiles, monkeypatch, kilobytes, fused):
     """On devices that have less of it, a kernel that would need more is not launched."""
-    from gridless.ops.point_conv import gpu
+    from gridless.ops.point_conv.gpu import dense
 
-    launched = []
     monkeypatch.setattr(tiles, "shared_memory", lambda device: kilobytes << 10)
-    monkeypatch.setattr(gpu, "_fused_backward", lambda *given: launched.append(given))
-    monkeypatch.setattr(gpu, "_totals", lambda *given: (None, None))
-    rows = SimpleNamespace(count=4000, edges=40_000, chunks=lambda grad: [])
-    weight, features = torch.zeros(4, 64, 64), torch.zeros(1, 64)
-    gpu._dense_backward(rows, features, weight, features, None, True, True)
-    assert bool(launched) == fused
+    chosen = dense.backward(kind(4), torch.float32, 4, 64, 64, True, True, 250, 10, "int32", HERE, "tf32x3", False)
+    assert (chosen.both is not None) == fused
+
+
+def kind(terms):
+    from gridless.ops.point_conv.edge_function import EdgeFunction
+    from gridless.ops.point_conv.gpu.rows import Kind
+
+    return Kind(EdgeFunction(0, (0.0,) * (3 * terms), 1.0, 3, 0.1, True, True), True, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rounded_sizes_decide_as_the_sizes_themselves(tiles, dtype):
+    """Kernels are chosen by rows in blocks and by the mean of a row, rounded up, so that the next batch, which has
+    nearly as many, needs no new choice."""
+    generator = torch.Generator().manual_seed(0)
+    for terms, channels, width in ((10, 32, 32), (10, 64, 64), (4, 64, 64), (10, 128, 128), (10, 16, 32)):
+        for _ in range(300):
+            rows = int(2 ** (17 * torch.rand((), generator=generator)))
+            edges = int(rows * 40 * torch.rand((), generator=generator) ** 2) + rows
+            found = -(-rows // tiles.BLOCK) * tiles.BLOCK
+            rounded = found, found * -(-edges // rows)
+            for name, with_dtype, *more in (
+                ("fused_tile", True, HERE), ("fused_backward_tile", True, HERE), ("wide_backward_tiles", True),
+                ("gluon_tile", True, HERE), ("gluon_backward_tile", False, HERE), ("gluon_weight_tile", True),
+                ("gluon_wide_tile", True),
+            ):  # fmt: skip
+                given = ((dtype,) if with_dtype else ()) + (terms, channels, width)
+                choose = getattr(tiles, name)
+                assert choose(*given, rows, edges, *more) == choose(*given, *rounded, *more), (name, rows, edges)
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 999, 24_320])
+def test_every_tile_has_whole_blocks(tiles, count):
+    for dtype in (torch.float32, torch.float16):
+        for channels in (16, 32, 64, 128):
+            for choose in (tiles.fused_tile, tiles.fused_backward_tile):
+                tile = choose(dtype, 10, channels, 32, count, 8 * count, HERE)
+                assert tile is None or tile.rows % tiles.BLOCK == 0
+
+
+def test_a_choice_serves_the_next_batch():
+    from gridless.ops.point_conv.gpu import dense
+
+    like, more = kind(10), ("int32", HERE, "tf32x3", False)
+    first = dense.forward(like, torch.float32, 10, 32, 32, True, 250, 10, *more)
+    assert dense.forward(like, torch.float32, 10, 32, 32, True, 250, 10, *more) is first
+    assert dense.forward(like, torch.float32, 10, 32, 32, True, 25_000, 10, *more) is not first
 
 
 @pytest.mark.parametrize(("kilobytes", "terms"), [(227, 16), (163, 16), (99, 12), (64, 8)])

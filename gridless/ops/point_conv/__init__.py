@@ -71,7 +71,7 @@ def point_conv(
     given = source_coords, target_coords, radius, basis, falloff, normalise
     near = _neighbours(edges, *given, *(() if backend == "reference" else (features, weight, source_coords)))
     _check_features(features, weight, bias, edges, basis)
-    transform_first = _transforms_first(order, weight, edges)
+    transform_first = _transforms_first(order, weight.shape, near)
     if backend == "reference":
         from gridless.ops.point_conv import reference
 
@@ -152,7 +152,7 @@ def compile_ahead(
     added = None if bias is None else empty(*bias.shape)
     backward = torch.is_grad_enabled()
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        out, inverse = gpu.conv(features, like, added, near, _transforms_first(order, weight, edges))
+        out, inverse = gpu.conv(features, like, added, near, _transforms_first(order, weight.shape, near))
         if backward:
             gpu.conv_backward(out, features, like, inverse, near, True, True, bias is not None)
 
@@ -217,6 +217,12 @@ def _check(
 
 
 def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges: Edges, basis: Basis) -> None:
+    # All at once, and then, where something is wrong, one by one.
+    given, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
+    fits = len(given) == 2 and given[0] == edges.num_source and len(theta) in (2, 3) and theta[1] == given[1]
+    fits = fits and theta[0] == basis.size and dtype in FLOATS and weight.dtype == dtype
+    if fits and features.device == device and weight.device == device:
+        return _check_bias(bias, weight)
     if features.dtype not in FLOATS:
         raise TypeError(f"point_conv: features must be floating point, not {features.dtype}: use .float()")
     if features.ndim != 2 or features.shape[0] != edges.num_source:
@@ -235,18 +241,17 @@ def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges
         raise TypeError(
             f"point_conv: features are {features.dtype}, weight {weight.dtype}: convert one, or use torch.autocast"
         )
-    _check_bias(bias, weight)
-    for name, tensor in (("features", features), ("weight", weight)):
-        if tensor.device != edges.device:
-            raise ValueError(f"point_conv: {name} are on {tensor.device}, the edges on {edges.device}: use .to(...)")
+    name, tensor = ("features", features) if features.device != device else ("weight", weight)
+    raise ValueError(f"point_conv: {name} are on {tensor.device}, the edges on {device}: use .to(...)")
 
 
-def _transforms_first(order: str | None, weight: Tensor, edges: Edges) -> bool:
-    if weight.ndim == 2:
+def _transforms_first(order: str | None, weight: torch.Size, near: Neighbours) -> bool:
+    if len(weight) == 2:
         if order is not None:
             raise ValueError(f"point_conv: a depthwise weight (M, C) leaves no choice of order: drop order={order!r}")
     elif order is None:
-        order = cheaper_order(len(edges), edges.num_source, edges.num_target, *weight.shape[1:])
+        sizes = near.source.shape[0], near.source_coords.shape[0], near.target_coords.shape[0]
+        order = cheaper_order(*sizes, weight[1], weight[2])
     elif order not in ORDERS:
         raise ValueError(f"point_conv: order must be one of {ORDERS} or None, not {order!r}")
     return order == "transform_first"
@@ -283,8 +288,8 @@ def _neighbours(
         coords = source_coords.contiguous(), target_coords.contiguous()
         near, known = Neighbours(edges.splits, edges.source, None, None, *coords, function), None
     if near.back_splits is None and torch.is_grad_enabled() and any(t.requires_grad for t in sources):
-        splits, source = transposed(edges)
-        near, known = near._replace(back_splits=splits, back_source=source), None
+        ends = near.source_coords, near.target_coords
+        near, known = Neighbours(near.splits, near.source, *transposed(edges), *ends, near.function), None
     # Kept: no copy of coordinates, which would be an old one some day, and nothing that autograd holds on to.
     mine = near.source_coords is source_coords and near.target_coords is target_coords
     if known is None and mine and not (source_coords.requires_grad or target_coords.requires_grad):

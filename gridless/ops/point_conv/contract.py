@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -13,7 +14,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 CoordGradients = tuple[Tensor | None, Tensor | None]
 
 
-class Neighbours(NamedTuple):
+@dataclass(eq=False)
+class Neighbours:
     """Who sees whom, both ways, and what turns a pair into edge values n_m. Contiguous, and on one device.
 
     Row i of `splits` lists the sources of target i, row j of `back_splits` the targets of source j; these two are None
@@ -27,6 +29,8 @@ class Neighbours(NamedTuple):
     source_coords: Tensor  # (S, D)
     target_coords: Tensor  # (S', D)
     function: EdgeFunction
+    # What a backend worked out of these, for its next call.
+    kept: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def back(self) -> tuple[Tensor, Tensor]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gridless import backends
 from gridless.ops.operator import eager, operator, traced, without_autocast
@@ -29,13 +30,15 @@ _NEEDS = "bool need_source, bool need_target, str backend) -> (Tensor, Tensor)"
 def _flat(near: Neighbours) -> tuple:
     """As arguments of an operator; the dimension of the function is that of the coordinates."""
     kind, table, width, _, radius, falloff, normalise = near.function
-    return *near[:6], kind, list(table), width, radius, falloff, normalise
+    edges = near.splits, near.source, near.back_splits, near.back_source
+    ends = near.source_coords, near.target_coords
+    return *edges, *ends, kind, list(table), width, radius, falloff, normalise
 
 
 def _near(given: Sequence[Any]) -> Neighbours:
-    kind, table, width, radius, falloff, normalise = given[6:]
-    function = EdgeFunction(kind, tuple(table), width, given[4].shape[1], radius, falloff, normalise)
-    return Neighbours._make((*given[:6], function))
+    *edges, source, target, kind, table, width, radius, falloff, normalise = given
+    function = EdgeFunction(kind, tuple(table), width, source.shape[1], radius, falloff, normalise)
+    return Neighbours(*edges, source, target, function)
 
 
 def _on(backend: str, where: Tensor) -> Backend:
@@ -57,12 +60,15 @@ def conv(
     if traced(features):
         return _traced_conv(features, weight, bias, *_flat(near), transform_first, backend)[0]
     ends = near.source_coords, near.target_coords
+    # What nobody differentiates by is no input of the autograd function: each takes a microsecond.
+    if not (ends[0].requires_grad or ends[1].requires_grad or forward_ad._current_level >= 0):
+        ends = None, None
     return _eager_conv(features, weight, bias, *ends, near, transform_first, backend)
 
 
 @without_autocast
 def _forward(
-    features: Tensor, weight: Tensor, bias: Tensor | None, source_coords: Tensor, target_coords: Tensor,
+    features: Tensor, weight: Tensor, bias: Tensor | None, source_coords: Tensor | None, target_coords: Tensor | None,
     near: Neighbours, transform_first: bool, backend: str,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     bias = bias if bias is None else bias.contiguous()
@@ -86,8 +92,10 @@ def _backward(
 
 
 def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-    features, weight, _, source_coords, target_coords, ctx.near, _, ctx.backend = inputs
-    ctx.save_for_backward(features, weight, source_coords, target_coords)
+    features, weight, _, _, _, near, _, ctx.backend = inputs
+    # Coordinates too: autograd then notices whether they were changed meanwhile.
+    ctx.save_for_backward(features, weight, near.source_coords, near.target_coords)
+    ctx.near = near
     ctx.inverse = output[1]
 
 

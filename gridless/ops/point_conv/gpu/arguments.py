@@ -25,6 +25,6 @@ def terms(function: EdgeFunction, base: int, size: int) -> dict[str, Any]:
     return {"M": size, "KIND": function.kind, "TABLE": numbers, "SHARP": -0.5 / function.width**2}
 
 
-def fits_int32(rows: int, columns: int, edges: int, width: int) -> bool:
-    """Whether 32 bits address `width` numbers for each row or column, and every edge."""
-    return max(max(rows, columns) * width, edges + (1 << 24)) < 1 << 31
+def widest(rows: int, columns: int, edges: int) -> int:
+    """How many numbers for each row or column 32 bits address, beside every edge; 0 where there are too many edges."""
+    return 0 if edges + (1 << 24) >= 1 << 31 else ((1 << 31) - 1) // max(rows, columns, 1)

@@ -6,20 +6,23 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, lru_cache, reduce
+from functools import cache, reduce
 from operator import or_
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from gridless.backends import interpreting
 from gridless.kernels.launch import Launcher, cdiv
 from gridless.ops.point_conv.edge_function import EdgeFunction
-from gridless.ops.point_conv.gpu.arguments import fits_int32, scale, terms
+from gridless.ops.point_conv.gpu.arguments import terms
+from gridless.ops.point_conv.gpu.rows import Rows
 from gridless.ops.point_conv.gpu.tiles import (
     gluon_backward_tile,
     gluon_tile,
@@ -41,116 +44,103 @@ GENERATION = 9
 FETCHED = 24 << 20
 
 
-class Call(NamedTuple):
-    """How a kernel is launched, its tensors apart."""
+def forward(choice: Any, has_bias: bool) -> Callable[..., bool] | None:
+    """run(rows, inverse, features, weight, bias, out) writes the convolution to `out` and 1 / W to `inverse`, or where
+    rows are sources the gradient of the features from that of the result; it is False, and wrote nothing, where the
+    launch is refused. None where no kernel suits."""
+    if not _suits(choice):
+        return None
+    _, dtype, terms, channels, width, count, edges, _, device, _ = choice
+    function, flip, most = choice.kind.function, choice.kind.flip, processors(device)
+    wide = gluon_wide_tile(dtype, terms, channels, width, count, edges)
+    if wide is not None:
+        along, tall = flip or dtype == torch.float32, 2 * wide.rows
+        constants = (channels, width, *_function(function), flip, has_bias, along, wide.unroll)
+        launch = _Launch(choice, gluon_wide, "wide_kernel", constants, wide.warps)
 
-    programs: int
-    sizes: tuple[float, ...]
-    constants: tuple
-    warps: int
+        def run_wide(
+            rows: Rows, inverse: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+        ) -> bool:
+            # Products of float32 read Theta along the channels that they sum over.
+            theta = weight.transpose(1, 2).contiguous() if along and not flip else weight
+            tensors = (features, *rows.tensors, inverse, theta, theta if bias is None else bias, out)
+            pairs = cdiv(rows.count, tall)
+            return launch(min(pairs, most), tensors, (rows.count, pairs, rows.scale[0]))
 
-
-def forward(rows: Any, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
-    """Writes the convolution to `out` and 1 / W to the rows' tensor, or where rows are sources the gradient of the
-    features from that of the result; False, and nothing, where no kernel suits."""
-    if not GLUON:
-        return False
-    given = features.dtype, weight.shape[0], features.shape[1], out.shape[1], bias is not None, rows.shape, out.device
-    if (call := _wide_call(*given)) is not None:
-        # Products of float32 read Theta along the channels that they sum over.
-        across = features.dtype == torch.float32 and not rows.flip
-        theta = weight.transpose(1, 2).contiguous() if across else weight
-        tensors = (features, *rows.tensors, theta, theta if bias is None else bias, out)
-        return _launch(gluon_wide, "wide_kernel", tensors, call)
-    call = _forward_call(*given)
-    tensors = (features, *rows.tensors, weight, weight if bias is None else bias, out)
-    return call is not None and _launch(gluon_kernels, "forward_kernel", tensors, call)
-
-
-@lru_cache
-def _forward_call(
-    dtype: torch.dtype, terms: int, channels: int, width: int, has_bias: bool, shape: tuple, device: torch.device
-) -> Call | None:
-    function, flip, count, columns, edges, _ = shape
+        return run_wide
     tile = gluon_tile(dtype, terms, channels, width, count, edges, device)
-    if tile is None or not _suits(dtype, shape, max(channels, width), device):
+    if tile is None:
         return None
-    tiles = cdiv(count, tile.rows)
-    read = columns * channels * dtype.itemsize, 4 * edges
-    fetched = (size // 128 if sum(read) <= FETCHED else 0 for size in read)
-    sizes = (count, tiles, *fetched, scale(function.radius)[0])
+    tall, row = tile.rows, channels * dtype.itemsize
     constants = (channels, width, *_function(function), flip, has_bias, tile.strip)
-    return Call(min(tiles, processors(device)), sizes, constants, tile.warps)
+    launch = _Launch(choice, gluon_kernels, "forward_kernel", constants, tile.warps)
+
+    def run(rows: Rows, inverse: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
+        tensors = (features, *rows.tensors, inverse, weight, weight if bias is None else bias, out)
+        tiles, read, columns = cdiv(rows.count, tall), rows.columns * row, 4 * rows.edges
+        fetched = (read // 128, columns // 128) if read + columns <= FETCHED else (0, 0)
+        return launch(min(tiles, most), tensors, (rows.count, tiles, *fetched, rows.scale[0]))
+
+    return run
 
 
-@lru_cache
-def _wide_call(
-    dtype: torch.dtype, terms: int, channels: int, width: int, has_bias: bool, shape: tuple, device: torch.device
-) -> Call | None:
-    function, flip, count, _, edges, _ = shape
-    tile = gluon_wide_tile(dtype, terms, channels, width, count, edges)
-    if tile is None or not _suits(dtype, shape, max(channels, width), device):
+def backward(choice: Any, need_features: bool) -> Callable[..., Tensor | None] | None:
+    """run(rows, inverse, grad, features, weight, d_features) writes the gradient of the features where there is one,
+    and returns parts (parts, M, Q, P) whose sum is the weight's gradient; None, and wrote nothing, where the launch is
+    refused. None where no kernel suits."""
+    if not _suits(choice):
         return None
-    pairs = cdiv(count, 2 * tile.rows)
-    along = flip or dtype == torch.float32
-    constants = (channels, width, *_function(function), flip, has_bias, along, tile.unroll)
-    return Call(min(pairs, processors(device)), (count, pairs, scale(function.radius)[0]), constants, tile.warps)
-
-
-def backward(rows: Any, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None) -> Tensor | None:
-    """Writes the gradient of the features where there is one, and returns parts (parts, M, Q, P) whose sum is the
-    weight's gradient; None, and writes nothing, where no kernel suits."""
-    need_features = d_features is not None
-    call = _backward_call(features.dtype, *weight.shape, need_features, rows.shape, grad.device) if GLUON else None
-    if call is None:
-        return None
-    parts = torch.empty(call.programs, *weight.shape, dtype=torch.float32, device=grad.device)
-    tensors = (grad, features, *rows.tensors, weight, features if d_features is None else d_features, parts)
-    return parts if _launch(gluon_kernels, "backward_kernel", tensors, call) else None
-
-
-@lru_cache
-def _backward_call(
-    dtype: torch.dtype, terms: int, channels: int, width: int, need_features: bool, shape: tuple, device: torch.device
-) -> Call | None:
-    function, _, count, _, edges, _ = shape
+    _, _, terms, channels, width, count, edges, _, device, _ = choice
     tile = gluon_backward_tile(terms, channels, width, count, edges, device)
-    if tile is None or not _suits(dtype, shape, max(channels, width), device):
+    if tile is None:
         return None
-    tiles = cdiv(count, tile.rows)
-    sizes, constants = (count, tiles, scale(function.radius)[0]), (channels, width, *_function(function), need_features)
-    return Call(min(tiles, processors(device)), sizes, constants, tile.warps)
+    tall, most = tile.rows, processors(device)
+    constants = (channels, width, *_function(choice.kind.function), need_features)
+    launch = _Launch(choice, gluon_kernels, "backward_kernel", constants, tile.warps)
+
+    def run(
+        rows: Rows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None
+    ) -> Tensor | None:
+        tiles = cdiv(rows.count, tall)
+        programs = min(tiles, most)
+        parts = torch.empty(programs, terms, channels, width, dtype=torch.float32, device=grad.device)
+        written = features if d_features is None else d_features
+        tensors = (grad, features, *rows.tensors, inverse, weight, written, parts)
+        return parts if launch(programs, tensors, (rows.count, tiles, rows.scale[0])) else None
+
+    return run
 
 
-def weight(rows: Any, grad: Tensor, features: Tensor, weight: Tensor) -> Tensor | None:
-    """Parts (parts, M, Q, P) whose sum is the gradient of a wide layer's weight; None where no kernel suits."""
-    call = _weight_call(features.dtype, *weight.shape, rows.shape, grad.device) if GLUON else None
-    if call is None:
+def weight(choice: Any) -> Callable[..., Tensor | None] | None:
+    """run(rows, inverse, grad, features, weight) returns parts (parts, M, Q, P) whose sum is the gradient of a wide
+    layer's weight, or None where the launch is refused. None where no kernel suits."""
+    if not _suits(choice):
         return None
-    parts = torch.empty(int(call.sizes[2]), *weight.shape, dtype=torch.float32, device=grad.device)
-    tensors = (grad, features, *rows.tensors, parts)
-    return parts if _launch(gluon_weight, "weight_kernel", tensors, call) else None
-
-
-@lru_cache
-def _weight_call(
-    dtype: torch.dtype, terms: int, channels: int, width: int, shape: tuple, device: torch.device
-) -> Call | None:
-    function, _, count, _, edges, _ = shape
+    _, dtype, terms, channels, width, count, edges, _, device, _ = choice
     tile = gluon_weight_tile(dtype, terms, channels, width, count, edges)
-    if tile is None or not _suits(dtype, shape, max(channels, width), device):
+    if tile is None:
         return None
-    pairs, strips = cdiv(count, 2 * tile.rows), width // tile.strip
-    groups = min(max(processors(device) // strips, 1), pairs)
-    sizes = (count, pairs, groups, scale(function.radius)[0])
-    return Call(groups * strips, sizes, (channels, width, *_function(function), tile.unroll), tile.warps)
+    tall, strips = 2 * tile.rows, width // tile.strip
+    most = max(processors(device) // strips, 1)
+    constants = (channels, width, *_function(choice.kind.function), tile.unroll)
+    launch = _Launch(choice, gluon_weight, "weight_kernel", constants, tile.warps)
+
+    def run(rows: Rows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor) -> Tensor | None:
+        pairs = cdiv(rows.count, tall)
+        groups = min(most, pairs)
+        parts = torch.empty(groups, terms, channels, width, dtype=torch.float32, device=grad.device)
+        tensors = (grad, features, *rows.tensors, inverse, parts)
+        return parts if launch(groups * strips, tensors, (rows.count, pairs, groups, rows.scale[0])) else None
+
+    return run
 
 
-def _suits(dtype: torch.dtype, shape: tuple, width: int, device: torch.device) -> bool:
+def _suits(choice: Any) -> bool:
     """Whether types, dimensions and the device are those of the kernels; sizes are left to the tiles."""
-    function, _, count, columns, edges, coords = shape
-    types = dtype != torch.float64 and coords == torch.float32 and fits_int32(count, columns, edges, width)
-    return gluon_kernels is not None and types and function.dim == 3 and _runs_on(device)
+    if gluon_kernels is None or not _runs_on(choice.device) or choice.index is not tl.int32:
+        return False
+    kind = choice.kind
+    return choice.dtype != torch.float64 and kind.coords == torch.float32 and kind.function.dim == 3
 
 
 @cache
@@ -170,31 +160,41 @@ def _launcher(kernels: ModuleType, name: str) -> Launcher:
     return Launcher(getattr(kernels, name))
 
 
-def _launch(kernels: Any, name: str, tensors: tuple[Tensor, ...], call: Call) -> bool:
-    """Launches the kernel, or begins to compile it; False, and a word once, where this version of Triton cannot.
+class _Launch:
+    """launch(programs, tensors, sizes): whether the kernel was launched, or begins to compile. Where this version of
+    Triton cannot, a word is said once, and it is not tried again.
 
     From its next launch on, a kernel of one program per multiprocessor leaves the first-level cache all the shared
     memory that it does not use. Triton asks for the most there is, and loads on their way then have nowhere to go.
     """
-    global GLUON
-    # Copies to shared memory take 4 bytes at least, and where tensors begin decides how many.
-    if reduce(or_, [tensor.data_ptr() for tensor in tensors]) & 15:
-        return False
-    try:
-        kernel = _launcher(kernels, name)((call.programs, 1, 1), tensors, *call[1:])
-    except Exception as error:
-        if isinstance(error, RuntimeError) and "CUDA" in str(error):
-            raise
-        GLUON = False
-        warnings.warn(
-            f"Triton {triton.__version__} cannot compile the fastest point convolution for this device ({error}); "
-            "a slower one runs instead",
-            stacklevel=2,
-        )
-        return False
-    if kernel is not None:
-        _carve(kernel.function, kernel.metadata.shared, tensors[0].device)
-    return True
+
+    def __init__(self, choice: Any, kernels: Any, name: str, constants: tuple, warps: int) -> None:
+        self._launch = _launcher(kernels, name).of((choice.device, choice.dtype), constants, warps)
+
+    def __call__(self, programs: int, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> bool:
+        grid = programs, 1, 1
+        return self._launch.at_once(grid, tensors, sizes) or self._first(grid, tensors, sizes)
+
+    def _first(self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> bool:
+        global GLUON
+        # Copies to shared memory take 4 bytes at least, and where tensors begin decides how many.
+        if reduce(or_, [tensor.data_ptr() for tensor in tensors]) & 15:
+            return False
+        try:
+            kernel = self._launch(grid, tensors, sizes)
+        except Exception as error:
+            if isinstance(error, RuntimeError) and "CUDA" in str(error):
+                raise
+            GLUON = False
+            warnings.warn(
+                f"Triton {triton.__version__} cannot compile the fastest point convolution for this device ({error}); "
+                "a slower one runs instead",
+                stacklevel=2,
+            )
+            return False
+        if kernel is not None:
+            _carve(kernel.function, kernel.metadata.shared, tensors[0].device)
+        return True
 
 
 @cache

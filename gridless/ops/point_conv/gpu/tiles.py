@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import cache
 from typing import NamedTuple
 
 import torch
 
 from gridless.kernels.launch import cdiv, power_of_two
 
+# Rows of which every tile has a multiple.
+BLOCK = 16
 # Terms whose sums one kernel keeps in registers.
 GROUP = 16
 # Sums of a row, terms times channels, that registers hold until the product.
@@ -42,7 +44,6 @@ class Tile(NamedTuple):
 GLUON_TILE = Tile(128, 1, 8)
 
 
-@lru_cache
 def fused_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
@@ -78,7 +79,6 @@ def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int, edges: i
     return Tile(64, 2, 4, strip=16, ahead=channels > 96)
 
 
-@lru_cache
 def wide_backward_tiles(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int
 ) -> tuple[Tile, Tile | None] | None:
@@ -96,7 +96,6 @@ def wide_backward_tiles(
     return Tile(64, 2, 4, strip=16), Tile(64, 2, 8, strip=32, ahead=True)
 
 
-@lru_cache
 def fused_backward_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
@@ -127,7 +126,7 @@ def _small_tile(channels: int) -> Tile:
 def few_rows(rows: int, edges: int, tile: Tile, device: torch.device) -> bool:
     """Whether the tiles fit at once; long rows are few up to about four times as many. `edges` may be 0 where that has
     not been measured."""
-    return fit_at_once(rows, tile, device) or (edges >= 16 * rows and rows <= 256 * processors(device))
+    return fit_at_once(rows, tile, device) or (edges > 15 * rows and rows <= 256 * processors(device))
 
 
 def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
@@ -135,7 +134,6 @@ def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
     return cdiv(rows, tile.rows) <= side_by_side(device, tile)
 
 
-@lru_cache
 def gluon_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
@@ -148,7 +146,6 @@ def gluon_tile(
     return GLUON_TILE._replace(strip=channels if held else 32)
 
 
-@lru_cache
 def gluon_backward_tile(
     terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> Tile | None:
@@ -161,7 +158,6 @@ def gluon_backward_tile(
     return GLUON_TILE if suits and not few and busy(rows, GLUON_TILE, device) >= 0.75 else None
 
 
-@lru_cache
 def gluon_weight_tile(dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int) -> Tile | None:
     """The tile of the Gluon kernel of the weight's gradient, where rows are many and short as in `wide_backward_tiles`;
     else None. `unroll` are the sums that may wait in shared memory. Registers of a lane hold sums of ten terms."""
@@ -171,7 +167,6 @@ def gluon_weight_tile(dtype: torch.dtype, terms: int, channels: int, width: int,
     return Tile(64, 1 if dtype == torch.float32 and channels == 128 else 2, 4)
 
 
-@lru_cache
 def gluon_wide_tile(dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int) -> Tile | None:
     """The tile of the Gluon kernel of layers of 128 channels, where rows are many and short as in `wide_tile`; else
     None. `unroll` is as in `gluon_weight_tile`."""
