@@ -117,7 +117,7 @@ def without_autocast(function: Callable) -> Callable:
 
     @wraps(function)
     def run(first: Tensor, *others: Any) -> Any:
-        if not torch.is_autocast_enabled(first.device.type):
+        if not torch._C._is_any_autocast_enabled():
             return function(first, *others)
         with torch.autocast(first.device.type, enabled=False):
             return function(first, *others)

@@ -145,13 +145,17 @@ def _totals(
     """The sums of both parts, as gradients of weight and bias."""
     if parts is None and bias_parts is None:
         return None, None
-    d_weight = None if parts is None else torch.empty_like(weight)
-    d_bias = None if bias_parts is None else grad.new_empty(grad.shape[1])
-    weights = (0, 0) if parts is None else (parts.shape[0], weight.numel())
-    biases = (0, 0) if bias_parts is None else bias_parts.shape
-    tensors = tuple(grad if x is None else x for x in (parts, d_weight, bias_parts, d_bias))
-    programs = cdiv(weights[1], NUMBERS) + cdiv(biases[1], BIAS_NUMBERS)
-    _TOTAL((programs, 1, 1), tensors, (*weights, *biases), (PARTS, NUMBERS, BIAS_PARTS, BIAS_NUMBERS))
+    # The gradient stands where nothing is read or written.
+    d_weight = d_bias = None
+    tensors, sizes = [grad] * 4, [0] * 4
+    if parts is not None:
+        d_weight = torch.empty_like(weight)
+        tensors[:2], sizes[:2] = (parts, d_weight), (parts.shape[0], weight.numel())
+    if bias_parts is not None:
+        d_bias = grad.new_empty(grad.shape[1])
+        tensors[2:], sizes[2:] = (bias_parts, d_bias), bias_parts.shape
+    programs = cdiv(sizes[1], NUMBERS) + cdiv(sizes[3], BIAS_NUMBERS)
+    _TOTAL((programs, 1, 1), tuple(tensors), tuple(sizes), (PARTS, NUMBERS, BIAS_PARTS, BIAS_NUMBERS))
     return d_weight, d_bias
 
 
