@@ -36,9 +36,9 @@ def _flat(near: Neighbours) -> tuple:
 
 
 def _near(given: Sequence[Any]) -> Neighbours:
-    *edges, source, target, kind, table, width, radius, falloff, normalise = given
-    function = EdgeFunction(kind, tuple(table), width, source.shape[1], radius, falloff, normalise)
-    return Neighbours(*edges, source, target, function)
+    splits, source, back_splits, back_source, *ends, kind, table, width, radius, falloff, normalise = given
+    function = EdgeFunction(kind, tuple(table), width, ends[0].shape[1], radius, falloff, normalise)
+    return Neighbours(splits, source, back_splits, back_source, ends[0], ends[1], function)
 
 
 def _on(backend: str, where: Tensor) -> Backend:
