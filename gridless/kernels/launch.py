@@ -57,11 +57,11 @@ class Launch:
             return None
         if _compiling.pool is not None:
             return self._begin(_compiling.pool, tensors, sizes)
-        if self._begun is not None:
+        begun, self._begun = self._begun, None
+        if begun is not None:
             # Triton then has it, or meets the same error itself.
             with suppress(Exception):
-                self._begun.result()
-            self._begun = None
+                begun.result()
         compiled = self._kernel[grid](*tensors, *sizes, *self._constants, **self._options)
         if _is_simple([t.data_ptr() for t in tensors], sizes):
             self._compiled = compiled

@@ -125,10 +125,12 @@ class BatchNorm(_BatchNorm):
             # For the gradient of the weight: zero times NaN is NaN.
             x = torch.where(real, x, 0.0) if torch.is_grad_enabled() else x
         x = x.relu() if self.relu == "before" else x
-        mean, var, batches, momentum = self.running_mean, self.running_var, None, 0.0
-        if self.training:
-            mean, var, batches, momentum = self._running() or (None, None, None, 0.0)
-        if batches is not None:
+        mean = var = None
+        momentum = 0.0
+        if not self.training:
+            mean, var = self.running_mean, self.running_var
+        elif (running := self._running()) is not None:
+            mean, var, batches, momentum = running
             batches.add_(1)
         cudnn = torch.backends.cudnn.enabled
         y = torch.batch_norm(x, self.weight, self.bias, mean, var, self.training, momentum, self.eps, cudnn)
