@@ -67,7 +67,7 @@ def _save_max(ctx, inputs, output) -> None:
 def _max_backward(ctx, grad: Tensor, _) -> tuple[Tensor, None]:
     # Rows are distinct within a column, except the spare one that collects the empty examples: no two writes race.
     (row,) = ctx.saved_tensors
-    return grad.new_zeros(ctx.rows + 1, grad.shape[1]).scatter(0, row, grad)[:-1], None
+    return grad.new_zeros(ctx.rows + 1, grad.shape[1]).scatter_(0, row, grad)[:-1], None
 
 
 @operator("segment_max", _fake_max, _save_max, _max_backward)
