@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning
@@ -279,6 +280,17 @@ def test_a_file_is_no_folder_of_a_run(capsys, tmp_path, below):
     # It is refused before the data is read: there is none.
     assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path / "file" / below)]) == 1
     assert f"{tmp_path / 'file'} is a file, and a folder is needed there: choose another" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("below", ["", "runs/1"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_data_is_read(capsys, tmp_path, monkeypatch, below):
+    # The superuser may write anywhere, so that no mode of the folder would do.
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not (mode & os.W_OK and Path(path) == tmp_path) and access(path, mode)
+    )
+    assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path / below)]) == 1
+    assert f"nothing can be written in {tmp_path}: choose another folder (--out)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
