@@ -256,10 +256,21 @@ class _Log(CSVLogger):
             super().log_metrics(metrics, step)
 
 
+class _Board(TensorBoardLogger):
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        try:
+            super().log_metrics(metrics, step)
+        except ValueError as error:
+            # Whatever goes wrong, Lightning says that the value is of no kind that can be logged.
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from None
+            raise
+
+
 def _loggers(out: Path, done: int) -> list[Logger]:
     loggers: list[Logger] = [_Log(out, done)]
     if find_spec("tensorboard") or find_spec("tensorboardX"):
-        loggers.append(TensorBoardLogger(out, name="", version="tensorboard", purge_step=done or None))
+        loggers.append(_Board(out, name="", version="tensorboard", purge_step=done or None))
     else:
         words = "gridless: tensorboard is not installed: logs go to CSV only (pip install tensorboard)"
         print(words, file=sys.stderr)

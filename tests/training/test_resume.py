@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import resource
@@ -348,6 +349,18 @@ def test_a_full_disk_is_named_with_the_folder_of_the_run(tmp_path, capsys):
     assert main([*words, "--checkpoint-steps", "1"]) == 1
     said = capsys.readouterr().err
     assert f"no space left while writing {tmp_path}: make room and go on from the last checkpoint with --resume" in said
+
+
+def test_a_full_disk_is_named_by_the_log_of_tensorboard_too(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    logger = _loggers(tmp_path, 0)[1]
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(logger.experiment, "add_scalar", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        logger.log_metrics({"loss": 1.0}, 0)
 
 
 def test_totals_are_shared_by_another_number_of_processes():
