@@ -24,7 +24,7 @@ from small_run import shapes, small
 
 import gridless as gl
 from gridless.__main__ import main
-from gridless.training import Recordings
+from gridless.training import Recipe, Recordings
 from gridless.training.callbacks import EpochBar, WholeCheckpoints
 from gridless.training.module import share
 from gridless.training.run import _examples, _loggers, run
@@ -130,6 +130,25 @@ def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, 
     for name, votes in (("valid_accuracy", 1), ("valid_accuracy_by_votes", 3)):
         right = clouds.probabilities(model, recipe, votes=votes).argmax(1) == clouds.labels
         assert results[name] == right.double().mean().item()
+
+
+def test_the_loss_and_accuracy_of_an_epoch_are_means_over_its_examples(recipe, clouds, tmp_path):
+    """Weights that do not move, and batches of ten and one of two."""
+    found, network = [], {"model": {**recipe.model, "dropout": 0.0}, "smoothing": 0.0, "average": None}
+    recipe = Recipe.from_dict({**recipe.to_dict(), **network, "epochs": 1, "learning_rate": 1e-30, "l2": 0.0})
+    model = recipe.make_model().train()
+
+    class Look(lightning.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, number):
+            logits = model(batch.geometry)
+            loss = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="none")
+            found.extend(zip(loss.tolist(), (logits.argmax(1) == batch.labels).tolist()))
+
+    results = run(recipe, clouds, None, tmp_path, progress=False, callbacks=[Look()])
+    assert len(found) == len(clouds) == 42
+    losses, right = zip(*found)
+    assert results["train_accuracy"] == sum(right) / 42
+    assert results["train_loss"] == pytest.approx(sum(losses) / 42, rel=1e-5)
 
 
 def test_there_is_a_checkpoint_every_ten_epochs_unless_it_is_said_otherwise(recipe, tmp_path):
