@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import shlex
 import sys
 import time
@@ -181,9 +182,13 @@ def _check_classes(model: Any, data: Clouds | Recordings) -> None:
 
 
 def check_folder(out: Path, resume: bool) -> None:
-    """Refuse to write over a file or another run, and to go on where a run has ended or has no checkpoint."""
+    """Refuse to write over a file or another run, where nothing can be written, and to go on where a run has ended or
+    has no checkpoint."""
     last = out / "checkpoints" / "last.ckpt"
     check_below(out)
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"nothing can be written in {there}: choose another folder (--out)")
     # The results are written last.
     if (out / "weights.safetensors").exists() and not (last.is_file() and not (out / "results.json").exists()):
         start = shlex.quote(f"start={out / 'weights'}")
@@ -251,10 +256,21 @@ class _Log(CSVLogger):
             super().log_metrics(metrics, step)
 
 
+class _Board(TensorBoardLogger):
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        try:
+            super().log_metrics(metrics, step)
+        except ValueError as error:
+            # Whatever goes wrong, Lightning says that the value is of no kind that can be logged.
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from None
+            raise
+
+
 def _loggers(out: Path, done: int) -> list[Logger]:
     loggers: list[Logger] = [_Log(out, done)]
     if find_spec("tensorboard") or find_spec("tensorboardX"):
-        loggers.append(TensorBoardLogger(out, name="", version="tensorboard", purge_step=done or None))
+        loggers.append(_Board(out, name="", version="tensorboard", purge_step=done or None))
     else:
         words = "gridless: tensorboard is not installed: logs go to CSV only (pip install tensorboard)"
         print(words, file=sys.stderr)

@@ -10,8 +10,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import gridless as gl
 from gridless.geometry import causal, lif
+from gridless.geometry.causal import Link
 from gridless.geometry.taps import offsets
 from gridless.ops.event_conv import autograd, event_conv, event_conv_step, event_gather
+from gridless.ops.event_conv.neighbourhoods import Neighbourhoods
 
 KERNELS = [(3, 2), ("cross5", 1), (1, 1), (3, 1)]
 SETTINGS = {"decay_time": 100.0, "threshold": 0.8, "reset": -0.5}
@@ -187,11 +189,85 @@ def test_tiles_do_not_change_the_result(device, monkeypatch):
     source, target = source.to(device), target.to(device)
     for edges in (None, causal(source, target, 3, 2)):
         whole = run(source, target, 3, 2, values, edges)
-        for room in (1, 3, 9):
+        for room in (1, 3, 9, 20):
             monkeypatch.setattr(autograd, "_room", lambda *_, room=room: room)
             for a, b in zip(run(source, target, 3, 2, values, edges), whole):
                 torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
             monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("taps", "temporal", "room", "largest"),
+    [
+        (9, 4, 36, 36), (9, 4, 35, 20), (9, 4, 12, 12), (9, 4, 3, 2), (9, 4, 1, 1), (9, 4, 7, 4), (5, 1, 2, 2),
+        (2, 11, 9, 8), (2, 1, 1, 1), (1, 1, 1, 1), (0, 4, 9, 0), (3, 0, 4, 0),
+    ],
+)  # fmt: skip
+def test_tiles_are_all_of_the_weight_once_and_none_is_larger_than_its_room(monkeypatch, taps, temporal, room, largest):
+    source = stream((4, 0, 7), (4, 3))
+    link = Link(source, source, torch.arange(len(source)), tuple((u, 0) for u in range(taps)), 1)
+    monkeypatch.setattr(autograd, "_room", lambda *_: room)
+    rate, weight = torch.arange(float(taps * temporal)).view(taps, temporal), torch.zeros(taps, temporal, Q, P)
+    tiles = autograd._tiles(Neighbourhoods(link, DECAY), rate, weight)
+    rows = [range(taps * temporal * Q)[slice(None) if tile.rows is None else tile.rows] for tile in tiles]
+    assert [row for part in rows for row in part] == list(range(taps * temporal * Q))
+    assert torch.equal(torch.cat([tile.rate.flatten() for tile in tiles] or [rate.flatten()]), rate.flatten())
+    for tile, part in zip(tiles, rows):
+        first = tile.near.first_tap
+        assert tile.near.link.offsets == link.offsets[first : first + len(tile.rate)]
+        assert tile.rate.numel() * Q == len(part)
+    assert max((tile.rate.numel() for tile in tiles), default=0) == largest
+
+
+# Of 24 sources, 30 targets and 9 x 8 taps: as many numbers as SMALL_TILE, the features or the result have, and always
+# four temporal taps.
+@pytest.mark.parametrize(
+    ("small", "channels", "width", "room"),
+    [(0, 1, 1, 4), (0, 1, 7, 7), (0, 40, 7, 4), (30 * 3 * 6, 3, 5, 6), (0, 5, 40, 8), (30 * 2 * 100, 2, 1, 100)],
+)
+def test_what_is_gathered_at_once_is_no_larger_than_features_and_result(monkeypatch, small, channels, width, room):
+    source, target = stream((24,), (6, 6)), stream((30,), (6, 6))
+    near = Neighbourhoods(Link(source, target, torch.zeros(30, dtype=torch.int64), offsets(3), 1), DECAY)
+    monkeypatch.setattr(autograd, "SMALL_TILE", small)
+    assert autograd._room(near, torch.zeros(9, 8, channels, width)) == room
+    # Where there are fewer targets, the features decide.
+    few = Neighbourhoods(Link(source, target[:3], torch.zeros(3, dtype=torch.int64), offsets(3), 1), DECAY)
+    assert autograd._room(few, torch.zeros(9, 2, channels, 1)) == max(small // (3 * channels), 8)
+    # No target, and a kernel of two temporal taps.
+    none = Neighbourhoods(Link(source[:0], target[:0], torch.zeros(0, dtype=torch.int64), offsets(3), 1), DECAY)
+    assert autograd._room(none, torch.zeros(9, 2, channels, width)) == max(small, 2)
+
+
+def test_features_rates_and_gradients_may_lie_in_memory_in_any_way(device):
+    source, target = pair(crowd(), 2)
+    values = parameters(source, 3, device=device)
+    source, target = source.to(device), target.to(device)
+    for edges in (None, causal(source, target, 3, 2)):
+        found = []
+        for change in (torch.Tensor.contiguous, lambda x: x.mT.contiguous().mT):
+            given = [change(v.detach()).requires_grad_() if v.dim() == 2 else v for v in values]
+            out = event_conv(*given, source, target, 3, 2, DECAY, edges)
+            upper = torch.arange(out.numel(), dtype=out.dtype, device=out.device).view(out.shape)
+            found.append([out.detach(), *torch.autograd.grad(out, given, change(upper))])
+        for a, b in zip(*found):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("room", [36, 20])
+def test_a_gradient_does_not_depend_on_which_others_are_wanted(device, monkeypatch, room):
+    source, target = pair(stream((4, 0, 8), (3, 3), span=90), 2)
+    values = parameters(source, 3, device=device)
+    source, target = source.to(device), target.to(device)
+    monkeypatch.setattr(autograd, "_room", lambda *_: room)
+    _, *whole = run(source, target, 3, 2, values)
+    kept = [v.detach().clone() for v in values]
+    for wanted in ([0], [1], [2], [3], [0, 1], [1, 2, 3]):
+        given = [v.detach().requires_grad_(k in wanted) for k, v in enumerate(values)]
+        out = event_conv(*given, source, target, 3, 2, DECAY)
+        grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64).to(out)
+        for k, found in zip(wanted, torch.autograd.grad(out, [given[k] for k in wanted], grad)):
+            torch.testing.assert_close(found, whole[k], rtol=1e-12, atol=1e-12)
+    assert all(torch.equal(a, b) for a, b in zip(kept, values))
 
 
 @pytest.mark.parametrize("enough", [1, 3])

@@ -17,6 +17,7 @@ from gridless import models, weights
 from gridless.__main__ import main
 from gridless.data.prepare import Preparation, prepare
 from gridless.training import Recipe, load_recipe
+from gridless.training.commands import _examples
 from gridless.training.examples import load_data
 from gridless.training.predict import check_scale, preparation, write_parts
 from gridless.training.recipe import available
@@ -284,6 +285,15 @@ def test_a_recipe_may_take_its_network_from_the_weights_it_begins_with(saved):
         Recipe.from_dict({"epochs": 3})
 
 
+def test_a_limit_takes_examples_from_all_of_the_data():
+    recipe = load_recipe("shapes").changed(data_options={"size": 28, "held_out": 7}, points=16)
+    whole = _examples(recipe, None, False, None)
+    few = _examples(recipe, None, False, 4)
+    step = (len(whole) - 1) / 3
+    assert torch.equal(few.labels, whole.labels[[0, int(step), int(2 * step), len(whole) - 1]])
+    assert len(_examples(recipe, None, False, 1000)) == len(whole)
+
+
 def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
     _, path = saved
     cloud = shapes(1, points=200).points[0].numpy()
@@ -294,7 +304,9 @@ def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
     assert sum(line["probabilities"].values()) == pytest.approx(1, abs=1e-5)
     assert line["class"] == max(line["probabilities"], key=line["probabilities"].get)
     assert main(["predict", str(tmp_path / "one.npy"), "--weights", str(path), "--top", "2", "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.count("%") == 2
+    best = sorted(line["probabilities"].items(), key=lambda each: -each[1])[:2]
+    expected = ", ".join(f"{name} {p:.1%}" for name, p in best)
+    assert capsys.readouterr().out == f"{tmp_path / 'one.npy'}: {expected}\n"
     np.save(tmp_path / "half.npy", cloud / 2)
     for words, same in (([], True), (["--keep-scale"], False)):
         asked = ["predict", str(tmp_path / "half.npy"), "--weights", str(path), "--json", "--device", "cpu", *words]

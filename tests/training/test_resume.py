@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import resource
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning
@@ -22,7 +24,7 @@ from small_run import shapes, small
 
 import gridless as gl
 from gridless.__main__ import main
-from gridless.training import Recordings
+from gridless.training import Recipe, Recordings
 from gridless.training.callbacks import EpochBar, WholeCheckpoints
 from gridless.training.module import share
 from gridless.training.run import _examples, _loggers, run
@@ -128,6 +130,25 @@ def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, 
     for name, votes in (("valid_accuracy", 1), ("valid_accuracy_by_votes", 3)):
         right = clouds.probabilities(model, recipe, votes=votes).argmax(1) == clouds.labels
         assert results[name] == right.double().mean().item()
+
+
+def test_the_loss_and_accuracy_of_an_epoch_are_means_over_its_examples(recipe, clouds, tmp_path):
+    """Weights that do not move, and batches of ten and one of two."""
+    found, network = [], {"model": {**recipe.model, "dropout": 0.0}, "smoothing": 0.0, "average": None}
+    recipe = Recipe.from_dict({**recipe.to_dict(), **network, "epochs": 1, "learning_rate": 1e-30, "l2": 0.0})
+    model = recipe.make_model().train()
+
+    class Look(lightning.Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, number):
+            logits = model(batch.geometry)
+            loss = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="none")
+            found.extend(zip(loss.tolist(), (logits.argmax(1) == batch.labels).tolist()))
+
+    results = run(recipe, clouds, None, tmp_path, progress=False, callbacks=[Look()])
+    assert len(found) == len(clouds) == 42
+    losses, right = zip(*found)
+    assert results["train_accuracy"] == sum(right) / 42
+    assert results["train_loss"] == pytest.approx(sum(losses) / 42, rel=1e-5)
 
 
 def test_there_is_a_checkpoint_every_ten_epochs_unless_it_is_said_otherwise(recipe, tmp_path):
@@ -281,6 +302,17 @@ def test_a_file_is_no_folder_of_a_run(capsys, tmp_path, below):
     assert f"{tmp_path / 'file'} is a file, and a folder is needed there: choose another" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("below", ["", "runs/1"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_data_is_read(capsys, tmp_path, monkeypatch, below):
+    # The superuser may write anywhere, so that no mode of the folder would do.
+    access = os.access
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not (mode & os.W_OK and Path(path) == tmp_path) and access(path, mode)
+    )
+    assert main(["train", "own-clouds", "--data", "nowhere", "--out", str(tmp_path / below)]) == 1
+    assert f"nothing can be written in {tmp_path}: choose another folder (--out)" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_a_truncated_checkpoint_is_named(begun, tmp_path, share):
     folder, recipe, clouds = begun
@@ -336,6 +368,18 @@ def test_a_full_disk_is_named_with_the_folder_of_the_run(tmp_path, capsys):
     assert main([*words, "--checkpoint-steps", "1"]) == 1
     said = capsys.readouterr().err
     assert f"no space left while writing {tmp_path}: make room and go on from the last checkpoint with --resume" in said
+
+
+def test_a_full_disk_is_named_by_the_log_of_tensorboard_too(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    logger = _loggers(tmp_path, 0)[1]
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(logger.experiment, "add_scalar", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        logger.log_metrics({"loss": 1.0}, 0)
 
 
 def test_totals_are_shared_by_another_number_of_processes():
