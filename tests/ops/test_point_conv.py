@@ -421,6 +421,8 @@ def test_forward_mode_and_transforms_are_refused_and_the_reference_has_them(fast
         torch.func.vjp(lambda *t: apply(t, edges, basis), *tensors)
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="reference"):
         apply([forward_ad.make_dual(t, d) for t, d in zip(tensors, directions)], edges, basis)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="reference"):
+        apply([*tensors[:4], forward_ad.make_dual(tensors[4], directions[4])], edges, basis)
     with gl.use_backend("reference"):
         out, slope = torch.func.jvp(lambda *t: apply(t, edges, basis), tensors, directions)
         grads = with_gradients(tensors, edges, basis)[1:]
