@@ -123,6 +123,8 @@ def test_a_kernel_that_is_compiled_ahead_is_compiled_once_and_not_launched(monke
     with compiling_ahead():
         launch(*given)
     assert len(kernel.ahead) == 1
+    # What is compiled is not launched either: the tensors have one number for all places.
+    assert len(kernel.at_once) == 1
 
 
 def test_what_failed_ahead_is_left_to_the_launch(monkeypatch):

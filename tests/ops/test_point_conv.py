@@ -181,6 +181,16 @@ def test_second_derivatives_of_a_fast_backend_say_where_to_get_them(fast):
         first.sum().backward()
 
 
+@pytest.mark.parametrize("moved", [3, 4])
+def test_second_derivatives_by_coordinates_alone_are_not_left_out(fast, moved):
+    tensors, edges, basis = problem(fast)
+    ends = tensors[moved].requires_grad_()
+    out = apply(tensors, edges, basis).sum()
+    (first,) = torch.autograd.grad(out, ends, create_graph=True)
+    with pytest.raises(NotImplementedError, match="use_backend\\('reference'\\)"):
+        (out + first.square().sum()).backward()
+
+
 def test_coordinates_have_more_numbers_than_32_bits_count():
     """Channels may be fewer than dimensions: 32 bits then count the features, and not the coordinates."""
     pytest.importorskip("triton")
@@ -411,6 +421,8 @@ def test_forward_mode_and_transforms_are_refused_and_the_reference_has_them(fast
         torch.func.vjp(lambda *t: apply(t, edges, basis), *tensors)
     with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="reference"):
         apply([forward_ad.make_dual(t, d) for t, d in zip(tensors, directions)], edges, basis)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="reference"):
+        apply([*tensors[:4], forward_ad.make_dual(tensors[4], directions[4])], edges, basis)
     with gl.use_backend("reference"):
         out, slope = torch.func.jvp(lambda *t: apply(t, edges, basis), tensors, directions)
         grads = with_gradients(tensors, edges, basis)[1:]

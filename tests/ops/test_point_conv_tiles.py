@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+from itertools import product
+
 import pytest
 import torch
 
 pytest.importorskip("triton")
 
+import gridless as gl
+from gridless.nn import Monomials
+
 HERE = torch.device("cpu")
 SMALL, GLUON = 16, 128
+PLANE = Monomials(2, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +221,117 @@ def test_a_choice_serves_the_next_batch():
     first = dense.forward(like, torch.float32, 10, 32, 32, True, 250, 10, *more)
     assert dense.forward(like, torch.float32, 10, 32, 32, True, 250, 10, *more) is first
     assert dense.forward(like, torch.float32, 10, 32, 32, True, 25_000, 10, *more) is not first
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Every `Launch` of a convolution, with its tensors: the kernels do not run."""
+    from gridless.kernels.launch import Launch
+
+    # Imported while CPU tensors are taken, the kernels would take it for true ever after.
+    gpu = importlib.import_module("gridless.ops.point_conv.gpu")
+    found = []
+    monkeypatch.setattr(Launch, "__call__", lambda self, grid, tensors, sizes: found.append((self, tensors)))
+    for module in (gl.backends, gpu):
+        monkeypatch.setattr(module, "interpreting", lambda: True)
+    with gl.use_backend("gpu"):
+        yield found
+
+
+def convolve(dtype=torch.float32, coords=torch.float32, basis=PLANE, width=(8,), needs=(True,) * 5):
+    edges = gl.Edges(torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1]), 2)
+    tensors = [torch.zeros(*shape, dtype=dtype) for shape in ((2, 8), (basis.size, 8, *width), (8,))]
+    tensors += [torch.zeros(2, 2, dtype=coords) for _ in range(2)]
+    tensors = [t.requires_grad_(need) for t, need in zip(tensors, needs)]
+    with gl.use_backend("reference"):
+        edges.transpose()
+    gl.point_conv(*tensors[:3], edges, *tensors[3:], 0.1, basis).sum().backward()
+
+
+def test_a_launch_has_tensors_of_the_same_types_every_time(launches):
+    """What is compiled for some types is given addresses, and would read others as these."""
+    from gridless.kernels.launch import types_of
+
+    halves = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+    wanted = [(True,) * 5, (True, False, False, False, False), (False, True, False, False, False)]
+    # Up to 16 terms are summed at once, and a depthwise convolution of more has its sums in the other dtype.
+    bases = [PLANE, Monomials(2, 4), Monomials(2, 5)]
+    for given in product(halves, [torch.float32, torch.float64], bases, [(8,), ()], wanted):
+        convolve(*given)
+    types = {}
+    for launch, tensors in launches:
+        assert types.setdefault(launch, types_of(tensors)) == types_of(tensors), launch._kernel.fn.__name__
+    assert len(types) > 100
+
+
+def test_products_are_as_precise_as_they_are_told_to_be_at_each_call(monkeypatch, launches):
+    from gridless.ops.point_conv import gpu
+
+    for precision in ("tf32", "tf32x3", "tf32"):
+        launches.clear()
+        monkeypatch.setattr(gpu, "_precision", lambda precision=precision: precision)
+        convolve(needs=(True, True, False, False, False))
+        fused = [launch._constants for launch, _ in launches if launch._kernel.fn.__name__.startswith("fused")]
+        assert [precision in constants for constants in fused] == [True, True]
+
+
+def test_rows_of_which_32_bits_count_too_few_numbers(monkeypatch, launches):
+    import triton.language as tl
+
+    from gridless.ops.point_conv.gpu import rows
+
+    monkeypatch.setattr(rows, "widest", lambda *given: 8)
+    for width, index in ((8, tl.int32), (9, tl.int64)):
+        launches.clear()
+        edges = gl.Edges(torch.tensor([0, 1]), torch.tensor([0]), 1)
+        features, weight, x = torch.zeros(1, 8), torch.zeros(3, 8, width, requires_grad=True), torch.zeros(1, 2)
+        with gl.use_backend("reference"):
+            edges.transpose()
+        gl.point_conv(features, weight, None, edges, x, x, 0.1, PLANE, order="gather_first").sum().backward()
+        fused = [launch._constants for launch, _ in launches if launch._kernel.fn.__name__.startswith("fused")]
+        assert [index in constants for constants in fused] == [True, True]
+
+
+def test_kernels_are_chosen_by_blocks_of_rows_and_their_mean(monkeypatch, launches):
+    from gridless.ops.point_conv.gpu import dense
+
+    chosen = []
+    choose = dense.forward
+    monkeypatch.setattr(dense, "forward", lambda *given: chosen.append(given[6:8]) or choose(*given))
+    edges = gl.Edges(torch.arange(41) * 2, torch.arange(80) % 33, 33)
+    features, weight, x, y = torch.zeros(33, 8), torch.zeros(3, 8, 8), torch.zeros(33, 2), torch.zeros(40, 2)
+    gl.point_conv(features, weight, None, edges, x, y, 0.1, PLANE, order="gather_first")
+    assert chosen == [(3, 2)]
+
+
+def test_gluon_has_kernels_of_some_types_only(monkeypatch):
+    import triton.language as tl
+
+    from gridless.ops.point_conv.gpu import dense, gluon
+
+    monkeypatch.setattr(gluon, "_runs_on", lambda device: True)
+    suits = dense.Choice(kind(4), torch.float32, 4, 32, 32, 16, 16, tl.int32, HERE, "tf32")
+    wide, flat = kind(4), kind(4)
+    wide.coords, flat.function = torch.float64, flat.function._replace(dim=2)
+    assert gluon._suits(suits)
+    for other in ({"index": tl.int64}, {"dtype": torch.float64}, {"kind": wide}, {"kind": flat}):
+        assert not gluon._suits(suits._replace(**other))
+
+
+def test_gluon_is_asked_only_where_it_is_on_and_products_may_round(monkeypatch, launches):
+    from gridless.ops.point_conv import gpu
+    from gridless.ops.point_conv.gpu import gluon
+
+    asked = []
+    monkeypatch.setattr(gluon, "forward", lambda choice, has_bias: asked.append("forward"))
+    monkeypatch.setattr(gluon, "backward", lambda choice, need_features: asked.append("backward"))
+    for on, precision, dtype in product((False, True), ("tf32", "tf32x3"), (torch.float32, torch.float16)):
+        asked.clear()
+        monkeypatch.setattr(gluon, "GLUON", on)
+        monkeypatch.setattr(gpu, "_precision", lambda precision=precision: precision)
+        convolve(dtype, needs=(True, True, False, False, False))
+        rounds = precision == "tf32" or dtype == torch.float16
+        assert asked == (["forward", "backward"] if on and rounds else [])
 
 
 @pytest.mark.parametrize(("kilobytes", "terms"), [(227, 16), (163, 16), (99, 12), (64, 8)])

@@ -78,10 +78,11 @@ def _forward(
 @eager("point_conv_backward")
 @without_autocast
 def _backward(
-    grad: Tensor, features: Tensor, weight: Tensor, inverse: Tensor, near: Neighbours, needs: Sequence[bool],
-    backend: str,
+    grad: Tensor, features: Tensor, weight: Tensor, source_coords: Tensor, target_coords: Tensor, inverse: Tensor,
+    near: Neighbours, needs: Sequence[bool], backend: str,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
-    """Gradients of features, weight, bias and both coordinates, those that are needed."""
+    """Gradients of features, weight, bias and both coordinates, those that are needed. Coordinates are in `near` too:
+    here autograd sees that the gradients depend on them, and refuses a second derivative."""
     d_features = d_weight = d_bias = d_source = d_target = None
     module, grad, weight = _on(backend, grad), grad.contiguous(), weight.contiguous()
     if needs[0] or needs[1] or needs[2]:
@@ -100,8 +101,7 @@ def _save(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
 
 
 def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    features, weight, _, _ = ctx.saved_tensors
-    grads = _backward(grad, features, weight, ctx.inverse, ctx.near, ctx.needs_input_grad, ctx.backend)
+    grads = _backward(grad, *ctx.saved_tensors, ctx.inverse, ctx.near, ctx.needs_input_grad, ctx.backend)
     return *grads, None, None, None
 
 
@@ -137,7 +137,7 @@ def _backward_flops(grad, features, weight, inverse, splits, source, *rest, **_)
 )
 def _traced_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
     features, weight, inverse, *near, needs, backend = given
-    grads = _backward(grad, features, weight, inverse, _near(near), needs, backend)
+    grads = _backward(grad, features, weight, *near[4:6], inverse, _near(near), needs, backend)
     return tuple(grad.new_empty(0) if x is None else x for x in grads)
 
 

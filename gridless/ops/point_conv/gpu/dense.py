@@ -1,7 +1,8 @@
 """The kernels of a convolution by matrices, chosen once for all that decides them and then ready to be launched.
 
 Rows are counted in blocks, of which every tile has a whole number, and edges by the mean of a row, rounded up: a choice
-is exact, and serves the next batch, which has nearly as many.
+is that of the sizes themselves, but for a last block at FEW bytes of sums, where either is as fast. It serves the next
+batch, which has nearly as many.
 """
 
 # pyright: reportCallIssue=false
