@@ -559,6 +559,27 @@ def test_names_of_inputs_and_layers_are_no_part_of_the_code(tmp_path: Path):
     assert_close(gl.stream(model)(events), Session(model)(events), 1e-6)
 
 
+class Remembered(Named):
+    """A function of the last value of its stream, which is kept as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = gl.nn.Last("X0")
+
+    def forward(self, geometry, memory=None):
+        return torch.tanh(self.last(super().forward(geometry, memory), geometry, memory))
+
+
+@needs_compiler
+def test_to_ask_for_an_answer_changes_none(tmp_path: Path):
+    model, events = settled(Remembered), busy("plain", (21, 18), 50)
+    live = gl.stream(model, compiled=tmp_path / "network")
+    logits = live(events)
+    assert_close(logits, Session(model)(events), 1e-5)
+    for _ in range(2):
+        assert torch.equal(live.predict(), logits)
+
+
 @pytest.mark.skipif(not shutil.which("gcc") or platform.machine() != "x86_64", reason="no gcc for x86")
 def test_arithmetic_in_more_bits_than_float_has_is_refused(tmp_path: Path):
     folder = gl.export(small("stream"), tmp_path / "a")
