@@ -559,6 +559,23 @@ def test_names_of_inputs_and_layers_are_no_part_of_the_code(tmp_path: Path):
     assert_close(gl.stream(model)(events), Session(model)(events), 1e-6)
 
 
+class Odd(Named):
+    """Its last convolution keeps 9 numbers of every tap: no whole vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = gl.nn.EventConv(self.first.near, 3, 3, 3)
+
+    def forward(self, geometry, memory=None):
+        return self.second(super().forward(geometry, memory), geometry, memory)
+
+
+@needs_compiler
+def test_traces_of_an_odd_number_of_channels_are_filled_up(tmp_path: Path):
+    model, events = settled(Odd), busy("plain", (21, 18), 300)
+    assert_close(gl.stream(model, compiled=tmp_path / "network")(events), Session(model)(events), 1e-5)
+
+
 class Remembered(Named):
     """A function of the last value of its stream, which is kept as it is."""
 
