@@ -186,6 +186,32 @@ def test_only_networks_that_magnify_have_the_function():
 
 
 @needs_compiler
+def test_the_same_events_give_the_same_bytes_of_the_state(tmp_path: Path):
+    folder = gl.export(settled(Named), tmp_path / "network")
+    (folder / "main.c").write_text("""
+#include <string.h>
+#include "network.h"
+static net_state one, two;
+static void soil(int byte) {
+    volatile unsigned char stack[50000];
+    unsigned i;
+    for (i = 0; i < sizeof stack; i++) stack[i] = (unsigned char)byte;
+}
+int main(void) {
+    net_event events[2] = {{5, 1, 2, 1, {0}}, {7, 2, 2, 0, {0}}};
+    net_reset(&one), net_reset(&two);
+    soil(0x55);
+    if (net_push(&one, events, 2, 0, 0)) return 1;
+    soil(0xAA);
+    if (net_push(&two, events, 2, 0, 0)) return 1;
+    return memcmp(&one, &two, sizeof one) != 0;
+}
+""")
+    subprocess.run([*CC[0], "-O0", "network.c", "main.c", "-o", "main"], cwd=folder, check=True)
+    subprocess.run(["./main"], cwd=folder, check=True)
+
+
+@needs_compiler
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 def test_the_cpp_stream_predicts_saves_and_refuses(tmp_path: Path):
     folder = gl.export(small("stream"), tmp_path / "network")
@@ -533,6 +559,44 @@ def test_names_of_inputs_and_layers_are_no_part_of_the_code(tmp_path: Path):
     assert_close(gl.stream(model)(events), Session(model)(events), 1e-6)
 
 
+class Odd(Named):
+    """Its last convolution keeps 9 numbers of every tap: no whole vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = gl.nn.EventConv(self.first.near, 3, 3, 3)
+
+    def forward(self, geometry, memory=None):
+        return self.second(super().forward(geometry, memory), geometry, memory)
+
+
+@needs_compiler
+def test_traces_of_an_odd_number_of_channels_are_filled_up(tmp_path: Path):
+    model, events = settled(Odd), busy("plain", (21, 18), 300)
+    assert_close(gl.stream(model, compiled=tmp_path / "network")(events), Session(model)(events), 1e-5)
+
+
+class Remembered(Named):
+    """A function of the last value of its stream, which is kept as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = gl.nn.Last("X0")
+
+    def forward(self, geometry, memory=None):
+        return torch.tanh(self.last(super().forward(geometry, memory), geometry, memory))
+
+
+@needs_compiler
+def test_to_ask_for_an_answer_changes_none(tmp_path: Path):
+    model, events = settled(Remembered), busy("plain", (21, 18), 50)
+    live = gl.stream(model, compiled=tmp_path / "network")
+    logits = live(events)
+    assert_close(logits, Session(model)(events), 1e-5)
+    for _ in range(2):
+        assert torch.equal(live.predict(), logits)
+
+
 @pytest.mark.skipif(not shutil.which("gcc") or platform.machine() != "x86_64", reason="no gcc for x86")
 def test_arithmetic_in_more_bits_than_float_has_is_refused(tmp_path: Path):
     folder = gl.export(small("stream"), tmp_path / "a")
@@ -563,6 +627,12 @@ def test_a_failing_test_and_other_bits_are_told(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ValueError, match="not the golden logits"):
         list(check(folder, 4000, local("-O0")[:1]))
     (folder / "golden.h").write_text(golden)
+    code = (folder / "network.c").read_text()
+    spoilt = re.sub(r"(answer\(\(struct state.*;) }", r"\1 logits[0] = 1e39f - 1e39f; }", code)
+    (folder / "network.c").write_text(spoilt)
+    with pytest.raises(ValueError, match=r"relative error -?nan[^$]*not the golden logits"):
+        list(check(folder, 4000, local("-O0", "-w")[:1]))
+    (folder / "network.c").write_text(code)
     digits = iter("ab")
     run = checking._run
     monkeypatch.setattr(checking, "_run", lambda *a: run(*a).replace("digest     ", "digest     " + next(digits))[:-1])

@@ -1,6 +1,7 @@
 /* Event i, told from either kind of record, after one at time `before`: whether it is good. */
 INLINE int decode(const struct state *s, const net_event *records, const net_packed *packed, size_t i, int begun,
                   int64_t before, event *e) {
+    e->cause = 0;
     if (packed) {
         uint32_t place = packed[i].place, later = packed[i].time - (uint32_t)before;
         if (begun && later >> 31) return 0;
