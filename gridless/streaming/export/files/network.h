@@ -65,7 +65,7 @@ void net_reset(void *state);
  */
 int net_push(void *state, const net_event *events, size_t n, net_callback on_prediction, void *user);
 
-/* The same for packed events. Their time goes on from that of the last event, at most 2^31 microseconds later. */
+/* The same for packed events. Their time goes on from that of the last event, less than 2^31 microseconds later. */
 int net_push_packed(void *state, const net_packed *events, size_t n, net_callback on_prediction, void *user);
 
 /* The logits at this moment. Uses working memory inside the state: not at the same time as another call on it. */
