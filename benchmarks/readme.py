@@ -107,7 +107,7 @@ def epochs(r: Results) -> Row:
 def plain_loop(r: Results) -> Row:
     epochs, busy = by_who(r, "captured", "anew, s/epoch"), r["calls"]["rows"]["large: step, batch 128"]["device_ms"]
     eager, one = epochs["eager"], epochs["eager, backward in one thread"]
-    what = "the same in a plain eager loop: plan, forward, backward, AdamW; with the backward pass in the caller's thread"
+    what = "the same in a plain eager loop: plan, forward, backward, AdamW; its backward pass in the caller's thread"
     return what, f"{eager:.2f}; {one:.2f} s; the GPU works {busy:.1f} ms of a step", ""
 
 

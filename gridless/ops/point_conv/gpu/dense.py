@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gridless.kernels.launch import Launcher, cdiv
 from gridless.ops.point_conv.gpu import gluon
-from gridless.ops.point_conv.gpu.rows import Kind, Rows, prepared
+from gridless.ops.point_conv.gpu.rows import Choice, Kind, Rows, prepared
 from gridless.ops.point_conv.gpu.tiles import (
     BLOCK,
     HELD,
@@ -33,26 +33,6 @@ from gridless.ops.point_conv.gpu.tiles import (
 from gridless.ops.point_conv.gpu.triton_kernels import fused_backward_kernel, fused_kernel, weight_kernel
 
 _FUSED, _FUSED_BACKWARD, _WEIGHT = map(Launcher, (fused_kernel, fused_backward_kernel, weight_kernel))
-
-
-class Choice(NamedTuple):
-    """What decides a kernel."""
-
-    kind: Kind
-    dtype: torch.dtype
-    terms: int
-    channels: int
-    width: int
-    count: int
-    edges: int
-    index: Any
-    device: torch.device
-    precision: str
-
-    @property
-    def rounds(self) -> bool:
-        """Whether factors of products have no more than 11 bits."""
-        return self.dtype.itemsize == 2 or self.precision == "tf32"
 
 
 class Backward(NamedTuple):

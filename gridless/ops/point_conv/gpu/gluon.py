@@ -22,7 +22,7 @@ from gridless.backends import interpreting
 from gridless.kernels.launch import Launcher, cdiv
 from gridless.ops.point_conv.edge_function import EdgeFunction
 from gridless.ops.point_conv.gpu.arguments import terms
-from gridless.ops.point_conv.gpu.rows import Rows
+from gridless.ops.point_conv.gpu.rows import Choice, Rows
 from gridless.ops.point_conv.gpu.tiles import (
     gluon_backward_tile,
     gluon_tile,
@@ -44,7 +44,7 @@ GENERATION = 9
 FETCHED = 24 << 20
 
 
-def forward(choice: Any, has_bias: bool) -> Callable[..., bool] | None:
+def forward(choice: Choice, has_bias: bool) -> Callable[..., bool] | None:
     """run(rows, inverse, features, weight, bias, out) writes the convolution to `out` and 1 / W to `inverse`, or where
     rows are sources the gradient of the features from that of the result; it is False, and wrote nothing, where the
     launch is refused. None where no kernel suits."""
@@ -84,7 +84,7 @@ def forward(choice: Any, has_bias: bool) -> Callable[..., bool] | None:
     return run
 
 
-def backward(choice: Any, need_features: bool) -> Callable[..., Tensor | None] | None:
+def backward(choice: Choice, need_features: bool) -> Callable[..., Tensor | None] | None:
     """run(rows, inverse, grad, features, weight, d_features) writes the gradient of the features where there is one,
     and returns parts (parts, M, Q, P) whose sum is the weight's gradient; None, and wrote nothing, where the launch is
     refused. None where no kernel suits."""
@@ -111,7 +111,7 @@ def backward(choice: Any, need_features: bool) -> Callable[..., Tensor | None] |
     return run
 
 
-def weight(choice: Any) -> Callable[..., Tensor | None] | None:
+def weight(choice: Choice) -> Callable[..., Tensor | None] | None:
     """run(rows, inverse, grad, features, weight) returns parts (parts, M, Q, P) whose sum is the gradient of a wide
     layer's weight, or None where the launch is refused. None where no kernel suits."""
     if not _suits(choice):
@@ -135,7 +135,7 @@ def weight(choice: Any) -> Callable[..., Tensor | None] | None:
     return run
 
 
-def _suits(choice: Any) -> bool:
+def _suits(choice: Choice) -> bool:
     """Whether types, dimensions and the device are those of the kernels; sizes are left to the tiles."""
     if gluon_kernels is None or not _runs_on(choice.device) or choice.index is not tl.int32:
         return False
@@ -168,7 +168,7 @@ class _Launch:
     memory that it does not use. Triton asks for the most there is, and loads on their way then have nowhere to go.
     """
 
-    def __init__(self, choice: Any, kernels: Any, name: str, constants: tuple, warps: int) -> None:
+    def __init__(self, choice: Choice, kernels: Any, name: str, constants: tuple, warps: int) -> None:
         self._launch = _launcher(kernels, name).of((choice.device, choice.dtype), constants, warps)
 
     def __call__(self, programs: int, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> bool:

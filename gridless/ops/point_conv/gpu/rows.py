@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
@@ -35,6 +35,26 @@ class Kind:
 
 
 _kind = lru_cache(4096)(Kind)
+
+
+class Choice(NamedTuple):
+    """What decides a kernel that multiplies sums by matrices: beside the kind of rows, types, channels and sizes."""
+
+    kind: Kind
+    dtype: torch.dtype
+    terms: int
+    channels: int
+    width: int
+    count: int
+    edges: int
+    index: Any
+    device: torch.device
+    precision: str
+
+    @property
+    def rounds(self) -> bool:
+        """Whether factors of products have no more than 11 bits."""
+        return self.dtype.itemsize == 2 or self.precision == "tf32"
 
 
 class Rows:
