@@ -19,6 +19,7 @@ import torch
 from browser import CHROMIUM, Browser
 from live import KINDS, assert_close, busy, settled, trained
 from topologies import TOPOLOGIES, Drawn, FadingCounts
+from torch.nn import functional
 
 import gridless as gl
 from gridless.__main__ import main
@@ -117,8 +118,9 @@ def test_it_calls_no_library_keeps_nothing_in_the_file_and_no_compiler_complains
 
 
 @needs_compiler
-def test_16_bits_are_half_the_size_and_answer_nearly_the_same_fused_or_not(tmp_path: Path):
-    model = small("stream")
+@pytest.mark.parametrize("head", NETWORKS)
+def test_16_bits_are_half_the_size_and_answer_nearly_the_same_fused_or_not(tmp_path: Path, head: str):
+    model = small(head)
     folder = gl.export(model, tmp_path / "small", bits=16)
     # Products are exact, so that processors which fuse them give the same bits.
     results = list(check(folder, 4000, [local("-O0")[-1], local(*checking.NATIVE)[0]]))
@@ -126,6 +128,29 @@ def test_16_bits_are_half_the_size_and_answer_nearly_the_same_fused_or_not(tmp_p
     one, two = written(model, 16, 32)
     assert one.weights.size * 2 + one.constants.size * 4 < 0.7 * two.constants.size * 4
     assert one.memory.bytes < 0.6 * two.memory.bytes
+
+
+@needs_compiler
+def test_functions_of_one_number_are_those_of_torch_wherever_floats_are(tmp_path: Path):
+    functions: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "exp": torch.exp, "log1p": torch.log1p, "elu": functional.elu, "sigmoid": torch.sigmoid,
+        "silu": functional.silu, "tanh": torch.tanh, "gelu": functional.gelu, "softplus": functional.softplus,
+    }  # fmt: skip
+    far = torch.tensor([8.4, 8.5, 9.0, 20.0, 20.1, 60.0, 88.0])
+    x = torch.cat([torch.linspace(-12, 12, 4801), far, -far, torch.logspace(-6, 0, 50), -torch.logspace(-6, 0, 50)])
+    text = (Path(package.__file__).parent / "functions.c").read_text()
+    lines = "".join(f'        printf("%.9g ", (double)f_{name}(x));\n' for name in functions)
+    (tmp_path / "main.c").write_text(
+        f"#include <stdint.h>\n#include <stdio.h>\n#define INLINE static inline\n{text}\n"
+        f'int main(void) {{\n    float x;\n    while (scanf("%f", &x) == 1) {{\n{lines}    }}\n    return 0;\n}}\n'
+    )
+    subprocess.run([*CC[0], "-std=c99", "-O2", "main.c", "-o", "main"], cwd=tmp_path, check=True)
+    words = " ".join(f"{v:.9g}" for v in x.tolist())
+    said = subprocess.run([tmp_path / "main"], input=words, capture_output=True, text=True, check=True).stdout.split()
+    found = torch.tensor([float(w) for w in said], dtype=torch.float64).view(len(x), len(functions))
+    for column, (name, function) in zip(found.T, functions.items(), strict=True):
+        wanted, real = function(x.double()), x > -1 if name == "log1p" else x < 100
+        torch.testing.assert_close(column[real], wanted[real], rtol=2e-7, atol=1e-14, msg=lambda m, n=name: f"{n}: {m}")
 
 
 def test_weights_that_16_bits_can_hold_stay_as_they_are():
