@@ -99,8 +99,8 @@ class Launcher:
         return tuple(constants[name] for name in self.kernel.arg_names if name in constants)
 
     def of(self, types: tuple, constants: tuple, warps: int = 4, registers: int | None = None) -> Launch:
-        """The kernel with these constants and so many warps, for tensors of `types_of` these types. `registers` is the
-        most that a thread may have, or None to leave it to the compiler."""
+        """The kernel with these constants and so many warps. `types` are `types_of` the tensors, or what these follow
+        from; `registers` is the most that a thread may have, or None to leave it to the compiler."""
         key = types, constants, warps, registers
         launch = self._launches.get(key)
         if launch is None:
