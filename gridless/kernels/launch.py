@@ -63,7 +63,7 @@ class Launch:
             with suppress(Exception):
                 begun.result()
         compiled = self._kernel[grid](*tensors, *sizes, *self._constants, **self._options)
-        if _is_simple([t.data_ptr() for t in tensors], sizes):
+        if is_simple([t.data_ptr() for t in tensors], sizes):
             self._compiled = compiled
         return compiled
 
@@ -73,7 +73,7 @@ class Launch:
         if compiled is None or _compiling.pool is not None:
             return False
         pointers = [t.data_ptr() for t in tensors]
-        if not _is_simple(pointers, sizes):
+        if not is_simple(pointers, sizes):
             return False
         compiled[grid](*pointers, *sizes, *self._constants)
         return True
@@ -122,7 +122,8 @@ class Launcher:
         return self.of(types_of(tensors), constants, warps, registers)(grid, tensors, sizes)
 
 
-def _is_simple(pointers: list[int], sizes: tuple[float, ...]) -> bool:
+def is_simple(pointers: list[int], sizes: tuple[float, ...]) -> bool:
+    """Whether tensors begin at multiples of 16 bytes, and 32 bits hold the sizes."""
     return not reduce(or_, pointers) & 15 and max(sizes, default=0) < INT32
 
 

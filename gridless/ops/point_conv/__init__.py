@@ -217,32 +217,28 @@ def _check(
 
 
 def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges: Edges, basis: Basis) -> None:
-    # All at once, and then, where something is wrong, one by one.
+    # Each is read once: this runs at every call.
     given, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
-    fits = len(given) == 2 and given[0] == edges.num_source and len(theta) in (2, 3) and theta[1] == given[1]
-    fits = fits and theta[0] == basis.size and dtype in FLOATS and weight.dtype == dtype
-    if fits and features.device == device and weight.device == device:
-        return _check_bias(bias, weight)
-    if features.dtype not in FLOATS:
-        raise TypeError(f"point_conv: features must be floating point, not {features.dtype}: use .float()")
-    if features.ndim != 2 or features.shape[0] != edges.num_source:
+    if dtype not in FLOATS:
+        raise TypeError(f"point_conv: features must be floating point, not {dtype}: use .float()")
+    if len(given) != 2 or given[0] != edges.num_source:
         raise ValueError(
             f"point_conv: the edges have {edges.num_source} sources, so features must be "
             f"({edges.num_source}, channels), not {shape_in_words(features)}"
         )
-    if weight.ndim not in (2, 3) or weight.shape[:2] != (basis.size, features.shape[1]):
-        known = weight.ndim in (2, 3) and weight.shape[0] == basis.size
-        words = f"features have {features.shape[1]} channels, and the layer takes {weight.shape[1]}: " if known else ""
+    known = len(theta) in (2, 3) and theta[0] == basis.size
+    if not known or theta[1] != given[1]:
+        words = f"features have {given[1]} channels, and the layer takes {theta[1]}: " if known else ""
         raise ValueError(
-            f"point_conv: {words}weight must be (basis.size = {basis.size}, in channels = {features.shape[1]}, "
-            f"out channels), or without the last if depthwise, not {tuple(weight.shape)}"
+            f"point_conv: {words}weight must be (basis.size = {basis.size}, in channels = {given[1]}, "
+            f"out channels), or without the last if depthwise, not {tuple(theta)}"
         )
-    if weight.dtype != features.dtype:
-        raise TypeError(
-            f"point_conv: features are {features.dtype}, weight {weight.dtype}: convert one, or use torch.autocast"
-        )
-    name, tensor = ("features", features) if features.device != device else ("weight", weight)
-    raise ValueError(f"point_conv: {name} are on {tensor.device}, the edges on {device}: use .to(...)")
+    if weight.dtype != dtype:
+        raise TypeError(f"point_conv: features are {dtype}, weight {weight.dtype}: convert one, or use torch.autocast")
+    _check_bias(bias, weight)
+    for name, tensor in (("features", features), ("weight", weight)):
+        if tensor.device != device:
+            raise ValueError(f"point_conv: {name} are on {tensor.device}, the edges on {device}: use .to(...)")
 
 
 def _transforms_first(order: str | None, weight: torch.Size, near: Neighbours) -> bool:

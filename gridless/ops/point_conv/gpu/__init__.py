@@ -49,21 +49,17 @@ def conv(
         return out.zero_() if bias is None else out.copy_(bias), inverse.zero_()
     if len(shape) == 2:
         _depthwise(rows, inverse, features, weight, bias, out, False)
-        return out, inverse
-    if transform_first:
+    elif transform_first:
         _transform_first(rows, inverse, features, weight, bias, out)
-        return out, inverse
-    chosen = dense.forward(rows.kind, dtype, *shape, bias is not None, *_sizes(rows, shape, out))
-    if chosen is not None:
+    elif chosen := dense.forward(rows.kind, dtype, *shape, bias is not None, *_sizes(rows, shape, out)):
         chosen(rows, inverse, features, weight, bias, out)
-        return out, inverse
-    terms, channels, width = shape
-    flat = weight.view(terms * channels, width)
-    for first, last, sums in _chunks(rows, inverse, features):
-        if bias is None:
-            torch.mm(sums, flat, out=out[first:last])
-        else:
-            torch.addmm(bias, sums, flat, out=out[first:last])
+    else:
+        flat = weight.flatten(0, 1)
+        for first, last, sums in _chunks(rows, inverse, features):
+            if bias is None:
+                torch.mm(sums, flat, out=out[first:last])
+            else:
+                torch.addmm(bias, sums, flat, out=out[first:last])
     return out, inverse
 
 
@@ -205,7 +201,7 @@ def edge_sums_backward(
 def _chunks(rows: Rows, inverse: Tensor, features: Tensor) -> Iterator[tuple[int, int, Tensor]]:
     """(first row, last row, N F, or N^T F, of these rows), in one buffer of at most CHUNK bytes."""
     channels = features.shape[1]
-    width = rows.function.size * channels
+    width = rows.kind.function.size * channels
     step = max(CHUNK // (width * features.element_size()) // 128, 1) * 128
     buffer = features.new_empty(min(step, rows.count), width)
     block = min(64, max(4, power_of_two(channels)))
@@ -227,7 +223,7 @@ def _coords(
 
     The weight is a matrix (channels of mine, M C), or the factors (M, C) of a depthwise convolution.
     """
-    terms, channels = rows.function.size, theirs.shape[1]
+    terms, channels = rows.kind.function.size, theirs.shape[1]
     step = max(CHUNK // (terms * channels * mine.element_size()) // 128, 1) * 128
     block = min(64, max(4, power_of_two(channels)))
     for first in range(0, rows.count, step):
@@ -265,7 +261,7 @@ def _depthwise(
     sums = out if out is None or terms <= GROUP else out.to(dtype)
     written = parts if sums is None else sums
     tensors = (features, *rows.tensors, inverse, weight, weight if other is None else other, written, parts)
-    flags: Any = {"HAS_BIAS": other is not None and not rows.flip, "NEED_OUT": out is not None}
+    flags: Any = {"HAS_BIAS": other is not None and not rows.kind.flip, "NEED_OUT": out is not None}
     flags |= {"NEED_W": need_weight, "C": channels}
     for base, size in rows.groups():
         how = (rows.count, tiles), features.dtype, tile.warps, channels, base, size

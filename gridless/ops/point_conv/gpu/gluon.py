@@ -8,8 +8,7 @@ import ctypes
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache, reduce
-from operator import or_
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.backends import interpreting
-from gridless.kernels.launch import Launcher, cdiv
+from gridless.kernels.launch import Launcher, cdiv, is_simple
 from gridless.ops.point_conv.edge_function import EdgeFunction
 from gridless.ops.point_conv.gpu.arguments import terms
 from gridless.ops.point_conv.gpu.rows import Choice, Rows
@@ -178,7 +177,7 @@ class _Launch:
     def _first(self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> bool:
         global GLUON
         # Copies to shared memory take 4 bytes at least, and where tensors begin decides how many.
-        if reduce(or_, [tensor.data_ptr() for tensor in tensors]) & 15:
+        if not is_simple([tensor.data_ptr() for tensor in tensors], sizes):
             return False
         try:
             kernel = self._launch(grid, tensors, sizes)

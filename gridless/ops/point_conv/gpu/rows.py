@@ -66,7 +66,7 @@ class Rows:
         splits, columns = near.back if flip else (near.splits, near.source)
         self.tensors = (mine, theirs, splits, columns)
         self.kind = _kind(near.function, flip, mine.dtype)
-        self.function, self.flip, self.scale = near.function, flip, scale(near.function.radius)
+        self.scale = scale(near.function.radius)
         self.count, self.columns, self.edges = mine.shape[0], theirs.shape[0], columns.shape[0]
         # Sizes as kernels are chosen by them: in a training they are then the same again and again.
         self.blocks = cdiv(self.count, BLOCK)
@@ -75,11 +75,11 @@ class Rows:
 
     def index(self, width: int) -> Any:
         """The integer type in which `width` numbers per row or column, and their coordinates, can be addressed."""
-        return tl.int32 if max(width, self.function.dim) <= self._widest else tl.int64
+        return tl.int32 if max(width, self.kind.function.dim) <= self._widest else tl.int64
 
     def groups(self) -> list[tuple[int, int]]:
         """First term and number of terms of each group."""
-        size = self.function.size
+        size = self.kind.function.size
         return [(base, min(GROUP, size - base)) for base in range(0, size, GROUP)]
 
     def launch(
