@@ -1,4 +1,4 @@
-"""gridless.torch_cluster beside compiled torch_cluster: python benchmarks/as_torch_cluster.py
+"""gridless.compat.torch_cluster beside compiled torch_cluster: python benchmarks/as_torch_cluster.py
 
 CPU, one thread, seconds of the processor (not of the clock, so that other work on the machine counts little), the least
 of several runs, each after the other. The results are compared before they are timed. Without torch_cluster, which has
@@ -14,7 +14,7 @@ for name in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
 
 import torch  # noqa: E402
 
-import gridless.torch_cluster as ours  # noqa: E402
+import gridless.compat.torch_cluster as ours  # noqa: E402
 
 try:
     import torch_cluster as theirs

@@ -23,10 +23,10 @@ from common import DATA, RESULTS, commit, cpu, keep
 from streaming import _error, _long, recordings, trained_like
 
 import gridless as gl
+from gridless.live.compiled import RECORD
+from gridless.live.export.check import FUSED, NATIVE, compilers
+from gridless.live.lowering import lines
 from gridless.nn.events import EventConv
-from gridless.streaming.compiled import RECORD
-from gridless.streaming.export.check import FUSED, NATIVE, compilers
-from gridless.streaming.lowering import lines
 
 PLAIN = ("-std=c99", "-O3")
 WAYS = {"portable": (32, PLAIN), "native": (32, NATIVE), "fused": (32, (*NATIVE, FUSED)), "16 bits": (16, NATIVE)}

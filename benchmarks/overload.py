@@ -24,7 +24,7 @@ from common import RESULTS, keep, machine
 
 import gridless as gl
 from gridless.data import NCars
-from gridless.streaming.overload import Buffered, Overload, joined, thinned
+from gridless.live.overload import Buffered, Overload, joined, thinned
 
 LOADS = (1, 1.5, 2, 3, 5, 10, 20)
 

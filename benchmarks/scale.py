@@ -51,14 +51,14 @@ from common import DATA, machine, on_cores
 from numba import njit
 
 import gridless as gl
-from gridless.data.clouds.base import Parts, Points
 from gridless.data.precompute import _Work
 from gridless.data.prepare import Preparation, turned
-from gridless.data.semantickitti import PACK
+from gridless.data.readers.clouds.base import Parts, Points
+from gridless.data.sets.semantickitti import PACK
 from gridless.kernels.memory import one_heap, trim
+from gridless.kernels.pool import run
 from gridless.scenes import Scene, Tiles
 from gridless.scenes.label import Labeller
-from gridless.tasks import run
 
 # Scans are this far apart, and cut where the next begins.
 APART = 160.0
@@ -424,7 +424,7 @@ def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
 
 def trained(scans: str, device: str, epochs: int) -> Rows:
     """The recipe's mIoU, and what a held-out scan takes, searches, sampling and network."""
-    from gridless.__main__ import main as command
+    from gridless.cli.main import main as command
     from gridless.training.evaluate import judged
     from gridless.training.examples import load_data
     from gridless.training.recipe import load_recipe

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 import gridless as gl
+from gridless.kernels.progress import track
+from gridless.live import Session, stream
 from gridless.models import events as networks
 from gridless.nn.norm import BatchNorm
-from gridless.progress import track
-from gridless.streaming import Session, stream
 
 # Windows of the voxel head: about as long as the recordings of each data set.
 DURATION = {

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import gridless as gl
-from gridless.streaming.sources import recording
+from gridless.live.sources import recording
 
 
 def main(argv: list[str] | None = None) -> tuple[float, bool]:

@@ -3,9 +3,12 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gridless.compat import aliases as _aliases
 from gridless.kernels import openmp as _openmp
 
 __version__ = "0.2.0"
+
+_aliases.install(_aliases.MOVED)
 
 # Imported when first touched, torch with them, so that `import gridless` and what the command line refuses are quick:
 # name -> module.
@@ -21,31 +24,32 @@ _LAZY: dict[str, str] = {
     "causal": "gridless.geometry",
     "collate": "gridless.structures",
     "event_conv": "gridless.ops.event_conv",
-    "export": "gridless.streaming.export",
+    "export": "gridless.live.export",
     "farthest_sample": "gridless.geometry",
     "featureless_conv": "gridless.ops.point_conv",
-    "frames": "gridless.images",
+    "frames": "gridless.data.images",
     "grid_sample": "gridless.geometry",
     "lif": "gridless.geometry",
     "load": "gridless.weights",
     "nearest": "gridless.geometry",
     "point_conv": "gridless.ops.point_conv",
     "random_sample": "gridless.geometry",
-    "read_cloud": "gridless.data.clouds",
-    "read_events": "gridless.data.formats",
+    "read_cloud": "gridless.data.readers.clouds",
+    "read_events": "gridless.data.readers.events",
     "rejection_sample": "gridless.geometry",
     "save": "gridless.weights",
     "show": "gridless.pictures",
-    "stream": "gridless.streaming",
+    "stream": "gridless.live",
     "tiles": "gridless.scenes",
-    "time_surface": "gridless.images",
+    "time_surface": "gridless.data.images",
     "use_backend": "gridless.backends",
-    "voxel_grid": "gridless.images",
-    "write_events": "gridless.data.formats",
+    "voxel_grid": "gridless.data.images",
+    "write_events": "gridless.data.readers.events",
 }
 _MODULES = (
-    "augment", "data", "geometry", "models", "nn", "ops", "pictures", "pyg", "scenes", "streaming",
-    "torch_cluster", "training",
+    "augment", "compat", "data", "geometry", "live", "models", "nn", "ops", "pictures", "scenes", "training",
+    # Former names of modules, which still work.
+    "pyg", "streaming", "torch_cluster",
 )  # fmt: skip
 # Those whose public names are names of gridless.
 _INNER = ("backends", "images", "plan", "structures", "weights")
@@ -89,26 +93,28 @@ if TYPE_CHECKING:
     from gridless import (
         augment,
         backends,
+        compat,
         data,
         geometry,
-        images,
+        live,
         models,
         nn,
         ops,
         pictures,
         plan,
-        pyg,
         scenes,
-        streaming,
         structures,
-        torch_cluster,
         training,
         weights,
     )
+    from gridless import live as streaming
     from gridless.backends import use_backend
-    from gridless.data.clouds import read_cloud
-    from gridless.data.formats import read_events, write_events
+    from gridless.compat import pyg, torch_cluster
+    from gridless.data import images
+    from gridless.data.images import frames, time_surface, voxel_grid
     from gridless.data.precompute import Precomputed
+    from gridless.data.readers.clouds import read_cloud
+    from gridless.data.readers.events import read_events, write_events
     from gridless.geometry import (
         ball,
         causal,
@@ -119,14 +125,13 @@ if TYPE_CHECKING:
         random_sample,
         rejection_sample,
     )
-    from gridless.images import frames, time_surface, voxel_grid
+    from gridless.live import stream
+    from gridless.live.export import export
     from gridless.ops.event_conv import event_conv
     from gridless.ops.point_conv import featureless_conv, point_conv
     from gridless.pictures import show
     from gridless.plan import Plan
     from gridless.scenes import tiles
-    from gridless.streaming import stream
-    from gridless.streaming.export import export
     from gridless.structures import Cloud, Edges, Events, Geometry, collate
     from gridless.training.captured import capture
     from gridless.weights import load, save

@@ -19,8 +19,8 @@ import typer
 
 import gridless as gl
 from gridless import weights
-from gridless.__main__ import COMMANDS
 from gridless.augment.events import EventTransform
+from gridless.cli.main import COMMANDS
 from gridless.training import Recipe, load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]

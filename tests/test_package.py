@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless import __main__ as command_line
+from gridless.cli import main as command_line
 
 PACKAGE = Path(gl.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -236,7 +236,9 @@ def test_a_wrong_option_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
 
 
 def test_output_that_nobody_reads_to_its_end_is_no_error():
-    words = "import gridless.demo as d; d.demo = lambda: print('\\u00fc' * 100_000); from gridless.__main__ import main"
+    words = (
+        "import gridless.cli.demo as d; d.demo = lambda: print('\\u00fc' * 100_000); from gridless.cli.main import main"
+    )
     command = [sys.executable, "-c", f"{words}; raise SystemExit(main(['demo']))"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
@@ -252,7 +254,7 @@ def test_ctrl_c_in_a_command_says_that_it_was_interrupted(monkeypatch, capsys: p
     def stop() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gridless.demo.demo", stop)
+    monkeypatch.setattr("gridless.cli.demo.demo", stop)
     assert command_line.main(["demo"]) == 130
     assert capsys.readouterr().err == "gridless demo: interrupted\n"
 

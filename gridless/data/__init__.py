@@ -8,43 +8,43 @@ from typing import TYPE_CHECKING, Any
 
 # name -> module
 _LAZY: dict[str, str] = {
-    "ASLDVS": "gridless.data.event_sets",
-    "CIFAR10DVS": "gridless.data.event_sets",
+    "ASLDVS": "gridless.data.sets.event_sets",
+    "CIFAR10DVS": "gridless.data.sets.event_sets",
     "CloudFolder": "gridless.data.folder",
     "EventFolder": "gridless.data.folder",
     "Examples": "gridless.data.base",
-    "FormatError": "gridless.data.formats",
-    "MNISTDVS": "gridless.data.event_sets",
-    "ModelNet40": "gridless.data.modelnet",
-    "MovingGlyphs": "gridless.data.glyphs",
-    "NCaltech101": "gridless.data.event_sets",
-    "NCars": "gridless.data.event_sets",
-    "NMNIST": "gridless.data.event_sets",
+    "FormatError": "gridless.data.readers.events",
+    "MNISTDVS": "gridless.data.sets.event_sets",
+    "ModelNet40": "gridless.data.sets.modelnet",
+    "MovingGlyphs": "gridless.data.sets.glyphs",
+    "NCaltech101": "gridless.data.sets.event_sets",
+    "NCars": "gridless.data.sets.event_sets",
+    "NMNIST": "gridless.data.sets.event_sets",
     "Precomputed": "gridless.data.precompute",
-    "read_cloud": "gridless.data.clouds",
-    "read_events": "gridless.data.formats",
-    "SemanticKITTI": "gridless.data.semantickitti",
-    "ShapeNetPart": "gridless.data.shapenet",
-    "Shapes": "gridless.data.shapes",
-    "sample_mesh": "gridless.data.meshes",
-    "write_events": "gridless.data.formats",
+    "read_cloud": "gridless.data.readers.clouds",
+    "read_events": "gridless.data.readers.events",
+    "SemanticKITTI": "gridless.data.sets.semantickitti",
+    "ShapeNetPart": "gridless.data.sets.shapenet",
+    "Shapes": "gridless.data.sets.shapes",
+    "sample_mesh": "gridless.data.readers.meshes",
+    "write_events": "gridless.data.readers.events",
 }
 
 __all__ = sorted(_LAZY)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
     from gridless.data.base import Examples
-    from gridless.data.clouds import read_cloud
-    from gridless.data.event_sets import ASLDVS, CIFAR10DVS, MNISTDVS, NMNIST, NCaltech101, NCars
     from gridless.data.folder import CloudFolder, EventFolder
-    from gridless.data.formats import FormatError, read_events, write_events
-    from gridless.data.glyphs import MovingGlyphs
-    from gridless.data.meshes import sample_mesh
-    from gridless.data.modelnet import ModelNet40
     from gridless.data.precompute import Precomputed
-    from gridless.data.semantickitti import SemanticKITTI
-    from gridless.data.shapenet import ShapeNetPart
-    from gridless.data.shapes import Shapes
+    from gridless.data.readers.clouds import read_cloud
+    from gridless.data.readers.events import FormatError, read_events, write_events
+    from gridless.data.readers.meshes import sample_mesh
+    from gridless.data.sets.event_sets import ASLDVS, CIFAR10DVS, MNISTDVS, NMNIST, NCaltech101, NCars
+    from gridless.data.sets.glyphs import MovingGlyphs
+    from gridless.data.sets.modelnet import ModelNet40
+    from gridless.data.sets.semantickitti import SemanticKITTI
+    from gridless.data.sets.shapenet import ShapeNetPart
+    from gridless.data.sets.shapes import Shapes
 
 
 def __getattr__(name: str) -> Any:

@@ -25,9 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.data import clouds, formats, splits
+from gridless.data import splits
 from gridless.data.base import Examples, Steps
-from gridless.data.clouds.lidar import label_files
 from gridless.data.prepare import (
     Preparation,
     blocks,
@@ -41,15 +40,18 @@ from gridless.data.prepare import (
     scale,
     there,
 )
+from gridless.data.readers import clouds
+from gridless.data.readers import events as recordings
+from gridless.data.readers.clouds.lidar import label_files
 from gridless.geometry import grid_sample
+from gridless.kernels.progress import bar
 from gridless.kernels.threads import in_threads
-from gridless.progress import bar
 from gridless.structures import Cloud, Events, collate
 
 T = TypeVar("T")
 
 CLOUDS = tuple(sorted({*clouds.READERS, *clouds.MESHES}))
-RECORDINGS = tuple(sorted(formats.SUFFIXES))
+RECORDINGS = tuple(sorted(recordings.SUFFIXES))
 SHARE = 0.2
 # Rows that say what a point is, by the names that they have in practice.
 LABELS = ("label", "labels", "class", "classification", "semantic", "part", "scalar_label", "scalar_classification")
@@ -473,7 +475,7 @@ class EventFolder(Examples):
         wanted = {self.listing.root / file for file in self.files}
 
         def read(path: Path) -> tuple[tuple[int, int], Events | None]:
-            events = formats.read_events(path, sensor=given, repair=repair)
+            events = recordings.read_events(path, sensor=given, repair=repair)
             if path in wanted and not len(events):
                 raise ValueError(f"{path}: there is no event in it: remove it")
             return events.sensor, events if path in wanted else None

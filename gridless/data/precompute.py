@@ -25,10 +25,10 @@ from gridless.data.errors import FormatError
 from gridless.data.files import full, sweep, write_whole
 from gridless.data.seeds import seed_of
 from gridless.data.shards import MAGIC, Shard, flatten, write
+from gridless.kernels.pool import run
+from gridless.kernels.progress import bar
 from gridless.plan import Plan
-from gridless.progress import bar
 from gridless.structures import Cloud
-from gridless.tasks import run
 
 # Files a process keeps open: each costs it a file descriptor.
 _OPEN = 256

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gridless.data.clouds import MESHES, ply, read_cloud
-from gridless.data.clouds.base import Source
 from gridless.data.errors import FormatError
-from gridless.data.meshes import sample_mesh
+from gridless.data.readers.clouds import MESHES, ply, read_cloud
+from gridless.data.readers.clouds.base import Source
+from gridless.data.readers.meshes import sample_mesh
 from gridless.structures import Cloud, Rows
 from gridless.structures.interchange import narrowest
 

@@ -92,7 +92,7 @@ class Picture:
 
     def image(self) -> np.ndarray:
         """Events as an image (H, W, 3) uint8: a frame or a time surface, ON red, OFF blue."""
-        from gridless.images import frames, time_surface
+        from gridless.data.images import frames, time_surface
         from gridless.pictures.video import painted
 
         events = self.thing
@@ -259,9 +259,9 @@ def show(
 def read(file: Path) -> Any:
     """The cloud, the mesh or the events of a file, by its name; a table of plain numbers is a cloud after all."""
     from gridless.data import FormatError, read_cloud, read_events
-    from gridless.data.clouds import MESHES
     from gridless.data.errors import check_file
-    from gridless.data.meshes import read_triangles
+    from gridless.data.readers.clouds import MESHES
+    from gridless.data.readers.meshes import read_triangles
 
     check_file(file)
     suffix = file.suffix.lower()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gridless.data.files import whole_file, write_whole
-from gridless.images import frames
+from gridless.data.images import frames
 from gridless.pictures.colours import BLUE, RED
 from gridless.structures import Events
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gridless.data.clouds import IN_PARTS, NOTES, READERS, read_parts
-from gridless.data.clouds.base import Parts, Points, in_parts
 from gridless.data.files import whole_file
+from gridless.data.readers.clouds import IN_PARTS, NOTES, READERS, read_parts
+from gridless.data.readers.clouds.base import Parts, Points, in_parts
 from gridless.kernels.memory import trim
 from gridless.kernels.threads import num_threads
 from gridless.structures import Cloud

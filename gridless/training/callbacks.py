@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from gridless.data.files import write_whole
-from gridless.progress import is_terminal, line
+from gridless.kernels.progress import is_terminal, line
 
 # Seconds between lines where stderr is not a terminal.
 EVERY = 5.0

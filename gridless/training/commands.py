@@ -228,7 +228,7 @@ def predict(
     ended.
     """
     from gridless.kernels.memory import one_heap
-    from gridless.progress import say, track
+    from gridless.kernels.progress import say, track
     from gridless.training.predict import classify, classify_events, is_event_network, stem, write_labels, write_parts
     from gridless.weights import class_names, load
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from gridless.progress import bar
+from gridless.kernels.progress import bar
 from gridless.training.loader import Loader, TrainingSet
 from gridless.training.scores import figures, scores
 from gridless.training.step import autocast

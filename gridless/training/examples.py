@@ -402,7 +402,7 @@ def load_clouds(
 def _scans(root: str | Path, split: str, points: int, options: dict[str, Any]) -> Clouds:
     """Whole scans of SemanticKITTI, turned y up, all in memory: about a megabyte each at 5 cm."""
     import gridless.data as data
-    from gridless.data.semantickitti import CLASSES
+    from gridless.data.sets.semantickitti import CLASSES
 
     how = Preparation(**{name: options.pop(name) for name in ("up", "features") if name in options})
     found = made(data.SemanticKITTI, options, ("up", "features"), root=root, split=split)

@@ -82,7 +82,7 @@ def write_parts(
     The network labels as many points as in training, prepared as those were; every other has the part of the closest.
     Where training thinned clouds by a grid, so is this one; where it cut them into blocks, each is labelled by itself.
     """
-    from gridless.data.clouds import ply
+    from gridless.data.readers.clouds import ply
 
     parts = model.config["parts"]
     categories = class_names(model, len(parts))

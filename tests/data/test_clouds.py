@@ -14,7 +14,7 @@ from cloud_files import POINTS, SEEDS, gltf, las, laz_in_chunks, npy, npz, obj, 
 
 import gridless as gl
 from gridless.data import FormatError, read_cloud, sample_mesh
-from gridless.data.meshes import read_triangles
+from gridless.data.readers.meshes import read_triangles
 
 FILES = {
     "ascii.ply": ply(POINTS, "ascii"),
@@ -592,7 +592,7 @@ def test_a_gltf_that_repeats_a_mesh_too_often_is_refused(tmp_path):
 
 
 def test_a_written_ply_is_read_back_with_its_rows(tmp_path):
-    from gridless.data.clouds import ply as format
+    from gridless.data.readers.clouds import ply as format
 
     rgb, part = torch.randint(0, 256, (9, 3), dtype=torch.uint8), torch.arange(9)
     for coords in (torch.rand(9, 3), torch.rand(9, 3, dtype=torch.float64)):
@@ -610,7 +610,7 @@ def test_a_written_ply_is_read_back_with_its_rows(tmp_path):
 
 
 def test_colours_of_two_bytes_stay_so_in_a_written_ply(tmp_path):
-    from gridless.data.clouds import ply as format
+    from gridless.data.readers.clouds import ply as format
 
     np.savez(tmp_path / "a.npz", xyz=POINTS[:3], rgb=np.array([[0, 300, 65535]] * 3, np.uint16))
     cloud = read_cloud(tmp_path / "a.npz")
@@ -622,8 +622,8 @@ def test_colours_of_two_bytes_stay_so_in_a_written_ply(tmp_path):
 
 
 def test_a_ply_whose_parts_differ_is_not_written(tmp_path):
-    from gridless.data.clouds import ply as format
-    from gridless.data.clouds.base import Points
+    from gridless.data.readers.clouds import ply as format
+    from gridless.data.readers.clouds.base import Points
 
     def part(**rows: np.ndarray) -> Points:
         return Points(POINTS[:2], rows, POINTS.dtype)

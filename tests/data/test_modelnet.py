@@ -13,7 +13,8 @@ import torch
 
 import gridless as gl
 from gridless.augment import Jitter, RotateAboutUp
-from gridless.data import FormatError, ModelNet40, modelnet, splits
+from gridless.data import FormatError, ModelNet40, splits
+from gridless.data.sets import modelnet
 
 # Some of the training shapes, of which the shipped list keeps at least one for validation.
 NAMES = {"train": ["airplane_0001", "airplane_0006", "bathtub_0002", "night_stand_0003"], "test": ["airplane_0627"]}

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless.__main__ import main
-from gridless.data.semantickitti import CLASSES, IGNORED
+from gridless.cli.main import main
+from gridless.data.sets.semantickitti import CLASSES, IGNORED
 from gridless.training.examples import load_data
 from gridless.training.recipe import Recipe
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from gridless.augment import Shuffle
-from gridless.data import FormatError, ShapeNetPart, shapenet
+from gridless.data import FormatError, ShapeNetPart
+from gridless.data.sets import shapenet
 
 CHAIR, MUG = "03001627", "03797390"
 # The last of the training list is for testing, too, as 26 of the official lists are.

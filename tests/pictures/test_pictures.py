@@ -265,7 +265,7 @@ def test_a_page_opens_in_a_browser_without_a_complaint(points, recording, tmp_pa
 def test_the_command_draws_files(points, recording, tmp_path, kind, capsys):
     import json
 
-    from gridless.__main__ import main
+    from gridless.cli.main import main
 
     file = tmp_path / ("cloud.npy" if kind == "cloud" else "events.npz")
     if kind == "cloud":

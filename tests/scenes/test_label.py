@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless.__main__ import main
-from gridless.data.clouds import ply
+from gridless.cli.main import main
 from gridless.data.files import locked
 from gridless.data.prepare import Preparation
+from gridless.data.readers.clouds import ply
 from gridless.scenes import Labeller, label, label_scene
 from gridless.training.predict import write_labels
 
@@ -373,7 +373,7 @@ def test_a_feature_that_is_not_finite_is_named_before_any_work(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".ply", ".npy"])
 def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix, weights, tmp_path, monkeypatch):
-    monkeypatch.setattr("gridless.data.clouds.base.PART", 100)
+    monkeypatch.setattr("gridless.data.readers.clouds.base.PART", 100)
     x = street(500).astype(np.float32)
     np.save(tmp_path / "whole.npy", x)
     whole = label_scene(tmp_path / "whole.npy", weights, tmp_path / "whole_labels.npy")

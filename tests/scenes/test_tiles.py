@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gridless as gl
-from gridless.data.clouds.base import Parts, Points
-from gridless.data.clouds.ply import write as write_ply
+from gridless.data.readers.clouds.base import Parts, Points
+from gridless.data.readers.clouds.ply import write as write_ply
 from gridless.scenes import layers_of
 from gridless.scenes.scene import Scene, _known
 
@@ -216,7 +216,7 @@ def test_a_scene_without_points_has_no_tiles():
 
 
 def test_a_scene_in_no_order_is_sorted_first_and_gives_the_same(monkeypatch, tmp_path):
-    monkeypatch.setattr("gridless.data.clouds.base.PART", 100)
+    monkeypatch.setattr("gridless.data.readers.clouds.base.PART", 100)
     monkeypatch.setattr("gridless.scenes.scene._RUN", 700)
     x = street(2000)
     mixed = np.random.default_rng(0).permutation(len(x))
@@ -232,7 +232,7 @@ def test_a_scene_in_no_order_is_sorted_first_and_gives_the_same(monkeypatch, tmp
 
 
 def test_a_scratch_disk_that_is_full_is_named(monkeypatch, tmp_path):
-    monkeypatch.setattr("gridless.data.clouds.base.PART", 100)
+    monkeypatch.setattr("gridless.data.readers.clouds.base.PART", 100)
     x = np.random.default_rng(0).permutation(street(2000))
 
     def full(*_):

@@ -9,7 +9,7 @@ import torch
 from killing import KillAfter, Killed
 from safetensors.torch import load_file
 
-from gridless.__main__ import main
+from gridless.cli.main import main
 from gridless.training.examples import load_data
 from gridless.training.recipe import load_recipe
 from gridless.training.run import run

@@ -14,7 +14,7 @@ from small_run import shapes
 
 import gridless as gl
 from gridless import models, weights
-from gridless.__main__ import main
+from gridless.cli.main import main
 from gridless.data.prepare import Preparation, prepare
 from gridless.training import Recipe, load_recipe
 from gridless.training.commands import _examples

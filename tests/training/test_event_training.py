@@ -12,7 +12,7 @@ import torch
 from killing import KillAfter, Killed, weights
 
 import gridless as gl
-from gridless.__main__ import main
+from gridless.cli.main import main
 from gridless.structures import Events
 from gridless.training import Recipe, load_recipe
 from gridless.training.examples import Recordings, chain, load_data, load_recordings

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless.__main__ import main
+from gridless.cli.main import main
 from gridless.data.folder import Listing, held_out, listing
 from gridless.data.prepare import Preparation, joined, padded, prepare, turned
 from gridless.training import Clouds
@@ -28,7 +28,7 @@ TINY = ["--set", "model.width=8", "--set", "model.levels=1", "--set", "model.lif
 def write_cloud(path, coords, **rows):
     """A PLY file with columns for rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    from gridless.data.clouds import ply
+    from gridless.data.readers.clouds import ply
 
     ply.write(path, gl.Cloud.of(torch.as_tensor(coords, dtype=torch.float32), **rows))
 

@@ -23,7 +23,7 @@ from killing import KillAfter, Killed, weights
 from small_run import shapes, small
 
 import gridless as gl
-from gridless.__main__ import main
+from gridless.cli.main import main
 from gridless.training import Recipe, Recordings
 from gridless.training.callbacks import EpochBar, WholeCheckpoints
 from gridless.training.module import share

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless.__main__ import main
 from gridless.augment.policy import Policy
+from gridless.cli.main import main
 from gridless.training.batch import Batch, Group, transposed
 from gridless.training.captured import Slot, capacity
 from gridless.training.evaluate import judged

@@ -1,0 +1,289 @@
+"""`gridless stream`: a trained event network on a file, a byte stream, a socket or a camera, as JSON lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+
+from gridless.live.overload import Buffered, Overload
+from gridless.live.packets import Prediction
+from gridless.live.view import Kind, Page, Terminal
+from gridless.structures import Events
+
+# Seconds that a recording waits for a browser to show it.
+PATIENCE = 10.0
+
+# Exit status where something that was sent was not taken.
+REFUSED = 3
+
+# Seconds after which a thread must hand the interpreter over: its default of 5 ms is as much as all lag may be.
+SWITCH = 1e-4
+
+
+class Jump(StrEnum):
+    refuse = "refuse"
+    restart = "restart"
+
+
+Repair = StrEnum("Repair", "cut unwrap drop hold sort shift")
+
+
+def stream(
+    weights: Annotated[str, typer.Option(help="Shipped weights by name, or the path of a .safetensors file.")],
+    source: Annotated[
+        str, typer.Option("--input", help="A recording, - for frames on standard input, udp://HOST:PORT, or camera.")
+    ],
+    realtime: Annotated[
+        bool, typer.Option("--realtime", help="Play a recording at the speed it was recorded.")
+    ] = False,
+    overload: Annotated[
+        Overload,
+        typer.Option(help="When events come too fast: let the source wait, drop packets, or thin events evenly."),
+    ] = Overload.wait,
+    lag: Annotated[float, typer.Option(min=0.1, help="Milliseconds of lag that --overload thin keeps to.")] = 5.0,
+    packet: Annotated[int, typer.Option(min=1, help="Microseconds per packet of a recording.")] = 1000,
+    idle: Annotated[float | None, typer.Option(help="Seconds of silence after which a socket ends.")] = None,
+    crop: Annotated[
+        str | None, typer.Option(metavar="X,Y", help="The camera's pixel that becomes the network's first one.")
+    ] = None,
+    pool: Annotated[int, typer.Option(min=1, help="Make N x N pixels of the camera one.", metavar="N")] = 1,
+    repair: Annotated[
+        list[Repair] | None,
+        typer.Option(help="drop: leave out events outside the network's sensor; others for recordings only."),
+    ] = None,
+    jump: Annotated[float, typer.Option(min=0, help="Seconds by which the times of a socket may jump.")] = 10.0,
+    on_jump: Annotated[
+        Jump, typer.Option(help="When they jump by more: refuse the frame, or begin a new stream (after two of them).")
+    ] = Jump.refuse,
+    view: Annotated[
+        Kind | None, typer.Option(help="Show events, prediction, rate and lag meanwhile: on a local page, or here.")
+    ] = None,
+    view_port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any that is free.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No throughput and latency on standard error.")] = False,
+) -> int:
+    """Predictions as JSON lines on standard output: time in microseconds, class, probability.
+
+    Throughput, latency per packet and lag are shown on standard error; they count from the first packet on, when all is
+    compiled and loaded. Nothing is dropped without being counted. A socket goes on whatever it is sent, and counts the
+    frames that were lost, late (after a later one, or again), bad (no frame), or refused (an event outside the sensor,
+    back in time, or at a time that jumps). In a file and on standard input these are errors. The exit status is 3 where
+    a socket was sent frames that were bad or refused.
+    """
+    from gridless.live import stream as engine_of
+    from gridless.live.sources import NewStream
+    from gridless.weights import class_names, load
+
+    if source == "-" and sys.stdin is None:
+        raise ValueError("standard input is closed: --input - reads frames from it")
+    if sys.stdout is None:
+        raise ValueError("standard output is closed: the predictions have nowhere to go")
+    repairs = [str(name) for name in repair or []]
+    _check_source(source, repairs, crop)
+    model: Any = load(weights)
+    engine = engine_of(model)
+    names = class_names(model, model.config["classes"])
+    live = realtime or _is_live(source)
+    options = {"jump": int(min(jump, 1e12) * 1e6), "restart": on_jump is Jump.restart, "idle": idle}
+    fit = _fit(engine.sensor, crop, pool, repair or [])
+    raw = _source(source, fit, repairs, packet, realtime, options, engine)
+    packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw
+    meter = Meter(quiet or view is Kind.terminal, lambda: _counts(packets, raw))
+    shown: Page | Terminal | None = None
+    if view is not None:
+        about = engine.sensor, names, meter
+        shown = Page(*about, view_port) if view is Kind.page else Terminal(*about)
+        shown.open(0.0 if live and not realtime else PATIENCE)
+    # Where the terminal shows the view, lines would go through it.
+    tell = _ignore if view is Kind.terminal and sys.stdout.isatty() else _print
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH)
+    try:
+        for events in packets:
+            if isinstance(events, NewStream):
+                if engine.events_seen:
+                    tell([Prediction(engine.time, engine.predict())], names, final=False)
+                engine.reset()
+                meter.restart()
+                continue
+            begin = time.perf_counter()
+            predictions = list(engine.push(events))
+            tell(predictions, names, final=True)
+            meter.tick(events, begin, getattr(packets, "received", None))
+            if shown is not None:
+                shown.add(events, predictions[-1].logits if predictions else None)
+        if engine.events_seen:
+            last = engine.predict()
+            tell([Prediction(engine.time, last)], names, final=False)
+            if shown is not None:
+                shown.add(None, last)
+        elif not quiet:
+            print("no event came, or none within what --crop and --repair leave", file=sys.stderr)
+    except BrokenPipeError:
+        # The reader of the predictions has seen enough. What is left in the buffer is written at the very end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ValueError as error:
+        raise ValueError(re.sub(r"repair='(\w+)'", r"--repair \1", str(error))) from error
+    finally:
+        sys.setswitchinterval(switch)
+        if isinstance(packets, Buffered):
+            packets.close()
+        if shown is not None:
+            shown.close()
+        meter.close(getattr(raw, "reason", ""))
+    return REFUSED if getattr(raw, "bad", 0) or getattr(raw, "refused", 0) else 0
+
+
+def _fit(sensor: tuple[int, int], crop: str | None, pool: int, repair: list[Repair]) -> Any:
+    from gridless.live.sources import Fit
+
+    corner = None if crop is None else tuple(int(part) for part in crop.split(","))
+    return Fit(sensor, corner, pool, Repair.drop in repair)  # type: ignore[arg-type]
+
+
+def _check_source(source: str, repairs: list[str], crop: str | None) -> None:
+    """Refuse what the options of the source cannot be, before anything is loaded and compiled for it."""
+    if crop is not None and not re.fullmatch(r"\d+,\d+", crop):
+        raise ValueError(f"--crop takes two whole numbers X,Y, such as 100,60, not {crop!r}")
+    live = _is_live(source)
+    if live and set(repairs) - {"drop"}:
+        raise ValueError(f"--repair {min(set(repairs) - {'drop'})} is for recordings: a live stream can only drop")
+    if not live and not Path(source).is_file():
+        raise FileNotFoundError(f"no file {source}: --input takes a recording, -, udp://HOST:PORT or camera")
+    host, port = _address(source)
+    if source.startswith("udp://") and (not host or not port.isdigit()):
+        raise ValueError(f"{source!r} is not of the form udp://HOST:PORT")
+
+
+def _is_live(source: str) -> bool:
+    return source in ("-", "camera") or source.startswith("udp://")
+
+
+def _address(source: str) -> tuple[str, str]:
+    host, _, port = source.removeprefix("udp://").rpartition(":")
+    return host, port
+
+
+def _source(
+    source: str, fit: Any, repairs: list[str], packet: int, realtime: bool, options: dict[str, Any], engine: Any
+) -> Any:
+    """The source that `--input` names, opened when the engine is ready: a socket would fill up while it compiles."""
+    from gridless.live.sources import SIDE, Camera, Datagrams, frames, recording
+
+    largest = SIDE, SIDE
+    _warm_up(engine)
+    if not _is_live(source):
+        return recording(source, None, packet, realtime, repairs, fit)
+    if source == "camera":
+        return Camera(largest, fit=fit)
+    if source == "-":
+        # A reader of its own: the interpreter waits at its end for one that a thread still reads from.
+        return frames(os.fdopen(os.dup(sys.stdin.fileno()), "rb"), largest, fit=fit)
+    # An address of IPv6 stands in brackets.
+    host, port = _address(source)
+    return Datagrams(host.strip("[]"), int(port), largest, **options, fit=fit)
+
+
+def _warm_up(engine: Any) -> None:
+    """Compile and load all that a packet, a window and a prediction need."""
+    none, last = np.zeros(2, np.int64), 2 * (engine.duration or 1)
+    engine({"x": none, "y": none, "t": np.array([0, last]), "p": none})
+    engine.predict()
+    engine.reset()
+
+
+def _counts(*sources: Any) -> dict[str, int]:
+    """What was not worked on."""
+    names = ("dropped_packets", "dropped_events", "thinned_events", "lost", "late", "bad", "refused", "restarts")
+    names += ("overflows",)
+    return {k: getattr(s, k) for s in sources for k in names if hasattr(s, k)}
+
+
+def _ignore(predictions: list[Prediction], names: list[str], final: bool) -> None:
+    pass
+
+
+def _print(predictions: list[Prediction], names: list[str], final: bool) -> None:
+    """A line for each, all in one go: one by one they would cost more than the network."""
+    if not predictions:
+        return
+    shares, best = torch.stack([p.logits for p in predictions]).softmax(1).max(1)
+    lines = [
+        json.dumps({"time": p.time, "class": names[k], "probability": round(share, 6), "final": final})
+        for p, k, share in zip(predictions, best.tolist(), shares.tolist(), strict=True)
+    ]
+    print("\n".join(lines), flush=True)
+
+
+class Meter:
+    """Throughput, latency and lag, once a second on standard error.
+
+    Sensor and host have clocks of their own. Lag is the host's time from when the first event of a packet could have
+    been here at the earliest until the packet is done: the smallest difference between the clocks so far tells when
+    that is, so that lag is never negative.
+    """
+
+    # A sensor's clock may run so much slower than ours without that counting as lag.
+    DRIFT = 1e-4
+
+    def __init__(self, quiet: bool, counts: Callable[[], dict[str, int]]) -> None:
+        self.quiet, self.counts = quiet, counts
+        self.events = 0
+        self.busy = self.host = self.sensor = self.lag = self.most = 0.0
+        # Percentiles of the last hundred thousand packets: a stream may run for months.
+        self.latency: deque[float] = deque(maxlen=100_000)
+        self.shown = time.perf_counter()
+        self.begin: float | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """Another stream begins, with another clock."""
+        self.before: int | None = None
+        self.offset: float | None = None
+
+    def tick(self, events: Events, begin: float, received: float | None) -> None:
+        """A packet whose work began at `begin` is done; `received`: when it came in, for a live source."""
+        if not len(events):
+            return
+        now = time.perf_counter()
+        first, last = int(events.time[0]), int(events.time[-1])
+        self.begin = begin if self.begin is None else self.begin
+        self.sensor += (last - (first if self.before is None else self.before)) * 1e-6
+        since, self.host, self.before = now - (self.host or now), now, last
+        self.events, self.busy = self.events + len(events), self.busy + now - begin
+        self.latency.append(now - begin)
+        if received is not None:
+            offset = received - first * 1e-6
+            drifted = offset if self.offset is None else self.offset + self.DRIFT * since
+            self.offset = min(offset, drifted)
+            self.lag = now - first * 1e-6 - self.offset
+            self.most = max(self.most, self.lag)
+        if not self.quiet and now - self.shown > 1:
+            self.shown = now
+            print("\r" + self.line(), end="", file=sys.stderr, flush=True)
+
+    def line(self) -> str:
+        p50, p99, p999 = np.percentile(self.latency or [0.0], [50, 99, 99.9]) * 1e6
+        rate, host = self.events / max(self.busy, 1e-9) / 1e6, self.host - (self.begin or 0.0)
+        lag = "" if self.offset is None else f", lag {1e3 * self.lag:.1f} ms, at most {1e3 * self.most:.1f} ms"
+        return (
+            f"{self.events:,} events, {rate:.2f} M events/s of work, "
+            f"packet p50 {p50:.0f} us, p99 {p99:.0f} us, p99.9 {p999:.0f} us, "
+            f"{self.sensor:.3f} s of sensor time in {host:.3f} s{lag}"
+        ) + "".join(f", {k.replace('_', ' ')} {v:,}" for k, v in self.counts().items())
+
+    def close(self, reason: str) -> None:
+        """The last line, and why something was not taken."""
+        if not self.quiet and (self.events or any(self.counts().values())):
+            print("\r" + self.line() + (f"\nnot taken: {reason}" if reason else ""), file=sys.stderr, flush=True)

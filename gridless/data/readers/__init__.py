@@ -1,0 +1,1 @@
+"""Readers of files: clouds, meshes and recordings. One file per format."""

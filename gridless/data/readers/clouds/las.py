@@ -1,0 +1,404 @@
+"""LAS, and LAZ through `lazrs`: versions 1.0 to 1.4, point formats 0 to 10.
+
+Everything that the decoder of LAZ believes (counts, the table of chunks, the sizes of their layers) is checked against
+the file first: it ends the process when memory is short.
+"""
+
+# lazrs says nothing of its types.
+# pyright: reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import IO, Any
+
+import numpy as np
+
+from gridless.data.limits import Limits
+from gridless.data.readers.clouds.base import PART, Parts, Points, Source, part_sizes
+
+_PROCESS = os.getpid()
+
+# By point format: bytes of a point, and where time, colour and near infrared are.
+SIZES = (20, 28, 26, 34, 57, 63, 30, 36, 38, 59, 67)
+TIME = (None, 20, None, 20, 20, 20, 22, 22, 22, 22, 22)
+COLOUR = (None, None, 20, 28, None, 28, None, 30, 30, None, 30)
+INFRARED = {8: 36, 10: 36}
+# name: type, byte, and of a field within a byte: its lowest bit and how many. First formats 0 to 5, then 6 to 10.
+OLD = {
+    "intensity": ("<u2", 12), "return_number": ("u1", 14, 0, 3), "number_of_returns": ("u1", 14, 3, 3),
+    "scan_direction_flag": ("u1", 14, 6, 1), "edge_of_flight_line": ("u1", 14, 7, 1),
+    "classification": ("u1", 15, 0, 5), "synthetic": ("u1", 15, 5, 1), "key_point": ("u1", 15, 6, 1),
+    "withheld": ("u1", 15, 7, 1), "scan_angle": ("i1", 16), "user_data": ("u1", 17), "point_source_id": ("<u2", 18),
+}  # fmt: skip
+NEW = {
+    "intensity": ("<u2", 12), "return_number": ("u1", 14, 0, 4), "number_of_returns": ("u1", 14, 4, 4),
+    "synthetic": ("u1", 15, 0, 1), "key_point": ("u1", 15, 1, 1), "withheld": ("u1", 15, 2, 1),
+    "overlap": ("u1", 15, 3, 1), "scanner_channel": ("u1", 15, 4, 2), "scan_direction_flag": ("u1", 15, 6, 1),
+    "edge_of_flight_line": ("u1", 15, 7, 1), "classification": ("u1", 16), "user_data": ("u1", 17),
+    "scan_angle": ("<i2", 18), "point_source_id": ("<u2", 20),
+}  # fmt: skip
+EXTRA = ("", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")
+SCALED, SHIFTED = 8, 16
+# Where the header says where waveforms begin, and the bit that says that they are in the file.
+WAVES, INTERNAL_WAVES = 227, 2
+# Layers of each kind of item in a chunk of LAZ 1.4; extra bytes have one each.
+LAYERS = {10: 9, 11: 1, 12: 2, 13: 1}
+EXTRA_BYTES_ITEM = 14
+POINTWISE, LAYERED = 2, 3
+VARIABLE = 2**32 - 1
+
+
+def read(source: Source) -> Points:
+    file = Layout.of(source)
+    if not file.packed:
+        return file.points(source.stored("points", file.count, file.size, file.start))
+    source.limits.unpacked("the points", file.count * file.size, file.start)
+    return file.points(file.unpack(source, file.start + 8, file.chunks(source)))
+
+
+def parts(source: Source) -> Parts:
+    """A LAS file in pieces of as many points as PART; a LAZ or COPC file in its chunks."""
+    file = Layout.of(source)
+    sizes, raw = file.pieces(source)
+    return Parts(sizes, lambda k: file.points(raw(k)))
+
+
+def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[int, int], np.ndarray]) -> None:
+    """Write the same file with other classes: labels(first, count) are those of its points; COPC becomes plain LAZ.
+
+    Whatever else the file says of its points stays, and so do its records.
+    """
+    file = Layout.of(source)
+    sizes, raw = file.pieces(source)
+    size = struct.unpack_from("<H", source.data, 94)[0]
+    head = bytearray(source.data[:size])
+    kept = [record for user, _, record in file.records if user not in ("laszip encoded", "copc")]
+    late = [(at, length) for user, at, length in _late_records(source) if user != "copc"]
+    vlr = None
+    if packed:
+        lazrs = _lazrs(source)
+        extra = file.size - SIZES[file.format]
+        way = bytearray(file.way or lazrs.LazVlr.new_for_compression(file.format, extra).record_data())
+        # Where chunks have sizes of their own they are made again, all alike.
+        if struct.unpack_from("<I", way, 12)[0] == VARIABLE:
+            struct.pack_into("<I", way, 12, 50_000)
+        vlr = lazrs.LazVlr(bytes(way))
+        kept.append(struct.pack("<H16sHH32s", 0, b"laszip encoded", 22204, len(way), b"") + way)
+    struct.pack_into("<IIB", head, 96, size + sum(map(len, kept)), len(kept), file.format | (128 if packed else 0))
+    if head[25] >= 4:
+        struct.pack_into("<QI", head, 235, 0, len(late))
+    waves = _waves(source)
+    if waves is not None and waves not in [at for at, _ in late]:
+        # The header says where waveforms are, and they are not there.
+        head[6] &= ~INTERNAL_WAVES
+        struct.pack_into("<Q", head, WAVES, 0)
+    begin = out.tell()
+    out.write(head + b"".join(kept))
+    disk, first = _Disk(out), 0
+    compressor = _lazrs(source).LasZipCompressor(disk, vlr) if packed else None
+    write: Any = out.write if compressor is None else compressor.compress_many
+    try:
+        for k, count in enumerate(sizes):
+            table = np.array(np.frombuffer(raw(k), np.uint8)).reshape(count, file.size)
+            classes = labels(first, count).astype(np.uint8)
+            if file.format < 6:
+                table[:, 15] = table[:, 15] & 0xE0 | classes
+            else:
+                table[:, 16] = classes
+            write(table.reshape(-1))
+            first += count
+        if compressor is not None:
+            compressor.done()
+    except RuntimeError as error:
+        raise disk.error or error from None
+    end = out.seek(0, 2)
+    for at, length in late:
+        if at == waves:
+            _overwrite(out, begin + WAVES, out.seek(0, 2) - begin)
+            out.seek(0, 2)
+        # Waveforms may be many times as large as the points.
+        for place in range(at, at + length, 1 << 24):
+            out.write(source.data[place : min(place + (1 << 24), at + length)])
+    if late and head[25] >= 4:
+        _overwrite(out, begin + 235, end - begin)
+    out.seek(0, 2)
+
+
+def _overwrite(out: IO[bytes], at: int, number: int) -> None:
+    out.seek(at)
+    out.write(struct.pack("<Q", number))
+
+
+class _Disk:
+    """A file that a compressor writes to, which says of an error only that there was one: here it is kept."""
+
+    error: OSError | None = None
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def most_classes(source: Source) -> int:
+    """How many classes its points can have."""
+    return 32 if Layout.of(source).format < 6 else 256
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the header of a file says of its points."""
+
+    format: int
+    size: int
+    count: int
+    start: int
+    packed: bool
+    scale: np.ndarray
+    offset: np.ndarray
+    records: list[tuple[str, int, bytes]]  # who wrote each, its number, and its bytes
+    extra: list[tuple]
+
+    @classmethod
+    def of(cls, source: Source) -> Layout:
+        header = source.stored("bytes of a header", 227, 1, 0)
+        if not header.startswith(b"LASF") or header[24] != 1:
+            raise source.error("not a LAS file: it does not begin with LASF, or is not of version 1", 0)
+        minor, header_size, start = header[25], *struct.unpack_from("<HI", header, 94)
+        vlrs, format, size, count = struct.unpack_from("<IBHI", header, 100)
+        packed, format = bool(format & 128), format & 63
+        if minor >= 4:
+            header = source.stored("bytes of a header", 375, 1, 0)
+            count = struct.unpack_from("<Q", header, 247)[0] or count
+        if format >= len(SIZES) or size < SIZES[format]:
+            raise source.error(f"points of format {format} and {size} bytes are unknown", 104)
+        scale, offset = np.frombuffer(header, "<f8", 6, 131).reshape(2, 3)
+        if not (np.isfinite(scale) & np.isfinite(offset)).all():
+            raise source.error("the scale or the offset is not finite", 131)
+        records = _records(source, header_size, start, vlrs)
+        extra, at = [], SIZES[format]
+        for name, kind, shape, bytes_, line in _extra(source, _content(records, "LASF_Spec", 4)):
+            if at + bytes_ > size:
+                raise source.error(f"the extra bytes of {name!r} do not fit in a point of {size} bytes")
+            extra.append((name, kind, shape, at, line))
+            at += bytes_
+        return cls(format, size, count, start, packed, scale, offset, records, extra)
+
+    def points(self, raw: bytes | np.ndarray) -> Points:
+        """The points that are stored in `raw`, one after the other, uncompressed."""
+        count, size, format = len(raw) // self.size, self.size, self.format
+
+        def field(kind: str, byte: int, shape: tuple[int, ...] = ()) -> np.ndarray:
+            dtype = np.dtype((kind, shape))
+            if not count:
+                return np.empty((0, *shape), kind)
+            strides = (size, *(dtype.base.itemsize for _ in shape))
+            return np.ndarray((count, *shape), dtype.base, raw, byte, strides)
+
+        rows: dict[str, Any] = {}
+        for name, (kind, byte, *bits) in (OLD if format < 6 else NEW).items():
+            value = field(kind, byte)
+            rows[name] = value >> bits[0] & (1 << bits[1]) - 1 if bits else value
+        rows["scan_angle"] = (rows["scan_angle"] * (1.0 if format < 6 else 0.006)).astype(np.float32)  # degrees
+        if (byte := TIME[format]) is not None:
+            rows["gps_time"] = field("<f8", byte)
+        if (byte := COLOUR[format]) is not None:
+            rows["rgb"] = field("<u2", byte, (3,))
+        if format in INFRARED:
+            rows["nir"] = field("<u2", INFRARED[format])
+        for name, kind, shape, at, line in self.extra:
+            if kind and name not in rows:
+                value = field(kind, at, shape)
+                rows[name] = value if line is None else value * line[0] + line[1]
+        with np.errstate(over="ignore"):
+            coords = field("<i4", 0, (3,)) * self.scale + self.offset
+        return Points(coords, rows, np.dtype(np.float64))
+
+    def pieces(self, source: Source) -> tuple[list[int], Callable[[int], bytes | np.ndarray]]:
+        """How many points each piece has, and the points of piece k as LAS stores them."""
+        if not self.packed:
+            source.limits.stored("points", self.count, self.size, len(source.data) - self.start, self.start)
+            sizes = part_sizes(self.count)
+            return sizes, lambda k: source.stored("points", sizes[k], self.size, self.start + k * PART * self.size)
+        chunks = [chunk for chunk in self.chunks(source) if chunk[0]]
+        places = np.cumsum([self.start + 8, *(length for _, length in chunks)]).tolist()
+
+        def unpack(k: int) -> np.ndarray:
+            Limits(source.path).unpacked("a chunk", chunks[k][0] * self.size, places[k])
+            return self.unpack(source, places[k], chunks[k : k + 1])
+
+        return [points for points, _ in chunks], unpack
+
+    @property
+    def way(self) -> bytes:
+        """The record that says how the points are compressed."""
+        return _content(self.records, "laszip encoded", 22204)
+
+    def chunks(self, source: Source) -> list[tuple[int, int]]:
+        """Points and bytes of each chunk of a LAZ file; they are one after the other, from eight bytes behind `start`.
+
+        All that the decoder will believe is checked here.
+        """
+        lazrs, record, at, count = _lazrs(source), self.way, self.start, self.count
+        if len(record) < 34:
+            raise source.error("compressed, but without the record that says how", at)
+        way, _, _, _, _, _, chunk = struct.unpack_from("<HHBBHII", record)
+        items = [struct.unpack_from("<HHH", record, 34 + 6 * i) for i in range((len(record) - 34) // 6)]
+        declared = struct.unpack_from("<H", record, 32)[0]
+        if way not in (POINTWISE, LAYERED) or declared != len(items) or sum(s for _, s, _ in items) != self.size:
+            raise source.error(f"compressed in a way ({way}) or into points that are unknown", at)
+        if not count:
+            return []
+        start = at + 8
+        table = struct.unpack("<q", source.stored("bytes of a place", 8, 1, at))[0]
+        if table <= at:
+            table = struct.unpack_from("<q", source.data, len(source.data) - 8)[0]
+        if not start <= table <= len(source.data) - 8:
+            raise source.error(f"truncated: the table of chunks is said to be at byte {table}", at)
+        number = struct.unpack_from("<I", source.data, table + 4)[0]
+        # An empty chunk has four bytes; others begin with a whole point.
+        source.limits.stored("chunks", number, 4, table - start, table)
+        if chunk != VARIABLE and number * chunk < count:
+            raise source.error(f"{number} chunks of {chunk} points cannot hold {count}", table)
+        try:
+            stream = io.BytesIO(source.data[table:])
+            chunks = lazrs.read_chunk_table_only(stream, lazrs.LazVlr(record))
+        except BaseException as error:
+            raise _foreign(source, error, table) from None
+        if chunk != VARIABLE:
+            chunks = [(min(chunk, max(count - i * chunk, 0)), length) for i, (_, length) in enumerate(chunks)]
+        if sum(n for n, _ in chunks) != count or sum(length for _, length in chunks) > table - start:
+            raise source.error(f"the chunks are not {count} points in {table - start} bytes", table)
+        place = start
+        for points, length in chunks:
+            if points:
+                _check_chunk(source, place, length, points, self.size, items if way == LAYERED else [])
+            place += length
+        return chunks
+
+    def unpack(self, source: Source, at: int, chunks: list[tuple[int, int]]) -> np.ndarray:
+        """The points of consecutive chunks, of which the first is at byte `at`, as LAS would store them."""
+        if len(chunks) > 1 and os.getpid() != _PROCESS:
+            # Threads of the decoder do not survive a fork, and it would wait for them for ever: one chunk needs none.
+            places = accumulate((length for _, length in chunks), initial=at)
+            return np.concatenate([self.unpack(source, place, [chunk]) for place, chunk in zip(places, chunks)])
+        out = np.empty(sum(points for points, _ in chunks) * self.size, np.uint8)
+        if len(out):
+            data = source.data[at : at + sum(length for _, length in chunks)]
+            try:
+                _lazrs(source).decompress_points_with_chunk_table(data, self.way, out, chunks)
+            except BaseException as error:
+                raise _foreign(source, error, at) from None
+        return out
+
+
+def _lazrs(source: Source) -> Any:
+    try:
+        import lazrs
+    except ImportError:
+        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install lazrs") from None
+    return lazrs
+
+
+def _records(source: Source, at: int, end: int, count: int) -> list[tuple[str, int, bytes]]:
+    """The variable length records between the header and the points."""
+    if end > len(source.data) or at > end:
+        raise source.error(f"truncated: the points begin at byte {end}, the file has {len(source.data)}", 96)
+    source.limits.stored("variable length records", count, 54, end - at, 100)
+    found = []
+    for _ in range(count):
+        source.limits.stored("variable length records", 1, 54, end - at, at)
+        user, number, length = struct.unpack_from("<16sHH", source.data, at + 2)
+        source.limits.stored("bytes of a record", length, 1, end - at - 54, at)
+        found.append((_user(user), number, source.data[at : at + 54 + length]))
+        at += 54 + length
+    return found
+
+
+def _content(records: list[tuple[str, int, bytes]], user: str, number: int) -> bytes:
+    """Of the first such record, behind its head; nothing where there is none."""
+    return next((record[54:] for *key, record in records if key == [user, number]), b"")
+
+
+def _user(name: bytes) -> str:
+    return name.split(b"\0")[0].decode("latin-1")
+
+
+def _late_records(source: Source) -> Iterator[tuple[str, int, int]]:
+    """Who wrote each record behind the points, where it begins, and its bytes: LAS 1.4 has several, 1.3 waveforms."""
+    at, count = struct.unpack_from("<QI", source.data, 235) if source.data[25] >= 4 else (_waves(source) or 0, 1)
+    for _ in range(count if at else 0):
+        source.limits.stored("records behind the points", 1, 60, len(source.data) - at, at)
+        user, _, length = struct.unpack_from("<16sHQ", source.data, at + 2)
+        source.limits.stored("bytes of a record", length, 1, len(source.data) - at - 60, at)
+        yield _user(user), at, 60 + length
+        at += 60 + length
+
+
+def _waves(source: Source) -> int | None:
+    """Where the record of waveforms begins, 0 where there is none; None in files that cannot say so."""
+    if source.data[25] < 3 or struct.unpack_from("<H", source.data, 94)[0] < WAVES + 8:
+        return None
+    at = struct.unpack_from("<Q", source.data, WAVES)[0]
+    if at + 60 > len(source.data):
+        return 0
+    user, number, length = struct.unpack_from("<16sHQ", source.data, at + 2)
+    whole = (_user(user), number) == ("LASF_Spec", 65535) and at + 60 + length <= len(source.data)
+    return at if whole else 0
+
+
+def _extra(source: Source, record: bytes):
+    """Name, type ('' for none), shape, bytes and, where its numbers are scaled, factor and summand of each further
+    field."""
+    if len(record) % 192:
+        raise source.error(f"the record of extra bytes has {len(record)} bytes, no multiple of 192")
+    for at in range(0, len(record), 192):
+        kind, options, name = struct.unpack_from("<BB32s", record, at + 2)
+        name = name.split(b"\0")[0].decode("latin-1").strip().lower() or f"extra{at // 192}"
+        if kind == 0:
+            # Undocumented bytes are passed over.
+            yield name, "", (), options, None
+            continue
+        if kind > 30:
+            # There is no such type: how many bytes it has, and where the next field begins, is not known.
+            return
+        # Behind the ten types follow pairs of them, then triples.
+        many, base = (kind - 1) // 10 + 1, EXTRA[(kind - 1) % 10 + 1]
+        shape = (many,) if many > 1 else ()
+        factor, added = np.frombuffer(record, "<f8", 6, at + 112).reshape(2, 3)[:, :many].reshape(2, *shape)
+        factor, added = factor if options & SCALED else 1.0, added if options & SHIFTED else 0.0
+        line = (factor, added) if options & (SCALED | SHIFTED) else None
+        yield name, base, shape, many * np.dtype(base).itemsize, line
+
+
+def _check_chunk(source: Source, at: int, length: int, points: int, size: int, items: list) -> None:
+    """A chunk is a point and the others coded; a layered one has between them its number of points and its sizes."""
+    layers = sum(s if kind == EXTRA_BYTES_ITEM else LAYERS.get(kind, 0) for kind, s, _ in items)
+    head = size + (4 + 4 * layers if items else 0)
+    source.limits.stored("bytes of a chunk", head, 1, length, at)
+    if items:
+        said, *lengths = np.frombuffer(source.data, "<u4", 1 + layers, at + size).tolist()
+        if said != points:
+            raise source.error(f"a chunk of {points} points says that it has {said}", at + size)
+        source.limits.stored("bytes of layers", sum(lengths), 1, length - head, at)
+
+
+def _foreign(source: Source, error: BaseException, at: int) -> BaseException:
+    """What the decoder raises, its panics too, as our error; interrupts and lack of memory stay what they are."""
+    if isinstance(error, MemoryError) or not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
+        return error
+    return source.error(f"the compressed points are damaged: {str(error)[:200]}", at)

@@ -1,0 +1,115 @@
+"""Event files: one reader per format, chosen by what the file holds.
+
+A reader has `sniff(head)`, which knows the format by its first bytes, and `read(file)`, which returns the columns. Bad
+content raises `FormatError`, with the file and the byte, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from gridless.data.errors import check_file
+from gridless.data.isolation import read_isolated
+from gridless.data.limits import Limits
+from gridless.data.readers.events.base import File, FormatError
+from gridless.data.readers.events.write import write_events
+from gridless.structures import Events, Rows
+from gridless.structures.events import REPAIRS, as_repairs, unchecked
+
+__all__ = ["FormatError", "read_events", "write_events"]
+
+# Formats that can be told by their first bytes, the most certain first, text last.
+READERS = ("es", "aedat4", "aedat3", "aedat2", "hdf5", "npy", "mat", "evt", "dat", "text")
+SUFFIXES = {
+    ".bin": "atis_bin",
+    ".es": "es",
+    ".aedat4": "aedat4",
+    ".aedat": "aedat2",
+    ".h5": "hdf5",
+    ".hdf5": "hdf5",
+    ".npy": "npy",
+    ".npz": "npy",
+    ".mat": "mat",
+    ".raw": "evt",
+    ".dat": "dat",
+    ".csv": "text",
+    ".txt": "text",
+}
+
+
+def read_events(
+    path: str | Path,
+    sensor: tuple[int, int] | None = None,
+    repair: str | Sequence[str] = (),
+    stream: int | None = None,
+    max_bytes: int | None = None,
+    isolated: bool = False,
+) -> Events:
+    """The events of the file `path`: N-MNIST `.bin`, AEDAT 2, 3.1 and 4, Prophesee `.dat` and `.raw` (EVT 2 and 3),
+    Event Stream `.es`, MATLAB `.mat`, HDF5, CSV, NumPy `.npy` and `.npz`.
+
+    The content says which format it is; the suffix counts only where the content cannot (`.bin`). Pixels, times and
+    polarity are what the file says: nothing is mirrored or shifted, but counters that wrap are continued. `sensor`
+    (width, height) overrides what the file says; where neither says, it is the smallest camera of the family that holds
+    all events, or else the smallest rectangle. Of a file with several cameras, `stream` chooses one.
+
+    Anything wrong with the content is a `FormatError`, a `ValueError` that names the file and the byte. So are times
+    that step back, negative times and events outside the sensor, unless `repair` says what to do (see `Events.of`), and
+    the end of a file that was cut off, unless one of the repairs is `"cut"`: what is whole before it is kept.
+
+    A compressed file may unpack to `max_bytes`, by default the larger of 256 MiB and 100 times its own length. With
+    `isolated` the file is read in a process of its own, whose crash, hang or hunger for memory is a `FormatError`, too:
+    see the page on untrusted files.
+    """
+    repairs = as_repairs(repair, ("cut", *REPAIRS))
+    check_file(Path(path), "EventFolder")
+    if isolated:
+        return read_isolated(read_events, path, max_bytes, sensor=sensor, repair=repairs, stream=stream)
+    file = File(Path(path), Limits(path, max_bytes), stream, sensor, "cut" in repairs)
+    recording = reader_of(file).read(file)
+    size = sensor or recording.sensor or recording.guess_sensor()
+    try:
+        rows = Rows.of(recording.rows, torch.from_numpy(recording.time), "rows")
+    except (TypeError, ValueError) as error:
+        raise file.error(str(error)) from None
+    try:
+        events = unchecked([(recording.pixel, recording.time, recording.polarity)], size, repairs, [rows])
+    except OverflowError as error:
+        raise file.error(str(error)) from None
+    fault = events.fault()
+    if fault is not None:
+        row, words = fault
+        # Repairs move events: their rows no longer say where they were stored.
+        offset = None if repairs or recording.locate is None else recording.locate(row)
+        raise file.error(f"event {row} {words}", offset)
+    return events
+
+
+def reader_of(file: File) -> ModuleType:
+    """The module that reads this file."""
+    head = file.head
+    suffix = file.path.suffix.lower()
+    name = SUFFIXES.get(suffix)
+    for known in READERS:
+        # Five-byte events may by chance look like text, so a suffix that no content can confirm is believed.
+        if name == "atis_bin" and known == "text":
+            break
+        module = _reader(known)
+        if module.sniff(head):
+            return module
+    if name == "atis_bin" or (name == "text" and not len(file)):
+        return _reader(name)
+    if not len(file):
+        raise file.error("is empty", 0)
+    if name is not None:
+        raise file.error(f"does not begin as a {suffix} file does: found {head[:12]!r}", 0)
+    raise file.error(f"is in no known format: it begins with {head[:12]!r} and ends in {suffix or 'no suffix'}", 0)
+
+
+def _reader(name: str) -> ModuleType:
+    return import_module(f"gridless.data.readers.events.{name}")

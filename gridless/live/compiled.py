@@ -1,0 +1,120 @@
+"""A live stream through the C of a network, compiled on this machine and loaded into Python."""
+
+from __future__ import annotations
+
+import re
+from ctypes import CDLL, CFUNCTYPE, POINTER, c_float, c_int, c_int64, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gridless.live.export import export
+from gridless.live.export.check import library
+from gridless.live.export.writer import MOST, Writer
+from gridless.live.lowering import lines
+from gridless.live.packets import Prediction, ProgramStream, alone
+from gridless.live.program import Program
+from gridless.live.sources import RECORD
+from gridless.structures import Events
+
+_CALLBACK = CFUNCTYPE(None, c_void_p, c_int64, POINTER(c_float))
+
+
+def _settings(text: str) -> tuple[Any, ...]:
+    """Bits, chunk and name with which a network was exported; nothing where the text is no such network's."""
+    lines = (r"^#define CHUNK ([1-9]\d{0,6})$", r"^#define SMALL ([01])$", r"^size_t ([A-Za-z]\w*)_bytes\(void\)")
+    said = re.search(".*?".join(lines), text, re.MULTILINE | re.DOTALL | re.ASCII)
+    return (16 if said[2] == "1" else 32, min(int(said[1]), MOST), said[3]) if said else ()
+
+
+class Compiled(ProgramStream):
+    """A live stream through `network.c` in a folder: what a board or a robot will compute, to the bit.
+
+    The folder is written by `gl.export` unless it holds this very network already, with 32 bits or 16, any chunk and
+    any name. It is compiled with the C compiler of this machine. Used as an `Engine`; it keeps no features. Copies of
+    the stream run the same file.
+    """
+
+    _parts = (*ProgramStream._parts, "_path", "_prefix")
+
+    def __init__(self, model: nn.Module, folder: str | Path) -> None:
+        self._folder = Path(folder)
+        super().__init__(model)
+
+    def _prepare(self, model: nn.Module) -> None:
+        self.program, code = Program.of(model), self._folder / "network.c"
+        text = code.read_text("utf-8") if code.is_file() else ""
+        writer = Writer(self.program, *_settings(text))
+        if writer.text != text:
+            export(model, self._folder)
+            return self._prepare(model)
+        self._prefix = writer.name
+        path = self._folder / f"lib{writer.library}-{writer.digest}.so"
+        self._path = (path if path.is_file() else library(self._folder, path)).resolve()
+        self._build()
+
+    def _build(self) -> None:
+        if not self._path.is_file():
+            raise FileNotFoundError(
+                f"stream: {self._path}, which this stream ran, is gone: make it again with gl.stream(model, "
+                f"compiled={str(self._path.parent)!r})"
+            )
+        library = CDLL(str(self._path))
+        push, size, reset, predict = (library[f"{self._prefix}_{n}"] for n in ("push", "bytes", "reset", "predict"))
+        push.argtypes, push.restype = [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p], c_int
+        reset.argtypes, reset.restype = [c_void_p], None
+        predict.argtypes, predict.restype = [c_void_p, c_void_p], None
+        size.restype = c_size_t
+        self._push, self._reset, self._predict = push, reset, predict
+        self._state = lines(size()).view(np.int64)
+        self._logits = np.zeros(self.program[self.program.output].channels, np.float32)
+        self._found: list[Prediction] = []
+        self._tell = _CALLBACK(self._predicted)
+
+    def _predicted(self, user: Any, time: int, logits: Any) -> None:
+        values = np.ctypeslib.as_array(logits, self._logits.shape).copy()
+        self._found.append(Prediction(time, torch.from_numpy(values)))
+
+    @alone
+    def reset(self) -> None:
+        self._reset(self._state.ctypes.data)
+        self._numbers([0, -(2**63), 0])
+
+    def _take(self, events: Events) -> list[Prediction]:
+        if not len(events):
+            return []
+        records = np.empty(len(events), RECORD)
+        records["t"], records["p"] = events.time.numpy(), events.polarity.numpy()  # type: ignore[union-attr]
+        records["x"], records["y"] = events.pixel.numpy().T
+        self._found = []
+        bad = self._push(self._state.ctypes.data, records.ctypes.data, len(records), self._tell, None)
+        if bad:
+            raise ValueError(f"stream: event {bad - 1} of the packet is not known to C; the packet was not taken")
+        self._numbers([self.events_seen + len(records), int(records["t"][-1]), 0])
+        if self.program.answers is None and self.duration is None:
+            return [Prediction(self.time, self.predict())]
+        return self._found
+
+    @alone
+    def predict(self) -> Tensor:
+        self._predict(self._state.ctypes.data, self._logits.ctypes.data)
+        return torch.from_numpy(self._logits.copy())
+
+    def features(self, name: str) -> tuple[Events, Tensor]:
+        raise ValueError("a compiled stream keeps no features: use gl.stream(model, features=[...])")
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the stream holds, constant while it runs, without the weights."""
+        return self._state.nbytes
+
+    def _memory(self) -> dict[str, Tensor]:
+        return {"state": torch.from_numpy(self._state)}
+
+    def _fits(self, state: dict[str, Tensor]) -> bool:
+        # Of no events C only says whether the state is one of its own.
+        bytes = state["state"].numpy()
+        return self._push(np.ascontiguousarray(bytes).ctypes.data, None, 0, None, None) == 0

@@ -1,0 +1,726 @@
+"""A live program as C: a function for each stream, a few lines for each row, all constants in one table.
+
+`arithmetic.c` says what compilers must keep to, `runtime.c` holds windows and LIF; networks that need them have
+`magnify.c`, and `functions.c` of one number; `widths.c` says for which vectors the rest is compiled: `simd.c` (decays,
+numbers of 16 bits), `traces.c`, `products.c` (sums of products), the functions of this network, `take.c`.
+`interface.c` is what the caller sees. Here they are joined to one text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gridless.geometry.lif import Rule
+from gridless.geometry.taps import reach_of
+from gridless.live.lowering import LINE
+from gridless.live.program import ACTIVATIONS, Program, Row, Stream
+from gridless.live.table import LONGEST
+
+HERE = Path(__file__).parent
+
+# Columns of a panel of weights and rows that are multiplied together, as in products.c; numbers of a vector, and of a
+# wide one, where traces are whole numbers of those.
+COLUMNS, TOGETHER, LANES, WIDE = 16, 4, 4, 8
+
+# Runs of fewer channels than this have a rate for every channel.
+NARROW = 8
+
+# Taps of fewer numbers than this are multiplied together.
+APART = 32
+
+# Rates under this have not faded to nothing after 2^30 microseconds.
+SLOW = 80 / 2**30
+
+# The largest chunk.
+MOST = 1 << 20
+
+# The largest tables of decays, in numbers.
+DECAYS = 1 << 20
+
+# What no namespace of C++ or target of CMake can be called, or names of C's headers and of golden.h begin with.
+RESERVED = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t char8_t class co_await
+    co_return co_yield compl concept const const_cast consteval constexpr constinit continue decltype default delete do
+    double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable
+    namespace new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
+    requires return short signed sizeof static static_assert static_cast struct switch template this thread_local throw
+    true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
+    main std all clean help install package test
+    golden index log ptrdiff signal size time
+"""
+
+# Operations whose result may take the place of their first input.
+IN_PLACE = (*ACTIVATIONS, "affine", "add", "multiply")
+
+
+class Layout:
+    """Parts of the state: (C type, name, elements; None for what is no array). Arrays come first, in whole lines."""
+
+    SIZES = {"int64_t": 8, "double": 8, "event": 24, "float": 4, "int32_t": 4, "int16_t": 2}
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[str, str, int | None]] = []
+
+    def add(self, kind: str, name: str, count: int | None = None) -> str:
+        if count is not None:
+            many = LINE // math.gcd(LINE, self.SIZES[kind])
+            count = -(-count // many) * many
+        self.parts.append((kind, name, count))
+        return f"s->{name}"
+
+    @property
+    def bytes(self) -> int:
+        return -(-self._size // LINE) * LINE
+
+    @property
+    def _size(self) -> int:
+        return sum(self.SIZES[kind] * (1 if count is None else count) for kind, _, count in self.parts)
+
+    def __str__(self) -> str:
+        parts = sorted(self.parts, key=lambda part: (part[2] is None, -self.SIZES[part[0]]))
+        lines = [f"    {kind} {name}{'' if count is None else f'[{count}]'};" for kind, name, count in parts]
+        # It ends with a line, whatever the compiler.
+        if self._size % LINE:
+            lines.append(f"    int16_t after_{parts[-1][1]}[{-self._size % LINE // 2}];")
+        return "\n".join(lines)
+
+
+class Table:
+    """Constants, one after the other."""
+
+    def __init__(self) -> None:
+        self.parts: list[np.ndarray] = []
+        self.size = 0
+
+    def add(self, array: np.ndarray, begin: int = 1) -> int:
+        """Where it begins: at a multiple of `begin`."""
+        self.parts.append(np.pad(array.reshape(-1), (-self.size % begin, 0)))
+        self.size += len(self.parts[-1])
+        return self.size - array.size
+
+    def text(self, kind: type) -> str:
+        values = np.concatenate(self.parts, dtype=kind) if self.parts else np.zeros(1, kind)
+        if kind is np.float32:
+            words = [f"0x{v:08x}" for v in values.view(np.uint32).tolist()]
+        else:
+            words = [str(v) for v in values.tolist()]
+        return ",\n".join(",".join(words[a : a + 16]) for a in range(0, len(words), 16))
+
+
+class Writer:
+    """The C text of a program. `bits`: of weights and traces, 32 or 16. `chunk`: input events that go through the
+    streams together; a small one needs less memory, a large one less time per event. `name`: what names begin with.
+    """
+
+    def __init__(self, program: Program, bits: int = 32, chunk: int = 2048, name: str = "net") -> None:
+        if bits not in (16, 32):
+            raise ValueError(f"export: weights have 16 or 32 bits, not {bits}")
+        if not isinstance(chunk, int) or not 1 <= chunk <= MOST:
+            raise ValueError(f"export: chunk must be between 1 and {MOST} events, not {chunk!r}")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name):
+            raise ValueError(f"export: name must be one of C, letters and digits such as left_eye, not {name!r}")
+        if name in RESERVED.split() or name.lower() == "golden":
+            raise ValueError(f"export: {name!r} has a meaning in C++ or CMake: choose another name, such as {name}_net")
+        for row in program.rows:
+            for part, array in row.constants.items():
+                if not np.isfinite(array).all():
+                    raise ValueError(f"export: the {part} of {row.name} is not finite")
+        self.program, self.bits, self.chunk, self.name = program, bits, chunk, name
+        self.library = "network" if name == "net" else name
+        self.streams = {stream.name: stream for stream in program.streams}
+        self.index = {row.name: k for k, row in enumerate(program.rows)}
+        self.users = Counter([*(name for row in program.rows for name in row.inputs), program.output])
+        self.memory, self.work = Layout(), Layout()
+        self.constants, self.weights = Table(), Table()
+        self.reset: list[str] = []
+        self.restart: list[str] = []
+        self.at: dict[str, str] = {}  # where the value of a row is
+        self.shared: set[str] = set()  # rows whose place is that of another
+        self.bodies: dict[str, list[str]] = {}
+        self.settings: list[str] = []
+        self.convolutions: list[str] = []
+        self.factors, self.taps, self.steps = 1, 1, 1
+        self.slow, self.wide = False, True
+        self.leaks: dict[str, int] = {}  # where the rates of leaky counts are
+
+    # Sizes.
+
+    def depth(self, stream: Stream) -> int:
+        return 0 if stream.source is None else 1 + self.depth(self.streams[stream.source])
+
+    def capacity(self, name: str) -> int:
+        """Events of a stream that wait at a time: at least those that one event can fire."""
+        stream = self.streams[name]
+        if stream.source is None:
+            return self.chunk
+        fired = Rule.of(self.streams[stream.source].sensor, **stream.lif).most
+        return -(-max(self.chunk >> self.depth(stream), fired, TOGETHER) // TOGETHER) * TOGETHER
+
+    @property
+    def block(self) -> int:
+        return 32 if self.chunk > 16 else TOGETHER
+
+    @property
+    def step(self) -> int:
+        return 256 if self.chunk > 16 else 64
+
+    # Constants.
+
+    def offset(self, array: np.ndarray, begin: int = 1) -> int:
+        return self.constants.add(array.astype(np.float32), begin)
+
+    def constant(self, array: np.ndarray) -> str:
+        return f"(constants.value + {self.offset(array)})"
+
+    def matrix(self, weight: np.ndarray, bias: np.ndarray, taps: int = 1) -> str:
+        """The last arguments of a product: taps that have rows of their own, weights (steps, columns) in panels, bias,
+        and scales of 16-bit weights."""
+        steps, columns = weight.shape
+        self.steps = max(self.steps, steps)
+        scale = "0"
+        if self.bits == 16:
+            # A power of two, so that weights of 11 bits stay as they are; not so small that it would be 0.
+            largest = np.abs(weight).max(0, initial=0.0)
+            factor = np.exp2(np.floor(np.log2(np.where(largest > 2**-100, largest, 1.0))) - 14).astype(np.float32)
+            weight, scale = _halves(weight / factor), self.constant(factor)
+        wide = -(-columns // (COLUMNS // 2)) * (COLUMNS // 2)
+        padded = np.pad(weight, [(0, 0), (0, wide - columns)])
+        panels = np.concatenate([padded[:, at : at + COLUMNS].reshape(-1) for at in range(0, wide, COLUMNS)])
+        if self.bits == 16:
+            where = f"small + {self.weights.add(panels, LINE // 2)}"
+        else:
+            where = f"constants.value + {self.offset(panels, LINE // 4)}"
+        decoded = "s->decoded" if self.bits == 16 else "0"
+        sizes = f"{taps}, {steps // taps}, {'&seen' if taps > 1 else 0}"
+        return f"{sizes}, {where}, {self.constant(bias)}, {scale}, {decoded}"
+
+    def rates(self, rate: np.ndarray) -> int:
+        """Where they are; whole vectors are read."""
+        self.slow |= bool((rate < SLOW).any())
+        return self.offset(np.pad(rate.reshape(-1), (0, WIDE)))
+
+    # Values.
+
+    def buffer(self, row: Row) -> str:
+        """Where the value of a row goes: over its first input, where nothing else needs that."""
+        if row.operation in IN_PLACE:
+            first = row.inputs[0]
+            if self.users[first] == 1 and first not in self.shared and self.program[first].stream == row.stream:
+                self.at[row.name] = self.at[first]
+                return self.at[row.name]
+        rows = self.capacity(row.stream) if row.stream else row.cells
+        # Products read whole blocks of rows.
+        rows = -(-rows // TOGETHER) * TOGETHER
+        self.at[row.name] = self.work.add("float", f"v{self.index[row.name]}", rows * row.channels)
+        return self.at[row.name]
+
+    def row(self, row: Row, n: str) -> list[str]:
+        """The lines that compute a row: `n` events, or cells."""
+        if row.operation in ACTIVATIONS:
+            slope = f", {_number(row.settings['slope'])}" if row.operation == "leaky_relu" else ""
+            x, out = self.at[row.inputs[0]], self.buffer(row)
+            return [f"for (k = 0; k < {n} * {row.channels}; k++) {out}[k] = f_{row.operation}({x}[k]{slope});"]
+        if row.operation in ("frame", "flatten"):
+            first = row.inputs[0]
+            skipped = row.settings["index"] * row.cells * row.channels if row.operation == "frame" else 0
+            self.at[row.name] = f"({self.at[first]} + {skipped})" if skipped else self.at[first]
+            self.shared |= {row.name, first}
+            return []
+        make = getattr(self, f"_{row.operation}", None)
+        if make is None:
+            raise TypeError(f"export: the operation {row.operation} of {row.name} is not known in C")
+        return make(row, n)
+
+    def _polarity(self, row: Row, n: str) -> list[str]:
+        out = self.buffer(row)
+        return [
+            f"for (k = 0; k < {n}; k++) {out}[2 * k] = e[k].on ? 0.0f : 1.0f, {out}[2 * k + 1] = e[k].on ? 1.0f : 0.0f;"
+        ]
+
+    def _place(self, row: Row, n: str) -> list[str]:
+        out, c, table = self.buffer(row), row.channels, self.constant(row.constants["table"])
+        width = self.streams[str(row.stream)].sensor[0]
+        return [
+            f"for (i = 0; i < {n}; i++)",
+            f"    for (k = 0; k < {c}; k++) {out}[i * {c} + k] = {table}[(e[i].y * {width} + e[i].x) * {c} + k];",
+        ]
+
+    def _cause(self, row: Row, n: str) -> list[str]:
+        out, c, x = self.buffer(row), row.channels, self.at[row.inputs[0]]
+        return [
+            f"for (i = 0; i < {n}; i++)",
+            f"    for (k = 0; k < {c}; k++) {out}[i * {c} + k] = {x}[e[i].cause * {c} + k];",
+        ]
+
+    def _dense(self, row: Row, n: str) -> list[str]:
+        x, out, p = self.at[row.inputs[0]], self.buffer(row), row.channels
+        matrix, q = self.matrix(row.constants["weight"], row.constants["bias"]), len(row.constants["weight"])
+        if self.bits == 32:
+            return [f"product({out}, {n}, {p}, {x}, {matrix});"]
+        return self._blocks(n, [f"round_all(s->row, {x} + i * {q}, some * {q});"], out, p, matrix)
+
+    def _blocks(self, n: str, fill: list[str], out: str, p: int, matrix: str) -> list[str]:
+        """Rows of a block, filled and then multiplied."""
+        return [
+            f"for (i = 0; i < {n}; i += BLOCK) {{",
+            f"    int some = least(BLOCK, {n} - i);",
+            *(f"    {line}" for line in fill),
+            f"    product({out} + i * {p}, some, {p}, s->row, {matrix});",
+            "}",
+        ]
+
+    def _affine(self, row: Row, n: str) -> list[str]:
+        x, out, c = self.at[row.inputs[0]], self.buffer(row), row.channels
+        scale, shift = self.constant(row.constants["scale"]), self.constant(row.constants["shift"])
+        return [
+            f"for (i = 0; i < {n}; i++)",
+            f"    for (k = 0; k < {c}; k++) {{",
+            f"        float z = {x}[i * {c} + k] * {scale}[k];",
+            f"        {out}[i * {c} + k] = z + {shift}[k];",
+            "    }",
+        ]
+
+    def _layer_norm(self, row: Row, n: str) -> list[str]:
+        x, out = self.at[row.inputs[0]], self.buffer(row)
+        scale, shift = self.constant(row.constants["scale"]), self.constant(row.constants["shift"])
+        return [f"layer_norm({out}, {x}, {n}, {row.channels}, {scale}, {shift}, {float(row.settings['eps'])!r});"]
+
+    def _softmax(self, row: Row, n: str) -> list[str]:
+        x, out = self.at[row.inputs[0]], self.buffer(row)
+        return [f"softmax({out}, {x}, {n}, {row.channels}, {int(row.operation == 'log_softmax')});"]
+
+    _log_softmax = _softmax
+
+    def _add(self, row: Row, n: str, sign: str = "+") -> list[str]:
+        (a, b), out = (self.at[name] for name in row.inputs), self.buffer(row)
+        return [f"for (k = 0; k < {n} * {row.channels}; k++) {out}[k] = {a}[k] {sign} {b}[k];"]
+
+    def _multiply(self, row: Row, n: str) -> list[str]:
+        return self._add(row, n, "*")
+
+    def _concatenate(self, row: Row, n: str) -> list[str]:
+        out, at, lines = self.buffer(row), 0, [f"for (i = 0; i < {n}; i++) {{"]
+        for name in row.inputs:
+            c = self.program[name].channels
+            to = f"{out}[i * {row.channels} + {at} + k]"
+            lines.append(f"    for (k = 0; k < {c}; k++) {to} = {self.at[name]}[i * {c} + k];")
+            at += c
+        return [*lines, "}"]
+
+    def _slice(self, row: Row, n: str) -> list[str]:
+        x, out, c = self.at[row.inputs[0]], self.buffer(row), row.channels
+        wide, begin = self.program[row.inputs[0]].channels, row.settings["begin"]
+        return [
+            f"for (i = 0; i < {n}; i++)",
+            f"    for (k = 0; k < {c}; k++) {out}[i * {c} + k] = {x}[i * {wide} + {begin} + k];",
+        ]
+
+    def _mean(self, row: Row, n: str) -> list[str]:
+        x, out, c, k = self.at[row.inputs[0]], self.buffer(row), row.channels, self.index[row.name]
+        total, time = self.memory.add("double", f"total{k}", c + 1), self.memory.add("int64_t", f"time{k}")
+        rate = self.rates(row.constants["rate"])
+        return [
+            f"for (i = 0; i < {n}; i++) {{",
+            f"    double left = decay(constants.value[{rate}] * elapsed(e[i].time, {time}));",
+            f"    {time} = e[i].time;",
+            f"    {total}[{c}] = {total}[{c}] * left + 1.0;",
+            f"    for (k = 0; k < {c}; k++) {{",
+            f"        {total}[k] = {total}[k] * left + (double){x}[i * {c} + k];",
+            f"        {out}[i * {c} + k] = (float)({total}[k] / {total}[{c}]);",
+            "    }",
+            "}",
+        ]
+
+    # Convolutions of events.
+
+    def _convolve(self, row: Row, n: str) -> list[str]:
+        source, target = self.streams[row.settings["source"]], self.streams[str(row.stream)]
+        weight, rate, k = row.constants["weight"], row.constants["rate"], self.index[row.name]
+        taps, decays, q, p = weight.shape
+        if q < NARROW:
+            # A rate for every channel, in whole vectors.
+            each, weight, rate = 1, weight.reshape(taps, decays * q, p), np.repeat(rate, q, 1)
+            spare = -decays * q % LANES
+            weight, rate = np.pad(weight, [(0, 0), (0, spare), (0, 0)]), np.pad(rate, [(0, 0), (0, spare)], mode="edge")
+            factors = decays * q + spare
+        else:
+            each, factors = q + -q % LANES, decays
+            weight = np.pad(weight, [(0, 0), (0, 0), (0, each - q), (0, 0)])
+        shared = bool((rate == rate[0]).all()) and source.pixels < target.pixels * taps
+        rates, steps = self.rates(rate), taps * factors * each
+        self.factors, self.taps = max(self.factors, factors + WIDE, each), max(self.taps, taps)
+        self.wide &= (factors if each == 1 else each) % WIDE == 0
+        trace = self.memory.add(
+            "int16_t" if self.bits == 16 else "float",
+            f"trace{k}",
+            (source.pixels if shared else target.pixels * taps) * factors * each,
+        )
+        time = self.memory.add("int64_t", f"time{k}", source.pixels)
+        (width, height), (columns, rows) = source.sensor, target.sensor
+        out = self.buffer(row)
+        # Where a tap is so small, a row of all taps takes less time, with zeros where there is nothing.
+        apart = taps > 1 and factors * each >= APART
+        matrix = self.matrix(weight.reshape(steps, p), row.constants["bias"], taps if apart else 1)
+        kernel = row.settings["kernel"]
+        window = [reach_of(kernel), int(isinstance(kernel, str)), row.settings["stride"], columns, rows]
+        numbers = (q, taps, factors, each, int(shared), rates, self.offset(rate.min(1)))
+        sizes = f"{width}, {height}, {{{', '.join(map(str, window))}}}, {', '.join(map(str, numbers))}"
+        self.settings.append(f"static const convolution conv{k} = {{{sizes}}};")
+        self.convolutions.append(_CONVOLUTION.format(k=k, seen="seen" if apart else 0))
+        self.reset.append(f"for (i = 0; i < {source.pixels}; i++) {time}[i] = NEVER;")
+        own = source is target
+        cursor = "at" if own else self.memory.add("int32_t", f"at{k}")
+        entered = f"s->events_{source.name}[{cursor}], {self.at[row.inputs[0]]} + {cursor} * {q}"
+        enter = f"{cursor}++) enter{k}({entered}, {trace}, {time});"
+        if not own:
+            # The source's events that fired nothing, before others take their place.
+            self.bodies[source.name] += [
+                _comment(f"The rest of the source of {row.name}."),
+                f"for (; {cursor} < count; {enter}",
+                f"{cursor} = 0;",
+            ]
+        place = "j - i, s->row, &seen" if apart else f"0, s->row + (j - i) * {steps}, 0"
+        lines = self._blocks(
+            n,
+            [
+                *(["sight seen;", f"for (k = 0; k < {taps}; k++) seen.many[k] = 0;"] if apart else []),
+                "for (j = i; j < i + some; j++) {",
+                f"    for (; {cursor} <= {'j' if own else 'e[j].cause'}; {enter}",
+                f"    gather{k}(e[j], {place}, {trace}, {time});",
+                "}",
+            ],
+            out,
+            p,
+            matrix,
+        )
+        return ["at = 0;", *lines] if own else lines
+
+    # Values without a stream: what the events of a stream add to them, and how they are read.
+
+    def sink(self, row: Row) -> list[str]:
+        x, c, k = self.at[row.inputs[0]], row.channels, self.index[row.name]
+        if row.operation == "last":
+            last = self.memory.add("float", f"last{k}", c)
+            self.at[row.name] = last
+            self.shared.add(row.name)
+            before = self.constant(row.constants["before"])
+            self.reset.append(f"for (i = 0; i < {c}; i++) {last}[i] = {before}[i];")
+            return [f"for (k = 0; k < {c}; k++) {last}[k] = {x}[(count - 1) * {c} + k];"]
+        if row.operation == "pool":
+            total, number = self.memory.add("double", f"total{k}", c), self.memory.add("int64_t", f"count{k}")
+            value = f"(double){x}[i * {c} + k]"
+            join = f"{total}[k] + {value}"
+            if row.settings["kind"] == "max":
+                join = f"!{number} || {value} > {total}[k] ? {value} : {total}[k]"
+            return [
+                "for (i = 0; i < count; i++) {",
+                f"    for (k = 0; k < {c}; k++) {total}[k] = {join};",
+                f"    {number}++;",
+                "}",
+            ]
+        frames, rows, columns, _ = row.shape
+        if row.operation == "leaky_count":
+            total, time = self.memory.add("double", f"total{k}", row.cells * c), f"s->time{k}"
+            self.memory.add("int64_t", f"time{k}", row.cells)
+            self.reset.append(f"for (i = 0; i < {row.cells}; i++) {time}[i] = NEVER;")
+            size, rate = row.settings["size"], self.rates(row.constants["rate"])
+            self.leaks[row.name] = rate
+            return [
+                "for (i = 0; i < count; i++) {",
+                f"    int32_t cell = e[i].y / {size} * {columns} + e[i].x / {size};",
+                f"    double *total = {total} + cell * {c}, age = elapsed(e[i].time, {time}[cell]);",
+                f"    {time}[cell] = e[i].time;",
+                f"    for (k = 0; k < {c // 2}; k++) {{",
+                f"        double left = exp_of(-constants.value[{rate} + k] * age);",
+                f"        total[k] *= left, total[{c // 2} + k] *= left, total[e[i].on * {c // 2} + k] += 1.0;",
+                "    }",
+                "}",
+            ]
+        # The frame of an event, without a division.
+        frame = [
+            "for (i = 0; i < count; i++) {",
+            "    int32_t frame = 0, cell;",
+            f"    int64_t since = {frames} * (e[i].time - s->start);",
+            f"    while (frame < {frames - 1} && since >= (int64_t)NET_DURATION * (frame + 1)) frame++;",
+        ]
+        total = self.memory.add("double", f"total{k}", row.cells * c)
+        number = self.memory.add("int32_t", f"count{k}", row.cells)
+        self.restart += [
+            f"for (i = 0; i < {row.cells}; i++) {{",
+            f"    if ({number}[i])",
+            f"        for (k = 0; k < {c}; k++) {total}[i * {c} + k] = 0.0;",
+            f"    {number}[i] = 0;",
+            "}",
+        ]
+        return [
+            *frame,
+            f"    cell = (frame * {rows} + e[i].y) * {columns} + e[i].x;",
+            f"    {number}[cell]++;",
+            f"    for (k = 0; k < {c}; k++) {total}[cell * {c} + k] += (double){x}[i * {c} + k];",
+            "}",
+        ]
+
+    def _voxel(self, row: Row, n: str) -> list[str]:
+        k, c, out = self.index[row.name], row.channels, self.buffer(row)
+        return [
+            f"for (i = 0; i < {n}; i++)",
+            f"    for (k = 0; k < {c}; k++)",
+            f"        {out}[i * {c} + k] = s->count{k}[i] ? (float)(s->total{k}[i * {c} + k] / s->count{k}[i]) : 0.0f;",
+        ]
+
+    def _leaky_count(self, row: Row, n: str) -> list[str]:
+        k, out, half = self.index[row.name], self.buffer(row), row.channels // 2
+        at = f"i * {2 * half} + k"
+        return [
+            f"for (i = 0; i < {n}; i++) {{",
+            f"    double age = elapsed(s->time, s->time{k}[i]);",
+            f"    for (k = 0; k < {half}; k++) {{",
+            f"        double left = exp_of(-constants.value[{self.leaks[row.name]} + k] * age);",
+            f"        {out}[{at}] = (float)(s->total{k}[{at}] * left);",
+            f"        {out}[{at} + {half}] = (float)(s->total{k}[{at} + {half}] * left);",
+            "    }",
+            "}",
+        ]
+
+    def _magnify(self, row: Row, n: str) -> list[str]:
+        x, out, (_, height, width, channels) = self.at[row.inputs[0]], self.buffer(row), row.shape
+        return [f"magnify({out}, {x}, {height}, {width}, {channels}, {_number(row.settings['least'])});"]
+
+    def _pool(self, row: Row, n: str) -> list[str]:
+        k, c, out = self.index[row.name], row.channels, self.buffer(row)
+        share = f" / (double)s->count{k}" if row.settings["kind"] == "mean" else ""
+        return [f"for (k = 0; k < {c}; k++) {out}[k] = s->count{k} ? (float)(s->total{k}[k]{share}) : 0.0f;"]
+
+    def _last(self, row: Row, n: str) -> list[str]:
+        return []
+
+    def _reduce(self, row: Row, n: str) -> list[str]:
+        x, out, c = self.at[row.inputs[0]], self.buffer(row), row.channels
+        cells = self.program[row.inputs[0]].cells
+        begin, step, end = "0.0", f"value += {x}[i * {c} + k]", f"value / {cells}"
+        if row.settings["kind"] == "max":
+            begin, step, end = f"{x}[k]", f"value = {x}[i * {c} + k] > value ? {x}[i * {c} + k] : value", "value"
+        return [
+            f"for (k = 0; k < {c}; k++) {{",
+            f"    double value = {begin};",
+            f"    for (i = 0; i < {cells}; i++) {step};",
+            f"    {out}[k] = (float)({end});",
+            "}",
+        ]
+
+    def _convolve_cells(self, row: Row, n: str) -> list[str]:
+        x, out, p = self.at[row.inputs[0]], self.buffer(row), row.channels
+        frames, height, width, q = self.program[row.inputs[0]].shape
+        _, rows, columns, _ = row.shape
+        weight = row.constants["weight"]
+        matrix = self.matrix(weight.reshape(-1, p), row.constants["bias"])
+        steps = len(weight) * q
+        sizes = (*row.settings["kernel"], *row.settings["stride"], *row.settings["padding"])
+        grid = ", ".join(map(str, (frames, height, width, q, rows, columns, *sizes)))
+        fill = [f"for (j = 0; j < some; j++) cells(s->row + j * {steps}, {x}, i + j, {grid});"]
+        if self.bits == 16:
+            fill.append(f"round_all(s->row, s->row, some * {steps});")
+        return self._blocks(str(row.cells), fill, out, p, matrix)
+
+    # Functions.
+
+    def stream_body(self, stream: Stream) -> list[str]:
+        """What the events of a stream cause, except what convolutions from it to other streams add at the end."""
+        program, lines = self.program, []
+        for row in program.rows:
+            if row.stream == stream.name:
+                lines += [_comment(row), *self.row(row, "count")]
+        if program.answers == stream.name:
+            last = program[program.output]
+            row = last if last.stream else program[last.inputs[0]]
+            out, c = self.at[row.name], row.channels
+            lines += [
+                "if (to->call)",
+                f"    for (i = 0; i < count; i++) to->call(to->user, e[i].time, {out} + i * {c});",
+            ]
+            if row is last:
+                lines.append(f"for (k = 0; k < {c}; k++) s->logits[k] = {out}[(count - 1) * {c} + k];")
+        for row in program.rows:
+            if row.stream is None and program[row.inputs[0]].stream == stream.name:
+                lines += [_comment(row), *self.sink(row)]
+        for child in program.streams:
+            if child.source == stream.name:
+                lines += [_comment(child), *self._lif(child)]
+        return lines
+
+    def _lif(self, child: Stream) -> list[str]:
+        rule = Rule.of(self.streams[str(child.source)].sensor, **child.lif)
+        decays = len(rule.coarse) + len(rule.fine)
+        if decays > DECAYS:
+            raise ValueError(
+                f"export: the decay_time of {child.lif['decay_time']:g} us of {child.name} needs tables of "
+                f"{decays * 4 / 1e6:.0f} MB: use one of at most 1e9 us, 17 minutes"
+            )
+        potential = self.memory.add("float", f"potential_{child.name}", child.pixels)
+        charged = self.memory.add("int64_t", f"charged_{child.name}", child.pixels)
+        window = (reach_of(child.lif["kernel"]), 0, child.lif["stride"], *rule.grid)
+        tables = ", ".join(str(self.offset(table)) for table in (rule.share, rule.coarse, rule.fine))
+        limits = f"{_number(rule.threshold)}, {_number(rule.reset)}, {tables}, {len(rule.coarse) - 1}, {rule.bits}"
+        self.settings.append(f"static const lif lif_{child.name} = {{{{{', '.join(map(str, window))}}}, {limits}}};")
+        room = f"s->events_{child.name}, {self.capacity(child.name)}"
+        return [
+            "for (at = 0; at < count;) {",
+            f"    i = fire(&lif_{child.name}, e, &at, count, {room}, {potential}, {charged});",
+            f"    if (i) run_{child.name}(s, i, to);",
+            "}",
+        ]
+
+    def answer_body(self) -> list[str]:
+        program, lines = self.program, []
+        for row in program.rows:
+            if row.stream is None:
+                lines += [_comment(row), *self.row(row, str(row.cells))]
+        out = program[program.output]
+        place = "s->logits" if out.stream else self.at[program.output]
+        return [*lines, f"for (k = 0; k < {out.channels}; k++) logits[k] = {place}[k];"]
+
+    @cached_property
+    def text(self) -> str:
+        """network.c"""
+        for name in ("digest", "time", "start", "begun"):
+            self.memory.add("int64_t", name)
+        self.memory.add("float", "logits", self.program[self.program.output].channels)
+        for name in self.streams:
+            self.work.add("event", f"events_{name}", self.capacity(name))
+        for stream in self.program.streams:
+            # Convolutions of later streams add to it.
+            self.bodies[stream.name] = self.stream_body(stream)
+        answer = self.answer_body()
+        if self.bits == 32:
+            # A vector may reach over the end of the last panel.
+            self.offset(np.zeros(COLUMNS // 2))
+        self.work.add("float", "row", self.block * self.steps + WIDE)
+        if self.bits == 16:
+            self.work.add("float", "decoded", self.step * COLUMNS)
+        functions = [_function(f"run_{name}", _RUN, lines, name) for name, lines in self.bodies.items()]
+        functions.append("#if NET_DURATION || defined(LAST)")
+        functions.append(_function("answer", "struct state *s, float *logits", answer) + "#endif\n")
+        if self.program.duration:
+            functions.append(_function("restart", "struct state *s", self.restart))
+        declared = "".join(f"TARGET static void run_{name}({_RUN});\n" for name in self.bodies)
+        reset = "".join(f"    {line}\n" for line in self.reset)
+        sizes = {
+            "CHUNK": self.chunk, "BLOCK": self.block, "FACTORS": self.factors, "TAPS": self.taps, "STEPS": self.step,
+            "SMALL": int(self.bits == 16), "SLOW_DECAYS": int(self.slow),
+            "LONGEST": f"((int64_t)1 << {LONGEST.bit_length() - 1})", "NEVER": "(-2 * LONGEST)",
+            "MOST_LANES": WIDE if self.wide else LANES,
+        }  # fmt: skip
+        defined = "".join(f"#define {name} {value}\n" for name, value in sizes.items())
+        declared_tables, tables = self._tables()
+        # For vectors of each width.
+        wide = "\n".join(
+            [
+                *map(_read, ("simd.c", "traces.c", "products.c")), *self.convolutions, "", declared, *functions,
+                _read("take.c").replace("@INPUT@", next(iter(self.streams))),
+            ]
+        )  # fmt: skip
+        named = "".join(f"#define {name} NAMED({name})\n" for name in dict.fromkeys(_DEFINED.findall(wide)))
+        code = "\n".join(
+            [
+                "#if !defined(NAMED)", '#include "network.h"\n', defined, declared_tables,
+                *map(_read, ("arithmetic.c", "runtime.c")),
+                *([_read("magnify.c")] if self._has("magnify") else []),
+                *([_read("functions.c")] if self._has(*_FUNCTIONS) else []),
+                _LISTENER,
+                f"struct state {{\n{self.memory}\n    /* Working memory. */\n{self.work}\n}};\n",
+                "\n".join([*self.settings, ""]), named, _read("widths.c"), "#endif\n",
+                wide, "#if defined(LAST)", _read("interface.c").replace("@RESET@", reset), tables, "#endif\n",
+            ]
+        )  # fmt: skip
+        self.digest = hashlib.sha256(code.encode()).hexdigest()[:15]
+        code = f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self.digest})\n{code}"
+        return renamed(code, self.name)
+
+    def _tables(self) -> tuple[str, str]:
+        """The constants, declared before the code and written after it."""
+        size, small = max(self.constants.size, 1), max(self.weights.size, 1)
+        declared = (
+            f"/* All constants, as the bits of floats. */\nunion constants {{\n    uint32_t bits[{size}];\n"
+            f"    float value[{size}];\n}} NET_LINE;\nstatic const union constants constants;\n"
+        )
+        text = f"static const union constants constants = {{{{\n{self.constants.text(np.float32)}}}}};\n"
+        if self.bits == 16:
+            declared += f"static const int16_t small[{small}] NET_LINE;\n"
+            text += f"\nstatic const int16_t small[{small}] NET_LINE = {{\n{self.weights.text(np.int16)}}};\n"
+        return declared, text
+
+    def _has(self, *operations: str) -> bool:
+        return any(row.operation in operations for row in self.program.rows)
+
+    @property
+    def bytes(self) -> int:
+        """Of the state, working memory included."""
+        return self.memory.bytes + self.work.bytes
+
+
+# A convolution's functions are its own, so that its sizes are known when they are compiled.
+_CONVOLUTION = """APART void enter{k}(event e, const float *features, number *trace, int64_t *time) {{
+    enter(&conv{k}, e, features, trace, time);
+}}
+APART void gather{k}(event e, int row, float *rows, sight *seen, const number *trace, const int64_t *time) {{
+    gather(&conv{k}, e, row, rows, {seen}, trace, time);
+    (void)seen;
+}}"""
+
+# Operations that call functions.c.
+_SIMPLE = ("relu", "leaky_relu", "abs")
+_FUNCTIONS = ("layer_norm", "softmax", "log_softmax", *(name for name in ACTIVATIONS if name not in _SIMPLE))
+_RUN = "struct state *s, int count, const listener *to"
+# The functions and types that code for vectors of a width defines.
+_DEFINED = re.compile(r"^(?:(?:INLINE|APART|FREE static) \w+ (?=\w+\()|typedef \w+ )(\w+)", re.MULTILINE)
+_LISTENER = (
+    "/* Whom predictions are told to. */\ntypedef struct {\n    net_callback call;\n    void *user;\n} listener;\n"
+)
+
+
+def _function(name: str, parameters: str, lines: list[str], stream: str = "") -> str:
+    text = "\n".join(f"    {line}" for line in lines)
+    loops = [name for name in ("i", "j", "k", "at") if re.search(rf"\b{name}\b", text)]
+    head = [f"    int {', '.join(loops)};\n"] if loops else []
+    if re.search(r"\be\b", text):
+        head.insert(0, f"    const event *e = s->events_{stream};\n")
+    for given in re.findall(r"\b(s|to)\b(?=,|$)", parameters):
+        if not re.search(rf"\b{given}\b", text):
+            head.append(f"    (void){given};\n")
+    return f"FREE static void {name}({parameters}) {{\n{''.join(head)}{text}\n}}\n"
+
+
+def _comment(value: Any) -> str:
+    """A line, whatever the network calls its parts."""
+    return f"/* {re.sub(r'[^ -~]', '?', str(value)).replace('*/', '* /').replace('/*', '/ *')} */"
+
+
+def _number(value: Any) -> str:
+    """A float32 as an exact literal."""
+    text = float(np.float32(value)).hex() if value else "0x0.0p+0"
+    return f"{text}f"
+
+
+def _halves(array: np.ndarray) -> np.ndarray:
+    """Numbers of 16 bits, those under 2^-14 as 0; see arithmetic.c."""
+    return np.where(np.abs(array) < 2**-14, 0, array).astype(np.float16).view(np.int16)
+
+
+def renamed(text: str, name: str) -> str:
+    """With a name in place of that of net_push, NET_H and net::Stream. What compilers are told (-DNET_FUSED) stays."""
+    if name == "net":
+        return text
+    text = re.sub(r"\bNET_(?!FUSED|NARROW)", f"{name.upper()}_", text)
+    return re.sub(r"\bnet(?=_|::)|(?<=namespace )net\b", name, text)
+
+
+def _read(name: str) -> str:
+    return (HERE / name).read_text("utf-8")

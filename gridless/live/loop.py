@@ -1,0 +1,194 @@
+"""The compiled loop of the live engine: it runs the program that the table holds, with no allocation.
+
+A chunk of input events first charges the LIF potentials of all streams, event by event, and what fires goes into the
+buffers: coordinates alone decide that. Then stream by stream, in blocks of events, every row of the stream is computed:
+the weights of a row are read once for a block. Buffers are bounded: a chunk ends where one might overflow.
+
+Rows depend on rows of the same stream and of the streams that fire it, so that one pass over the streams is enough.
+"""
+
+# pyright: reportCallIssue=false
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray
+
+from gridless.kernels.compile import njit
+from gridless.live.simd import load8, load32, load64, pointer
+from gridless.live.traces import convolve
+from gridless.live.work import answer, work
+from gridless.structures.kernels import first_back, first_outside
+
+from gridless.live.table import (  # isort: skip
+    ANSWERS, AT, C, CELLS, CHUNK, CLOCK, CONVOLVE, DONE, DOUBLES, DOUBLE_COUNT, DURATION, ENTERED, FINISHED,
+    FLOATS, FLOAT_COUNT, HEAD, IN_PLACE, LANE, LONGEST, OP, REFUSED, ROW, ROWS, SEEN, START, STREAM, STREAMS, SUM,
+    S_BITS, S_BOUND, S_CAPACITY, S_CHARGED, S_COARSE, S_COARSE_SIZE, S_COUNT, S_EVENT, S_FINE, S_HEIGHT, S_HIGH_X,
+    S_HIGH_Y, S_LIMITS, S_LOW_X, S_LOW_Y, S_MARK, S_POTENTIAL, S_ROWS, S_ROW_COUNT, S_SHARE, S_SOURCE, S_WIDTH, TIME,
+    VOXEL, WATCH, WHOLE, WHOLES, WINDOW,
+)  # fmt: skip
+
+TOP, FIELDS, ROW_FIELDS = len(HEAD), len(STREAM), len(ROW)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
+def _charge(i, f, s):
+    """The events that the new events of its source fire in stream s."""
+    source = i[s + S_SOURCE]
+    of, to, width, bits = i[source + S_EVENT], i[s + S_EVENT], i[s + S_WIDTH], i[s + S_BITS]
+    oldest, mask = i[s + S_COARSE_SIZE] - 1, (1 << bits) - 1
+    coarse, fine, charged, potential = i[s + S_COARSE], i[s + S_FINE], i[s + S_CHARGED], i[s + S_POTENTIAL]
+    threshold, reset = f[i[s + S_LIMITS]], f[i[s + S_LIMITS] + 1]
+    fired = i[s + S_COUNT]
+    for k in range(i[s + S_MARK], i[source + S_COUNT]):
+        x, y, t = i[of + 4 * k], i[of + 4 * k + 1], i[of + 4 * k + 2]
+        x0, x1, y0, y1 = i[i[s + S_LOW_X] + x], i[i[s + S_HIGH_X] + x], i[i[s + S_LOW_Y] + y], i[i[s + S_HIGH_Y] + y]
+        share = f[i[s + S_SHARE] + (x1 - x0 + 1) * (y1 - y0 + 1)]
+        for oy in range(y0, y1 + 1):
+            for ox in range(x0, x1 + 1):
+                pixel = oy * width + ox
+                age = max(t - i[charged + pixel], 0)
+                i[charged + pixel] = t
+                left = f[coarse + min(age >> bits, oldest)] * f[fine + (age & mask)]
+                value = f[potential + pixel] * left + share
+                if value > threshold:
+                    value = reset
+                    at = to + 4 * fired
+                    i[at], i[at + 1], i[at + 2], i[at + 3] = ox, oy, t, k
+                    fired += 1
+                f[potential + pixel] = value
+    i[s + S_MARK], i[s + S_COUNT] = i[source + S_COUNT], fired
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _take(i, f, pixel, time, polarity, count):
+    """Input events into the buffers, until these are full, the packet is through or the window is: whether it is."""
+    streams, end = i[STREAMS], i[START] + i[DURATION]
+    room, event = True, i[TOP + S_EVENT]
+    while room and i[AT] < count:
+        at, n = i[AT], i[TOP + S_COUNT]
+        t = load64(time, at)
+        if i[DURATION] and t >= end:
+            return True
+        to = event + 4 * n
+        i[to], i[to + 1], i[to + 2] = load32(pixel, 2 * at), load32(pixel, 2 * at + 1), t
+        # True may be any byte but 0, and what it becomes is an index.
+        i[to + 3] = load8(polarity, at) != 0
+        i[TOP + S_COUNT], i[AT], i[TIME] = n + 1, at + 1, t
+        room = n + 1 < i[TOP + S_CAPACITY]
+        for k in range(1, streams):
+            s = TOP + k * FIELDS
+            if i[i[s + S_SOURCE] + S_COUNT] > i[s + S_MARK]:
+                _charge(i, f, s)
+                room &= i[s + S_COUNT] + i[s + S_BOUND] <= i[s + S_CAPACITY]
+    return False
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
+def _pass(i, f, d, s, lane):
+    """All rows of the events of stream s that are in its buffer."""
+    rows, size, source = i[s + S_ROWS], i[s + S_ROW_COUNT], i[s + S_SOURCE]
+    count = i[s + S_COUNT]
+    for first in range(0, count, ROWS):
+        n = min(ROWS, count - first)
+        for k in range(size):
+            r = rows + k * ROW_FIELDS
+            if i[r + OP] == CONVOLVE:
+                convolve(i, f, r, s, s if i[r + IN_PLACE] else source, first, n, lane)
+            else:
+                work(i, f, d, r, s, first, n, lane)
+    if source >= 0 and i[source + S_COUNT] > 0:
+        for k in range(size):
+            r = rows + k * ROW_FIELDS
+            if i[r + OP] == CONVOLVE and not i[r + IN_PLACE]:
+                convolve(i, f, r, s, source, count, 0, lane)
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _clear(i):
+    """Empty the buffers."""
+    for k in range(i[STREAMS]):
+        s = TOP + k * FIELDS
+        i[s + S_COUNT] = i[s + S_MARK] = 0
+        for n in range(i[s + S_ROW_COUNT]):
+            i[i[s + S_ROWS] + n * ROW_FIELDS + ENTERED] = 0
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
+def _restart(i, d, t):
+    """Begin the window of an event at time t; the one before is forgotten, but only what was touched."""
+    i[START] += (t - i[START]) // i[DURATION] * i[DURATION]
+    for n in range(i[WHOLES]):
+        r = i[WHOLE] + n * ROW_FIELDS
+        if i[r + OP] == VOXEL:
+            for cell in range(i[r + CELLS]):
+                if i[i[r + CLOCK] + cell]:
+                    i[i[r + CLOCK] + cell] = 0
+                    for c in range(i[r + C]):
+                        d[i[r + SUM] + cell * i[r + C] + c] = 0.0
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def run(i, pixel, time, polarity, count, fresh):
+    """Push a packet's events (addresses of int32 (S, 2), int64 and bool); a fresh packet is checked first, and else it
+    goes on where it stopped.
+
+    It stops where there is something to see: CHUNK, the buffers hold events that are watched; WINDOW, one has ended,
+    and its answer is there; DONE at the end.
+    """
+    f = carray(pointer(i[FLOATS]), (i[FLOAT_COUNT],), np.float32)
+    d = carray(pointer(i[DOUBLES]), (i[DOUBLE_COUNT],), np.float64)
+    if fresh:
+        pixels = carray(pointer(pixel), (count, 2), np.int32)
+        times = carray(pointer(time), (count,), np.int64)
+        wrong = count > 0 and (times[0] < max(i[TIME], 0) or times[count - 1] >= LONGEST)
+        if wrong or first_outside(pixels, i[TOP + S_WIDTH], i[TOP + S_HEIGHT]) >= 0 or first_back(times, 0, count) >= 0:
+            return REFUSED
+        i[AT] = 0
+    while True:
+        _clear(i)
+        if i[AT] >= count:
+            return DONE
+        if i[SEEN] == 0:
+            i[START] = load64(time, 0)
+        ended = _take(i, f, pixel, time, polarity, count)
+        new = i[TOP + S_COUNT]
+        i[SEEN] += new
+        if new:
+            for k in range(i[STREAMS]):
+                _pass(i, f, d, TOP + k * FIELDS, i[LANE])
+            if i[WATCH] == 2 or (i[WATCH] == 1 and i[i[ANSWERS] + S_COUNT] > 0):
+                return CHUNK
+        elif ended:
+            # A window begins with an event: it is never empty.
+            answer(i, f, d)
+            i[FINISHED] = i[START] + i[DURATION]
+            _restart(i, d, load64(time, i[AT]))
+            return WINDOW
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def unpack(records, layout, count, pixel, time, polarity):
+    """Records of bytes as the columns of events, by the offset and the size (negative: signed) of t, x, y and p; False
+    where a number is too large, or a polarity is none.
+    """
+    fits = True
+    for k in range(count):
+        for field in range(4):
+            at, size = k * layout[8] + layout[2 * field], layout[2 * field + 1]
+            value = np.uint64(0)
+            for byte in range(abs(size)):
+                value |= np.uint64(records[at + byte]) << np.uint64(8 * byte)
+            number = np.int64(value)
+            if size < 0 and -size < 8 and number >> (8 * -size - 1):
+                number -= np.int64(1) << (8 * -size)
+            if field == 0:
+                time[k] = number
+                fits &= size != 8 or number >= 0
+            elif field == 3:
+                polarity[k] = number > 0
+                fits &= 0 <= number <= 1
+            else:
+                pixel[k, field - 1] = number
+                fits &= -(2**31) <= number < 2**31
+    return fits

@@ -1,0 +1,727 @@
+"""Live sources: framing, sockets, back-pressure, counted drops; and the command that uses them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tracemalloc
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import gridless as gl
+from gridless.cli.main import main
+from gridless.live import stream
+from gridless.live.overload import Budget, Buffered, Overload, thinned
+from gridless.live.sources import (
+    AGAIN,
+    BURST_BYTES,
+    HEADER,
+    JUMP,
+    MAGIC,
+    Camera,
+    Datagrams,
+    Fit,
+    NewStream,
+    encode,
+    frames,
+    recording,
+)
+from gridless.models import events as networks
+
+
+@pytest.fixture(scope="module")
+def events() -> gl.Events:
+    return gl.data.MovingGlyphs(4)[3][0]
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> str:
+    torch.manual_seed(0)
+    model = networks.n_mnist(head="stream", width=8, levels=2, pooled=1, threshold=0.9, reset=-0.5).eval()
+    return str(
+        gl.save(model, tmp_path_factory.mktemp("weights") / "small", class_names=[f"digit {k}" for k in range(10)])
+    )
+
+
+def same(a: gl.Events, b: gl.Events) -> bool:
+    return torch.equal(a.pixel, b.pixel) and torch.equal(a.time, b.time) and torch.equal(a.polarity, b.polarity)
+
+
+def joined(packets: list[gl.Events]) -> gl.Events:
+    pixel, time_, polarity = (torch.cat([getattr(p, n) for p in packets]) for n in ("pixel", "time", "polarity"))
+    return gl.Events(pixel, time_, polarity, torch.tensor([0, len(time_)]), packets[0].sensor)
+
+
+def test_frames_carry_events_there_and_back(events):
+    data = b"".join(encode(events[a : a + 100], k) for k, a in enumerate(range(0, len(events), 100)))
+    assert same(joined(list(frames(io.BytesIO(data), (34, 34)))), events)
+    assert same(next(frames(io.BytesIO(encode(events[:0])), (34, 34))), events[:0])
+
+
+@pytest.mark.parametrize("cut", [3, HEADER.size + 5])
+def test_a_frame_that_is_cut_off_names_the_byte(events, cut):
+    whole = encode(events[:10])
+    with pytest.raises(ValueError, match=f"at byte {len(whole)}"):
+        list(frames(io.BytesIO(whole + whole[:cut]), (34, 34)))
+
+
+def test_what_is_no_frame_is_refused():
+    with pytest.raises(ValueError, match="expected a frame that begins with"):
+        list(frames(io.BytesIO(b"nonsense, not events"), (34, 34)))
+    with pytest.raises(ValueError, match="claims 4294967295 events"):
+        list(frames(io.BytesIO(HEADER.pack(MAGIC, 0, 2**32 - 1)), (34, 34)))
+
+
+def test_a_recording_comes_in_packets_of_its_own_time(events, tmp_path):
+    path = tmp_path / "glyph.npz"
+    gl.write_events(path, events)
+    packets = list(recording(path, (34, 34), packet=2000))
+    assert same(joined(packets), events)
+    assert all(int(p.time[-1] - p.time[0]) < 2000 for p in packets)
+    for parts in ([[5, 1004], [1005], [3005]], [[5], [1005]]):
+        gl.write_events(path, at(*(t for part in parts for t in part)))
+        assert [p.time.tolist() for p in recording(path, (34, 34), packet=1000)] == parts
+
+
+def at(*times: int) -> gl.Events:
+    """Events at one pixel."""
+    pixel, polarity = torch.ones(len(times), 2, dtype=torch.int32), torch.ones(len(times), dtype=torch.bool)
+    return gl.Events(pixel, torch.tensor(times), polarity, torch.tensor([0, len(times)]), (34, 34))
+
+
+@pytest.mark.parametrize("gap", [24 * 3600 * 10**6, 10**12, 2**63 - 1])
+def test_a_recording_needs_memory_for_its_events_not_for_its_time(gap, tmp_path):
+    path = tmp_path / "two.npz"
+    gl.write_events(path, at(0, gap))
+    list(recording(path, (34, 34)))
+    tracemalloc.start()
+    packets = list(recording(path, (34, 34)))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [p.time.tolist() for p in packets] == [[0], [gap]]
+    assert most < 10**6
+
+
+def test_what_a_frame_cannot_hold_is_refused_by_name(events):
+    wide = gl.Events(torch.tensor([[1, 2], [70_000, 3]], dtype=torch.int32), torch.tensor([1, 2]),
+                     torch.tensor([True, False]), torch.tensor([0, 2]), (80_000, 10))  # fmt: skip
+    with pytest.raises(ValueError, match=r"event 1 is at pixel \(70000, 3\), but a frame has 16 bits"):
+        encode(wide)
+    with pytest.raises(ValueError, match="negative time -5"):
+        encode(at(-5, 3))
+    with pytest.raises(ValueError, match="one recording, not of 2"):
+        encode(gl.Events.of([events, events], sensor=(34, 34)))
+    with pytest.raises(ValueError, match="at most 1048576 events, not 1048577"):
+        encode(at(*range((1 << 20) + 1)))
+    padded = gl.Events(*(getattr(at(1, 2, 0), k) for k in ("pixel", "time", "polarity")), torch.tensor([0, 2]),
+                       (34, 34), padding=1)  # fmt: skip
+    assert same(next(frames(io.BytesIO(encode(padded)), (34, 34))), at(1, 2))
+
+
+def test_realtime_takes_as_long_as_the_recording(events, tmp_path):
+    path = tmp_path / "glyph.npz"
+    gl.write_events(path, replace(events, time=events.time + 5_000_000))
+    begin = time.monotonic()
+    list(recording(path, (34, 34), packet=5000, realtime=True))
+    assert 0.9 * int(events.time[-1] - events.time[0]) * 1e-6 <= time.monotonic() - begin < 5
+
+
+def test_datagrams_arrive_and_missing_ones_are_counted(events):
+    source = Datagrams("127.0.0.1", 0, (34, 34), idle=1.0)
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for number, a in enumerate(range(0, 500, 50)):
+        if number not in (3, 4):
+            sender.sendto(encode(events[a : a + 50], number), ("127.0.0.1", source.port))
+    sent = [events[a : a + 50] for a in range(0, 500, 50) if a not in (150, 200)]
+    packets = list(source)
+    assert len(packets) == 1, "frames that waited come as one"
+    assert same(packets[0], joined(sent))
+    assert source.lost == 2
+
+
+def heard(*datagrams: bytes, **options) -> tuple[Datagrams, list[gl.Events]]:
+    """What a socket makes of these."""
+    source = Datagrams("127.0.0.1", 0, (34, 34), idle=0.5, **options)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for data in datagrams:
+            sender.sendto(data, ("127.0.0.1", source.port))
+    return source, list(source)
+
+
+def test_a_socket_that_cannot_be_is_refused_by_name():
+    for options, words in (
+        ({"idle": 0}, "idle must be more than 0"),
+        ({"idle": -1.0}, "not -1"),
+        ({}, "no port 65536"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Datagrams("127.0.0.1", 65_536 if not options else 0, (34, 34), **options)
+    with pytest.raises(OSError, match=r"cannot listen at 192\.0\.2\.1, port 9"):
+        Datagrams("192.0.2.1", 9000, (34, 34))
+
+
+class Silent:
+    """A socket at which nothing comes; it knows how long each wait may last."""
+
+    def __init__(self, most: int) -> None:
+        self.waits, self.most = [], most
+
+    def settimeout(self, seconds) -> None:
+        self.waits.append(seconds)
+
+    def recv(self, size) -> bytes:
+        if len(self.waits) == self.most:
+            raise KeyboardInterrupt
+        raise TimeoutError
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_silent_socket_is_waited_for_in_moments_so_that_ctrl_c_ends_it_on_windows_too():
+    source = Datagrams("127.0.0.1", 0, (34, 34))
+    source.socket.close()
+    source.socket = Silent(5)
+    with pytest.raises(KeyboardInterrupt):
+        list(source)
+    assert source.socket.waits == [1.0] * 5
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
+def test_an_address_of_ipv6_is_listened_at(events):
+    try:
+        source = Datagrams("::1", 0, (34, 34), idle=0.5)
+    except OSError:
+        pytest.skip("this machine has no IPv6 address")
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
+        sender.sendto(encode(events[:50]), ("::1", source.port))
+    assert same(joined(list(source)), events[:50])
+
+
+def test_late_and_repeated_datagrams_are_counted_and_skipped(events):
+    parts = [events[50 * k : 50 * k + 50] for k in range(4)]
+    source, packets = heard(*(encode(parts[k], k) for k in (0, 2, 1, 3, 3)))
+    assert same(joined(packets), joined([parts[k] for k in (0, 2, 3)]))
+    assert (source.lost, source.late, source.bad, source.refused) == (1, 2, 0, 0)
+
+
+def test_the_numbers_of_datagrams_begin_again(events):
+    parts = [events[50 * k : 50 * k + 50] for k in range(4)]
+    source, packets = heard(*(encode(part, 2**32 - 2 + k) for k, part in enumerate(parts) if k != 2))
+    assert same(joined(packets), joined([parts[k] for k in (0, 1, 3)]))
+    assert (source.lost, source.late) == (1, 0)
+
+
+def test_what_is_no_frame_does_not_end_a_socket(events):
+    first, second = encode(events[:50], 0), encode(events[50:100], 1)
+    strange = [b"", b"hello", b"nonsense, not events", second[:-1], HEADER.pack(MAGIC, 7, 2**32 - 1)]
+    source, packets = heard(first, *strange, second)
+    assert same(joined(packets), events[:100])
+    assert (source.lost, source.late, source.bad, source.refused) == (0, 0, 5, 0)
+    assert "frame 7 claims" in source.reason
+
+
+def test_frames_that_cannot_follow_do_not_end_a_socket(events, weights):
+    back = encode(events[:50], 1)
+    outside = encode(gl.Events(events.pixel[50:60] + 34, events.time[50:60], events.polarity[50:60],
+                               torch.tensor([0, 10]), (90, 90)), 2)  # fmt: skip
+    whole = encode(events[50:60], 3)
+    mixed = whole[: HEADER.size] + whole[-16:] + whole[HEADER.size : -16]
+    source, packets = heard(encode(events[:50], 0), back, outside, mixed, encode(events[50:], 4))
+    assert same(joined(packets), events)
+    assert (source.lost, source.late, source.bad, source.refused) == (0, 0, 0, 3)
+    engine = stream(gl.load(weights))
+    for packet in packets:
+        engine(packet)
+
+
+FAR = 2**59
+
+
+@pytest.mark.parametrize("end", [2**60, 2**63 - 1])
+def test_a_socket_whose_first_datagram_is_after_the_end_of_time_goes_on(end):
+    source, packets = heard(encode(at(7, end), 0), encode(at(60), 1), encode(at(61), 2))
+    assert [p.time.tolist() for p in packets] in ([[60, 61]], [[60], [61]])
+    assert (source.bad, source.refused) == (0, 1)
+    assert f"its events reach to {end} us, but times end at" in source.reason
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("stray", [(FAR,), (50, FAR), (10**9,)])
+def test_one_datagram_from_the_far_future_is_refused_alone(stray, restart):
+    frames = [encode(at(k), k) for k in range(60, 64)]
+    source, packets = heard(frames[0], encode(at(*stray), 60), *frames[1:], restart=restart)
+    assert [p.time.tolist() for p in packets] == [[60], [61], [62], [63]]
+    assert (source.lost, source.late, source.bad, source.refused, source.restarts) == (0, 0, 0, 1, 0)
+    assert f"{stray[-1]} us, over 10000000 us away from the last one at 60 us" in source.reason
+
+
+def test_the_last_datagram_of_a_burst_is_judged_as_any_other():
+    good, more = [encode(at(k), k) for k in (60, 61)], encode(at(62), 62)
+    bad = more + more[HEADER.size :], b"GLE2" + more[4:]
+    for strange, counts in (
+        (encode(at(FAR), 62), (0, 1)),
+        *((b, (1, 0)) for b in bad),
+        (encode(at(7)[:0], 62), (0, 0)),
+    ):
+        source, packets = heard(*good, strange)
+        assert joined(packets).time.tolist() == [60, 61]
+        assert (source.bad, source.refused) == counts
+
+
+@pytest.mark.parametrize("first", [(60, 61), (60,)])
+def test_two_frames_far_ahead_begin_a_new_stream_only_after_a_single_one(first):
+    source, ended = Datagrams("127.0.0.1", 0, (34, 34), idle=0.5), len(first) == 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        packets = iter(source)
+        for times in (first, (FAR, FAR + 1)):
+            for k in times:
+                sender.sendto(encode(at(k), k % 100), ("127.0.0.1", source.port))
+            if times is first:
+                assert next(packets).time.tolist() == [*first]
+        assert [type(p) for p in packets] == ([NewStream, gl.Events, gl.Events] if ended else [])
+    assert (source.refused, source.restarts) == ((0, 1) if ended else (2, 0))
+
+
+@pytest.mark.parametrize("strays", [(0, 5 * 10**8), (100, 50)])
+def test_two_strays_that_do_not_continue_each_other_begin_no_new_stream(strays):
+    frames = [encode(at(10**9 + k), k) for k in range(2)]
+    source, packets = heard(*frames, *(encode(at(k), 2) for k in strays), restart=True)
+    assert joined(packets).time.tolist() == [10**9, 10**9 + 1]
+    assert (source.refused, source.restarts) == (2, 0)
+
+
+@pytest.mark.parametrize("numbers", [(0, 1, 2), (101, 102, 103)])
+def test_a_sender_that_starts_again_begins_a_new_stream_or_is_refused(numbers):
+    old = [encode(at(10**9 + k), 98 + k) for k in range(3)]
+    new = [encode(at(k), number) for k, number in enumerate(numbers)]
+    source, packets = heard(*old, *new, restart=True)
+    assert [type(p) is NewStream or p.time.item() for p in packets] == [*range(10**9, 10**9 + 3), True, 0, 1, 2]
+    assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 0, 1)
+    source, packets = heard(*old, *new)
+    assert len(packets) == 3
+    assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 3, 0)
+
+
+def test_a_sender_that_starts_again_within_the_bound_is_known_by_its_late_frames():
+    old = [encode(at(5 * 10**6 + k), 98 + k) for k in range(3)]
+    new = [encode(at(k), k) for k in range(AGAIN + 4)]
+    source, packets = heard(*old, *new, restart=True)
+    times = [type(p) is NewStream or p.time.item() for p in packets]
+    assert times == [*range(5 * 10**6, 5 * 10**6 + 3), True, *range(AGAIN, AGAIN + 4)]
+    assert (source.lost, source.late, source.refused, source.restarts) == (0, AGAIN, 0, 1)
+    source, packets = heard(*old, *new)
+    assert len(packets) == 3
+    assert (source.late, source.refused, source.restarts) == (AGAIN, 4, 0)
+    assert "began again" in source.reason
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_frames_that_all_come_twice_are_late_the_second_time_and_no_new_stream(restart):
+    source, packets = heard(*(encode(at(k // 2), k // 2) for k in range(4 * AGAIN)), restart=restart)
+    assert [p.time.item() for p in packets] == [*range(2 * AGAIN)]
+    assert (source.late, source.refused, source.restarts) == (2 * AGAIN, 0, 0)
+
+
+def test_a_burst_is_a_packet_that_can_be_dropped_or_thinned():
+    frames = [encode(at(*range(1000 * k, 1000 * k + 1000)), k) for k in range(12)]
+    _, packets = heard(*frames)
+    assert sum(map(len, packets)) == 12_000
+    assert max(map(len, packets)) <= BURST_BYTES // 16 + 1000
+
+
+@pytest.mark.parametrize(("step", "ahead"), [(2, 1), (1, -1)])
+def test_late_frames_that_do_not_follow_each_other_stay_late(step, ahead):
+    frames = [encode(at(5 * 10**6 + k), 98 + k) for k in range(3)]
+    source, packets = heard(*frames, *[encode(at(50 + ahead * k), step * k) for k in range(AGAIN + 4)], restart=True)
+    assert len(packets) == 3
+    assert (source.late, source.refused, source.restarts) == (AGAIN + 4, 0, 0)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket(restart):
+    source, packets = heard(encode(at(FAR), 7), *(encode(at(k), k) for k in range(3)), restart=restart)
+    assert [type(p) is NewStream or p.time.item() for p in packets] == [FAR, True, 0, 1, 2]
+    assert (source.refused, source.restarts) == (0, 1)
+
+
+def test_a_sender_whose_first_datagram_was_followed_by_another_is_not_left_without_restart():
+    first = [encode(at(5), 0), encode(at(6), 1)]
+    source, packets = heard(*first, *(encode(at(FAR + k), k) for k in range(3)))
+    assert [p.time.tolist() for p in packets] in ([[5, 6]], [[5], [6]])
+    assert (source.refused, source.restarts) == (3, 0)
+
+
+def test_a_counter_that_begins_anew_while_time_goes_on_is_followed():
+    source, packets = heard(encode(at(5), 500), encode(at(6), 0), encode(at(7), 1), encode(at(8), 2**30))
+    assert [p.time.item() for p in packets] == [5, 6, 7, 8]
+    assert (source.lost, source.late, source.refused) == (0, 0, 0)
+
+
+def test_a_new_stream_parts_the_packets_around_it(events):
+    parts = [events[:10], events[10:20], NewStream(), events[:10], events[10:20]]
+    found = list(Buffered(iter(parts)))
+    cut = [type(p) for p in found].index(NewStream)
+    assert same(joined(found[:cut]), events[:20])
+    assert same(joined(found[cut + 1 :]), events[:20])
+
+
+def test_a_new_stream_is_never_dropped(events):
+    source = Buffered(iter([events, NewStream(), events]), Overload.drop, room=10)
+    packets = iter(source)
+    time.sleep(0.1)
+    assert [type(packet) for packet in packets][:2] == [gl.Events, NewStream]
+
+
+def test_packets_without_events_tell_nothing_about_the_cost_of_events(events):
+    source = Buffered(iter([events[:0], events[:5]]))
+    for _ in source:
+        time.sleep(0.003)
+    budget = Budget(0.0025)
+    budget.spent(0, 10.0)
+    assert (budget.events, budget.cost) == (1024, 0.0)
+
+
+def test_thinning_is_even_and_counted(events):
+    kept = thinned(events[:1000], 100)
+    assert torch.equal(kept.time, events.time[0:1000:10])
+    assert len(thinned(events[:10], 10)) == 10
+    source = Buffered(iter([events[:500], events[500:1000]]), Overload.thin)
+    source._budget.events = 100
+    got = sum(map(len, source))
+    assert source.thinned_events > 0
+    assert got + source.thinned_events == 1000
+    for overload in (Overload.wait, Overload.drop):
+        whole = Buffered(iter([events[:1000]]), overload)
+        whole._budget.events = 100
+        assert sum(map(len, whole)) == 1000
+
+
+@pytest.mark.parametrize("load", [0.5, 3.0, 10.0])
+def test_thinning_keeps_the_lag_under_its_bound_whatever_the_load(load):
+    """On a clock of its own: a call takes 50 us and 0.7, 1 or 1.3 us for each event, and every ms brings a packet."""
+    now, lags, seen = 0.0, [], 0
+    size = round(1000 * load)
+    packet = gl.Events.of({"x": [1] * size, "y": [1] * size, "t": range(size), "p": [1] * size}, sensor=(34, 34))
+    # The source is empty: packets are put in as the clock goes on.
+    source = Buffered(iter(()), Overload.thin, lag=0.005, clock=lambda: now)
+    packets, came = iter(source), 0
+    while came < 500:
+        now = max(now, 1e-3 * came)
+        while 1e-3 * came <= now:
+            source._put(packet, 1e-3 * came)
+            came += 1
+        kept = len(next(packets))
+        now += 50e-6 + (0.7e-6, 1e-6, 1.3e-6)[len(lags) % 3] * kept
+        seen += kept
+        lags.append(now - source.received)
+    assert max(lags) <= 0.005
+    assert seen + source.thinned_events == came * size
+    assert source.dropped_events == 0
+    if load < 1:
+        assert source.thinned_events == 0
+    else:
+        assert seen > 0.9e6 * now, "no more is thinned than must be"
+
+
+def test_the_budget_of_thinning_follows_what_packets_cost():
+    budget = Budget(0.0025)
+    budget.spent(1024, 0.0001)
+    assert budget.events == 2048
+    budget.spent(10_000, 0.010)
+    assert budget.events == 2500
+    budget.spent(100, 0.0001)
+    assert budget.events == 2500, "a small packet in good time tells nothing"
+    budget.spent(2500, 0.00125)
+    assert 2500 < budget.events < 2600, "a dear packet is remembered"
+    for _ in range(200):
+        budget.spent(budget.events, 0.5e-6 * budget.events)
+    assert budget.events == 5000
+    budget.spent(5000, 10.0)
+    assert budget.events == 2500, "one slow packet does not take all"
+    for _ in range(20):
+        budget.spent(5000, 10.0)
+    assert budget.events == 1
+
+
+def test_no_more_events_wait_than_there_is_room_for_unless_in_one_packet(events):
+    for size, dropped in ((6, 2), (5, 1), (50, 2)):
+        source = Buffered(iter([events[:size]] * 3), Overload.drop, room=10)
+        source._read()
+        assert (source.dropped_packets, source.dropped_events) == (dropped, dropped * size)
+
+
+def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events):
+    packets = [events[a : a + 10] for a in range(0, 400, 10)]
+
+    def consume(source: Buffered) -> int:
+        got = 0
+        for k, packet in enumerate(source):
+            if k == 0:
+                time.sleep(0.3)
+            got += len(packet)
+        return got
+
+    assert consume(Buffered(iter(packets), room=40)) == 400
+    dropping = Buffered(iter(packets), Overload.drop, room=40)
+    got = consume(dropping)
+    assert dropping.dropped_events > 0
+    assert got + dropping.dropped_events == 400
+
+
+@pytest.mark.parametrize("overload", Overload)
+def test_the_reader_of_a_source_that_goes_on_ends_when_it_is_closed(events, overload):
+    def forever():
+        while True:
+            yield events
+
+    buffered = Buffered(forever(), overload, room=1)
+    next(iter(buffered))
+    # Until the reader waits for room, if it does.
+    time.sleep(0.1)
+    buffered.close()
+    buffered._thread.join(5)
+    assert not buffered._thread.is_alive()
+
+
+def test_a_packet_and_the_end_of_a_source_are_heard_of_at_once(events, monkeypatch):
+    def slow():
+        for _ in range(2):
+            time.sleep(0.1)
+            yield events[:5]
+        time.sleep(0.1)
+
+    monkeypatch.setattr("gridless.live.overload.MOMENT", 10.0)
+    begin = time.monotonic()
+    assert len(list(Buffered(slow()))) == 2
+    assert time.monotonic() - begin < 8
+
+
+def test_an_error_in_the_source_reaches_the_consumer():
+    def broken():
+        raise OSError("unplugged")
+        yield
+
+    with pytest.raises(OSError, match="unplugged"):
+        list(Buffered(broken()))
+
+
+def test_a_camera_is_a_source_of_the_same_packets(events, weights):
+    """A recorded stream in the packets of the camera driver: structured arrays with the fields t, x, y, on."""
+    record = np.zeros(len(events), [("t", "<u8"), ("x", "<u2"), ("y", "<u2"), ("on", "?")])
+    record["t"], record["on"] = events.time, events.polarity
+    record["x"], record["y"] = events.pixel.numpy().T
+    packets = [
+        SimpleNamespace(polarity_events=part, polarity_events_overflow_indices=None)
+        for part in np.array_split(record, 9)
+    ]
+    packets.insert(4, SimpleNamespace(polarity_events=None, polarity_events_overflow_indices=np.array([0])))
+    camera = Camera((34, 34), device=[(None, packet) for packet in packets])
+    live, whole = stream(gl.load(weights)), stream(gl.load(weights))
+    for packet in camera:
+        live(packet)
+    whole(events)
+    assert torch.equal(live.predict(), whole.predict())
+    assert camera.overflows == 1
+
+
+def test_the_command_prints_the_predictions_of_the_engine(events, weights, tmp_path, capsys):
+    path = tmp_path / "glyph.npz"
+    gl.write_events(path, events)
+    assert main(["stream", "--weights", weights, "--input", str(path)]) == 0
+    out, err = capsys.readouterr()
+    lines = [json.loads(line) for line in out.splitlines()]
+    engine = stream(gl.load(weights))
+    expected = list(engine.push(events))
+    assert [line["time"] for line in lines[:-1]] == [p.time for p in expected]
+    assert [line["class"] for line in lines[:-1]] == [f"digit {int(p.logits.argmax())}" for p in expected]
+    assert "events/s" in err
+    words = [sys.executable, "-m", "gridless", "stream", "--weights", weights, "--input", "-", "--quiet"]
+    piped = subprocess.run(words, input=encode(events), capture_output=True, timeout=250)
+    assert [json.loads(line) for line in piped.stdout.splitlines()] == lines
+    assert piped.stderr == b""
+
+
+def test_classes_beyond_the_names_are_called_by_their_numbers(weights, events, tmp_path, capsys):
+    gl.write_events(tmp_path / "one.npz", events)
+    path = gl.save(gl.load(weights), tmp_path / "few", class_names=["digit 0"])
+    assert main(["stream", "--weights", str(path), "--input", str(tmp_path / "one.npz"), "--quiet"]) == 0
+    best = [int(p.logits.argmax()) for p in stream(gl.load(weights)).push(events)]
+    assert any(best)
+    said = [json.loads(line)["class"] for line in capsys.readouterr().out.splitlines()]
+    assert said[: len(best)] == [str(k) if k else "digit 0" for k in best]
+
+
+def test_the_command_begins_again_with_a_new_stream_and_says_nothing_of_one_without_events(
+    events, weights, capsys, monkeypatch
+):
+    from gridless.live import command
+
+    parts = [NewStream(), events[:500], NewStream(), events[:500]]
+    options = {}
+    monkeypatch.setattr(command, "_source", lambda *about: options.update(about[5]) or iter(parts))
+    assert main(["stream", "--weights", weights, "--input", "camera"]) == 0
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert f"{2e-6 * int(events.time[499] - events.time[0]):.3f} s of sensor time" in err
+    assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]
+    assert json.loads(lines[-1])["time"] == int(events.time[499])
+    assert options == {"jump": JUMP, "restart": False, "idle": None}
+
+
+def test_the_command_listens_to_a_socket(events, weights):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    stop = threading.Event()
+
+    def send() -> None:
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        number = 0
+        # The same moment again and again, until the listener is there: times may stand still, but not step back.
+        while not stop.wait(0.2) and number < 500:
+            frozen = gl.Events(
+                events.pixel[:50],
+                torch.zeros(50, dtype=torch.int64),
+                events.polarity[:50],
+                torch.tensor([0, 50]),
+                (34, 34),
+            )
+            sender.sendto(encode(frozen, number), ("127.0.0.1", port))
+            sender.sendto(b"no frame", ("127.0.0.1", port))
+            number += 1
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "gridless", "stream", "--weights", weights,
+         "--input", f"udp://127.0.0.1:{port}", "--idle", "3"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    first = child.stdout.readline()
+    stop.set()
+    assert "class" in json.loads(first)
+    _, errors = child.communicate(timeout=100)
+    assert child.returncode == 3, "some datagrams were no frames"
+    assert b"lost 0, late 0, bad " in errors
+    assert b"refused 0, restarts 0\nnot taken: udp: a datagram of 8 bytes is no frame" in errors
+
+
+def test_a_reader_that_has_seen_enough_ends_the_command_quietly(events, weights):
+    child = subprocess.Popen(
+        [sys.executable, "-m", "gridless", "stream", "--weights", weights, "--input", "-", "--quiet"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    half = len(events) // 2
+    child.stdin.write(encode(events[:half]))
+    child.stdin.flush()
+    assert "class" in json.loads(child.stdout.readline())
+    child.stdout.close()
+    # Standard input stays open: the thread that reads it must not keep the command, or its end, waiting.
+    child.stdin.write(encode(events[half:]))
+    child.stdin.flush()
+    assert child.wait(timeout=100) == 0
+    assert child.stderr.read() == b""
+    child.stderr.close()
+    child.stdin.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--weights", "nothing-of-the-kind", "--input", "-"], "no weights named"),
+        # Before weights are loaded, and anything is compiled for them.
+        (["--weights", "nothing-of-the-kind", "--input", "missing.raw"], "no file missing.raw"),
+        (["--weights", "nothing-of-the-kind", "--input", "-", "--crop", "5"], "--crop takes two whole numbers X,Y"),
+        (["--weights", "{weights}", "--input", "udp://nowhere"], "udp://HOST:PORT"),
+        (["--weights", "{weights}", "--input", "udp://:9000"], "udp://HOST:PORT"),
+        (["--weights", "{weights}", "--input", "udp://nowhere:port"], "udp://HOST:PORT"),
+        (["--weights", "modelnet40-small", "--input", "-"], "PointResNet is not an event network"),
+        (["--weights", "{weights}", "--input", "-", "--packet", "0"], "--packet"),
+        (["--weights", "{weights}", "--input", "-", "--packet", "-5"], "--packet"),
+        (["--weights", "{weights}", "--input", "-", "--repair", "sort"], "--repair sort is for recordings"),
+    ],
+)
+def test_what_the_command_cannot_do_is_one_line(weights, words, message, capsys):
+    assert main(["stream", *[w.format(weights=weights) for w in words]]) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_closed_standard_streams_are_named(weights, capsys, monkeypatch):
+    words = ["stream", "--weights", weights, "--input", "-"]
+    closed = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "gridless", *words]
+    done = subprocess.run(closed, capture_output=True, timeout=100)
+    assert done.returncode == 1
+    assert b"standard output is closed" in done.stderr
+    monkeypatch.setattr(sys, "stdin", None)  # as Python has it then
+    assert main(words) == 1
+    assert "standard input is closed" in capsys.readouterr().err
+
+
+def test_a_larger_camera_is_cropped_pooled_or_dropped(events, weights, tmp_path, capsys):
+    """The network's 34 x 34 pixels lie at (100, 60) of the camera, each of them 2 x 2."""
+    path = tmp_path / "large.npz"
+    pixel = 2 * events.pixel + torch.tensor([100, 60], dtype=torch.int32)
+    gl.write_events(path, gl.Events(pixel, events.time, events.polarity, events.splits, (346, 260)))
+    expected = stream(gl.load(weights))
+    expected(events)
+    live = stream(gl.load(weights))
+    for packet in recording(path, None, fit=Fit((34, 34), crop=(100, 60), pool=2)):
+        live(packet)
+    assert torch.equal(live.predict(), expected.predict())
+    remedy = r"outside the 34 x 34 pixels .* --crop X,Y, .* --pool N, .* --repair drop"
+    with pytest.raises(ValueError, match=remedy):
+        list(recording(path, None, fit=Fit((34, 34))))
+    assert sum(map(len, recording(path, None, fit=Fit((34, 34), drop=True)))) == 0
+    assert sum(map(len, recording(path, None, fit=Fit((34, 34), pool=8)))) == len(events)
+    words = ["stream", "--weights", weights, "--input", str(path), "--crop", "100,60", "--pool", "2", "--quiet"]
+    assert main(words) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["class"] == f"digit {int(expected.predict().argmax())}"
+    for words in (["--crop", "340,250"], ["--repair", "drop"]):
+        assert main(["stream", "--weights", weights, "--input", str(path), *words]) == 0
+        assert capsys.readouterr() == ("", "no event came, or none within what --crop and --repair leave\n")
+    assert main(["stream", "--weights", weights, "--input", str(path)]) == 1
+    assert "outside the 34 x 34 pixels" in capsys.readouterr().err
+
+
+def test_what_was_not_taken_is_told_where_no_event_came(capsys):
+    from gridless.live import command
+
+    command.Meter(False, lambda: {"bad": 2}).close("udp: no frame")
+    assert capsys.readouterr().err.endswith(", bad 2\nnot taken: udp: no frame\n")
+    command.Meter(False, lambda: {"bad": 0}).close("")
+    assert capsys.readouterr().err == ""
+
+
+def test_lag_is_never_negative_and_statistics_tell_the_clocks_apart(events, monkeypatch):
+    """A sensor whose clock runs twice as fast as ours, and stands still, and runs slower."""
+    from gridless.live import command
+
+    now = 100.0
+    monkeypatch.setattr(command.time, "perf_counter", lambda: now)
+    meter = command.Meter(True, dict)
+    for sensor, step in ((0, 0.125), (250_000, 0.125), (500_000, 0.125), (500_000, 0.5), (625_000, 1.0)):
+        begin = now
+        now += step
+        meter.tick(at(sensor), begin, begin)
+        assert meter.lag >= step
+    # Of the 1.5 s since the third packet, one part in 10,000 may be the clocks'.
+    assert meter.lag == meter.most == pytest.approx(1.5 - 1.5e-4)
+    assert "0.625 s of sensor time in 1.875 s" in meter.line()
+    assert re.match("5 events, 0.00 M events/s of work, packet p50 125000 us, ", meter.line())
+    assert meter.line().endswith(" s, lag 1499.8 ms, at most 1499.8 ms")
+    meter.restart()
+    meter.tick(at(0), now, now)
+    assert meter.lag == pytest.approx(0.0)
