@@ -69,8 +69,8 @@ def test_links_and_pictures_lead_to_files(page: str):
             assert ((ROOT / page).parent / target).exists(), target
 
 
-def test_the_tree_of_the_readme_is_the_tree():
-    tree = re.search(r"^gridless/\n(?:[├└│].*\n)+", (ROOT / "README.md").read_text(), re.M)
+def test_the_tree_in_contributing_is_the_tree():
+    tree = re.search(r"^gridless/\n(?:[├└│].*\n)+", (ROOT / "CONTRIBUTING.md").read_text(), re.M)
     assert tree is not None
     folder = ROOT / "gridless"
     assert [name for name in re.findall(r"^[├└]── (\S+)", tree[0], re.M) if not (folder / name).exists()] == []

@@ -565,7 +565,7 @@ def test_classes_beyond_the_names_are_called_by_their_numbers(weights, events, t
 def test_the_command_begins_again_with_a_new_stream_and_says_nothing_of_one_without_events(
     events, weights, capsys, monkeypatch
 ):
-    from gridless.live import command
+    from gridless.cli import stream as command
 
     parts = [NewStream(), events[:500], NewStream(), events[:500]]
     options = {}
@@ -697,7 +697,7 @@ def test_a_larger_camera_is_cropped_pooled_or_dropped(events, weights, tmp_path,
 
 
 def test_what_was_not_taken_is_told_where_no_event_came(capsys):
-    from gridless.live import command
+    from gridless.cli import stream as command
 
     command.Meter(False, lambda: {"bad": 2}).close("udp: no frame")
     assert capsys.readouterr().err.endswith(", bad 2\nnot taken: udp: no frame\n")
@@ -707,7 +707,7 @@ def test_what_was_not_taken_is_told_where_no_event_came(capsys):
 
 def test_lag_is_never_negative_and_statistics_tell_the_clocks_apart(events, monkeypatch):
     """A sensor whose clock runs twice as fast as ours, and stands still, and runs slower."""
-    from gridless.live import command
+    from gridless.cli import stream as command
 
     now = 100.0
     monkeypatch.setattr(command.time, "perf_counter", lambda: now)
