@@ -151,7 +151,7 @@ def _merge(parts: Sequence[Structure]) -> Structure:
         elif kind == "splits":
             values[name] = _joined(column, [t.shape[0] for t in columns[refers or ""]])
         else:
-            values[name] = _shifted(column, columns[refers or ""], holes=kind == "index")
+            values[name] = _shifted(column, columns[refers or ""], holes=kind != "full index")
     if issubclass(cls, Edges) and (len(values["source"]) > MAX_EDGES or values["num_source"] > MAX_EDGES):
         raise ValueError(f"collate: {len(values['source'])} edges are more than {MAX_EDGES}: take smaller batches")
     batch = cls.made(**values)
@@ -224,16 +224,18 @@ def pad(value: Any, bucket: Buckets) -> Any:
         # Splits of edges have a row per target, and so they grow; those of clouds and events have one per example.
         if not splits or isinstance(value, Edges):
             rows = bucket_size(rows - splits, bucket) + splits
-        parts.append(grown(tensor, rows, splits, into if kind.endswith("index") else None))
+        parts.append(grown(tensor, rows, kind, into if kind.endswith("index") else None))
     more = bucket_size(len(value), bucket) - len(value)
     return value.with_parts(parts, into, value.padding + more)
 
 
-def grown(tensor: Tensor, rows: int, splits: bool, into: int | None) -> Tensor:
-    """The tensor with padding: of splits the last entry, of an index its place, modulo `into` rows; else 0."""
+def grown(tensor: Tensor, rows: int, kind: str, into: int | None) -> Tensor:
+    """The tensor with padding: of splits the last entry, of an index its place modulo `into` rows, of taps -1, or 0."""
     padding = tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])
-    if splits:
+    if kind == "splits":
         padding += tensor[-1]
+    elif kind == "tap index":
+        padding -= 1
     elif into is not None:
         padding += (torch.arange(padding.numel(), device=tensor.device) + tensor.numel()).view_as(padding) % into
     return torch.cat([tensor, padding])

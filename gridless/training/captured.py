@@ -307,7 +307,7 @@ class Slot:
         if self._fill is not None:
             return self._fill(group, k)
         for mine, part, field, into in zip(self._tensors, group.parts(k), group.fields, self._into, strict=True):
-            mine.copy_(grown(part, len(mine), field.splits, into))
+            mine.copy_(grown(part, len(mine), "splits" if field.splits else "index", into))
 
     @property
     def batch(self) -> Batch:

@@ -1,0 +1,2 @@
+from gridless.geometry.voxels.reference import distinct as distinct
+from gridless.geometry.voxels.reference import search as search
