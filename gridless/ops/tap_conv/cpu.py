@@ -1,5 +1,7 @@
-"""The convolution over taps on the CPU: the rows of all edges are gathered in tap order, multiplied by torch tap by tap,
-and added to their targets. A thread owns whole targets: no two writes meet.
+"""The convolution over taps on the CPU.
+
+The rows of all edges are gathered in tap order, multiplied by torch tap by tap, and added to their targets. A thread
+owns whole targets: no two writes meet.
 """
 
 from __future__ import annotations

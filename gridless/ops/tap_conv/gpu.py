@@ -243,8 +243,10 @@ def _split(X, HIGH, LOW, size, B: tl.constexpr):
 
 @triton.jit
 def _three_products(a, a_low, b, b_low):
-    """(a + a_low) (b + b_low) without the product of the low parts. Tensor cores round sums towards zero: only a few are
-    left to them."""
+    """(a + a_low) (b + b_low) without the product of the low parts.
+
+    Tensor cores round sums towards zero: only those of one step are left to them.
+    """
     part = tl.dot(a_low, b, input_precision="tf32")
     part = tl.dot(a, b_low, part, input_precision="tf32")
     return tl.dot(a, b, part, input_precision="tf32")
