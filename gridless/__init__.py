@@ -40,6 +40,7 @@ _LAZY: dict[str, str] = {
     "save": "gridless.weights",
     "show": "gridless.pictures",
     "stream": "gridless.live",
+    "tap_conv": "gridless.ops.tap_conv",
     "tiles": "gridless.scenes",
     "time_surface": "gridless.data.images",
     "use_backend": "gridless.backends",
@@ -82,6 +83,7 @@ __all__ = [
     "save",
     "show",
     "stream",
+    "tap_conv",
     "tiles",
     "time_surface",
     "use_backend",
@@ -129,6 +131,7 @@ if TYPE_CHECKING:
     from gridless.live.export import export
     from gridless.ops.event_conv import event_conv
     from gridless.ops.point_conv import featureless_conv, point_conv
+    from gridless.ops.tap_conv import tap_conv
     from gridless.pictures import show
     from gridless.plan import Plan
     from gridless.scenes import tiles

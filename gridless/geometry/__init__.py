@@ -10,11 +10,13 @@ from gridless.geometry.grid import grid_sample
 from gridless.geometry.lif import LIFMemory, lif, lif_step
 from gridless.geometry.nearest import nearest
 from gridless.geometry.rejection import rejection_sample
+from gridless.geometry.voxels import coarsen, strided_taps, submanifold_taps, tap_search, transposed_taps, voxelise
 
 __all__ = [
     "LIFMemory",
     "ball",
     "causal",
+    "coarsen",
     "farthest_sample",
     "grid_sample",
     "latest",
@@ -23,4 +25,9 @@ __all__ = [
     "nearest",
     "random_sample",
     "rejection_sample",
+    "strided_taps",
+    "submanifold_taps",
+    "tap_search",
+    "transposed_taps",
+    "voxelise",
 ]

@@ -17,6 +17,8 @@ from gridless.structures.geometry import Geometry
 from gridless.structures.geometry import expect_geometry as expect_geometry
 from gridless.structures.geometry import points_of as points_of
 from gridless.structures.rows import Rows
+from gridless.structures.tap_edges import TapEdges
+from gridless.structures.voxels import Voxels
 
 __all__ = [
     "Cloud",
@@ -26,6 +28,8 @@ __all__ = [
     "Ragged",
     "Rows",
     "Structure",
+    "TapEdges",
+    "Voxels",
     "collate",
     "fixed",
     "pad",

@@ -39,6 +39,11 @@ def index(into: str, holes: bool = True, **kwargs: Any) -> Any:
     return field(metadata={"kind": "index" if holes else "full index", "of": into}, **kwargs)
 
 
+def tap_index(into: str, **kwargs: Any) -> Any:
+    """A row of positions, as of `index`, one for each tap; negative where there is none, and throughout padding."""
+    return field(metadata={"kind": "tap index", "of": into}, **kwargs)
+
+
 def size(**kwargs: Any) -> Any:
     """A count of rows: the counts of a batch add up."""
     return field(metadata={"kind": "size"}, **kwargs)
@@ -334,7 +339,7 @@ class Ragged(Structure):
                 changes[name] = None if value is None or refers else value[at]
             elif kind == "named rows":
                 changes[name] = value.taken(at)
-            elif kind in ("index", "full index"):
+            elif kind.endswith("index"):
                 changes[name] = None
             elif kind == "size":
                 changes[name] = 0

@@ -25,6 +25,7 @@ from gridless.structures.base import Structure, kinds
 from gridless.structures.edges import MAX_EDGES, Edges
 from gridless.structures.geometry import Geometry
 from gridless.structures.rows import Rows
+from gridless.structures.tap_edges import TapEdges
 
 Buckets = str | Sequence[int]
 Example = TypeVar("Example", bound=Structure | Geometry)
@@ -151,7 +152,7 @@ def _merge(parts: Sequence[Structure]) -> Structure:
         elif kind == "splits":
             values[name] = _joined(column, [t.shape[0] for t in columns[refers or ""]])
         else:
-            values[name] = _shifted(column, columns[refers or ""], holes=kind == "index")
+            values[name] = _shifted(column, columns[refers or ""], holes=kind != "full index")
     if issubclass(cls, Edges) and (len(values["source"]) > MAX_EDGES or values["num_source"] > MAX_EDGES):
         raise ValueError(f"collate: {len(values['source'])} edges are more than {MAX_EDGES}: take smaller batches")
     batch = cls.made(**values)
@@ -224,16 +225,18 @@ def pad(value: Any, bucket: Buckets) -> Any:
         # Splits of edges have a row per target, and so they grow; those of clouds and events have one per example.
         if not splits or isinstance(value, Edges):
             rows = bucket_size(rows - splits, bucket) + splits
-        parts.append(grown(tensor, rows, splits, into if kind.endswith("index") else None))
+        parts.append(grown(tensor, rows, kind, into if kind.endswith("index") else None))
     more = bucket_size(len(value), bucket) - len(value)
     return value.with_parts(parts, into, value.padding + more)
 
 
-def grown(tensor: Tensor, rows: int, splits: bool, into: int | None) -> Tensor:
-    """The tensor with padding: of splits the last entry, of an index its place, modulo `into` rows; else 0."""
+def grown(tensor: Tensor, rows: int, kind: str, into: int | None) -> Tensor:
+    """The tensor with padding: of splits the last entry, of an index its place modulo `into` rows, of taps -1, or 0."""
     padding = tensor.new_zeros(rows - len(tensor), *tensor.shape[1:])
-    if splits:
+    if kind == "splits":
         padding += tensor[-1]
+    elif kind == "tap index":
+        padding -= 1
     elif into is not None:
         padding += (torch.arange(padding.numel(), device=tensor.device) + tensor.numel()).view_as(padding) % into
     return torch.cat([tensor, padding])
@@ -248,7 +251,7 @@ def fixed(geometry: Geometry, like: Geometry | None = None) -> Geometry:
     values = {}
     for name, value in geometry.items():
         joins = isinstance(value, Edges)
-        size = "num_source" if joins else "num_parent"
+        size = "num_source" if joins or isinstance(value, TapEdges) else "num_parent"
         into = _room(getattr(value, size)) if like is None else getattr(like[name], size)
         length = _room(len(value)) if like is None else len(like[name])
         grown = []
@@ -264,6 +267,8 @@ def fixed(geometry: Geometry, like: Geometry | None = None) -> Geometry:
                 raise ValueError(f"fixed: {name} has {len(tensor)} rows, and {rows} are the most that fit")
             if kind == "splits":
                 tensor = torch.cat([tensor[:-1], tensor[-1:].expand(more), tensor.new_full((1,), length)])
+            elif kind == "tap index":
+                tensor = grown(tensor, rows, kind, into)
             elif kind.endswith("index"):
                 tensor = torch.cat([tensor, tensor.new_full((more,), into - 1)])
             else:

@@ -16,6 +16,8 @@ from gridless.structures.edges import Edges
 from gridless.structures.events import Events
 from gridless.structures.geometry import Geometry
 from gridless.structures.rows import Rows
+from gridless.structures.tap_edges import TapEdges
+from gridless.structures.voxels import Voxels
 
 
 def _flat(x: Structure) -> tuple[list[Tensor], Any]:
@@ -60,7 +62,7 @@ def _register(kind: type, flat: Any, again: Any, named: Any) -> None:
     )
 
 
-for _kind in (Cloud, Edges, Events):
+for _kind in (Cloud, Edges, Events, TapEdges, Voxels):
     _register(_kind, _flat, partial(_again, _kind), _named)
 _register(
     Geometry,

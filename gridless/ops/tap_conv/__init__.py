@@ -1,0 +1,78 @@
+"""The convolution over taps: F'_i = sum over k of F_j Theta(k) + bias, j the source that target i sees at tap k.
+
+It is the paper's operator with T indicator functions as its basis: an edge carries the number of its tap in place of
+basis values. Submanifold, strided, transposed and inverse convolutions of voxels are this one, over different edges.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gridless import backends
+from gridless.ops.tap_conv import reference, registered
+from gridless.structures.rows import shape_in_words
+from gridless.structures.tap_edges import TapEdges
+
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def tap_conv(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges) -> Tensor:
+    """F'_i = sum over the taps k at which target i has a source j of F_j Theta(k) + bias.
+
+    Sums are kept in float32 (float64 for float64 features). A target without sources gets the bias. Under autocast
+    features, weight and bias are converted to its dtype.
+
+    features         (S, Q) float32, float64, bfloat16 or float16
+    weight, bias     (T, Q, P), and (P) or None; of the same dtype
+    edges            which source each target sees at each tap. The inverse convolution is one over `edges.transpose()`
+
+    Returns (S', P). Differentiable in features, weight and bias, once and in reverse mode; for other derivatives use
+    `gl.use_backend("reference")`. The same input gives the same bits.
+    """
+    if not isinstance(edges, TapEdges):
+        raise TypeError(
+            f"tap_conv: edges must be TapEdges, such as submanifold_taps(sites), not {type(edges).__name__}"
+        )
+    features, weight, bias = _autocast(edges.device.type, features, weight, bias)
+    _check(features, weight, bias, edges)
+    backend = backends.backend_for(edges.device)
+    if backend == "reference":
+        with torch.autocast(features.device.type, enabled=False):
+            return reference.conv(features, weight, bias, edges.table)
+    return registered.conv(features, weight, bias, edges, backend)
+
+
+def _autocast(
+    device: str, features: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    if not torch.is_autocast_enabled(device) or not features.is_floating_point() or features.dtype == torch.float64:
+        return features, weight, bias
+    dtype = torch.get_autocast_dtype(device)
+    return features.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _check(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges) -> None:
+    rows, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
+    if dtype not in FLOATS:
+        raise TypeError(f"tap_conv: features must be floating point, not {dtype}: use .float()")
+    if len(rows) != 2 or rows[0] != edges.num_source:
+        raise ValueError(
+            f"tap_conv: the edges have {edges.num_source} sources, so features must be ({edges.num_source}, channels), "
+            f"not {shape_in_words(features)}"
+        )
+    if len(theta) != 3 or theta[0] != edges.num_taps or theta[1] != rows[1]:
+        raise ValueError(
+            f"tap_conv: weight must be (taps = {edges.num_taps}, in channels = {rows[1]}, out channels), "
+            f"not {tuple(theta)}"
+        )
+    if bias is not None and bias.shape != theta[2:]:
+        raise ValueError(f"tap_conv: bias must be ({theta[2]},), not {tuple(bias.shape)}")
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.dtype != dtype:
+            raise TypeError(
+                f"tap_conv: features are {dtype}, {name} {tensor.dtype}: convert one, or use torch.autocast"
+            )
+    for name, tensor in (("features", features), ("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"tap_conv: {name} are on {tensor.device}, the edges on {device}: use .to(...)")
