@@ -22,7 +22,7 @@ TASKS: dict[str, str] = {
 }
 _LAZY = {"Loss": "gridless.tasks.base", "Prediction": "gridless.tasks.base", "Task": "gridless.tasks.base"}
 
-__all__ = ["TASKS", "Loss", "Prediction", "Task", "find", "load_task", "task_name"]  # pyright: ignore
+__all__ = ["TASKS", "Loss", "Prediction", "Task", "data_names", "find", "load_task", "task_name", "task_of"]  # pyright: ignore
 
 
 def find(name: str) -> Any:
@@ -79,3 +79,14 @@ def task_name(model: Mapping[str, Any], data: str | None = None, task: str | Non
     if data is None or data in find(own).data:
         return own
     return next((name for name in TASKS if data in find(name).data), own)
+
+
+def data_names() -> list[str]:
+    """The data sets that recipes of tasks of gridless can name."""
+    return sorted({data for name in TASKS for data in find(name).data})
+
+
+def task_of(model: Any) -> Any:
+    """The task of a network from `gl.load` or `gridless.models`: what its weights file says, else what it is for."""
+    about = getattr(model, "about", {})
+    return find(task_name(getattr(model, "config", {}), task=about.get("task")))

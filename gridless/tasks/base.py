@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from gridless.kernels.progress import bar
 from gridless.plan import Plan
 from gridless.training.batch import Batch
-from gridless.training.loader import Loader, TrainingSet
+from gridless.training.examples import TrainingSet
+from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
 from gridless.training.step import autocast
 
@@ -37,7 +38,7 @@ class Loss(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a network says about one file: `line` for people, `record` for `--json`."""
+    """What a network says about one file: `line`, which is printed, or `record` with `--json`."""
 
     line: str
     record: dict[str, Any]
@@ -113,7 +114,10 @@ class Task:
     # Learning and judging.
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The loss of a batch, which is differentiated; `smoothing` is that of labels. Nothing may wait for the device."""
+        """The loss of a batch, which is differentiated. `smoothing` is that of labels.
+
+        A step may be captured: nothing may wait for the device.
+        """
         raise NotImplementedError(f"task {self.name}: it does not say what is learned (loss)")
 
     def score(self, model: Any, batch: Batch) -> Tensor:
