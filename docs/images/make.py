@@ -57,7 +57,6 @@ def events() -> None:
 def parts(data: str, weights: str) -> None:
     """Shapes of eight categories, every point in the colour of the part that a network finds."""
     import matplotlib.pyplot as plt
-
     from gridless.training.predict import COLOURS
 
     model, shapes = gl.load(weights), gl.data.ShapeNetPart(data, "validation")

@@ -24,7 +24,8 @@ from small_run import shapes, small
 
 import gridless as gl
 from gridless.cli.main import main
-from gridless.training import Recipe, Recordings
+from gridless.tasks.classify import Classify
+from gridless.training import Clouds, Recipe, Recordings
 from gridless.training.callbacks import EpochBar, WholeCheckpoints
 from gridless.training.module import share
 from gridless.training.run import _examples, _loggers, run
@@ -128,7 +129,7 @@ def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, 
     assert ["valid_accuracy" in entry for entry in results["history"]] == [False, True, True]
     model = gl.load(tmp_path / "weights")
     for name, votes in (("valid_accuracy", 1), ("valid_accuracy_by_votes", 3)):
-        right = clouds.probabilities(model, recipe, votes=votes).argmax(1) == clouds.labels
+        right = Classify().probabilities(model, clouds, recipe, votes=votes).argmax(1) == clouds.labels
         assert results[name] == right.double().mean().item()
 
 
@@ -233,13 +234,14 @@ def test_resuming_with_another_recipe_names_what_differs(begun, changes, words):
 def test_resuming_with_other_examples_is_refused(begun):
     folder, recipe, clouds = begun
     rows = {"normal": torch.zeros_like(clouds.points)}
+    points, labels, names = clouds.points, clouds.labels, clouds.class_names
     others = [
         shapes(41),
-        replace(clouds, labels=clouds.labels.roll(1)),
-        replace(clouds, points=clouds.points.roll(1, 1)),
+        replace(clouds, labels=labels.roll(1)),
+        Clouds(points.roll(1, 1), labels, names),
         replace(clouds, class_names=["sphere", "rod", "disc"]),
-        replace(clouds, sizes=torch.full((42,), 47)),
-        replace(clouds, rows=rows),
+        clouds.first(47),
+        Clouds(points, labels, names, rows=rows),
         replace(clouds, parts=["a", "b"], values=[2, 5]),
     ]
     for other in others:
@@ -249,16 +251,20 @@ def test_resuming_with_other_examples_is_refused(begun):
 
 def test_labels_of_points_and_events_are_part_of_what_examples_are(clouds):
     part = torch.zeros(clouds.points.shape[:2], dtype=torch.int64)
-    labelled = replace(clouds, rows={"part": part}, parts=["a", "b"], values=[2, 5])
-    other = part.clone()
+    more = {"parts": ["a", "b"], "values": [2, 5]}
+
+    def of(part):
+        return Clouds(clouds.points, clouds.labels, clouds.class_names, rows={"part": part}, **more)
+
+    labelled, other = of(part), part.clone()
     other[7, 3] = 1
     made = gl.data.MovingGlyphs(6, seed=0)
     events = gl.Events(made.pixel, made.time, made.polarity, made.splits, made.sensor)
     later = gl.Events(made.pixel, made.time + 1, made.polarity, made.splits, made.sensor)
     recordings = [Recordings.of(e, made.labels, made.class_names) for e in (events, later)]
-    sets = [labelled, replace(labelled, rows={"part": other}), replace(labelled, values=[2, 6]), *recordings]
+    sets = [labelled, of(other), replace(labelled, values=[2, 6]), *recordings]
     assert len({_examples(data) for data in sets}) == len(sets)
-    assert _examples(labelled) == _examples(replace(labelled, rows={"part": part.clone()}))
+    assert _examples(labelled) == _examples(of(part.clone()))
 
 
 def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
