@@ -24,7 +24,7 @@ _LAZY = {
     "load_data": "gridless.tasks.loading",
 }
 
-__all__ = [
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "Batch",
     "Clouds",
     "Loader",
@@ -41,7 +41,7 @@ __all__ = [
     "load_data",
     "load_recipe",
     "probabilities",
-]  # pyright: ignore[reportUnsupportedDunderAll]
+]
 
 
 def __getattr__(name: str) -> Any:

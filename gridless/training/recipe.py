@@ -266,8 +266,9 @@ def _messages(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
     for entry in error.errors():
         outer, *inner = entry["loc"]
         kind, names = (_Augment, inner) if outer == "augment" and inner else (Recipe, [outer, *inner])
-        if "error" in entry.get("ctx", {}):
-            messages.append(str(entry["ctx"]["error"]))
+        problem = entry.get("ctx", {}).get("error")
+        if problem is not None:
+            messages.append(str(problem))
         elif entry["type"] == "extra_forbidden":
             messages.append(_unknown("recipe: augment" if kind is _Augment else "recipe", str(names[0]), kind))
         elif kind is _Augment and names[0] == "scale":

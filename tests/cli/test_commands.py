@@ -18,8 +18,8 @@ from gridless.cli.main import main
 from gridless.cli.options import limited
 from gridless.data.prepare import Preparation, prepare
 from gridless.tasks.clouds import check_scale, preparation
+from gridless.tasks.labelled import write_parts
 from gridless.tasks.loading import load_data
-from gridless.tasks.segment import write_parts
 from gridless.training import Recipe, load_recipe
 from gridless.training.recipe import available
 from gridless.weights import begin_with

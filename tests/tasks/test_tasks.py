@@ -144,8 +144,8 @@ def test_a_folder_is_read_once_for_what_is_learned_and_what_is_held_out(tmp_path
 
 def test_a_task_of_a_file_is_run_only_where_the_user_names_it(tmp_path, capsys):
     mark = tmp_path / "ran"
-    code = f"from pathlib import Path\nPath({str(mark)!r}).touch()\nfrom gridless.tasks import Task\nclass Mine(Task): ...\n"
-    (tmp_path / "mine.py").write_text(code)
+    lines = ["from pathlib import Path", f"Path({str(mark)!r}).touch()", "from gridless.tasks import Task"]
+    (tmp_path / "mine.py").write_text("\n".join([*lines, "class Mine(Task): ..."]))
     name = f"{tmp_path / 'mine.py'}:Mine"
     model = gl.models.PointResNet(**{k: v for k, v in SMALL.items() if k != "model"})
     recipe = {"model": SMALL, "task": name, "data": "whatever"}

@@ -16,8 +16,8 @@ from gridless.data.folder import held_out, listing
 from gridless.data.prepare import Preparation, joined, padded, prepare, turned
 from gridless.tasks import find
 from gridless.tasks.clouds import describe_clouds, preparation
+from gridless.tasks.labelled import write_parts
 from gridless.tasks.loading import load_data
-from gridless.tasks.segment import write_parts
 from gridless.training import Clouds
 from gridless.training.recipe import Recipe, load_recipe
 
