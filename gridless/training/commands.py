@@ -60,8 +60,9 @@ def train(
     The result is printed as one JSON object, alone on standard output; progress goes to standard error.
     Ctrl-C leaves a checkpoint, from which --resume goes on as if nothing had happened.
     """
+    from gridless.training.checkpoints import check_folder
     from gridless.training.examples import load_data
-    from gridless.training.run import check_folder, run
+    from gridless.training.run import run
 
     check_folder(out, resume)
     place = pick_device(device)

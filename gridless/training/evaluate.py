@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gridless.kernels.progress import bar
 from gridless.training.loader import Loader, TrainingSet
-from gridless.training.scores import figures, scores
 from gridless.training.step import autocast
+from gridless.training.task import Labels
 
 if TYPE_CHECKING:
     from gridless.training.recipe import Recipe
@@ -57,23 +57,26 @@ def probabilities(
 
 @torch.no_grad()
 def judged(
-    model: nn.Module, data: Any, recipe: Recipe, batch_size: int | None = None, progress: bool = False
+    model: nn.Module,
+    data: Any,
+    recipe: Recipe,
+    batch_size: int | None = None,
+    progress: bool = False,
+    task: Any = None,
 ) -> dict[str, Any]:
-    """Accuracy on clouds or recordings as they are; where points have parts, mIoU, too (`gridless.training.scores`)."""
-    was_training = model.training
+    """The figures of a network on clouds or recordings as they are: accuracy, and mIoU where points have parts.
+
+    `task` says what is scored; None: labels (`gridless.training.scores`). The network is left in the mode it was in.
+    """
+    task, was_training, found = task or Labels(), model.training, []
     model.eval()
-    found = []
     with bar("evaluate", len(data), progress) as advance:
-        for batch in data.loader(recipe, model.plan, train=False, batch_size=batch_size):
+        for batch in task.loader(recipe, data, model.plan, train=False, batch_size=batch_size):
             with autocast(batch.labels.device, recipe.precision):
-                found.append(scores(model, batch))
+                found.append(task.score(model, batch))
             advance(len(batch.labels))
     model.train(was_training)
-    names = getattr(data, "parts", ()) if "classes" in getattr(model, "config", {}) else ()
-    result = figures(torch.cat(found), data.labels, names or data.class_names)
-    files = getattr(data, "files", None)
-    # Blocks of one scan are several examples.
-    return result | {"scans": len(files.unique())} if "scans" in result and files is not None else result
+    return task.figures(torch.cat(found), data)
 
 
 def accuracy(model: nn.Module, data: TrainingSet, views: Sequence[Any] = (None,), precision: str = "32") -> float:

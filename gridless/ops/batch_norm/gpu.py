@@ -152,9 +152,8 @@ def _moments(
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     if TRACK:
         # Here, as the second launch counts the batch.
-        if tl.program_id(0) + tl.program_id(1) == 0:
-            cumulative = 1.0 / (tl.load(batches) + 1).to(wide)
-            tl.store(parts + 2 * programs * channels, tl.maximum(cumulative, tl.full([], momentum, wide)))
+        weighs = tl.maximum(1.0 / (tl.load(batches) + 1).to(wide), tl.full([], momentum, wide))
+        tl.store(parts + 2 * programs * channels, weighs, tl.program_id(0) + tl.program_id(1) == 0)
     n = _real(count, rows, COUNTED)
     share = _share(n, programs, ROWS)
     first = tl.program_id(0) * share
