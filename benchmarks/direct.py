@@ -29,7 +29,7 @@ class Run:
         self.average = Average(self.model, recipe.average) if recipe.average else None
         self.schedule = recipe.make_schedule()
         task = find(recipe.task_name)
-        self.step = make_step(recipe, self.model, self.optimiser, self.average, task=task)
+        self.step = make_step(recipe, self.model, self.optimiser, self.average, loss=task.loss)
         self.loader = task.loader(recipe, self.data, self.model.plan, epochs=recipe.epochs)
 
     def epoch(self, epoch: int) -> None:

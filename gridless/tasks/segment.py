@@ -12,7 +12,7 @@ from torch import Tensor
 from gridless.data.prepare import Preparation, there, turned
 from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud, collate
-from gridless.tasks.base import Loss, Prediction
+from gridless.tasks.base import Prediction
 from gridless.tasks.clouds import CloudTask
 from gridless.tasks.labelled import stem, write_labels, write_parts
 from gridless.tasks.loading import FOLDER, check_kind, check_labels, folder_of, made
@@ -20,6 +20,7 @@ from gridless.tasks.scores import mean_ious, mean_overlap, overlaps, shape_ious
 from gridless.training.batch import Batch
 from gridless.training.examples import TrainingSet, block
 from gridless.training.recipe import Recipe
+from gridless.training.step import Loss, network_loss
 
 
 class LabelPoints(CloudTask):
@@ -46,11 +47,7 @@ class LabelPoints(CloudTask):
         return TrainingSet.of(cloud, shapes.labels, shapes.class_names)
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The network's own loss, which also gives the share of points that are right, times the number of clouds."""
-        cloud: Any = next(iter(batch.geometry.values()))
-        value, right = model.loss(batch.geometry, batch.labels, smoothing)
-        judged = _judged(cloud).sum().to(right.dtype)
-        return Loss(value.float(), right.float() / len(batch.labels) * judged, judged)
+        return network_loss(model, batch, smoothing)
 
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
         out = Path(options.get("out") or "parts")

@@ -485,7 +485,7 @@ def test_options_of_scenes_reach_what_labels_them(tmp_path, monkeypatch, capsys)
     words += ["--tile", "7", "--grid", "0.5", "--workers", "2", "--double", "--device", "cpu"]
     assert main(words) == 0
     assert given[0].pop("how").up == "z"
-    wanted = {"size": 7, "grid": 0.5, "workers": 2, "double": True, "device": "cpu", "ray": None}
+    wanted = {"size": 7, "grid": 0.5, "workers": 2, "double": True, "device": "cpu"}
     assert given == [wanted]
     assert "road 5, tree 2 points" in capsys.readouterr().out
 
@@ -683,7 +683,7 @@ def test_files_without_points_say_so(saved, tmp_path):
 
 def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lightning", None)
-    for name in ("gridless.training.run", "gridless.training.module"):
+    for name in ("gridless.training.run", "gridless.training.loop", "gridless.training.setup"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert main(["train", "shapes"]) == 1
     assert capsys.readouterr().err.rstrip().endswith(": pip install lightning")
