@@ -95,7 +95,7 @@ class Task:
         batch_size: int | None = None,
         **more: Any,
     ) -> Loader:
-        """The batches of training; without `train` those of an evaluation, in order and not augmented.
+        """The batches of `data` for training; without `train` those of an evaluation, in order and not augmented.
 
         `plan` makes their geometry; `batch_size` is the recipe's if left out; `more` goes to `Loader`.
         """
@@ -128,7 +128,16 @@ class Task:
         votes: int | None = None,
         progress: bool = False,
     ) -> dict[str, Any]:
-        """The figures of a network on `data`, for `gridless evaluate`; the network stays in its mode."""
+        """The figures of a network on examples, for `gridless evaluate`.
+
+        Args:
+            model: the network, which stays in its mode.
+            data: the examples.
+            recipe: says how they are prepared.
+            batch_size: examples at a time; chosen by the task if left out.
+            votes: views that are averaged for each example, if the task has such.
+            progress: show a bar.
+        """
         return judged(model, data, recipe, self, batch_size, progress)
 
     def summary(self, figures: Mapping[str, Any], recipe: Recipe) -> str:
