@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from gridless.cli.main import main
 from gridless.tasks.classify import Classify
 from gridless.tasks.loading import load_data
+from gridless.tasks.recordings import ClassifyRecordings
 from gridless.training.recipe import load_recipe
 from gridless.training.run import run
 from gridless.training.workers import WorkerLoader, precomputed
@@ -87,10 +88,11 @@ def test_recordings_may_be_made_ahead_too(tmp_path):
     transforms = [{"Rotate": 0.3}, {"Thin": 0.3}, "ReverseTime"]
     recipe = load_recipe("glyphs").changed(data_options__size=6, batch_size=3, repeats=1, transforms=transforms)
     data, plan = load_data(recipe, None, "fit"), recipe.make_model().plan
-    online = list(Classify().loader(recipe, data, plan))
-    cache = precomputed(recipe, Classify(), data, plan, tmp_path)
+    task = ClassifyRecordings()
+    online = list(task.loader(recipe, data, plan))
+    cache = precomputed(recipe, task, data, plan, tmp_path)
     for settings in ({"workers": 1}, {"cache": cache}):
-        loader = WorkerLoader(Classify().loader(recipe, data, plan), "cpu", **settings)
+        loader = WorkerLoader(task.loader(recipe, data, plan), "cpu", **settings)
         for batch, expected in zip(loader, online, strict=True):
             assert torch.equal(batch.labels, expected.labels)
             for name, value in expected.geometry.items():
