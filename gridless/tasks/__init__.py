@@ -22,7 +22,7 @@ TASKS: dict[str, str] = {
 }
 _LAZY = {"Loss": "gridless.tasks.base", "Prediction": "gridless.tasks.base", "Task": "gridless.tasks.base"}
 
-__all__ = ["TASKS", "Loss", "Prediction", "Task", "data_names", "find", "load_task", "task_name", "task_of"]  # pyright: ignore
+__all__ = ["Loss", "Prediction", "Task", "data_names", "find", "load_task", "task_name", "task_of"]  # pyright: ignore
 
 
 def find(name: str) -> Any:

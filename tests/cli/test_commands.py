@@ -682,7 +682,8 @@ def test_files_without_points_say_so(saved, tmp_path):
 
 
 def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "lightning", None)
+    for name in ("lightning", "lightning.fabric"):
+        monkeypatch.setitem(sys.modules, name, None)
     for name in ("gridless.training.run", "gridless.training.loop", "gridless.training.setup"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert main(["train", "shapes"]) == 1
