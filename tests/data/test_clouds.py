@@ -178,6 +178,39 @@ def test_reads_laz_with_chunks_of_different_sizes(format, tmp_path):
     assert torch.equal(read_cloud(tmp_path / "a.laz").coords, read_cloud(tmp_path / "a.las").coords)
 
 
+def test_chunks_of_the_size_0_have_sizes_of_their_own(tmp_path):
+    data = bytearray(laz_in_chunks(POINTS[:30], 7))
+    struct.pack_into("<I", data, data.index(b"laszip encoded") - 2 + 54 + 12, 0)
+    (tmp_path / "a.copc.laz").write_bytes(data)
+    (tmp_path / "a.las").write_bytes(las(POINTS[:30], 7, False))
+    assert torch.equal(read_cloud(tmp_path / "a.copc.laz").coords, read_cloud(tmp_path / "a.las").coords)
+    assert len(gl.tiles(tmp_path / "a.copc.laz", 100.0).scene) == 30
+
+
+def test_a_laz_that_is_compressed_point_by_point_is_refused_with_a_remedy(tmp_path):
+    data = bytearray(las(POINTS, 3, True, "1.2"))
+    struct.pack_into("<H", data, data.index(b"laszip encoded") - 2 + 54, 1)
+    (tmp_path / "a.laz").write_bytes(data)
+    with pytest.raises(FormatError, match=r"point by point.*laszip"):
+        read_cloud(tmp_path / "a.laz")
+
+
+def test_a_panic_of_the_decoder_is_our_error(tmp_path, monkeypatch):
+    """lazrs panics with an exception that is no Exception."""
+    import lazrs
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(*_):
+        raise PanicException("index out of bounds")
+
+    (tmp_path / "a.laz").write_bytes(las(POINTS, 7, True))
+    monkeypatch.setattr(lazrs, "decompress_points_with_chunk_table", panic)
+    with pytest.raises(FormatError, match="index out of bounds"):
+        read_cloud(tmp_path / "a.laz")
+
+
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
 def test_a_laz_is_read_in_a_process_that_was_forked_after_another_was(tmp_path):
     (tmp_path / "a.laz").write_bytes(laz_in_chunks(POINTS, 7))
@@ -441,7 +474,7 @@ def laz_with(place: str, value: int, format: int = 7) -> bytes:
         ("count", 2**64 - 1, "the points unpacks to .* max_bytes"),
         ("count", 201, "a chunk of 201 points says that it has 200"),
         ("chunk size", 1, "1 chunks of 1 points cannot hold 200"),
-        ("chunk size", 0, "1 chunks of 0 points"),
+        ("chunk size", 0, "chunks are not 200 points"),
         ("chunk size", 2**32 - 1, "chunks are not 200 points"),
         ("table", 2**62, "the table of chunks"),
         ("table", -(2**62), "the table of chunks"),
