@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cloud_files import POINTS, SEEDS, gltf, las, laz_in_chunks, npy, npz, obj, off, pcd, ply, stl, text
+from cloud_files import POINTS, SEEDS, e57, e57_scan, gltf, las, laz_in_chunks, npy, npz, obj, off, pcd, ply, stl, text
 
 import gridless as gl
 from gridless.data import FormatError, read_cloud, sample_mesh
@@ -168,6 +168,39 @@ def test_a_las_has_rows(format, compress, tmp_path):
     assert rows["rgb"][0].tolist() == [1, 300, 65535]
     assert np.array_equal(rows["height"], POINTS[:, 2])
     assert rows["gain"].tolist() == [2.5] * 200
+
+
+def test_an_e57_has_the_points_of_all_scans_with_their_rows(tmp_path):
+    (tmp_path / "a.e57").write_bytes(e57(e57_scan(POINTS[:50]), e57_scan(POINTS[50:80])))
+    cloud = read_cloud(tmp_path / "a.e57")
+    assert torch.equal(cloud.coords, torch.from_numpy(POINTS[:80]))
+    assert np.array_equal(cloud.rows["intensity"], POINTS[:80, 0])
+    assert cloud.rows["rgb"].dtype == torch.uint8
+    assert cloud.rows["rgb"][:, 1].tolist() == [*range(50), *range(30)]
+
+
+def test_what_one_scan_of_an_e57_lacks_is_no_row(tmp_path):
+    scan = e57_scan(POINTS[:5])
+    bare = {name: scan[name] for name in scan if name.startswith("cartesian")}
+    (tmp_path / "a.e57").write_bytes(e57(scan, bare))
+    cloud = read_cloud(tmp_path / "a.e57")
+    assert len(cloud) == 10
+    assert not cloud.rows
+
+
+def test_an_e57_that_is_damaged_is_refused(tmp_path):
+    data = e57(e57_scan(POINTS[:50]))
+    for part in (data[: len(data) // 2], data[:700] + b"?" + data[701:]):
+        (tmp_path / "a.e57").write_bytes(part)
+        with pytest.raises(FormatError, match=r"a\.e57"):
+            read_cloud(tmp_path / "a.e57")
+
+
+def test_asc_is_text(tmp_path):
+    (tmp_path / "a.asc").write_text("1 2 3 7\n4 5 6 8\n")
+    cloud = read_cloud(tmp_path / "a.asc")
+    assert cloud.coords.tolist() == [[1, 2, 3], [4, 5, 6]]
+    assert cloud.rows["features"].tolist() == [[7], [8]]
 
 
 @pytest.mark.parametrize("format", [3, 7])
