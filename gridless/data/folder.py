@@ -43,6 +43,7 @@ from gridless.data.prepare import (
 )
 from gridless.data.readers import clouds
 from gridless.data.readers import events as recordings
+from gridless.data.readers.bags import is_bag
 from gridless.data.readers.clouds.lidar import label_files
 from gridless.geometry import grid_sample
 from gridless.kernels.progress import bar
@@ -477,6 +478,7 @@ class CloudFolder(Examples):
             seen, but neither learned nor judged, and have the part -1.
         class_names: as which classes are numbered; those of the folder when left out.
         values: as which labels of points are numbered; those that occur when left out.
+        topic: of recordings of ROS, where several topics have clouds. The first message of each is read.
         transform, seed: those of `Examples`.
         progress: show a bar while files are read.
         how: the arguments of `Preparation`: up, keep_scale, features, block, scales.
@@ -496,6 +498,7 @@ class CloudFolder(Examples):
         ignore: int | Sequence[int] = (),
         class_names: Sequence[str] | None = None,
         values: Sequence[int] | None = None,
+        topic: str | None = None,
         transform: Steps = (),
         progress: bool = False,
         seed: int | None = None,
@@ -504,7 +507,7 @@ class CloudFolder(Examples):
         super().__init__(transform, seed)
         check_names(names, "CloudFolder: names")
         check_length("grid", grid)
-        self.how, self.points, self.grid = Preparation(**how), points, grid
+        self.how, self.points, self.grid, self.topic = Preparation(**how), points, grid, topic
         self.ignore = _ignored(ignore)
         if (self.how.block or grid or self.ignore) and not label:
             raise ValueError(
@@ -531,7 +534,7 @@ class CloudFolder(Examples):
         paths = {self.listing.root / self.listing.files[i]: i for i in rows}
         wanted = {path for path, i in paths.items() if i in set(chosen)}
         how = replace(self.how, scales={})
-        _READINGS.select((self.listing.root, label, self.points, self.grid, how, self.ignore, self._one))
+        _READINGS.select((self.listing.root, label, self.points, self.grid, how, self.ignore, self._one, self.topic))
 
         def known(path: Path) -> _CloudFile | None:
             file = _READINGS.get(path)
@@ -559,7 +562,7 @@ class CloudFolder(Examples):
             self.rows["part"] = torch.where(inside, number, 0)
 
     def _read(self, file: Path, label: str | None) -> _CloudFile:
-        cloud = read_points(file, self.points, self.how, bool(label))
+        cloud = read_points(file, self.points, self.how, bool(label), self.topic)
         labels, gaps = frozenset[int](), 0
         if label:
             placed = there(cloud)
@@ -688,8 +691,8 @@ class EventFolder(Examples):
     """Recordings from FOLDER/CLASS/*: `data[i]` is (`Events`, class number), all on one sensor.
 
     `root`, `split`, `held_out_list`, `class_names`, `transform`, `progress` and `seed` are those of `CloudFolder`;
-    `sensor` and `repair` those of `read_events`. Without `sensor` it is that of the largest, for which the files of all
-    splits are read.
+    `sensor`, `repair` and `topic` those of `read_events`. Without `sensor` it is that of the largest, for which the
+    files of all splits are read.
     """
 
     def __init__(
@@ -700,6 +703,7 @@ class EventFolder(Examples):
         sensor: Sequence[int] | None = None,
         repair: str | Sequence[str] = (),
         class_names: Sequence[str] | None = None,
+        topic: str | None = None,
         transform: Steps = (),
         progress: bool = False,
         seed: int | None = None,
@@ -712,7 +716,7 @@ class EventFolder(Examples):
         self.class_names = list(self.listing.class_names)
         given = None if sensor is None else (int(sensor[0]), int(sensor[1]))
         wanted = {self.listing.root / file for file in self.files}
-        _READINGS.select((self.listing.root, str(repair), "events"))
+        _READINGS.select((self.listing.root, str(repair), topic, "events"))
 
         def known(path: Path) -> _EventFile | None:
             file = _READINGS.get(path)
@@ -722,7 +726,7 @@ class EventFolder(Examples):
             return file if fits else None
 
         def read(path: Path) -> _EventFile:
-            events = recordings.read_events(path, sensor=given, repair=repair)
+            events = recordings.read_events(path, sensor=given, repair=repair, topic=topic if is_bag(path) else None)
             if path in wanted and not len(events):
                 raise ValueError(f"{path}: there is no event in it: remove it")
             return _EventFile(events.sensor, events)

@@ -13,11 +13,11 @@ from gridless.structures.interchange import narrowest
 
 def read(source: Source) -> Points:
     try:
-        import e57
+        import e57  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ImportError(f"{source.path}: E57 needs e57: pip install 'gridless[e57]'") from None
     try:
-        scans = e57.read_points(str(source.path))
+        scans = e57.read_points(str(source.path))  # pyright: ignore[reportAttributeAccessIssue]
     except MemoryError:
         raise source.error("declares more than there is memory for") from None
     except BaseException as error:

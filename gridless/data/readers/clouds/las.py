@@ -201,7 +201,7 @@ class LasFile:
         """The points that are stored in `raw`, one after the other, uncompressed."""
         import laspy
 
-        record = laspy.PackedPointRecord.from_buffer(raw, self.header.point_format)
+        record: Any = laspy.PackedPointRecord.from_buffer(raw, self.header.point_format)
         rows: dict[str, np.ndarray] = {}
         for name in self.dimensions:
             values = np.asarray(record[name])
