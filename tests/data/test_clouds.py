@@ -704,6 +704,51 @@ def test_a_ply_whose_parts_differ_is_not_written(tmp_path):
     assert read_cloud(tmp_path / "a.ply").rows["a"].tolist() == [0, 0, 1, 1]
 
 
+@pytest.mark.parametrize("suffix", [".ply", ".las", ".laz", ".npy"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_written_cloud_is_read_back_with_its_rows(suffix, dtype, tmp_path):
+    coords = torch.from_numpy(POINTS).to(dtype) + (4_500_000 if dtype == torch.float64 else 0)
+    count = torch.arange(len(POINTS))
+    rows = {"intensity": (count * 300).int(), "classification": (count % 20).byte(), "height": coords[:, 2].float()}
+    rows |= {"pair": torch.rand(len(POINTS), 2), "gps_time": count.double() / 8, "rgb": torch.full((200, 3), 700).int()}
+    cloud = gl.Cloud.of(coords, **rows)
+    gl.write_cloud(tmp_path / f"a{suffix}", cloud)
+    again = read_cloud(tmp_path / f"a{suffix}", dtype=dtype)
+    step = 0.005 if suffix[1:3] == "la" and dtype == torch.float64 else 1e-6
+    assert (again.coords - coords).abs().max() <= step
+    for name in ("intensity", "classification", "height", "gps_time", "rgb"):
+        assert again.rows[name].tolist() == rows[name].tolist()
+    pair = again.rows["pair"] if "pair" in again.rows else torch.stack([again.rows["pair_0"], again.rows["pair_1"]], 1)
+    assert torch.equal(pair, rows["pair"])
+
+
+def test_a_cloud_without_rows_is_a_plain_array(tmp_path):
+    cloud = gl.Cloud.of(torch.from_numpy(POINTS))
+    gl.write_cloud(tmp_path / "a.npy", cloud)
+    assert np.array_equal(np.load(tmp_path / "a.npy"), POINTS)
+    gl.write_cloud(tmp_path / "none.laz", cloud[torch.arange(0)])
+    assert len(read_cloud(tmp_path / "none.laz")) == 0
+
+
+def test_what_a_form_cannot_hold_is_not_written(tmp_path):
+    (tmp_path / "a.las").write_bytes(b"as it was")
+    x = torch.rand(5, 3)
+    for cloud, error in [
+        (gl.Cloud.of(x, intensity=torch.rand(5)), "'intensity' must be whole numbers from 0 to 65535"),
+        (gl.Cloud.of(x, many=torch.rand(5, 4)), "'many' has 4 numbers"),
+        (gl.Cloud.of(x / 0), "finite"),
+        (gl.Cloud.of([x, x]), "one cloud"),
+    ]:
+        with pytest.raises(ValueError, match=error):
+            gl.write_cloud(tmp_path / "a.las", cloud)
+    assert (tmp_path / "a.las").read_bytes() == b"as it was"
+    with pytest.raises(ValueError, match=r"\.ply, \.las, \.laz, \.npy, not \.obj"):
+        gl.write_cloud(tmp_path / "a.obj", gl.Cloud.of(x))
+    with pytest.raises(TypeError, match=r"gl\.write_cloud\(path, cloud\)"):
+        gl.write_cloud(tmp_path / "a.ply", x)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a.las"]
+
+
 def test_colours_from_0_to_1_that_are_whole_are_no_bytes(tmp_path):
     for colour, kind in {"1.0,1.0,0.0": torch.float32, "1,0,1": torch.float32, "1,0,2": torch.uint8}.items():
         (tmp_path / "a.csv").write_text(f"x,y,z,r,g,b\n0,0,0,{colour}\n")
