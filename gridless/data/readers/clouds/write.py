@@ -15,7 +15,7 @@ from gridless.structures import Cloud
 LAS_ROWS = {
     "intensity", "return_number", "number_of_returns", "synthetic", "key_point", "withheld", "overlap",
     "scanner_channel", "scan_direction_flag", "edge_of_flight_line", "classification", "user_data", "point_source_id",
-    "gps_time",
+    "gps_time", "rgb", "scan_angle",
 }  # fmt: skip
 BITS = {"return_number": 4, "number_of_returns": 4, "scanner_channel": 2, "classification": 8, "user_data": 8}
 BITS |= {"intensity": 16, "point_source_id": 16}
@@ -27,7 +27,7 @@ DEGREES = 0.006
 def write_cloud(path: str | Path, cloud: Cloud) -> None:
     """One cloud as a file with its rows; the suffix says which form: `.ply`, `.las`, `.laz` or `.npy`.
 
-    - `.ply` is binary: coordinates in their type, `rgb` as red, green, blue, `normal` as nx, ny, nz, other rows by name.
+    - `.ply` is binary: coordinates in their type, `rgb` as red, green, blue, `normal` as nx, ny, nz, others by name.
     - `.las` and `.laz` are of version 1.4. Coordinates are rounded to the finest power of ten that 32 bits hold, a
       millionth at best. Colours of one byte become those of two. Rows without a place in LAS become extra bytes.
     - `.npy` is an array (S, D), or a structured one with the fields x, y, z and the rows.
@@ -79,17 +79,9 @@ def _las(path: Path, cloud: Cloud) -> None:
     header.offsets = np.floor((low + high) / 2)
     reach = max(float(np.abs(coords - header.offsets).max(initial=0.0)), FINEST)
     header.scales = np.full(3, max(FINEST, 10.0 ** np.ceil(np.log10(reach / STEPS))))
-    extra = {
-        name: _extra(path, name, row) for name, row in rows.items() if name not in LAS_ROWS | {"rgb", "scan_angle"}
-    }
-    header.add_extra_dims([laspy.ExtraBytesParams(name, row.dtype) for name, row in extra.items() if row.ndim == 1])
-    header.add_extra_dims(
-        [
-            laspy.ExtraBytesParams(name, f"{row.shape[1]}{row.dtype.str[1:]}")
-            for name, row in extra.items()
-            if row.ndim == 2
-        ]
-    )
+    extra = {name: _extra(path, name, row) for name, row in rows.items() if name not in LAS_ROWS}
+    types = {name: row.dtype if row.ndim == 1 else f"{row.shape[1]}{row.dtype.str[1:]}" for name, row in extra.items()}
+    header.add_extra_dims([laspy.ExtraBytesParams(name, kind) for name, kind in types.items()])
     points: Any = laspy.ScaleAwarePointRecord.zeros(len(coords), header=header)
     points.x, points.y, points.z = coords.T
     for name, row in rows.items():
@@ -102,7 +94,8 @@ def _las(path: Path, cloud: Cloud) -> None:
     data = laspy.LasData(header, points)
     with whole_file(path) as out:
         # laspy closes what it is given.
-        data.write(_Kept(out), do_compress=path.suffix.lower() == ".laz")
+        kept: Any = _Kept(out)
+        data.write(kept, do_compress=path.suffix.lower() == ".laz")
 
 
 class _Kept:
