@@ -24,6 +24,7 @@ def show(
     category: Annotated[str | None, typer.Option(help="With --model: what the cloud shows.")] = None,
     up: Annotated[str, typer.Option(help="The axis that points up: x, y or z.")] = "z",
     view: Annotated[str, typer.Option(help="Events in space and time, as a frame or as a time surface.")] = "space",
+    topic: Annotated[str | None, typer.Option(help="Of a recording of ROS, where several topics can be drawn.")] = None,
     video: Annotated[Path | None, typer.Option(help="Write the recording as a video, .gif or .mp4.")] = None,
     fps: Annotated[float, typer.Option(help="Frames of the video in a second.")] = 25,
     speed: Annotated[float, typer.Option(help="How fast the video runs: 0.1 is ten times slower than life.")] = 1,
@@ -40,7 +41,7 @@ def show(
     if model is not None:
         thing, colour = _parts(model, file, category, up), "part"
     else:
-        thing = read(file)
+        thing = read(file, topic)
     if isinstance(thing, gl.Cloud):
         kept = gl.rejection_sample(thing, radius=sample) if sample is not None else None
         near = gl.ball(thing, thing, ball) if ball is not None else None

@@ -64,6 +64,7 @@ def stream(
         list[Repair] | None,
         typer.Option(help="drop: leave out events outside the network's sensor; others for recordings only."),
     ] = None,
+    topic: Annotated[str | None, typer.Option(help="Of a recording of ROS, where several topics have events.")] = None,
     jump: Annotated[float, typer.Option(min=0, help="Seconds by which the times of a socket may jump.")] = 10.0,
     on_jump: Annotated[
         Jump, typer.Option(help="When they jump by more: refuse the frame, or begin a new stream (after two of them).")
@@ -92,12 +93,13 @@ def stream(
     if sys.stdout is None:
         raise ValueError("standard output is closed: the predictions have nowhere to go")
     repairs = [str(name) for name in repair or []]
-    _check_source(source, repairs, crop)
+    _check_source(source, repairs, crop, topic)
     model: Any = load(weights)
     engine = engine_of(model)
     names = class_names(model, task_of(model).classes(model.config) or 0)
     live = realtime or _is_live(source)
     options = {"jump": int(min(jump, 1e12) * 1e6), "restart": on_jump is Jump.restart, "idle": idle}
+    options = options if _is_live(source) else {"topic": topic}
     fit = _fit(engine.sensor, crop, pool, repair or [])
     raw = _source(source, fit, repairs, packet, realtime, options, engine)
     packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw
@@ -154,14 +156,18 @@ def _fit(sensor: tuple[int, int], crop: str | None, pool: int, repair: list[Repa
     return Fit(sensor, corner, pool, Repair.drop in repair)  # type: ignore[arg-type]
 
 
-def _check_source(source: str, repairs: list[str], crop: str | None) -> None:
+def _check_source(source: str, repairs: list[str], crop: str | None, topic: str | None = None) -> None:
     """Refuse what the options of the source cannot be, before anything is loaded and compiled for it."""
+    from gridless.data.readers.bags import SUFFIXES, is_bag
+
     if crop is not None and not re.fullmatch(r"\d+,\d+", crop):
         raise ValueError(f"--crop takes two whole numbers X,Y, such as 100,60, not {crop!r}")
     live = _is_live(source)
     if live and set(repairs) - {"drop"}:
         raise ValueError(f"--repair {min(set(repairs) - {'drop'})} is for recordings: a live stream can only drop")
-    if not live and not Path(source).is_file():
+    if topic is not None and (live or not is_bag(Path(source))):
+        raise ValueError(f"--topic is for recordings of ROS ({', '.join(SUFFIXES)}), and {source} is none")
+    if not live and not Path(source).is_file() and not is_bag(Path(source)):
         raise FileNotFoundError(f"no file {source}: --input takes a recording, -, udp://HOST:PORT or camera")
     host, port = _address(source)
     if source.startswith("udp://") and (not host or not port.isdigit()):
@@ -186,7 +192,7 @@ def _source(
     largest = SIDE, SIDE
     _warm_up(engine)
     if not _is_live(source):
-        return recording(source, None, packet, realtime, repairs, fit)
+        return recording(source, None, packet, realtime, repairs, fit, **options)
     if source == "camera":
         return Camera(largest, fit=fit)
     if source == "-":

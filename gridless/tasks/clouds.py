@@ -14,7 +14,7 @@ from gridless.augment.policy import Policy
 from gridless.data.prepare import Preparation
 from gridless.geometry import nearest
 from gridless.plan import Plan
-from gridless.structures import Cloud, Edges, Geometry, collate
+from gridless.structures import Cloud, Edges, Geometry
 from gridless.tasks.base import Task
 from gridless.tasks.loading import FOLDER, describe_folder, folder_of, folder_options, made, range_of, some_of
 from gridless.training.examples import TrainingSet
@@ -105,7 +105,7 @@ def _folder(recipe: Recipe, path: Path, split: str, options: Mapping[str, Any]) 
     folder = made(CloudFolder, options, also, root=path, split=split, progress=True, points=recipe.points)
     numbers = {file: i for i, file in enumerate(folder.listing.files)}
     return TrainingSet.of(
-        collate([folder.example(i) for i in range(len(folder))]),
+        folder.clouds,
         folder.labels,
         folder.class_names,
         features=folder.how.features,

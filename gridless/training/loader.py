@@ -124,16 +124,12 @@ class Loader:
     def prepare(self, epoch: int, jobs: list[Job]) -> Group:
         """Batches of an epoch, with what a backward pass will want of them."""
         index = torch.cat([index for index, _ in jobs])
-        geometry = transposed(self.plan(self.draw(epoch, index)))
+        geometry = transposed(self.plan(self.data.draw(self.augment, self.seed, epoch, index)))
         labels = self.data.labels[send(index, self.data.labels.device)]
         group = Group(self.plan, geometry, labels, [share for _, share in jobs], [len(index) for index, _ in jobs])
         # Here, where nobody waits for what is read back.
         _ = group.where
         return group
-
-    def draw(self, epoch: int, index: Tensor) -> Any:
-        """The examples `index` as they are in an epoch."""
-        return self.data.draw(self.augment, self.seed, epoch, index)
 
     def state_dict(self) -> dict[str, int]:
         """Where the next iteration begins."""

@@ -94,7 +94,9 @@ class _Drawn(Dataset):
         return len(self.loader.data.labels)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        return self.loader.draw(self.epoch, torch.tensor([i])), int(self.loader.data.labels[i])
+        loader = self.loader
+        drawn = loader.data.draw(loader.augment, loader.seed, self.epoch, torch.tensor([i]))
+        return drawn, loader.data.labels[i].tolist()
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
