@@ -682,7 +682,7 @@ def test_files_without_points_say_so(saved, tmp_path):
 
 def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lightning", None)
-    for name in ("gridless.training.run", "gridless.training.loop", "gridless.training.setup"):
+    for name in ("lightning.fabric", *(f"gridless.training.{name}" for name in ("run", "loop", "setup"))):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert main(["train", "shapes"]) == 1
     assert capsys.readouterr().err.rstrip().endswith(": pip install lightning")
