@@ -96,7 +96,6 @@ def test_recordings_may_be_made_ahead_too(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_precompute_makes_what_train_then_reads(tmp_path, capsys):
     words = [w for w in SMALL if w not in ("--device", "cpu")]
     where = ["--cache", str(tmp_path / "cache"), "--repeats", "2", "--workers", "0"]

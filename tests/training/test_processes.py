@@ -153,7 +153,6 @@ def test_two_processes_that_read_files_reach_the_loss_of_one(recipe, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_lightnings_ddp_as_it_is_reads_files_of_unequal_sizes(tmp_path):
     folder = tmp_path / "two"
     in_two_processes(PLAIN, folder)
