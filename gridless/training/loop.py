@@ -29,13 +29,14 @@ from gridless.training.checkpoints import (
     write_checkpoint,
 )
 from gridless.training.evaluate import judged
+from gridless.training.examples import TrainingSet
 from gridless.training.interrupt import Interrupt
 from gridless.training.logs import EpochBar, Log
 from gridless.training.normalisation import update_statistics
 from gridless.training.recipe import Recipe
 from gridless.training.setup import Options, Run, check_settings, make_fabric, tf32
 from gridless.training.step import autocast, begin_step
-from gridless.training.words import augmentation, gap
+from gridless.training.words import gap
 from gridless.weights import save
 
 # Examples that the statistics of normalisations are estimated from, unless an epoch has fewer.
@@ -45,7 +46,13 @@ CHECKPOINT_EPOCHS = 10
 
 
 def train(
-    recipe: Recipe, task: Any, data: Any, valid: Any, out: Path, options: Options | None = None
+    recipe: Recipe,
+    task: Any,
+    data: TrainingSet,
+    valid: TrainingSet | None,
+    out: Path,
+    options: Options | None = None,
+    model: Any = None,
 ) -> dict[str, Any] | None:
     """Train by a recipe, write `out`/weights.* and `out`/results.json, and return the results.
 
@@ -58,6 +65,7 @@ def train(
         valid: held-out examples that are evaluated as training goes on, or None.
         out: the folder of logs, checkpoints, weights and results; one that holds a run is refused.
         options: device, processes, checkpoints, progress.
+        model: the network of the recipe, if it is made already.
 
     Returns:
         The figures of the weights that were written; `history` has those of each epoch: train_loss, train_accuracy,
@@ -69,7 +77,7 @@ def train(
     check_folder(out, options.resume)
     kept = read_checkpoint(last, recipe, about["examples"]) if options.resume else None
     check_settings(recipe, device, alone)
-    model = recipe.make_model()
+    model = recipe.make_model() if model is None else model
     for part in (data, *([] if valid is None else [valid])):
         task.check_data(model, part)
     out.mkdir(parents=True, exist_ok=True)
@@ -97,7 +105,9 @@ def _fit(run: Run, out: Path, about: dict[str, Any], interrupt: Interrupt) -> No
     log = Log(out, state.step) if fabric.is_global_zero else None
     bar = None
     if fabric.is_global_zero and run.options.progress:
-        print(f"done to each training example: {augmentation(run.recipe)}", file=sys.stderr, flush=True)
+        print(
+            f"done to each training example: {run.task.describe_augmentation(run.recipe)}", file=sys.stderr, flush=True
+        )
         bar = EpochBar(epochs, state.step / steps)
     try:
         fabric.call("on_train_start", state)
@@ -144,7 +154,7 @@ def _end_epoch(run: Run, epoch: int) -> None:
     if run.valid is not None and ((epoch + 1) % recipe.validate_every == 0 or epoch + 1 == recipe.epochs):
         run.fabric.call("on_validation_start", state)
         _refresh(run)
-        found = judged(run.judged, run.valid, recipe, task=run.task)
+        found = judged(run.judged, run.valid, recipe, run.task)
         entry |= {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
     state.history.append(entry)
 
@@ -196,11 +206,11 @@ def _finish(run: Run, out: Path, seconds: float) -> dict[str, Any]:
     results: dict[str, Any] = {name: value for name, value in state.history[-1].items() if name != "epoch"}
     results |= {"epochs": recipe.epochs, "examples": run.examples, "seconds": seconds}
     if valid is not None and recipe.votes > 1:
-        best = valid.probabilities(run.judged, recipe).argmax(1)
-        results["valid_accuracy_by_votes"] = (best == valid.labels).double().mean().item()
+        results["valid_accuracy_by_votes"] = run.task.evaluate(run.judged, valid, recipe)["accuracy"]
     results = _plain(results)
     split = "train" if valid is None else "fit"
-    save(run.judged, out / "weights", **run.about, split=split, recipe=recipe.to_dict(), results=results)
+    about = {"task": run.task.name, **run.about, "split": split, "recipe": recipe.to_dict(), "results": results}
+    save(run.judged, out / "weights", **about)
     results["history"] = _plain(state.history)
     write_whole(out / "results.json", (json.dumps(results, indent=2) + "\n").encode())
     explanation = gap(state.history, state.step, sessions=recipe.data == "folder")

@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from gridless.tasks import find
+from gridless.training.examples import TrainingSet
 from gridless.training.loop import train
 from gridless.training.recipe import Recipe
 from gridless.training.setup import Options
-from gridless.training.task import Labels
 
 
-def run(recipe: Recipe, data: Any, valid: Any, out: Path, **options: Any) -> dict[str, Any] | None:
+def run(
+    recipe: Recipe, data: TrainingSet, valid: TrainingSet | None, out: Path, **options: Any
+) -> dict[str, Any] | None:
     """Train by a recipe, write `out`/weights.* and `out`/results.json, and return the results.
 
     Args:
@@ -21,4 +24,4 @@ def run(recipe: Recipe, data: Any, valid: Any, out: Path, **options: Any) -> dic
         out: the folder of logs, checkpoints, weights and results; one that holds a run is refused.
         options: the fields of `Options`.
     """
-    return train(recipe, Labels(), data, valid, out, Options(**options))
+    return train(recipe, find(recipe.task_name), data, valid, out, Options(**options))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from gridless.nn import synchronise
 from gridless.training.batch import Batch
 from gridless.training.checkpoints import State
+from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
 from gridless.training.step import Average, make_step
@@ -54,7 +55,7 @@ class Run:
     """A run in progress: network, optimiser, step, batches, and what is judged."""
 
     def __init__(
-        self, fabric: Fabric, recipe: Recipe, task: Any, model: Any, data: Any, valid: Any, options: Options
+        self, fabric: Fabric, recipe: Recipe, task: Any, model: Any, data: TrainingSet, valid: Any, options: Options
     ) -> None:
         self.fabric, self.recipe, self.task, self.options = fabric, recipe, task, options
         alone, loss, model = fabric.world_size == 1, task.loss, model.to(fabric.device)
@@ -80,7 +81,7 @@ class Run:
         """The step's totals of this epoch until now, of every process (world, 4)."""
         return self.fabric.all_gather(self.step.totals.clone()).reshape(-1, 4)  # type: ignore[union-attr]
 
-    def _batches(self, data: Any, plan: Any) -> Loader:
+    def _batches(self, data: TrainingSet, plan: Any) -> Loader:
         place = {"rank": self.fabric.global_rank, "world": self.fabric.world_size}
         recipe, options = self.recipe, self.options
         if recipe.geometry == "online":
@@ -89,7 +90,7 @@ class Run:
         if recipe.geometry == "offline":
             # Once on each machine; its other processes wait, and then find the files.
             with self.fabric.rank_zero_first(local=True):
-                files = precomputed(recipe, data, plan, options.cache, workers)
+                files = precomputed(recipe, self.task, data, plan, options.cache, workers)
         return WorkerLoader(self.task.loader(recipe, data, plan, **place), self.fabric.device, workers, files)
 
 

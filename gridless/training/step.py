@@ -5,19 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from gridless.augment.stateless import keys
 from gridless.training.batch import Batch
 from gridless.training.captured import capture as captured
+from gridless.training.recipe import Recipe
 from gridless.training.schedule import set_rate
-from gridless.training.task import Labels, Loss
-
-if TYPE_CHECKING:
-    from gridless.training.recipe import Recipe
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:
@@ -29,6 +27,43 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
         raise ValueError(f"precision must be '32' or 'bf16', not {precision!r}")
     rounded = precision == "bf16" and device.type != "cpu"
     return torch.autocast(device.type, torch.bfloat16) if rounded else nullcontext()
+
+
+class Loss(NamedTuple):
+    """What one batch taught: scalars on the device of the batch, of fixed shape, so that a step can be captured.
+
+    `right` of `judged` items (examples, points, events) were right. Over an epoch their quotient is logged as
+    `train_accuracy`, and the plateau schedule watches it. Without them it watches the loss.
+    """
+
+    value: Tensor
+    right: Tensor | None = None
+    judged: Tensor | None = None
+
+
+def network_loss(model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+    """The network's own loss if it has one, else the cross entropy; `smoothing` is that of labels."""
+    own = getattr(model, "loss", None)
+    if own is None:
+        logits = model(batch.geometry).float()
+        loss = cross_entropy(logits, batch.labels, label_smoothing=smoothing)
+    else:
+        loss, logits = own(batch.geometry, batch.labels, smoothing)
+    loss, logits = loss.float(), logits.detach().float()
+    count = torch.full_like(loss.detach(), len(batch.labels))
+    if logits.ndim:
+        return Loss(loss, (logits.argmax(1) == batch.labels).sum(), count)
+    # A network that labels points counts itself: the share of points that are right, summed over examples.
+    judged = _judged_points(batch, count)
+    return Loss(loss, logits / count * judged, judged)
+
+
+def _judged_points(batch: Batch, count: Tensor) -> Tensor:
+    """How many points have a label; `count` where points have none."""
+    cloud: Any = next(iter(batch.geometry.values()))
+    if "part" not in cloud.rows:
+        return count
+    return ((cloud.example < cloud.num_examples) & (cloud.rows["part"] >= 0)).sum().to(count.dtype)
 
 
 class Average:
@@ -80,7 +115,7 @@ class TrainStep:
         backward: Callable[[Tensor], Any] = Tensor.backward,
         loss: Callable[[Any, Batch, float], Loss] | None = None,
     ) -> None:
-        self.model, self.optimiser, self.smoothing, self.loss = model, optimiser, smoothing, loss or Labels().loss
+        self.model, self.optimiser, self.smoothing, self.loss = model, optimiser, smoothing, loss or network_loss
         self.precision, self.clip, self.average, self.backward = precision, clip, average, backward
         self.device = next(model.parameters()).device
         self.totals = torch.zeros(4, dtype=torch.float64, device=self.device)

@@ -1,12 +1,9 @@
-"""Words that a run says about itself: what is done to its examples, and what a gap between accuracies may mean."""
+"""What a run says about a gap between accuracies."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-
-from gridless.training.examples import chain
-from gridless.training.recipe import Recipe
 
 # A gap between training and held-out accuracy that is named.
 LARGE = 0.15
@@ -14,15 +11,6 @@ LARGE = 0.15
 FEW_STEPS = 100
 # How far held-out accuracy falls behind its best where a network overfits.
 FALL = 0.05
-
-
-def augmentation(recipe: Recipe) -> str:
-    """What is done to each training example at random, in plain words; `nothing` if nothing is."""
-    if not recipe.recordings:
-        return recipe.augment.describe() or "nothing"
-    whole, prepared = (chain(recipe, train).steps for train in (True, False))
-    words = [step.describe() for step in whole[: len(whole) - len(prepared)]]
-    return ", ".join(word for word in words if word) or "nothing"
 
 
 def gap(history: Sequence[dict[str, Any]], steps: int, sessions: bool = False) -> str | None:

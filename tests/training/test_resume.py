@@ -22,7 +22,8 @@ from small_run import shapes, small
 
 import gridless as gl
 from gridless.cli.main import main
-from gridless.training import Recipe, Recordings
+from gridless.tasks.classify import Classify
+from gridless.training import Clouds, Recipe, Recordings
 from gridless.training.checkpoints import digest_of, share, write_checkpoint
 from gridless.training.logs import EpochBar, Log
 from gridless.training.run import run
@@ -123,7 +124,7 @@ def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, 
     assert ["valid_accuracy" in entry for entry in results["history"]] == [False, True, True]
     model = gl.load(tmp_path / "weights")
     for name, votes in (("valid_accuracy", 1), ("valid_accuracy_by_votes", 3)):
-        right = clouds.probabilities(model, recipe, votes=votes).argmax(1) == clouds.labels
+        right = Classify().probabilities(model, clouds, recipe, votes=votes).argmax(1) == clouds.labels
         assert results[name] == right.double().mean().item()
 
 
@@ -227,13 +228,14 @@ def test_resuming_with_another_recipe_names_what_differs(begun, changes, words):
 def test_resuming_with_other_examples_is_refused(begun):
     folder, recipe, clouds = begun
     rows = {"normal": torch.zeros_like(clouds.points)}
+    points, labels, names = clouds.points, clouds.labels, clouds.class_names
     others = [
         shapes(41),
-        replace(clouds, labels=clouds.labels.roll(1)),
-        replace(clouds, points=clouds.points.roll(1, 1)),
+        replace(clouds, labels=labels.roll(1)),
+        Clouds(points.roll(1, 1), labels, names),
         replace(clouds, class_names=["sphere", "rod", "disc"]),
-        replace(clouds, sizes=torch.full((42,), 47)),
-        replace(clouds, rows=rows),
+        clouds.first(47),
+        Clouds(points, labels, names, rows=rows),
         replace(clouds, parts=["a", "b"], values=[2, 5]),
     ]
     for other in others:
@@ -243,16 +245,20 @@ def test_resuming_with_other_examples_is_refused(begun):
 
 def test_labels_of_points_and_events_are_part_of_what_examples_are(clouds):
     part = torch.zeros(clouds.points.shape[:2], dtype=torch.int64)
-    labelled = replace(clouds, rows={"part": part}, parts=["a", "b"], values=[2, 5])
-    other = part.clone()
+    more = {"parts": ["a", "b"], "values": [2, 5]}
+
+    def of(part):
+        return Clouds(clouds.points, clouds.labels, clouds.class_names, rows={"part": part}, **more)
+
+    labelled, other = of(part), part.clone()
     other[7, 3] = 1
     made = gl.data.MovingGlyphs(6, seed=0)
     events = gl.Events(made.pixel, made.time, made.polarity, made.splits, made.sensor)
     later = gl.Events(made.pixel, made.time + 1, made.polarity, made.splits, made.sensor)
     recordings = [Recordings.of(e, made.labels, made.class_names) for e in (events, later)]
-    sets = [labelled, replace(labelled, rows={"part": other}), replace(labelled, values=[2, 6]), *recordings]
+    sets = [labelled, of(other), replace(labelled, values=[2, 6]), *recordings]
     assert len({digest_of(data) for data in sets}) == len(sets)
-    assert digest_of(labelled) == digest_of(replace(labelled, rows={"part": part.clone()}))
+    assert digest_of(labelled) == digest_of(of(part.clone()))
 
 
 def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
