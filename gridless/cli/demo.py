@@ -29,6 +29,8 @@ from gridless.pictures.page import Page, cloud, image
 
 # Recordings that run live, the microseconds of a packet, and recordings that the shipped weights see.
 LIVE, PACKET, SEEN = 12, 1000, 20
+# Epochs and examples of a quick demo: networks then answer several times as well as by chance.
+QUICK = {"shapes": (4, 140), "glyphs": (3, 400)}
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Live:
 
 def demo(
     out: Annotated[Path, typer.Option(help="Where the report, the weights and the logs go.")] = Path("demo"),
-    quick: Annotated[bool, typer.Option("--quick", help="One epoch on a few examples: does it all run?")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few epochs on a few examples: does it all run?")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Train two small networks on generated data, run one live, and write OUT/report.html."""
@@ -130,7 +132,8 @@ def _train(name: str, out: Path, quick: bool) -> Trained:
 
     recipe = load_recipe(name)
     if quick:
-        recipe = recipe.changed(epochs=1, data_options={**recipe.data_options, "size": 56, "held_out": 28})
+        epochs, size = QUICK[name]
+        recipe = recipe.changed(epochs=epochs, data_options={**recipe.data_options, "size": size, "held_out": 56})
     shutil.rmtree(out, ignore_errors=True)
     task = find(recipe.task_name)
     learn, held = (task.load(recipe, None, split) for split in ("fit", "validation"))

@@ -36,7 +36,7 @@ def update_statistics(
         forward: called with the network and a batch instead.
         keep: names of parts of the network whose statistics stay.
     """
-    norms = [module for name, module in model.named_modules() if _is_estimated(name, module, keep)]
+    norms: list[Any] = [module for name, module in model.named_modules() if _is_estimated(name, module, keep)]
     modes = [(module, module.training) for module in model.modules()]
     kept = [(norm, norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
     # Layers of these networks draw nothing in evaluation; others might.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -23,5 +24,26 @@ class KillAfter:
             raise Killed
 
 
+class KillAt:
+    """Ends the run at a place of the loop, such as `on_validation_start`, once so many steps were made."""
+
+    def __init__(self, place: str, steps: int) -> None:
+        self.steps = steps
+        setattr(self, place, self.reached)
+
+    def reached(self, state, *_) -> None:
+        if state.step >= self.steps:
+            raise Killed
+
+
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "weights.safetensors")
+
+
+def assert_same(whole: Path, cut: Path) -> None:
+    """Two runs left the same weights, to the bit, the same results but for the time, and the same log."""
+    for (name, a), b in zip(weights(whole).items(), weights(cut).values(), strict=True):
+        assert torch.equal(a, b), name
+    results = [json.loads((path / "results.json").read_text()) | {"seconds": 0} for path in (whole, cut)]
+    assert results[0] == results[1]
+    assert (whole / "logs/metrics.csv").read_text() == (cut / "logs/metrics.csv").read_text()

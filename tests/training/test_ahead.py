@@ -29,6 +29,7 @@ def train(out, *words: str) -> dict:
     return json.loads((out / "results.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_run_ends_the_same_wherever_its_geometry_is_made(tmp_path, capsys):
     ways = {
         "online": [],
@@ -101,6 +102,7 @@ def test_recordings_may_be_made_ahead_too(tmp_path):
                         assert torch.equal(batch.geometry[name].leaves()[leaf], tensor), (name, leaf)
 
 
+@pytest.mark.slow
 def test_precompute_makes_what_train_then_reads(tmp_path, capsys):
     words = [w for w in SMALL if w not in ("--device", "cpu")]
     where = ["--cache", str(tmp_path / "cache"), "--repeats", "2", "--workers", "0"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from killing import KillAfter, Killed, weights
+from killing import KillAfter, Killed, assert_same
 from small_run import shapes, tiny
 
 from gridless.training import Recipe
@@ -79,16 +79,8 @@ def interrupted(folder: Path, recipe: Recipe, valid: Any, options: dict[str, Any
         assert count.steps == list(range(done + 1, stop + 1)), "each step is made once"
         if last.is_file():
             assert torch.load(last, weights_only=True)["step"] == max(done, stop // every * every)
+    assert len(results["history"]) == TOTAL // STEPS
     return results
-
-
-def assert_same(folder: Path, cut: Path) -> None:
-    for (name, a), b in zip(weights(folder).items(), weights(cut).values(), strict=True):
-        assert torch.equal(a, b), name
-    whole, resumed = (json.loads((path / "results.json").read_text()) for path in (folder, cut))
-    assert {**whole, "seconds": 0} == {**resumed, "seconds": 0}
-    assert len(whole["history"]) == TOTAL // STEPS
-    assert (folder / "logs/metrics.csv").read_text() == (cut / "logs/metrics.csv").read_text()
 
 
 def some_kills(chance: random.Random) -> list[tuple[int, ...]]:

@@ -53,6 +53,25 @@ def run(out, *words):
     return main(["train", *words, "--out", str(out), *SMALL])
 
 
+@pytest.mark.slow
+def test_a_short_training_is_of_use(tmp_path, capsys):
+    """A dozen steps: running statistics, as they are in training, would give chance on the files learned from, too."""
+    names = ["bottle", "chair", "lamp", "table"]
+    drawn = gl.data.Shapes(64, points=256, class_names=names, seed=3)
+    for number in range(len(drawn)):
+        coords, label = drawn[number]
+        write_cloud(tmp_path / "files" / names[label] / f"{number // 8}_{number}.ply", coords)
+    small = ["--set", "model.width=16", "--set", "model.lift=64", "--set", "model.levels=2", "--set", "points=256"]
+    words = ["own-clouds", "--data", str(tmp_path / "files"), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    assert main(["train", *words, "--epochs", "6", *small]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["valid_accuracy"] > 0.6
+    assert "done to each training example: points in random order, points moved by about 0.01, turned " in said.err
+    weights = ["evaluate", str(tmp_path / "run" / "weights.safetensors"), "--data", str(tmp_path / "files")]
+    assert main([*weights, "--split", "fit", "--json", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] > 0.6
+
+
 def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
     (scans / "notes.md").write_text("not a cloud")
     (scans / "empty").mkdir()

@@ -32,6 +32,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # In the middle of an epoch, at its end, and in the middle of a later one.
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "schedule"), [(3, "cosine"), (5, "plateau"), (8, "plateau")])
 def test_a_run_killed_at_any_step_and_resumed_ends_with_the_same_weights(recipe, clouds, tmp_path, steps, schedule):
     recipe = recipe.changed(schedule=schedule, patience=1)
