@@ -45,10 +45,12 @@ _LAZY: dict[str, str] = {
     "time_surface": "gridless.data.images",
     "use_backend": "gridless.backends",
     "voxel_grid": "gridless.data.images",
+    "write_cloud": "gridless.data.readers.clouds.write",
     "write_events": "gridless.data.readers.events",
 }
 _MODULES = (
-    "augment", "compat", "data", "geometry", "live", "models", "nn", "ops", "pictures", "scenes", "training",
+    "augment", "compat", "data", "geometry", "live", "models", "nn", "ops", "pictures", "scenes", "tasks",
+    "training",
     # Former names of modules, which still work.
     "pyg", "streaming", "torch_cluster",
 )  # fmt: skip
@@ -88,6 +90,7 @@ __all__ = [
     "time_surface",
     "use_backend",
     "voxel_grid",
+    "write_cloud",
     "write_events",
 ]
 
@@ -106,6 +109,7 @@ if TYPE_CHECKING:
         plan,
         scenes,
         structures,
+        tasks,
         training,
         weights,
     )
@@ -116,6 +120,7 @@ if TYPE_CHECKING:
     from gridless.data.images import frames, time_surface, voxel_grid
     from gridless.data.precompute import Precomputed
     from gridless.data.readers.clouds import read_cloud
+    from gridless.data.readers.clouds.write import write_cloud
     from gridless.data.readers.events import read_events, write_events
     from gridless.geometry import (
         ball,

@@ -1,5 +1,7 @@
 """Damaged files for all readers: `make fuzz SECONDS=600`, or `python tests/fuzz.py --seconds 600 [NAME ...]`.
 
+Without names a tenth of the time goes to trainings that are killed and resumed (`fuzz_resume.py`).
+
 A process with limited memory reads one damaged file after the other and says which; another watches it. A wrong kind of
 exception, a crash, a hang, or a read that takes seconds is a finding. Its file is kept in `fuzz-findings/`. Case n of
 run r is always the same file; the next run has others.
@@ -252,13 +254,20 @@ def main() -> None:
         return work(options.names, *options.work)
     run = int(time.time()) if options.run is None else options.run
     files, counts = whole_files(options.names), Counter()
-    for finding in findings(options.names, run, sys.maxsize, options.seconds):
+    seconds = options.seconds if options.names else 0.9 * options.seconds
+    for finding in findings(options.names, run, sys.maxsize, seconds):
         seed, data = case(files, run, finding.number)
         options.out.mkdir(exist_ok=True)
         path = options.out / f"{seed.name.replace(' ', '-')}-{run}-{finding.number}{seed.suffix}"
         path.write_bytes(data)
         counts[seed.name] += 1
         print(f"{path}: {finding.what}", flush=True)
+    if not options.names:
+        from fuzz_resume import findings as of_resumed_runs
+
+        for finding in of_resumed_runs(run, options.seconds - seconds):
+            counts["resumed runs"] += 1
+            print(finding, flush=True)
     for name, count in counts.most_common():
         print(f"{count} findings in {name}")
     sys.exit(bool(counts))

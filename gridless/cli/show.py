@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gridless.kernels.progress import shown
+
 
 def show(
     file: Annotated[Path, typer.Argument(help="A cloud (PLY, PCD, LAS, NPY, XYZ...), a mesh, or a recording.")],
@@ -22,6 +24,7 @@ def show(
     category: Annotated[str | None, typer.Option(help="With --model: what the cloud shows.")] = None,
     up: Annotated[str, typer.Option(help="The axis that points up: x, y or z.")] = "z",
     view: Annotated[str, typer.Option(help="Events in space and time, as a frame or as a time surface.")] = "space",
+    topic: Annotated[str | None, typer.Option(help="Of a recording of ROS, where several topics can be drawn.")] = None,
     video: Annotated[Path | None, typer.Option(help="Write the recording as a video, .gif or .mp4.")] = None,
     fps: Annotated[float, typer.Option(help="Frames of the video in a second.")] = 25,
     speed: Annotated[float, typer.Option(help="How fast the video runs: 0.1 is ten times slower than life.")] = 1,
@@ -38,7 +41,7 @@ def show(
     if model is not None:
         thing, colour = _parts(model, file, category, up), "part"
     else:
-        thing = read(file)
+        thing = read(file, topic)
     if isinstance(thing, gl.Cloud):
         kept = gl.rejection_sample(thing, radius=sample) if sample is not None else None
         near = gl.ball(thing, thing, ball) if ball is not None else None
@@ -58,7 +61,7 @@ def show(
         facts["video"] = str(picture.video(video, fps, speed))
     if video is None or out is not None:
         facts["picture"] = str(picture.save(drawn))
-    print(json.dumps(facts) if as_json else ", ".join(f"{k} {v}" for k, v in facts.items()))
+    print(json.dumps(facts) if as_json else shown(", ".join(f"{k} {v}" for k, v in facts.items())))
 
 
 def _parts(weights: str, file: Path, category: str | None, up: str):
@@ -66,11 +69,12 @@ def _parts(weights: str, file: Path, category: str | None, up: str):
     from tempfile import TemporaryDirectory
 
     import gridless as gl
-    from gridless.training.predict import write_parts
+    from gridless.tasks import task_of
 
     network = gl.load(weights)
-    if "parts" not in getattr(network, "config", {}):
-        raise ValueError(f"{weights} names whole clouds, gridless predict does: points are coloured by segmentation")
+    task, options = task_of(network), {"up": up} | ({"category": category} if category else {})
+    if "--category" not in task.options["predict"]:
+        raise ValueError(f"{weights} is {task.network}: points are coloured by one that finds parts")
     with TemporaryDirectory() as folder:
-        path, _ = write_parts(network, file, Path(folder), category, up=up)
-        return gl.read_cloud(path)
+        answer = task.predict(network, file, {**options, "out": Path(folder)})
+        return gl.read_cloud(answer.record["written"])

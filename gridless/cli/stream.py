@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import typer
 
+from gridless.kernels.progress import shown
 from gridless.live.overload import Buffered, Overload
 from gridless.live.packets import Prediction
 from gridless.live.view import Kind, Page, Terminal
@@ -63,6 +64,7 @@ def stream(
         list[Repair] | None,
         typer.Option(help="drop: leave out events outside the network's sensor; others for recordings only."),
     ] = None,
+    topic: Annotated[str | None, typer.Option(help="Of a recording of ROS, where several topics have events.")] = None,
     jump: Annotated[float, typer.Option(min=0, help="Seconds by which the times of a socket may jump.")] = 10.0,
     on_jump: Annotated[
         Jump, typer.Option(help="When they jump by more: refuse the frame, or begin a new stream (after two of them).")
@@ -83,6 +85,7 @@ def stream(
     """
     from gridless.live import stream as engine_of
     from gridless.live.sources import NewStream
+    from gridless.tasks import task_of
     from gridless.weights import class_names, load
 
     if source == "-" and sys.stdin is None:
@@ -90,21 +93,22 @@ def stream(
     if sys.stdout is None:
         raise ValueError("standard output is closed: the predictions have nowhere to go")
     repairs = [str(name) for name in repair or []]
-    _check_source(source, repairs, crop)
+    _check_source(source, repairs, crop, topic)
     model: Any = load(weights)
     engine = engine_of(model)
-    names = class_names(model, model.config["classes"])
+    names = class_names(model, task_of(model).classes(model.config) or 0)
     live = realtime or _is_live(source)
     options = {"jump": int(min(jump, 1e12) * 1e6), "restart": on_jump is Jump.restart, "idle": idle}
+    options = options if _is_live(source) else {"topic": topic}
     fit = _fit(engine.sensor, crop, pool, repair or [])
     raw = _source(source, fit, repairs, packet, realtime, options, engine)
     packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw
     meter = Meter(quiet or view is Kind.terminal, lambda: _counts(packets, raw))
-    shown: Page | Terminal | None = None
+    viewer: Page | Terminal | None = None
     if view is not None:
         about = engine.sensor, names, meter
-        shown = Page(*about, view_port) if view is Kind.page else Terminal(*about)
-        shown.open(0.0 if live and not realtime else PATIENCE)
+        viewer = Page(*about, view_port) if view is Kind.page else Terminal(*about)
+        viewer.open(0.0 if live and not realtime else PATIENCE)
     # Where the terminal shows the view, lines would go through it.
     tell = _ignore if view is Kind.terminal and sys.stdout.isatty() else _print
     switch = sys.getswitchinterval()
@@ -121,13 +125,13 @@ def stream(
             predictions = list(engine.push(events))
             tell(predictions, names, final=True)
             meter.tick(events, begin, getattr(packets, "received", None))
-            if shown is not None:
-                shown.add(events, predictions[-1].logits if predictions else None)
+            if viewer is not None:
+                viewer.add(events, predictions[-1].logits if predictions else None)
         if engine.events_seen:
             last = engine.predict()
             tell([Prediction(engine.time, last)], names, final=False)
-            if shown is not None:
-                shown.add(None, last)
+            if viewer is not None:
+                viewer.add(None, last)
         elif not quiet:
             print("no event came, or none within what --crop and --repair leave", file=sys.stderr)
     except BrokenPipeError:
@@ -139,8 +143,8 @@ def stream(
         sys.setswitchinterval(switch)
         if isinstance(packets, Buffered):
             packets.close()
-        if shown is not None:
-            shown.close()
+        if viewer is not None:
+            viewer.close()
         meter.close(getattr(raw, "reason", ""))
     return REFUSED if getattr(raw, "bad", 0) or getattr(raw, "refused", 0) else 0
 
@@ -152,14 +156,18 @@ def _fit(sensor: tuple[int, int], crop: str | None, pool: int, repair: list[Repa
     return Fit(sensor, corner, pool, Repair.drop in repair)  # type: ignore[arg-type]
 
 
-def _check_source(source: str, repairs: list[str], crop: str | None) -> None:
+def _check_source(source: str, repairs: list[str], crop: str | None, topic: str | None = None) -> None:
     """Refuse what the options of the source cannot be, before anything is loaded and compiled for it."""
+    from gridless.data.readers.bags import SUFFIXES, is_bag
+
     if crop is not None and not re.fullmatch(r"\d+,\d+", crop):
         raise ValueError(f"--crop takes two whole numbers X,Y, such as 100,60, not {crop!r}")
     live = _is_live(source)
     if live and set(repairs) - {"drop"}:
         raise ValueError(f"--repair {min(set(repairs) - {'drop'})} is for recordings: a live stream can only drop")
-    if not live and not Path(source).is_file():
+    if topic is not None and (live or not is_bag(Path(source))):
+        raise ValueError(f"--topic is for recordings of ROS ({', '.join(SUFFIXES)}), and {source} is none")
+    if not live and not Path(source).is_file() and not is_bag(Path(source)):
         raise FileNotFoundError(f"no file {source}: --input takes a recording, -, udp://HOST:PORT or camera")
     host, port = _address(source)
     if source.startswith("udp://") and (not host or not port.isdigit()):
@@ -184,7 +192,7 @@ def _source(
     largest = SIDE, SIDE
     _warm_up(engine)
     if not _is_live(source):
-        return recording(source, None, packet, realtime, repairs, fit)
+        return recording(source, None, packet, realtime, repairs, fit, **options)
     if source == "camera":
         return Camera(largest, fit=fit)
     if source == "-":
@@ -286,4 +294,5 @@ class Meter:
     def close(self, reason: str) -> None:
         """The last line, and why something was not taken."""
         if not self.quiet and (self.events or any(self.counts().values())):
-            print("\r" + self.line() + (f"\nnot taken: {reason}" if reason else ""), file=sys.stderr, flush=True)
+            why = f"\nnot taken: {shown(reason)}" if reason else ""
+            print("\r" + self.line() + why, file=sys.stderr, flush=True)

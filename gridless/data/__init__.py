@@ -27,6 +27,9 @@ _LAZY: dict[str, str] = {
     "ShapeNetPart": "gridless.data.sets.shapenet",
     "Shapes": "gridless.data.sets.shapes",
     "sample_mesh": "gridless.data.readers.meshes",
+    "sample": "gridless.data.samples",
+    "sample_path": "gridless.data.samples",
+    "write_cloud": "gridless.data.readers.clouds.write",
     "write_events": "gridless.data.readers.events",
 }
 
@@ -37,8 +40,10 @@ if TYPE_CHECKING:
     from gridless.data.folder import CloudFolder, EventFolder
     from gridless.data.precompute import Precomputed
     from gridless.data.readers.clouds import read_cloud
+    from gridless.data.readers.clouds.write import write_cloud
     from gridless.data.readers.events import FormatError, read_events, write_events
     from gridless.data.readers.meshes import sample_mesh
+    from gridless.data.samples import sample, sample_path
     from gridless.data.sets.event_sets import ASLDVS, CIFAR10DVS, MNISTDVS, NMNIST, NCaltech101, NCars
     from gridless.data.sets.glyphs import MovingGlyphs
     from gridless.data.sets.modelnet import ModelNet40

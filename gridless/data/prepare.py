@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gridless.data.errors import FormatError
+from gridless.data.readers.bags import is_bag
 from gridless.data.readers.clouds import MESHES, ply, read_cloud
 from gridless.data.readers.clouds.base import Source
 from gridless.data.readers.meshes import sample_mesh
@@ -60,7 +61,9 @@ def check_length(name: str, value: float | None) -> None:
         raise ValueError(f"{name} must be a length above 0, in the units of the points, not {value!r}")
 
 
-def read_points(file: str | Path, points: int, how: Preparation, label: bool = False) -> Cloud:
+def read_points(
+    file: str | Path, points: int, how: Preparation, label: bool = False, topic: str | None = None
+) -> Cloud:
     """The cloud in a file with its rows, or `points` points on a mesh.
 
     A PLY with faces is a mesh, unless what its vertices have is wanted, features or a `label`, or blocks are cut.
@@ -73,7 +76,7 @@ def read_points(file: str | Path, points: int, how: Preparation, label: bool = F
         with suppress(FormatError, FileNotFoundError):
             if ply.has_faces(Source.mapped(Path(file))):
                 return sample_mesh(file, points, normalise=False)
-    cloud = read_cloud(file)
+    cloud = read_cloud(file, topic=topic if is_bag(Path(file)) else None)
     if not len(cloud):
         raise ValueError(f"{file}: holds no points")
     return cloud

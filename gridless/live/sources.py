@@ -129,26 +129,61 @@ def recording(
     realtime: bool = False,
     repair: str | Sequence[str] = (),
     fit: Callable[[Events], Events] = _as_it_is,
+    topic: str | None = None,
 ) -> Iterator[Events]:
     """A recorded file in packets of `packet` microseconds; with `realtime`, each when its time has come.
 
-    `sensor`: None for what the file says. `repair`: as of `gl.read_events`.
+    `sensor`: None for what the file says. `repair` and `topic`: as of `gl.read_events`. Of a bag, one message is in
+    memory at a time.
     """
-    from gridless.data import read_events
+    from gridless.data.readers.events import read_packets
 
-    events = fit(read_events(path, sensor, repair))
-    times = events.time.numpy()
-    begin, first = time.monotonic(), int(times[0]) if len(times) else 0
-    at = 0
-    while at < len(times):
-        # Packets without events are passed over.
-        edge = first + (int(times[at]) - first) // packet * packet + packet
-        end = len(times) if edge > int(times[-1]) else int(np.searchsorted(times, edge))
+    begin, first = 0.0, None
+    for events in _in_packets(map(fit, read_packets(path, sensor, repair, topic)), packet):
+        if first is None:
+            begin, first = time.monotonic(), int(events.time[0])
         if realtime:
             # A packet exists once its last event has happened.
-            time.sleep(max(0.0, (int(times[end - 1]) - first) * 1e-6 - (time.monotonic() - begin)))
-        yield events[at:end]
-        at = end
+            time.sleep(max(0.0, (int(events.time[-1]) - first) * 1e-6 - (time.monotonic() - begin)))
+        yield events
+
+
+def _in_packets(pieces: Iterable[Events], packet: int) -> Iterator[Events]:
+    """Pieces of a recording cut anew, into packets of `packet` microseconds from its first event on. Packets without
+    events are passed over."""
+    started, first, rest = False, 0, None
+    for piece in pieces:
+        events = piece if rest is None else _joined(rest, piece)
+        times, at = events.time.numpy(), 0
+        if not started and len(times):
+            started, first = True, int(times[0])
+        while at < len(times):
+            edge = first + (int(times[at]) - first) // packet * packet + packet
+            end = int(np.searchsorted(times, edge))
+            # The last packet may go on in the next piece.
+            if edge > int(times[-1]):
+                break
+            yield events[at:end]
+            at = end
+        rest = events[at:] if at < len(times) else None
+    if rest is not None:
+        yield rest
+
+
+def _joined(first: Events, second: Events) -> Events:
+    """One recording after the other. Times that step back from one to the other are refused."""
+    if len(first) and len(second) and int(second.time[0]) < int(first.time[-1]):
+        raise ValueError(
+            f"the events of a message begin at {int(second.time[0])} us, before those of the last one end, at "
+            f"{int(first.time[-1])} us: put them in order, repair='sort'"
+        )
+    columns = [np.concatenate(pair) for pair in zip(_columns_of(first), _columns_of(second))]
+    return Events.of(dict(zip("xytp", columns)), first.sensor)
+
+
+def _columns_of(events: Events) -> list[np.ndarray]:
+    array = events.numpy()
+    return [array[name] for name in "xytp"]
 
 
 def frames(

@@ -52,8 +52,11 @@ class WorkerLoader(Loader):
         )
         self.device = torch.device(device)
 
-    def _made(self, epoch: int, start: int) -> Iterator[Batch]:
-        self._jobs[:] = [(epoch, *job) for job in self.jobs(epoch, start)]
+    def first(self, epoch: int, count: int) -> Iterator[Batch]:
+        yield from self._made(epoch, 0, count)
+
+    def _made(self, epoch: int, start: int, end: int | None = None) -> Iterator[Batch]:
+        self._jobs[:] = [(epoch, *job) for job in self.jobs(epoch, start, end)]
         for made in self._batches:
             batch = made.to(self.device, non_blocking=True)
             # What is known of a structure does not travel between processes.
@@ -91,17 +94,19 @@ class _Drawn(Dataset):
         return len(self.loader.data.labels)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        return self.loader.draw(self.epoch, torch.tensor([i])), int(self.loader.data.labels[i])
+        loader = self.loader
+        drawn = loader.data.draw(loader.augment, loader.seed, self.epoch, torch.tensor([i]))
+        return drawn, loader.data.labels[i].tolist()
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
 
 
 def precomputed(
-    recipe: Recipe, data: Any, plan: Any, folder: Path, workers: int = 0, ray: str | None = None
+    recipe: Recipe, task: Any, data: Any, plan: Any, folder: Path, workers: int = 0, ray: str | None = None
 ) -> Precomputed:
     """The geometry of a recipe's training examples (on the CPU), as the first `repeats` epochs draw them, in files."""
-    loader = data.loader(recipe, plan)
+    loader = task.loader(recipe, data, plan)
     drawn = _Drawn(loader, loader.data.tensors())
     # The key covers every example and label, so that none need be drawn to compare them.
     return Precomputed(drawn, folder, plan, recipe.repeats, recipe.seed, num_workers=workers, check=False, ray=ray)

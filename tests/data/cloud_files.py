@@ -9,6 +9,7 @@ import struct
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from fuzz import Seed
 
 import gridless as gl
@@ -192,6 +193,60 @@ def gltf(binary: bool) -> bytes:
     return b"glTF" + struct.pack("<II", 2, 12 + len(parts)) + parts
 
 
+def _crc32c(data: bytes) -> int:
+    code = 0xFFFFFFFF
+    for byte in data:
+        code ^= byte
+        for _ in range(8):
+            code = code >> 1 ^ (0x82F63B78 if code & 1 else 0)
+    return code ^ 0xFFFFFFFF
+
+
+def e57(*scans: dict[str, np.ndarray]) -> bytes:
+    """By hand: of each scan its fields, float32, or uint8 from 0 to 255."""
+    pytest.importorskip("e57")
+
+    def place(logical: int) -> int:
+        """Pages of 1024 bytes hold 1020 and a checksum."""
+        return logical + logical // 1020 * 4
+
+    body, children = bytearray(48), ""
+    for fields in scans:
+        at, count = len(body), len(next(iter(fields.values())))
+        streams = [np.ascontiguousarray(values).tobytes() for values in fields.values()]
+        packet = struct.pack("<BBHH", 1, 0, 0, len(streams)) + b"".join(struct.pack("<H", len(s)) for s in streams)
+        packet = bytearray(packet + b"".join(streams))
+        packet += bytes(-len(packet) % 4)
+        struct.pack_into("<H", packet, 2, len(packet) - 1)
+        body += struct.pack("<B7xQQQ", 1, 32 + len(packet), place(at + 32), 0) + packet
+        types = {"f": 'type="Float" precision="single"', "u": 'type="Integer" minimum="0" maximum="255"'}
+        prototype = "".join(f"<{name} {types[values.dtype.kind]}/>" for name, values in fields.items())
+        children += (
+            f'<vectorChild type="Structure"><guid type="String">{at}</guid><points type="CompressedVector" '
+            f'fileOffset="{place(at)}" recordCount="{count}"><prototype type="Structure">{prototype}</prototype>'
+            '<codecs type="Vector" allowHeterogeneousChildren="1"/></points></vectorChild>'
+        )
+    xml = (
+        '<?xml version="1.0" encoding="UTF-8"?><e57Root type="Structure" '
+        'xmlns="http://www.astm.org/COMMIT/E57/2010-e57-v1.0">'
+        '<formatName type="String">ASTM E57 3D Imaging Data File</formatName><guid type="String">all</guid>'
+        '<versionMajor type="Integer">1</versionMajor><versionMinor type="Integer"/>'
+        f'<data3D type="Vector" allowHeterogeneousChildren="1">{children}</data3D></e57Root>'
+    ).encode()
+    at = len(body)
+    body += xml
+    pages = [bytes(body[i : i + 1020]).ljust(1020, b"\0") for i in range(0, len(body), 1020)]
+    head = struct.pack("<8sIIQQQQ", b"ASTM-E57", 1, 0, 1024 * len(pages), place(at), len(xml), 1024)
+    pages[0] = head + pages[0][48:]
+    return b"".join(page + struct.pack(">I", _crc32c(page)) for page in pages)
+
+
+def e57_scan(points: np.ndarray) -> dict[str, np.ndarray]:
+    axes = {f"cartesian{axis}": column for axis, column in zip("XYZ", points.T)}
+    grey = {f"color{name}": np.arange(len(points), dtype=np.uint8) for name in ("Red", "Green", "Blue")}
+    return axes | {"intensity": points[:, 0]} | grey
+
+
 FEW = POINTS[:40]
 RECORD = np.dtype([("x", "<f4"), ("y", "<f4"), ("z", ">f8"), ("Label", "<u2")])
 SEEDS = [
@@ -217,6 +272,7 @@ SEEDS = [
     Seed("laz 1.2", lambda: las(FEW, 3, True, "1.2"), ".laz", gl.read_cloud),
     Seed("laz 1.4", lambda: las(FEW, 8, True), ".laz", gl.read_cloud),
     Seed("laz in chunks", lambda: laz_in_chunks(FEW, 7), ".laz", gl.read_cloud),
+    Seed("e57", lambda: e57(e57_scan(FEW)), ".e57", gl.read_cloud),
     Seed("off", off, ".off", gl.data.sample_mesh),
     Seed("obj", obj, ".obj", gl.data.sample_mesh),
     Seed("binary stl", lambda: stl(True), ".stl", gl.data.sample_mesh),

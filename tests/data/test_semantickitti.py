@@ -13,7 +13,7 @@ import torch
 import gridless as gl
 from gridless.cli.main import main
 from gridless.data.sets.semantickitti import CLASSES, IGNORED
-from gridless.training.examples import load_data
+from gridless.tasks.loading import load_data
 from gridless.training.recipe import Recipe
 
 RAW = [raw for group in CLASSES.values() for raw in group] + list(IGNORED)
@@ -104,7 +104,7 @@ def test_returns_without_a_place_have_no_label_and_no_cell(release):
         model = {"model": "point_unet", "classes": 19}
         options = {"data_options": {**grid, "features": ["intensity"]}}
         data = load_data(Recipe.from_dict({"model": model, "data": "semantickitti", **options}), release, "fit")
-        assert data.points.isfinite().all()
+        assert data.examples.coords.isfinite().all()
         assert data.rows["features"].isfinite().all()
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-import lightning
 import torch
 from safetensors.torch import load_file
 
@@ -13,16 +13,37 @@ class Killed(Exception):
     """What ends a run in these tests."""
 
 
-class KillAfter(lightning.Callback):
+class KillAfter:
     """Ends the run without warning after so many steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def on_train_batch_start(self, trainer, module, batch, number):
-        if trainer.global_step == self.steps:
+    def on_step_start(self, state, batch):
+        if state.step == self.steps:
+            raise Killed
+
+
+class KillAt:
+    """Ends the run at a place of the loop, such as `on_validation_start`, once so many steps were made."""
+
+    def __init__(self, place: str, steps: int) -> None:
+        self.steps = steps
+        setattr(self, place, self.reached)
+
+    def reached(self, state, *_) -> None:
+        if state.step >= self.steps:
             raise Killed
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "weights.safetensors")
+
+
+def assert_same(whole: Path, cut: Path) -> None:
+    """Two runs left the same weights, to the bit, the same results but for the time, and the same log."""
+    for (name, a), b in zip(weights(whole).items(), weights(cut).values(), strict=True):
+        assert torch.equal(a, b), name
+    results = [json.loads((path / "results.json").read_text()) | {"seconds": 0} for path in (whole, cut)]
+    assert results[0] == results[1]
+    assert (whole / "logs/metrics.csv").read_text() == (cut / "logs/metrics.csv").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,17 @@ import pytest
 import torch
 
 import gridless as gl
+import gridless.data.prepare
+import gridless.data.readers.events
 from gridless.cli.main import main
-from gridless.data.folder import Listing, held_out, listing
+from gridless.data.folder import held_out, listing
 from gridless.data.prepare import Preparation, joined, padded, prepare, turned
+from gridless.tasks import find
+from gridless.tasks.clouds import describe_clouds, preparation
+from gridless.tasks.labelled import write_parts
+from gridless.tasks.loading import load_data
 from gridless.training import Clouds
-from gridless.training.examples import load_data
-from gridless.training.predict import preparation, write_parts
 from gridless.training.recipe import Recipe, load_recipe
-from gridless.training.statistics import statistics
 
 SMALL = ["--device", "cpu", "--epochs", "1", "--set", "batch_size=4"]
 TINY = ["--set", "model.width=8", "--set", "model.levels=1", "--set", "model.lift=16"]
@@ -48,6 +51,25 @@ def scans(tmp_path):
 
 def run(out, *words):
     return main(["train", *words, "--out", str(out), *SMALL])
+
+
+@pytest.mark.slow
+def test_a_short_training_is_of_use(tmp_path, capsys):
+    """A dozen steps: running statistics, as they are in training, would give chance on the files learned from, too."""
+    names = ["bottle", "chair", "lamp", "table"]
+    drawn = gl.data.Shapes(64, points=256, class_names=names, seed=3)
+    for number in range(len(drawn)):
+        coords, label = drawn[number]
+        write_cloud(tmp_path / "files" / names[label] / f"{number // 8}_{number}.ply", coords)
+    small = ["--set", "model.width=16", "--set", "model.lift=64", "--set", "model.levels=2", "--set", "points=256"]
+    words = ["own-clouds", "--data", str(tmp_path / "files"), "--out", str(tmp_path / "run"), "--device", "cpu"]
+    assert main(["train", *words, "--epochs", "6", *small]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["valid_accuracy"] > 0.6
+    assert "done to each training example: points in random order, points moved by about 0.01, turned " in said.err
+    weights = ["evaluate", str(tmp_path / "run" / "weights.safetensors"), "--data", str(tmp_path / "files")]
+    assert main([*weights, "--split", "fit", "--json", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] > 0.6
 
 
 def test_a_folder_of_classes_is_learned_and_asked(scans, tmp_path, capsys):
@@ -118,7 +140,7 @@ def test_a_radius_that_does_not_fit_is_warned_of_with_one_that_does(scans, tmp_p
 
 def said(data, radius):
     model = gl.models.point_resnet_small(2, width=8, radius=radius)
-    return statistics(load_recipe("own-clouds"), Listing(Path("scans"), (), (), (), (), ""), data, model)
+    return describe_clouds(data, model)
 
 
 def advised(sizes, spread=1.0, radius=0.001):
@@ -144,7 +166,7 @@ def test_shares_of_labels_are_of_the_points_that_there_are():
     data = Clouds(torch.rand(2, 5, 3), torch.zeros(2).long(), ["a"], sizes, rows, parts=names)
     lines = said(data, radius=0.001)
     assert "points: ground 50.0%, pole 0.0%, wire 25.0%, without a label 25.0%" in lines
-    every = replace(data, rows={"part": part.clamp(min=0)})
+    every = Clouds(torch.rand(2, 5, 3), torch.zeros(2).long(), ["a"], sizes, {"part": part.clamp(min=0)}, parts=names)
     assert "points: ground 75.0%, pole 0.0%, wire 25.0%" in said(every, radius=0.001)
 
 
@@ -748,6 +770,96 @@ def test_folders_behind_links_are_read_once(tmp_path):
     assert listing(root, [".ply"]).files == ("a/0.ply", "a/1.ply", "b/0.ply", "b/1.ply")
 
 
+@pytest.mark.parametrize("linked", ["b", "b/0.ply", "."])
+def test_a_link_to_another_class_takes_nothing_from_it(tmp_path, linked):
+    root = touched(tmp_path, "a/0.ply", "a/1.ply", "b/0.ply", "b/1.ply")
+    (root / "a" / "link.ply").symlink_to((root / linked).resolve())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = listing(root, [".ply"])
+    assert found.files == ("a/0.ply", "a/1.ply", "b/0.ply", "b/1.ply")
+    assert [found.class_names[k] for k in found.labels] == ["a", "a", "b", "b"]
+    # A link to a folder above is a circle, and takes nothing from a class.
+    assert [str(root / "a" / "link.ply") in str(w.message) for w in caught] == [True] * (linked != ".")
+
+
+def test_what_two_classes_link_to_is_refused(tmp_path):
+    outside = touched(tmp_path / "outside", "0.ply", "1.ply")
+    root = touched(tmp_path / "root", "a/0.ply", "b/0.ply")
+    for name in "ab":
+        (root / name / "link").symlink_to(outside)
+    with pytest.raises(ValueError, match=r"b/link is a link to what .*a/link is, in another class"):
+        listing(root, [".ply"])
+    for name in "ab":
+        (root / name / "link").unlink()
+        (root / name / "5.ply").symlink_to(outside / "1.ply")
+    with pytest.raises(ValueError, match=r"b/5\.ply is a link to what .*a/5\.ply is, in another class"):
+        listing(root, [".ply"])
+    # Points with labels have no classes, and their files are read once.
+    assert listing(root, [".ply"], by_class=False).files == ("a/0.ply", "a/5.ply", "b/0.ply")
+
+
+def test_a_class_whose_files_are_in_a_hidden_folder_is_there(tmp_path):
+    root = touched(tmp_path, ".store/x/0.ply", ".store/x/1.ply", "a/0.ply", "a/1.ply")
+    (root / "b").symlink_to(root / ".store" / "x")
+    assert listing(root, [".ply"]).files == ("a/0.ply", "a/1.ply", "b/0.ply", "b/1.ply")
+
+
+def test_a_link_to_a_test_file_is_not_learned_from(tmp_path):
+    names = [f"{k}/{i}.ply" for k in "ab" for i in range(3)]
+    root = touched(tmp_path, *names, "test/a/9.ply", "test/b/9.ply")
+    (root / "a" / "link").symlink_to(root / "test" / "a")
+    with pytest.warns(UserWarning, match=r"a/link is a link to .*, in another split"):
+        found = listing(root, [".ply"])
+    assert [found.files[i] for i in found.rows("train")] == names
+
+
+def test_links_that_lead_round_in_a_circle_end(tmp_path):
+    root = touched(tmp_path, "a/0.ply", "a/1.ply", "b/0.ply", "b/1.ply")
+    (root / "a" / "self").symlink_to(root / "a")
+    (root / "b" / "never").symlink_to(root / "b" / "never")
+    assert listing(root, [".ply"]).files == ("a/0.ply", "a/1.ply", "b/0.ply", "b/1.ply")
+
+
+@pytest.mark.parametrize("kind", ["points", "recordings"])
+def test_every_file_is_read_once_for_all_splits(sites, tmp_path, monkeypatch, kind):
+    read = []
+    if kind == "points":
+        count = len(list(sites.glob("*.ply")))
+        place, name, folder = gridless.data.prepare, "read_cloud", sites
+        make = partial(gl.data.CloudFolder, folder, label="auto", up="z", block=10.0)
+    else:
+        for k in "ab":
+            (tmp_path / "events" / k).mkdir(parents=True)
+            for i in range(3):
+                columns = {"x": [1 + i, 3], "y": [2, 2], "t": [10, 20], "p": [True, False]}
+                events = gl.Events.of({name: np.array(column) for name, column in columns.items()}, (8 + i, 8))
+                gl.write_events(tmp_path / "events" / k / f"{i}.npz", events)
+        count, place, name = 6, gridless.data.readers.events, "read_events"
+        make = partial(gl.data.EventFolder, tmp_path / "events")
+    real = getattr(place, name)
+    monkeypatch.setattr(place, name, lambda path, *a, **k: read.append(Path(path)) or real(path, *a, **k))
+    fit, held = make("fit"), make("validation")
+    assert len(read) == len(set(read)) == count
+    # What was kept is what the file holds.
+    alone = make("validation")
+    assert len(read) > count
+    assert len(alone) == len(held)
+    for (one, _), (other, _) in zip(alone, held):
+        field = "coords" if kind == "points" else "pixel"
+        assert torch.equal(getattr(one, field), getattr(other, field))
+    assert set(fit.files).isdisjoint(held.files)
+
+
+def test_a_file_that_changed_is_read_again(sites):
+    make = partial(gl.data.CloudFolder, sites, label="auto", up="z", keep_scale=True)
+    make("fit")
+    file = make("validation").files[0]
+    make("fit")
+    write_cloud(sites / file, torch.rand(7, 3), classification=torch.tensor([2, 5, 2, 5, 2, 5, 5], dtype=torch.uint8))
+    assert make("validation").sizes.tolist() == [7]
+
+
 def test_classes_and_labels_are_numbered_as_the_weights_do(scans, sites):
     folder = gl.data.CloudFolder(scans, "train", class_names=["cone", "rod", "disc"])
     assert {file.split("/")[0]: int(n) for file, n in zip(folder.files, folder.labels)} == {"rod": 1, "disc": 2}
@@ -790,7 +902,7 @@ def test_features_of_another_type_than_in_training_are_refused(tmp_path):
         write_cloud(tmp_path / "d" / "ab"[i % 2] / f"{i}.ply", torch.rand(50, 3), rgb=rgb.byte())
     network = {"model": "point_resnet_small", "width": 8, "levels": 1, "radius": 0.6}
     recipe = Recipe.from_dict({"model": network, "data": "folder", "data_options": {"features": ["rgb"]}})
-    recipe = recipe.fitted(load_data(recipe, tmp_path / "d", "fit"))
+    recipe = find(recipe.task_name).fit(recipe, load_data(recipe, tmp_path / "d", "fit"))
     assert recipe.data_options["scales"] == {"rgb": 255}
     model = gl.load(gl.save(recipe.make_model(), tmp_path / "net", recipe=recipe.to_dict()))
     assert gl.training.classify(model, tmp_path / "d" / "a" / "0.ply").shape == (2,)

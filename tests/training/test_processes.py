@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_run import shapes
@@ -123,6 +124,7 @@ def one_of_two(rank: int, recipe, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_the_gradients_of_two_processes_average_to_that_of_one(recipe, tmp_path):
     # A batch of 15, so 8 and 7 examples.
     recipe = recipe.changed(model__dropout=0.0)
@@ -150,6 +152,7 @@ def test_two_processes_that_read_files_reach_the_loss_of_one(recipe, tmp_path):
     assert one["learning_rate"] == two["learning_rate"]
 
 
+@pytest.mark.slow
 def test_lightnings_ddp_as_it_is_reads_files_of_unequal_sizes(tmp_path):
     folder = tmp_path / "two"
     in_two_processes(PLAIN, folder)

@@ -18,15 +18,20 @@ import torch
 
 from gridless.data.errors import FormatError, check_file
 from gridless.data.isolation import read_isolated
+from gridless.data.limits import Limits
+from gridless.data.readers.bags import SUFFIXES, is_bag
 from gridless.data.readers.clouds.base import Parts, Points, Source
 from gridless.structures import Cloud, Rows
 from gridless.structures.interchange import normals, plain
 
 # suffix -> module
 READERS = {
-    ".bin": "lidar", ".csv": "text", ".las": "las", ".laz": "las", ".npy": "arrays", ".npz": "arrays", ".pcd": "pcd",
-    ".ply": "ply", ".pts": "text", ".txt": "text", ".xyz": "text",
+    ".asc": "text", ".bag": "ros", ".bin": "lidar", ".csv": "text", ".db3": "ros", ".e57": "e57", ".las": "las",
+    ".laz": "las", ".mcap": "ros", ".npy": "arrays", ".npz": "arrays", ".pcd": "pcd", ".ply": "ply", ".pts": "text",
+    ".txt": "text", ".xyz": "text",
 }  # fmt: skip
+# Read by a library, which opens the file itself.
+BY_PATH = (".bag", ".db3", ".e57", ".mcap")
 # Read piece by piece where that is asked for.
 IN_PARTS = (".las", ".laz", ".npy", ".ply")
 # Text beside scans that holds no points: that of KITTI's sequences, and notes.
@@ -40,13 +45,18 @@ def read_cloud(
     rows: str | Sequence[str] | None = None,
     max_bytes: int | None = None,
     isolated: bool = False,
+    topic: str | None = None,
+    message: int = 0,
 ) -> Cloud:
     """The points of the file `path`, as one example, with what the file says of each point as its rows.
 
-    PLY (ASCII and binary), PCD (ASCII, binary, compressed), LAS and LAZ (LAZ needs `lazrs`), NPY and NPZ, KITTI's
-    `.bin`, nuScenes' `.pcd.bin`, XYZ, TXT, CSV and PTS (a point per line, numbers apart by blanks, commas or
-    semicolons). Columns are found by name where the file names them; otherwise the first three (or two) are the
-    coordinates.
+    PLY (ASCII and binary), PCD (ASCII, binary, compressed), LAS, LAZ and COPC, E57, NPY and NPZ, KITTI's `.bin`,
+    nuScenes' `.pcd.bin`, XYZ, ASC, TXT, CSV and PTS (a point per line, numbers separated by whitespace, commas or
+    semicolons), and `sensor_msgs/PointCloud2` in ROS 1 `.bag`, ROS 2 `.db3` and `.mcap`. Columns are found by name
+    where the file names them; otherwise the first three (or two) are the coordinates.
+
+    Of a bag, `topic` says which clouds, where several topics have some, and `message` which of them: 0 is the first,
+    -1 the last.
 
     Coordinates are float32, or float64 for LAS, where the file declares numbers that float32 cannot hold, and of text
     where float32 would move a point by a millionth of the widest side; `dtype` overrides. Points that are not finite
@@ -64,10 +74,11 @@ def read_cloud(
     path = Path(path)
     if dtype not in (None, torch.float32, torch.float64):
         raise ValueError(f"read_cloud: coordinates are torch.float32 or torch.float64, not {dtype}")
-    check_file(path)
+    if not is_bag(path):
+        check_file(path)
     if isolated:
-        return read_isolated(read_cloud, path, max_bytes, dtype=dtype, rows=rows)
-    points = _read(path, max_bytes)
+        return read_isolated(read_cloud, path, max_bytes, dtype=dtype, rows=rows, topic=topic, message=message)
+    points = _read(path, max_bytes, topic, message)
     rows = [rows] if isinstance(rows, str) else rows
     missing = [name for name in rows or () if name not in points.rows]
     if missing:
@@ -96,13 +107,16 @@ def read_parts(path: Path) -> Parts:
     return import_module(f"gridless.data.readers.clouds.{READERS[suffix]}").parts(Source.mapped(path))
 
 
-def _read(path: Path, max_bytes: int | None) -> Points:
-    suffix = path.suffix.lower()
+def _read(path: Path, max_bytes: int | None, topic: str | None = None, message: int = 0) -> Points:
+    suffix = path.suffix.lower() if path.is_file() else ".db3"
     if suffix in MESHES:
         raise FormatError(path, "a mesh has no points of its own: use gl.data.sample_mesh(path, points=1024)")
     if suffix not in READERS:
         raise FormatError(path, f"unknown kind {suffix!r}: there are readers for {', '.join(sorted(READERS))}")
-    source = Source.of(path, max_bytes)
-    if not source.data:
+    if (topic is not None or message) and READERS[suffix] != "ros":
+        raise FormatError(path, f"has no topics: topic and message are for {', '.join(SUFFIXES)}")
+    by_path = suffix in BY_PATH
+    source = Source(path, b"", Limits(path, max_bytes), topic, message) if by_path else Source.of(path, max_bytes)
+    if not source.data and not (by_path and path.stat().st_size):
         raise source.error("holds no points: the file is empty")
     return import_module(f"gridless.data.readers.clouds.{READERS[suffix]}").read(source)

@@ -21,11 +21,13 @@ NUMBER = re.compile(rb"[+-]?(\d+\.?\d*([eE][+-]?\d+)?|\.\d+([eE][+-]?\d+)?|nan|i
 
 @dataclass(frozen=True)
 class Source:
-    """A file that is being read: its bytes, and how much they may unpack to."""
+    """A file that is being read: its bytes, and how much they may unpack to; of a bag, the topic and the message."""
 
     path: Path
     data: bytes
     limits: Limits
+    topic: str | None = None
+    message: int = 0
 
     @classmethod
     def of(cls, path: Path, max_bytes: int | None = None) -> Source:

@@ -1,7 +1,8 @@
-"""LAS, and LAZ through `lazrs`: versions 1.0 to 1.4, point formats 0 to 10.
+"""LAS through `laspy`, and LAZ and COPC through `lazrs`: versions 1.0 to 1.4, point formats 0 to 10.
 
-Everything that the decoder of LAZ believes (counts, the table of chunks, the sizes of their layers) is checked against
-the file first: it ends the process when memory is short.
+laspy reads the header and the fields of the points. Chunks of LAZ are unpacked one by one, by several threads, which
+laspy cannot do. Everything that the decoder believes (counts, the table of chunks, the sizes of their layers) is
+checked against the file first, because the decoder ends the process when memory is short.
 """
 
 # lazrs says nothing of its types.
@@ -24,38 +25,25 @@ from gridless.data.readers.clouds.base import PART, Parts, Points, Source, part_
 
 _PROCESS = os.getpid()
 
-# By point format: bytes of a point, and where time, colour and near infrared are.
-SIZES = (20, 28, 26, 34, 57, 63, 30, 36, 38, 59, 67)
-TIME = (None, 20, None, 20, 20, 20, 22, 22, 22, 22, 22)
-COLOUR = (None, None, 20, 28, None, 28, None, 30, 30, None, 30)
-INFRARED = {8: 36, 10: 36}
-# name: type, byte, and of a field within a byte: its lowest bit and how many. First formats 0 to 5, then 6 to 10.
-OLD = {
-    "intensity": ("<u2", 12), "return_number": ("u1", 14, 0, 3), "number_of_returns": ("u1", 14, 3, 3),
-    "scan_direction_flag": ("u1", 14, 6, 1), "edge_of_flight_line": ("u1", 14, 7, 1),
-    "classification": ("u1", 15, 0, 5), "synthetic": ("u1", 15, 5, 1), "key_point": ("u1", 15, 6, 1),
-    "withheld": ("u1", 15, 7, 1), "scan_angle": ("i1", 16), "user_data": ("u1", 17), "point_source_id": ("<u2", 18),
+# Dimensions that are no rows: those that are joined to others, and waveforms.
+NO_ROWS = {
+    "X", "Y", "Z", "red", "green", "blue", "wavepacket_index", "wavepacket_offset", "wavepacket_size",
+    "return_point_wave_location", "x_t", "y_t", "z_t",
 }  # fmt: skip
-NEW = {
-    "intensity": ("<u2", 12), "return_number": ("u1", 14, 0, 4), "number_of_returns": ("u1", 14, 4, 4),
-    "synthetic": ("u1", 15, 0, 1), "key_point": ("u1", 15, 1, 1), "withheld": ("u1", 15, 2, 1),
-    "overlap": ("u1", 15, 3, 1), "scanner_channel": ("u1", 15, 4, 2), "scan_direction_flag": ("u1", 15, 6, 1),
-    "edge_of_flight_line": ("u1", 15, 7, 1), "classification": ("u1", 16), "user_data": ("u1", 17),
-    "scan_angle": ("<i2", 18), "point_source_id": ("<u2", 20),
-}  # fmt: skip
-EXTRA = ("", "u1", "i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f4", "<f8")
-SCALED, SHIFTED = 8, 16
+# Degrees of one step.
+SCAN_ANGLE = {"scan_angle_rank": 1.0, "scan_angle": 0.006}
 # Where the header says where waveforms begin, and the bit that says that they are in the file.
 WAVES, INTERNAL_WAVES = 227, 2
 # Layers of each kind of item in a chunk of LAZ 1.4; extra bytes have one each.
 LAYERS = {10: 9, 11: 1, 12: 2, 13: 1}
 EXTRA_BYTES_ITEM = 14
-POINTWISE, LAYERED = 2, 3
-VARIABLE = 2**32 - 1
+UNCHUNKED, POINTWISE, LAYERED = 1, 2, 3
+# Sizes of chunks that say that each has its own.
+VARIABLE = (0, 2**32 - 1)
 
 
 def read(source: Source) -> Points:
-    file = Layout.of(source)
+    file = LasFile.of(source)
     if not file.packed:
         return file.points(source.stored("points", file.count, file.size, file.start))
     source.limits.unpacked("the points", file.count * file.size, file.start)
@@ -64,7 +52,7 @@ def read(source: Source) -> Points:
 
 def parts(source: Source) -> Parts:
     """A LAS file in pieces of as many points as PART; a LAZ or COPC file in its chunks."""
-    file = Layout.of(source)
+    file = LasFile.of(source)
     sizes, raw = file.pieces(source)
     return Parts(sizes, lambda k: file.points(raw(k)))
 
@@ -74,7 +62,7 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
 
     Whatever else the file says of its points stays, and so do its records.
     """
-    file = Layout.of(source)
+    file = LasFile.of(source)
     sizes, raw = file.pieces(source)
     size = struct.unpack_from("<H", source.data, 94)[0]
     head = bytearray(source.data[:size])
@@ -82,11 +70,11 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
     late = [(at, length) for user, at, length in _late_records(source) if user != "copc"]
     vlr = None
     if packed:
-        lazrs = _lazrs(source)
-        extra = file.size - SIZES[file.format]
+        laspy, lazrs = _laspy(source), _lazrs(source)
+        extra = file.size - laspy.PointFormat(file.format).size
         way = bytearray(file.way or lazrs.LazVlr.new_for_compression(file.format, extra).record_data())
         # Where chunks have sizes of their own they are made again, all alike.
-        if struct.unpack_from("<I", way, 12)[0] == VARIABLE:
+        if struct.unpack_from("<I", way, 12)[0] in VARIABLE:
             struct.pack_into("<I", way, 12, 50_000)
         vlr = lazrs.LazVlr(bytes(way))
         kept.append(struct.pack("<H16sHH32s", 0, b"laszip encoded", 22204, len(way), b"") + way)
@@ -156,76 +144,75 @@ class _Disk:
 
 def most_classes(source: Source) -> int:
     """How many classes its points can have."""
-    return 32 if Layout.of(source).format < 6 else 256
+    return 32 if LasFile.of(source).format < 6 else 256
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What the header of a file says of its points."""
+class LasFile:
+    """What a file says of its points."""
 
-    format: int
-    size: int
+    header: Any  # laspy.LasHeader
     count: int
-    start: int
-    packed: bool
-    scale: np.ndarray
-    offset: np.ndarray
     records: list[tuple[str, int, bytes]]  # who wrote each, its number, and its bytes
-    extra: list[tuple]
+    dimensions: list[str]  # those that become rows
 
     @classmethod
-    def of(cls, source: Source) -> Layout:
-        header = source.stored("bytes of a header", 227, 1, 0)
-        if not header.startswith(b"LASF") or header[24] != 1:
+    def of(cls, source: Source) -> LasFile:
+        begin = source.stored("bytes of a header", 227, 1, 0)
+        if not begin.startswith(b"LASF") or begin[24] != 1:
             raise source.error("not a LAS file: it does not begin with LASF, or is not of version 1", 0)
-        minor, header_size, start = header[25], *struct.unpack_from("<HI", header, 94)
-        vlrs, format, size, count = struct.unpack_from("<IBHI", header, 100)
-        packed, format = bool(format & 128), format & 63
-        if minor >= 4:
-            header = source.stored("bytes of a header", 375, 1, 0)
-            count = struct.unpack_from("<Q", header, 247)[0] or count
-        if format >= len(SIZES) or size < SIZES[format]:
-            raise source.error(f"points of format {format} and {size} bytes are unknown", 104)
-        scale, offset = np.frombuffer(header, "<f8", 6, 131).reshape(2, 3)
-        if not (np.isfinite(scale) & np.isfinite(offset)).all():
+        size, start, count = struct.unpack_from("<HII", begin, 94)
+        records = _records(source, size, start, count)
+        laspy = _laspy(source)
+        try:
+            header = laspy.LasHeader.read_from(io.BytesIO(source.data[:start]))
+            names = _row_names(header)
+            # Names and types that do not go together are found here, not when points are read.
+            [laspy.PackedPointRecord.empty(header.point_format)[name] for name in names]
+        except MemoryError:
+            raise
+        except Exception as error:
+            raise source.error(f"its header cannot be understood: {str(error)[:200]}", 0) from None
+        if not (np.isfinite(header.scales) & np.isfinite(header.offsets)).all():
             raise source.error("the scale or the offset is not finite", 131)
-        records = _records(source, header_size, start, vlrs)
-        extra, at = [], SIZES[format]
-        for name, kind, shape, bytes_, line in _extra(source, _content(records, "LASF_Spec", 4)):
-            if at + bytes_ > size:
-                raise source.error(f"the extra bytes of {name!r} do not fit in a point of {size} bytes")
-            extra.append((name, kind, shape, at, line))
-            at += bytes_
-        return cls(format, size, count, start, packed, scale, offset, records, extra)
+        # Files of version 1.4 may have the number of points in the place of older ones only.
+        points = header.point_count or struct.unpack_from("<I", begin, 107)[0]
+        return cls(header, points, records, names)
+
+    @property
+    def format(self) -> int:
+        return self.header.point_format.id
+
+    @property
+    def size(self) -> int:
+        """Bytes of a point."""
+        return self.header.point_format.size
+
+    @property
+    def start(self) -> int:
+        """The byte where the points begin."""
+        return self.header.offset_to_point_data
+
+    @property
+    def packed(self) -> bool:
+        return self.header.are_points_compressed
 
     def points(self, raw: bytes | np.ndarray) -> Points:
         """The points that are stored in `raw`, one after the other, uncompressed."""
-        count, size, format = len(raw) // self.size, self.size, self.format
+        import laspy
 
-        def field(kind: str, byte: int, shape: tuple[int, ...] = ()) -> np.ndarray:
-            dtype = np.dtype((kind, shape))
-            if not count:
-                return np.empty((0, *shape), kind)
-            strides = (size, *(dtype.base.itemsize for _ in shape))
-            return np.ndarray((count, *shape), dtype.base, raw, byte, strides)
-
-        rows: dict[str, Any] = {}
-        for name, (kind, byte, *bits) in (OLD if format < 6 else NEW).items():
-            value = field(kind, byte)
-            rows[name] = value >> bits[0] & (1 << bits[1]) - 1 if bits else value
-        rows["scan_angle"] = (rows["scan_angle"] * (1.0 if format < 6 else 0.006)).astype(np.float32)  # degrees
-        if (byte := TIME[format]) is not None:
-            rows["gps_time"] = field("<f8", byte)
-        if (byte := COLOUR[format]) is not None:
-            rows["rgb"] = field("<u2", byte, (3,))
-        if format in INFRARED:
-            rows["nir"] = field("<u2", INFRARED[format])
-        for name, kind, shape, at, line in self.extra:
-            if kind and name not in rows:
-                value = field(kind, at, shape)
-                rows[name] = value if line is None else value * line[0] + line[1]
+        record: Any = laspy.PackedPointRecord.from_buffer(raw, self.header.point_format)
+        rows: dict[str, np.ndarray] = {}
+        for name in self.dimensions:
+            values = np.asarray(record[name])
+            if name in SCAN_ANGLE:
+                name, values = "scan_angle", (values * SCAN_ANGLE[name]).astype(np.float32)
+            rows.setdefault(name.strip().lower(), values)
+        names = record.array.dtype.names or ()
+        if "red" in names:
+            rows["rgb"] = np.stack([record.array[name] for name in ("red", "green", "blue")], 1)
         with np.errstate(over="ignore"):
-            coords = field("<i4", 0, (3,)) * self.scale + self.offset
+            coords = np.stack([record.array[name] for name in "XYZ"], 1) * self.header.scales + self.header.offsets
         return Points(coords, rows, np.dtype(np.float64))
 
     def pieces(self, source: Source) -> tuple[list[int], Callable[[int], bytes | np.ndarray]]:
@@ -259,6 +246,9 @@ class Layout:
         way, _, _, _, _, _, chunk = struct.unpack_from("<HHBBHII", record)
         items = [struct.unpack_from("<HHH", record, 34 + 6 * i) for i in range((len(record) - 34) // 6)]
         declared = struct.unpack_from("<H", record, 32)[0]
+        if way == UNCHUNKED:
+            remedy = "convert it with a newer LASzip (laszip -i old.laz -o new.laz)"
+            raise source.error(f"compressed point by point, without chunks, as before 2011: {remedy}", at)
         if way not in (POINTWISE, LAYERED) or declared != len(items) or sum(s for _, s, _ in items) != self.size:
             raise source.error(f"compressed in a way ({way}) or into points that are unknown", at)
         if not count:
@@ -272,14 +262,14 @@ class Layout:
         number = struct.unpack_from("<I", source.data, table + 4)[0]
         # An empty chunk has four bytes; others begin with a whole point.
         source.limits.stored("chunks", number, 4, table - start, table)
-        if chunk != VARIABLE and number * chunk < count:
+        if chunk not in VARIABLE and number * chunk < count:
             raise source.error(f"{number} chunks of {chunk} points cannot hold {count}", table)
         try:
             stream = io.BytesIO(source.data[table:])
             chunks = lazrs.read_chunk_table_only(stream, lazrs.LazVlr(record))
         except BaseException as error:
             raise _foreign(source, error, table) from None
-        if chunk != VARIABLE:
+        if chunk not in VARIABLE:
             chunks = [(min(chunk, max(count - i * chunk, 0)), length) for i, (_, length) in enumerate(chunks)]
         if sum(n for n, _ in chunks) != count or sum(length for _, length in chunks) > table - start:
             raise source.error(f"the chunks are not {count} points in {table - start} bytes", table)
@@ -310,8 +300,23 @@ def _lazrs(source: Source) -> Any:
     try:
         import lazrs
     except ImportError:
-        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install lazrs") from None
+        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install 'gridless[data]'") from None
     return lazrs
+
+
+def _row_names(header: Any) -> list[str]:
+    """The dimensions that become rows: all but places, colours, waveforms and undocumented bytes."""
+    structs = [entry for record in header.vlrs.get("ExtraBytesVlr") for entry in record.extra_bytes_structs]
+    undocumented = {"ExtraBytes", *(entry.format_name() for entry in structs if entry.data_type == 0)}
+    return [name for name in header.point_format.dimension_names if name not in NO_ROWS | undocumented]
+
+
+def _laspy(source: Source) -> Any:
+    try:
+        import laspy
+    except ImportError:
+        raise ImportError(f"{source.path}: LAS and LAZ need laspy: pip install 'gridless[data]'") from None
+    return laspy
 
 
 def _records(source: Source, at: int, end: int, count: int) -> list[tuple[str, int, bytes]]:
@@ -359,30 +364,6 @@ def _waves(source: Source) -> int | None:
     user, number, length = struct.unpack_from("<16sHQ", source.data, at + 2)
     whole = (_user(user), number) == ("LASF_Spec", 65535) and at + 60 + length <= len(source.data)
     return at if whole else 0
-
-
-def _extra(source: Source, record: bytes):
-    """Name, type ('' for none), shape, bytes and, where its numbers are scaled, factor and summand of each further
-    field."""
-    if len(record) % 192:
-        raise source.error(f"the record of extra bytes has {len(record)} bytes, no multiple of 192")
-    for at in range(0, len(record), 192):
-        kind, options, name = struct.unpack_from("<BB32s", record, at + 2)
-        name = name.split(b"\0")[0].decode("latin-1").strip().lower() or f"extra{at // 192}"
-        if kind == 0:
-            # Undocumented bytes are passed over.
-            yield name, "", (), options, None
-            continue
-        if kind > 30:
-            # There is no such type: how many bytes it has, and where the next field begins, is not known.
-            return
-        # Behind the ten types follow pairs of them, then triples.
-        many, base = (kind - 1) // 10 + 1, EXTRA[(kind - 1) % 10 + 1]
-        shape = (many,) if many > 1 else ()
-        factor, added = np.frombuffer(record, "<f8", 6, at + 112).reshape(2, 3)[:, :many].reshape(2, *shape)
-        factor, added = factor if options & SCALED else 1.0, added if options & SHIFTED else 0.0
-        line = (factor, added) if options & (SCALED | SHIFTED) else None
-        yield name, base, shape, many * np.dtype(base).itemsize, line
 
 
 def _check_chunk(source: Source, at: int, length: int, points: int, size: int, items: list) -> None:

@@ -120,14 +120,17 @@ def _ascii(source: Source, fields: list[Field], count: int, at: int, line: int) 
 def _points(source: Source, fields: list[Field], columns: list[np.ndarray]) -> Points:
     found = []
     for field, column in zip(fields, columns, strict=True):
-        if field.name.lower() in ("rgb", "rgba") and field.count == 1 and field.kind.itemsize == 4:
-            packed = np.ascontiguousarray(column).view("<u4")[:, 0]
-            found.append(("rgb", np.stack([packed >> shift & 255 for shift in (16, 8, 0)], 1).astype(np.uint8)))
-            if field.name.lower() == "rgba":
-                found.append(("alpha", (packed >> 24).astype(np.uint8)))
-        elif field.name != "_":
-            found.append((field.name, column[:, 0] if field.count == 1 else column))
+        found += [] if field.name == "_" else colours(field.name, column)
     return named(source, found)
+
+
+def colours(name: str, column: np.ndarray) -> list[tuple[str, np.ndarray]]:
+    """The rows that a column (S, count) makes: colours that are packed into four bytes, as PCL does, are unpacked."""
+    if name.lower() not in ("rgb", "rgba") or column.shape[1] != 1 or column.dtype.itemsize != 4:
+        return [(name, column[:, 0] if column.shape[1] == 1 else column)]
+    packed = np.ascontiguousarray(column, column.dtype.newbyteorder("=")).view(np.uint32)[:, 0]
+    rgb = np.stack([packed >> shift & 255 for shift in (16, 8, 0)], 1).astype(np.uint8)
+    return [("rgb", rgb)] + ([("alpha", (packed >> 24).astype(np.uint8))] if name.lower() == "rgba" else [])
 
 
 @njit(nogil=True, cache=True)

@@ -1,4 +1,8 @@
-"""PLY, ASCII and binary: the properties of the element `vertex`."""
+"""PLY, ASCII and binary: the properties of the element `vertex`.
+
+A reader of our own: plyfile takes 12.3 s instead of 0.5 s for 200,000 points in ASCII, and 1.4 s instead of 1 ms for
+the vertices of a binary mesh of 81,920 triangles.
+"""
 
 from __future__ import annotations
 

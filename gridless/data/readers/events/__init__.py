@@ -6,7 +6,7 @@ content raises `FormatError`, with the file and the byte, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,9 @@ import torch
 from gridless.data.errors import check_file
 from gridless.data.isolation import read_isolated
 from gridless.data.limits import Limits
-from gridless.data.readers.events.base import File, FormatError
+from gridless.data.readers.bags import SUFFIXES as BAGS
+from gridless.data.readers.bags import is_bag
+from gridless.data.readers.events.base import File, FormatError, Recording
 from gridless.data.readers.events.write import write_events
 from gridless.structures import Events, Rows
 from gridless.structures.events import REPAIRS, as_repairs, unchecked
@@ -24,7 +26,7 @@ from gridless.structures.events import REPAIRS, as_repairs, unchecked
 __all__ = ["FormatError", "read_events", "write_events"]
 
 # Formats that can be told by their first bytes, the most certain first, text last.
-READERS = ("es", "aedat4", "aedat3", "aedat2", "hdf5", "npy", "mat", "evt", "dat", "text")
+READERS = ("es", "aedat4", "aedat3", "aedat2", "hdf5", "npy", "mat", "evt", "dat", "ros", "text")
 SUFFIXES = {
     ".bin": "atis_bin",
     ".es": "es",
@@ -39,6 +41,9 @@ SUFFIXES = {
     ".dat": "dat",
     ".csv": "text",
     ".txt": "text",
+    ".bag": "ros",
+    ".db3": "ros",
+    ".mcap": "ros",
 }
 
 
@@ -49,14 +54,15 @@ def read_events(
     stream: int | None = None,
     max_bytes: int | None = None,
     isolated: bool = False,
+    topic: str | None = None,
 ) -> Events:
     """The events of the file `path`: N-MNIST `.bin`, AEDAT 2, 3.1 and 4, Prophesee `.dat` and `.raw` (EVT 2 and 3),
-    Event Stream `.es`, MATLAB `.mat`, HDF5, CSV, NumPy `.npy` and `.npz`.
+    Event Stream `.es`, MATLAB `.mat`, HDF5, CSV, NumPy `.npy` and `.npz`, ROS 1 `.bag`, ROS 2 `.db3` and `.mcap`.
 
     The content says which format it is; the suffix counts only where the content cannot (`.bin`). Pixels, times and
     polarity are what the file says: nothing is mirrored or shifted, but counters that wrap are continued. `sensor`
     (width, height) overrides what the file says; where neither says, it is the smallest camera of the family that holds
-    all events, or else the smallest rectangle. Of a file with several cameras, `stream` chooses one.
+    all events, or else the smallest rectangle. Of a file with several cameras, `stream` chooses one; of a bag, `topic`.
 
     Anything wrong with the content is a `FormatError`, a `ValueError` that names the file and the byte. So are times
     that step back, negative times and events outside the sensor, unless `repair` says what to do (see `Events.of`), and
@@ -67,11 +73,33 @@ def read_events(
     see the page on untrusted files.
     """
     repairs = as_repairs(repair, ("cut", *REPAIRS))
-    check_file(Path(path), "EventFolder")
+    if not is_bag(Path(path)):
+        check_file(Path(path), "EventFolder")
+        if topic is not None:
+            raise FormatError(path, f"has no topics: topic is for {', '.join(BAGS)}")
     if isolated:
-        return read_isolated(read_events, path, max_bytes, sensor=sensor, repair=repairs, stream=stream)
-    file = File(Path(path), Limits(path, max_bytes), stream, sensor, "cut" in repairs)
-    recording = reader_of(file).read(file)
+        return read_isolated(read_events, path, max_bytes, sensor=sensor, repair=repairs, stream=stream, topic=topic)
+    file = File(Path(path), Limits(path, max_bytes), stream, sensor, "cut" in repairs, topic)
+    return _events(file, reader_of(file).read(file), sensor, repairs)
+
+
+def read_packets(
+    path: str | Path, sensor: tuple[int, int] | None = None, repair: str | Sequence[str] = (), topic: str | None = None
+) -> Iterator[Events]:
+    """The same events in pieces, in their order. Of a bag these are its messages, of which one is in memory at a time.
+
+    Files of other formats, and bags that are to be repaired, are one piece.
+    """
+    if not is_bag(Path(path)) or repair:
+        yield read_events(path, sensor, repair, topic=topic)
+        return
+    file = File(Path(path), Limits(path), None, sensor, False, topic)
+    for recording in import_module("gridless.data.readers.events.ros").packets(file):
+        yield _events(file, recording, sensor, ())
+
+
+def _events(file: File, recording: Recording, sensor: tuple[int, int] | None, repairs: Sequence[str]) -> Events:
+    """The columns of a file as events, checked."""
     size = sensor or recording.sensor or recording.guess_sensor()
     try:
         rows = Rows.of(recording.rows, torch.from_numpy(recording.time), "rows")
@@ -92,6 +120,8 @@ def read_events(
 
 def reader_of(file: File) -> ModuleType:
     """The module that reads this file."""
+    if is_bag(file.path) and file.path.is_dir():
+        return _reader("ros")
     head = file.head
     suffix = file.path.suffix.lower()
     name = SUFFIXES.get(suffix)

@@ -22,9 +22,12 @@ class File:
     stream: int | None = None
     sensor: tuple[int, int] | None = None  # as the caller says
     cut: bool = False  # whether what is not whole at its end is left out
+    topic: str | None = None  # of a bag
 
     @cached_property
     def head(self) -> bytes:
+        if self.path.is_dir():
+            return b""
         with self.path.open("rb") as file:
             return file.read(4096)
 

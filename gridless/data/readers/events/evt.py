@@ -33,7 +33,7 @@ def read(file: File) -> Recording:
         capacity, decode = len(words), _decode_evt2
     elif version == "3.0":
         words = file.records(start, "<u2", "word")
-        capacity, decode = int(_count_evt3(words, EVENTS_OF)), _decode_evt3
+        capacity, decode = int(_count_evt3(words, EVENTS_OF)), _decode_evt3_alone
     else:
         raise file.error(f"the encoding is EVT {version or 'unknown'}: EVT 2.0 and EVT 3.0 can be read", 0)
     pixel, time, polarity = _outputs(capacity)
@@ -122,17 +122,44 @@ def _count_evt3(words, events_of):  # type: ignore[no-untyped-def]
     return count
 
 
+class Evt3:
+    """A decoder of EVT3 that goes on from one packet of words to the next."""
+
+    def __init__(self) -> None:
+        self.state = np.array(BEGIN, np.int64)
+
+    def decode(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Pixels (S, 2), times and polarities (S) of the next words, uint16."""
+        capacity = int(_count_evt3(words, EVENTS_OF))
+        outputs = _outputs(capacity)
+        count = int(_decode_evt3(words, capacity + 1, *outputs, self.state)[0])
+        pixel, time, polarity = (shrink(output, count) for output in outputs)
+        return pixel, time, polarity
+
+    def forget_place(self) -> None:
+        """Words were lost: events have a place again once a row was said, and vectors once a column was."""
+        self.state[[3, 4]] = -1
+
+
+def _decode_evt3_alone(words: np.ndarray, limit: int, *outputs: np.ndarray) -> tuple[int, int]:
+    return _decode_evt3(words, limit, *outputs, np.array(BEGIN, np.int64))
+
+
+# The upper half of the time, how often it wrapped, the time, row, column and polarity.
+BEGIN = (-1, 0, 0, -1, -1, 0)
+
+
 @njit(nogil=True, cache=True)
-def _decode_evt3(words, limit, pixel, time, polarity):  # type: ignore[no-untyped-def]
+def _decode_evt3(words, limit, pixel, time, polarity, state):  # type: ignore[no-untyped-def]
     """The outputs have room for one event more than there are: each row, column or low time writes one, and only a
     column keeps it, because which of the three comes next cannot be guessed."""
     count = 0
-    high = np.int64(-1)
-    wraps = np.int64(0)
-    now = np.int64(0)
-    y = np.int32(-1)
-    x = np.int32(-1)
-    on = False
+    high = state[0]
+    wraps = state[1]
+    now = state[2]
+    y = np.int32(state[3])
+    x = np.int32(state[4])
+    on = state[5] != 0
     for i in range(len(words)):
         word = np.int32(words[i])
         kind = word >> 12
@@ -172,4 +199,10 @@ def _decode_evt3(words, limit, pixel, time, polarity):  # type: ignore[no-untype
             now = (wraps << 24) | (high << 12)
         if count >= limit:
             return count, i + 1
+    state[0] = high
+    state[1] = wraps
+    state[2] = now
+    state[3] = y
+    state[4] = x
+    state[5] = on
     return count, len(words)

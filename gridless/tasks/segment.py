@@ -1,0 +1,205 @@
+"""Segmentation: a label for each point, of parts of shapes (`parts`), or of whole scans and scenes (`scenes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gridless.data.prepare import Preparation, there, turned
+from gridless.kernels.threads import in_threads
+from gridless.structures import Cloud, collate
+from gridless.tasks.base import Prediction
+from gridless.tasks.clouds import CloudTask
+from gridless.tasks.labelled import stem, write_labels, write_parts
+from gridless.tasks.loading import FOLDER, check_kind, check_labels, folder_of, made
+from gridless.tasks.scores import mean_ious, mean_overlap, overlaps, shape_ious
+from gridless.training.batch import Batch
+from gridless.training.examples import TrainingSet, block
+from gridless.training.recipe import Recipe
+from gridless.training.step import Loss, network_loss
+
+
+class LabelPoints(CloudTask):
+    """A label for each point, in the rows `part`; those of negative parts are neither learned nor judged."""
+
+    data = ("semantickitti", "shapenetpart", FOLDER)
+    folder_label = "auto"
+    records = "labels"
+    """What a record calls how many points there are of each."""
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        super().check_recipe(recipe)
+        if recipe.votes > 1:
+            raise ValueError(f"recipe: votes are for classes, and of {recipe.data} the parts of points are learned")
+
+    def load_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> TrainingSet:
+        import gridless.data as data
+
+        root = folder_of(recipe, path)
+        if recipe.data == "semantickitti":
+            return _scans(root, split, recipe.points, options)
+        shapes = made(data.ShapeNetPart, options, root=root, split=split, points=recipe.points)
+        cloud = block(shapes.coords, shapes.sizes, {"part": shapes.parts})
+        return TrainingSet.of(cloud, shapes.labels, shapes.class_names)
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        return network_loss(model, batch, smoothing)
+
+    def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
+        out = Path(options.get("out") or "parts")
+        if len({stem(file) for file in files}) < len(files):
+            raise ValueError(f"two of the files have one name, and would be one file in {out}: give them in two calls")
+
+    def prediction(self, file: Path, written: Path, counts: Mapping[str, int]) -> Prediction:
+        """How many points of a file have each label, and where the labelled points are."""
+        line = ", ".join(f"{name} {n}" for name, n in counts.items() if n or self.records == "parts")
+        record = {"file": str(file), "written": str(written), self.records: dict(counts)}
+        return Prediction(f"{file}: {line} points, in {written}", record)
+
+
+class LabelParts(LabelPoints):
+    """The part of each point of a shape of a known category, numbered through all categories."""
+
+    name = "parts"
+    network = "a network that finds parts of clouds"
+    options = {"evaluate": ("--points",), "predict": ("--points", "--up", "--keep-scale", "--category", "--out")}
+    records = "parts"
+
+    def outputs(self, data: TrainingSet) -> dict[str, Any]:
+        return {"parts": [len(data.parts)]}
+
+    def classes(self, config: Mapping[str, Any]) -> int | None:
+        return sum(config["parts"]) if "parts" in config else None
+
+    def with_classes(self, config: dict[str, Any], count: int) -> dict[str, Any] | None:
+        return {**config, "parts": [count]}
+
+    def check_data(self, model: Any, data: TrainingSet) -> None:
+        parts = model.config["parts"]
+        check_labels(data.labels, len(parts), "categories", "parts")
+        check_labels(data.rows.get("part"), sum(parts), "parts", "parts")
+
+    @torch.no_grad()
+    def score(self, model: Any, batch: Batch) -> Tensor:
+        """(B, 3): points whose part is right, all points, and the mean over parts of intersection over union."""
+        cloud: Any = next(iter(batch.geometry.values()))
+        real = _judged(cloud)
+        best = model(batch.geometry, batch.labels).argmax(1)[real]
+        part, example = cloud.rows["part"][real], cloud.example[real]
+        right, every = (torch.bincount(e, minlength=cloud.num_examples) for e in (example[best == part], example))
+        ious = shape_ious(best, part, example, batch.labels, model.config["parts"])
+        return torch.stack([right.double(), every.double(), ious], 1)
+
+    def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
+        right, every = scores[:, :2].sum(0)
+        accuracy = {"accuracy": (right / every.clamp(min=1)).item()}
+        return accuracy | mean_ious(scores[:, 2], data.labels, data.class_names)
+
+    def summary(self, figures: Mapping[str, Any], recipe: Recipe) -> str:
+        return (
+            f"{figures['instance_iou']:.2%} instance mIoU, {figures['category_iou']:.2%} category mIoU; "
+            f"{figures['accuracy']:.2%} of the points of {figures['examples']} shapes, "
+            f"{recipe.points} points each at most"
+        )
+
+    def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
+        from gridless.data.folder import CLOUDS
+        from gridless.scenes.label import OUTPUTS
+
+        out = Path(options.get("out") or "parts")
+        if out.suffix.lower() in (*CLOUDS, *OUTPUTS) and not out.is_dir():
+            raise ValueError(f"--out {out}: parts go to OUT/NAME.ply: give a folder")
+        super().check_files(files, options)
+
+    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
+        check_kind(file, recordings=False)
+        settings = {name: options[name] for name in ("category", "points", "up", "keep_scale") if name in options}
+        return self.prediction(file, *write_parts(model, file, Path(options.get("out") or "parts"), **settings))
+
+
+class LabelScenes(LabelPoints):
+    """The class of each point of a scan or a scene, by what is around it."""
+
+    name = "scenes"
+    network = "a network that labels all points of scenes"
+    options = {
+        "evaluate": ("--points",),
+        "predict": ("--up", "--out", "--grid", "--tile", "--workers", "--ray", "--double"),
+    }
+
+    def check_data(self, model: Any, data: TrainingSet) -> None:
+        check_labels(data.rows.get("part"), self.classes(model.config), "classes", "classes")
+
+    @torch.no_grad()
+    def score(self, model: Any, batch: Batch) -> Tensor:
+        """(B, 2 + 2 C): points that are right, all points, then those in intersection and union of each class."""
+        cloud: Any = next(iter(batch.geometry.values()))
+        judged = _judged(cloud)
+        logits = model(batch.geometry)
+        best, part, example = logits.argmax(1)[judged], cloud.rows["part"][judged], cloud.example[judged]
+        common, union = overlaps(best, part, example, cloud.num_examples, logits.shape[1])
+        every = torch.bincount(example, minlength=cloud.num_examples)
+        return torch.cat([common.sum(1, keepdim=True), every[:, None], common, union], 1)
+
+    def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
+        right, every = scores[:, :2].sum(0)
+        common, union = scores[:, 2:].sum(0).cpu().chunk(2)
+        each = mean_overlap(common, union, data.parts or data.class_names)
+        mean = sum(each.values()) / max(len(each), 1)
+        # Blocks of one scan are several examples.
+        scans = len(scores) if data.files is None else len(data.files.unique())
+        accuracy = (right / every.clamp(min=1)).item()
+        return {"accuracy": accuracy, "mean_iou": mean, "scans": scans, "examples": len(scores), "by_class": each}
+
+    def summary(self, figures: Mapping[str, Any], recipe: Recipe) -> str:
+        points = f"{figures['accuracy']:.2%} of the points of {figures['scans']} scans"
+        return f"{figures['mean_iou']:.2%} mIoU, {points}"
+
+    def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
+        from gridless.data.folder import CLOUDS
+        from gridless.scenes.label import OUTPUTS
+
+        out = Path(options.get("out") or "parts")
+        suffix = out.suffix.lower()
+        if len(files) > 1 and suffix in OUTPUTS and not out.is_dir():
+            raise ValueError(f"--out {out} is one file, and there are {len(files)} scenes: give a folder for them")
+        if suffix in CLOUDS and suffix not in OUTPUTS and not out.is_dir():
+            raise ValueError(f"--out {out}: scenes are written as {', '.join(OUTPUTS)}: give one of these, or a folder")
+        super().check_files(files, options)
+
+    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
+        names = {"tile": "size", "grid": "grid", "workers": "workers", "ray": "ray", "double": "double"}
+        settings = {setting: options[name] for name, setting in names.items() if name in options}
+        settings["device"] = str(options.get("device", "cpu"))
+        out = Path(options.get("out") or "parts")
+        return self.prediction(
+            file, *write_labels(model, file, out, options.get("weights"), options.get("up"), **settings)
+        )
+
+
+def _judged(cloud: Any) -> Tensor:
+    """Which points have a label: padding has none."""
+    return (cloud.example < cloud.num_examples) & (cloud.rows["part"] >= 0)
+
+
+def _scans(root: Path, split: str, points: int, options: dict[str, Any]) -> TrainingSet:
+    """Whole scans of SemanticKITTI, turned y up, all in memory: about a megabyte each at 5 cm."""
+    import gridless.data as data
+    from gridless.data.sets.semantickitti import CLASSES
+
+    how = Preparation(**{name: options.pop(name) for name in ("up", "features") if name in options})
+    scans = made(data.SemanticKITTI, options, ("up", "features"), root=root, split=split)
+    if split != "test":
+        scans.check_labels()
+    whole = in_threads(scans.example, [(i,) for i in range(len(scans))])
+    clouds = [
+        turned(Cloud.of(cloud, part=cloud.rows["label"])[there(cloud)][:points], how, f"scan {i}", ("part",))
+        for i, cloud in enumerate(whole)
+    ]
+    labels = torch.zeros(len(clouds), dtype=torch.int64)
+    features, values = ("features",) if how.features else (), [raw[0] for raw in CLASSES.values()]
+    return TrainingSet.of(collate(clouds), labels, list(scans.class_names), features=features, values=values)
