@@ -15,6 +15,7 @@ from torch import nn
 
 from gridless.backends import existing
 from gridless.data.files import whole_file
+from gridless.tasks import TASKS, find, task_name
 
 # Weights that come with the package.
 SHIPPED = Path(__file__).parent / "pretrained"
@@ -25,6 +26,8 @@ def save(
 ) -> Path:
     """Write `path`.safetensors and `path`.json; `about` (class_names, recipe, results...) is kept in the JSON file.
 
+    The JSON file also names the task (`gridless.tasks`): that of `about`, else what the network is for.
+
     A network of `gridless.models` knows what it was made with. Of a class of your own say it: `arguments`, plain values
     that its constructor is called with when it is loaded, `gl.load(path, model=Class)`. Whether that makes this network
     again is tried before anything is written.
@@ -34,6 +37,8 @@ def save(
     """
     from safetensors.torch import save as serialise
 
+    from gridless.models import task_of
+
     if not isinstance(model, nn.Module):
         words = f"give the network, then the path: gl.save(model, path), not {type(model).__name__} first"
         raise TypeError(f"save: {words}")
@@ -41,7 +46,9 @@ def save(
         raise ValueError(f"save: weights are stored with 16 or 32 bits, not {bits}")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     path, config = _stem(path), _config(model, arguments)
-    classes = config.get("arguments", config).get("classes")
+    task = about.pop("task", None) or task_of(config)
+    known: Any = find(task) if task in TASKS else None
+    classes = config.get("arguments", config).get("classes") if known is None else known.classes(config)
     if (names := about.get("class_names")) is not None:
         if isinstance(names, str):
             raise TypeError(f"save: class_names: one name, {names!r}: give a list, [{names!r}, ...]")
@@ -52,7 +59,7 @@ def save(
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if bits == 16:
         tensors = {name: _halved(name, tensor) for name, tensor in tensors.items()}
-    about = {"model": config, **about}
+    about = {"model": config, **({"task": task} if task else {}), **about}
     text = json.dumps(about, indent=2)
     weights, words = path.with_name(path.name + ".safetensors"), path.with_name(path.name + ".json")
     # Both are complete before either is seen.
@@ -88,7 +95,7 @@ def load(
         restore(made, path)
     else:
         count, names = _classes(classes)
-        config, other = (_with_classes(about["model"], n, name) for n in (count, count + 1))
+        config, other = (_with_classes(about, n, name) for n in (count, count + 1))
         made = _make(config, model, name)
         with torch.random.fork_rng(devices=[]):
             # What was saved is whole, and of this network.
@@ -97,7 +104,8 @@ def load(
             sizes = {key: tensor.shape for key, tensor in _make(other, model, name).state_dict().items()}
         head = [key for key, tensor in made.state_dict().items() if tensor.shape != sizes[key]]
         _fill(made, tensors, name, head)
-        about = {"model": config, "recipe": {**about.get("recipe", {}), "model": config}, "start": str(name)}
+        task = {"task": about["task"]} if "task" in about else {}
+        about = {"model": config, **task, "recipe": {**about.get("recipe", {}), "model": config}, "start": str(name)}
         about |= {"class_names": names} if names else {}
     made.about = about  # type: ignore[assignment]
     if not hasattr(made, "config"):
@@ -171,14 +179,16 @@ def _make(config: dict[str, Any], model: Callable[..., nn.Module] | None, name: 
     return build(config)
 
 
-def _with_classes(config: dict[str, Any], count: int, name: str | Path) -> dict[str, Any]:
+def _with_classes(about: dict[str, Any], count: int, name: str | Path) -> dict[str, Any]:
+    """The config of the same network for `count` classes, which its task knows how to write."""
+    config = about["model"]
     if "arguments" in config:
         return {**config, "arguments": {**config["arguments"], "classes": count}}
-    if "parts" in config:
-        return {**config, "parts": [count]}
-    if "classes" not in config:
+    task = task_name(config, task=about.get("task"))
+    other = find(task if task in TASKS else task_name(config)).with_classes(config, count)
+    if other is None:
         raise ValueError(f"{name}: a {config['model']} has no number of classes to change")
-    return {**config, "classes": count}
+    return other
 
 
 def available() -> list[str]:
@@ -204,11 +214,40 @@ def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
             raise FileNotFoundError(f"{file} is missing: weights are a .safetensors and a .json file of the same name")
     try:
         about = json.loads(words.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{words} is not JSON: {error}") from None
     if not isinstance(about, dict) or not isinstance(about.get("model"), dict):
         raise ValueError(f"{words} does not say which model the weights belong to")
+    _check_about(about, words)
     return weights, about
+
+
+# What a JSON file may say, by name: its type, and that of what it holds.
+_SHAPES: dict[str, tuple[type, type]] = {
+    "class_names": (list, str), "parts": (list, str), "values": (list, int), "recipe": (dict, object),
+    "results": (dict, object), "split": (str, object), "task": (str, object), "start": (str, object),
+}  # fmt: skip
+_TYPES = {list: "a list", dict: "a mapping", str: "text", int: "whole numbers"}
+
+
+def _check_about(about: dict[str, Any], file: Path) -> None:
+    """Refuse a JSON file whose entries have other types than training wrote."""
+    if not isinstance(about["model"].get("model"), str):
+        raise ValueError(f'{file}: `model` does not name a network: weights belong to one, "model": NAME')
+    if not isinstance(about["model"].get("arguments", {}), dict):
+        raise ValueError(f"{file}: `model.arguments` must be a mapping, not {about['model']['arguments']!r}")
+    for name, (kind, inside) in _SHAPES.items():
+        value = about.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, kind):
+            raise ValueError(f"{file}: `{name}` must be {_TYPES[kind]}, not {value!r}")
+        wrong = [entry for entry in value if not isinstance(entry, inside)] if kind is list else []
+        if wrong:
+            raise ValueError(f"{file}: `{name}` must hold {_TYPES[inside]}, not {wrong[0]!r}")
+    options = (about.get("recipe") or {}).get("data_options", {})
+    if not isinstance(options, dict):
+        raise ValueError(f"{file}: `recipe.data_options` must be a mapping, not {options!r}")
 
 
 def restore(model: nn.Module, path: str | Path) -> None:

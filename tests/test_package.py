@@ -123,7 +123,7 @@ def _said(value: Any) -> str:
     """The docstrings of a function, or of a class, its bases and its fields."""
     kinds = value.__mro__ if isinstance(value, type) else (value,)
     texts = [text for kind in kinds for text in (kind.__doc__, vars(kind).get("__init__", kind).__doc__) if text]
-    if hasattr(value, "__dataclass_fields__"):
+    if hasattr(value, "__dataclass_fields__") or hasattr(value, "model_fields"):
         texts += re.findall(r'^    (\w+): [^\n]*\n    """', inspect.getsource(value), re.MULTILINE)
     return " ".join(texts)
 
@@ -141,10 +141,16 @@ def test_public_functions_of_many_arguments_document_each_of_them():
     assert missing == {}
 
 
+def _is_lazy(tree: ast.Module) -> bool:
+    """Whether a package imports names when they are first used."""
+    return any(isinstance(node, ast.FunctionDef) and node.name == "__getattr__" for node in tree.body)
+
+
 def _imports(tree: ast.Module, modules: set[str]) -> set[str]:
-    """The modules that a module imports, at its top or inside its functions, except for type checkers."""
+    """The modules that a module imports, at its top, inside its functions, or for type checkers; of a package that
+    imports names when they are first used, what type checkers see of them does not count."""
     nodes = list(ast.walk(tree))
-    for node in tree.body:
+    for node in tree.body if _is_lazy(tree) else ():
         if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             nodes = [n for n in nodes if n not in set(ast.walk(node))]
     found = {alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names}

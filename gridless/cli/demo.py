@@ -124,7 +124,7 @@ def _claim(out: Path) -> None:
 
 
 def _train(name: str, out: Path, quick: bool) -> Trained:
-    from gridless.training.examples import load_data
+    from gridless.tasks import find
     from gridless.training.recipe import load_recipe
     from gridless.training.run import run
 
@@ -132,11 +132,12 @@ def _train(name: str, out: Path, quick: bool) -> Trained:
     if quick:
         recipe = recipe.changed(epochs=1, data_options={**recipe.data_options, "size": 56, "held_out": 28})
     shutil.rmtree(out, ignore_errors=True)
-    learn, held = load_data(recipe, None, "fit"), load_data(recipe, None, "validation")
+    task = find(recipe.task_name)
+    learn, held = (task.load(recipe, None, split) for split in ("fit", "validation"))
     results = run(recipe, learn, held, out)
     assert results is not None
     model = gl.load(out / "weights")
-    return Trained(model, held, held.probabilities(model, recipe).argmax(1), results)
+    return Trained(model, held, task.probabilities(model, held, recipe).argmax(1), results)
 
 
 def _run_live(trained: Trained) -> Live:
@@ -180,8 +181,9 @@ def _shipped(out: Path) -> Shipped:
     """Networks for ShapeNetPart and ModelNet40 on shapes that the package draws, one for N-Cars on moving digits."""
     from gridless.data.prepare import Preparation, prepare
     from gridless.data.readers.clouds import ply
-    from gridless.training.examples import Recordings
-    from gridless.training.predict import write_parts
+    from gridless.tasks.recordings import ClassifyRecordings
+    from gridless.tasks.segment import write_parts
+    from gridless.training.examples import TrainingSet
     from gridless.training.recipe import Recipe
 
     file = out / "shape.ply"
@@ -198,8 +200,8 @@ def _shipped(out: Path) -> Shipped:
     cars: Any = gl.load("n-cars")
     digits = gl.data.MovingGlyphs(SEEN, sensor=tuple(cars.config["sensor"]))
     events = gl.collate([digits[i][0] for i in range(SEEN)])
-    data = Recordings.of(events, torch.zeros(SEEN, dtype=torch.int64), [])
-    answers = data.probabilities(cars, Recipe.from_dict(cars.about["recipe"]), 1, None)
+    data = TrainingSet.of(events, torch.zeros(SEEN, dtype=torch.int64))
+    answers = ClassifyRecordings().probabilities(cars, data, Recipe.from_dict(cars.about["recipe"]), 1)
     background = answers[:, cars.about["class_names"].index("background")]
     return Shipped(gl.read_cloud(path), parts, shapes, points.about["class_names"], digits[3][0], background)
 

@@ -18,10 +18,10 @@ from gridless.kernels.progress import say
 
 # name -> (module:function, one line of help).
 COMMANDS: dict[str, tuple[str, str]] = {
-    "train": ("gridless.training.commands:train", "train a network by a recipe"),
-    "precompute": ("gridless.training.commands:precompute", "make the geometry of a recipe's examples, ahead of time"),
-    "evaluate": ("gridless.training.commands:evaluate", "accuracy of saved weights"),
-    "predict": ("gridless.training.commands:predict", "class and probabilities of your own files"),
+    "train": ("gridless.cli.train:train", "train a network by a recipe"),
+    "precompute": ("gridless.cli.precompute:precompute", "make the geometry of a recipe's examples, ahead of time"),
+    "evaluate": ("gridless.cli.evaluate:evaluate", "accuracy of saved weights"),
+    "predict": ("gridless.cli.predict:predict", "class and probabilities of your own files"),
     "stream": ("gridless.cli.stream:stream", "run an event network live"),
     "export": ("gridless.cli.export:export", "write an event network as C"),
     "compile": ("gridless.cli.compile:compile_kernels", "compile all CPU kernels for this machine, ahead of time"),

@@ -66,11 +66,12 @@ def _parts(weights: str, file: Path, category: str | None, up: str):
     from tempfile import TemporaryDirectory
 
     import gridless as gl
-    from gridless.training.predict import write_parts
+    from gridless.tasks import task_of
 
     network = gl.load(weights)
-    if "parts" not in getattr(network, "config", {}):
-        raise ValueError(f"{weights} names whole clouds, gridless predict does: points are coloured by segmentation")
+    task, options = task_of(network), {"up": up} | ({"category": category} if category else {})
+    if "--category" not in task.options["predict"]:
+        raise ValueError(f"{weights} is {task.network}: points are coloured by one that finds parts")
     with TemporaryDirectory() as folder:
-        path, _ = write_parts(network, file, Path(folder), category, up=up)
-        return gl.read_cloud(path)
+        answer = task.predict(network, file, {**options, "out": Path(folder)})
+        return gl.read_cloud(answer.record["written"])

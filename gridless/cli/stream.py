@@ -83,6 +83,7 @@ def stream(
     """
     from gridless.live import stream as engine_of
     from gridless.live.sources import NewStream
+    from gridless.tasks import task_of
     from gridless.weights import class_names, load
 
     if source == "-" and sys.stdin is None:
@@ -93,7 +94,7 @@ def stream(
     _check_source(source, repairs, crop)
     model: Any = load(weights)
     engine = engine_of(model)
-    names = class_names(model, model.config["classes"])
+    names = class_names(model, task_of(model).classes(model.config) or 0)
     live = realtime or _is_live(source)
     options = {"jump": int(min(jump, 1e12) * 1e6), "restart": on_jump is Jump.restart, "idle": idle}
     fit = _fit(engine.sensor, crop, pool, repair or [])

@@ -10,9 +10,14 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+def shown(text: object) -> str:
+    """A text from a file, such as a class name, with control characters escaped: they would steer a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
+
+
 def say(who: str, words: object) -> None:
     """An error or a warning, as one line."""
-    print(f"{who}: {' '.join(str(words).split())}", file=sys.stderr, flush=True)
+    print(f"{who}: {shown(' '.join(str(words).split()))}", file=sys.stderr, flush=True)
 
 
 def is_terminal(file: Any) -> bool:

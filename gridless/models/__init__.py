@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any, get_type_hints
 
@@ -70,6 +70,13 @@ def build(config: dict[str, Any]) -> nn.Module:
     except TypeError as error:
         kind = make if isinstance(make, type) else get_type_hints(make)["return"]
         raise TypeError(f"model {name}: {error}: its settings are {', '.join(signature(kind).parameters)}") from None
+
+
+def task_of(config: Mapping[str, Any]) -> str | None:
+    """The name of the task that the network of a config is made for; None of a network that is not of this package."""
+    make: Any = NETWORKS.get(config.get("model", ""))
+    kind = make if make is None or isinstance(make, type) else get_type_hints(make)["return"]
+    return getattr(kind, "task", None)
 
 
 # Every network that a config may name: its classes, and ready-made sizes.

@@ -63,6 +63,8 @@ class EventResNet(nn.Module):
         dropout: probability, in down-sampling blocks and in the head.
     """
 
+    task = "recordings"
+
     def __init__(
         self,
         classes: int,
@@ -320,6 +322,8 @@ class EventCounts(nn.Module):
         every: microseconds between live predictions; one after each packet when left out.
         fit: whether what was recorded is magnified to the whole grid first, see `LeakyCount`.
     """
+
+    task = "recordings"
 
     def __init__(
         self,

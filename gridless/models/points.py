@@ -79,6 +79,8 @@ class PointResNet(nn.Module):
             the rows `features` of the cloud. None for 0.
     """
 
+    task = "classify"
+
     def __init__(
         self,
         classes: int = 40,
@@ -178,6 +180,8 @@ class PointResNetPlus(nn.Module):
         in_channels: features of each point, as those of `PointResNet`.
     """
 
+    task = "classify"
+
     def __init__(
         self,
         classes: int = 40,
@@ -259,6 +263,8 @@ class PointMaxNet(nn.Module):
         in_channels: features of each point, as those of `PointResNet`.
     """
 
+    task = "classify"
+
     def __init__(
         self,
         classes: int = 40,
@@ -335,6 +341,8 @@ class PointUNet(nn.Module):
         dim: dimensions of the points.
     """
 
+    task = "scenes"
+
     def __init__(
         self,
         classes: int,
@@ -406,6 +414,8 @@ class PointUNetPlus(nn.Module):
     `width`, `levels`, `spacing`, `reach`, `stem_radius`, `depth`, `ratio`, `dropout`, `drop_path`, `depthwise` and
     `dim` are those of `PointResNetPlus`.
     """
+
+    task = "parts"
 
     def __init__(
         self,

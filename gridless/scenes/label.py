@@ -35,6 +35,7 @@ from gridless.scenes.scene import Scene, added, files_of, state_of
 from gridless.scenes.tiling import Key, Tile, Tiles, layers_of
 from gridless.structures import Cloud
 from gridless.structures.interchange import plain_type
+from gridless.tasks import task_of
 from gridless.weights import load
 
 # The rows in the scene of some points (S) int64, and their labels (S) int64.
@@ -194,7 +195,7 @@ def label_scene(
         arguments = {"weights": given, "size": size, "grid": grid, "how": how, "device": device, "points": points}
         arguments |= {"folder": str(folder.resolve()), "source": str(source.resolve()), "double": double}
         first = Labeller(**{**arguments, "weights": model})
-        classes, count, tiles = model.config["classes"], first.tiles.scene.count, first.tiles
+        classes, count, tiles = classes_of(model), first.tiles.scene.count, first.tiles
         # What the classes were called in the files that the network learned from.
         values = np.array(getattr(model, "about", {}).get("values") or range(classes))
         gaps = count - sum(tiles.counts.values())
@@ -221,6 +222,14 @@ def label_scene(
             found += np.bincount(part, minlength=classes + 1)
         shutil.rmtree(folder)
     return dict(enumerate(found[1:].tolist()))
+
+
+def classes_of(model: Any) -> int:
+    """How many labels the network has, by its task."""
+    classes = task_of(model).classes(model.config)
+    if classes is None:
+        raise ValueError(f"{type(model).__name__}: its config says no number of classes: it cannot label a scene")
+    return classes
 
 
 def _reserve(path: Path, size: int) -> None:

@@ -1,19 +1,28 @@
 """Training. An example meets these rooms in this order:
 
-recipe (what decides a run), examples (clouds or recordings, as tensors), loader (batches with their geometry, made here
-or by workers), step (forward, loss, backward, optimiser; perhaps captured), module and run (Lightning), evaluate.
+recipe (what decides a run), examples (a ragged training set), loader (batches with their geometry, made here or by
+workers), step (forward, loss, backward, optimiser; perhaps captured), run (the loop), evaluate.
 """
+
+from importlib import import_module
+from typing import Any
 
 from gridless.augment.policy import Policy
 from gridless.training.batch import Batch
 from gridless.training.evaluate import accuracy, probabilities
-from gridless.training.examples import Clouds, Recordings, load_data
+from gridless.training.examples import Clouds, Recordings, TrainingSet
 from gridless.training.loader import Loader
-from gridless.training.predict import classify, classify_events
 from gridless.training.prefetch import ahead
 from gridless.training.recipe import Recipe, load_recipe
 from gridless.training.step import Average as Average
 from gridless.training.step import StepCounter, TrainStep
+
+# Names of tasks that are also reached from here: name -> module.
+_LAZY = {
+    "classify": "gridless.tasks.classify",
+    "classify_events": "gridless.tasks.recordings",
+    "load_data": "gridless.tasks.loading",
+}
 
 __all__ = [
     "Batch",
@@ -24,6 +33,7 @@ __all__ = [
     "Recordings",
     "StepCounter",
     "TrainStep",
+    "TrainingSet",
     "accuracy",
     "ahead",
     "classify",
@@ -31,4 +41,10 @@ __all__ = [
     "load_data",
     "load_recipe",
     "probabilities",
-]
+]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'gridless.training' has no attribute {name!r}")

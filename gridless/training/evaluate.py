@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gridless.kernels.progress import bar
-from gridless.training.loader import Loader, TrainingSet
-from gridless.training.scores import figures, scores
+from gridless.training.examples import TrainingSet
+from gridless.training.loader import Loader
 from gridless.training.step import autocast
-
-if TYPE_CHECKING:
-    from gridless.training.recipe import Recipe
 
 
 @torch.no_grad()
@@ -31,7 +28,7 @@ def probabilities(
 
     Args:
         model: the network; it is left in the mode it was in.
-        data: `Clouds` or `Recordings`.
+        data: clouds or recordings.
         views: what is done to an example for each view; None leaves it as it is.
         batch_size: examples at a time.
         seed: of the views.
@@ -55,40 +52,10 @@ def probabilities(
     return total / len(views)
 
 
-@torch.no_grad()
-def judged(
-    model: nn.Module, data: Any, recipe: Recipe, batch_size: int | None = None, progress: bool = False
-) -> dict[str, Any]:
-    """Accuracy on clouds or recordings as they are; where points have parts, mIoU, too (`gridless.training.scores`)."""
-    was_training = model.training
-    model.eval()
-    found = []
-    with bar("evaluate", len(data), progress) as advance:
-        for batch in data.loader(recipe, model.plan, train=False, batch_size=batch_size):
-            with autocast(batch.labels.device, recipe.precision):
-                found.append(scores(model, batch))
-            advance(len(batch.labels))
-    model.train(was_training)
-    names = getattr(data, "parts", ()) if "classes" in getattr(model, "config", {}) else ()
-    result = figures(torch.cat(found), data.labels, names or data.class_names)
-    files = getattr(data, "files", None)
-    # Blocks of one scan are several examples.
-    return result | {"scans": len(files.unique())} if "scans" in result and files is not None else result
-
-
 def accuracy(model: nn.Module, data: TrainingSet, views: Sequence[Any] = (None,), precision: str = "32") -> float:
     """The part of the examples of `data` whose most probable class is their label; `model`, `views` and `precision` are
     those of `probabilities`."""
     return (probabilities(model, data, views, precision=precision).argmax(1) == data.labels).double().mean().item()
-
-
-def report(probability: Tensor, labels: Tensor, class_names: Sequence[str]) -> dict[str, Any]:
-    """Accuracy, its mean over classes, and each class's own."""
-    correct = (probability.argmax(1) == labels).double().cpu()
-    labels = labels.cpu()
-    each = {name: correct[labels == i].mean().item() for i, name in enumerate(class_names) if bool((labels == i).any())}
-    mean = sum(each.values()) / max(len(each), 1)
-    return {"accuracy": correct.mean().item(), "mean_class_accuracy": mean, "examples": len(labels), "by_class": each}
 
 
 def seen(about: dict[str, Any], split: str) -> str:

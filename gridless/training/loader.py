@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, product
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,33 +16,11 @@ from torch import Tensor
 from gridless.augment.stateless import permutation
 from gridless.plan import Plan
 from gridless.training.batch import Batch, Group, send, transposed
+from gridless.training.examples import TrainingSet
 from gridless.training.prefetch import Prefetch
 
 # The examples of a batch (on the CPU) and its share.
 Job = tuple[Tensor, float]
-
-
-class TrainingSet(Protocol):
-    """What a loader draws from: `Clouds` or `Recordings`."""
-
-    # Groups that are prepared ahead on a GPU.
-    ahead: ClassVar[int]
-
-    @property
-    def labels(self) -> Tensor:
-        """(N) int64"""
-        ...
-
-    def draw(self, augment: Any, seed: int, epoch: int, index: Tensor) -> Any:
-        """The examples `index` (B, on the CPU) as they are in an epoch: what the plan is called with.
-
-        Every random choice is a function of the seed, the epoch and the examples.
-        """
-        ...
-
-    def at_once(self, batch_size: int) -> int:
-        """Batches whose geometry is made at once."""
-        ...
 
 
 class Loader:
@@ -51,7 +29,7 @@ class Loader:
     `epoch` and `start` say what the next iteration yields, so that a run can begin again anywhere.
 
     Args:
-        data: `Clouds` or `Recordings`.
+        data: the examples.
         plan: the network's; it is run on every batch.
         batch_size: examples of a batch, over all processes.
         augment: what is done to the examples; None leaves them as they are.

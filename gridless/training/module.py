@@ -13,11 +13,9 @@ from gridless.data.precompute import Precomputed
 from gridless.nn import synchronise
 from gridless.structures import Geometry
 from gridless.training.batch import Batch
-from gridless.training.evaluate import judged
-from gridless.training.examples import Clouds, Recordings
+from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
-from gridless.training.scores import figures, scores
 from gridless.training.step import Average, StepCounter, TrainStep, autocast, begin_step, make_step
 from gridless.training.workers import WorkerLoader, precomputed, processes
 
@@ -33,18 +31,20 @@ class Classifier(lightning.LightningModule):
     def __init__(
         self,
         recipe: Recipe,
-        data: Clouds | Recordings,
-        valid: Clouds | Recordings | None = None,
+        task: Any,
+        data: TrainingSet,
+        valid: TrainingSet | None = None,
         workers: int | None = None,
         cache: Path = Path("cache"),
         about: dict[str, Any] | None = None,
+        model: torch.nn.Module | None = None,
     ) -> None:
         super().__init__()
         # The optimiser is stepped by `TrainStep`, which may be one captured graph.
         self.automatic_optimization = False
-        self.recipe, self.data, self.valid, self.about = recipe, data, valid, about or {}
+        self.recipe, self.task, self.data, self.valid, self.about = recipe, task, data, valid, about or {}
         self.workers, self.cache = processes(workers), cache
-        self.model = recipe.make_model()
+        self.model = recipe.make_model() if model is None else model
         self.plan: Any = self.model.plan
         self.average = Average(self.model, recipe.average) if recipe.average else None
         self.averaged = None if self.average is None else self.average.model
@@ -53,7 +53,7 @@ class Classifier(lightning.LightningModule):
         self.history: list[dict[str, float]] = []
         self.step: TrainStep
         self._restored: dict[str, Any] | None = None
-        self._valid: list[tuple[Tensor, Tensor]] = []
+        self._valid: list[Tensor] = []
         self._logged = 0.0
 
     @property
@@ -73,7 +73,7 @@ class Classifier(lightning.LightningModule):
 
     def _files(self) -> Precomputed:
         if self.files is None:
-            self.files = precomputed(self.recipe, self.data, self.plan, self.cache, self.workers)
+            self.files = precomputed(self.recipe, self.task, self.data, self.plan, self.cache, self.workers)
         return self.files
 
     def setup(self, stage: str) -> None:
@@ -91,16 +91,19 @@ class Classifier(lightning.LightningModule):
                 raise ValueError("capture: graphs are captured for one process only: leave it off with several devices")
             capture = False
         chosen = self.recipe if capture is None else self.recipe.changed(capture=capture)
-        self.step = make_step(chosen, self.model, self.optimiser, self.average, backward=self.manual_backward)
+        self.step = make_step(
+            chosen, self.model, self.optimiser, self.average, backward=self.manual_backward, task=self.task
+        )
 
     def train_dataloader(self) -> Loader:
         place: dict[str, Any] = {"rank": self.trainer.global_rank, "world": self.trainer.world_size}
         if self.recipe.geometry == "online":
             data = self.data.to(self.device)
-            loader = data.loader(self.recipe, self.plan, epochs=self.recipe.epochs, **place)
+            loader = self.task.loader(self.recipe, data, self.plan, epochs=self.recipe.epochs, **place)
         else:
             files = self._files() if self.recipe.geometry == "offline" else None
-            loader = WorkerLoader(self.data.loader(self.recipe, self.plan, **place), self.device, self.workers, files)
+            own = self.task.loader(self.recipe, self.data, self.plan, **place)
+            loader = WorkerLoader(own, self.device, self.workers, files)
         # Of a checkpoint at the end of an epoch Lightning restores the number of epochs, but not the loader's state.
         progress: Any = self.trainer.fit_loop.epoch_progress.current
         loader.epoch = progress.processed
@@ -108,7 +111,9 @@ class Classifier(lightning.LightningModule):
 
     def val_dataloader(self) -> Any:
         # Each process evaluates all of it: quick, and every process then logs the same.
-        return [] if self.valid is None else self.valid.to(self.device).loader(self.recipe, self.plan, train=False)
+        if self.valid is None:
+            return []
+        return self.task.loader(self.recipe, self.valid.to(self.device), self.plan, train=False)
 
     # Training.
 
@@ -165,16 +170,23 @@ class Classifier(lightning.LightningModule):
 
     def validation_step(self, batch: Batch, number: int) -> None:
         with autocast(self.device, self.recipe.precision):
-            self._valid.append((scores(self.best.eval(), batch), batch.labels))
+            self._valid.append(self.task.score(self.best.eval(), batch))
 
     def on_validation_epoch_end(self) -> None:
         assert self.valid is not None
-        found, labels = (torch.cat(parts) for parts in zip(*self._valid, strict=True))
-        made = figures(found, labels, self.valid.class_names)
+        made = self.task.figures(torch.cat(self._valid), self.valid)
         values = {f"valid_{name}": value for name, value in made.items() if isinstance(value, float)}
         self.log_dict(values, rank_zero_only=True)
         if self.history:
             self.history[-1] |= values
+
+    def _judged(self) -> dict[str, Any]:
+        assert self.valid is not None
+        scores, model = [], self.best.eval()
+        for batch in self.val_dataloader():
+            with autocast(self.device, self.recipe.precision):
+                scores.append(self.task.score(model, batch))
+        return self.task.figures(torch.cat(scores), self.valid)
 
     def complete(self, judge: bool = True) -> None:
         """Judge the epoch that has just ended, where that is due (with `judge` anyway) and was not done; log what of it
@@ -183,7 +195,7 @@ class Classifier(lightning.LightningModule):
         due = last["epoch"] % self.recipe.validate_every == 0
         rows = [] if self._logged == last["epoch"] else [_trained(last)]
         if self.valid is not None and "valid_accuracy" not in last and (due or judge):
-            found = judged(self.best, self.valid.to(self.device), self.recipe)
+            found = self._judged()
             values = {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
             last |= values
             rows.insert(0 if due else len(rows), values)

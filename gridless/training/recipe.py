@@ -1,214 +1,177 @@
-"""Recipes: everything that decides a training run, as a YAML file that is read into a documented dataclass."""
+"""Recipes: everything that decides a training run, as a YAML file that is read into a documented model of pydantic."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import torch
 import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, ValidationError, create_model
 from torch import nn
 
 from gridless.augment.policy import Policy
 from gridless.data.folder import check_names
-from gridless.training.examples import CLOUDS, FOLDER, RECORDINGS, Clouds, Recordings, prepared_sensor, transform_of
+from gridless.tasks import TASKS, data_names, find, task_name
 from gridless.training.schedule import Cosine, Plateau
 
 # Beside the package in a checkout, inside it once installed.
 FOLDERS = (Path(__file__).parents[2] / "recipes", Path(__file__).parents[1] / "recipes")
 
+_STRICT = ConfigDict(strict=True, extra="forbid", frozen=True, use_attribute_docstrings=True)
+_Count = Annotated[int, Field(ge=1)]
+_NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Share = Annotated[float, Field(ge=0, le=1)]
 
-GEOMETRY = ("online", "workers", "offline")
-DATA = (*CLOUDS, *RECORDINGS, FOLDER)
+_types = get_type_hints(Policy)
+_entries: Any = {entry.name: (_types[entry.name], entry.default) for entry in dataclasses.fields(Policy)}
+_Augment: Any = create_model("_Augment", __config__=_STRICT, **_entries)
 
 
-@dataclass(frozen=True)
-class Recipe:
+def _policy(value: Any) -> Any:
+    if value is None or isinstance(value, dict):
+        values = dict(value or {})
+        if isinstance(values.get("scale"), list):
+            values["scale"] = tuple(values["scale"])
+        return Policy(**_Augment(**values).model_dump())
+    return value
+
+
+class Recipe(BaseModel):
     """One training run. Every field can be changed on the command line: `--set epochs=10 --set augment.shift=0.1`."""
+
+    model_config = _STRICT
 
     model: dict[str, Any]
     """What `gridless.models.build` takes: the model's name, and its arguments. Without a name: that of `start`."""
     start: str | None = None
     """Weights to begin with, by name or path: every tensor that fits by name and shape; None: from the seed."""
-    frozen: list[str] = field(default_factory=list)
+    frozen: list[str] = []
     """Parts of the network, such as [downs, blocks], that stay as they begin, their normalisation included."""
     data: str = "modelnet40"
     """The data set: modelnet40, semantickitti, shapenetpart, shapes; n_mnist, mnist_dvs, cifar10_dvs, n_caltech101,
-    asl_dvs, n_cars, glyphs; or folder: your own files, of the kind that the network takes."""
-    data_options: dict[str, Any] = field(default_factory=dict)
+    asl_dvs, n_cars, glyphs; or folder: your own files, of the kind that the network takes. A task of your own has data
+    of its own."""
+    task: str | None = None
+    """What the network is for: classify, recordings, parts, scenes, or a task of your own, FILE.py:CLASS, which runs
+    that file. None: as the network and the data say."""
+    data_options: dict[str, Any] = {}
     """Further arguments of the data set, such as `scale: 4` of MNIST-DVS, `size: 1200` of one that is generated, or
     `up: z` of a folder (`gl.data.CloudFolder`)."""
-    points: int = 1024
+    points: _Count = 1024
     """Points per cloud: the first so many."""
-    augment: Policy = field(default_factory=Policy)
+    augment: Annotated[InstanceOf[Policy], BeforeValidator(_policy)] = Policy()
     """What is done to each training cloud."""
     transforms: list[Any] | None = None
     """What is done to each training recording, such as [ReverseTime, {Zoom: [0.8, 1.2]}]; None: as the data set's."""
-    prepare: list[Any] = field(default_factory=list)
+    prepare: list[Any] = []
     """What is done to every recording before the data set's own preparation, in training and afterwards, such as
     [{PoolPixels: 2}]."""
-    geometry: str = "online"
+    geometry: Literal["online", "workers", "offline"] = "online"
     """Where geometry for training is made: `online`, on the device; `workers`, in processes; `offline`, in files."""
-    repeats: int = 8
+    repeats: _Count = 8
     """Of `offline`: epochs whose augmentations are kept; later epochs take them in turn."""
-    epochs: int = 400
+    epochs: _Count = 400
     """Passes over the training set."""
-    batch_size: int = 128
+    batch_size: _Count = 128
     """Examples per step, over all devices."""
-    optimiser: str = "adam"
+    optimiser: Literal["adam", "adamw"] = "adam"
     """`adam`, or `adamw` whose weight decay is apart from the gradient."""
-    learning_rate: float = 1e-3
+    learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-3
     """The full rate."""
-    epsilon: float = 1e-7
+    epsilon: _NotNegative = 1e-7
     """Adam's epsilon."""
-    l2: float = 0.0
+    l2: _NotNegative = 0.0
     """l2 * sum(w^2) is added to the loss, over the weights of dense layers and convolutions."""
-    weight_decay: float = 0.0
+    weight_decay: _NotNegative = 0.0
     """AdamW's, over the same weights."""
-    smoothing: float = 0.0
+    smoothing: _Share = 0.0
     """Label smoothing."""
-    clip: float | None = None
+    clip: Annotated[float, Field(gt=0)] | None = None
     """Longest gradient; longer ones are shortened to it."""
-    schedule: str = "plateau"
+    schedule: Literal["plateau", "cosine"] = "plateau"
     """`plateau`, the paper's rule on training accuracy, or `cosine`."""
-    factor: float = 0.2
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Of `plateau`: what the rate is multiplied by."""
-    patience: int = 20
+    patience: Annotated[int, Field(ge=0)] = 20
     """Of `plateau`: epochs without a rise."""
-    warm_up: float = 0.0
+    warm_up: _NotNegative = 0.0
     """Of `cosine`: epochs of linear rise."""
-    floor: float = 0.0
+    floor: _Share = 0.0
     """Of `cosine`: the last rate, as a part of the full one."""
-    norm_momentum: float | None = None
+    norm_momentum: Annotated[float, Field(gt=0, le=1)] | None = None
     """How much of a batch's statistics the running ones take on at each step; None: as the network has it."""
-    average: float | None = None
+    average: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Keep a moving average of the weights, with this much of it kept at each step, and ship that."""
-    precision: str = "32"
+    precision: Literal["32", "bf16"] = "32"
     """`32`, or on a GPU `bf16` by autocast."""
     capture: bool | None = None
     """Capture each step as a graph on the GPU; None does where there is a GPU, one process and no edges of events."""
-    votes: int = 1
+    votes: _Count = 1
     """Views of each example whose probabilities are averaged in an evaluation: 1 is the example as it is."""
-    validate_every: int = 10
+    validate_every: _Count = 10
     """Epochs between evaluations of the validation part."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] = 0
     """Of initialisation, order, augmentation and dropout."""
 
-    def __post_init__(self) -> None:
-        _one_of("data", self.data, DATA)
-        _one_of("geometry", self.geometry, GEOMETRY)
-        _one_of("optimiser", self.optimiser, ("adam", "adamw"))
-        _one_of("schedule", self.schedule, ("plateau", "cosine"))
-        _one_of("precision", self.precision, ("32", "bf16"))
-        for entry in dataclasses.fields(self):
-            _check_kind(entry.name, str(entry.type), getattr(self, entry.name))
-        for name, (range_, fits) in _RANGES.items():
-            value = getattr(self, name)
-            if value is not None and not fits(value):
-                raise ValueError(f"recipe: {name} must be {range_}, not {value}")
-        if self.of_points and self.votes > 1:
-            raise ValueError(f"recipe: votes are for classes, and of {self.data} the parts of points are learned")
-        if self.recordings and self.augment != Policy():
-            raise ValueError("recipe: augment is for clouds; what is done to recordings is said by transforms")
-        for name in ("transforms", "prepare"):
-            if getattr(self, name) and not self.recordings:
-                raise ValueError(f"recipe: {name} is for recordings; what is done to clouds is said by augment")
+    def __init__(self, model: Any = None, /, **values: Any) -> None:
+        values = values if model is None else {"model": model, **values}
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ValueError("; ".join(_messages(error))) from None
         check_names(self.data_options.get("names"), "recipe: data_options: names")
-        for entry in [*(self.transforms or ()), *self.prepare]:
-            transform_of(entry)
         if self.frozen and self.start is None:
             raise ValueError("recipe: frozen parts would keep random weights: say which to begin with, start: NAME")
+        if self.task_name in TASKS:
+            if self.data not in data_names():
+                raise ValueError(f"recipe: data must be one of {', '.join(data_names())}, not {self.data!r}")
+            find(self.task_name).check_recipe(self)
 
     @property
-    def recordings(self) -> bool:
-        """Whether it is about recordings; a folder's are, where the network is for events."""
-        from gridless.models import NETWORKS
-
-        events = getattr(NETWORKS.get(self.model.get("model", "")), "__module__", "").endswith("events")
-        return self.data in RECORDINGS or (self.data == FOLDER and events)
-
-    @property
-    def of_points(self) -> bool:
-        """Whether what is learned is the label of every point."""
-        labelling = str(self.model.get("model")).lower().replace("_", "").startswith("pointunet")
-        return self.data in ("semantickitti", "shapenetpart") or (self.data == FOLDER and labelling)
-
-    def fitted(self, data: Clouds | Recordings) -> Recipe:
-        """The recipe; of a folder, with a network for as many classes and features, their scales and the sensor."""
-        if self.data != FOLDER:
-            return self
-        if isinstance(data, Recordings):
-            recorded = data.events.sensor
-            seen = prepared_sensor(self, recorded)
-            given = {"sensor": list(seen), **self.model, "classes": len(data.class_names)}
-            if tuple(given["sensor"]) != seen:
-                of = "{0} x {1}".format
-                words = f"{of(*seen)} pixels once they are prepared, and the network is for {of(*given['sensor'])}"
-                raise ValueError(f"recipe: model.sensor: recordings of {of(*recorded)} have {words}: leave it out")
-            options = self.data_options if seen == recorded else {**self.data_options, "sensor": list(recorded)}
-            return dataclasses.replace(self, model=given, data_options=options)
-        channels = sum(data.rows[name].shape[2] for name in data.features)
-        seen = {"in_channels": channels} if channels or "in_channels" in self.model else {}
-        whole = self.model.get("model") in ("PointUNetPlus", "point_unet_plus")
-        kinds = {"parts": [len(data.parts)]} if whole else {"classes": len(data.parts or data.class_names)}
-        options = self.data_options | ({"scales": dict(data.scales)} if data.scales else {})
-        return dataclasses.replace(self, model={**self.model, **kinds, **seen}, data_options=options)
+    def task_name(self) -> str:
+        """The name of the task: the recipe's, else that of its network and data."""
+        return task_name(self.model, self.data, self.task)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Recipe:
+    def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
+        """A recipe from what a YAML or JSON file says."""
         values = dict(values)
-        _known(values, cls, "recipe")
-        _check_kind("model", "dict | None", values.get("model"))
-        _check_kind("start", "str | None", values.get("start"))
-        if "model" not in (values.get("model") or {}):
-            if not values.get("start"):
+        model, start = values.get("model") or {}, values.get("start")
+        if isinstance(model, dict) and "model" not in model and not isinstance(start, int | float | list | dict):
+            if not start:
                 words = "give at least its name, model: {model: point_resnet_large}, or weights to begin with, start:"
                 raise ValueError(f"recipe: `model` is missing: {words}")
             from gridless.weights import read_about
 
-            values["model"] = {**read_about(values["start"])[1]["model"], **(values.get("model") or {})}
+            values["model"] = {**read_about(start)[1]["model"], **model}
         # As YAML reads what is written without quotation marks.
         if values.get("precision") == 32:
             values["precision"] = "32"
         if isinstance(values.get("frozen"), str):
             values["frozen"] = [values["frozen"]]
-        _check_kind("augment", "dict | None", values.get("augment"))
-        augment = dict(values.pop("augment", None) or {})
-        _known(augment, Policy, "recipe: augment")
-        for entry in dataclasses.fields(Policy):
-            if entry.name in augment and entry.name != "scale":
-                _check_kind(f"augment.{entry.name}", str(entry.type), augment[entry.name])
-        if "scale" in augment:
-            given = augment["scale"]
-            if not isinstance(given, (list, tuple)) or [type(v) in (int, float) for v in given] != [True, True]:
-                raise ValueError(f"recipe: augment.scale must be two numbers, such as [0.8, 1.25], not {given!r}")
-            augment["scale"] = tuple(float(v) for v in given)
-        return cls(augment=Policy(**augment), **values)
+        return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        values = dataclasses.asdict(self)
-        values["augment"]["scale"] = list(values["augment"]["scale"])
-        values["augment"] = {k: v for k, v in values["augment"].items() if v != math.inf}
-        return values
+        """Plain values, from which `from_dict` makes the same recipe."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        augment = dataclasses.asdict(self.augment)
+        augment["scale"] = list(augment["scale"])
+        values["augment"] = {k: v for k, v in augment.items() if v != math.inf}
+        return copy.deepcopy(values)
 
     def changed(self, **changes: Any) -> Recipe:
         """The same recipe with other values; `augment__shift=0.1` and `model__width=64` reach inside."""
-        values = self.to_dict()
-        for name, value in changes.items():
-            outer, _, inner = name.partition("__")
-            if inner:
-                _known({outer: value}, Recipe, "recipe")
-                if not isinstance(values[outer], dict):
-                    raise ValueError(f"recipe: {outer} is one value, without {inner!r} in it: give {outer}=VALUE")
-                values[outer] = {**values[outer], inner: value}
-            else:
-                values[outer] = value
-        return Recipe.from_dict(values)
+        return Recipe.from_dict(change(self.to_dict(), changes))
+
+    def fitted(self, **facts: Any) -> Recipe:
+        """The same recipe with facts that a task has found in the data: these are not validated again."""
+        return self.model_copy(update=facts)
 
     # What a run is made of.
 
@@ -265,52 +228,76 @@ class Recipe:
         )
 
 
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "true or false"),
-    "str": ((str,), "text"),
-    "list": ((list, tuple), "a list, [...]"),
-    "dict": ((dict,), "a mapping, {NAME: VALUE}"),
+# Fields that hold values by name.
+_WITH_NAMES = ("augment", "data_options", "model")
+
+
+def change(values: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a recipe with some changed; `augment__shift` and `model__width` reach inside."""
+    for name, value in changes.items():
+        outer, _, inner = name.partition("__")
+        if not inner:
+            values[outer] = value
+            continue
+        if outer not in Recipe.model_fields:
+            raise ValueError(_unknown("recipe", outer, Recipe))
+        if outer not in _WITH_NAMES:
+            raise ValueError(f"recipe: {outer} is one value, without {inner!r} in it: give {outer}=VALUE")
+        values[outer] = {**(values.get(outer) or {}), inner: value}
+    return values
+
+
+# What pydantic finds wrong with the type of a value -> what the value must be.
+_TYPES = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "list_type": "a list, [...]",
+    "dict_type": "a mapping, {NAME: VALUE}",
+    "is_instance_of": "a mapping, {NAME: VALUE}",
 }
-_RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
-    "clip": ("above 0", lambda value: value > 0),
-    "average": ("above 0 and below 1", lambda value: 0 < value < 1),
-    "norm_momentum": ("above 0 and at most 1", lambda value: 0 < value <= 1),
-    "epsilon": ("at least 0", lambda value: 0 <= value < math.inf),
-    "l2": ("at least 0", lambda value: 0 <= value < math.inf),
-    "weight_decay": ("at least 0", lambda value: 0 <= value < math.inf),
-    "smoothing": ("from 0 to 1", lambda value: 0 <= value <= 1),
-    "patience": ("at least 0", lambda value: value >= 0),
-    "seed": ("from -2^63 to 2^64 - 1", lambda value: -(2**63) <= value < 2**64),
-    "factor": ("above 0 and at most 1", lambda value: 0 < value <= 1),
-    "warm_up": ("at least 0", lambda value: 0 <= value < math.inf),
-    "floor": ("from 0 to 1", lambda value: 0 <= value <= 1),
-    "learning_rate": ("positive", lambda value: 0 < value < math.inf),
-    **dict.fromkeys(
-        ("points", "repeats", "epochs", "batch_size", "votes", "validate_every"),
-        ("at least 1", lambda value: value >= 1),
-    ),
-}
+_AUGMENT_SCALE = "two numbers, such as [0.8, 1.25]"
 
 
-def _check_kind(name: str, kind: str, value: Any) -> None:
-    """Refuse a value that is not of a field's type."""
-    types, words = _KINDS.get(kind.partition(" ")[0].partition("[")[0], ((type(value),), ""))
-    if type(value) not in types and not (value is None and "None" in kind):
-        raise ValueError(f"recipe: {name} must be {words}, not {value!r}")
+def _messages(error: ValidationError, within: str = "", kind: Any = Recipe, whole: Any = None) -> list[str]:
+    """Each mistake that pydantic found, once, as `recipe: NAME must be ..., not VALUE`."""
+    messages = list[str]()
+    for entry in error.errors():
+        inner = entry.get("ctx", {}).get("error")
+        name = ".".join(map(str, entry["loc"]))
+        if isinstance(inner, ValidationError):
+            messages += _messages(inner, f"{name}.", _Augment, entry["input"])
+        elif inner is not None:
+            messages.append(str(inner))
+        elif entry["type"] == "extra_forbidden":
+            messages.append(_unknown(f"recipe{f': {within[:-1]}' if within else ''}", name, kind))
+        elif within and entry["loc"][0] == "scale":
+            messages.append(f"recipe: augment.scale must be {_AUGMENT_SCALE}, not {whole['scale']!r}")
+        else:
+            must = _TYPES.get(entry["type"]) or _bounds(kind.model_fields[entry["loc"][0]])
+            messages.append(f"recipe: {within}{name} must be {must}, not {entry['input']!r}")
+    return list(dict.fromkeys(messages))
 
 
-def _one_of(name: str, value: Any, allowed: tuple) -> None:
-    if value not in allowed:
-        raise ValueError(f"recipe: {name} must be one of {', '.join(allowed)}, not {value!r}")
+def _unknown(where: str, name: str, kind: Any) -> str:
+    return f"{where}: unknown entry {name!r}: there are {', '.join(kind.model_fields)}"
 
 
-def _known(values: dict[str, Any], cls: type, what: str) -> None:
-    names = [f.name for f in dataclasses.fields(cls)]
-    for name in values:
-        if name not in names:
-            raise ValueError(f"{what}: unknown entry {name!r}: there are {', '.join(names)}")
+def _bounds(field: Any) -> str:
+    """What the values of a field must be: one of a few, or within bounds."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    choices = [choice for kind in kinds if getattr(kind, "__origin__", None) is Literal for choice in get_args(kind)]
+    if choices:
+        return f"one of {', '.join(map(str, choices))}"
+    metadata = [*field.metadata, *(entry for kind in kinds for entry in getattr(kind, "__metadata__", ()))]
+    metadata = [inner for entry in metadata for inner in (getattr(entry, "metadata", None) or [entry])]
+    names = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    bounds = {name: getattr(entry, name) for entry in metadata for name in names if hasattr(entry, name)}
+    if set(bounds) == {"ge", "le"}:
+        return f"from {bounds['ge']} to {bounds['le']}"
+    return " and ".join(f"{names[name]} {bound}" for name, bound in bounds.items())
 
 
 def available() -> dict[str, Path]:
@@ -318,8 +305,8 @@ def available() -> dict[str, Path]:
     return {path.stem: path for folder in FOLDERS if folder.is_dir() for path in sorted(folder.glob("*.yaml"))}
 
 
-def load_recipe(name: str | Path) -> Recipe:
-    """A recipe by the name of a shipped one, or by the path of a YAML file."""
+def load_recipe(name: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """A recipe by the name of a shipped one, or by the path of a YAML file, with `changes` as in `Recipe.changed`."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         known = available()
@@ -333,7 +320,7 @@ def load_recipe(name: str | Path) -> Recipe:
     values = read_yaml(path.read_bytes(), str(path))
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be a mapping of names to values")
-    return Recipe.from_dict(values)
+    return Recipe.from_dict(change(values, changes or {}))
 
 
 class _Plain(yaml.SafeLoader):

@@ -26,8 +26,9 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from gridless.backends import existing
 from gridless.data.files import check_below, locked, sweep, write_whole
+from gridless.tasks import find
 from gridless.training.callbacks import EpochBar, Interrupt, WholeCheckpoints
-from gridless.training.examples import Clouds, Recordings
+from gridless.training.examples import TrainingSet
 from gridless.training.module import Classifier
 from gridless.training.recipe import Recipe
 from gridless.weights import save
@@ -35,8 +36,8 @@ from gridless.weights import save
 
 def run(
     recipe: Recipe,
-    data: Clouds | Recordings,
-    valid: Clouds | Recordings | None,
+    data: TrainingSet,
+    valid: TrainingSet | None,
     out: Path,
     device: torch.device | str = "cpu",
     devices: int = 1,
@@ -48,6 +49,8 @@ def run(
     cache: Path = Path("cache"),
     callbacks: list[Callback] | None = None,
     held_out: Sequence[str] = (),
+    task: Any = None,
+    model: Any = None,
 ) -> dict[str, Any] | None:
     """Train by a recipe, write `out`/weights.* and `out`/results.json, and return the results.
 
@@ -68,12 +71,14 @@ def run(
         cache: the folder of geometry that is made offline.
         callbacks: further callbacks of Lightning's.
         held_out: the files that were held out, for the list `out`/split.txt.
+        task: the task; that of the recipe if left out.
+        model: the network of the recipe, if it is made already.
 
     Returns:
         The figures of the weights that were written; `history` has those of each epoch: train_loss, train_accuracy,
         learning_rate, and what was validated. None in processes but the first.
     """
-    device = existing(device)
+    device, task = existing(device), find(recipe.task_name) if task is None else task
     last = out / "checkpoints" / "last.ckpt"
     check_folder(out, resume)
     examples = _examples(data)
@@ -81,9 +86,9 @@ def run(
     if recipe.precision == "bf16" and device.type == "cpu":
         raise ValueError("recipe: precision: bf16 is for a GPU, and the CPU computes in 32 bits: --set precision=32")
     about = {"recipe": recipe.to_dict(), "examples": examples}
-    module = Classifier(recipe, data, valid, workers, cache, about)
+    module = Classifier(recipe, task, data, valid, workers, cache, about, model)
     for part in (data, *([] if valid is None else [valid])):
-        _check_classes(module.model, part)
+        task.check_data(module.model, part)
     out.mkdir(parents=True, exist_ok=True)
     # Of several processes, which share a folder, none holds it.
     with locked(out / ".lock", out) if devices * nodes == 1 else nullcontext():
@@ -124,13 +129,10 @@ def run(
             results: dict[str, Any] = {name: value for name, value in end.items() if name != "epoch"}
             results |= {"epochs": recipe.epochs, "examples": len(data), "seconds": time.perf_counter() - began}
             if place is not None and recipe.votes > 1:
-                best = place.probabilities(module.best, recipe).argmax(1)
-                results["valid_accuracy_by_votes"] = (best == place.labels).double().mean().item()
+                results["valid_accuracy_by_votes"] = task.evaluate(module.best, place, recipe)["accuracy"]
         results = _plain(results)
         split = "train" if valid is None else "fit"
-        about = {"class_names": data.class_names, "split": split, "recipe": recipe.to_dict(), "results": results}
-        if isinstance(data, Clouds):
-            about |= {name: list(said) for name, said in (("parts", data.parts), ("values", data.values)) if said}
+        about = {"task": task.name, **task.about(data), "split": split, "recipe": recipe.to_dict(), "results": results}
         save(module.best, out / "weights", **about)
         results["history"] = _plain(module.history)
         write_whole(out / "results.json", (json.dumps(results, indent=2) + "\n").encode())
@@ -157,7 +159,7 @@ def _tf32(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _examples(data: Clouds | Recordings) -> str:
+def _examples(data: TrainingSet) -> str:
     """How many training examples there are, and a digest of everything that is learned from."""
     names = [list(getattr(data, name, ())) for name in ("class_names", "rows", "features", "parts", "values")]
     digest = hashlib.blake2b(repr(names).encode(), digest_size=16)
@@ -166,19 +168,6 @@ def _examples(data: Clouds | Recordings) -> str:
         digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
         digest.update(values.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
     return f"{len(data)} {digest.hexdigest()}"
-
-
-def _check_classes(model: Any, data: Clouds | Recordings) -> None:
-    """Refuse examples of classes, or points of parts, that the network does not have."""
-    config, part = getattr(model, "config", {}), data.rows.get("part") if isinstance(data, Clouds) else None
-    found = {"classes": (data.labels if part is None else part, config.get("classes"))}
-    if "parts" in config:
-        found = {"categories": (data.labels, len(config["parts"])), "parts": (part, sum(config["parts"]))}
-    for name, (numbers, count) in found.items():
-        if numbers is not None and count is not None and numbers.numel() and int(numbers.max()) >= count:
-            setting, last = "parts" if "parts" in config else "classes", int(numbers.max())
-            words = f"the network has {count} {name}, and there is number {last}: at least {last + 1} are needed"
-            raise ValueError(f"recipe: model.{setting}: {words}")
 
 
 def check_folder(out: Path, resume: bool) -> None:

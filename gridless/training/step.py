@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +14,8 @@ from torch.nn.functional import cross_entropy
 from gridless.augment.stateless import keys
 from gridless.training.batch import Batch
 from gridless.training.captured import capture as captured
+from gridless.training.recipe import Recipe
 from gridless.training.schedule import set_rate
-
-if TYPE_CHECKING:
-    from gridless.training.recipe import Recipe
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager:
@@ -65,6 +63,7 @@ class TrainStep:
         average: kept up to date after every step.
         capture: capture the step as a graph; needs a CUDA device.
         backward: called with the loss, in place of its own `backward`.
+        task: says what the loss is, in place of the network or the cross entropy.
     """
 
     def __init__(
@@ -77,6 +76,7 @@ class TrainStep:
         average: Average | None = None,
         capture: bool = False,
         backward: Callable[[Tensor], Any] = Tensor.backward,
+        task: Any = None,
     ) -> None:
         self.model, self.optimiser, self.smoothing = model, optimiser, smoothing
         self.precision, self.clip, self.average, self.backward = precision, clip, average, backward
@@ -86,6 +86,7 @@ class TrainStep:
         if capture and self.device.type != "cuda":
             raise ValueError("capturing graphs needs a CUDA device: leave capture off")
         self.own_loss: Any = getattr(model, "loss", None)
+        self.task = task
         self.captured = captured(self.run) if capture else None
 
     def __call__(self, batch: Batch) -> None:
@@ -94,31 +95,38 @@ class TrainStep:
     def run(self, batch: Batch) -> None:
         """The step itself, launch by launch."""
         self.optimiser.zero_grad(set_to_none=True)
-        loss, logits = self._loss(batch)
+        loss, right, judged = self._loss(batch)
         self.backward(loss * batch.share)
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip, foreach=True)
         self.optimiser.step()
         with torch.no_grad():
             count = torch.full_like(loss, len(batch.labels))
-            judged = count if logits.ndim else _judged(batch, count)
-            right = (logits.argmax(1) == batch.labels).sum() if logits.ndim else logits / count * judged
+            if judged is None:
+                right, judged = -loss * count, count
             self.totals += torch.stack([loss * count, right, judged, count])
             if self.average is not None:
                 self.average.update()
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The loss, the network's own where it has one, and what accuracy is counted on: logits (B, classes), or a
-        number of a network that labels points and counts itself."""
+    def _loss(self, batch: Batch) -> tuple[Tensor, Any, Any]:
+        """The loss, and how many of how many items are right."""
         labels = batch.labels
         for part in self.frozen:
             part.eval()
         with autocast(self.device, self.precision):
+            if self.task is not None:
+                return self.task.loss(self.model, batch, self.smoothing)
             if self.own_loss is not None:
                 loss, logits = self.own_loss(batch.geometry, labels, self.smoothing)
-                return loss.float(), logits.float()
-            logits = self.model(batch.geometry).float()
-        return cross_entropy(logits, labels, label_smoothing=self.smoothing), logits
+            else:
+                logits = self.model(batch.geometry).float()
+                loss = cross_entropy(logits, labels, label_smoothing=self.smoothing)
+        count = torch.full_like(loss, len(labels), dtype=torch.float32)
+        if logits.ndim:
+            return loss.float(), (logits.argmax(1) == labels).sum(), count
+        # A network that labels points counts itself: the share that is right, times the number of examples.
+        judged = _judged(batch, count)
+        return loss.float(), logits.float() / count * judged, judged
 
     def read(self) -> tuple[float, float]:
         """Mean loss and accuracy since the last reading. Waits for the device."""

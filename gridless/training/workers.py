@@ -98,10 +98,10 @@ class _Drawn(Dataset):
 
 
 def precomputed(
-    recipe: Recipe, data: Any, plan: Any, folder: Path, workers: int = 0, ray: str | None = None
+    recipe: Recipe, task: Any, data: Any, plan: Any, folder: Path, workers: int = 0, ray: str | None = None
 ) -> Precomputed:
     """The geometry of a recipe's training examples (on the CPU), as the first `repeats` epochs draw them, in files."""
-    loader = data.loader(recipe, plan)
+    loader = task.loader(recipe, data, plan)
     drawn = _Drawn(loader, loader.data.tensors())
     # The key covers every example and label, so that none need be drawn to compare them.
     return Precomputed(drawn, folder, plan, recipe.repeats, recipe.seed, num_workers=workers, check=False, ray=ray)

@@ -1,0 +1,65 @@
+"""`gridless evaluate`: the figures of saved weights on a split of their data."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gridless.cli.options import (
+    Data,
+    Device,
+    OwnTask,
+    WeightsName,
+    check_held_out_list,
+    held_out_list,
+    pick_device,
+    weights_of,
+)
+from gridless.kernels.progress import shown
+
+
+def evaluate(
+    weights: WeightsName,
+    data: Data = None,
+    split: Annotated[str, typer.Option(help="test, train, fit or validation.")] = "test",
+    points: Annotated[list[int] | None, typer.Option(help="Use so many points; may be repeated, for a curve.")] = None,
+    votes: Annotated[
+        int | None, typer.Option(min=1, help="Views averaged per example; else as the weights were saved with.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples at a time.")] = None,
+    task: OwnTask = None,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Accuracy of saved weights on a split of their data set.
+
+    Where they were trained on examples of that split, the first line says so (in JSON, `seen_in_training`).
+    """
+    from gridless.training.evaluate import seen
+    from gridless.training.recipe import Recipe
+
+    model, kind = weights_of(weights, device, task)
+    options = {"points": points, "votes": votes if (votes or 1) > 1 else None}
+    kind.refuse("evaluate", {name: value for name, value in options.items() if value}, weights)
+    recipe = Recipe.from_dict({"model": model.config, **model.about.get("recipe", {})})
+    listed = held_out_list(Path(weights).parent) if recipe.data == "folder" else None
+    if listed is not None and data is not None and split in ("fit", "validation"):
+        check_held_out_list(listed, data, "bring them back, or give the folder that the run had (--data)")
+    most = recipe.changed(points=max(points)) if points else recipe
+    examples = kind.load(most, data, split, listed, model.about).to(pick_device(device))
+    results, known = {}, seen(model.about, split)
+    for count in points or [recipe.points]:
+        chosen = recipe.changed(points=count) if points else recipe
+        figures = kind.evaluate(model, examples, chosen, batch_size, votes, progress=True)
+        results[count] = figures | {"seen_in_training": known}
+    if as_json:
+        print(json.dumps(results if points else next(iter(results.values()))))
+        return
+    if known in ("all", "some"):
+        many = "these" if known == "all" else "most of these"
+        print(f"{shown(weights)} was trained on {many} examples: on unseen ones expect less")
+    for count, figures in results.items():
+        print(shown(kind.summary(figures, recipe.fitted(points=count))))

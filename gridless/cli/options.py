@@ -1,0 +1,101 @@
+"""Options that several commands share, and what they stand for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from gridless.backends import existing
+
+RecipeName = Annotated[str, typer.Argument(help="A shipped recipe's name, such as modelnet40-large, or a YAML file.")]
+WeightsName = Annotated[str, typer.Argument(help="Shipped weights by name, or the path of a .safetensors file.")]
+Data = Annotated[Path | None, typer.Option(help="The folder of the data set, unless it is generated.")]
+AllData = Annotated[bool, typer.Option("--all-data", help="Train on every example, none held out.")]
+Seed = Annotated[int | None, typer.Option(help="Instead of the recipe's.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the recipe; may be repeated.")]
+Repeats = Annotated[int | None, typer.Option(help="Epochs whose augmentations are kept offline; else the recipe's.")]
+Cache = Annotated[Path, typer.Option(help="The folder of geometry that is made offline.")]
+Workers = Annotated[
+    int | None, typer.Option(min=0, help="Processes that make geometry; else as many as there are threads.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Use only so many training examples, for a trial.")]
+Device = Annotated[str, typer.Option(help="cuda, cpu, or auto for a GPU where there is one.")]
+OwnTask = Annotated[
+    str | None, typer.Option("--task", help="A task of your own, FILE.py:CLASS, which runs that file; else as saved.")
+]
+
+
+def recipe_of(name: str, changes: list[str] | None, **more: Any) -> Any:
+    """A recipe with what the command line says of it, validated once."""
+    from gridless.training.recipe import load_recipe
+
+    chosen = dict(_assignment(change) for change in changes or [])
+    return load_recipe(name, chosen | {k: v for k, v in more.items() if v is not None})
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"--set takes NAME=VALUE, such as epochs=10 or augment.shift=0.1, not {text!r}")
+    from gridless.training.recipe import read_yaml
+
+    return name.strip().replace(".", "__"), read_yaml(value, f"--set {text}:")
+
+
+def weights_of(name: str, device: str, task: str | None) -> tuple[Any, Any]:
+    """The network of saved weights, and its task: one of gridless, or the one that the user gives."""
+    from gridless.tasks import find, load_task, task_name
+    from gridless.weights import load
+
+    model = load(name, pick_device(device))
+    if task is not None:
+        return model, load_task(task)
+    saved = task_name(model.config, task=model.about.get("task"))
+    return model, find(saved)
+
+
+def limited(data: Any, limit: int | None) -> Any:
+    """The whole training set, or `limit` examples of it, evenly spaced."""
+    if limit is None:
+        return data
+    return data.take(torch.linspace(0, len(data) - 1, min(limit, len(data))).long())
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Make a folder, before any work is done for it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        writable = os.access(folder, os.W_OK)
+    except OSError:
+        writable = False
+    if not writable:
+        raise OSError(f"{option} {folder}: nothing can be written in this folder: give another")
+
+
+def held_out_list(folder: Path) -> Path | None:
+    """The list of what a run in this folder held out, if there is one."""
+    return folder / "split.txt" if (folder / "split.txt").is_file() else None
+
+
+def check_held_out_list(listed: Path, data: Path, remedy: str) -> None:
+    """Refuse the list of another folder, or of one that has lost files."""
+    names = [name for name in listed.read_text("utf-8").split("\n") if name]
+    missing = [name for name in names if not (data / name).is_file()]
+    if data.is_dir() and (missing or not names):
+        problem = f"{len(missing)} of the {len(names)} files that it lists are not there"
+        problem += f", such as {missing[0]}" if missing else ""
+        raise ValueError(f"{listed}, what a run there held out, does not fit {data}: {problem}: {remedy}")
+
+
+def pick_device(name: str) -> torch.device:
+    """auto is a GPU where there is one; an explicit choice never falls back."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    kind, colon, number = name.partition(":")
+    if kind not in ("cpu", "cuda") or (colon and not number.isdecimal()):
+        raise ValueError(f"--device is cuda, cpu or auto, not {name!r}")
+    return existing(name)

@@ -1,0 +1,61 @@
+"""`gridless precompute`: the geometry of a recipe's examples, ahead of time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gridless.cli.options import (
+    AllData,
+    Cache,
+    Changes,
+    Data,
+    Limit,
+    RecipeName,
+    Repeats,
+    Seed,
+    Workers,
+    check_writable,
+    limited,
+    recipe_of,
+)
+from gridless.kernels.progress import shown
+
+
+def precompute(
+    recipe: RecipeName,
+    data: Data = None,
+    cache: Cache = Path("cache"),
+    all_data: AllData = False,
+    seed: Seed = None,
+    changes: Changes = None,
+    repeats: Repeats = None,
+    workers: Workers = None,
+    ray: Annotated[
+        str | None, typer.Option(help="The address of a Ray cluster that makes it instead, or auto.")
+    ] = None,
+    limit: Limit = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Make the geometry of a recipe's training examples, for `gridless train RECIPE --geometry offline`.
+
+    Give both the same data and settings. Files that exist are kept: what was interrupted goes on where it ended.
+    """
+    from gridless.tasks import load_task
+    from gridless.training.workers import precomputed, processes
+
+    chosen = recipe_of(recipe, changes, seed=seed, repeats=repeats)
+    check_writable(cache, "--cache")
+    task = load_task(chosen.task_name)
+    learn = limited(task.load(chosen, data, "train" if all_data else "fit"), limit)
+    chosen = task.fit(chosen, learn)
+    files = precomputed(chosen, task, learn, chosen.make_model().plan, cache, processes(workers), ray)
+    size = sum(path.stat().st_size for path in files.folder.iterdir())
+    if as_json:
+        facts = {"folder": str(files.folder), "examples": len(files), "repeats": files.repeats, "bytes": size}
+        print(json.dumps(facts))
+    else:
+        print(f"{len(files)} examples, {files.repeats} times each, {size / 1e6:,.1f} MB in {shown(files.folder)}")

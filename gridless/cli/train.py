@@ -1,0 +1,129 @@
+"""`gridless train`: train a network by a recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gridless.cli.options import (
+    AllData,
+    Cache,
+    Changes,
+    Data,
+    Device,
+    Limit,
+    RecipeName,
+    Repeats,
+    Seed,
+    Workers,
+    check_held_out_list,
+    check_writable,
+    held_out_list,
+    limited,
+    pick_device,
+    recipe_of,
+)
+
+
+def train(
+    recipe: RecipeName,
+    data: Data = None,
+    out: Annotated[Path, typer.Option(help="Where logs, checkpoints and weights go.")] = Path("runs/latest"),
+    all_data: AllData = False,
+    epochs: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
+    seed: Seed = None,
+    changes: Changes = None,
+    task: Annotated[
+        str | None, typer.Option(help="What is learned, else as the recipe says: FILE.py:CLASS runs a file of yours.")
+    ] = None,
+    geometry: Annotated[
+        str | None, typer.Option(help="online, workers or offline: where it is made; else as the recipe says.")
+    ] = None,
+    repeats: Repeats = None,
+    cache: Cache = Path("cache"),
+    workers: Workers = None,
+    device: Device = "auto",
+    devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device, on this machine.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")] = False,
+    checkpoint_steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps between checkpoints; else every 10 epochs.")
+    ] = None,
+    limit: Limit = None,
+) -> None:
+    """Train a network by a recipe; the weights end in OUT/weights.safetensors and OUT/weights.json.
+
+    Without --all-data a part of the training examples is held out and evaluated as training goes on: of named data sets
+    a fixed list; of your own folder (recipes own-*) whole sessions, where file names tell them, see OUT/split.txt.
+    The result is printed as one JSON object, alone on standard output; progress goes to standard error.
+    Ctrl-C leaves a checkpoint, from which --resume goes on as if nothing had happened.
+    """
+    from gridless.tasks import load_task
+    from gridless.training.run import check_folder, run
+
+    check_folder(out, resume)
+    place = pick_device(device)
+    chosen = recipe_of(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats, task=task)
+    if chosen.geometry == "offline":
+        check_writable(cache, "--cache")
+    kind = load_task(chosen.task_name)
+    listed = held_out_list(out)
+    if listed is not None and chosen.data == "folder" and data is not None:
+        check_held_out_list(listed, data, "remove it, or choose another folder (--out)")
+    learn, valid = load_run(kind, chosen, data, all_data, listed)
+    learn = limited(learn, limit)
+    chosen = kind.fit(chosen, learn)
+    model = chosen.make_model()
+    tell(kind.describe(chosen, learn, model))
+    held_out = [] if all_data or learn.listing is None else learn.listing.held_out
+    with naming(out):
+        result = run(
+            chosen, learn, valid, out, device=place, devices=devices, nodes=nodes, resume=resume,
+            checkpoint_steps=checkpoint_steps, workers=workers, cache=cache, held_out=held_out, task=kind, model=model,
+        )  # fmt: skip
+    if result is not None:
+        print(json.dumps({k: v for k, v in result.items() if k != "history"}))
+
+
+def load_run(task: Any, recipe: Any, data: Path | None, all_data: bool, listed: Path | None) -> tuple[Any, Any]:
+    """The training examples, and those that are held out: a folder is read once for both."""
+    from gridless.tasks.loading import divided
+
+    if all_data:
+        return task.load(recipe, data, "train", listed), None
+    if recipe.data == "folder":
+        whole = task.load(recipe, data, "train", listed)
+        if whole.listing is not None:
+            parts = divided(whole)
+            return parts["fit"], parts["validation"]
+    return task.load(recipe, data, "fit", listed), task.load(recipe, data, "validation", listed)
+
+
+def tell(lines: list[str]) -> None:
+    """Print lines about the data on standard error."""
+    from gridless.kernels.progress import shown
+
+    if lines:
+        print("\n".join(map(shown, lines)), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def naming(out: Path) -> Iterator[None]:
+    """Name the folder of a run if the disk is full, unless the error does, and say how to go on."""
+    from gridless.data.files import full
+
+    try:
+        yield
+    except OSError as error:
+        if full(error) is None or error.strerror != os.strerror(error.errno or 0):
+            raise
+        there = (out / "checkpoints" / "last.ckpt").is_file()
+        remedy = "go on from the last checkpoint with --resume" if there else "start again"
+        raise OSError(error.errno, f"{full(error)} while writing {out}: make room and {remedy}") from error

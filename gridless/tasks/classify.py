@@ -1,0 +1,215 @@
+"""Classification: one label for each cloud."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from gridless.data.prepare import Preparation, prepare, read_points, y_up
+from gridless.tasks.base import Loss, Prediction, Task
+from gridless.tasks.clouds import CloudTask, check_scale, preparation, views_of_cloud
+from gridless.tasks.loading import (
+    FOLDER,
+    SIZES,
+    check_kind,
+    check_labels,
+    folder_of,
+    generated,
+    made,
+    wrong_kind,
+)
+from gridless.training.batch import Batch
+from gridless.training.evaluate import probabilities
+from gridless.training.examples import Clouds, TrainingSet
+from gridless.training.recipe import Recipe
+from gridless.weights import class_names
+
+
+class NameExamples(Task):
+    """One class for each example: loss, scores and reports of clouds and of recordings."""
+
+    examples = "examples"
+    """What a report calls the examples."""
+
+    def views(self, recipe: Recipe, votes: int) -> Sequence[Any]:
+        """What is done to an example for each of the views whose probabilities are averaged."""
+        raise NotImplementedError
+
+    def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+        """The network's own loss if it has one, else the cross entropy."""
+        own = getattr(model, "loss", None)
+        if own is None:
+            logits = model(batch.geometry).float()
+            value = cross_entropy(logits, batch.labels, label_smoothing=smoothing)
+        else:
+            value, logits = own(batch.geometry, batch.labels, smoothing)
+        right = (logits.argmax(1) == batch.labels).sum()
+        return Loss(value.float(), right, torch.full_like(right, len(batch.labels)))
+
+    @torch.no_grad()
+    def score(self, model: Any, batch: Batch) -> Tensor:
+        """(B, 1): whether the class is right."""
+        return (model(batch.geometry).argmax(1) == batch.labels).double()[:, None]
+
+    def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
+        return {"accuracy": scores.mean().item()}
+
+    def check_data(self, model: Any, data: TrainingSet) -> None:
+        check_labels(data.labels, self.classes(getattr(model, "config", {})), "classes", "classes")
+
+    def probabilities(
+        self,
+        model: Any,
+        data: TrainingSet,
+        recipe: Recipe,
+        batch_size: int | None = None,
+        votes: int | None = None,
+        progress: bool = False,
+    ) -> Tensor:
+        """Class probabilities (N, classes), the mean over views of each example.
+
+        Args:
+            model: the network.
+            data: the examples.
+            recipe: says how they are prepared, and how many views there are.
+            batch_size: examples that are looked at together.
+            votes: views of each example; the recipe's if left out.
+            progress: show a bar.
+        """
+        views = self.views(recipe, votes or recipe.votes)
+        size = batch_size or 2 * recipe.batch_size
+        return probabilities(model, data, views, size, recipe.seed, recipe.precision, progress)
+
+    def evaluate(
+        self,
+        model: Any,
+        data: TrainingSet,
+        recipe: Recipe,
+        batch_size: int | None = None,
+        votes: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, Any]:
+        probability = self.probabilities(model, data, recipe, batch_size, votes, progress)
+        return report(probability, data.labels, data.class_names)
+
+    def summary(self, figures: Mapping[str, Any], recipe: Recipe) -> str:
+        what = self.examples.format(points=recipe.points)
+        mean = f"{figures['mean_class_accuracy']:.2%} as the mean over classes"
+        return f"{figures['accuracy']:.2%} of {figures['examples']} {what}, {mean}"
+
+    def prediction(self, model: Any, file: Path, probability: Tensor, top: int) -> Prediction:
+        """The most probable classes of a file."""
+        names = class_names(model, len(probability))
+        order = probability.argsort(descending=True).tolist()
+        line = ", ".join(f"{names[i]} {probability[i]:.1%}" for i in order[:top])
+        record = {"class": names[order[0]], "probabilities": dict(zip(names, probability.tolist()))}
+        return Prediction(f"{file}: {line}", {"file": str(file), **record})
+
+
+class Classify(NameExamples, CloudTask):
+    """One class for each cloud."""
+
+    name = "classify"
+    network = "a network that names whole clouds"
+    data = ("modelnet40", "shapes", FOLDER)
+    options = {
+        "evaluate": ("--points", "--votes"),
+        "predict": ("--points", "--up", "--keep-scale", "--votes"),
+    }
+    examples = "clouds of {points} points"
+
+    def load_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> TrainingSet:
+        import gridless.data as data
+
+        if recipe.data == "shapes":
+            up = options.pop("up", "y")
+            shapes = made(data.Shapes, options, (*SIZES, "up"), points=recipe.points, **generated(split, options))
+            return Clouds(y_up(shapes.coords, Preparation(up=up)), shapes.labels, list(shapes.class_names))
+        root = folder_of(recipe, path)
+        models = made(data.ModelNet40, options, root=root, split=split, points=recipe.points)
+        return Clouds(models.coords, models.labels, list(models.class_names))
+
+    def views(self, recipe: Recipe, votes: int) -> Sequence[Any]:
+        return views_of_cloud(votes)
+
+    def probabilities(
+        self,
+        model: Any,
+        data: TrainingSet,
+        recipe: Recipe,
+        batch_size: int | None = None,
+        votes: int | None = None,
+        progress: bool = False,
+    ) -> Tensor:
+        views = self.views(recipe, votes or recipe.votes)
+        first = data.first(recipe.points)
+        return probabilities(model, first, views, batch_size or 256, 0, recipe.precision, progress)
+
+    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
+        check_kind(file, recordings=False)
+        settings = {name: options[name] for name in ("points", "up", "keep_scale", "votes") if name in options}
+        try:
+            probability = classify(model, file, **settings)
+        except ValueError:
+            if _is_recording(file):
+                raise wrong_kind(file, recordings=False) from None
+            raise
+        return self.prediction(model, file, probability, options.get("top", 3))
+
+
+def classify(
+    model: Any,
+    file: str | Path,
+    points: int | None = None,
+    up: str | None = None,
+    keep_scale: bool = False,
+    votes: int | None = None,
+) -> Tensor:
+    """Probabilities (classes) of the cloud in a file, prepared as the training clouds were: y up, unit sphere.
+
+    Args:
+        model: a network from `gl.load`.
+        file: a cloud, or a mesh, from which points are drawn.
+        points: how many points are used; None: as many as in training.
+        up: the axis that points up in the file: x, y or z; None: as in training, or y.
+        keep_scale: do not centre and scale to the unit sphere.
+        votes: views whose probabilities are averaged; None: as the weights were saved with.
+    """
+    if not isinstance(file, str | Path):
+        words = "it takes the path of a file; points at hand are asked by model(model.plan(points))"
+        raise TypeError(f"classify: {words}, not {type(file).__name__}")
+    recipe = getattr(model, "about", {}).get("recipe", {})
+    points, how = points or int(recipe.get("points", 1024)), preparation(recipe, up, keep_scale)
+    device = next(model.parameters()).device
+    cloud = prepare(read_points(file, points, how), str(file), points, how, how.features).to(device)
+    check_scale(model.plan(cloud), str(file), how, stacklevel=3)
+    one = TrainingSet.of(cloud, torch.zeros(1, dtype=torch.int64, device=device), features=how.features)
+    return probabilities(model, one, views_of_cloud(votes or recipe.get("votes", 1)))[0].cpu()
+
+
+def report(probability: Tensor, labels: Tensor, names: Sequence[str]) -> dict[str, Any]:
+    """Accuracy, its mean over classes, and each class's own."""
+    correct = (probability.argmax(1) == labels).double().cpu()
+    labels = labels.cpu()
+    each = {name: correct[labels == i].mean().item() for i, name in enumerate(names) if bool((labels == i).any())}
+    mean = sum(each.values()) / max(len(each), 1)
+    return {"accuracy": correct.mean().item(), "mean_class_accuracy": mean, "examples": len(labels), "by_class": each}
+
+
+def _is_recording(file: Path) -> bool:
+    """Whether a file whose suffix is of both kinds holds events."""
+    from gridless.data import read_events
+    from gridless.data.folder import RECORDINGS
+
+    if file.suffix.lower() not in RECORDINGS:
+        return False
+    try:
+        read_events(file)
+    except ValueError:
+        return False
+    return True

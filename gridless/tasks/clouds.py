@@ -1,0 +1,198 @@
+"""What the tasks on point clouds share: folders of clouds, how files are prepared, and whether radii fit them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gridless.augment.policy import Policy
+from gridless.data.prepare import Preparation
+from gridless.geometry import nearest
+from gridless.plan import Plan
+from gridless.structures import Cloud, Edges, Geometry, collate
+from gridless.tasks.base import Task
+from gridless.tasks.loading import FOLDER, describe_folder, folder_of, folder_options, made, range_of, some_of
+from gridless.training.examples import TrainingSet
+from gridless.training.loader import Loader
+from gridless.training.recipe import Recipe
+
+# Points of the clouds that are evaluated at once: 256 clouds of 1,024.
+EVALUATED = 1 << 18
+# Neighbours in the first ball: fewer say little of the surface, more are slow and blur it.
+FEW, GOOD, MANY = 4, 12, 60
+
+
+class CloudTask(Task):
+    """A task on point clouds. Subclasses say what is learned of them."""
+
+    folder_label: str | None = None
+    """The option `label` of a folder that does not give it: None for one label for each cloud."""
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        for name in ("transforms", "prepare"):
+            if getattr(recipe, name):
+                raise ValueError(f"recipe: {name} is for recordings; what is done to clouds is said by augment")
+
+    def load(
+        self,
+        recipe: Recipe,
+        path: Path | None,
+        split: str,
+        held_out_list: Path | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> TrainingSet:
+        if recipe.data == FOLDER:
+            options = {"label": self.folder_label} if self.folder_label else {}
+            options |= folder_options(recipe, held_out_list, about)
+            data = _folder(recipe, folder_of(recipe, path), split, options)
+        else:
+            data = self.load_set(recipe, path, split, dict(recipe.data_options))
+        if not data.is_labelled:
+            words = "nothing can be learned or judged: give files with labels, or evaluate with --split validation"
+            raise ValueError(f"the points of {split!r} have no labels: {words}")
+        return data
+
+    def load_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> TrainingSet:
+        """A split of a data set that recipes name."""
+        raise NotImplementedError
+
+    def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
+        if recipe.data != FOLDER:
+            return recipe
+        channels = sum(data.rows[name].shape[1] for name in data.features)
+        facts = {"in_channels": channels} if channels or "in_channels" in recipe.model else {}
+        model = {**recipe.model, **self.outputs(data), **facts}
+        options = recipe.data_options | ({"scales": dict(data.scales)} if data.scales else {})
+        return recipe.fitted(model=model, data_options=options)
+
+    def outputs(self, data: TrainingSet) -> dict[str, Any]:
+        """The setting of a network that has an output for each thing that the data names."""
+        return {"classes": len(data.parts or data.class_names)}
+
+    def about(self, data: TrainingSet) -> dict[str, Any]:
+        facts = {"parts": data.parts, "values": data.values}
+        return super().about(data) | {name: list(values) for name, values in facts.items() if values}
+
+    def loader(
+        self,
+        recipe: Recipe,
+        data: TrainingSet,
+        plan: Plan,
+        train: bool = True,
+        batch_size: int | None = None,
+        **more: Any,
+    ) -> Loader:
+        data = data.first(recipe.points)
+        if not train:
+            longest = int(data.sizes.max()) if len(data) else 1
+            batch_size = batch_size or max(EVALUATED // max(longest, 1), recipe.batch_size)
+        return super().loader(recipe, data, plan, train, batch_size, **more)
+
+    def describe(self, recipe: Recipe, data: TrainingSet, model: Any) -> list[str]:
+        return [] if data.listing is None else [*describe_folder(data.listing), *describe_clouds(data, model)]
+
+
+def _folder(recipe: Recipe, path: Path, split: str, options: Mapping[str, Any]) -> TrainingSet:
+    """A split of a folder of clouds, by classes, or with the option `label` by the labels of points."""
+    from gridless.data.folder import CloudFolder
+
+    also = [entry.name for entry in fields(Preparation)]
+    folder = made(CloudFolder, options, also, root=path, split=split, progress=True, points=recipe.points)
+    numbers = {file: i for i, file in enumerate(folder.listing.files)}
+    return TrainingSet.of(
+        collate([folder.example(i) for i in range(len(folder))]),
+        folder.labels,
+        folder.class_names,
+        features=folder.how.features,
+        parts=folder.part_names,
+        values=folder.values,
+        files=torch.tensor([numbers[file] for file in folder.files]),
+        scales=folder.how.scales,
+        listing=folder.listing,
+    )
+
+
+def views_of_cloud(votes: int) -> list[Policy | None]:
+    """The cloud as it is, and then with another order of points and another size."""
+    return [None, *[Policy(shuffle=True, scale=(0.9, 1.1))] * (votes - 1)]
+
+
+def preparation(recipe: Mapping[str, Any], up: str | None = None, keep_scale: bool = False) -> Preparation:
+    """How files are prepared for weights of a recipe: as its data was, else y up, on the unit sphere."""
+    names = [entry.name for entry in fields(Preparation)]
+    known: dict[str, Any] = {k: v for k, v in recipe.get("data_options", {}).items() if k in names}
+    known |= {"up": up} if up else {}
+    known |= {"keep_scale": True} if keep_scale else {}
+    return Preparation(**known)
+
+
+def check_scale(geometry: Geometry, what: str, how: Preparation, stacklevel: int = 2) -> None:
+    """Warn if the first search finds no neighbour for most points: too sparse, or on another scale than the radius.
+
+    `how` says how the cloud was prepared, `stacklevel` whose line the warning names, as of `warnings.warn`.
+    """
+    first = next(value for value in geometry.values() if isinstance(value, Edges))
+    lonely = (first.counts <= 1).double().mean().item()
+    if lonely > 0.5:
+        scaled = not (how.keep_scale or how.block)
+        hint = "is too sparse: use more points" if scaled else "is too sparse, or in other units than those of training"
+        words = f"{lonely:.0%} of the points have no neighbour within the network's first radius: the cloud {hint}"
+        warnings.warn(f"{what}: {words}", stacklevel=stacklevel)
+
+
+def describe_clouds(data: TrainingSet, model: Any) -> list[str]:
+    """Lines that say how many points there are, and what the plan makes of some clouds; warnings last."""
+    lines = [f"{len(data)} examples to learn from, points each: {range_of(data.sizes)}"]
+    if data.parts:
+        # Those without a label, -1, are the last.
+        share = data.rows["part"].remainder(len(data.parts) + 1).bincount(minlength=len(data.parts) + 1)
+        named = zip([*data.parts, "without a label"], (share / data.sizes.sum()).tolist())
+        lines.append("points: " + ", ".join(f"{name} {s:.1%}" for name, s in named if name in data.parts or s))
+    some = some_of(data)
+    drawn = data.cut(some)
+    for name in data.features:
+        values = drawn.rows[name]
+        lines.append(f"feature {name}: mean {values.mean():.3g}, standard deviation {values.std(correction=0):.3g}")
+    cloud = data.draw(None, 0, 0, some)
+    return lines + _describe_balls(cloud, model)
+
+
+def _describe_balls(cloud: Cloud, model: Any) -> list[str]:
+    """How many neighbours each ball has on average, and a warning if the first has too few or too many."""
+    geometry, lines = model.plan(cloud), []
+    balls = [(name, step) for name, step in model.plan.steps.items() if step.op == "ball"]
+    for name, step in balls:
+        edges: Edges = geometry[name]
+        radius = float(dict(step.settings)["radius"])
+        words = f"  {name} ball({', '.join(step.inputs)}, radius={radius:.4g})"
+        lines.append(f"{words}: {edges.counts.double().mean():.1f} neighbours on average")
+    name, step = balls[0]
+    mean, radius = geometry[name].counts.double().mean().item(), float(dict(step.settings)["radius"])
+    if FEW <= mean <= MANY:
+        return lines
+    number = "few" if mean < FEW else "many"
+    warning = f"warning: {mean:.1f} neighbours within the first radius, {radius:g}, are {number}"
+    count, wanted = _radius(cloud)
+    if wanted:
+        sized = {k: v for k, v in model.config.items() if k in ("radius", "stem_radius", "spacing")}
+        change = " ".join(f"--set model.{k}={v * wanted / radius:.3g}" for k, v in sized.items())
+        return [*lines, f"{warning}: about {count} are within {wanted:.3g}: {change}"]
+    return [*lines, f"{warning}: most {'clouds have a single point' if count < 2 else 'points are at one place'}"]
+
+
+def _radius(cloud: Cloud) -> tuple[int, float]:
+    """How many neighbours a good ball has in a typical example, and the median distance to the last of them, or 0."""
+    count = min(GOOD, int(cloud.sizes.median()))
+    apart = []
+    for one in cloud.examples:
+        if len(one) >= count:
+            near = one.coords[nearest(one, one, count).source.long()].view(-1, count, one.dim)
+            apart.append((near - one.coords[:, None]).norm(dim=2).max(1).values)
+    distance = torch.cat(apart)
+    distance = distance[distance > 0]
+    return count, distance.median().item() if len(distance) else 0.0

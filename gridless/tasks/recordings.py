@@ -1,0 +1,251 @@
+"""Classification of recordings: one label for each, by event networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gridless.augment import events as augment
+from gridless.augment.events import Chain, EventTransform, StartAtZero
+from gridless.augment.policy import Policy
+from gridless.kernels.threads import in_threads
+from gridless.plan import Plan
+from gridless.structures import Events, collate
+from gridless.tasks.base import Prediction
+from gridless.tasks.classify import NameExamples
+from gridless.tasks.loading import (
+    FOLDER,
+    SIZES,
+    check_kind,
+    describe_folder,
+    folder_of,
+    folder_options,
+    generated,
+    made,
+    range_of,
+    some_of,
+)
+from gridless.training.examples import TrainingSet
+from gridless.training.loader import Loader
+from gridless.training.recipe import Recipe
+
+# Recordings that are read from files at a time, by one thread.
+CHUNK = 64
+
+
+def _from_zero(train: bool) -> Chain:
+    return Chain((StartAtZero(),))
+
+
+# name -> (class in gridless.data, what the paper does to its recordings)
+SETS: dict[str, tuple[str, Callable[[bool], Chain]]] = {
+    "n_mnist": ("NMNIST", augment.n_mnist),
+    "mnist_dvs": ("MNISTDVS", augment.mnist_dvs),
+    "cifar10_dvs": ("CIFAR10DVS", augment.cifar10_dvs),
+    "n_caltech101": ("NCaltech101", augment.n_caltech101),
+    "asl_dvs": ("ASLDVS", augment.asl_dvs),
+    "n_cars": ("NCars", _from_zero),
+    "glyphs": ("MovingGlyphs", _from_zero),
+}
+
+
+class ClassifyRecordings(NameExamples):
+    """One class for each recording of an event camera."""
+
+    name = "recordings"
+    network = "a network that names recordings"
+    data = (*SETS, FOLDER)
+    options = {"evaluate": ("--votes",), "predict": ("--votes", "--repair")}
+    examples = "recordings"
+
+    def check_recipe(self, recipe: Recipe) -> None:
+        if recipe.augment != Policy():
+            raise ValueError("recipe: augment is for clouds; what is done to recordings is said by transforms")
+        for entry in [*(recipe.transforms or ()), *recipe.prepare]:
+            transform_of(entry)
+
+    def load(
+        self,
+        recipe: Recipe,
+        path: Path | None,
+        split: str,
+        held_out_list: Path | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> TrainingSet:
+        import gridless.data as data
+
+        if recipe.data == FOLDER:
+            options = folder_options(recipe, held_out_list, about)
+            return _folder(recipe, folder_of(recipe, path), split, options)
+        options = dict(recipe.data_options)
+        if recipe.data == "glyphs":
+            glyphs = made(data.MovingGlyphs, options, SIZES, **generated(split, options))
+            events = Events(glyphs.pixel, glyphs.time, glyphs.polarity, glyphs.splits, glyphs.sensor)
+            return TrainingSet.of(events, glyphs.labels, glyphs.class_names)
+        kind = getattr(data, SETS[recipe.data][0])
+        return read(made(kind, options, root=folder_of(recipe, path), split=split))
+
+    def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
+        if recipe.data != FOLDER:
+            return recipe
+        recorded = data.events.sensor
+        prepared = prepared_sensor(recipe, recorded)
+        model = {"sensor": list(prepared), **recipe.model, "classes": len(data.class_names)}
+        if tuple(model["sensor"]) != prepared:
+            of = "{0} x {1}".format
+            words = f"{of(*prepared)} pixels once they are prepared, and the network is for {of(*model['sensor'])}"
+            raise ValueError(f"recipe: model.sensor: recordings of {of(*recorded)} have {words}: leave it out")
+        options = recipe.data_options if prepared == recorded else {**recipe.data_options, "sensor": list(recorded)}
+        return recipe.fitted(model=model, data_options=options)
+
+    def augment(self, recipe: Recipe, train: bool) -> Chain:
+        return chain(recipe, train)
+
+    def views(self, recipe: Recipe, votes: int) -> Sequence[Any]:
+        """All views but the first are augmented."""
+        return [chain(recipe, train=vote > 0) for vote in range(votes)]
+
+    def loader(
+        self,
+        recipe: Recipe,
+        data: TrainingSet,
+        plan: Plan,
+        train: bool = True,
+        batch_size: int | None = None,
+        **more: Any,
+    ) -> Loader:
+        size = batch_size or (recipe.batch_size if train else 2 * recipe.batch_size)
+        return super().loader(recipe, data, plan, train, size, **more)
+
+    def describe(self, recipe: Recipe, data: TrainingSet, model: Any) -> list[str]:
+        if data.listing is None:
+            return []
+        return [*describe_folder(data.listing), *_describe(recipe, data, model)]
+
+    def predict(self, model: Any, file: Path, options: Mapping[str, Any]) -> Prediction:
+        check_kind(file, recordings=True)
+        settings = {name: options[name] for name in ("repair", "votes") if name in options}
+        return self.prediction(model, file, classify_events(model, file, **settings), options.get("top", 3))
+
+
+def read(data: Any) -> TrainingSet:
+    """Every recording of a data set with `batch(rows)`, `labels` and `class_names`; its transform is not used."""
+    rows = np.arange(len(data))
+    # Packs are in memory already.
+    pieces = 1 if data.pack is not None else max(1, -(-len(data) // CHUNK))
+    parts = in_threads(data.batch, [(part,) for part in np.array_split(rows, pieces)])
+    return TrainingSet.of(parts[0] if len(parts) == 1 else collate(parts), data.labels, data.class_names)
+
+
+def _folder(recipe: Recipe, path: Path, split: str, options: dict[str, Any]) -> TrainingSet:
+    from gridless.data.folder import EventFolder
+
+    # If preparation makes another sensor, the network's is not that of the files.
+    same = prepared_sensor(recipe, _ANY_SENSOR) == _ANY_SENSOR
+    options = {"sensor": recipe.model.get("sensor") if same else None, **options}
+    folder = made(EventFolder, options, root=path, split=split, progress=True)
+    numbers = {file: i for i, file in enumerate(folder.listing.files)}
+    files = torch.tensor([numbers[file] for file in folder.files])
+    return TrainingSet.of(folder.batch(), folder.labels, folder.class_names, files=files, listing=folder.listing)
+
+
+def chain(recipe: Recipe, train: bool) -> Chain:
+    """What is done to a recording: augmentation (the recipe's, or else the data set's), then preparation (both's)."""
+    whole = SETS["glyphs" if recipe.data not in SETS else recipe.data][1]
+    own = whole(False).steps
+    altered: Iterable[EventTransform] = ()
+    if train and recipe.transforms is None:
+        steps = whole(True).steps
+        altered = steps[: len(steps) - len(own)]
+    elif train:
+        altered = map(transform_of, recipe.transforms or ())
+    return Chain((*altered, *map(transform_of, recipe.prepare), *own))
+
+
+_ANY_SENSOR = (1 << 20, 1 << 20)
+
+
+def prepared_sensor(recipe: Recipe, sensor: Sequence[int]) -> tuple[int, int]:
+    """The sensor (width, height) that recordings of the given one have once they are prepared."""
+    return chain(recipe, train=False)(Events.of([], tuple(sensor))).sensor  # type: ignore[arg-type]
+
+
+def transform_of(entry: Any) -> EventTransform:
+    """An event transform from a recipe: `ReverseTime`, or `{Zoom: [0.85, 1.2]}` with its arguments in order."""
+    name, arguments = next(iter(entry.items())) if isinstance(entry, dict) and len(entry) == 1 else (entry, [])
+    known = {k: v for k, v in vars(augment).items() if isinstance(v, type) and issubclass(v, EventTransform)}
+    known = {k: v for k, v in known.items() if k not in ("EventTransform", "Chain")}
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"recipe: transforms: no event transform {name!r}: there are {', '.join(sorted(known))}")
+    try:
+        return known[name](*(arguments if isinstance(arguments, list) else [arguments]))
+    except TypeError as error:
+        raise ValueError(f"recipe: transforms: {name}: {error}") from None
+
+
+def _describe(recipe: Recipe, data: TrainingSet, model: Any) -> list[str]:
+    """Lines that say how many events there are, and how many are left at each level; warnings last."""
+    events = data.events
+    # A folder refuses recordings without events.
+    length = events.time[data.splits[1:] - 1] - events.time[data.splits[:-1]]
+    lines = [
+        f"{len(data)} recordings to learn from, {events.sensor[0]} x {events.sensor[1]} pixels",
+        f"events each: {range_of(data.sizes)}; milliseconds each: {range_of(length / 1000)}",
+    ]
+    geometry = model.plan(data.draw(chain(recipe, train=False), 0, 0, some_of(data)))
+    streams = [(name, step) for name, step in model.plan.steps.items() if step.op in ("events", "lif")]
+    for name, step in streams:
+        lines.append(f"  {name} {step.op}: {range_of(geometry[name].sizes)} events")
+    if geometry[streams[-1][0]].sizes.median() < 1:
+        change = f"--set model.threshold={model.config['threshold'] / 2:g}, or --set model.levels=..."
+        lines.append(f"warning: most recordings leave no event for the last level: {change}")
+    return lines
+
+
+def classify_events(model: Any, file: str | Path, repair: str | Sequence[str] = (), votes: int | None = None) -> Tensor:
+    """Probabilities (classes) of the recording in a file, prepared as those of the training set were.
+
+    Args:
+        model: a network from `gl.load`.
+        file: the recording.
+        repair: how a damaged one is mended, as in `read_events`; if none is given, as in training.
+        votes: views whose probabilities are averaged; None: as the weights were saved with.
+    """
+    from gridless.data import read_events
+
+    recipe = Recipe.from_dict(getattr(model, "about", {}).get("recipe") or {"model": model.config, "data": "glyphs"})
+    repair, sensor = repair or recipe.data_options.get("repair", ()), recorded_sensor(model, recipe)
+    events = read_events(file, sensor if "drop" in repair else None, repair)
+    events = fitted(events, sensor, str(file))
+    if not len(events):
+        raise ValueError(f"{file}: there is no event in it")
+    data = TrainingSet.of(events, torch.zeros(1, dtype=torch.int64)).to(next(model.parameters()).device)
+    return ClassifyRecordings().probabilities(model, data, recipe, 1, votes)[0].cpu()
+
+
+def recorded_sensor(model: Any, recipe: Recipe) -> tuple[int, int]:
+    """The camera whose recordings the network was trained on, before they were prepared."""
+    import gridless.data as data
+
+    sensor = tuple(model.config["sensor"])
+    if recipe.data not in SETS:
+        known = tuple(recipe.data_options.get("sensor") or sensor)
+    else:
+        known = getattr(getattr(data, SETS[recipe.data][0]), "sensor", sensor)
+    # If preparation pools pixels, the network's own sensor is smaller than the camera.
+    return known if prepared_sensor(recipe, known) == sensor else sensor
+
+
+def fitted(events: Events, sensor: tuple[int, int], what: str) -> Events:
+    """The same events on the network's camera, if all of them lie on it."""
+    if len(events) and not bool((events.pixel < torch.tensor(sensor)).all()):
+        raise ValueError(
+            f"{what}: recorded with {events.sensor[0]} x {events.sensor[1]} pixels, but the network is for "
+            f"{sensor[0]} x {sensor[1]}: cut out or pool pixels first (gridless.augment), or train a network for it"
+        )
+    return events._changed(sensor=sensor)

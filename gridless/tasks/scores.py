@@ -1,0 +1,49 @@
+"""Intersection over union of labels of points, as the field counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def overlaps(predicted: Tensor, part: Tensor, example: Tensor, count: int, kinds: int) -> tuple[Tensor, Tensor]:
+    """Points in the intersection and in the union of each of `kinds` parts, in each of `count` examples."""
+    if len(part) and int(part.max()) >= kinds:
+        raise ValueError(f"points have the part {int(part.max())}, but the network has {kinds}, numbered from 0")
+
+    def counted(values: Tensor, rows: Tensor) -> Tensor:
+        return torch.bincount(rows * kinds + values, minlength=count * kinds).view(count, kinds).double()
+
+    right = predicted == part
+    common = counted(part[right], example[right])
+    return common, counted(predicted, example) + counted(part, example) - common
+
+
+def mean_overlap(common: Tensor, union: Tensor, names: Sequence[str]) -> dict[str, float]:
+    """Intersection over union of each class that occurs, by name."""
+    known = names if len(names) == len(union) else [str(k) for k in range(len(union))]
+    return {known[k]: (common[k] / union[k]).item() for k in range(len(union)) if union[k] > 0}
+
+
+def shape_ious(predicted: Tensor, part: Tensor, example: Tensor, category: Tensor, parts: Sequence[int]) -> Tensor:
+    """Of each shape (B) float64, the mean over the parts of its category of intersection over union.
+
+    A part that is neither there nor predicted counts 1. Points (S) have a predicted and a right part and an example;
+    examples (B) a category; category k has parts[k] parts, numbered through.
+    """
+    common, union = overlaps(predicted, part, example, len(category), sum(parts))
+    iou = torch.where(union > 0, common / union, 1.0)
+    owner = torch.repeat_interleave(torch.arange(len(parts)), torch.tensor(parts)).to(category.device)
+    mine = owner == category[:, None]
+    return (iou * mine).sum(1) / mine.sum(1)
+
+
+def mean_ious(ious: Tensor, category: Tensor, names: Sequence[str]) -> dict[str, Any]:
+    """Instance mIoU, the mean over all shapes; category mIoU, the mean of the means of the categories; and those."""
+    ious, category = ious.cpu(), category.cpu()
+    each = {name: ious[category == k].mean().item() for k, name in enumerate(names) if bool((category == k).any())}
+    mean = sum(each.values()) / max(len(each), 1)
+    return {"instance_iou": ious.mean().item(), "category_iou": mean, "examples": len(ious), "by_category": each}
