@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from gridless.training import Average, Clouds, Recipe, accuracy
-from gridless.training.examples import views_of_cloud
+from gridless.tasks import find
+from gridless.tasks.clouds import views_of_cloud
+from gridless.training import Average, Recipe, TrainingSet, accuracy
 from gridless.training.step import begin_step, make_step
 
 
@@ -19,7 +20,7 @@ class Run:
     """A run in progress: network, optimiser, step, loader and schedule, as the recipe says, on the data's device."""
 
     recipe: Recipe
-    data: Clouds
+    data: TrainingSet
 
     def __post_init__(self) -> None:
         recipe, device = self.recipe, self.data.labels.device
@@ -27,9 +28,9 @@ class Run:
         self.optimiser = recipe.make_optimiser(self.model)
         self.average = Average(self.model, recipe.average) if recipe.average else None
         self.schedule = recipe.make_schedule()
-        self.step = make_step(recipe, self.model, self.optimiser, self.average)
-        plan: Any = self.model.plan
-        self.loader = self.data.loader(recipe, plan, epochs=recipe.epochs)
+        task = find(recipe.task_name)
+        self.step = make_step(recipe, self.model, self.optimiser, self.average, loss=task.loss)
+        self.loader = task.loader(recipe, self.data, self.model.plan, epochs=recipe.epochs)
 
     def epoch(self, epoch: int) -> None:
         """One pass; nothing waits for the device."""
@@ -46,7 +47,10 @@ class Run:
 
 
 def fit(
-    recipe: Recipe, data: Clouds, valid: Clouds | None = None, report: Callable[[dict[str, Any]], None] | None = None
+    recipe: Recipe,
+    data: TrainingSet,
+    valid: TrainingSet | None = None,
+    report: Callable[[dict[str, Any]], None] | None = None,
 ) -> tuple[nn.Module, list[dict[str, Any]]]:
     """Train on clouds, on their device: the network to ship, and what happened."""
     run = Run(recipe, data)

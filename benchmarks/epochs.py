@@ -22,8 +22,8 @@ from common import RESULTS, keep, machine
 from direct import Run
 from peers_points import DGCNN, PYG, PointNet2
 
+from gridless.tasks.loading import load_data
 from gridless.training import Clouds, Policy, load_recipe
-from gridless.training.examples import load_clouds
 from gridless.training.step import begin_step
 
 CUDA = torch.cuda.is_available()
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--peer-batches", type=int, nargs="+", default=[32, 128])
     parser.add_argument("--out", type=Path, default=RESULTS / "epochs.json")
     arguments = parser.parse_args()
-    clouds = load_clouds("modelnet40", arguments.data, "train").to("cuda" if CUDA else "cpu")
+    clouds = load_data(load_recipe("modelnet40-small"), arguments.data, "train").to("cuda" if CUDA else "cpu")
     if arguments.limit:
         clouds = clouds.take(torch.arange(arguments.limit))
     if CUDA:

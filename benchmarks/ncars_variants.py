@@ -117,7 +117,7 @@ def work(number: int, jobs: Any, done: Any, options: argparse.Namespace) -> None
 
     from gridless.data import NCars
     from gridless.data.archives import Archive
-    from gridless.training.examples import Recordings
+    from gridless.training.examples import TrainingSet
     from gridless.training.run import run
 
     torch.set_num_threads(1)
@@ -125,7 +125,7 @@ def work(number: int, jobs: Any, done: Any, options: argparse.Namespace) -> None
         folds = torch.from_numpy(arrays["folds"])
         pack = Archive(*(arrays[name] for name in PACKED), NCars.sensor)
     events = pack.events(np.arange(len(pack)))
-    whole = Recordings.of(events, torch.from_numpy(pack.label), NCars.class_names)
+    whole = TrainingSet.of(events, torch.from_numpy(pack.label), NCars.class_names)
     if options.limit:
         rows = torch.linspace(0, len(whole) - 1, min(options.limit, len(whole))).long()
         folds, whole = folds[rows], whole.take(rows)

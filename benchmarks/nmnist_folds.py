@@ -27,20 +27,21 @@ def one(fold: int, arguments: argparse.Namespace) -> None:
     """Train on the other folds; writes OUT/fold-N/fold.json with the predictions on this one."""
     import torch
 
+    from gridless.cli.options import assignment, pick_device
     from gridless.data.splits import folds
+    from gridless.tasks import find
     from gridless.training import load_recipe
-    from gridless.training.commands import _assignment, pick_device
-    from gridless.training.examples import load_data
     from gridless.training.run import run
     from gridless.weights import load
 
     device = pick_device(arguments.device)
     if device.type == "cpu":
         torch.set_num_threads(1)
-    changes: dict[str, Any] = dict(_assignment(c) for c in arguments.changes)
+    changes: dict[str, Any] = dict(assignment(c) for c in arguments.changes)
     recipe = load_recipe(arguments.recipe)
     recipe = recipe.changed(**{"seed": recipe.seed + fold, **changes})
-    data = load_data(recipe, arguments.data, "train")
+    task = find(recipe.task_name)
+    data = task.load(recipe, arguments.data, "train")
     if arguments.limit:
         data = data.take(torch.arange(min(arguments.limit, len(data))))
     which = torch.from_numpy(folds(data.labels.numpy(), arguments.folds))
@@ -50,7 +51,7 @@ def one(fold: int, arguments: argparse.Namespace) -> None:
     assert results is not None
     model = load(out / "weights", device)
     mine = data.take(held).to(device)
-    best = mine.probabilities(model, recipe).argmax(1)
+    best = task.probabilities(model, mine, recipe).argmax(1)
     entry = {
         "fold": fold,
         "accuracy": (best == mine.labels).double().mean().item(),

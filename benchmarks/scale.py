@@ -425,8 +425,7 @@ def precomputing(scans: str, processes: list[int], seconds: float) -> Rows:
 def trained(scans: str, device: str, epochs: int) -> Rows:
     """The recipe's mIoU, and what a held-out scan takes, searches, sampling and network."""
     from gridless.cli.main import main as command
-    from gridless.training.evaluate import judged
-    from gridless.training.examples import load_data
+    from gridless.tasks.segment import LabelScenes
     from gridless.training.recipe import load_recipe
     from gridless.weights import load
 
@@ -441,7 +440,8 @@ def trained(scans: str, device: str, epochs: int) -> Rows:
     if on_gpu:
         result["peak on the GPU in training, MiB"] = torch.cuda.max_memory_allocated() >> 20
     for split in ("fit", "validation"):
-        score = judged(model, load_data(recipe, scans, split).to(device), recipe, 1)
+        task = LabelScenes()
+        score = task.evaluate(model, task.load(recipe, Path(scans), split).to(device), recipe, 1)
         result[split] = {"scans": score["examples"], "mIoU": score["mean_iou"], "accuracy": score["accuracy"]}
     data, times = gl.data.SemanticKITTI(scans, "validation", grid=GRID), []
     clouds = [turned(data.example(i), HOW, "a scan").to(device) for i in range(len(data))]

@@ -25,8 +25,7 @@ sys.path.insert(0, str(ROOT))
 from gridless.models.events import EventCounts, VoxelHead  # noqa: E402
 from gridless.nn.conv import FeaturelessConv, PointConv  # noqa: E402
 from gridless.nn.events import VoxelMerge  # noqa: E402
-from gridless.training.evaluate import judged  # noqa: E402
-from gridless.training.examples import load_data  # noqa: E402
+from gridless.tasks import find  # noqa: E402
 from gridless.training.recipe import Recipe  # noqa: E402
 from gridless.weights import SHIPPED, load, save  # noqa: E402
 
@@ -72,19 +71,20 @@ def tried(model: nn.Module, recipe: Recipe, data: Path, examples: int) -> tuple[
 
     Of a network that finds parts, instance and category mIoU instead, to a tenth of a percent.
     """
-    whole = load_data(recipe, data, "train")
+    task = find(recipe.task_name)
+    whole = task.load(recipe, data, "train")
     # Spread over the whole, as examples of a class follow each other.
     some, few = (whole.take(torch.linspace(0, len(whole) - 1, min(n, len(whole))).long()) for n in (examples, 64))
-    batch = next(iter(few.loader(recipe, model.plan, train=False)))  # type: ignore
-    if "parts" not in recipe.model:
+    batch = next(iter(task.loader(recipe, few, model.plan, train=False)))  # type: ignore
+    if hasattr(task, "probabilities"):
         facts = multiply_adds(model, batch.geometry)
         if "multiply-adds of a prediction" in facts:
             share = facts["multiply-adds of a prediction"] * len(whole) / len(whole.events)  # type: ignore[union-attr]
             facts["multiply-adds per event, one prediction for each recording"] = (
                 facts["multiply-adds per event"] + share
             )
-        return some.probabilities(model, recipe).argmax(1), facts
-    found = judged(model, some, recipe)
+        return task.probabilities(model, some, recipe).argmax(1), facts
+    found = task.evaluate(model, some, recipe)
     figures = torch.tensor([found["instance_iou"], found["category_iou"]]).mul(1e3).round()
     return figures, multiply_adds(model, batch.geometry, batch.labels)
 

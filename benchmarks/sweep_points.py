@@ -86,16 +86,16 @@ def one(name: str, folder: Path, source: str, epochs: int | None, device: str, l
     import torch
     from direct import fit
 
+    from gridless.tasks.loading import load_data
     from gridless.training import load_recipe
     from gridless.training.evaluate import probabilities
-    from gridless.training.examples import load_clouds
 
     variant, _, seed = name.partition("@")
     base, changes = VARIANTS[variant]
     recipe = load_recipe(base).changed(**{**changes, **({"epochs": epochs} if epochs else {}), "seed": int(seed or 0)})
     if device == "cpu":
         torch.set_num_threads(1)
-    data = load_clouds("modelnet40", source, "train", recipe.points)
+    data = load_data(recipe, source, "train")
     held_out = torch.zeros(len(data), dtype=torch.bool)
     for label in range(len(data.class_names)):
         held_out[(data.labels == label).nonzero()[::4, 0]] = True

@@ -47,7 +47,8 @@ _LAZY: dict[str, str] = {
     "write_events": "gridless.data.readers.events",
 }
 _MODULES = (
-    "augment", "compat", "data", "geometry", "live", "models", "nn", "ops", "pictures", "scenes", "training",
+    "augment", "compat", "data", "geometry", "live", "models", "nn", "ops", "pictures", "scenes", "tasks",
+    "training",
     # Former names of modules, which still work.
     "pyg", "streaming", "torch_cluster",
 )  # fmt: skip
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
         plan,
         scenes,
         structures,
+        tasks,
         training,
         weights,
     )

@@ -58,7 +58,7 @@ def parts(data: str, weights: str) -> None:
     """Shapes of eight categories, every point in the colour of the part that a network finds."""
     import matplotlib.pyplot as plt
 
-    from gridless.training.predict import COLOURS
+    from gridless.tasks.labelled import COLOURS
 
     model, shapes = gl.load(weights), gl.data.ShapeNetPart(data, "validation")
     figure, axes = plt.subplots(2, 4, figsize=(12, 5.6), subplot_kw={"projection": "3d"})

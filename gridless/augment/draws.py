@@ -25,6 +25,10 @@ class Settings:
                 ends = f"from {least:g} to {most:g}" if most < FINITE else f"of {least:g} or more"
                 raise ValueError(f"{type(self).__name__}: {name} must be a number {ends}, not {value!r}")
 
+    def describe(self) -> str:
+        """What is done to an example, in a few plain words; subclasses say it better."""
+        return type(self).__name__
+
 
 class Draws:
     """Numbers for each example of a batch, or for each of its points or events, on the device of the batch.

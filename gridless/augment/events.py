@@ -71,6 +71,9 @@ class Chain(EventTransform):
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(self.steps))
 
+    def describe(self) -> str:
+        return ", ".join(step.describe() for step in self.steps if isinstance(step, EventTransform))
+
     def apply(self, events: Events, draws: Draws) -> Any:
         value: Any = events
         for step in self.steps:
@@ -85,6 +88,9 @@ class Rotate(EventTransform):
     limit: float
 
     bounds: ClassVar = {"limit": (0, FINITE)}
+
+    def describe(self) -> str:
+        return f"turned by up to {math.degrees(self.limit):.0f} degrees"
 
     def apply(self, events: Events, draws: Draws) -> Events:
         angle = draw(events, draws, -self.limit, self.limit)[events.example]
@@ -104,6 +110,9 @@ class Zoom(EventTransform):
         if not 0 < self.low <= self.high:
             raise ValueError(f"Zoom: needs 0 < low <= high, not {self.low} and {self.high}")
 
+    def describe(self) -> str:
+        return f"{self.low:g} to {self.high:g} times the size"
+
     def apply(self, events: Events, draws: Draws) -> Events:
         factor = draw(events, draws, math.log(self.low), math.log(self.high)).exp()[events.example]
         return moved(events, (events.pixel - centre(events)) * factor[:, None] + centre(events))
@@ -117,6 +126,9 @@ class Translate(EventTransform):
     y: int
 
     bounds: ClassVar = {"x": (0, FINITE), "y": (0, FINITE)}
+
+    def describe(self) -> str:
+        return f"moved by up to {self.x} and {self.y} pixels"
 
     def apply(self, events: Events, draws: Draws) -> Events:
         reach = torch.tensor([self.x, self.y], device=events.device) + 0.5
@@ -139,6 +151,9 @@ class Flip(EventTransform):
         if self.axis not in (0, 1):
             raise ValueError(f"Flip: axis must be 0 (left and right) or 1 (top and bottom), not {self.axis}")
 
+    def describe(self) -> str:
+        return "mirrored left to right" if self.axis == 0 else "mirrored top to bottom"
+
     def apply(self, events: Events, draws: Draws) -> Events:
         flip = (draw(events, draws) < self.probability)[events.example]
         pixel = events.pixel.clone()
@@ -153,6 +168,9 @@ class ReverseTime(EventTransform):
     probability: float = 0.5
 
     bounds: ClassVar = {"probability": (0, 1)}
+
+    def describe(self) -> str:
+        return "played backwards"
 
     def apply(self, events: Events, draws: Draws) -> Events:
         flip = (draw(events, draws) < self.probability)[events.example]
@@ -175,6 +193,9 @@ class StretchTime(EventTransform):
         if not 0 < self.low <= self.high:
             raise ValueError(f"StretchTime: needs 0 < low <= high, not {self.low} and {self.high}")
 
+    def describe(self) -> str:
+        return f"{1 / self.high:.3g} to {1 / self.low:.3g} times the speed"
+
     def apply(self, events: Events, draws: Draws) -> Events:
         factor = draw(events, draws, math.log(self.low), math.log(self.high)).exp()[events.example]
         first = first_times(events)
@@ -190,6 +211,9 @@ class Thin(EventTransform):
     def __post_init__(self) -> None:
         if not 0 <= self.most < 1:
             raise ValueError(f"Thin: the share must be at least 0 and below 1, not {self.most}")
+
+    def describe(self) -> str:
+        return f"up to {self.most:.0%} of the events left out"
 
     def apply(self, events: Events, draws: Draws) -> Events:
         share = draw(events, draws, 0, self.most)[events.example]
@@ -209,6 +233,9 @@ class ThinTo(EventTransform):
         if self.least < 1:
             raise ValueError(f"ThinTo: at least 1 event must stay, not {self.least}")
 
+    def describe(self) -> str:
+        return f"events left out, down to {self.least:,}"
+
     def apply(self, events: Events, draws: Draws) -> Events:
         share = (self.least / events.sizes).double() ** draw(events, draws)
         return events[draws.uniform(events, each="row") < share[events.example]]
@@ -221,6 +248,9 @@ class SwapPolarity(EventTransform):
     probability: float = 0.5
 
     bounds: ClassVar = {"probability": (0, 1)}
+
+    def describe(self) -> str:
+        return "brighter and darker swapped"
 
     def apply(self, events: Events, draws: Draws) -> Events:
         swap = (draw(events, draws) < self.probability)[events.example]
@@ -238,6 +268,9 @@ class Stretch(EventTransform):
         if not 0 < self.low <= self.high:
             raise ValueError(f"Stretch: needs 0 < low <= high, not {self.low} and {self.high}")
 
+    def describe(self) -> str:
+        return f"{self.low:g} to {self.high:g} times the width and the height"
+
     def apply(self, events: Events, draws: Draws) -> Events:
         low, high = math.log(self.low), math.log(self.high)
         factor = torch.stack([draw(events, draws, low, high).exp() for _ in range(2)], 1)[events.example]
@@ -251,6 +284,9 @@ class Jitter(EventTransform):
     pixels: float
 
     bounds: ClassVar = {"pixels": (0, FINITE)}
+
+    def describe(self) -> str:
+        return f"events moved by about {self.pixels:g} pixels"
 
     def apply(self, events: Events, draws: Draws) -> Events:
         by = draws.normal(events, 2, each="row") * self.pixels
@@ -275,6 +311,9 @@ class Erase(EventTransform):
         if not 0 <= self.least <= self.most:
             raise ValueError(f"Erase: needs 0 <= least <= most, not {self.least} and {self.most}")
 
+    def describe(self) -> str:
+        return f"a rectangle of {self.least:g} to {self.most:g} times the sides left out"
+
     def apply(self, events: Events, draws: Draws) -> Events:
         at, ends = events.example[:, None].expand(-1, 2), []
         for beyond, way in ((2**30, "amin"), (-1, "amax")):
@@ -292,6 +331,9 @@ class Erase(EventTransform):
 class ToOrigin(EventTransform):
     """Move each recording so that its smallest x and its smallest y are 0."""
 
+    def describe(self) -> str:
+        return "moved to the corner of the sensor"
+
     def apply(self, events: Events, draws: Draws) -> Events:
         least = torch.full((events.num_examples, 2), 2**30, dtype=torch.int32, device=events.device)
         least.scatter_reduce_(0, events.example[:, None].expand(-1, 2), events.pixel, "amin")
@@ -305,6 +347,9 @@ class FirstEvents(EventTransform):
     count: int
 
     bounds: ClassVar = {"count": (0, FINITE)}
+
+    def describe(self) -> str:
+        return f"the first {self.count:,} events"
 
     def apply(self, events: Events, draws: Draws) -> Events:
         if len(events) <= self.count:
@@ -321,6 +366,9 @@ class FirstMicroseconds(EventTransform):
 
     bounds: ClassVar = {"duration": (0, FINITE)}
 
+    def describe(self) -> str:
+        return f"the first {self.duration / 1000:g} ms"
+
     def apply(self, events: Events, draws: Draws) -> Events:
         return events[events.time - first_times(events) < self.duration]
 
@@ -333,6 +381,9 @@ class Crop(EventTransform):
     y: int
     width: int
     height: int
+
+    def describe(self) -> str:
+        return f"cut to {self.width} x {self.height} pixels"
 
     def apply(self, events: Events, draws: Draws) -> Events:
         pixel = events.pixel - torch.tensor([self.x, self.y], dtype=torch.int32, device=events.device)
@@ -350,6 +401,9 @@ class Repair(EventTransform):
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", as_repairs(self.names))
 
+    def describe(self) -> str:
+        return f"repaired: {', '.join(self.names)}"
+
     def apply(self, events: Events, draws: Draws) -> Events:
         return Events.of(events, repair=self.names)
 
@@ -364,6 +418,9 @@ class PoolPixels(EventTransform):
         if self.size < 1:
             raise ValueError(f"PoolPixels: size must be 1 or more, not {self.size}")
 
+    def describe(self) -> str:
+        return f"{self.size} x {self.size} pixels as one"
+
     def apply(self, events: Events, draws: Draws) -> Events:
         width, height = (-(-side // self.size) for side in events.sensor)
         return replaced(events, pixel=events.pixel // self.size, sensor=(width, height))
@@ -376,6 +433,9 @@ class Recentre(EventTransform):
     The smallest pixel plays no part: recordings that fill only the corner at the origin come to the middle.
     """
 
+    def describe(self) -> str:
+        return "moved to the middle of the sensor"
+
     def apply(self, events: Events, draws: Draws) -> Events:
         largest = torch.zeros(events.num_examples, 2, dtype=torch.int32, device=events.device)
         largest.scatter_reduce_(0, events.example[:, None].expand(-1, 2), events.pixel, "amax")
@@ -386,6 +446,9 @@ class Recentre(EventTransform):
 @dataclass(frozen=True)
 class StartAtZero(EventTransform):
     """The first event of each recording happens at time zero."""
+
+    def describe(self) -> str:
+        return "from time zero"
 
     def apply(self, events: Events, draws: Draws) -> Events:
         return replaced(events, time=events.time - first_times(events))

@@ -12,6 +12,7 @@ the cloud's device, which a DataLoader seeds in each worker; or from any `Draws`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, overload
@@ -150,6 +151,9 @@ class First(PointTransform):
         if self.count < 1:
             raise ValueError(f"First: count must be at least 1, not {self.count}")
 
+    def describe(self) -> str:
+        return f"the first {self.count} points"
+
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         return _kept_first(cloud, cloud.sizes.clamp(max=self.count))
 
@@ -157,6 +161,9 @@ class First(PointTransform):
 @dataclass(frozen=True)
 class Shuffle(PointTransform):
     """The points of each example in random order."""
+
+    def describe(self) -> str:
+        return "points in random order"
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         place = draws.uniform(cloud, each="row", dtype=torch.float64)
@@ -177,6 +184,9 @@ class Drop(PointTransform):
         if not 0 <= self.most < 1:
             raise ValueError(f"Drop: most must be at least 0 and less than 1, not {self.most}")
 
+    def describe(self) -> str:
+        return f"up to {self.most:.0%} of the points left out"
+
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         share = 1 - _uniform(cloud, draws, 0, self.most).double()
         counts = (cloud.sizes * share).floor().long()
@@ -189,6 +199,9 @@ class Drop(PointTransform):
 @dataclass(frozen=True)
 class Normalise(PointTransform):
     """Move the mean of each example to the origin and scale it into the unit sphere."""
+
+    def describe(self) -> str:
+        return "centred and scaled to the unit sphere"
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         from gridless.ops.segment_pool import segment_max, segment_mean
@@ -219,6 +232,9 @@ class Jitter(PointTransform):
 
     bounds: ClassVar = {"sigma": (0, FINITE), "clip": (0, torch.inf)}
 
+    def describe(self) -> str:
+        return f"points moved by about {self.sigma:g}"
+
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         by = self.sigma * draws.normal(cloud, cloud.dim, each="row", dtype=cloud.coords.dtype)
         if self.ball:
@@ -238,6 +254,9 @@ class Tilt(PointTransform):
 
     bounds: ClassVar = {"sigma": (0, FINITE), "limit": (0, torch.inf)}
 
+    def describe(self) -> str:
+        return f"tilted by about {math.degrees(self.sigma):.0f} degrees"
+
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         _need_3d(cloud, self)
         axis = torch.nn.functional.normalize(draws.normal(cloud, 3, dtype=cloud.coords.dtype), dim=1)
@@ -254,6 +273,9 @@ class RotateAboutUp(PointTransform):
     def __post_init__(self) -> None:
         if self.up not in ("x", "y", "z"):
             raise ValueError(f"RotateAboutUp: up must be 'x', 'y' or 'z', not {self.up!r}")
+
+    def describe(self) -> str:
+        return "turned about the vertical by any angle"
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         _need_3d(cloud, self)
@@ -274,6 +296,9 @@ class Scale(PointTransform):
         if not 0 < self.low <= self.high <= FINITE:
             raise ValueError(f"Scale: needs 0 < low <= high < 1e30, not {self.low} and {self.high}")
 
+    def describe(self) -> str:
+        return f"{self.low:g} to {self.high:g} times the size{' along each axis' if self.each_axis else ''}"
+
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         factor = _uniform(cloud, draws, self.low, self.high, cloud.dim if self.each_axis else 1)
         return _scaled(cloud, factor)
@@ -286,6 +311,9 @@ class Shift(PointTransform):
     limit: float = 0.1
 
     bounds: ClassVar = {"limit": (0, FINITE)}
+
+    def describe(self) -> str:
+        return f"shifted by up to {self.limit:g}"
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         by = _uniform(cloud, draws, -self.limit, self.limit, cloud.dim)
@@ -300,6 +328,9 @@ class Mirror(PointTransform):
     probability: float = 0.5
 
     bounds: ClassVar = {"axis": (0, 7), "probability": (0, 1)}
+
+    def describe(self) -> str:
+        return f"mirrored along {'xyz'[self.axis] if self.axis < 3 else f'axis {self.axis}'}"
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         if self.axis >= cloud.dim:

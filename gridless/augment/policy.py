@@ -69,6 +69,9 @@ class Policy(PointTransform):
         ]
         return [step for wanted, step in found if wanted]
 
+    def describe(self) -> str:
+        return ", ".join(step.describe() for step in self.steps)
+
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:
         for step in self.steps:
             cloud = step.apply(cloud, draws)

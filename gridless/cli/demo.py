@@ -181,8 +181,8 @@ def _shipped(out: Path) -> Shipped:
     """Networks for ShapeNetPart and ModelNet40 on shapes that the package draws, one for N-Cars on moving digits."""
     from gridless.data.prepare import Preparation, prepare
     from gridless.data.readers.clouds import ply
+    from gridless.tasks.labelled import write_parts
     from gridless.tasks.recordings import ClassifyRecordings
-    from gridless.tasks.segment import write_parts
     from gridless.training.examples import TrainingSet
     from gridless.training.recipe import Recipe
 

@@ -33,11 +33,12 @@ def recipe_of(name: str, changes: list[str] | None, **more: Any) -> Any:
     """A recipe with what the command line says of it, validated once."""
     from gridless.training.recipe import load_recipe
 
-    chosen = dict(_assignment(change) for change in changes or [])
+    chosen = dict(assignment(change) for change in changes or [])
     return load_recipe(name, chosen | {k: v for k, v in more.items() if v is not None})
 
 
-def _assignment(text: str) -> tuple[str, Any]:
+def assignment(text: str) -> tuple[str, Any]:
+    """The name and the value of `--set NAME=VALUE`."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"--set takes NAME=VALUE, such as epochs=10 or augment.shift=0.1, not {text!r}")

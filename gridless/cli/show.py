@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from gridless.kernels.progress import shown
+
 
 def show(
     file: Annotated[Path, typer.Argument(help="A cloud (PLY, PCD, LAS, NPY, XYZ...), a mesh, or a recording.")],
@@ -58,7 +60,7 @@ def show(
         facts["video"] = str(picture.video(video, fps, speed))
     if video is None or out is not None:
         facts["picture"] = str(picture.save(drawn))
-    print(json.dumps(facts) if as_json else ", ".join(f"{k} {v}" for k, v in facts.items()))
+    print(json.dumps(facts) if as_json else shown(", ".join(f"{k} {v}" for k, v in facts.items())))
 
 
 def _parts(weights: str, file: Path, category: str | None, up: str):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import typer
 
+from gridless.kernels.progress import shown
 from gridless.live.overload import Buffered, Overload
 from gridless.live.packets import Prediction
 from gridless.live.view import Kind, Page, Terminal
@@ -101,11 +102,11 @@ def stream(
     raw = _source(source, fit, repairs, packet, realtime, options, engine)
     packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw
     meter = Meter(quiet or view is Kind.terminal, lambda: _counts(packets, raw))
-    shown: Page | Terminal | None = None
+    viewer: Page | Terminal | None = None
     if view is not None:
         about = engine.sensor, names, meter
-        shown = Page(*about, view_port) if view is Kind.page else Terminal(*about)
-        shown.open(0.0 if live and not realtime else PATIENCE)
+        viewer = Page(*about, view_port) if view is Kind.page else Terminal(*about)
+        viewer.open(0.0 if live and not realtime else PATIENCE)
     # Where the terminal shows the view, lines would go through it.
     tell = _ignore if view is Kind.terminal and sys.stdout.isatty() else _print
     switch = sys.getswitchinterval()
@@ -122,13 +123,13 @@ def stream(
             predictions = list(engine.push(events))
             tell(predictions, names, final=True)
             meter.tick(events, begin, getattr(packets, "received", None))
-            if shown is not None:
-                shown.add(events, predictions[-1].logits if predictions else None)
+            if viewer is not None:
+                viewer.add(events, predictions[-1].logits if predictions else None)
         if engine.events_seen:
             last = engine.predict()
             tell([Prediction(engine.time, last)], names, final=False)
-            if shown is not None:
-                shown.add(None, last)
+            if viewer is not None:
+                viewer.add(None, last)
         elif not quiet:
             print("no event came, or none within what --crop and --repair leave", file=sys.stderr)
     except BrokenPipeError:
@@ -140,8 +141,8 @@ def stream(
         sys.setswitchinterval(switch)
         if isinstance(packets, Buffered):
             packets.close()
-        if shown is not None:
-            shown.close()
+        if viewer is not None:
+            viewer.close()
         meter.close(getattr(raw, "reason", ""))
     return REFUSED if getattr(raw, "bad", 0) or getattr(raw, "refused", 0) else 0
 
@@ -287,4 +288,5 @@ class Meter:
     def close(self, reason: str) -> None:
         """The last line, and why something was not taken."""
         if not self.quiet and (self.events or any(self.counts().values())):
-            print("\r" + self.line() + (f"\nnot taken: {reason}" if reason else ""), file=sys.stderr, flush=True)
+            why = f"\nnot taken: {shown(reason)}" if reason else ""
+            print("\r" + self.line() + why, file=sys.stderr, flush=True)

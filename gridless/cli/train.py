@@ -66,7 +66,9 @@ def train(
     Ctrl-C leaves a checkpoint, from which --resume goes on as if nothing had happened.
     """
     from gridless.tasks import load_task
-    from gridless.training.run import check_folder, run
+    from gridless.training.checkpoints import check_folder
+    from gridless.training.loop import train as train_by
+    from gridless.training.setup import Options
 
     check_folder(out, resume)
     place = pick_device(device)
@@ -84,10 +86,10 @@ def train(
     tell(kind.describe(chosen, learn, model))
     held_out = [] if all_data or learn.listing is None else learn.listing.held_out
     with naming(out):
-        result = run(
-            chosen, learn, valid, out, device=place, devices=devices, nodes=nodes, resume=resume,
-            checkpoint_steps=checkpoint_steps, workers=workers, cache=cache, held_out=held_out, task=kind, model=model,
-        )  # fmt: skip
+        options = Options(
+            place, devices, nodes, resume, checkpoint_steps, workers=workers, cache=cache, held_out=held_out
+        )
+        result = train_by(chosen, kind, learn, valid, out, options, model)
     if result is not None:
         print(json.dumps({k: v for k, v in result.items() if k != "history"}))
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from gridless.kernels.progress import shown
 from gridless.structures import Events
 
 # Pictures per second, and the longest side of one in pixels.
@@ -50,7 +51,7 @@ class View:
     """
 
     def __init__(self, sensor: tuple[int, int], names: list[str], meter: Any) -> None:
-        self.names, self.meter = names, meter
+        self.names, self.meter = [shown(name) for name in names], meter
         self.pool = -(-max(sensor) // SIDE)
         self.size = (-(-sensor[0] // self.pool), -(-sensor[1] // self.pool))
         self._came: deque[Events] = deque()

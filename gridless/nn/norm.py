@@ -20,8 +20,9 @@ class BatchNorm(_BatchNorm):
     not count, and come out as 0. No rows at all leave the statistics alone; one row has variance 0.
 
     Otherwise as torch.nn.BatchNorm1d (same state), with the defaults of the paper's networks: running statistics keep
-    0.99 of their value (momentum 0.01 in torch's convention), eps 1e-3. Nothing waits for the device, except to count
-    batches where `momentum` is None: running statistics are then the mean over all of them.
+    0.99 of their value (momentum 0.01 in torch's convention), eps 1e-3. The first 1 / momentum batches are averaged
+    instead: batch n has the weight max(momentum, 1 / n), so that statistics are of use after a few steps. A `momentum`
+    of None averages all batches, and one of 0 leaves the statistics alone. Nothing waits for the device.
 
     `relu` is "before" for norm(relu(x)) and "after" for relu(norm(x)); without `affine` there is no weight and no bias.
     Weight, bias and statistics are made on `device` and of `dtype`.
@@ -31,6 +32,8 @@ class BatchNorm(_BatchNorm):
 
     synchronised = False
     track_running_stats = True
+    # Batches that this layer has seen for certain since its statistics were set: see `_momentum`.
+    _seen = 0
     __constants__: ClassVar = []
     __jit_unused_properties__: ClassVar = ["num_features"]
 
@@ -102,11 +105,29 @@ class BatchNorm(_BatchNorm):
         return self.synchronised and torch.distributed.is_initialized()
 
     def _running(self) -> Running | None:
-        """What a batch moves, and how far."""
-        if not self.track_running_stats:
+        """What a batch moves, and how far at least."""
+        if not self.track_running_stats or self.momentum == 0:
             return None
-        momentum = 1 / (1 + float(self.num_batches_tracked)) if self.momentum is None else self.momentum
-        return self.running_mean, self.running_var, self.num_batches_tracked, momentum
+        return self.running_mean, self.running_var, self.num_batches_tracked, self.momentum or 0.0
+
+    def _momentum(self) -> float | None:
+        """The weight of the next batch, where it is known without waiting for the device."""
+        floor = self.momentum or 0.0
+        if torch.compiler.is_compiling():
+            return None
+        if self.num_batches_tracked.device.type == "cpu":
+            return max(floor, 1 / (1 + int(self.num_batches_tracked)))
+        # A captured graph does not count here, so that there may be more batches than were seen, never fewer.
+        self._seen += floor > 0
+        return floor if floor * self._seen > 1 else None
+
+    def reset_running_stats(self) -> None:
+        self._seen = 0
+        super().reset_running_stats()
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self._seen = 0
+        super()._load_from_state_dict(*arguments)
 
     def _over_real_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
         """With the statistics of the rows that the splits count: how many they are stays on the device."""
@@ -125,17 +146,24 @@ class BatchNorm(_BatchNorm):
             # For the gradient of the weight: zero times NaN is NaN.
             x = torch.where(real, x, 0.0) if torch.is_grad_enabled() else x
         x = x.relu() if self.relu == "before" else x
-        mean = var = None
-        momentum = 0.0
         if not self.training:
-            mean, var = self.running_mean, self.running_var
-        elif (running := self._running()) is not None:
-            mean, var, batches, momentum = running
-            batches.add_(1)
-        cudnn = torch.backends.cudnn.enabled
-        y = torch.batch_norm(x, self.weight, self.bias, mean, var, self.training, momentum, self.eps, cudnn)
+            y = self._normalised(x, self.running_mean, self.running_var, 0.0)
+        elif (running := self._running()) is None:
+            y = self._normalised(x, None, None, 0.0)
+        elif (momentum := self._momentum()) is not None:
+            y = self._normalised(x, *running[:2], momentum)
+            self.num_batches_tracked.add_(1)
+        else:
+            # With a momentum of 1 zeros become the statistics of this batch.
+            mean, var = torch.zeros(2, self.channels, dtype=self.running_mean.dtype, device=x.device)
+            y = self._normalised(x, mean, var, 1.0)
+            reference.track(torch.stack([mean, mean, var]), reference.counted(x, None), running)
         y = y.relu() if self.relu == "after" else y
         return y if real is None else torch.where(real, y, 0.0)
+
+    def _normalised(self, x: Tensor, mean: Tensor | None, var: Tensor | None, momentum: float) -> Tensor:
+        cudnn = torch.backends.cudnn.enabled
+        return torch.batch_norm(x, self.weight, self.bias, mean, var, self.training, momentum, self.eps, cudnn)
 
     def extra_repr(self) -> str:
         cloud = "" if self.cloud is None else f", cloud={self.cloud}"

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from gridless.kernels.progress import shown
+
 BLUE, RED, GREY, GREEN = "#3178c6", "#d1382c", "#8a94a1", "#2b8a3e"
 # Figures that stand beside each other are equally large: neither leaves a gap.
 SIDE_BY_SIDE = (6.0, 5.2)
@@ -121,8 +123,9 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
     figure = _figure(*SIDE_BY_SIDE)
     axes = figure.add_subplot()
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=9)
-    axes.set_yticks(range(len(names)), names, fontsize=9)
+    labels = [shown(name) for name in names]
+    axes.set_xticks(range(len(names)), labels, rotation=90, fontsize=9)
+    axes.set_yticks(range(len(names)), labels, fontsize=9)
     for i, j in zip(*np.nonzero(counts), strict=True):
         axes.text(
             j, i, int(counts[i, j]), ha="center", va="center", fontsize=7, color="w" if share[i, j] > 0.5 else "k"
@@ -149,7 +152,9 @@ def live(time: np.ndarray, probability: np.ndarray, names: Sequence[str]) -> Any
     leaders = set(probability.argmax(1))
     for k, name in enumerate(names):
         leads = k in leaders
-        axes.plot(time, probability[:, k], label=name if leads else None, linewidth=1.2, alpha=1 if leads else 0.25)
+        axes.plot(
+            time, probability[:, k], label=shown(name) if leads else None, linewidth=1.2, alpha=1 if leads else 0.25
+        )
     axes.set(xlabel="time (ms)", ylabel="probability", ylim=(0, 1.02))
     axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.spines[["top", "right"]].set_visible(False)

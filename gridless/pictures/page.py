@@ -12,6 +12,12 @@ from typing import Any
 import numpy as np
 
 from gridless.data.files import write_whole
+from gridless.kernels.progress import shown
+
+
+def text_of(text: object) -> str:
+    """A text for HTML, with control characters escaped."""
+    return html.escape(shown(text))
 
 
 class Page:
@@ -20,29 +26,27 @@ class Page:
     def __init__(self, title: str, lead: str = "", fit: bool = False) -> None:
         """With `fit`, what is on the page has the size of the window."""
         self.title, self.fit = title, fit
-        self.pieces = [f"<h1>{html.escape(title)}</h1>"]
+        self.pieces = [f"<h1>{text_of(title)}</h1>"]
         if lead:
-            self.pieces.append(f'<p class="soft">{html.escape(lead)}</p>')
+            self.pieces.append(f'<p class="soft">{text_of(lead)}</p>')
 
     def heading(self, text: str) -> None:
-        self.pieces.append(f"<h2>{html.escape(text)}</h2>")
+        self.pieces.append(f"<h2>{text_of(text)}</h2>")
 
     def text(self, text: str) -> None:
-        self.pieces.append(f"<p>{html.escape(text)}</p>")
+        self.pieces.append(f"<p>{text_of(text)}</p>")
 
     def code(self, text: str) -> None:
         self.pieces.append(f"<pre>{html.escape(text)}</pre>")
 
     def figures(self, pairs: list[tuple[str, str]]) -> None:
         """Large numbers with their meaning underneath."""
-        cards = "".join(
-            f'<div class="card"><b>{html.escape(n)}</b><span>{html.escape(t)}</span></div>' for n, t in pairs
-        )
+        cards = "".join(f'<div class="card"><b>{text_of(n)}</b><span>{text_of(t)}</span></div>' for n, t in pairs)
         self.pieces.append(f'<div class="figures">{cards}</div>')
 
     def table(self, head: list[str], rows: list[list[Any]]) -> None:
-        cells = "".join(f"<th>{html.escape(h)}</th>" for h in head)
-        body = "".join("<tr>" + "".join(f"<td>{html.escape(str(c))}</td>" for c in row) + "</tr>" for row in rows)
+        cells = "".join(f"<th>{text_of(h)}</th>" for h in head)
+        body = "".join("<tr>" + "".join(f"<td>{text_of(c)}</td>" for c in row) + "</tr>" for row in rows)
         self.pieces.append(f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>")
 
     def row(self, *cards: str) -> None:
@@ -54,7 +58,7 @@ class Page:
         style, viewer = (files("gridless.pictures").joinpath(f).read_text("utf-8") for f in ("page.css", "viewer.js"))
         script = f"<script>{viewer}</script>" if "<canvas" in body else ""
         return (
-            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(self.title)}</title>\n'
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{text_of(self.title)}</title>\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f'<link rel="icon" href="data:,"><style>{style}</style></head>\n'
             f"<body{' class=fit' if self.fit else ''}>\n{body}\n"
@@ -70,7 +74,7 @@ def image(figure: Any, caption: str = "") -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=150)
     data = base64.b64encode(buffer.getvalue()).decode()
-    return _card(f'<img alt="{html.escape(caption)}" src="data:image/png;base64,{data}">', caption)
+    return _card(f'<img alt="{text_of(caption)}" src="data:image/png;base64,{data}">', caption)
 
 
 def cloud(points: np.ndarray, colours: np.ndarray, sizes: np.ndarray | int = 5, caption: str = "", **data: str) -> str:
@@ -78,7 +82,7 @@ def cloud(points: np.ndarray, colours: np.ndarray, sizes: np.ndarray | int = 5, 
     points = _scaled(points)
     packed = np.empty(len(points), np.dtype([("xyz", "<i2", 3), ("rgb", "u1", 3), ("size", "u1")]))
     packed["xyz"], packed["rgb"], packed["size"] = np.round(points * 1000), colours, sizes
-    words = "".join(f' data-{k}="{html.escape(v)}"' for k, v in data.items())
+    words = "".join(f' data-{k}="{text_of(v)}"' for k, v in data.items())
     encoded = base64.b64encode(packed.tobytes()).decode()
     return _card(f'<canvas data-points="{encoded}"{words}></canvas>', caption)
 
@@ -99,5 +103,5 @@ def _scaled(points: np.ndarray) -> np.ndarray:
 
 
 def _card(inside: str, caption: str = "") -> str:
-    note = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
+    note = f"<figcaption>{text_of(caption)}</figcaption>" if caption else ""
     return f'<figure class="card">{inside}{note}</figure>'

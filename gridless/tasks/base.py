@@ -10,30 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from gridless.kernels.progress import bar
 from gridless.plan import Plan
 from gridless.training.batch import Batch
+from gridless.training.evaluate import judged
 from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
-from gridless.training.step import autocast
-
-
-class Loss(NamedTuple):
-    """What one batch taught: scalars on the device of the batch, of fixed shape, so that a step can be captured.
-
-    `right` of `judged` items (examples, points, events) were right. Over an epoch their quotient is logged as
-    `train_accuracy`, and the plateau schedule watches it. Without them it watches the loss.
-    """
-
-    value: Tensor
-    right: Tensor | None = None
-    judged: Tensor | None = None
+from gridless.training.step import Loss
 
 
 @dataclass(frozen=True)
@@ -95,6 +82,10 @@ class Task:
         """What is done to each example before its geometry is made, or None."""
         return recipe.augment if train else None
 
+    def describe_augmentation(self, recipe: Recipe) -> str:
+        """What is done to each training example at random, in plain words."""
+        return recipe.augment.describe() or "nothing"
+
     def loader(
         self,
         recipe: Recipe,
@@ -128,7 +119,6 @@ class Task:
         """The figures of all scores (N, columns) of `data`, in its order. Numbers are logged as `valid_NAME`."""
         raise NotImplementedError(f"task {self.name}: it does not say what scores amount to (figures)")
 
-    @torch.no_grad()
     def evaluate(
         self,
         model: Any,
@@ -139,16 +129,7 @@ class Task:
         progress: bool = False,
     ) -> dict[str, Any]:
         """The figures of a network on `data`, for `gridless evaluate`; the network stays in its mode."""
-        was_training = model.training
-        model.eval()
-        scores = []
-        with bar("evaluate", len(data), progress) as advance:
-            for batch in self.loader(recipe, data, model.plan, train=False, batch_size=batch_size):
-                with autocast(batch.labels.device, recipe.precision):
-                    scores.append(self.score(model, batch))
-                advance(len(batch.labels))
-        model.train(was_training)
-        return self.figures(torch.cat(scores), data)
+        return judged(model, data, recipe, self, batch_size, progress)
 
     def summary(self, figures: Mapping[str, Any], recipe: Recipe) -> str:
         """The line that `gridless evaluate` prints about the figures of `evaluate`."""

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from gridless.data.prepare import Preparation, prepare, read_points, y_up
-from gridless.tasks.base import Loss, Prediction, Task
+from gridless.tasks.base import Prediction, Task
 from gridless.tasks.clouds import CloudTask, check_scale, preparation, views_of_cloud
 from gridless.tasks.loading import (
     FOLDER,
@@ -27,6 +26,7 @@ from gridless.training.batch import Batch
 from gridless.training.evaluate import probabilities
 from gridless.training.examples import Clouds, TrainingSet
 from gridless.training.recipe import Recipe
+from gridless.training.step import Loss, network_loss
 from gridless.weights import class_names
 
 
@@ -41,15 +41,7 @@ class NameExamples(Task):
         raise NotImplementedError
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The network's own loss if it has one, else the cross entropy."""
-        own = getattr(model, "loss", None)
-        if own is None:
-            logits = model(batch.geometry).float()
-            value = cross_entropy(logits, batch.labels, label_smoothing=smoothing)
-        else:
-            value, logits = own(batch.geometry, batch.labels, smoothing)
-        right = (logits.argmax(1) == batch.labels).sum()
-        return Loss(value.float(), right, torch.full_like(right, len(batch.labels)))
+        return network_loss(model, batch, smoothing)
 
     @torch.no_grad()
     def score(self, model: Any, batch: Batch) -> Tensor:

@@ -85,8 +85,8 @@ def folder_options(
 
 def divided(whole: TrainingSet) -> dict[str, TrainingSet]:
     """The parts `fit` and `validation` of a folder's `train`, so that a run reads each file once."""
-    listing, files = whole.listing, whole.files
-    parts = {}
+    listing, files, parts = whole.listing, whole.files, {}
+    assert files is not None
     for split in ("fit", "validation"):
         rows = torch.tensor(listing.rows(split))
         parts[split] = whole.take(torch.isin(files, rows).nonzero()[:, 0])

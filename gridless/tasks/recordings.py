@@ -106,6 +106,11 @@ class ClassifyRecordings(NameExamples):
     def augment(self, recipe: Recipe, train: bool) -> Chain:
         return chain(recipe, train)
 
+    def describe_augmentation(self, recipe: Recipe) -> str:
+        whole, prepared = (chain(recipe, train).steps for train in (True, False))
+        words = [step.describe() for step in whole[: len(whole) - len(prepared)]]
+        return ", ".join(word for word in words if word) or "nothing"
+
     def views(self, recipe: Recipe, votes: int) -> Sequence[Any]:
         """All views but the first are augmented."""
         return [chain(recipe, train=vote > 0) for vote in range(votes)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,23 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gridless.data.prepare import Preparation, blocks, joined, prepare, read_points, there, turned
-from gridless.geometry import grid_sample, nearest
+from gridless.data.prepare import Preparation, there, turned
 from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud, collate
-from gridless.tasks.base import Loss, Prediction
-from gridless.tasks.clouds import CloudTask, check_scale, preparation
+from gridless.tasks.base import Prediction
+from gridless.tasks.clouds import CloudTask
+from gridless.tasks.labelled import stem, write_labels, write_parts
 from gridless.tasks.loading import FOLDER, check_kind, check_labels, folder_of, made
 from gridless.tasks.scores import mean_ious, mean_overlap, overlaps, shape_ious
 from gridless.training.batch import Batch
 from gridless.training.examples import TrainingSet, block
 from gridless.training.recipe import Recipe
-from gridless.weights import class_names
-
-# Colours of parts, in turn.
-COLOURS = (
-    (31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189), (140, 86, 75),
-)  # fmt: skip
+from gridless.training.step import Loss, network_loss
 
 
 class LabelPoints(CloudTask):
@@ -53,11 +47,7 @@ class LabelPoints(CloudTask):
         return TrainingSet.of(cloud, shapes.labels, shapes.class_names)
 
     def loss(self, model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
-        """The network's own loss, which also gives the share of points that are right, times the number of clouds."""
-        cloud: Any = next(iter(batch.geometry.values()))
-        value, right = model.loss(batch.geometry, batch.labels, smoothing)
-        judged = _judged(cloud).sum().to(right.dtype)
-        return Loss(value.float(), right.float() / len(batch.labels) * judged, judged)
+        return network_loss(model, batch, smoothing)
 
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
         out = Path(options.get("out") or "parts")
@@ -213,93 +203,3 @@ def _scans(root: Path, split: str, points: int, options: dict[str, Any]) -> Trai
     labels = torch.zeros(len(clouds), dtype=torch.int64)
     features, values = ("features",) if how.features else (), [raw[0] for raw in CLASSES.values()]
     return TrainingSet.of(collate(clouds), labels, list(scans.class_names), features=features, values=values)
-
-
-def write_parts(
-    model: Any,
-    file: str | Path,
-    out: Path,
-    category: str | None = None,
-    points: int | None = None,
-    up: str | None = None,
-    keep_scale: bool = False,
-) -> tuple[Path, dict[str, int]]:
-    """The cloud in a file with the part of every point as a row and as its colour, in OUT/NAME.ply; and their counts.
-
-    The network labels as many points as in training, prepared as those were; every other has the part of the closest.
-    If training thinned clouds by a grid, so is this one; if it cut them into blocks, each is labelled by itself.
-    """
-    from gridless.data.readers.clouds import ply
-
-    parts = model.config["parts"]
-    kind, category = _category(model, file, category)
-    path = out / f"{stem(Path(file))}.ply"
-    if path.resolve() == Path(file).resolve():
-        raise ValueError(f"{path} is the file itself, which labelled points would replace: give another folder (--out)")
-    names = model.about.get("parts") or [f"{category} {i}" for i in range(parts[kind])]
-    recipe = model.about.get("recipe", {})
-    wanted, how = points or int(recipe.get("points", 2048)), preparation(recipe, up, keep_scale)
-    # Training on labels of a user's files saw the vertices of a PLY with faces.
-    cloud = read_points(file, wanted, how, label=recipe.get("data") == FOLDER)
-    grid = recipe.get("data_options", {}).get("grid")
-    seen = grid_sample(cloud, grid) if grid else cloud
-    part = torch.empty(len(seen), dtype=torch.int64)
-    for piece in blocks(seen, how):
-        part[piece] = _parts(model, prepare(seen[piece], str(file), None, how, how.features), how, wanted, kind, file)
-    part = part[nearest(seen, cloud, 1).source.long()] if grid else part
-    part -= sum(parts[:kind])
-    rgb = torch.tensor(COLOURS, dtype=torch.uint8)[part % len(COLOURS)]
-    out.mkdir(parents=True, exist_ok=True)
-    values = torch.tensor(model.about.get("values") or range(parts[kind]))
-    ply.write(path, Cloud.of(cloud.coords, part=values[part], rgb=rgb))
-    return path, dict(zip(names, torch.bincount(part, minlength=parts[kind]).tolist()))
-
-
-def _category(model: Any, file: str | Path, category: str | None) -> tuple[int, str]:
-    """The number and the name of the category of a file's cloud."""
-    categories = class_names(model, len(model.config["parts"]))
-    if category is None and len(categories) == 1:
-        category = categories[0]
-    if category is None or category not in categories:
-        asked = "say what it shows" if category is None else f"no category {category!r}"
-        raise ValueError(f"{file}: {asked}: --category is one of {', '.join(categories)}")
-    return categories.index(category), category
-
-
-@torch.no_grad()
-def _parts(model: Any, every: Cloud, how: Preparation, wanted: int, kind: int, file: str | Path) -> Tensor:
-    """The part of each point, numbered through all categories: that of the closest of `wanted` that are labelled."""
-    device = next(model.parameters()).device
-    chosen = torch.randperm(len(every), generator=torch.Generator().manual_seed(0))[:wanted]
-    some = joined(every[chosen].to(device), how.features)
-    geometry = model.plan(some)
-    check_scale(geometry, str(file), how, stacklevel=5)
-    best = model.eval()(geometry, torch.tensor([kind], device=device)).argmax(1)
-    return best[nearest(some, Cloud.of(every.coords.to(device)), 1).source.long()].cpu()
-
-
-def stem(file: Path) -> str:
-    """The name of what is made of a file, without its suffix; that of `a.copc.laz`, too, which is COPC no more."""
-    return re.sub(r"\.copc$", "", file.stem, flags=re.IGNORECASE)
-
-
-def write_labels(
-    model: Any, source: Path, out: Path, weights: Any = None, up: str | None = None, **settings: Any
-) -> tuple[Path, dict[str, int]]:
-    """A scene with the label of every point, in the file OUT, or in the folder OUT; and how many have each label.
-
-    `settings` are those of `gridless.scenes.label.label_scene`; `weights` say where the network came from.
-    """
-    from gridless.scenes.label import OUTPUTS, label_scene
-
-    recipe = model.about.get("recipe", {})
-    how = preparation(recipe, up)
-    if recipe.get("data") == FOLDER and not (how.keep_scale or how.block):
-        raise ValueError(f"{source}: these weights are for clouds on the unit sphere: train with keep_scale, or blocks")
-    if settings.get("grid") is None:
-        settings["grid"] = recipe.get("data_options", {}).get("grid")
-    if out.suffix.lower() not in OUTPUTS:
-        out = out / f"{stem(source)}{source.suffix.lower() if source.suffix.lower() in ('.las', '.laz') else '.ply'}"
-    counts = label_scene(source, model if weights is None else weights, out, how=how, **settings)
-    names = list(model.about.get("parts") or model.about.get("class_names") or [])
-    return out, {names[k] if k < len(names) else str(k): n for k, n in counts.items()}

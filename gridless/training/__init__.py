@@ -1,17 +1,19 @@
 """Training. An example meets these rooms in this order:
 
 recipe (what decides a run), examples (a ragged training set), loader (batches with their geometry, made here or by
-workers), step (forward, loss, backward, optimiser; perhaps captured), run (the loop), evaluate.
+workers), step (forward, loss, backward, optimiser; perhaps captured), setup and loop (a whole run, on Fabric),
+checkpoints, normalisation (statistics for the weights as they are), evaluate.
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gridless.augment.policy import Policy
 from gridless.training.batch import Batch
 from gridless.training.evaluate import accuracy, probabilities
 from gridless.training.examples import Clouds, Recordings, TrainingSet
 from gridless.training.loader import Loader
+from gridless.training.normalisation import update_statistics
 from gridless.training.prefetch import ahead
 from gridless.training.recipe import Recipe, load_recipe
 from gridless.training.step import Average as Average
@@ -41,7 +43,13 @@ __all__ = [
     "load_data",
     "load_recipe",
     "probabilities",
-]  # pyright: ignore[reportUnsupportedDunderAll]
+    "update_statistics",
+]
+
+if TYPE_CHECKING:
+    from gridless.tasks.classify import classify
+    from gridless.tasks.loading import load_data
+    from gridless.tasks.recordings import classify_events
 
 
 def __getattr__(name: str) -> Any:

@@ -88,6 +88,11 @@ class Loader:
         elif firsts:
             yield from self._ahead(epoch, firsts)
 
+    def first(self, epoch: int, count: int) -> Iterator[Batch]:
+        """The first `count` batches of an epoch, beside what is being prepared: the next iteration is as it was."""
+        for first in range(0, count, self.group):
+            yield from self.prepare(epoch, self.jobs(epoch, first, min(first + self.group, count)))
+
     def _ahead(self, epoch: int, firsts: range) -> Iterator[Batch]:
         """The batches of an epoch, made by a thread, which then goes on with those of the next."""
         known, self._next = self._next, None

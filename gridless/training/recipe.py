@@ -124,7 +124,7 @@ class Recipe(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ValueError("; ".join(_messages(error))) from None
+            raise ValueError("; ".join(_messages(error, values))) from None
         check_names(self.data_options.get("names"), "recipe: data_options: names")
         if self.frozen and self.start is None:
             raise ValueError("recipe: frozen parts would keep random weights: say which to begin with, start: NAME")
@@ -258,26 +258,25 @@ _TYPES = {
     "dict_type": "a mapping, {NAME: VALUE}",
     "is_instance_of": "a mapping, {NAME: VALUE}",
 }
-_AUGMENT_SCALE = "two numbers, such as [0.8, 1.25]"
 
 
-def _messages(error: ValidationError, within: str = "", kind: Any = Recipe, whole: Any = None) -> list[str]:
-    """Each mistake that pydantic found, once, as `recipe: NAME must be ..., not VALUE`."""
+def _messages(error: ValidationError, values: Mapping[str, Any]) -> list[str]:
+    """Each mistake that pydantic found in the values of a recipe, as `recipe: NAME must be ..., not VALUE`."""
     messages = list[str]()
     for entry in error.errors():
-        inner = entry.get("ctx", {}).get("error")
-        name = ".".join(map(str, entry["loc"]))
-        if isinstance(inner, ValidationError):
-            messages += _messages(inner, f"{name}.", _Augment, entry["input"])
-        elif inner is not None:
-            messages.append(str(inner))
+        outer, *inner = entry["loc"]
+        kind, names = (_Augment, inner) if outer == "augment" and inner else (Recipe, [outer, *inner])
+        problem = entry.get("ctx", {}).get("error")
+        if problem is not None:
+            messages.append(str(problem))
         elif entry["type"] == "extra_forbidden":
-            messages.append(_unknown(f"recipe{f': {within[:-1]}' if within else ''}", name, kind))
-        elif within and entry["loc"][0] == "scale":
-            messages.append(f"recipe: augment.scale must be {_AUGMENT_SCALE}, not {whole['scale']!r}")
+            messages.append(_unknown("recipe: augment" if kind is _Augment else "recipe", str(names[0]), kind))
+        elif kind is _Augment and names[0] == "scale":
+            scale = values["augment"]["scale"]
+            messages.append(f"recipe: augment.scale must be two numbers, such as [0.8, 1.25], not {scale!r}")
         else:
-            must = _TYPES.get(entry["type"]) or _bounds(kind.model_fields[entry["loc"][0]])
-            messages.append(f"recipe: {within}{name} must be {must}, not {entry['input']!r}")
+            must = _TYPES.get(entry["type"]) or _bounds(kind.model_fields[str(names[0])])
+            messages.append(f"recipe: {'.'.join(map(str, entry['loc']))} must be {must}, not {entry['input']!r}")
     return list(dict.fromkeys(messages))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,43 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager:
         raise ValueError(f"precision must be '32' or 'bf16', not {precision!r}")
     rounded = precision == "bf16" and device.type != "cpu"
     return torch.autocast(device.type, torch.bfloat16) if rounded else nullcontext()
+
+
+class Loss(NamedTuple):
+    """What one batch taught: scalars on the device of the batch, of fixed shape, so that a step can be captured.
+
+    `right` of `judged` items (examples, points, events) were right. Over an epoch their quotient is logged as
+    `train_accuracy`, and the plateau schedule watches it. Without them it watches the loss.
+    """
+
+    value: Tensor
+    right: Tensor | None = None
+    judged: Tensor | None = None
+
+
+def network_loss(model: Any, batch: Batch, smoothing: float = 0.0) -> Loss:
+    """The network's own loss if it has one, else the cross entropy; `smoothing` is that of labels."""
+    own = getattr(model, "loss", None)
+    if own is None:
+        logits = model(batch.geometry).float()
+        loss = cross_entropy(logits, batch.labels, label_smoothing=smoothing)
+    else:
+        loss, logits = own(batch.geometry, batch.labels, smoothing)
+    loss, logits = loss.float(), logits.detach().float()
+    count = torch.full_like(loss.detach(), len(batch.labels))
+    if logits.ndim:
+        return Loss(loss, (logits.argmax(1) == batch.labels).sum(), count)
+    # A network that labels points counts itself: the share of points that are right, summed over examples.
+    judged = _judged_points(batch, count)
+    return Loss(loss, logits / count * judged, judged)
+
+
+def _judged_points(batch: Batch, count: Tensor) -> Tensor:
+    """How many points have a label; `count` where points have none."""
+    cloud: Any = next(iter(batch.geometry.values()))
+    if "part" not in cloud.rows:
+        return count
+    return ((cloud.example < cloud.num_examples) & (cloud.rows["part"] >= 0)).sum().to(count.dtype)
 
 
 class Average:
@@ -55,7 +92,7 @@ class TrainStep:
     the whole step is one captured graph; a batch that does not fit makes the capacities grow and the graph anew.
 
     Args:
-        model: the network; where it has a `loss`, that is used.
+        model: the network.
         optimiser: of the network's parameters.
         smoothing: of labels.
         precision: `32`, or on a GPU `bf16` by autocast.
@@ -63,7 +100,7 @@ class TrainStep:
         average: kept up to date after every step.
         capture: capture the step as a graph; needs a CUDA device.
         backward: called with the loss, in place of its own `backward`.
-        task: says what the loss is, in place of the network or the cross entropy.
+        loss: (model, batch, smoothing) to a `Loss`; None: that of labels, or the network's own.
     """
 
     def __init__(
@@ -76,17 +113,15 @@ class TrainStep:
         average: Average | None = None,
         capture: bool = False,
         backward: Callable[[Tensor], Any] = Tensor.backward,
-        task: Any = None,
+        loss: Callable[[Any, Batch, float], Loss] | None = None,
     ) -> None:
-        self.model, self.optimiser, self.smoothing = model, optimiser, smoothing
+        self.model, self.optimiser, self.smoothing, self.loss = model, optimiser, smoothing, loss or network_loss
         self.precision, self.clip, self.average, self.backward = precision, clip, average, backward
         self.device = next(model.parameters()).device
         self.totals = torch.zeros(4, dtype=torch.float64, device=self.device)
         self.frozen = [part for part in model.children() if not any(p.requires_grad for p in part.parameters())]
         if capture and self.device.type != "cuda":
             raise ValueError("capturing graphs needs a CUDA device: leave capture off")
-        self.own_loss: Any = getattr(model, "loss", None)
-        self.task = task
         self.captured = captured(self.run) if capture else None
 
     def __call__(self, batch: Batch) -> None:
@@ -95,52 +130,26 @@ class TrainStep:
     def run(self, batch: Batch) -> None:
         """The step itself, launch by launch."""
         self.optimiser.zero_grad(set_to_none=True)
-        loss, right, judged = self._loss(batch)
+        for part in self.frozen:
+            part.eval()
+        with autocast(self.device, self.precision):
+            loss, right, judged = self.loss(self.model, batch, self.smoothing)
         self.backward(loss * batch.share)
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip, foreach=True)
         self.optimiser.step()
         with torch.no_grad():
             count = torch.full_like(loss, len(batch.labels))
-            if judged is None:
-                right, judged = -loss * count, count
-            self.totals += torch.stack([loss * count, right, judged, count])
+            counts = [torch.zeros_like(loss) if value is None else value for value in (right, judged)]
+            self.totals += torch.stack([loss * count, *counts, count])
             if self.average is not None:
                 self.average.update()
-
-    def _loss(self, batch: Batch) -> tuple[Tensor, Any, Any]:
-        """The loss, and how many of how many items are right."""
-        labels = batch.labels
-        for part in self.frozen:
-            part.eval()
-        with autocast(self.device, self.precision):
-            if self.task is not None:
-                return self.task.loss(self.model, batch, self.smoothing)
-            if self.own_loss is not None:
-                loss, logits = self.own_loss(batch.geometry, labels, self.smoothing)
-            else:
-                logits = self.model(batch.geometry).float()
-                loss = cross_entropy(logits, labels, label_smoothing=self.smoothing)
-        count = torch.full_like(loss, len(labels), dtype=torch.float32)
-        if logits.ndim:
-            return loss.float(), (logits.argmax(1) == labels).sum(), count
-        # A network that labels points counts itself: the share that is right, times the number of examples.
-        judged = _judged(batch, count)
-        return loss.float(), logits.float() / count * judged, judged
 
     def read(self) -> tuple[float, float]:
         """Mean loss and accuracy since the last reading. Waits for the device."""
         loss, right, judged, count = self.totals.tolist()
         self.totals.zero_()
         return (loss / count, right / max(judged, 1)) if count else (float("nan"), float("nan"))
-
-
-def _judged(batch: Batch, count: Tensor) -> Tensor:
-    """How many points have a label; `count` where points have none."""
-    cloud: Any = next(iter(batch.geometry.values()))
-    if "part" not in cloud.rows:
-        return count
-    return ((cloud.example < cloud.num_examples) & (cloud.rows["part"] >= 0)).sum().to(count.dtype)
 
 
 def make_step(

@@ -52,8 +52,11 @@ class WorkerLoader(Loader):
         )
         self.device = torch.device(device)
 
-    def _made(self, epoch: int, start: int) -> Iterator[Batch]:
-        self._jobs[:] = [(epoch, *job) for job in self.jobs(epoch, start)]
+    def first(self, epoch: int, count: int) -> Iterator[Batch]:
+        yield from self._made(epoch, 0, count)
+
+    def _made(self, epoch: int, start: int, end: int | None = None) -> Iterator[Batch]:
+        self._jobs[:] = [(epoch, *job) for job in self.jobs(epoch, start, end)]
         for made in self._batches:
             batch = made.to(self.device, non_blocking=True)
             # What is known of a structure does not travel between processes.

@@ -13,7 +13,7 @@ import torch
 import gridless as gl
 from gridless.cli.main import main
 from gridless.data.sets.semantickitti import CLASSES, IGNORED
-from gridless.training.examples import load_data
+from gridless.tasks.loading import load_data
 from gridless.training.recipe import Recipe
 
 RAW = [raw for group in CLASSES.values() for raw in group] + list(IGNORED)

@@ -26,6 +26,11 @@ def twin(channels=6):
     return ours, theirs
 
 
+def follow(ours, theirs):
+    """Give torch's layer the weight that our layer gives its next batch."""
+    theirs.momentum = max(ours.momentum, 1 / (1 + int(ours.num_batches_tracked)))
+
+
 def assert_same_state(ours, theirs):
     for name, value in theirs.state_dict().items():
         torch.testing.assert_close(ours.state_dict()[name], value)
@@ -42,6 +47,7 @@ def test_equals_torch_on_the_real_rows(bucket, place):
         x = torch.randn(len(batch["X0"]), 6, generator=torch.Generator().manual_seed(step)).to(place) * 3 + 7
         x[total:] = torch.nan  # whatever padding holds, it is not read
         a, b = x.clone().requires_grad_(), x[:total].clone().requires_grad_()
+        follow(ours, theirs)
         ya, yb = ours(a, batch), theirs(b)
         torch.testing.assert_close(ya[:total], yb)
         assert (ya[total:] == 0).all()
@@ -85,6 +91,7 @@ def test_no_rows_leave_the_statistics_alone(bucket):
 @pytest.mark.parametrize(("size", "bucket"), [(1, None), (5, [8])])
 def test_the_momentum_of_a_network_in_float64_is_not_rounded(size, bucket):
     norm, batch = BatchNorm(6, "X0", momentum=0.1).double(), geometry((size,), bucket)
+    norm.num_batches_tracked.fill_(10)
     x = torch.randn(len(batch["X0"]), 6, dtype=torch.float64)
     norm(x, batch)
     torch.testing.assert_close(norm.running_mean, 0.1 * x[:size].mean(0), rtol=1e-14, atol=1e-14)
@@ -93,6 +100,7 @@ def test_the_momentum_of_a_network_in_float64_is_not_rounded(size, bucket):
 @pytest.mark.parametrize("bucket", [None, [8]])
 def test_one_row_has_no_variance(bucket):
     ours, _ = twin()
+    ours.num_batches_tracked.fill_(100)
     batch = geometry((1,), bucket)
     x = torch.randn(len(batch["X0"]), 6, requires_grad=True)
     y = ours(x, batch)
@@ -111,6 +119,7 @@ def test_the_defaults_are_those_of_the_paper():
 def test_normalises_grids_with_channels_last():
     x = torch.randn(2, 3, 4, 5, 6)
     ours, theirs = BatchNorm(6), torch.nn.BatchNorm3d(6, momentum=0.01, eps=1e-3)
+    follow(ours, theirs)
     torch.testing.assert_close(ours(x), theirs(x.movedim(-1, 1)).movedim(1, -1))
     assert_same_state(ours, theirs)
 
@@ -134,8 +143,10 @@ def test_compiles_without_breaks(bucket):
     batch = geometry((5, 13, 3), bucket)
     x = torch.randn(len(batch["X0"]), 6)
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, batch)[:21], theirs(x[:21]))
-    assert_same_state(ours, theirs)
+    for _ in range(3):
+        follow(ours, theirs)
+        torch.testing.assert_close(compiled(x, batch)[:21], theirs(x[:21]))
+        assert_same_state(ours, theirs)
 
 
 def test_no_rows_have_a_gradient_when_compiled():
@@ -173,6 +184,12 @@ def test_without_a_momentum_statistics_are_the_mean_over_all_batches(bucket):
         x = torch.randn(len(batch["X0"]), 6, generator=torch.Generator().manual_seed(step)) + step
         torch.testing.assert_close(ours(x, batch)[:11], theirs(x[:11]))
         assert_same_state(ours, theirs)
+
+
+def test_a_momentum_of_nothing_leaves_the_statistics_alone():
+    norm = BatchNorm(6, momentum=0.0)
+    norm(torch.randn(50, 6))
+    assert norm.running_mean.tolist() == [0] * 6
 
 
 def test_swa_counts_statistics_anew():

@@ -54,7 +54,7 @@ def test_values_and_gradients_are_those_of_the_formula(device, rows, count, chan
 def test_float64_keeps_all_digits_of_its_settings(device):
     """eps, beside a variance that it outweighs, and the momentum."""
     x = torch.randn(50, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(device) * 0.01
-    running = *torch.ones(2, 4, dtype=torch.float64, device=device), torch.tensor(0, device=device), 0.1
+    running = *torch.ones(2, 4, dtype=torch.float64, device=device), torch.tensor(10, device=device), 0.1
     y = batch_norm(x, None, None, None, 1e-3, running=running)
     wanted, mean, var = formula(x, len(x), None, None, 1e-3, False, False)
     torch.testing.assert_close(y, wanted, rtol=1e-12, atol=0)
@@ -66,7 +66,7 @@ def test_settings_may_be_whole_numbers(device):
     """What a kernel was compiled for does not depend on how the first call wrote them."""
     x = torch.randn(50, 7, generator=torch.Generator().manual_seed(3)).to(device)
     for eps, momentum in ((1, 1), (0.5, 0.25)):
-        running = *torch.ones(2, 7, device=device), torch.tensor(0, device=device), momentum
+        running = *torch.ones(2, 7, device=device), torch.tensor(10, device=device), momentum
         y = batch_norm(x, None, None, None, eps, running=running)
         wanted, mean, _ = formula(x, len(x), None, None, eps, False, False)
         torch.testing.assert_close(y, wanted)
@@ -118,6 +118,7 @@ def test_no_row_and_one_row_are_finite(device, count):
 def test_running_statistics_are_those_of_torch(device, count, channels):
     x = torch.randn(64, channels, generator=torch.Generator().manual_seed(2))
     torch_norm = torch.nn.BatchNorm1d(channels, momentum=0.3)
+    torch_norm.num_batches_tracked.fill_(10)
     kept = [t.detach().clone().to(device) for t in torch_norm.buffers()]
     for _ in range(3):
         if count > 1:
@@ -130,6 +131,22 @@ def test_running_statistics_are_those_of_torch(device, count, channels):
         batch_norm(x.to(device), torch.tensor(count, device=device), running=(*kept, 0.3))
     for mine, theirs in zip(kept, torch_norm.buffers(), strict=True):
         torch.testing.assert_close(mine.cpu(), theirs)
+
+
+@pytest.mark.parametrize("channels", [5, 300])
+def test_the_first_batches_are_averaged(device, channels):
+    """Until each has the weight of the momentum; batches without rows do not count."""
+    kept = torch.zeros(channels, device=device), torch.ones(channels, device=device), torch.tensor(0, device=device)
+    batches = torch.randn(6, 40, channels, generator=torch.Generator().manual_seed(4)) + torch.arange(6)[:, None, None]
+    mean, var = torch.zeros(channels), torch.ones(channels)
+    for number, x in enumerate(batches):
+        for count in (0, 30):
+            batch_norm(x.to(device), torch.tensor(count, device=device), running=(*kept, 0.25))
+        weight = max(0.25, 1 / (number + 1))
+        mean, var = mean.lerp(x[:30].mean(0), weight), var.lerp(x[:30].var(0), weight)
+        torch.testing.assert_close(kept[0].cpu(), mean)
+        torch.testing.assert_close(kept[1].cpu(), var)
+    assert kept[2] == 6
 
 
 def test_the_op_is_registered_rightly(backend):

@@ -22,7 +22,7 @@ from gridless.data.files import locked
 from gridless.data.prepare import Preparation
 from gridless.data.readers.clouds import ply
 from gridless.scenes import Labeller, label, label_scene
-from gridless.training.predict import write_labels
+from gridless.tasks.labelled import write_labels
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))
 from cloud_files import las, laz_in_chunks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lightning
 import torch
 from safetensors.torch import load_file
 
@@ -13,14 +12,14 @@ class Killed(Exception):
     """What ends a run in these tests."""
 
 
-class KillAfter(lightning.Callback):
+class KillAfter:
     """Ends the run without warning after so many steps."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
 
-    def on_train_batch_start(self, trainer, module, batch, number):
-        if trainer.global_step == self.steps:
+    def on_step_start(self, state, batch):
+        if state.step == self.steps:
             raise Killed
 
 

@@ -30,3 +30,9 @@ def small() -> Recipe:
             "validate_every": 1,
         }
     )
+
+
+def tiny(**changes: object) -> Recipe:
+    """A recipe whose steps take a few milliseconds: three epochs of three steps on nine clouds."""
+    network = {"model": "PointResNet", "classes": 3, "width": 4, "levels": 1, "radius": 0.6, "dropout": 0.2}
+    return small().changed(model=network, points=16, batch_size=3, **changes)

@@ -10,7 +10,8 @@ from killing import KillAfter, Killed
 from safetensors.torch import load_file
 
 from gridless.cli.main import main
-from gridless.training.examples import load_data
+from gridless.tasks.classify import Classify
+from gridless.tasks.loading import load_data
 from gridless.training.recipe import load_recipe
 from gridless.training.run import run
 from gridless.training.workers import WorkerLoader, precomputed
@@ -56,7 +57,9 @@ def test_a_run_from_files_that_was_killed_goes_on_to_the_bit(recipe, clouds, tmp
 def test_offline_augmentations_recur_after_the_repeats(recipe, clouds, tmp_path):
     plan = recipe.make_model().plan
     recipe = recipe.changed(repeats=2)
-    loader = WorkerLoader(clouds.loader(recipe, plan), "cpu", cache=precomputed(recipe, clouds, plan, tmp_path))
+    loader = WorkerLoader(
+        Classify().loader(recipe, clouds, plan), "cpu", cache=precomputed(recipe, Classify(), clouds, plan, tmp_path)
+    )
     sums = []
     for epoch in range(3):
         loader.epoch, loader.start = epoch, 0
@@ -67,10 +70,12 @@ def test_offline_augmentations_recur_after_the_repeats(recipe, clouds, tmp_path)
 
 def test_processes_divide_the_batches_of_a_cache(recipe, clouds, tmp_path):
     plan = recipe.make_model().plan
-    cache = precomputed(recipe, clouds, plan, tmp_path)
+    cache = precomputed(recipe, Classify(), clouds, plan, tmp_path)
     places = [{"rank": rank, "world": 3} for rank in range(3)]
-    parts = [list(WorkerLoader(clouds.loader(recipe, plan, **place), "cpu", cache=cache)) for place in places]
-    whole = list(clouds.loader(recipe, plan))
+    parts = [
+        list(WorkerLoader(Classify().loader(recipe, clouds, plan, **place), "cpu", cache=cache)) for place in places
+    ]
+    whole = list(Classify().loader(recipe, clouds, plan))
     for number, batch in enumerate(whole):
         mine = [part[number] for part in parts]
         assert torch.equal(torch.cat([m.labels for m in mine]), batch.labels)
@@ -82,10 +87,10 @@ def test_recordings_may_be_made_ahead_too(tmp_path):
     transforms = [{"Rotate": 0.3}, {"Thin": 0.3}, "ReverseTime"]
     recipe = load_recipe("glyphs").changed(data_options__size=6, batch_size=3, repeats=1, transforms=transforms)
     data, plan = load_data(recipe, None, "fit"), recipe.make_model().plan
-    online = list(data.loader(recipe, plan))
-    cache = precomputed(recipe, data, plan, tmp_path)
+    online = list(Classify().loader(recipe, data, plan))
+    cache = precomputed(recipe, Classify(), data, plan, tmp_path)
     for settings in ({"workers": 1}, {"cache": cache}):
-        loader = WorkerLoader(data.loader(recipe, plan), "cpu", **settings)
+        loader = WorkerLoader(Classify().loader(recipe, data, plan), "cpu", **settings)
         for batch, expected in zip(loader, online, strict=True):
             assert torch.equal(batch.labels, expected.labels)
             for name, value in expected.geometry.items():
@@ -112,7 +117,7 @@ def test_precompute_makes_what_train_then_reads(tmp_path, capsys):
 def test_another_augmentation_seed_or_data_is_another_folder(recipe, clouds, tmp_path):
     plan = recipe.make_model().plan
     keys = {
-        precomputed(recipe.changed(repeats=1, **changes), data, plan, tmp_path).key
+        precomputed(recipe.changed(repeats=1, **changes), Classify(), data, plan, tmp_path).key
         for changes, data in [
             ({}, clouds),
             ({"seed": 1}, clouds),

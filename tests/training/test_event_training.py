@@ -14,10 +14,11 @@ from killing import KillAfter, Killed, weights
 import gridless as gl
 from gridless.cli.main import main
 from gridless.structures import Events
+from gridless.tasks.loading import load_data
+from gridless.tasks.recordings import ClassifyRecordings, chain, fitted
 from gridless.training import Recipe, load_recipe
-from gridless.training.examples import Recordings, chain, load_data, load_recordings
+from gridless.training.examples import Recordings
 from gridless.training.loader import Loader
-from gridless.training.predict import fitted
 from gridless.training.run import run
 from gridless.training.step import make_step
 
@@ -25,6 +26,9 @@ MODEL = {
     "model": "EventResNet", "classes": 10, "sensor": [16, 16], "width": 4, "levels": 2, "pooled": 0, "threshold": 0.8,
     "reset": -1.0, "dropout": 0.1,
 }  # fmt: skip
+
+
+TASK = ClassifyRecordings()
 
 
 def recipe(head: str = "stream", **changes) -> Recipe:
@@ -45,7 +49,7 @@ def recipe(head: str = "stream", **changes) -> Recipe:
 
 @pytest.fixture(scope="module")
 def glyphs() -> Recordings:
-    return load_recordings("glyphs", None, "fit", {"size": 40, "sensor": (16, 16)})
+    return TASK.load(recipe(data_options={"size": 40, "sensor": [16, 16]}), None, "fit")
 
 
 # Recordings and their loader.
@@ -94,10 +98,10 @@ def test_faulty_recordings_and_labels_are_refused(glyphs):
 def test_a_loader_begun_in_mid_epoch_yields_what_the_whole_epoch_has_there(glyphs):
     settings = recipe(transforms=["ReverseTime", {"Rotate": 0.4}, {"Thin": 0.5}])
     plan = settings.make_model().plan
-    whole = glyphs.loader(settings, plan)
+    whole = TASK.loader(settings, glyphs, plan)
     batches = [*whole, *whole]
     assert whole.state_dict() == {"epoch": 2, "start": 0}
-    again = glyphs.loader(settings, plan)
+    again = TASK.loader(settings, glyphs, plan)
     again.load_state_dict({"epoch": 1, "start": 1})
     for a, b in zip(batches[4:], again, strict=True):
         for x, y in zip(a.group.tensors(), b.group.tensors(), strict=True):
@@ -108,7 +112,7 @@ def test_a_loader_begun_in_mid_epoch_yields_what_the_whole_epoch_has_there(glyph
 
 def test_an_evaluation_sees_every_recording_once_in_order_and_as_it_is(glyphs):
     settings = recipe(transforms=[{"Thin": 0.9}])
-    loader = glyphs.loader(settings, settings.make_model().plan, train=False)
+    loader = TASK.loader(settings, glyphs, settings.make_model().plan, train=False)
     batches = list(loader)
     assert torch.equal(torch.cat([b.labels for b in batches]), glyphs.labels)
     assert sum(len(b.geometry["X0"]) for b in batches) == len(glyphs.events)
@@ -117,7 +121,9 @@ def test_an_evaluation_sees_every_recording_once_in_order_and_as_it_is(glyphs):
 def test_the_first_vote_is_on_recordings_as_they_are(glyphs):
     model, few = recipe().make_model(), glyphs.take(torch.arange(4))
     thinned = recipe(transforms=[{"Thin": 0.5}])
-    once, plain, twice = (few.probabilities(model, r, votes=n) for r, n in ((thinned, 1), (recipe(), 1), (thinned, 2)))
+    once, plain, twice = (
+        TASK.probabilities(model, few, r, votes=n) for r, n in ((thinned, 1), (recipe(), 1), (thinned, 2))
+    )
     assert torch.equal(once, plain)
     assert not torch.equal(once, twice)
 
@@ -125,8 +131,8 @@ def test_the_first_vote_is_on_recordings_as_they_are(glyphs):
 def test_processes_divide_a_batch_of_recordings(glyphs):
     settings = recipe(batch_size=10)
     plan = settings.make_model().plan
-    whole = list(glyphs.loader(settings, plan))
-    parts = [list(glyphs.loader(settings, plan, rank=r, world=3)) for r in range(3)]
+    whole = list(TASK.loader(settings, glyphs, plan))
+    parts = [list(TASK.loader(settings, glyphs, plan, rank=r, world=3)) for r in range(3)]
     for number, batch in enumerate(whole):
         mine = [part[number] for part in parts]
         assert torch.equal(torch.cat([b.labels for b in mine]), batch.labels)
@@ -187,7 +193,7 @@ def test_a_few_glyphs_are_learned(head, glyphs):
     step = make_step(settings, model, settings.make_optimiser(model), None, capture=False)
     losses, right = [], []
     for epoch in range(25):
-        loader = few.loader(settings, model.plan)
+        loader = TASK.loader(settings, few, model.plan)
         loader.epoch = epoch
         for batch in loader:
             step(batch)
@@ -210,7 +216,7 @@ def test_a_batch_in_which_recordings_fire_nothing_still_trains(head, silent, gly
     settings = recipe(head, model={**MODEL, "head": head, "threshold": 1.2})
     model = settings.make_model().train()
     step = make_step(settings, model, settings.make_optimiser(model), None, capture=False)
-    for batch in data.loader(settings, model.plan):
+    for batch in TASK.loader(settings, data, model.plan):
         last = max(name for name in batch.geometry if name.startswith("X"))
         assert (batch.geometry[last].sizes == 0).sum() == len(silent)
         step(batch)

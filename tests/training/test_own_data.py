@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +12,14 @@ import torch
 
 import gridless as gl
 from gridless.cli.main import main
-from gridless.data.folder import Listing, held_out, listing
+from gridless.data.folder import held_out, listing
 from gridless.data.prepare import Preparation, joined, padded, prepare, turned
+from gridless.tasks import find
+from gridless.tasks.clouds import describe_clouds, preparation
+from gridless.tasks.labelled import write_parts
+from gridless.tasks.loading import load_data
 from gridless.training import Clouds
-from gridless.training.examples import load_data
-from gridless.training.predict import preparation, write_parts
 from gridless.training.recipe import Recipe, load_recipe
-from gridless.training.statistics import statistics
 
 SMALL = ["--device", "cpu", "--epochs", "1", "--set", "batch_size=4"]
 TINY = ["--set", "model.width=8", "--set", "model.levels=1", "--set", "model.lift=16"]
@@ -118,7 +118,7 @@ def test_a_radius_that_does_not_fit_is_warned_of_with_one_that_does(scans, tmp_p
 
 def said(data, radius):
     model = gl.models.point_resnet_small(2, width=8, radius=radius)
-    return statistics(load_recipe("own-clouds"), Listing(Path("scans"), (), (), (), (), ""), data, model)
+    return describe_clouds(data, model)
 
 
 def advised(sizes, spread=1.0, radius=0.001):
@@ -144,7 +144,7 @@ def test_shares_of_labels_are_of_the_points_that_there_are():
     data = Clouds(torch.rand(2, 5, 3), torch.zeros(2).long(), ["a"], sizes, rows, parts=names)
     lines = said(data, radius=0.001)
     assert "points: ground 50.0%, pole 0.0%, wire 25.0%, without a label 25.0%" in lines
-    every = replace(data, rows={"part": part.clamp(min=0)})
+    every = Clouds(torch.rand(2, 5, 3), torch.zeros(2).long(), ["a"], sizes, {"part": part.clamp(min=0)}, parts=names)
     assert "points: ground 75.0%, pole 0.0%, wire 25.0%" in said(every, radius=0.001)
 
 
@@ -790,7 +790,7 @@ def test_features_of_another_type_than_in_training_are_refused(tmp_path):
         write_cloud(tmp_path / "d" / "ab"[i % 2] / f"{i}.ply", torch.rand(50, 3), rgb=rgb.byte())
     network = {"model": "point_resnet_small", "width": 8, "levels": 1, "radius": 0.6}
     recipe = Recipe.from_dict({"model": network, "data": "folder", "data_options": {"features": ["rgb"]}})
-    recipe = recipe.fitted(load_data(recipe, tmp_path / "d", "fit"))
+    recipe = find(recipe.task_name).fit(recipe, load_data(recipe, tmp_path / "d", "fit"))
     assert recipe.data_options["scales"] == {"rgb": 255}
     model = gl.load(gl.save(recipe.make_model(), tmp_path / "net", recipe=recipe.to_dict()))
     assert gl.training.classify(model, tmp_path / "d" / "a" / "0.ply").shape == (2,)

@@ -14,9 +14,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import lightning
 import pytest
 import torch
 from killing import KillAfter, Killed, weights
@@ -24,10 +22,13 @@ from small_run import shapes, small
 
 import gridless as gl
 from gridless.cli.main import main
-from gridless.training import Recipe, Recordings
-from gridless.training.callbacks import EpochBar, WholeCheckpoints
-from gridless.training.module import share
-from gridless.training.run import _examples, _loggers, run
+from gridless.tasks.classify import Classify
+from gridless.training import Clouds, Recipe, Recordings
+from gridless.training.checkpoints import digest_of, share, write_checkpoint
+from gridless.training.logs import EpochBar, Log
+from gridless.training.run import run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # In the middle of an epoch, at its end, and in the middle of a later one.
@@ -50,6 +51,7 @@ def same_log(folder):
     assert whole == cut
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("validated", [True, False])
 def test_a_run_resumed_from_the_end_of_an_epoch_ends_with_the_same_weights(recipe, clouds, tmp_path, validated):
     # Checkpoints are written every ten epochs; an epoch is two steps.
@@ -74,7 +76,7 @@ def test_a_run_resumed_after_its_last_step_has_its_accuracy(recipe, clouds, tmp_
             shutil.copytree(tmp_path / "whole" / folder, tmp_path / "cut" / folder)
     else:
         with pytest.raises(Killed):
-            run(recipe, clouds, clouds, tmp_path / "cut", progress=False, checkpoint_steps=1, callbacks=[KillLast()])
+            run(recipe, clouds, clouds, tmp_path / "cut", progress=False, checkpoint_steps=1, callbacks=[KillLast(10)])
     resumed = run(recipe, clouds, clouds, tmp_path / "cut", progress=False, resume=True)
     assert resumed["history"][-1] == whole["history"][-1]
     for name in ("train_loss", "train_accuracy", "valid_accuracy", "learning_rate"):
@@ -86,30 +88,23 @@ def test_a_run_resumed_after_its_last_step_has_its_accuracy(recipe, clouds, tmp_
         assert torch.equal(a, b), name
 
 
-def test_an_epoch_that_was_trained_before_is_not_shown_again(capsys):
-    trainer = SimpleNamespace(
-        is_global_zero=True, current_epoch=19, max_epochs=20, world_size=1, num_training_batches=1
-    )
-    module, batch = SimpleNamespace(history=[{"epoch": 20, "train_loss": 0.5}]), SimpleNamespace(labels=[0, 1])
-    bar = EpochBar()
-    bar.on_train_start(trainer, module)
-    bar.on_train_epoch_end(trainer, module)
+def test_an_epoch_is_shown_with_the_examples_that_it_saw(capsys):
+    bar = EpochBar(20, done=19)
     assert capsys.readouterr().err == ""
-    bar.on_train_batch_end(trainer, module, None, batch, 0)
-    bar.on_train_epoch_end(trainer, module)
+    bar.step(2, 19.5)
+    bar.epoch({"epoch": 20, "train_loss": 0.5})
     assert capsys.readouterr().err.startswith("epoch 20/20: 0.500 loss, ")
-    bar.on_train_epoch_end(trainer, module)
-    assert capsys.readouterr().err == "", "the examples of an epoch are counted once"
+    assert bar.seen == 0, "the examples of an epoch are counted once"
 
 
-class KillLast(lightning.Callback):
-    """Ends the run between the last step of an epoch, that of the run unless given, and the validation after it."""
+class KillLast:
+    """Ends the run between the last step of an epoch and the validation after it."""
 
-    def __init__(self, epoch: int | None = None) -> None:
-        self.epoch = epoch
+    def __init__(self, step: int) -> None:
+        self.step = step
 
-    def on_validation_start(self, trainer, module):
-        if trainer.current_epoch + 1 == (self.epoch or trainer.max_epochs):
+    def on_validation_start(self, state):
+        if state.step == self.step:
             raise Killed
 
 
@@ -117,7 +112,7 @@ def test_a_run_killed_before_a_validation_makes_it_when_resumed(recipe, clouds, 
     settings = {"checkpoint_steps": 1, "progress": False}
     whole = run(recipe, clouds, clouds, tmp_path / "whole", **settings)
     with pytest.raises(Killed):
-        run(recipe, clouds, clouds, tmp_path / "cut", callbacks=[KillLast(2)], **settings)
+        run(recipe, clouds, clouds, tmp_path / "cut", callbacks=[KillLast(10)], **settings)
     resumed = run(recipe, clouds, clouds, tmp_path / "cut", resume=True, **settings)
     assert whole["history"] == resumed["history"]
     same_log(tmp_path)
@@ -128,18 +123,18 @@ def test_the_accuracy_of_a_run_is_that_of_the_weights_it_leaves(recipe, clouds, 
     assert ["valid_accuracy" in entry for entry in results["history"]] == [False, True, True]
     model = gl.load(tmp_path / "weights")
     for name, votes in (("valid_accuracy", 1), ("valid_accuracy_by_votes", 3)):
-        right = clouds.probabilities(model, recipe, votes=votes).argmax(1) == clouds.labels
+        right = Classify().probabilities(model, clouds, recipe, votes=votes).argmax(1) == clouds.labels
         assert results[name] == right.double().mean().item()
 
 
-def test_the_loss_and_accuracy_of_an_epoch_are_means_over_its_examples(recipe, clouds, tmp_path):
+def test_the_loss_and_accuracy_of_an_epoch_are_means_over_itsdigest_of(recipe, clouds, tmp_path):
     """Weights that do not move, and batches of ten and one of two."""
     found, network = [], {"model": {**recipe.model, "dropout": 0.0}, "smoothing": 0.0, "average": None}
     recipe = Recipe.from_dict({**recipe.to_dict(), **network, "epochs": 1, "learning_rate": 1e-30, "l2": 0.0})
     model = recipe.make_model().train()
 
-    class Look(lightning.Callback):
-        def on_train_batch_end(self, trainer, module, outputs, batch, number):
+    class Look:
+        def on_step_end(self, state, batch):
             logits = model(batch.geometry)
             loss = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="none")
             found.extend(zip(loss.tolist(), (logits.argmax(1) == batch.labels).tolist()))
@@ -153,31 +148,30 @@ def test_the_loss_and_accuracy_of_an_epoch_are_means_over_its_examples(recipe, c
 
 def test_there_is_a_checkpoint_every_ten_epochs_unless_it_is_said_otherwise(recipe, tmp_path):
     run(recipe.changed(epochs=11, batch_size=3), shapes(3), None, tmp_path, progress=False)
-    assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"] == 10
+    assert torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["step"] == 10
 
 
 def test_a_run_shows_and_logs_the_validation_of_each_epoch_as_its_own(recipe, clouds, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("gridless.training.callbacks.EVERY", 0.0)
+    monkeypatch.setattr("gridless.training.logs.EVERY", 0.0)
     results = run(recipe.changed(epochs=3, validate_every=2), clouds, clouds, tmp_path)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
-    assert [" valid" in line for line in lines] == [False, True, False]
+    assert [" valid" in line for line in lines] == [False, True, True]
     with open(tmp_path / "logs" / "metrics.csv") as file:
-        logged = {int(row["epoch"]): row["valid_accuracy"] for row in csv.DictReader(file) if row["valid_accuracy"]}
-    assert list(logged) == [1, 2]
-    for epoch, value in logged.items():
-        assert float(value) == pytest.approx(results["history"][epoch]["valid_accuracy"], abs=1e-6)
+        rows = [{name: float(text) for name, text in row.items() if text} for row in csv.DictReader(file)]
+    assert rows == results["history"], "one row for each epoch"
+    assert ["valid_accuracy" in row for row in rows] == [False, True, True]
 
 
-class Spoil(lightning.Callback):
+class Spoil:
     """Makes a weight no number before a step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
 
-    def on_train_batch_start(self, trainer, module, batch, number):
-        if trainer.global_step == self.step:
+    def on_step_start(self, state, batch):
+        if state.step == self.step:
             with torch.no_grad():
-                next(module.model.parameters()).view(-1)[0] = torch.nan
+                next(state.model.parameters()).view(-1)[0] = torch.nan
 
 
 # In the middle of an epoch, where the next checkpoint would be; and with none before the end of the epoch.
@@ -192,12 +186,12 @@ def test_a_run_that_diverges_ends_with_an_error_and_its_last_checkpoint(recipe, 
     assert last.exists() == (checkpoint_steps is not None)
     if checkpoint_steps:
         kept = torch.load(last, weights_only=True)
-        assert kept["global_step"] == 7
-        assert all(bool(tensor.isfinite().all()) for tensor in kept["state_dict"].values())
+        assert kept["step"] == 7
+        assert all(bool(tensor.isfinite().all()) for tensor in kept["model"].values())
 
 
 def test_results_are_json_whatever_the_figures(recipe, clouds, tmp_path, monkeypatch):
-    monkeypatch.setattr("gridless.training.module.judged", lambda *given: {"accuracy": float("nan")})
+    monkeypatch.setattr("gridless.training.loop.judged", lambda *given, **more: {"accuracy": float("nan")})
     results = run(recipe.changed(epochs=1, validate_every=2), clouds, clouds, tmp_path, progress=False)
     assert results["valid_accuracy"] is None
     for name in ("results.json", "weights.json"):
@@ -233,13 +227,14 @@ def test_resuming_with_another_recipe_names_what_differs(begun, changes, words):
 def test_resuming_with_other_examples_is_refused(begun):
     folder, recipe, clouds = begun
     rows = {"normal": torch.zeros_like(clouds.points)}
+    points, labels, names = clouds.points, clouds.labels, clouds.class_names
     others = [
         shapes(41),
-        replace(clouds, labels=clouds.labels.roll(1)),
-        replace(clouds, points=clouds.points.roll(1, 1)),
+        replace(clouds, labels=labels.roll(1)),
+        Clouds(points.roll(1, 1), labels, names),
         replace(clouds, class_names=["sphere", "rod", "disc"]),
-        replace(clouds, sizes=torch.full((42,), 47)),
-        replace(clouds, rows=rows),
+        clouds.first(47),
+        Clouds(points, labels, names, rows=rows),
         replace(clouds, parts=["a", "b"], values=[2, 5]),
     ]
     for other in others:
@@ -249,16 +244,20 @@ def test_resuming_with_other_examples_is_refused(begun):
 
 def test_labels_of_points_and_events_are_part_of_what_examples_are(clouds):
     part = torch.zeros(clouds.points.shape[:2], dtype=torch.int64)
-    labelled = replace(clouds, rows={"part": part}, parts=["a", "b"], values=[2, 5])
-    other = part.clone()
+    more = {"parts": ["a", "b"], "values": [2, 5]}
+
+    def of(part):
+        return Clouds(clouds.points, clouds.labels, clouds.class_names, rows={"part": part}, **more)
+
+    labelled, other = of(part), part.clone()
     other[7, 3] = 1
     made = gl.data.MovingGlyphs(6, seed=0)
     events = gl.Events(made.pixel, made.time, made.polarity, made.splits, made.sensor)
     later = gl.Events(made.pixel, made.time + 1, made.polarity, made.splits, made.sensor)
     recordings = [Recordings.of(e, made.labels, made.class_names) for e in (events, later)]
-    sets = [labelled, replace(labelled, rows={"part": other}), replace(labelled, values=[2, 6]), *recordings]
-    assert len({_examples(data) for data in sets}) == len(sets)
-    assert _examples(labelled) == _examples(replace(labelled, rows={"part": part.clone()}))
+    sets = [labelled, of(other), replace(labelled, values=[2, 6]), *recordings]
+    assert len({digest_of(data) for data in sets}) == len(sets)
+    assert digest_of(labelled) == digest_of(of(part.clone()))
 
 
 def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
@@ -270,7 +269,7 @@ def test_a_second_run_does_not_overwrite_the_first(begun, capsys):
 
 
 def test_two_runs_do_not_share_a_folder(recipe, clouds, tmp_path):
-    class Second(lightning.Callback):
+    class Second:
         def on_train_start(self, *_):
             with pytest.raises(ValueError, match=f"another run is writing {tmp_path}: wait for it, or give another"):
                 run(recipe.changed(seed=5), clouds, None, tmp_path, progress=False)
@@ -331,6 +330,15 @@ def test_a_foreign_checkpoint_is_named(begun, tmp_path):
         run(recipe, clouds, None, tmp_path, progress=False, resume=True)
 
 
+def test_a_checkpoint_of_an_earlier_version_is_named(begun, tmp_path):
+    _, recipe, clouds = begun
+    (tmp_path / "checkpoints").mkdir()
+    for old in ({"pytorch-lightning_version": "2.5.1", "global_step": 3}, {"format": 1, "step": 3}):
+        torch.save(old, tmp_path / "checkpoints/last.ckpt")
+        with pytest.raises(ValueError, match=r"last.ckpt was written by another version of gridless"):
+            run(recipe, clouds, None, tmp_path, progress=False, resume=True)
+
+
 def test_resuming_nothing_says_so(recipe, clouds, tmp_path):
     with pytest.raises(FileNotFoundError, match="nothing to resume"):
         run(recipe, clouds, None, tmp_path, resume=True)
@@ -346,12 +354,12 @@ def test_checkpoints_are_written_beside_their_place(recipe, clouds, tmp_path, mo
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(tmp_path):
     path, soft = tmp_path / "last.ckpt", resource.getrlimit(resource.RLIMIT_FSIZE)
-    WholeCheckpoints().save_checkpoint({"step": 1}, path)
+    write_checkpoint(path, {"step": 1})
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, soft[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
-            WholeCheckpoints().save_checkpoint({"step": 2, "weights": torch.zeros(10_000)}, path)
+            write_checkpoint(path, {"step": 2, "weights": torch.zeros(10_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, soft)
         signal.signal(signal.SIGXFSZ, before)
@@ -363,7 +371,7 @@ def test_a_full_disk_is_named_with_the_folder_of_the_run(tmp_path, capsys):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "metrics.csv").symlink_to("/dev/full")
     small = ["--set", "data_options.size=14", "--set", "data_options.held_out=7", "--set", "points=32"]
-    small += ["--set", "model.width=8", "--set", "model.levels=1"]
+    small += ["--set", "model.width=8", "--set", "model.levels=1", "--set", "batch_size=7"]
     words = ["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]
     assert main([*words, "--checkpoint-steps", "1"]) == 1
     said = capsys.readouterr().err
@@ -372,14 +380,14 @@ def test_a_full_disk_is_named_with_the_folder_of_the_run(tmp_path, capsys):
 
 def test_a_full_disk_is_named_by_the_log_of_tensorboard_too(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
-    logger = _loggers(tmp_path, 0)[1]
+    log = Log(tmp_path)
 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(logger.experiment, "add_scalar", full)
+    monkeypatch.setattr(log.board, "add_scalar", full)
     with pytest.raises(OSError, match="No space left on device"):
-        logger.log_metrics({"loss": 1.0}, 0)
+        log.epoch([{"epoch": 1, "loss": 1.0}], 1)
 
 
 def test_totals_are_shared_by_another_number_of_processes():
@@ -396,32 +404,32 @@ def test_a_run_of_two_processes_goes_on_in_one(recipe, clouds, tmp_path):
     last = tmp_path / "cut" / "checkpoints" / "last.ckpt"
     kept = torch.load(last, weights_only=True)
     # As two processes leave it.
-    kept["gridless"]["totals"] = kept["gridless"]["totals"].expand(2, 4) / 2
+    kept["totals"] = kept["totals"].expand(2, 4) / 2
     torch.save(kept, last)
     resumed = run(recipe, clouds, None, tmp_path / "cut", progress=False, resume=True)
     assert whole["history"] == resumed["history"]
 
 
-class InterruptAfter(lightning.Callback):
+class InterruptAfter:
     """Ctrl-C in the middle of a step, twice where a step is not waited for."""
 
     def __init__(self, steps: int, times: int = 1) -> None:
         self.steps, self.times = steps, times
 
-    def on_train_batch_start(self, trainer, module, batch, number):
-        if trainer.global_step == self.steps:
+    def on_step_start(self, state, batch):
+        if state.step == self.steps:
             for _ in range(self.times):
                 signal.raise_signal(signal.SIGINT)
 
 
 # Five steps are an epoch. In its middle; and in its last step, where the validation comes first.
-@pytest.mark.parametrize(("steps", "kept"), [(2, 3), (4, 6)])
+@pytest.mark.parametrize(("steps", "kept"), [(2, 3), (4, 5)])
 def test_a_run_interrupted_by_hand_and_resumed_ends_with_the_same_weights(recipe, clouds, tmp_path, steps, kept):
     whole = run(recipe, clouds, clouds, tmp_path / "whole", progress=False)
     # No other checkpoint is due so early.
     with pytest.raises(KeyboardInterrupt, match=r"^interrupted; go on with --resume$"):
         run(recipe, clouds, clouds, tmp_path / "cut", progress=False, callbacks=[InterruptAfter(steps)])
-    assert torch.load(tmp_path / "cut/checkpoints/last.ckpt", weights_only=False)["global_step"] == kept
+    assert torch.load(tmp_path / "cut/checkpoints/last.ckpt", weights_only=True)["step"] == kept
     resumed = run(recipe, clouds, clouds, tmp_path / "cut", progress=False, resume=True)
     for (name, a), b in zip(weights(tmp_path / "whole").items(), weights(tmp_path / "cut").values()):
         assert torch.equal(a, b), name
@@ -435,18 +443,7 @@ def test_a_second_interrupt_ends_a_run_at_once(recipe, clouds, tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.fixture
-def one_thread():
-    """Two processes that share the cores with other tests: what is compared here is where they stop and go on."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    # Where the CPU has no bfloat16, torch's first product of it turns oneDNN off for the rest of the process, and other
-    # products round differently.
-    with torch.backends.mkldnn.flags(enabled=True):
-        yield
-    torch.set_num_threads(before)
-
-
+@pytest.mark.slow
 def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path, one_thread):
     small = ["--set", "data_options.size=140", "--set", "data_options.held_out=28", "--set", "points=64"]
     words = ["train", "shapes", *small, "--epochs", "8", "--geometry", "workers", "--workers", "1", "--device", "cpu"]
@@ -476,10 +473,10 @@ def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_and_says_how_to_go_on(tmp_path
 def test_tensorboard_shows_each_step_of_a_resumed_run_once(tmp_path):
     events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for done, end in ((0, 8), (5, 10)):
-        logger = _loggers(tmp_path, done)[1]
-        for step in range(done, end):
-            logger.log_metrics({"loss": float(step)}, step)
-        logger.finalize("success")
+        log = Log(tmp_path, done)
+        for step in range(done + 1, end + 1):
+            log.epoch([{"epoch": step, "loss": float(step)}], step)
+        log.close()
     found = events.EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
-    assert [point.step for point in found.Scalars("loss")] == list(range(10))
+    assert [point.step for point in found.Scalars("loss")] == list(range(1, 11))

@@ -20,6 +20,8 @@ import gridless as gl
 from gridless import models
 from gridless.nn.norm import BatchNorm
 from gridless.structures import pad
+from gridless.tasks.classify import report
+from gridless.tasks.clouds import views_of_cloud
 from gridless.training import (
     Average,
     Clouds,
@@ -33,8 +35,7 @@ from gridless.training import (
 )
 from gridless.training.batch import EXAMPLES, Group, ends_of
 from gridless.training.captured import Slot, capacity
-from gridless.training.evaluate import report, seen
-from gridless.training.examples import views_of_cloud
+from gridless.training.evaluate import seen
 from gridless.training.recipe import read_yaml
 from gridless.training.schedule import Cosine, Plateau
 from gridless.training.step import begin_step
@@ -565,7 +566,7 @@ def test_a_report_counts_each_class():
         ({"augment": {"jiter": 1}}, "augment: unknown entry 'jiter'"),
         ({"optimiser": "sgd"}, "optimiser must be one of adam, adamw"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"learning_rate": float("nan")}, "learning_rate must be positive"),
+        ({"learning_rate": float("nan")}, "learning_rate must be above 0"),
         ({"epochs": "abc"}, "epochs must be a whole number, not 'abc'"),
         ({"epochs": 2.5}, "epochs must be a whole number, not 2.5"),
         ({"clip": "no"}, "clip must be a number, not 'no'"),
@@ -595,7 +596,7 @@ def test_a_report_counts_each_class():
         ({"transforms": 5}, r"transforms must be a list, .*, not 5"),
         ({"precision": 16}, "precision must be one of 32, bf16, not 16"),
         ({"transforms": ["ReverseTime"]}, "transforms is for recordings; what is done to clouds is said by augment"),
-        ({"seed": 2**64}, r"seed must be from -2\^63 to 2\^64 - 1, not 18446744073709551616"),
+        ({"seed": 2**64}, r"seed must be .*, not 18446744073709551616"),
         ({"smoothing": 2}, "smoothing must be from 0 to 1, not 2"),
         ({"epsilon": -1}, "epsilon must be at least 0, not -1"),
         ({"l2": float("nan")}, "l2 must be at least 0, not nan"),

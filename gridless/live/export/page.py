@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import html
 import shutil
 import tempfile
 from pathlib import Path
 
 from torch import nn
 
+from gridless.kernels.progress import shown
 from gridless.live.export import as_folder, texts, write
 from gridless.live.export.check import compiled, zig
 from gridless.live.export.writer import HERE
@@ -27,13 +29,18 @@ def web(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048) ->
     """
     folder, files = as_folder(out), texts(model, bits, chunk)
     classes = int(files["network.h"].partition("#define NET_CLASSES ")[2].split()[0])
-    names = class_names(model, classes)
+    names = [shown(name) for name in class_names(model, classes)]
     title = files["README.md"].splitlines()[0].removeprefix("# ")
     with tempfile.TemporaryDirectory() as name:
         work = write(Path(name), files | {"web.c": (HERE / "web" / "web.c").read_text("utf-8")})
         compiled([*_compiler(), *FLAGS, "web.c", "-o", "network.wasm"], work)
         code = base64.b64encode((work / "network.wasm").read_bytes()).decode()
-    page = (HERE / "web" / "index.html").read_text("utf-8").replace("@TITLE@", title).replace("@NAMES@", script(names))
+    page = (
+        (HERE / "web" / "index.html")
+        .read_text("utf-8")
+        .replace("@TITLE@", html.escape(shown(title)))
+        .replace("@NAMES@", script(names))
+    )
     # A script, because pages that are files may not fetch other files.
     return write(folder, {"index.html": page, "network.js": f'const NETWORK = "{code}";\n'})
 

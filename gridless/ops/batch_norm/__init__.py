@@ -39,7 +39,7 @@ def batch_norm(
 
     `eps` is added to the variance; `before` and `after` say where the ReLU is. `running`, a mean (C), a variance (C), a
     number of batches () int64 and a momentum, is moved in place: the mean and the variance, divided by rows - 1, of
-    this batch have the weight `momentum`. Differentiable once, in x, weight and bias.
+    this batch have the weight max(momentum, 1 / (batches + 1)). Differentiable once, in x, weight and bias.
     """
     if x.ndim != 2 or x.dtype not in FLOATS:
         raise ValueError(f"batch_norm: x must be floating point (rows, channels), not {x.dtype} {tuple(x.shape)}")

@@ -39,17 +39,18 @@ def forward(
     if channels == 0:
         return y, statistics
     tall, block, grid = _launch(rows, channels)
-    parts = torch.empty(2, grid[0], channels, dtype=wide, device=x.device)
+    # The last number is what this batch weighs in the running statistics.
+    parts = torch.empty(2 * grid[0] * channels + 1, dtype=wide, device=x.device)
     double, counted, affine = wide == torch.float64, count is not None, weight is not None
     # What a kernel does not read, it is given something else for.
     number = count if counted else parts
-    constants = channels, counted, before, tall, block, double
-    _MOMENTS(grid, (x, number, parts), (rows, grid[0]), constants, WARPS)
-    tensors = x, y, number, parts, statistics, weight if affine else parts, bias if affine else parts
-    tensors += (parts,) * 3 if running is None else running[:3]
+    kept = (parts,) * 3 if running is None else running[:3]
     momentum = 0.0 if running is None else running[3]
+    constants = channels, counted, before, running is not None, tall, block, double
+    _MOMENTS(grid, (x, number, parts, kept[2]), (rows, grid[0], momentum), constants, WARPS)
+    tensors = x, y, number, parts, statistics, weight if affine else parts, bias if affine else parts, *kept
     constants = channels, counted, before, after, affine, running is not None, PROGRAMS, tall, block, double
-    _APPLY(grid, tensors, (rows, grid[0], eps, momentum), constants, WARPS)
+    _APPLY(grid, tensors, (rows, grid[0], eps), constants, WARPS)
     return y, statistics
 
 
@@ -143,11 +144,16 @@ def _together(seen, means, squares, total):
 
 @triton.jit(do_not_specialize=["rows", "programs"])
 def _moments(
-    x, count, parts, rows, programs, channels,
-    COUNTED: tl.constexpr, BEFORE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
+    x, count, parts, batches, rows, programs, momentum: tl.float64, channels,
+    COUNTED: tl.constexpr, BEFORE: tl.constexpr, TRACK: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    DOUBLE: tl.constexpr,
 ):  # fmt: skip
-    """Mean, and sum of squares about it, of the rows of each program."""
+    """Mean, and sum of squares about it, of the rows of each program; the first one says what the batch weighs."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
+    if TRACK:
+        # Here, as the second launch counts the batch.
+        weighs = tl.maximum(1.0 / (tl.load(batches) + 1).to(wide), tl.full([], momentum, wide))
+        tl.store(parts + 2 * programs * channels, weighs, tl.program_id(0) + tl.program_id(1) == 0)
     n = _real(count, rows, COUNTED)
     share = _share(n, programs, ROWS)
     first = tl.program_id(0) * share
@@ -175,12 +181,13 @@ def _moments(
 
 
 @triton.jit
-def _track(mean, var, n, running_mean, running_var, batches, momentum, c, inside):
+def _track(mean, var, n, running_mean, running_var, batches, share, c, inside):
+    """Move the running statistics of the channels c by a share towards those of a batch of n rows."""
     if n > 0:
         old = tl.load(running_mean + c, inside)
-        tl.store(running_mean + c, old + tl.full([], momentum, old.dtype) * (mean.to(old.dtype) - old), inside)
+        tl.store(running_mean + c, old + share.to(old.dtype) * (mean.to(old.dtype) - old), inside)
         old = tl.load(running_var + c, inside)
-        tl.store(running_var + c, old + tl.full([], momentum, old.dtype) * (var.to(old.dtype) - old), inside)
+        tl.store(running_var + c, old + share.to(old.dtype) * (var.to(old.dtype) - old), inside)
         if tl.program_id(1) == 0:
             tl.store(batches, tl.load(batches) + 1)
 
@@ -188,7 +195,7 @@ def _track(mean, var, n, running_mean, running_var, batches, momentum, c, inside
 @triton.jit(do_not_specialize=["rows", "programs"])
 def _apply(
     x, y, count, parts, statistics, weight, bias, running_mean, running_var, batches,
-    rows, programs, eps: tl.float64, momentum: tl.float64, channels,
+    rows, programs, eps: tl.float64, channels,
     COUNTED: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, AFFINE: tl.constexpr, TRACK: tl.constexpr,
     PARTS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOUBLE: tl.constexpr,
 ):  # fmt: skip
@@ -209,7 +216,8 @@ def _apply(
         tl.store(statistics + channels + c, scale, inside)
         tl.store(statistics + 2 * channels + c, unbiased, inside)
         if TRACK:
-            _track(mean, unbiased, n, running_mean, running_var, batches, momentum, c, inside)
+            share = tl.load(parts + 2 * programs * channels)
+            _track(mean, unbiased, n, running_mean, running_var, batches, share, c, inside)
 
     w, b = _affine(weight, bias, c, inside, AFFINE, wide)
     for start in range(tl.program_id(0) * ROWS, rows, programs * ROWS):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Mean (C) and variance (C) that a layer keeps, batches that they have seen () int64, and how far one moves them.
+# Mean (C) and variance (C) that a layer keeps, batches that they have seen () int64, and how far one moves them at
+# least: batch n moves them by max(momentum, 1 / n).
 Running = tuple[Tensor, Tensor, Tensor, float]
 
 
@@ -68,7 +69,8 @@ def track(statistics: Tensor, count: Tensor, running: Running | None) -> None:
     """Move the running statistics towards those of a batch of `count` rows, and count it, unless it had none."""
     if running is not None:
         mean, var, batches, momentum = running
-        step = momentum * (count > 0).to(statistics.dtype)
+        weight = (batches + 1).to(statistics.dtype).reciprocal().clamp(min=momentum)
+        step = weight * (count > 0)
         mean += step * (statistics[0] - mean)
         var += step * (statistics[2] - var)
         batches += count > 0

@@ -15,11 +15,12 @@ from small_run import shapes
 import gridless as gl
 from gridless import models, weights
 from gridless.cli.main import main
+from gridless.cli.options import limited
 from gridless.data.prepare import Preparation, prepare
+from gridless.tasks.clouds import check_scale, preparation
+from gridless.tasks.labelled import write_parts
+from gridless.tasks.loading import load_data
 from gridless.training import Recipe, load_recipe
-from gridless.training.commands import _examples
-from gridless.training.examples import load_data
-from gridless.training.predict import check_scale, preparation, write_parts
 from gridless.training.recipe import available
 from gridless.weights import begin_with
 
@@ -287,11 +288,11 @@ def test_a_recipe_may_take_its_network_from_the_weights_it_begins_with(saved):
 
 def test_a_limit_takes_examples_from_all_of_the_data():
     recipe = load_recipe("shapes").changed(data_options={"size": 28, "held_out": 7}, points=16)
-    whole = _examples(recipe, None, False, None)
-    few = _examples(recipe, None, False, 4)
+    whole = load_data(recipe, None, "fit")
+    few = limited(whole, 4)
     step = (len(whole) - 1) / 3
     assert torch.equal(few.labels, whole.labels[[0, int(step), int(2 * step), len(whole) - 1]])
-    assert len(_examples(recipe, None, False, 1000)) == len(whole)
+    assert len(limited(whole, 1000)) == len(whole)
 
 
 def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
@@ -464,7 +465,7 @@ def test_a_curve_over_points_judges_the_first_so_many_of_each_cloud(tmp_path, ca
     recipe = Recipe(small, data="shapes", points=32, data_options={"size": 28, "held_out": 14})
     model, judged = recipe.make_model().eval(), []
     gl.save(model, tmp_path / "net", recipe=recipe.to_dict())
-    monkeypatch.setattr("gridless.training.evaluate.report", lambda p, *more: judged.append(p) or {"number": len(p)})
+    monkeypatch.setattr("gridless.tasks.classify.report", lambda p, *more: judged.append(p) or {"number": len(p)})
     words = ["evaluate", str(tmp_path / "net"), "--split", "validation", "--points", "24", "--points", "48", "--json"]
     assert main([*words, "--device", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -484,7 +485,7 @@ def test_options_of_scenes_reach_what_labels_them(tmp_path, monkeypatch, capsys)
     words += ["--tile", "7", "--grid", "0.5", "--workers", "2", "--double", "--device", "cpu"]
     assert main(words) == 0
     assert given[0].pop("how").up == "z"
-    wanted = {"size": 7, "grid": 0.5, "workers": 2, "double": True, "device": "cpu", "ray": None}
+    wanted = {"size": 7, "grid": 0.5, "workers": 2, "double": True, "device": "cpu"}
     assert given == [wanted]
     assert "road 5, tree 2 points" in capsys.readouterr().out
 
@@ -682,7 +683,7 @@ def test_files_without_points_say_so(saved, tmp_path):
 
 def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lightning", None)
-    for name in ("gridless.training.run", "gridless.training.module"):
+    for name in ("gridless.training.run", "gridless.training.loop", "gridless.training.setup"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert main(["train", "shapes"]) == 1
     assert capsys.readouterr().err.rstrip().endswith(": pip install lightning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,13 @@ import torch
 import gridless as gl
 from gridless.augment.policy import Policy
 from gridless.cli.main import main
+from gridless.tasks.scores import mean_ious, shape_ious
+from gridless.tasks.segment import LabelParts, LabelScenes
 from gridless.training.batch import Batch, Group, transposed
 from gridless.training.captured import Slot, capacity
-from gridless.training.evaluate import judged
-from gridless.training.examples import Clouds
+from gridless.training.examples import Clouds, TrainingSet
 from gridless.training.recipe import Recipe
 from gridless.training.run import run
-from gridless.training.scores import figures, mean_ious, scores, shape_ious
 from gridless.training.step import TrainStep
 
 PARTS = [2, 3, 1]
@@ -77,7 +78,7 @@ def test_points_without_a_part_are_not_judged():
     part[:, 5:] = -1
     points = torch.rand(2, 20, 3, generator=torch.Generator().manual_seed(0))
     geometry = model.plan(gl.Cloud.of(points, part=part.flatten()))
-    found = scores(model, Group(model.plan, geometry, category)[0])
+    found = LabelParts().score(model, Group(model.plan, geometry, category)[0])
     right = model(geometry, category).argmax(1).view(2, 20)[:, :5] == part[:, :5]
     assert found[:, :2].tolist() == [[int(right[0].sum()), 5], [int(right[1].sum()), 5]]
 
@@ -85,9 +86,9 @@ def test_points_without_a_part_are_not_judged():
 def test_accuracy_is_the_share_of_points_whatever_the_sizes_of_blocks():
     # 90 of 100 points of a block, none of 10 of another; two classes.
     scans = torch.tensor([[90.0, 100, 50, 40, 55, 55], [0, 10, 0, 0, 10, 10]], dtype=torch.float64)
-    assert figures(scans, torch.zeros(2), ["a", "b"])["accuracy"] == pytest.approx(90 / 110)
+    assert LabelScenes().figures(scans, blocks_of_scans())["accuracy"] == pytest.approx(90 / 110)
     shapes = torch.tensor([[90.0, 100, 0.5], [0, 10, 0.1]], dtype=torch.float64)
-    assert figures(shapes, torch.zeros(2), ["a"])["accuracy"] == pytest.approx(90 / 110)
+    assert LabelParts().figures(shapes, labelled(2))["accuracy"] == pytest.approx(90 / 110)
 
 
 class Guess(torch.nn.Module):
@@ -105,14 +106,19 @@ class Guess(torch.nn.Module):
         return torch.stack([-x, x], 1)
 
 
-def blocks_of_scans() -> Clouds:
+def judged(model, data, settings, batch_size=None):
+    return LabelScenes().evaluate(model, data, settings, batch_size)
+
+
+def blocks_of_scans() -> TrainingSet:
     """Three blocks of two scans, of 60, 60 and 6 points; wrong in the small one alone, and one point has no label."""
     coords = torch.randn(3, 60, 3, generator=torch.Generator().manual_seed(0))
     part = (coords[..., 0] > 0).long()
     part[2] = 1 - part[2]
     part[0, 0] = -1
     sizes, files = torch.tensor([60, 60, 6]), torch.tensor([4, 4, 7])
-    return Clouds(coords, torch.zeros(3, dtype=torch.int64), ["sites"], sizes, {"part": part}, (), "ab", (2, 5), files)
+    labels, more = torch.zeros(3, dtype=torch.int64), {"parts": "ab", "values": (2, 5), "files": files}
+    return Clouds(coords, labels, ["sites"], sizes, {"part": part}, **more)
 
 
 def test_blocks_are_judged_by_their_points_and_counted_by_their_scans():
@@ -128,31 +134,34 @@ def test_blocks_are_judged_by_their_points_and_counted_by_their_scans():
 @pytest.mark.parametrize("batch_size", [2, 3])
 def test_blocks_without_any_label_are_not_judged(batch_size):
     data = blocks_of_scans()
-    data.rows["part"][2] = -1
+    data.rows["part"][120:] = -1
     found = judged(Guess(), data, recipe(), batch_size=batch_size)
     assert (found["accuracy"], found["mean_iou"], found["examples"]) == (1, 1, 3)
 
 
-def test_padding_is_no_label():
+def test_a_set_without_any_label_is_known():
     data = blocks_of_scans()
     data.rows["part"][:] = -1
-    data.rows["part"][2, 6:] = 0
-    assert not data.labelled
-    data.rows["part"][2, 5] = 0
-    assert data.labelled
+    assert not data.is_labelled
+    data.rows["part"][125] = 0
+    assert data.is_labelled
+
+
+def test_the_padding_of_a_block_is_no_point():
+    assert [len(tensor) for tensor in blocks_of_scans().tensors()] == [3, 126, 4, 126]
 
 
 def test_the_iou_of_a_class_is_over_the_points_of_all_blocks():
     data = blocks_of_scans()
-    real = (torch.arange(60) < data.sizes[:, None]) & (data.rows["part"] >= 0)
-    guess, part = (data.points[real][:, 0] > 0).long(), data.rows["part"][real]
+    real = data.rows["part"] >= 0
+    guess, part = (data.examples.coords[real][:, 0] > 0).long(), data.rows["part"][real]
     each = [((guess == k) & (part == k)).sum().item() / ((guess == k) | (part == k)).sum().item() for k in (0, 1)]
     found = judged(Guess(), data, recipe(), batch_size=2)
     assert found["by_class"] == pytest.approx({"a": each[0], "b": each[1]})
     assert found["mean_iou"] == pytest.approx(sum(each) / 2)
     # A class that is nowhere does not count.
     scans = torch.tensor([[3.0, 4, 3, 0, 4, 0]], dtype=torch.float64)
-    assert figures(scans, torch.zeros(1), ["a", "b"])["mean_iou"] == pytest.approx(3 / 4)
+    assert LabelScenes().figures(scans, data)["mean_iou"] == pytest.approx(3 / 4)
 
 
 def test_the_accuracy_of_training_is_the_share_of_points_over_all_steps():
@@ -160,7 +169,7 @@ def test_the_accuracy_of_training_is_the_share_of_points_over_all_steps():
     model.loss = lambda *given: gl.models.PointUNet.loss(model, *given)  # type: ignore[assignment]
     model.cloud = next(iter(model.plan(blocks_of_scans().draw(None, 0, 0, torch.arange(3)))))
     step = TrainStep(model, torch.optim.SGD(model.parameters(), 0.0))
-    for batch in blocks_of_scans().loader(recipe(), model.plan, train=False, batch_size=2):
+    for batch in LabelScenes().loader(recipe(), blocks_of_scans(), model.plan, train=False, batch_size=2):
         step(batch)
     assert step.read()[1] == pytest.approx(119 / 125)
 
@@ -170,7 +179,7 @@ def test_the_accuracy_of_training_is_the_share_of_points_over_all_steps():
 SMALL = {"width": 8, "levels": 2, "spacing": 0.3, "stem_radius": 0.3, "hidden": 16, "dropout": 0.0}
 
 
-def labelled(count: int, seed: int = 0, points: int = 60) -> Clouds:
+def labelled(count: int, seed: int = 0, points: int = 60) -> TrainingSet:
     """Balls of two categories whose parts are halves: left and right, or below, in the middle and above."""
     random = torch.Generator().manual_seed(seed)
     coords = torch.randn(count, points, 3, generator=random)
@@ -200,16 +209,17 @@ def test_parts_follow_their_points_and_what_does_not_count_stays_out(policy):
     assert policy.drop > 0 or torch.equal(cloud.sizes, data.sizes[[4, 1, 5]])
     for i, one in zip([4, 1, 5], cloud.examples, strict=True):
         back = one.coords / one.coords.norm(dim=1, keepdim=True)
-        row = (back[:, None] - data.points[i]).norm(dim=2).argmin(1)
+        whole = data.examples.examples[i]
+        row = (back[:, None] - whole.coords).norm(dim=2).argmin(1)
         assert len(row.unique()) == len(row)
-        assert torch.equal(one.rows["part"], data.rows["part"][i, row])
+        assert torch.equal(one.rows["part"], whole.rows["part"][row])
 
 
 def test_a_cut_and_padded_batch_has_the_loss_of_its_clouds():
     torch.manual_seed(0)
     model = recipe().make_model().double()
     data = labelled(8)
-    data = Clouds(data.points.double(), data.labels, data.class_names, data.sizes, data.rows)
+    data = replace(data, examples=data.examples._changed(coords=data.examples.coords.double()))
     plan = model.plan
     geometry = transposed(plan(data.draw(None, 0, 0, torch.arange(8))))
     group = Group(plan, geometry, data.labels, [1.0, 1.0], [3, 5])
@@ -228,7 +238,7 @@ def test_a_network_learns_parts_and_is_judged_by_mean_iou(tmp_path):
     assert results is not None
     assert results["valid_instance_iou"] > 0.6
     assert results["train_accuracy"] > 0.8
-    again = judged(gl.load(tmp_path / "weights"), labelled(16, seed=1), recipe())
+    again = LabelParts().evaluate(gl.load(tmp_path / "weights"), labelled(16, seed=1), recipe())
     assert again["instance_iou"] == pytest.approx(results["valid_instance_iou"])
     assert again["category_iou"] == pytest.approx(results["valid_category_iou"])
     assert again["accuracy"] == pytest.approx(results["valid_accuracy"])

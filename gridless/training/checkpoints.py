@@ -1,0 +1,145 @@
+"""Checkpoints and the folder of a run: what is kept, what is refused, and how a run goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gridless.data.files import check_below, write_whole
+from gridless.training.recipe import Recipe
+from gridless.training.step import Average
+
+# Of the checkpoint's layout: one of another number is refused.
+FORMAT = 2
+
+
+@dataclass
+class State:
+    """Everything that a step changes. `step`, how many were made, decides epoch, place in it, rate and checkpoints."""
+
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+    schedule: Any
+    average: Average | None = None
+    step: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def best(self) -> nn.Module:
+        """The network to evaluate and ship: the average, where one is kept."""
+        return self.model if self.average is None else self.average.model
+
+    def to_dict(self) -> dict[str, Any]:
+        average = None if self.average is None else self.average.model.state_dict()
+        return {
+            "step": self.step,
+            "model": self.model.state_dict(),
+            "average": average,
+            "optimiser": self.optimiser.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "history": self.history,
+        }
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        self.step, self.history = kept["step"], kept["history"]
+        self.model.load_state_dict(kept["model"])
+        self.optimiser.load_state_dict(kept["optimiser"])
+        self.schedule.load_state_dict(kept["schedule"])
+        if self.average is not None:
+            self.average.model.load_state_dict(kept["average"])
+
+
+def last_checkpoint(out: Path) -> Path:
+    return out / "checkpoints" / "last.ckpt"
+
+
+def write_checkpoint(path: Path, kept: dict[str, Any]) -> None:
+    """A checkpoint that is whole or not there. It is made in memory: torch does not report a full disk."""
+    content = io.BytesIO()
+    torch.save(kept, content)
+    write_whole(path, content.getbuffer())
+
+
+def read_checkpoint(path: Path, recipe: Recipe, examples: str) -> dict[str, Any]:
+    """A checkpoint on the CPU; refused are damaged ones, and those of another recipe or of other examples."""
+    try:
+        kept = torch.load(path, map_location="cpu", weights_only=True)
+        if not _is_foreign(kept):
+            before = Recipe.from_dict(kept["recipe"]).to_dict()
+            count, digest = kept["examples"].split()
+    except Exception as error:
+        remedy = "remove it and begin anew, without --resume"
+        raise ValueError(f"{path} is truncated, or no checkpoint of gridless train: {remedy} ({error})") from None
+    if _is_foreign(kept):
+        remedy = "finish the run with that version, or begin anew in another folder (--out)"
+        raise ValueError(f"{path} was written by another version of gridless: {remedy}")
+    found = [f"{name} is {a!r}, was {b!r}" for name, a, b in _differences(recipe.to_dict(), before)]
+    if examples != f"{count} {digest}":
+        found.append(f"the training examples are others, {examples.split()[0]} of them, was {count}")
+    if found:
+        remedy = "give the same recipe and data, or choose another folder (--out)"
+        raise ValueError(f"{path} is of another run: {'; '.join(found)}: {remedy}")
+    return kept
+
+
+def _is_foreign(kept: dict[str, Any]) -> bool:
+    """Whether a checkpoint has another layout: another number, or that of Lightning's Trainer."""
+    return "pytorch-lightning_version" in kept or kept.get("format", FORMAT) != FORMAT
+
+
+def _differences(now: Any, before: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(now, dict) and isinstance(before, dict):
+        for key in {**now, **before}:
+            yield from _differences(now.get(key), before.get(key), f"{name}.{key}" if name else key)
+    elif now != before:
+        yield name, now, before
+
+
+def digest_of(data: Any) -> str:
+    """How many training examples there are, and a digest of everything that is learned from."""
+    names = [list(getattr(data, name, ())) for name in ("class_names", "rows", "features", "parts", "values")]
+    digest = hashlib.blake2b(repr(names).encode(), digest_size=16)
+    for tensor in data.tensors():
+        values = tensor.detach().cpu().contiguous()
+        digest.update(f"{values.dtype} {tuple(values.shape)}".encode())
+        digest.update(values.flatten().view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return f"{len(data)} {digest.hexdigest()}"
+
+
+def share(totals: Tensor, world: int) -> Tensor:
+    """Totals of every process (before, 4) as those of `world` others: where there were more or fewer, the first takes
+    all."""
+    if len(totals) == world:
+        return totals
+    shares = totals.new_zeros(world, totals.shape[1])
+    shares[0] = totals.sum(0)
+    return shares
+
+
+def check_folder(out: Path, resume: bool) -> None:
+    """Refuse to write over a file or another run, where nothing can be written, and to go on where a run has ended or
+    has no checkpoint."""
+    last = last_checkpoint(out)
+    check_below(out)
+    there = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"nothing can be written in {there}: choose another folder (--out)")
+    # The results are written last.
+    if (out / "weights.safetensors").exists() and not (last.is_file() and not (out / "results.json").exists()):
+        start = shlex.quote(f"start={out / 'weights'}")
+        remedy = f"choose another folder (--out), where its weights may begin: --set {start}"
+        raise FileExistsError(f"{out} holds a run that has ended: {remedy}")
+    if last.is_file() and not resume:
+        remedy = "go on with it (--resume), or choose another folder (--out)"
+        raise FileExistsError(f"{out} holds a run already: {remedy}")
+    if resume and not last.is_file():
+        raise FileNotFoundError(f"nothing to resume: there is no {last}")

@@ -1,0 +1,50 @@
+"""Ctrl-C ends a run after the step at hand, with a checkpoint."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+
+class _Stop(BaseException):
+    """Leaves the loop."""
+
+
+class Interrupt:
+    """Inside `with Interrupt(...) as interrupt:` a first Ctrl-C sets `asked`, a second one ends the run at once.
+
+    Either becomes a KeyboardInterrupt that says whether there is a checkpoint at `last`. Unless `stepping`, a first
+    Ctrl-C ends the run at once, too: before the first step, and with several processes, which would not all stop at the
+    same step.
+    """
+
+    def __init__(self, last: Path) -> None:
+        self.last = last
+        self.stepping = self.asked = False
+        self._process, self._before = os.getpid(), None
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            self._before: Any = signal.signal(signal.SIGINT, self._pressed)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+        if isinstance(error, _Stop):
+            words = "interrupted; go on with --resume" if self.last.is_file() else "interrupted before a checkpoint"
+            raise KeyboardInterrupt(words) from None
+
+    def stop(self) -> None:
+        raise _Stop
+
+    def _pressed(self, number: int, frame: Any) -> None:
+        # Processes that make geometry inherit this, and a terminal interrupts them too: they end with this one.
+        if os.getpid() != self._process:
+            return
+        if self.asked or not self.stepping:
+            raise _Stop
+        self.asked = True

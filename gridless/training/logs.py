@@ -1,0 +1,93 @@
+"""What a run says of its epochs: metrics.csv, TensorBoard, and a line of progress."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from gridless.kernels.progress import is_terminal, line
+
+# Seconds between lines where stderr is not a terminal.
+EVERY = 5.0
+
+_SHOWN = (("train_loss", 3, "loss"), ("train_accuracy", 3, "train"), ("valid_accuracy", 4, "valid"))
+
+
+class Log:
+    """OUT/logs/metrics.csv, one row for each epoch, and the same for TensorBoard, where it is installed.
+
+    `done` are the steps that were made before the run was resumed: what was logged after them is dropped.
+    """
+
+    def __init__(self, out: Path, done: int = 0) -> None:
+        self.file, self.board = out / "logs" / "metrics.csv", None
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        if find_spec("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(out / "tensorboard"), purge_step=done + 1 if done else None)
+        else:
+            words = "gridless: tensorboard is not installed: logs go to CSV only (pip install tensorboard)"
+            print(words, file=sys.stderr)
+
+    def epoch(self, history: list[dict[str, float]], step: int) -> None:
+        """Log the last epoch, which ended with `step` steps made."""
+        names = list(dict.fromkeys(name for entry in history for name in entry))
+        # Anew each time: columns may have come, and a resumed run may have left rows of later epochs.
+        with self.file.open("w", newline="", encoding="utf-8") as file:
+            rows = csv.DictWriter(file, names)
+            rows.writeheader()
+            rows.writerows(history)
+        if self.board is not None:
+            for name, value in history[-1].items():
+                if name != "epoch":
+                    self.board.add_scalar(name, value, step)
+            self.board.flush()
+
+    def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
+
+
+class EpochBar:
+    """One line: epochs done, time left, and the last epoch's loss, accuracies and examples per second.
+
+    It never makes the device wait. Where stderr is not a terminal, a line is printed every few seconds instead.
+    """
+
+    def __init__(self, epochs: int, done: float = 0.0) -> None:
+        self.epochs, self.seen, self.since, self.drawn = epochs, 0, time.perf_counter(), 0.0
+        self.bar: Any = None
+        if is_terminal(sys.stderr):
+            self.bar = line("{task.fields[words]}")
+            self.bar.start()
+            self.task = self.bar.add_task("epoch", total=epochs, completed=done, words="")
+
+    def step(self, examples: int, done: float) -> None:
+        """So many examples were seen; `done` are the epochs until now, a fraction included."""
+        self.seen += examples
+        now = time.perf_counter()
+        if self.bar is not None and now - self.drawn > 0.25:
+            self.drawn = now
+            self.bar.update(self.task, completed=round(done, 2))
+
+    def epoch(self, entry: dict[str, float]) -> None:
+        """An epoch ended with these figures."""
+        now, done = time.perf_counter(), int(entry["epoch"])
+        words = [f"{entry[k]:.{n}f} {t}" for k, n, t in _SHOWN if k in entry]
+        words.append(f"{self.seen / (now - self.since):,.0f} examples/s")
+        self.seen, self.since = 0, now
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done, words=", ".join(words))
+        elif now - self.drawn > EVERY or done == self.epochs:
+            self.drawn = now
+            print(f"epoch {done}/{self.epochs}: {', '.join(words)}", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None

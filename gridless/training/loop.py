@@ -1,0 +1,228 @@
+"""The training loop: set up, then for each epoch and each batch make a step, validate, save.
+
+One number, `state.step`, the steps made, decides epoch, place in the epoch, learning rate and checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from gridless.backends import existing
+from gridless.data.files import locked, sweep, write_whole
+from gridless.training.checkpoints import (
+    FORMAT,
+    check_folder,
+    digest_of,
+    last_checkpoint,
+    read_checkpoint,
+    share,
+    write_checkpoint,
+)
+from gridless.training.evaluate import judged
+from gridless.training.examples import TrainingSet
+from gridless.training.interrupt import Interrupt
+from gridless.training.logs import EpochBar, Log
+from gridless.training.normalisation import update_statistics
+from gridless.training.recipe import Recipe
+from gridless.training.setup import Options, Run, check_settings, make_fabric, tf32
+from gridless.training.step import autocast, begin_step
+from gridless.training.words import gap
+from gridless.weights import save
+
+# Examples that the statistics of normalisations are estimated from, unless an epoch has fewer.
+ESTIMATED = 4096
+# Epochs between checkpoints, unless steps are given.
+CHECKPOINT_EPOCHS = 10
+
+
+def train(
+    recipe: Recipe,
+    task: Any,
+    data: TrainingSet,
+    valid: TrainingSet | None,
+    out: Path,
+    options: Options | None = None,
+    model: Any = None,
+) -> dict[str, Any] | None:
+    """Train by a recipe, write `out`/weights.* and `out`/results.json, and return the results.
+
+    Ctrl-C ends the run after the step at hand, with a checkpoint from which `resume` goes on, by a KeyboardInterrupt.
+
+    Args:
+        recipe: everything that decides the weights.
+        task: says what the loss of a batch is, how answers are scored, and what scores amount to.
+        data: the training examples, on the CPU.
+        valid: held-out examples that are evaluated as training goes on, or None.
+        out: the folder of logs, checkpoints, weights and results; one that holds a run is refused.
+        options: device, processes, checkpoints, progress.
+        model: the network of the recipe, if it is made already.
+
+    Returns:
+        The figures of the weights that were written; `history` has those of each epoch: train_loss, train_accuracy,
+        learning_rate, and what was validated. None in processes but the first.
+    """
+    options = options or Options()
+    device, alone = existing(options.device), options.devices * options.nodes == 1
+    last, about = last_checkpoint(out), {"format": FORMAT, "recipe": recipe.to_dict(), "examples": digest_of(data)}
+    check_folder(out, options.resume)
+    kept = read_checkpoint(last, recipe, about["examples"]) if options.resume else None
+    check_settings(recipe, device, alone)
+    model = recipe.make_model() if model is None else model
+    for part in (data, *([] if valid is None else [valid])):
+        task.check_data(model, part)
+    out.mkdir(parents=True, exist_ok=True)
+    # Of several processes, which share a folder, none holds it.
+    with locked(out / ".lock", out) if alone else nullcontext(), Interrupt(last) as interrupt, tf32(device):
+        check_folder(out, options.resume)
+        if options.held_out:
+            write_whole(out / "split.txt", "".join(f"{file}\n" for file in options.held_out).encode())
+        write_whole(out / "recipe.yaml", yaml.safe_dump(recipe.to_dict(), sort_keys=False).encode())
+        sweep(last.parent)
+        with make_fabric(device, options) as fabric:
+            run, began = Run(fabric, recipe, task, model, data, valid, options), time.perf_counter()
+            if kept is not None:
+                run.state.restore(kept)
+                run.step.totals.copy_(share(kept["totals"], fabric.world_size)[fabric.global_rank])
+            _fit(run, out, about, interrupt)
+            # In every process: normalisations take the statistics of all.
+            _refresh(run)
+            return _finish(run, out, time.perf_counter() - began) if fabric.is_global_zero else None
+
+
+def _fit(run: Run, out: Path, about: dict[str, Any], interrupt: Interrupt) -> None:
+    """Make the steps that are left."""
+    state, fabric, steps, epochs = run.state, run.fabric, run.steps, run.recipe.epochs
+    log = Log(out, state.step) if fabric.is_global_zero else None
+    bar = None
+    if fabric.is_global_zero and run.options.progress:
+        print(
+            f"done to each training example: {run.task.describe_augmentation(run.recipe)}", file=sys.stderr, flush=True
+        )
+        bar = EpochBar(epochs, state.step / steps)
+    try:
+        fabric.call("on_train_start", state)
+        for epoch in range(state.step // steps, epochs):
+            state.model.train()
+            run.loader.epoch, run.loader.start = epoch, state.step % steps
+            for batch in run.loader:
+                interrupt.stepping = fabric.world_size == 1
+                fabric.call("on_step_start", state, batch)
+                begin_step(run.recipe, state.schedule, state.optimiser, epoch, state.step % steps, steps)
+                run.step(batch)
+                state.step += 1
+                fabric.call("on_step_end", state, batch)
+                if bar is not None:
+                    bar.step(len(batch.labels) * fabric.world_size, state.step / steps)
+                # After the last step of an epoch comes its validation, and then the checkpoint.
+                if state.step % steps:
+                    _keep(run, out, about, interrupt)
+            _end_epoch(run, epoch)
+            if log is not None:
+                log.epoch(state.history, state.step)
+            if bar is not None:
+                bar.epoch(state.history[-1])
+            fabric.call("on_epoch_end", state)
+            _keep(run, out, about, interrupt)
+    finally:
+        for each in (bar, log):
+            if each is not None:
+                each.close()
+
+
+def _end_epoch(run: Run, epoch: int) -> None:
+    """Write down what an epoch came to, and validate where that is due; after the last epoch it always is."""
+    state, recipe, totals = run.state, run.recipe, run.totals
+    _check_finite(run, totals)
+    run.step.totals.zero_()
+    loss, right, counted, examples = totals.sum(0).tolist()
+    entry = {"epoch": epoch + 1, "train_loss": loss / examples}
+    if counted:
+        entry["train_accuracy"] = right / counted
+    entry["learning_rate"] = float(state.optimiser.param_groups[0]["lr"])
+    # Where nothing is right or wrong, the negative loss is what should rise.
+    state.schedule.epoch_ended(entry.get("train_accuracy", -entry["train_loss"]))
+    if run.valid is not None and ((epoch + 1) % recipe.validate_every == 0 or epoch + 1 == recipe.epochs):
+        run.fabric.call("on_validation_start", state)
+        _refresh(run)
+        found = judged(run.judged, run.valid, recipe, run.task)
+        entry |= {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
+    state.history.append(entry)
+
+
+def _refresh(run: Run) -> None:
+    """Bring the network that is judged to the weights of now, with statistics from batches of this epoch.
+
+    The network in training stays as it is, so that it does not matter when one is validated.
+    """
+    state, recipe = run.state, run.recipe
+    if run.judged_at == state.step:
+        return
+    # Whole batches: the last one of an epoch may have a single example.
+    count = min(max(1, run.examples // recipe.batch_size), -(-ESTIMATED // recipe.batch_size))
+
+    def forward(model: Any, batch: Any) -> None:
+        with autocast(batch.labels.device, recipe.precision):
+            run.task.loss(model, batch)
+
+    run.judged.load_state_dict(state.best.state_dict())
+    update_statistics(run.judged, run.loader.first((state.step - 1) // run.steps, count), forward, recipe.frozen)
+    run.judged_at = state.step
+
+
+def _keep(run: Run, out: Path, about: dict[str, Any], interrupt: Interrupt) -> None:
+    """Write a checkpoint where one is due, and where Ctrl-C was pressed, which ends the run."""
+    state, every = run.state, run.options.checkpoint_steps or CHECKPOINT_EPOCHS * run.steps
+    if state.step % every == 0 or interrupt.asked:
+        totals = run.totals
+        _check_finite(run, totals)
+        if run.fabric.is_global_zero:
+            write_checkpoint(last_checkpoint(out), about | {"totals": totals.cpu()} | state.to_dict())
+    if interrupt.asked:
+        interrupt.stop()
+
+
+def _check_finite(run: Run, totals: Tensor) -> None:
+    """Refuse to go on, and to write over a checkpoint, where the loss or weights are no numbers."""
+    state, rate = run.state, run.recipe.learning_rate
+    finite = [tensor.isfinite().all() for tensor in (totals, *state.model.state_dict().values())]
+    if not bool(torch.stack(finite).all()):
+        remedy = f"give a smaller learning_rate (it is {rate:g}), or shorten gradients (clip=1)"
+        raise FloatingPointError(f"training diverged in epoch {(state.step - 1) // run.steps + 1}: {remedy}")
+
+
+def _finish(run: Run, out: Path, seconds: float) -> dict[str, Any]:
+    """Write the weights and the results; say what a large gap between accuracies may mean."""
+    state, recipe, valid = run.state, run.recipe, run.valid
+    results: dict[str, Any] = {name: value for name, value in state.history[-1].items() if name != "epoch"}
+    results |= {"epochs": recipe.epochs, "examples": run.examples, "seconds": seconds}
+    if valid is not None and recipe.votes > 1:
+        results["valid_accuracy_by_votes"] = run.task.evaluate(run.judged, valid, recipe)["accuracy"]
+    results = _plain(results)
+    split = "train" if valid is None else "fit"
+    about = {"task": run.task.name, **run.about, "split": split, "recipe": recipe.to_dict(), "results": results}
+    save(run.judged, out / "weights", **about)
+    results["history"] = _plain(state.history)
+    write_whole(out / "results.json", (json.dumps(results, indent=2) + "\n").encode())
+    explanation = gap(state.history, state.step, sessions=recipe.data == "folder")
+    if explanation and run.options.progress:
+        print(explanation, file=sys.stderr, flush=True)
+    return results
+
+
+def _plain(value: Any) -> Any:
+    """With None in place of numbers that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,151 @@
+"""What a training run is made of before its first step: options, processes, network, optimiser, step and batches."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from gridless.nn import synchronise
+from gridless.training.batch import Batch
+from gridless.training.checkpoints import State
+from gridless.training.examples import TrainingSet
+from gridless.training.loader import Loader
+from gridless.training.recipe import Recipe
+from gridless.training.step import Average, make_step
+from gridless.training.workers import WorkerLoader, precomputed, processes
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is told beside its recipe: nothing here changes the weights."""
+
+    device: torch.device | str = "cpu"
+    """cpu, cuda or cuda:N."""
+    devices: int = 1
+    """Processes on this machine, each with a device."""
+    nodes: int = 1
+    """Machines."""
+    resume: bool = False
+    """Go on from the last checkpoint in `out`; that of another recipe or of other examples is refused."""
+    checkpoint_steps: int | None = None
+    """Steps between checkpoints; None: every ten epochs."""
+    progress: bool = True
+    """Show epochs on standard error, what is done to the examples before, and what a large gap may mean after."""
+    workers: int | None = None
+    """Processes that make geometry where it is not made online; None: as many as there are threads."""
+    cache: Path = Path("cache")
+    """The folder of geometry that is made offline."""
+    held_out: Sequence[str] = ()
+    """The files that were held out, for the list `out`/split.txt."""
+    callbacks: Sequence[Any] = ()
+    """Objects that may have `on_train_start(state)`, `on_step_start(state, batch)`, `on_step_end(state, batch)`,
+    `on_validation_start(state)` and `on_epoch_end(state)`."""
+
+
+class Run:
+    """A run in progress: network, optimiser, step, batches, and what is judged."""
+
+    def __init__(
+        self, fabric: Fabric, recipe: Recipe, task: Any, model: Any, data: TrainingSet, valid: Any, options: Options
+    ) -> None:
+        self.fabric, self.recipe, self.task, self.options = fabric, recipe, task, options
+        alone, loss, model = fabric.world_size == 1, task.loss, model.to(fabric.device)
+        if not alone:
+            synchronise(model)
+            loss = _spread(fabric, model, task)
+        average = Average(model, recipe.average) if recipe.average else None
+        self.state = State(model, recipe.make_optimiser(model), recipe.make_schedule(), average)
+        chosen = recipe if alone else recipe.changed(capture=False)
+        self.step = make_step(chosen, model, self.state.optimiser, average, loss=loss, backward=fabric.backward)
+        self.loader, self.examples = self._batches(data, model.plan), len(data)
+        self.valid, self.about = None if valid is None else valid.to(fabric.device), task.about(data)
+        # The network that is judged and saved: the weights of `state.best`, with statistics of their own.
+        self.judged, self.judged_at = copy.deepcopy(self.state.best).eval(), -1
+
+    @property
+    def steps(self) -> int:
+        """Steps of an epoch."""
+        return len(self.loader)
+
+    @property
+    def totals(self) -> Tensor:
+        """The step's totals of this epoch until now, of every process (world, 4)."""
+        return self.fabric.all_gather(self.step.totals.clone()).reshape(-1, 4)  # type: ignore[union-attr]
+
+    def _batches(self, data: TrainingSet, plan: Any) -> Loader:
+        place = {"rank": self.fabric.global_rank, "world": self.fabric.world_size}
+        recipe, options = self.recipe, self.options
+        if recipe.geometry == "online":
+            return self.task.loader(recipe, data.to(self.fabric.device), plan, epochs=recipe.epochs, **place)
+        workers, files = processes(options.workers), None
+        if recipe.geometry == "offline":
+            # Once on each machine; its other processes wait, and then find the files.
+            with self.fabric.rank_zero_first(local=True):
+                files = precomputed(recipe, self.task, data, plan, options.cache, workers)
+        return WorkerLoader(self.task.loader(recipe, data, plan, **place), self.fabric.device, workers, files)
+
+
+class _LossOf(nn.Module):
+    """The loss of a network as a module, so that DDP sees every forward pass, whatever the task calls."""
+
+    def __init__(self, model: nn.Module, task: Any) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, batch: Batch, smoothing: float) -> Any:
+        return tuple(self.task.loss(self.model, batch, smoothing))
+
+
+def _spread(fabric: Fabric, model: nn.Module, task: Any) -> Callable[[Any, Batch, float], Any]:
+    """The loss of the task, whose gradients are averaged over all processes."""
+    module = fabric.setup_module(_LossOf(model, task))
+    return lambda _, batch, smoothing: module(batch, smoothing)
+
+
+def check_settings(recipe: Recipe, device: torch.device, alone: bool) -> None:
+    """Refuse settings of a recipe that this device, or several of them, do not have."""
+    if recipe.precision == "bf16" and device.type == "cpu":
+        raise ValueError("recipe: precision: bf16 is for a GPU, and the CPU computes in 32 bits: --set precision=32")
+    if recipe.capture and not alone:
+        raise ValueError("capture: graphs are captured for one process only: leave it off with several devices")
+
+
+@contextmanager
+def make_fabric(device: torch.device, options: Options) -> Iterator[Fabric]:
+    """The processes of a run, launched; where this one fails, those that it launched end, too."""
+    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+    alone = options.devices * options.nodes == 1
+    fabric = Fabric(
+        accelerator="cuda" if device.type == "cuda" else "cpu",
+        devices=[device.index] if device.index is not None and options.devices == 1 else options.devices,
+        num_nodes=options.nodes,
+        strategy="auto" if alone else "ddp",
+        callbacks=list(options.callbacks),
+    )
+    fabric.launch()
+    try:
+        yield fabric
+    except BaseException:
+        for child in getattr(fabric.strategy.launcher, "procs", ()):
+            child.terminate()
+        raise
+
+
+@contextmanager
+def tf32(device: torch.device) -> Iterator[None]:
+    """Dense products of float32 as TF32 on a GPU; afterwards torch's setting is as it was."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)

@@ -1,0 +1,37 @@
+"""What a run says about a gap between accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+# A gap between training and held-out accuracy that is named.
+LARGE = 0.15
+# Fewer steps teach little, whatever the data.
+FEW_STEPS = 100
+# How far held-out accuracy falls behind its best where a network overfits.
+FALL = 0.05
+
+
+def gap(history: Sequence[dict[str, Any]], steps: int, sessions: bool = False) -> str | None:
+    """What a large gap between training and held-out accuracy at the end may mean; None if it is small or unknown.
+
+    Args:
+        history: the figures of each epoch.
+        steps: steps that were made.
+        sessions: the held-out files may be of other sessions than those to learn from.
+    """
+    train, valid = (history[-1].get(name) for name in ("train_accuracy", "valid_accuracy"))
+    if train is None or valid is None or not train - valid > LARGE:
+        return None
+    words = f"accuracy is {train:.1%} in training and {valid:.1%} on held-out examples"
+    best = max((entry for entry in history if "valid_accuracy" in entry), key=lambda entry: entry["valid_accuracy"])
+    if steps < FEW_STEPS:
+        return f"{words}: {steps} steps are few; train longer (--epochs)"
+    if best["valid_accuracy"] - valid > FALL:
+        peak = f"it was {best['valid_accuracy']:.1%} after epoch {best['epoch']}"
+        return f"{words}, where {peak}: the network overfits; train for fewer epochs, or augment more"
+    if sessions:
+        remedy = "learn from more sessions, and look at split.txt for what is held out"
+        return f"{words}: held-out files may be of another kind of session; {remedy}"
+    return f"{words}: the network overfits; give more examples, or augment more"
