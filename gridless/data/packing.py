@@ -10,6 +10,7 @@ with the data set.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -56,8 +57,9 @@ def pack(
     An interrupted call goes on where it ended. A pack that is complete is opened as it is.
 
     Args:
-        dataset: `len(dataset)` and `dataset[i]`, an (events, label) or (cloud, label); tonic's structured arrays with
-            the fields x, y, t and p are events of `dataset.sensor_size`. Labels are numbers or arrays of one shape.
+        dataset: `len(dataset)` and `dataset[i]`, an (events, label) or (cloud, label). Arrays (points, dimensions)
+            are clouds. Structured arrays of tonic (x, y, t, p) are events of `dataset.sensor_size`. Labels are numbers,
+            or arrays of one shape.
         path: the folder of the pack.
         class_names: names of the classes; by default `dataset.class_names` or `dataset.classes`.
         workers: processes that read examples; above 1 the data set is pickled.
@@ -135,9 +137,11 @@ class Packer:
                 first, columns, size = i + 1, {}, 0
 
     def _write(self, first: int, end: int, columns: dict[str, list[np.ndarray]], meta: dict[str, str]) -> None:
-        arrays = {}
+        arrays, digest = {}, hashlib.blake2b(digest_size=16)
         for name in list(columns):
-            arrays[name] = np.concatenate(columns.pop(name))
+            arrays[name] = np.ascontiguousarray(np.concatenate(columns.pop(name)))
+            digest.update(name.encode() + arrays[name].tobytes())
+        meta = {**meta, "digest": digest.hexdigest()}
         with whole_file(self.folder / f"{first:010d}-{end:010d}.safetensors") as file:
             save_file(arrays, file.name, meta)
             file.seek(0, os.SEEK_END)
@@ -148,6 +152,8 @@ def _arrays(dataset: Any, i: int) -> tuple[dict[str, np.ndarray], dict[str, str]
     example, label = dataset[i]
     if isinstance(example, np.ndarray) and example.dtype.names:
         example = Events.of(example, dataset.sensor_size)
+    elif isinstance(example, Tensor | np.ndarray) and example.ndim == 2:
+        example = Cloud.of(example)
     labels = np.asarray(label.cpu() if isinstance(label, Tensor) else label)
     start = np.zeros(1, np.int64)
     if isinstance(example, Events) and example.polarity is not None:
@@ -304,10 +310,10 @@ class Pack:
 
     def _check(self, count: int) -> None:
         """Refuse shards that do not follow each other, or that are of several kinds."""
-        meta, names, end = self.shards[0].meta, self.shards[0].arrays.keys(), 0
+        meta, names, end = _common(self.shards[0]), self.shards[0].arrays.keys(), 0
         for shard in self.shards:
             first, last = _range(shard.path)
-            alike = shard.meta == meta and shard.arrays.keys() == names and {*_PER_EXAMPLE} < names
+            alike = _common(shard) == meta and shard.arrays.keys() == names and {*_PER_EXAMPLE} < names
             if first != end or not alike or any(shard.arrays[n][1][:1] != (last - first,) for n in _PER_EXAMPLE):
                 raise FormatError(shard.path, f"it does not go with the other shards. {_AGAIN}")
             end = last
@@ -327,6 +333,11 @@ class Pack:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def digest(self) -> str:
+        """Names the content: packs of the same examples have the same."""
+        return hashlib.blake2b("".join(s.meta["digest"] for s in self.shards).encode(), digest_size=16).hexdigest()
+
     def __repr__(self) -> str:
         what = "events" if self.is_events else "points"
         return f"Pack({str(self.path)!r}: {len(self):,} examples, {int(self.splits[-1]):,} {what})"
@@ -345,10 +356,13 @@ class Pack:
         i %= len(self)
         return self.read(torch.tensor([i])), self.labels[i]
 
-    def read(self, index: Tensor, device: torch.device | str = "cpu") -> Any:
-        """The examples `index` (B, on the CPU), in that order, as one ragged batch on `device`."""
+    def read(self, index: Tensor, device: torch.device | str = "cpu", most: int | None = None) -> Any:
+        """The examples `index` (B, on the CPU), in that order, as one ragged batch on `device`.
+
+        Of each example at most the first `most` points or events are read.
+        """
         device = torch.device(device)
-        sizes = (self.splits[index + 1] - self.splits[index]).numpy()
+        sizes = self.sizes_of(index, most).numpy()
         begins = np.concatenate([[0], np.cumsum(sizes)])
         columns = {name: self._column(name, int(begins[-1]), device.type == "cuda") for name in self.columns}
         # In the order of the disk, a few shares for each thread.
@@ -362,6 +376,11 @@ class Pack:
         if self.is_events:
             return events_of(moved["word"], self.starts[index].to(device), splits, self.sensor, rows).trusted()
         return Cloud.made(coords=moved["coords"], splits=splits, rows=rows, directions=self.directions)
+
+    def sizes_of(self, index: Tensor, most: int | None = None) -> Tensor:
+        """(B) points or events of the examples `index`, of which at most the first `most` count."""
+        sizes = self.splits[index + 1] - self.splits[index]
+        return sizes if most is None else sizes.clamp(max=most)
 
     def _column(self, name: str, count: int, pinned: bool) -> Tensor:
         """Room for `count` rows of an array."""
@@ -378,3 +397,32 @@ class Pack:
             a, b = int(begins[place]), int(begins[place + 1])
             for name, column in columns.items():
                 self.shards[k].read(name, int(splits[i] - self._rows[k]), column.numpy()[a:b])
+
+
+def _common(shard: PackFile) -> dict[str, str]:
+    """What all shards of a pack have in common."""
+    return {name: value for name, value in shard.meta.items() if name != "digest"}
+
+
+def digest_of_files(files: Sequence[Path], root: Path, record: Path) -> str:
+    """Names the content of files and their places below `root`.
+
+    The file `record` remembers the content of each file. A file is read again only if its size or time has changed.
+    """
+    try:
+        before = json.loads(record.read_bytes())
+        known = {str(path): tuple(facts) for path, facts in before.items()}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        known = {}
+    now = {}
+    for path in files:
+        name, stat = os.path.relpath(path, root), path.stat()
+        facts = known.get(name)
+        if facts is None or facts[:2] != (stat.st_size, stat.st_mtime_ns):
+            with path.open("rb") as file:
+                facts = (stat.st_size, stat.st_mtime_ns, hashlib.file_digest(file, "blake2b").hexdigest()[:32])
+        now[name] = facts
+    if now != known:
+        write_whole(record, json.dumps(known | now).encode())
+    content = sorted((name, size, digest) for name, (size, _, digest) in now.items())
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=10).hexdigest()
