@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gridless.backends import implementation
-from gridless.ops.leaky_sum import reference
+from gridless.backends import backend_for
+from gridless.ops.leaky_sum import cpu, gpu, reference
 from gridless.ops.operator import by_reference
 from gridless.structures import Events
+
+_BACKENDS = {"reference": reference, "cpu": cpu, "gpu": gpu}
 
 
 def leaky_sum(features: Tensor, rate: Tensor, events: Events, decay_time: float = 1000.0) -> Tensor:
@@ -33,4 +35,4 @@ def leaky_sum(features: Tensor, rate: Tensor, events: Events, decay_time: float 
         raise ValueError(f"leaky_sum: decay_time must be above 0, not {decay_time}.")
     if by_reference(features):
         return reference.leaky_sum(features, rate, events, float(decay_time))
-    return implementation(reference, features.device).leaky_sum(features, rate, events, float(decay_time))
+    return _BACKENDS[backend_for(features.device)].leaky_sum(features, rate, events, float(decay_time))
