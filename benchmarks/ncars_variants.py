@@ -116,14 +116,14 @@ def work(number: int, jobs: Any, done: Any, options: argparse.Namespace) -> None
     import torch
 
     from gridless.data import NCars
-    from gridless.data.packs import Pack
+    from gridless.data.archives import Archive
     from gridless.training.examples import TrainingSet
     from gridless.training.run import run
 
     torch.set_num_threads(1)
     with np.load(options.out / "unpacked.npz") as arrays:
         folds = torch.from_numpy(arrays["folds"])
-        pack = Pack(*(arrays[name] for name in PACKED), NCars.sensor)
+        pack = Archive(*(arrays[name] for name in PACKED), NCars.sensor)
     events = pack.events(np.arange(len(pack)))
     whole = TrainingSet.of(events, torch.from_numpy(pack.label), NCars.class_names)
     if options.limit:

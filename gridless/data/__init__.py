@@ -20,7 +20,9 @@ _LAZY: dict[str, str] = {
     "NCaltech101": "gridless.data.sets.event_sets",
     "NCars": "gridless.data.sets.event_sets",
     "NMNIST": "gridless.data.sets.event_sets",
+    "Pack": "gridless.data.packing",
     "Precomputed": "gridless.data.precompute",
+    "pack": "gridless.data.packing",
     "read_cloud": "gridless.data.readers.clouds",
     "read_events": "gridless.data.readers.events",
     "SemanticKITTI": "gridless.data.sets.semantickitti",
@@ -38,6 +40,7 @@ __all__ = sorted(_LAZY)  # pyright: ignore[reportUnsupportedDunderAll]
 if TYPE_CHECKING:
     from gridless.data.base import Examples
     from gridless.data.folder import CloudFolder, EventFolder
+    from gridless.data.packing import Pack, pack
     from gridless.data.precompute import Precomputed
     from gridless.data.readers.clouds import read_cloud
     from gridless.data.readers.clouds.write import write_cloud

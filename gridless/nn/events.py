@@ -19,8 +19,9 @@ from torch.nn import functional
 from gridless.geometry.taps import offsets
 from gridless.nn.blocks import Dense
 from gridless.nn.norm import BatchNorm
-from gridless.ops.event_conv import event_conv, event_conv_step, event_gather, event_gather_step
+from gridless.ops.event_conv import event_conv, event_conv_step, event_gather_step
 from gridless.ops.event_conv.neighbourhoods import at_one_pixel
+from gridless.ops.leaky_sum import leaky_sum
 from gridless.ops.voxel_mean import voxel_mean
 from gridless.plan import Name
 from gridless.structures import Events, Geometry, expect_geometry
@@ -405,12 +406,12 @@ class LeakyMean(nn.Module):
         features = features.to(self.log_rate.dtype)
         counted = torch.cat([features, features.new_ones(len(features), 1)], 1)  # (S, C + 1)
         if memory is None:
-            total = event_gather(counted, self.log_rate.exp(), events, self.decay_time)
+            total = leaky_sum(counted, self.log_rate.exp()[0], events, self.decay_time)[:, 0]
         else:
             one = at_one_pixel(events)
             values = counted, self.log_rate.exp(), one, one, 1, 1, self.decay_time
-            total, memory[self] = event_gather_step(*values, memory.get(self))
-        total = total[:, 0, 0]
+            gathered, memory[self] = event_gather_step(*values, memory.get(self))
+            total = gathered[:, 0, 0]
         # Every event counts itself, with 1; only padding rows have none.
         return total[:, :-1] / total[:, -1:].clamp(min=1)
 

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from gridless.data import splits
+from gridless.data.archives import Archive, read_archives
 from gridless.data.base import Examples, Steps
-from gridless.data.packs import Pack, read_packs
 from gridless.data.readers.events import read_events
 from gridless.structures import Events, collate
 
@@ -50,7 +50,7 @@ class EventSet(Examples):
     ) -> None:
         super().__init__(transform, seed)
         self.root, self.split, self.repair, self.partial = Path(root), splits.check(split), repair, partial
-        self.pack: Pack | None = None
+        self.pack: Archive | None = None
         self.files: list[Path] = []
         self.rows = np.empty(0, np.int64)
         self.labels = torch.empty(0, dtype=torch.int64, device="cpu")
@@ -110,10 +110,10 @@ class EventSet(Examples):
             return [self.root]
         return sorted(self.root.glob(pattern))
 
-    def _take_pack(self, paths: list[Path], validation: Callable[[Pack], np.ndarray]) -> None:
+    def _take_pack(self, paths: list[Path], validation: Callable[[Archive], np.ndarray]) -> None:
         if self.split == "test":
             raise FileNotFoundError(f"{self.title}: the packs in {self.root} hold no test recordings")
-        self.pack = read_packs(paths)
+        self.pack = read_archives(paths)
         self.rows = np.arange(len(self.pack))
         if self.split != "train":
             self.rows = np.flatnonzero(validation(self.pack) == (self.split == "validation"))

@@ -25,7 +25,7 @@ FIELDS = ("x", "y", "dt", "dt_big", "p", "offsets", "label", "sensor")
 
 
 @dataclass(frozen=True)
-class Pack:
+class Archive:
     """Recordings in memory, 7 bytes an event: x, y (S) uint8, t (S) int32 from each start, p (S) bool."""
 
     x: np.ndarray
@@ -52,7 +52,7 @@ class Pack:
         return Events(torch.from_numpy(pixel), time, polarity, torch.from_numpy(splits), self.sensor)
 
 
-def read_packs(paths: Sequence[Path]) -> Pack:
+def read_archives(paths: Sequence[Path]) -> Archive:
     """One pack from the parts of a data set, several unpacked at a time."""
     parts = in_threads(_read, [(path,) for path in paths])
     if any(p.sensor != parts[0].sensor for p in parts):
@@ -60,10 +60,10 @@ def read_packs(paths: Sequence[Path]) -> Pack:
     ends = np.cumsum([0] + [p.offsets[-1] for p in parts])
     offsets = np.concatenate([[0], *(p.offsets[1:] + end for p, end in zip(parts, ends[:-1], strict=True))])
     x, y, t, p, label = (np.concatenate([getattr(q, name) for q in parts]) for name in ("x", "y", "t", "p", "label"))
-    return Pack(x, y, t, p, offsets, label, parts[0].sensor)
+    return Archive(x, y, t, p, offsets, label, parts[0].sensor)
 
 
-def _read(path: Path) -> Pack:
+def _read(path: Path) -> Archive:
     try:
         with zipfile.ZipFile(io.BytesIO(lzma.decompress(path.read_bytes()))) as archive:
             values = {name: array_of(Limits(path), archive.read(f"{name}.npy")) for name in FIELDS}
@@ -83,4 +83,4 @@ def _read(path: Path) -> Pack:
     polarity = np.unpackbits(values["p"])[: len(step)].astype(bool)
     width, height = values["sensor"].tolist()
     columns = (values["x"], values["y"], time.astype(np.int32), polarity)
-    return Pack(*columns, offsets, values["label"].astype(np.int64), (width, height))
+    return Archive(*columns, offsets, values["label"].astype(np.int64), (width, height))

@@ -1,0 +1,428 @@
+"""Data larger than memory: examples packed once on disk, read batch by batch.
+
+A pack is a folder of safetensors files, its shards, and `pack.json`, which is written last. An event is one int64 word:
+the microseconds since its recording began, then y, x and polarity, in as many bits as the sensor needs. A point is its
+float32 coordinates. Rows of points and events keep their types.
+
+Shards are read by position, not mapped: pages of a mapped file count as memory of the process, which would then grow
+with the data set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from torch import Tensor
+
+from gridless.data.errors import FormatError
+from gridless.data.files import locked, sweep, whole_file, write_whole
+from gridless.kernels import pool
+from gridless.kernels.progress import bar
+from gridless.kernels.threads import in_threads, num_threads
+from gridless.structures import Cloud, Events, Rows
+
+INDEX = "pack.json"
+VERSION = 1
+# A shard ends with the first example that takes it over so many bytes.
+SHARD_BYTES = 1 << 27
+# Microseconds of a recording, negative ones too, that an event's word has room for.
+TIME_BITS = 38
+ROW = "row/"
+_AGAIN = "Remove the folder, and pack the data again."
+# Of a shard's arrays, those that have one entry per example.
+_PER_EXAMPLE = ("size", "label", "start")
+
+
+def pack(
+    dataset: Any,
+    path: str | Path,
+    class_names: Sequence[str] = (),
+    workers: int = 1,
+    progress: bool = True,
+    about: Mapping[str, Any] | None = None,
+) -> Pack:
+    """Write the examples of a map-style data set to a pack, in constant memory, and open it.
+
+    An interrupted call goes on where it ended. A pack that is complete is opened as it is.
+
+    Args:
+        dataset: `len(dataset)` and `dataset[i]`, an (events, label) or (cloud, label). Arrays (points, dimensions)
+            are clouds. Structured arrays of tonic (x, y, t, p) are events of `dataset.sensor_size`. Labels are numbers,
+            or arrays of one shape.
+        path: the folder of the pack.
+        class_names: names of the classes; by default `dataset.class_names` or `dataset.classes`.
+        workers: processes that read examples; above 1 the data set is pickled.
+        progress: show a progress bar.
+        about: further facts, which JSON can hold, kept as `Pack.about`.
+    """
+    path = Path(path)
+    if (path / INDEX).is_file():
+        return Pack(path)
+    if not len(dataset):
+        raise ValueError(f"pack: the data set of {path} is empty. Give one with examples.")
+    path.mkdir(parents=True, exist_ok=True)
+    names = list(class_names or getattr(dataset, "class_names", None) or getattr(dataset, "classes", None) or ())
+    with locked(path / ".lock", path):
+        sweep(path)
+        todo = list(_missing(path, len(dataset)))
+        done = len(dataset) - sum(end - first for first, end in todo)
+        with bar("pack", len(dataset), progress, done) as advance:
+            arguments = {"dataset": dataset, "folder": path}
+            for (first, end), _ in pool.run(Packer, arguments, todo, min(workers, max(len(todo), 1))):
+                advance(end - first)
+        facts = {"version": VERSION, "examples": len(dataset), "class_names": list(map(str, names))}
+        facts |= {"shards": [shard.name for shard in _shards(path)], "about": dict(about or {})}
+        write_whole(path / INDEX, json.dumps(facts).encode())
+    return Pack(path)
+
+
+def _missing(folder: Path, count: int) -> Iterator[tuple[int, int]]:
+    """Ranges (first, end) of examples that are in no shard yet. Ranges do not depend on the number of processes."""
+    step = min(max(count // 64, 16), 4096)
+    ends = dict(map(_range, _shards(folder)))
+    for first in range(0, count, step):
+        end = min(first + step, count)
+        while first in ends:
+            first = ends[first]
+        if first < end:
+            yield first, end
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*-*.safetensors"))
+
+
+def _range(shard: Path) -> tuple[int, int]:
+    """The numbers of a shard's first example and of the one behind its last, from its name."""
+    first, _, end = shard.stem.partition("-")
+    if not (first.isdigit() and end.isdigit()):
+        raise FormatError(shard, f"not a shard of a pack. {_AGAIN}")
+    return int(first), int(end)
+
+
+class Packer:
+    """Writes the shards of a range of examples."""
+
+    def __init__(self, dataset: Any, folder: Path) -> None:
+        self.dataset, self.folder = dataset, folder
+
+    def __call__(self, job: tuple[int, int]) -> None:
+        first, end = job
+        columns: dict[str, list[np.ndarray]] = {}
+        meta: dict[str, str] | None = None
+        size = 0
+        for i in range(first, end):
+            arrays, facts = _arrays(self.dataset, i)
+            if meta is not None and facts != meta:
+                raise ValueError(
+                    f"pack: example {i} is {facts}, and those before it are {meta}. Give examples of one kind."
+                )
+            meta = facts
+            for name, array in arrays.items():
+                columns.setdefault(name, []).append(array)
+            size += sum(array.nbytes for array in arrays.values())
+            if size > SHARD_BYTES or i + 1 == end:
+                self._write(first, i + 1, columns, meta)
+                first, columns, size = i + 1, {}, 0
+
+    def _write(self, first: int, end: int, columns: dict[str, list[np.ndarray]], meta: dict[str, str]) -> None:
+        arrays, digest = {}, hashlib.blake2b(digest_size=16)
+        for name in list(columns):
+            arrays[name] = np.ascontiguousarray(np.concatenate(columns.pop(name)))
+            digest.update(name.encode() + arrays[name].tobytes())
+        meta = {**meta, "digest": digest.hexdigest()}
+        with whole_file(self.folder / f"{first:010d}-{end:010d}.safetensors") as file:
+            save_file(arrays, file.name, meta)
+            file.seek(0, os.SEEK_END)
+
+
+def _arrays(dataset: Any, i: int) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Example i as arrays of a shard, and what all examples of a pack have in common."""
+    example, label = dataset[i]
+    if isinstance(example, np.ndarray) and example.dtype.names:
+        example = Events.of(example, dataset.sensor_size)
+    elif isinstance(example, Tensor | np.ndarray) and example.ndim == 2:
+        example = Cloud.of(example)
+    labels = np.asarray(label.cpu() if isinstance(label, Tensor) else label)
+    start = np.zeros(1, np.int64)
+    if isinstance(example, Events) and example.polarity is not None:
+        words, start = _words(example, i)
+        arrays, facts = {"word": words}, {"kind": "events", "sensor": json.dumps(list(example.sensor))}
+    elif isinstance(example, Cloud):
+        coords = example.coords.float().cpu().numpy()
+        directions = json.dumps(list(example.directions))
+        arrays, facts = {"coords": coords}, {"kind": "clouds", "directions": directions}
+    else:
+        raise TypeError(f"pack: example {i} is {type(example).__name__}. Give gl.Events with polarity, or gl.Cloud.")
+    arrays |= {f"{ROW}{name}": np.ascontiguousarray(values.cpu().numpy()) for name, values in example.rows.items()}
+    arrays |= {"size": np.array([len(example)], np.int64), "label": labels[None], "start": start}
+    types = {name: f"{values.dtype} {tuple(values.shape[1:])}" for name, values in example.rows.items()}
+    return arrays, facts | {"rows": json.dumps(types), "label": f"{labels.dtype} {labels.shape}"}
+
+
+def bits_of(sensor: Sequence[int]) -> tuple[int, int]:
+    """The bits of x and of y in an event's word."""
+    width, height = sensor
+    bits = (width - 1).bit_length(), (height - 1).bit_length()
+    if sum(bits) + 1 + TIME_BITS > 64:
+        raise ValueError(f"pack: a sensor of {width} x {height} pixels is too large for words of 64 bits.")
+    return bits
+
+
+def _words(events: Events, i: int) -> tuple[np.ndarray, np.ndarray]:
+    """The words (S) of one recording, and the time (1) of its first event."""
+    across, down = bits_of(events.sensor)
+    time, pixel = events.time.cpu(), events.pixel.cpu().long()
+    start = time[:1] if len(time) else time.new_zeros(1)
+    age = time - start
+    if len(age) and max(int(age.max()), -int(age.min())) >= 1 << (TIME_BITS - 1):
+        hours = (1 << (TIME_BITS - 1)) / 3.6e9
+        raise ValueError(f"pack: recording {i} is longer than {hours:.0f} hours. Cut it into parts.")
+    assert events.polarity is not None
+    word = ((age << down | pixel[:, 1]) << across | pixel[:, 0]) << 1 | events.polarity.cpu().long()
+    return word.numpy(), start.numpy()
+
+
+def events_of(word: Tensor, start: Tensor, splits: Tensor, sensor: tuple[int, int], rows: Rows) -> Events:
+    """The recordings that `word` (S) holds, on its device; `start` (B) are the times of their first events."""
+    across, down = bits_of(sensor)
+    x = word >> 1 & (1 << across) - 1
+    y = word >> 1 + across & (1 << down) - 1
+    begin = torch.repeat_interleave(start, splits.diff(), output_size=len(word))
+    time = (word >> 1 + across + down) + begin
+    pixel = torch.stack([x, y], 1).int()
+    return Events(pixel, time, (word & 1).bool(), splits, sensor, rows=rows)
+
+
+@dataclass(frozen=True)
+class PackFile:
+    """One open file: where its arrays are."""
+
+    path: Path
+    handle: int
+    arrays: dict[str, tuple[np.dtype, tuple[int, ...], int]]  # name -> type, shape, position
+    meta: dict[str, str]
+
+    @classmethod
+    def open(cls, path: Path) -> PackFile:
+        try:
+            size = path.stat().st_size
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                if not 2 <= length <= min(size - 8, 1 << 24):
+                    raise ValueError(f"its header has {length} bytes")
+                header = json.loads(file.read(length))
+                meta = header.pop("__metadata__", {})
+                arrays = {name: _place(entry, 8 + length, size) for name, entry in header.items()}
+                return cls(path, os.dup(file.fileno()), arrays, meta)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise FormatError(path, f"not a whole shard of a pack: {error}. {_AGAIN}") from None
+
+    def __del__(self) -> None:
+        os.close(self.handle)
+
+    def read(self, name: str, first: int, out: np.ndarray) -> None:
+        """Fill `out` with rows of an array, from row `first` on. The GIL is released."""
+        dtype, shape, at = self.arrays[name]
+        position = at + first * dtype.itemsize * math.prod(shape[1:])
+        view = memoryview(out.reshape(-1).view(np.uint8))
+        while len(view):
+            count = os.preadv(self.handle, [view], position)
+            if not count:
+                raise FormatError(self.path, f"it has become shorter. {_AGAIN}")
+            view, position = view[count:], position + count
+
+    def whole(self, name: str) -> np.ndarray:
+        dtype, shape, _ = self.arrays[name]
+        out = np.empty(shape, dtype)
+        self.read(name, 0, out)
+        return out
+
+
+_DTYPES = {
+    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
+    "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+}  # fmt: skip
+
+
+def _place(entry: Mapping[str, Any], data: int, size: int) -> tuple[np.dtype, tuple[int, ...], int]:
+    """Type, shape and position in the file of an array by its header entry; refuses one that is not inside the file."""
+    dtype, shape = np.dtype(_DTYPES[entry["dtype"]]), tuple(map(int, entry["shape"]))
+    first, end = map(int, entry["data_offsets"])
+    if (
+        min(shape, default=0) < 0
+        or end - first != dtype.itemsize * math.prod(shape)
+        or not 0 <= first <= end <= size - data
+    ):
+        raise ValueError(f"an array of {entry['dtype']} {list(shape)} at {first} to {end} does not fit {size} bytes")
+    return dtype, shape, data + first
+
+
+class Pack:
+    """An open pack: labels and sizes in memory, examples on disk.
+
+    Attributes:
+        labels: (N, ...) the label of each example.
+        splits: (N + 1) where each example begins, counted in points or events over the whole pack.
+        class_names: names of the classes.
+        sensor: (width, height) of recordings, None of clouds.
+        about: further facts that `pack` was given.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        try:
+            facts = json.loads((self.path / INDEX).read_bytes())
+            names, count, self.about = facts["shards"], int(facts["examples"]), dict(facts["about"])
+            self.class_names = [str(name) for name in facts["class_names"]]
+            if facts["version"] != VERSION or any(Path(name).name != name for name in names) or not names:
+                raise ValueError("it is of another version, or was changed")
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"Pack: there is no complete pack in {self.path}. Make one with gl.data.pack."
+            ) from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise FormatError(self.path / INDEX, f"not the index of a pack: {error}. {_AGAIN}") from None
+        self.shards = [PackFile.open(self.path / name) for name in names]
+        self._check(count)
+        columns = {name: np.concatenate([s.whole(name) for s in self.shards]) for name in _PER_EXAMPLE}
+        self.labels, self.starts = torch.from_numpy(columns["label"]), torch.from_numpy(columns["start"])
+        if np.issubdtype(columns["label"].dtype, np.integer):
+            self.labels = self.labels.long()
+        self.splits = torch.from_numpy(np.concatenate([[0], np.cumsum(columns["size"])]))
+        # The first example and the first row of each shard.
+        self.first = np.array([_range(shard.path)[0] for shard in self.shards] + [count])
+        self._rows = self.splits.numpy()[self.first]
+        for k, shard in enumerate(self.shards):
+            if any(shard.arrays[name][1][0] != self._rows[k + 1] - self._rows[k] for name in self.columns):
+                raise FormatError(shard.path, f"its arrays do not fit its sizes. {_AGAIN}")
+
+    def _check(self, count: int) -> None:
+        """Refuse shards that do not follow each other, or that are of several kinds."""
+        meta, names, end = _common(self.shards[0]), self.shards[0].arrays.keys(), 0
+        for shard in self.shards:
+            first, last = _range(shard.path)
+            alike = _common(shard) == meta and shard.arrays.keys() == names and {*_PER_EXAMPLE} < names
+            if first != end or not alike or any(shard.arrays[n][1][:1] != (last - first,) for n in _PER_EXAMPLE):
+                raise FormatError(shard.path, f"it does not go with the other shards. {_AGAIN}")
+            end = last
+        if end != count:
+            raise FormatError(self.path / INDEX, f"there are {end} of {count} examples. {_AGAIN}")
+        try:
+            self.is_events = meta["kind"] == "events"
+            self.sensor: Any = tuple(map(int, json.loads(meta["sensor"]))) if self.is_events else None
+            self.directions = () if self.is_events else tuple(json.loads(meta["directions"]))
+            self.row_names = list(json.loads(meta["rows"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FormatError(self.shards[0].path, f"its metadata is damaged: {error}. {_AGAIN}") from None
+        self.columns = ["word" if self.is_events else "coords", *(f"{ROW}{name}" for name in self.row_names)]
+        if {*self.columns, *_PER_EXAMPLE} != names:
+            raise FormatError(self.shards[0].path, f"its arrays are {', '.join(names)}. {_AGAIN}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def digest(self) -> str:
+        """Names the content: packs of the same examples have the same."""
+        return hashlib.blake2b("".join(s.meta["digest"] for s in self.shards).encode(), digest_size=16).hexdigest()
+
+    def __repr__(self) -> str:
+        what = "events" if self.is_events else "points"
+        return f"Pack({str(self.path)!r}: {len(self):,} examples, {int(self.splits[-1]):,} {what})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Files are opened anew in another process.
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["path"])
+
+    def __getitem__(self, i: int) -> tuple[Events | Cloud, Any]:
+        """Example i and its label: a pack is a map-style data set."""
+        if not -len(self) <= i < len(self):
+            raise IndexError(f"Pack: there is no example {i} of {len(self)}")
+        i %= len(self)
+        return self.read(torch.tensor([i])), self.labels[i]
+
+    def read(self, index: Tensor, device: torch.device | str = "cpu", most: int | None = None) -> Any:
+        """The examples `index` (B, on the CPU), in that order, as one ragged batch on `device`.
+
+        Of each example at most the first `most` points or events are read.
+        """
+        device = torch.device(device)
+        sizes = self.sizes_of(index, most).numpy()
+        begins = np.concatenate([[0], np.cumsum(sizes)])
+        columns = {name: self._column(name, int(begins[-1]), device.type == "cuda") for name in self.columns}
+        # In the order of the disk, a few shares for each thread.
+        order = np.argsort(index.numpy(), kind="stable")
+        parts = min(len(order), 4 * num_threads())
+        jobs = [(part,) for part in np.array_split(order, max(parts, 1))]
+        in_threads(partial(self._fill, columns, index.numpy(), begins), jobs)
+        moved = {name: column.to(device, non_blocking=True) for name, column in columns.items()}
+        splits = torch.from_numpy(begins).to(device)
+        rows = Rows({name: moved[f"{ROW}{name}"] for name in self.row_names})
+        if self.is_events:
+            return events_of(moved["word"], self.starts[index].to(device), splits, self.sensor, rows).trusted()
+        return Cloud.made(coords=moved["coords"], splits=splits, rows=rows, directions=self.directions)
+
+    def sizes_of(self, index: Tensor, most: int | None = None) -> Tensor:
+        """(B) points or events of the examples `index`, of which at most the first `most` count."""
+        sizes = self.splits[index + 1] - self.splits[index]
+        return sizes if most is None else sizes.clamp(max=most)
+
+    def _column(self, name: str, count: int, pinned: bool) -> Tensor:
+        """Room for `count` rows of an array."""
+        dtype, shape, _ = self.shards[0].arrays[name]
+        kind = torch.from_numpy(np.empty(0, dtype)).dtype
+        return torch.empty((count, *shape[1:]), dtype=kind, pin_memory=pinned)
+
+    def _fill(self, columns: Mapping[str, Tensor], index: np.ndarray, begins: np.ndarray, share: np.ndarray) -> None:
+        """Read the examples index[share] to their places."""
+        splits = self.splits.numpy()
+        for place in share.tolist():
+            i = int(index[place])
+            k = int(np.searchsorted(self.first, i, side="right")) - 1
+            a, b = int(begins[place]), int(begins[place + 1])
+            for name, column in columns.items():
+                self.shards[k].read(name, int(splits[i] - self._rows[k]), column.numpy()[a:b])
+
+
+def _common(shard: PackFile) -> dict[str, str]:
+    """What all shards of a pack have in common."""
+    return {name: value for name, value in shard.meta.items() if name != "digest"}
+
+
+def digest_of_files(files: Sequence[Path], root: Path, record: Path) -> str:
+    """Names the content of files and their places below `root`.
+
+    The file `record` remembers the content of each file. A file is read again only if its size or time has changed.
+    """
+    try:
+        before = json.loads(record.read_bytes())
+        known = {str(path): tuple(facts) for path, facts in before.items()}
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        known = {}
+    now = {}
+    for path in files:
+        name, stat = os.path.relpath(path, root), path.stat()
+        facts = known.get(name)
+        if facts is None or facts[:2] != (stat.st_size, stat.st_mtime_ns):
+            with path.open("rb") as file:
+                facts = (stat.st_size, stat.st_mtime_ns, hashlib.file_digest(file, "blake2b").hexdigest()[:32])
+        now[name] = facts
+    if now != known:
+        write_whole(record, json.dumps(known | now).encode())
+    content = sorted((name, size, digest) for name, (size, _, digest) in now.items())
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=10).hexdigest()

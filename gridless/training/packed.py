@@ -1,0 +1,117 @@
+"""A training set on disk: every batch is read from a pack, ahead of the step."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gridless.data.packing import Pack
+from gridless.kernels.progress import bar
+from gridless.structures import Cloud, Events, collate
+from gridless.training.examples import TrainingSet
+
+# Bytes that a training set may take of the memory of the CPU, and its share of the free memory of a GPU.
+MOST_ON_CPU, SHARE_OF_GPU = 1 << 30, 0.25
+# Bytes of an event and of a point's coordinates and index in memory.
+EVENT_BYTES, POINT_BYTES = 17, 12
+# Points or events that are moved to a device at once.
+PIECE = 1 << 24
+
+
+@dataclass(frozen=True)
+class PackedSet(TrainingSet):
+    """Examples on disk. `PackedSet.of_pack` makes one; `examples` is empty, and tells kind, sensor and rows."""
+
+    pack: Pack = field(kw_only=True)
+    index: Tensor = field(kw_only=True)
+    """(N), on the CPU: the number of each example in the pack."""
+    most: int | None = None
+    """At most the first so many points of each example are read."""
+    keep: str = "auto"
+    """`disk`, `memory`, or `auto`: in the memory of the device if the set is small beside it."""
+
+    @classmethod
+    def of_pack(cls, pack: Pack, index: Tensor | None = None, keep: str = "auto", **more: Any) -> PackedSet:
+        """The examples `index` of a pack, all if it is left out; `more` are further fields of `TrainingSet`."""
+        if keep not in ("auto", "disk", "memory"):
+            raise ValueError(f"PackedSet: keep must be 'auto', 'disk' or 'memory', not {keep!r}.")
+        index = torch.arange(len(pack)) if index is None else index.cpu()
+        more = {"class_names": pack.class_names, **more}
+        nothing = pack.read(index[:0])
+        return cls(nothing, pack.labels[index], _splits(pack, index), pack=pack, index=index, keep=keep, **more)
+
+    @property
+    def even(self) -> int | None:  # type: ignore[override]
+        sizes = self.sizes
+        same = isinstance(self.examples, Cloud) and len(sizes) > 0 and bool((sizes == sizes[0]).all())
+        return int(sizes[0]) if same else None
+
+    @property
+    def is_labelled(self) -> bool:
+        return True
+
+    def take(self, index: Tensor) -> PackedSet:
+        index = index.cpu()
+        chosen, labels = self.index[index], self.labels[index.to(self.device)]
+        files = None if self.files is None else self.files[index]
+        return replace(self, labels=labels, splits=_splits(self.pack, chosen, self.most), index=chosen, files=files)
+
+    def first(self, points: int) -> PackedSet:
+        if not len(self) or int(self.sizes.max()) <= points:
+            return self
+        return replace(self, splits=_splits(self.pack, self.index, points), most=points)
+
+    def to(self, device: torch.device | str) -> TrainingSet:
+        """On a device: in its memory, if the set is small beside it, else batch by batch from the disk."""
+        device = torch.device(device)
+        size, room = self.size, _room(device)
+        resident = self.keep == "memory" or (self.keep == "auto" and size <= room)
+        place = f"in the memory of {device}" if resident else "on disk"
+        print(f"{len(self):,} examples, {size / 2**20:,.0f} MiB: kept {place}", file=sys.stderr, flush=True)
+        return self.resident(device) if resident else super().to(device)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all examples in memory."""
+        rows = sum(values.element_size() * max(values.shape[1:].numel(), 1) for values in self.rows.values())
+        one = EVENT_BYTES if isinstance(self.examples, Events) else POINT_BYTES
+        return int(self.splits[-1]) * (one + rows)
+
+    def resident(self, device: torch.device) -> TrainingSet:
+        """All examples in the memory of a device. Pieces are moved one after the other."""
+        ends = torch.searchsorted(self.splits, torch.arange(0, int(self.splits[-1]), PIECE), right=True)
+        cuts = sorted({0, *ends[1:].tolist(), len(self)})
+        pieces = []
+        with bar("read", len(self)) as advance:
+            for a, b in pairwise(cuts):
+                pieces.append(self.pack.read(self.index[a:b], device, self.most))
+                advance(b - a)
+        examples = pieces[0] if len(pieces) == 1 else collate(pieces)
+        shared = {name: getattr(self, name) for name in ("features", "parts", "values", "files", "scales", "listing")}
+        if isinstance(examples, Events):
+            examples = examples.trusted()
+        return TrainingSet(examples, self.labels.to(device), self.splits, self.class_names, **shared)
+
+    def tensors(self) -> list[Tensor]:
+        content = torch.frombuffer(bytearray(self.pack.digest.encode()), dtype=torch.uint8)
+        return [self.labels, self.sizes, self.index, content]
+
+    def cut(self, index: Tensor) -> Any:
+        return self.pack.read(self.index[index], self.device, self.most)
+
+
+def _splits(pack: Pack, index: Tensor, most: int | None = None) -> Tensor:
+    sizes = pack.sizes_of(index, most)
+    return torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+
+
+def _room(device: torch.device) -> int:
+    """Bytes that a training set may take on a device."""
+    if device.type != "cuda":
+        return MOST_ON_CPU
+    return int(SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0])
