@@ -10,6 +10,7 @@ from gridless.geometry.grid import grid_sample
 from gridless.geometry.lif import LIFMemory, lif, lif_step
 from gridless.geometry.nearest import nearest
 from gridless.geometry.rejection import rejection_sample
+from gridless.geometry.self_edges import without_self
 
 __all__ = [
     "LIFMemory",
@@ -23,4 +24,5 @@ __all__ = [
     "nearest",
     "random_sample",
     "rejection_sample",
+    "without_self",
 ]
