@@ -58,7 +58,8 @@ class Bottleneck(nn.Module):
 class ResBlock(nn.Module):
     """The paper's in-place residual block: relu(F + bottleneck(F)), (S, Q) to (S, Q).
 
-    `conv` are further arguments of its `PointConv`.
+    The convolution is along `near`, of `channels` over 4; `dropout` is a probability, and `conv` are further arguments
+    of `PointConv`.
     """
 
     def __init__(self, near: Name, channels: int, dropout: float = 0.5, **conv: Any) -> None:

@@ -64,7 +64,7 @@ class Choices:
         return {name: value for name, value in asdict(self).items() if value != getattr(paper, name)}
 
     def search(self, plan: Plan, source: Name, target: Name, radius: float) -> Name:
-        """The neighbourhoods of `target` in `source`, as a line of the plan."""
+        """The neighbourhoods of `target` in `source`, as a line of the plan; `radius` is the ball's."""
         if self.nearest is None:
             edges = plan.ball(source, target, radius)
         else:
