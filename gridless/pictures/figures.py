@@ -142,6 +142,26 @@ def bars(values: Sequence[float], x: str, y: str) -> Any:
     return figure
 
 
+def levels(lines: dict[str, dict[str, dict[str, float]]], title: str = "") -> Any:
+    """Rows of every line of a plan, and the neighbours of every search: medians as bars, means and maxima as marks."""
+    figure = _figure(10, 1.2 + 0.36 * len(lines))
+    for at, what in enumerate(("rows", "neighbours")):
+        named = {name: found[what] for name, found in lines.items() if what in found}
+        axes = figure.add_subplot(1, 2, at + 1)
+        places = np.arange(len(named))
+        axes.barh(places, [max(each["median"], 0.1) for each in named.values()], color=BLUE, label="median")
+        axes.plot([max(each["mean"], 0.1) for each in named.values()], places, "|", color="black", ms=12, label="mean")
+        axes.plot([max(each["max"], 0.1) for each in named.values()], places, ".", color=RED, label="maximum")
+        axes.set_yticks(places, list(named), fontsize=8)
+        axes.invert_yaxis()
+        axes.set(xscale="log", xlabel=f"{what} {'of an example' if at == 0 else 'of a point or event'}")
+        axes.spines[["top", "right"]].set_visible(False)
+        if at == 0:
+            axes.legend(frameon=False, fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
 def live(time: np.ndarray, probability: np.ndarray, names: Sequence[str]) -> Any:
     """Probabilities over time (ms): the classes that ever lead are named."""
     figure = _figure(8, 3.6)
