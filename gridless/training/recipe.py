@@ -314,8 +314,9 @@ def _known(values: dict[str, Any], cls: type, what: str) -> None:
 
 
 def available() -> dict[str, Path]:
-    """Recipes by name."""
-    return {path.stem: path for folder in FOLDERS if folder.is_dir() for path in sorted(folder.glob("*.yaml"))}
+    """Recipes by name; those of a subfolder by its name too, such as `paper/n-mnist`."""
+    paths = [(folder, path) for folder in FOLDERS if folder.is_dir() for path in sorted(folder.rglob("*.yaml"))]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for folder, path in paths}
 
 
 def load_recipe(name: str | Path) -> Recipe:
