@@ -115,6 +115,23 @@ def curves(series: dict[str, Sequence[float]]) -> Any:
     return figure
 
 
+def learning(history: Sequence[dict[str, Any]], losses: Sequence[str], accuracies: Sequence[str]) -> Any:
+    """Loss and accuracy of a run by epoch, side by side; an epoch without a figure is left out of its line."""
+    figure = _figure(2 * SIDE_BY_SIDE[0], SIDE_BY_SIDE[1])
+    for at, (names, label, scale) in enumerate(((losses, "loss", 1.0), (accuracies, "accuracy (%)", 100.0))):
+        axes = figure.add_subplot(1, 2, at + 1)
+        for name, colour in zip(names, (BLUE, RED, GREEN, GREY) * 4, strict=False):
+            known = [(k + 1, scale * row[name]) for k, row in enumerate(history) if row.get(name) is not None]
+            epochs, values = zip(*known, strict=True) if known else ((), ())
+            axes.plot(epochs, values, "o-", label=name.replace("_", " "), color=colour, linewidth=2, markersize=3)
+        axes.set(xlabel="epoch", ylabel=label)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if names:
+            axes.legend(frameon=False)
+    return figure
+
+
 def confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
     """Rows are what was shown, columns what was answered; each row adds up to one."""
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
