@@ -1,6 +1,6 @@
 """Multiply-adds and state of the two streaming orders of an event convolution: which one the live engine should use.
 
-    python benchmarks/update_orders.py --data DIR [--out results/update_orders.json]     (about a minute on one core)
+    python benchmarks/update_orders.py --data DIR [--out results/reproduction/update_orders.json]     (about a minute on one core)
 
 *At the target* is the paper's equation: a source event updates traces of Q channels, a target event decays what it
 reads and multiplies by Theta. *While updating* is its alternative: a source event is multiplied by Theta first, and
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True)
     parser.add_argument("--recordings", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=RESULTS / "update_orders.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "reproduction" / "update_orders.json")
     arguments = parser.parse_args()
     recipe = load_recipe("n-mnist")
     model: Any = recipe.make_model()
