@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def multiply_adds(name: str, order: str, edges: int, terms: int) -> int:
     return terms * (q * (edges + targets * p) if order == "gather_first" else p * (edges + sources * q))
 
 
+@torch.no_grad()
+def as_kernel(
+    features: Tensor, weight: Tensor, edges: gl.Edges, source: Tensor, target: Tensor, basis: Monomials, order: str
+) -> Tensor:
+    """Our operator, told which order to use."""
+    return gl.point_conv(features, weight, None, edges, source, target, RADIUS, basis, order=order)
+
+
+@torch.no_grad()
 def as_products(features: Tensor, weight: Tensor, edges: gl.Edges, order: str, values: Tensor) -> Tensor:
     """The sum over m of (N F) Theta or N (F Theta), with sparse matrices of torch."""
     total = None
@@ -82,29 +92,21 @@ def main() -> None:
     content = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {"rows": []}
     rows = content["rows"]
     for name in LAYERS:
-        features, weight, edges, source, target, basis = layer(name, device)
+        given = layer(name, device)
+        features, weight, edges, source, target, basis = given
         chosen = cheaper_order(len(edges), *LAYERS[name])
         values = reference.edge_values(edges, source, target, basis, RADIUS, True, True, torch.float32)
-        found = {}
         for order in ORDERS:
             if any((row["layer"], row["order"], row["device"]) == (name, order, device) for row in rows):
                 continue
-
-            def ours(order: str = order) -> Tensor:
-                with torch.no_grad():
-                    return gl.point_conv(features, weight, None, edges, source, target, RADIUS, basis, order=order)
-
-            def products(order: str = order) -> Tensor:
-                with torch.no_grad():
-                    return as_products(features, weight, edges, order, values)
-
+            ours = partial(as_kernel, *given, order)
+            products = partial(as_products, features, weight, edges, order, values)
             torch.testing.assert_close(ours(), products(), rtol=2e-3, atol=2e-3)
             row: dict[str, Any] = {"layer": name, "order": order, "device": device, "cheaper": order == chosen}
             row["multiply_adds"] = multiply_adds(name, order, len(edges), basis.size)
             row["ms"], row["mib"] = measured(ours, device == "cuda")
             row["torch_ms"], row["torch_mib"] = measured(products, device == "cuda")
             rows.append(row)
-            found[order] = row
             keep(arguments.out, {"machine": machine(), "rows": rows})
             print(row, flush=True)
 

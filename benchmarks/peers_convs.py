@@ -21,7 +21,7 @@ def flex_conv_per_edge(features: Tensor, weight: Tensor, index: Tensor, vectors:
 
 
 def flex_conv(features: Tensor, weight: Tensor, index: Tensor, vectors: Tensor) -> Tensor:
-    """The same function, sums over neighbours first: (S, 4, Q), then one product with the weight. Memory S (K + 4) Q."""
+    """The same function, sums over neighbours first: (S, 4, Q), then one product. Memory S (K + 4) Q."""
     terms = torch.cat([torch.ones_like(vectors[..., :1]), vectors], 2)
     sums = torch.einsum("skm,skq->smq", terms, features[index])
     return sums.flatten(1) @ weight.flatten(0, 1)

@@ -1,6 +1,6 @@
 """Multiply-adds and state of the two streaming orders of an event convolution: which one the live engine should use.
 
-    python benchmarks/update_orders.py --data DIR [--out results/reproduction/update_orders.json]     (about a minute on one core)
+    python benchmarks/update_orders.py --data DIR [--out FILE.json]     (about a minute on one core)
 
 *At the target* is the paper's equation: a source event updates traces of Q channels, a target event decays what it
 reads and multiplies by Theta. *While updating* is its alternative: a source event is multiplied by Theta first, and
