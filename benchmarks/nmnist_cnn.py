@@ -89,8 +89,8 @@ def main() -> None:
         each = [run["accuracy"] for run in runs]
         spread = statistics.stdev(each) if len(each) > 1 else 0.0
         weights = sum(p.numel() for p in network().parameters())
-        keep(arguments.out, {"machine": machine(), "epochs": arguments.epochs, "parameters": weights,
-                             "mean": statistics.mean(each), "spread": spread, "best": max(each), "runs": runs})  # fmt: skip
+        content = {"epochs": arguments.epochs, "parameters": weights, "mean": statistics.mean(each), "spread": spread}
+        keep(arguments.out, {"machine": machine(), **content, "best": max(each), "runs": runs})
         print(runs[-1], flush=True)
 
 
