@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Python writes the bytecode of what is imported, and no process compiles it again; pip would compile all there is.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-gpu fuzz lint format docs bench wheel soak clean
+.PHONY: demo test test-gpu fuzz lint format docs bench reproduce wheel soak clean
 
 .venv/.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -48,6 +48,13 @@ docs: .venv/.done
 bench: .venv/.done
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[peers]"
 	for name in geometry conv event_files event_conv streaming; do $(BIN)/python benchmarks/$$name.py || exit 1; done
+
+# The paper's tables and figures: what this machine can run and has not run yet, then the page docs/reproduction.md.
+# GPU machines often come with their own Python: make reproduce BIN=/usr/bin DATA=DIR
+DATA ?= ../shared/data
+
+reproduce:
+	$(BIN)/python benchmarks/reproduction.py run --data $(DATA)
 
 soak: .venv/.done
 	$(BIN)/python benchmarks/streaming.py --soak 1000000000

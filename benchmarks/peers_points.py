@@ -1,9 +1,10 @@
-"""PointNet++ (single scale) and DGCNN, as their papers describe them, for the epoch table.
+"""PointNet++ (single scale), DGCNN and PointCNN, as their papers describe them, for the epoch tables.
 
 Over torch-geometric's PointNetConv and EdgeConv where it is installed, and over the same in a few lines of torch where
 it is not (which is faster: rows of a CSR instead of a scatter); the results say which.
 torch-geometric's own radius, knn and fps need pyg-lib, a compiled library that PyPI does not have: farthest points and
-balls are searched by gridless, neighbours in feature space by torch.cdist and topk.
+balls are searched by gridless, neighbours in feature space by torch.cdist and topk. PointCNN is of torch-geometric's
+XConv, whose searches gridless makes (`gl.pyg.enable()`).
 """
 
 from __future__ import annotations
@@ -127,3 +128,35 @@ class DGCNN(nn.Module):
         parts = [torch.cdist(part, part).topk(self.k, largest=False).indices for part in x.split(128)]
         index = torch.cat(parts) + torch.arange(len(x), device=x.device)[:, None, None] * x.shape[1]
         return index.view(-1, self.k)
+
+
+class PointCNN(nn.Module):
+    """Four X-convolutions of torch-geometric over nearest neighbours, farthest points between them, mean pooling."""
+
+    def __init__(self, classes: int = 40) -> None:
+        super().__init__()
+        if not PYG:
+            raise ImportError("PointCNN is of torch-geometric's XConv: pip install torch-geometric")
+        gl.pyg.enable()
+        from torch_geometric.nn import XConv
+
+        self.layers = nn.ModuleList(
+            XConv(q, p, dim=3, kernel_size=k, hidden_channels=h, dilation=d)
+            for q, p, k, h, d in ((0, 48, 8, 32, 1), (48, 96, 12, 64, 2), (96, 192, 16, 128, 2), (192, 384, 16, 256, 2))
+        )
+        self.head = nn.Sequential(
+            nn.Linear(384, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, classes)
+        )
+
+    @staticmethod
+    def geometry(cloud: gl.Cloud) -> tuple:
+        few = gl.farthest_sample(cloud, 384)
+        return cloud, few, gl.farthest_sample(few, 128)
+
+    def forward(self, geometry: tuple) -> Tensor:
+        cloud, few, fewer = geometry
+        x = self.layers[0](None, cloud.coords, cloud.example).relu()
+        x = self.layers[1](x[few.parent_index], few.coords, few.example).relu()
+        x = self.layers[2](x[fewer.parent_index], fewer.coords, fewer.example).relu()
+        x = self.layers[3](x, fewer.coords, fewer.example).relu()
+        return self.head(segment_mean(x, fewer.splits))

@@ -190,6 +190,14 @@ class Plan:
             Step("farthest_sample", inputs, settings + ((("reject", True),) if reject else ())), cloud.dim
         )
 
+    def random_sample(self, cloud: Name, size: Size, seed: int = 0) -> Name:
+        """Points drawn by `seed` and their coordinates, the same in a batch as alone: `gl.random_sample(seed=...)`."""
+        self._expect("random_sample", "cloud", cloud=cloud)
+        size = check_size(size, "random_sample")
+        size = size if isinstance(size, (int, float)) else tuple(map(int, size))
+        settings = (("size", size), ("seed", check_whole("random_sample", "seed", seed, least=0)))
+        return self._cloud(Step("random_sample", (cloud,), settings), cloud.dim)
+
     def grid_sample(self, cloud: Name, cell: float, keep: str = "first", rows: Mapping[str, str] | None = None) -> Name:
         """One point for each cell of a grid; the arguments are those of `gl.grid_sample`."""
         self._expect("grid_sample", "cloud", cloud=cloud)
@@ -258,6 +266,12 @@ class Plan:
             return self._taps(Step("transpose", (edges,)), edges.target, edges.source, edges.num_taps)
         self._expect("transpose", "edges", edges=edges)
         return self._edges(Step("transpose", (edges,)), edges.target, edges.source, edges.radius)
+
+    def without_self(self, edges: Name) -> Name:
+        """The same edges without those from a point to itself, or to the sample of it: `gl.geometry.without_self`."""
+        self._expect("without_self", "edges", edges=edges)
+        inputs = (edges,) if edges.source == edges.target else (edges, edges.target)
+        return self._edges(Step("without_self", inputs), edges.source, edges.target, edges.radius)
 
     # Lines on events.
 
@@ -447,14 +461,14 @@ class Plan:
         for name, step in self.steps.items():
             if step.op in _ENDLESS:
                 raise ValueError(f"reach: {name} = {step} has none: {_ENDLESS[step.op]}")
-            own = 0.0 if step.op == "transpose" else self._span(name)
+            own = 0.0 if step.op in _SAME_SPAN else self._span(name)
             reach[name] = max((reach[i] for i in step.inputs), default=0.0) + own
         return max(reach.values(), default=0.0) + sum(self._span(name) for name in layers)
 
     def _span(self, name: str) -> float:
         """How far one line looks from a point."""
         step = self.steps[name]
-        if step.op == "transpose":
+        if step.op in _SAME_SPAN:
             return self._span(step.inputs[0])
         return dict(step.settings).get("radius", 0.0)
 
@@ -666,6 +680,8 @@ _RUN: dict[str, Callable[..., Any]] = {
     "voxels": _voxels,
     "coarser_voxels": geometry.coarsen,
     "taps": geometry.tap_search,
+    "random_sample": geometry.random_sample,
+    "without_self": geometry.without_self,
     "transpose": _transpose,
     "causal": geometry.causal,
     "latest": geometry.latest,
@@ -674,11 +690,15 @@ _RUN: dict[str, Callable[..., Any]] = {
 # Lines that a part of a scene cannot give as the whole does, and why.
 _ENDLESS = {
     "farthest_sample": "each of its points depends on all others of the scene: sample by rejection",
+    "random_sample": "which of its points are kept depends on all others of the scene: sample by rejection",
     "grid_sample": "cells of a scene are chosen as it is cut: tiles(..., grid=...)",
     "voxels": "cells of a scene are chosen as it is cut: tiles(..., grid=...)",
     "nearest": "the nearest points may be anywhere: search a ball",
     "events": "distances are between points, and this plan is for events",
 }
+
+# Lines that reach as far as the edges they are made from.
+_SAME_SPAN = ("transpose", "without_self")
 
 # Steps that continue from where the last packet of a stream left them.
 _REMEMBERS: dict[str, Callable[..., Any]] = {"lif": geometry.lif_step}

@@ -53,6 +53,9 @@ def everything() -> gl.Plan:
     down = plan.nearest(points, few, 4)
     plan.transpose(down)
     plan.ball(points, plan.rejection_sample(near), 0.4, limit=3)
+    drawn = plan.random_sample(points, 0.4, seed=3)
+    plan.without_self(near)
+    plan.without_self(plan.ball(points, drawn, 0.3))
     return plan
 
 

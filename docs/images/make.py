@@ -1,5 +1,6 @@
 """Draw the pictures of the README and the documentation, with the package itself: python docs/images/make.py
 
+With `paper`, the five figures of the paper, as paper-1.png to paper-5b.png (about a minute).
 With `parts DIR RUN/weights`, only the picture of predicted parts: of validation shapes of ShapeNetPart, by weights that
 were trained without them.
 """
@@ -38,6 +39,91 @@ def sampling() -> None:
     kept = gl.rejection_sample(cloud, radius=radius).parent_index
     drawn = gl.random_sample(cloud, len(kept), torch.Generator().manual_seed(0)).parent_index
     save(figures.sampling(points, {"random": drawn.numpy(), "rejection": kept.numpy()}, radius), "sampling.png")
+
+
+def spike(points: int = 500) -> np.ndarray:
+    """A flat cloud that ends in a long thin spike."""
+    g = np.random.default_rng(5)
+    x = g.random(points) ** 0.8 * 2.4 - 1
+    return np.stack([x, (g.random(points) - 0.5) * np.where(x < 0, 1.6, 0.5 * (1.45 - x) ** 2 * 0.6)], 1)
+
+
+def products() -> None:
+    """Figure 1: a convolution as a sum of products of sparse matrices, features and weights."""
+    import matplotlib.pyplot as plt
+
+    from gridless.ops.point_conv.reference import edge_values
+
+    x = np.sort(np.random.default_rng(0).random((26, 2)).astype(np.float32), axis=0)
+    cloud, basis = gl.Cloud.of(x), gl.nn.Monomials(2, 1)
+    near = gl.ball(cloud, cloud, 0.22)
+    values = edge_values(near, cloud.coords, cloud.coords, basis, 0.22, True, True, torch.float32)
+    g = torch.Generator().manual_seed(0)
+    features, weight = torch.randn(26, 4, generator=g), torch.randn(basis.size, 4, 6, generator=g)
+    out = gl.point_conv(features, weight, None, near, cloud.coords, cloud.coords, 0.22, basis, "linear", True)
+    figure, axes = plt.subplots(1, 3 * basis.size + 1, figsize=(13, 3), width_ratios=[1.5, *(5, 1, 1.5) * basis.size])
+    parts = [("F'", out)]
+    for m in range(basis.size):
+        sign = "= " if m == 0 else "+ "
+        parts += [(f"{sign}N({m})", torch.tensor(near.to_scipy(values[:, m].numpy()).toarray())), ("F", features)]
+        parts += [(f"Θ({m})", weight[m])]
+    for ax, (title, matrix) in zip(axes, parts, strict=True):
+        most = float(matrix.abs().max())
+        ax.imshow(matrix, cmap="RdBu", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+        ax.set(xticks=[], yticks=[], title=title)
+    save(figure, "paper-1.png", 70)
+
+
+def stages() -> None:
+    """Figure 2: one network, and what is computed before batching, after it, and on the accelerator."""
+    from gridless.pictures.diagrams import EDGES, Box, diagram, layers_of, of_network, of_plan
+
+    model = gl.models.PointResNet(levels=2)
+    save(diagram(*of_network(model), divide=1.5), "paper-2a.png", 70)
+    boxes, arrows = of_plan(model.plan)
+    before = None
+    for name, layer, edges in layers_of(model):
+        row = boxes[str(edges)].row
+        boxes[f"batch {edges}"] = Box(2, row, f"block diagonal\nof {edges}, by collate", EDGES)
+        boxes[name] = Box(3, row, f"{type(layer).__name__}\n{tuple(layer.weight.shape)}", "#2b8a3e")
+        arrows += [(str(edges), f"batch {edges}"), (f"batch {edges}", name)]
+        arrows += [(before, name)] if before else []
+        before = name
+    for column, words in enumerate(("one example", "one example", "one batch", "learned, one batch")):
+        boxes[f"head {column}"] = Box(column, -1, words)
+    save(diagram(boxes, arrows, divide=1.5), "paper-2b.png", 70)
+
+
+def occupancy() -> None:
+    """Figure 3: random against rejection sampling, of an even cloud and of one with a spike."""
+    for name, points, radius in (("paper-3a.png", blob(), 0.22), ("paper-3b.png", spike(), 0.22)):
+        cloud = gl.Cloud.of(points)
+        kept = gl.rejection_sample(cloud, radius=radius).parent_index
+        drawn = gl.random_sample(cloud, len(kept), seed=1).parent_index
+        save(figures.sampling(points, {"random": drawn.numpy(), "rejection": kept.numpy()}, radius), name, 70)
+
+
+def point_network() -> None:
+    """Figure 4: the residual blocks, and the large network with what a chair of 1,024 points gives at each line."""
+    from gridless.pictures.diagrams import diagram, of_block, of_network
+
+    model = gl.models.point_resnet_large()
+    save(diagram(*of_block(model.blocks[1])), "paper-4a.png", 70)
+    save(diagram(*of_block(model.blocks[0])), "paper-4b.png", 70)
+    geometry = model.plan(gl.data.Shapes(8, points=1024)[7][0])
+    sizes = {
+        name: f"{len(v):,} points" if name.startswith("X") else f"{len(v):,} edges" for name, v in geometry.items()
+    }
+    save(diagram(*of_network(model, sizes), divide=1.5), "paper-4c.png", 70)
+
+
+def event_network() -> None:
+    """Figure 5: the CIFAR10-DVS network and its in-place block."""
+    from gridless.pictures.diagrams import diagram, of_block, of_network
+
+    model = gl.models.cifar10_dvs()
+    save(diagram(*of_network(model), divide=1.5), "paper-5a.png", 70)
+    save(diagram(*of_block(model.blocks[0])), "paper-5b.png", 70)
 
 
 def neighbourhoods() -> None:
@@ -80,6 +166,9 @@ def parts(data: str, weights: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["parts"]:
         parts(*sys.argv[2:])
+    elif sys.argv[1:2] == ["paper"]:
+        for draw in (products, stages, occupancy, point_network, event_network):
+            draw()
     else:
         sampling()
         neighbourhoods()

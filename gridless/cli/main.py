@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "export": ("gridless.cli.export:export", "write an event network as C"),
     "compile": ("gridless.cli.compile:compile_kernels", "compile all CPU kernels for this machine, ahead of time"),
     "demo": ("gridless.cli.demo:demo", "train two small networks, run one live, write a report"),
+    "stats": ("gridless.cli.stats:stats", "points, events and neighbours at every level of a recipe's data"),
     "show": ("gridless.cli.show:show", "draw a cloud or a recording"),
 }
 

@@ -57,6 +57,9 @@ def train(
         int | None, typer.Option(min=1, help="Steps between checkpoints; else every 10 epochs.")
     ] = None,
     limit: Limit = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Train from so many seeds, one after the other, into OUT/seed-N.")
+    ] = None,
 ) -> None:
     """Train a network by a recipe; the weights end in OUT/weights.safetensors and OUT/weights.json.
 
@@ -64,7 +67,14 @@ def train(
     a fixed list; of your own folder (recipes own-*) whole sessions, where file names tell them, see OUT/split.txt.
     The result is printed as one JSON object, alone on standard output; progress goes to standard error.
     Ctrl-C leaves a checkpoint, from which --resume goes on as if nothing had happened.
+    With --seeds, mean, deviation and best of all figures are printed, and written to OUT/seeds.json.
     """
+    if seeds is not None:
+        from gridless.training.seeds import run_seeds
+
+        options = {name: value for name, value in locals().items() if name not in ("seeds", "out", "run_seeds")}
+        print(json.dumps(run_seeds(train, options, out, seeds)))
+        return
     from gridless.tasks import load_task
     from gridless.training.checkpoints import check_folder
     from gridless.training.loop import train as train_by

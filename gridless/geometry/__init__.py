@@ -10,6 +10,7 @@ from gridless.geometry.grid import grid_sample
 from gridless.geometry.lif import LIFMemory, lif, lif_step
 from gridless.geometry.nearest import nearest
 from gridless.geometry.rejection import rejection_sample
+from gridless.geometry.self_edges import without_self
 from gridless.geometry.voxels import coarsen, strided_taps, submanifold_taps, tap_search, transposed_taps, voxelise
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "tap_search",
     "transposed_taps",
     "voxelise",
+    "without_self",
 ]

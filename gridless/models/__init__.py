@@ -32,6 +32,8 @@ from gridless.models.points import (
     point_unet,
     point_unet_plus,
 )
+from gridless.nn.choices import NAMES as CHOICES
+from gridless.nn.choices import Choices
 
 __all__ = [
     "EventCounts",
@@ -65,11 +67,19 @@ def build(config: dict[str, Any]) -> nn.Module:
     if name not in NETWORKS:
         raise ValueError(f"unknown model {name!r}: choose one of {', '.join(NETWORKS)}")
     make = NETWORKS[name]
+    settings = list(signature(make).parameters)
+    if "choices" in settings:
+        # A recipe changes one of them at a time, beside the other settings.
+        apart = {each: arguments.pop(each) for each in CHOICES if each in arguments}
+        if apart:
+            arguments["choices"] = {**Choices.of(arguments.get("choices")).changes(), **apart}
+        settings += CHOICES
     try:
         return make(**arguments)
     except TypeError as error:
         kind = make if isinstance(make, type) else get_type_hints(make)["return"]
-        raise TypeError(f"model {name}: {error}: its settings are {', '.join(signature(kind).parameters)}") from None
+        known = dict.fromkeys([*signature(kind).parameters, *settings])
+        raise TypeError(f"model {name}: {error}: its settings are {', '.join(known)}") from None
 
 
 def task_of(config: Mapping[str, Any]) -> str | None:

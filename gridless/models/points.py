@@ -3,7 +3,7 @@ a network of maxima."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
 
 from gridless.nn.blocks import Dense, DownBlock, ResBlock, UpBlock, WideBlock, with_coords
+from gridless.nn.choices import Choices
 from gridless.nn.conv import FeaturelessConv, PointConv
 from gridless.nn.maxima import MaxLevel
 from gridless.nn.norm import BatchNorm
@@ -77,6 +78,8 @@ class PointResNet(nn.Module):
         dim: dimensions of the points.
         in_channels: features of each point, such as colour or intensity; where the call does not give them, they are
             the rows `features` of the cloud. None for 0.
+        choices: basis, neighbourhood, fall-off and sampler, `gl.nn.Choices` or a mapping of its names; the paper's
+            when left out. A recipe sets them one by one, `--set model.order=1`.
     """
 
     task = "classify"
@@ -91,34 +94,39 @@ class PointResNet(nn.Module):
         down_stem: bool = False,
         dim: int = 3,
         in_channels: int = 0,
+        choices: Choices | Mapping[str, Any] | None = None,
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
-        self.config = {"model": "PointResNet", **arguments}
+        choices = Choices.of(arguments.pop("choices"))
+        changes = choices.changes()
+        self.config = {"model": "PointResNet", **arguments, **({"choices": changes} if changes else {})}
         plan = self.plan = Plan()  # what coordinates alone decide
         cloud = self.cloud = plan.points(dim)
-        near = first = plan.ball(cloud, cloud, radius)
+        near = first = choices.search(plan, cloud, cloud, radius)
+        conv = first_conv = choices.conv(dim, radius)
         self.where, self.stem_dropout = None, nn.Dropout(dropout if down_stem else 0.0)
         self.blocks = nn.ModuleList()
         channels = width
         if not down_stem:
-            self.stem = FeaturelessConv(near, width)
+            self.stem = FeaturelessConv(near, width, **conv)
             self.stem_norm = BatchNorm(width, cloud, relu="after")
         for level in range(levels):
-            coarse = plan.rejection_sample(near)
-            down = plan.ball(cloud, coarse, radius * ROOT2)
+            coarse = choices.sample(plan, cloud, radius)
+            down = choices.search(plan, cloud, coarse, radius * ROOT2)
+            down_conv = choices.conv(dim, radius * ROOT2)
             radius = 2 * radius
-            near = plan.ball(coarse, coarse, radius)
+            near, conv = choices.search(plan, coarse, coarse, radius), choices.conv(dim, radius)
             if down_stem and level == 0:
-                first = down
-                self.stem = FeaturelessConv(down, width)
+                first, first_conv = down, down_conv
+                self.stem = FeaturelessConv(down, width, **down_conv)
                 self.stem_norm = BatchNorm(width, coarse, relu="after")
             else:
-                self.blocks.append(DownBlock(down, width, 2 * width, dropout))
+                self.blocks.append(DownBlock(down, width, 2 * width, dropout, **down_conv))
                 width = 2 * width
-            self.blocks.append(ResBlock(near, width, dropout))
+            self.blocks.append(ResBlock(near, width, dropout, **conv))
             cloud = coarse
-        self.feature_stem = PointConv(first, in_channels, channels, bias=False) if in_channels else None
+        self.feature_stem = PointConv(first, in_channels, channels, bias=False, **first_conv) if in_channels else None
         self.lift = Dense(width, 4 * width)
         self.pool = MaxPool(cloud)
         self.head = nn.Sequential(
@@ -146,12 +154,13 @@ def point_resnet_small(
     dropout: float = 0.5,
     dim: int = 3,
     in_channels: int = 0,
+    choices: Choices | Mapping[str, Any] | None = None,
 ) -> PointResNet:
     """The paper's small network: 266,968 parameters for 40 classes; its first convolution down-samples.
 
-    `classes`, `width`, `levels`, `radius`, `dropout`, `dim` and `in_channels` are those of `PointResNet`.
+    `classes`, `width`, `levels`, `radius`, `dropout`, `dim`, `in_channels` and `choices` are those of `PointResNet`.
     """
-    return PointResNet(classes, width, levels, radius, dropout, True, dim, in_channels)
+    return PointResNet(classes, width, levels, radius, dropout, True, dim, in_channels, choices)
 
 
 class PointResNetPlus(nn.Module):

@@ -10,6 +10,7 @@ from gridless.nn.blocks import (
     UpBlock,
     WideBlock,
 )
+from gridless.nn.choices import Choices
 from gridless.nn.conv import DepthwiseConv, FeaturelessConv, PointConv
 from gridless.nn.events import (
     DownConv,
@@ -32,6 +33,7 @@ __all__ = [
     "Basis",
     "BatchNorm",
     "Bottleneck",
+    "Choices",
     "Dense",
     "DepthwiseConv",
     "DownBlock",

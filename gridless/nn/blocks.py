@@ -6,6 +6,8 @@ features of the source cloud and the geometry, and returns features of the targe
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -30,17 +32,18 @@ class Dense(nn.Linear):
 class Bottleneck(nn.Module):
     """Dense Q to P/4, ReLU, norm; convolution P/4, ReLU, norm; Dense P, norm, dropout: (S, Q) to (S', P).
 
-    Q and P are `in_channels` and `out_channels`; the convolution is along `edges`.
+    Q and P are `in_channels` and `out_channels`; the convolution is along `edges`; `conv` are further arguments of
+    `PointConv`, such as its basis.
     """
 
-    def __init__(self, edges: Name, in_channels: int, out_channels: int, dropout: float = 0.5) -> None:
+    def __init__(self, edges: Name, in_channels: int, out_channels: int, dropout: float = 0.5, **conv: Any) -> None:
         super().__init__()
         if out_channels % 4:
             raise ValueError(f"Bottleneck: out_channels must be a multiple of 4, not {out_channels}")
         inner = out_channels // 4
         self.reduce = Dense(in_channels, inner)
         self.norm1 = BatchNorm(inner, edges.source, relu="before")
-        self.conv = PointConv(edges, inner, inner)
+        self.conv = PointConv(edges, inner, inner, **conv)
         self.norm2 = BatchNorm(inner, edges.target, relu="before")
         self.expand = Dense(inner, out_channels)
         self.norm3 = BatchNorm(out_channels, edges.target)
@@ -53,11 +56,15 @@ class Bottleneck(nn.Module):
 
 
 class ResBlock(nn.Module):
-    """The paper's in-place residual block: relu(F + bottleneck(F)), (S, Q) to (S, Q)."""
+    """The paper's in-place residual block: relu(F + bottleneck(F)), (S, Q) to (S, Q).
 
-    def __init__(self, near: Name, channels: int, dropout: float = 0.5) -> None:
+    The convolution is along `near`, of `channels` over 4; `dropout` is a probability, and `conv` are further arguments
+    of `PointConv`.
+    """
+
+    def __init__(self, near: Name, channels: int, dropout: float = 0.5, **conv: Any) -> None:
         super().__init__()
-        self.branch = Bottleneck(near, channels, channels, dropout)
+        self.branch = Bottleneck(near, channels, channels, dropout, **conv)
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         return (features + self.branch(features, geometry)).relu()
@@ -67,12 +74,13 @@ class DownBlock(nn.Module):
     """The paper's down-sampling residual block, (S, Q) to (S', P), S' a sample of S.
 
     relu(bottleneck(F) + dropout(norm(dense(F[sampled])))), with `in_channels` Q, `out_channels` P and edges `down`.
+    `conv` are further arguments of its `PointConv`.
     """
 
-    def __init__(self, down: Name, in_channels: int, out_channels: int, dropout: float = 0.5) -> None:
+    def __init__(self, down: Name, in_channels: int, out_channels: int, dropout: float = 0.5, **conv: Any) -> None:
         super().__init__()
         self.target = down.target
-        self.branch = Bottleneck(down, in_channels, out_channels, dropout)
+        self.branch = Bottleneck(down, in_channels, out_channels, dropout, **conv)
         self.shortcut = Dense(in_channels, out_channels)
         self.norm = BatchNorm(out_channels, down.target)
         self.dropout = nn.Dropout(dropout)

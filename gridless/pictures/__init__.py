@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gridless.pictures.colours import BLUE, RED, row_colours
+from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Events
 
 # What a PNG says of where it came from.
@@ -202,6 +203,36 @@ class Picture:
         return corners[largest], f"{self.words}: the {MOST_TRIANGLES:,} largest are shown"
 
 
+class Diagram(Picture):
+    """A drawing of a plan, or of a network with its plan: the paper's figure 2. It saves as a `Picture` does."""
+
+    def __init__(self, plan: Any, model: Any = None) -> None:
+        self.plan, self.model = plan, model
+
+    def figure(self) -> Any:
+        from gridless.pictures.diagrams import diagram, of_network, of_plan
+
+        if self.model is None:
+            return diagram(*of_plan(self.plan))
+        return diagram(*of_network(self.model), divide=1.5)
+
+    def html(self) -> str:
+        from gridless.pictures.page import Page, image
+
+        page = Page(self.words)
+        page.row(image(self.figure(), str(self.plan)))
+        return page.html()
+
+    def video(self, path: str | Path, fps: float = 25, speed: float = 1) -> Path:
+        raise ValueError("a video shows events: save a plan as .png, .svg, .pdf or .html")
+
+    @property
+    def words(self) -> str:
+        clouds = sum(name.startswith("X") for name in self.plan.steps)
+        of = "" if self.model is None else f" of {type(self.model).__name__}"
+        return f"plan{of}: {clouds} clouds or streams, {len(self.plan.steps) - clouds} searches"
+
+
 def show(
     thing: Any,
     sample: Cloud | None = None,
@@ -210,7 +241,7 @@ def show(
     up: str = "z",
     view: str = "space",
 ) -> Picture:
-    """Draw a cloud (with a sample of it, with neighbourhoods), a mesh, or a recording of events.
+    """Draw a cloud (with a sample of it, with neighbourhoods), a mesh, a recording of events, or a plan.
 
     >>> gl.show(cloud)                                # whatever Cloud.of takes, or the path of a file
     >>> gl.show(cloud, sample=gl.rejection_sample(cloud, radius=0.2))
@@ -218,9 +249,11 @@ def show(
     >>> gl.show(cloud, colour=logits.argmax(1))
     >>> gl.show(events, view="frame").save("frame.png")
     >>> gl.show(events).video("recording.mp4", speed=0.1)
+    >>> gl.show(model.plan)                           # or gl.show(model), with its convolutions
 
     Args:
-        thing: a cloud, a recording, a mesh of trimesh, or a file of a cloud, a mesh or a recording.
+        thing: a cloud, a recording, a mesh of trimesh, or a file of a cloud, a mesh or a recording; or a plan, or a
+            network with one.
         sample: a sample of the cloud, drawn in red.
         edges: neighbourhoods of the cloud, of which a few are drawn.
         colour: the name of the rows that give the colours, or such rows: (S, 3) colours; or a whole number for each
@@ -231,6 +264,10 @@ def show(
     """
     if up not in UP or view not in VIEWS:
         raise ValueError(f"show: up is x, y or z, and view {', '.join(VIEWS)}, not {up!r} and {view!r}")
+    if isinstance(plan := getattr(thing, "plan", thing), Plan):
+        if sample is not None or edges is not None or colour is not None:
+            raise ValueError("show: a plan has neither samples nor colours of its own. Draw the cloud with them.")
+        return Diagram(plan, None if thing is plan else thing)
     if isinstance(thing, str | Path):
         thing = read(Path(thing))
     elif type(thing).__module__.startswith("trimesh") and hasattr(thing, "triangles"):

@@ -117,6 +117,23 @@ def curves(series: dict[str, Sequence[float]]) -> Any:
     return figure
 
 
+def learning(history: Sequence[dict[str, Any]], losses: Sequence[str], accuracies: Sequence[str]) -> Any:
+    """Loss and accuracy of a run by epoch, side by side; an epoch without a figure is left out of its line."""
+    figure = _figure(2 * SIDE_BY_SIDE[0], SIDE_BY_SIDE[1])
+    for at, (names, label, scale) in enumerate(((losses, "loss", 1.0), (accuracies, "accuracy (%)", 100.0))):
+        axes = figure.add_subplot(1, 2, at + 1)
+        for name, colour in zip(names, (BLUE, RED, GREEN, GREY) * 4, strict=False):
+            known = [(k + 1, scale * row[name]) for k, row in enumerate(history) if row.get(name) is not None]
+            epochs, values = zip(*known, strict=True) if known else ((), ())
+            axes.plot(epochs, values, "o-", label=name.replace("_", " "), color=colour, linewidth=2, markersize=3)
+        axes.set(xlabel="epoch", ylabel=label)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        if names:
+            axes.legend(frameon=False)
+    return figure
+
+
 def confusion(counts: np.ndarray, names: Sequence[str]) -> Any:
     """Rows are what was shown, columns what was answered; each row adds up to one."""
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -142,6 +159,26 @@ def bars(values: Sequence[float], x: str, y: str) -> Any:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel=x, ylabel=y, ylim=(0, 101))
     axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def levels(lines: dict[str, dict[str, dict[str, float]]], title: str = "") -> Any:
+    """Rows of every line of a plan, and the neighbours of every search: medians as bars, means and maxima as marks."""
+    figure = _figure(10, 1.2 + 0.36 * len(lines))
+    for at, what in enumerate(("rows", "neighbours")):
+        named = {name: found[what] for name, found in lines.items() if what in found}
+        axes = figure.add_subplot(1, 2, at + 1)
+        places = np.arange(len(named))
+        axes.barh(places, [max(each["median"], 0.1) for each in named.values()], color=BLUE, label="median")
+        axes.plot([max(each["mean"], 0.1) for each in named.values()], places, "|", color="black", ms=12, label="mean")
+        axes.plot([max(each["max"], 0.1) for each in named.values()], places, ".", color=RED, label="maximum")
+        axes.set_yticks(places, list(named), fontsize=8)
+        axes.invert_yaxis()
+        axes.set(xscale="log", xlabel=f"{what} {'of an example' if at == 0 else 'of a point or event'}")
+        axes.spines[["top", "right"]].set_visible(False)
+        if at == 0:
+            axes.legend(frameon=False, fontsize=8)
+    figure.suptitle(title, fontsize=10)
     return figure
 
 

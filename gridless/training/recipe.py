@@ -300,8 +300,9 @@ def _bounds(field: Any) -> str:
 
 
 def available() -> dict[str, Path]:
-    """Recipes by name."""
-    return {path.stem: path for folder in FOLDERS if folder.is_dir() for path in sorted(folder.glob("*.yaml"))}
+    """Recipes by name; those of a subfolder by its name too, such as `paper/n-mnist`."""
+    paths = [(folder, path) for folder in FOLDERS if folder.is_dir() for path in sorted(folder.rglob("*.yaml"))]
+    return {path.relative_to(folder).with_suffix("").as_posix(): path for folder, path in paths}
 
 
 def load_recipe(name: str | Path, changes: Mapping[str, Any] | None = None) -> Recipe:

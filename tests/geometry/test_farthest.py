@@ -168,6 +168,31 @@ def test_random_samples_are_uniform():
     assert (counts - 1000).abs().max() < 160
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_samples_drawn_by_a_seed_are_the_same_alone_in_a_batch_and_in_any_order(device, dtype):
+    clouds = [scattered(50, 3).to(dtype), scattered(30, 3).to(dtype) * 2]
+    batch = gl.Cloud.of(clouds).to(device)
+    sample = gl.random_sample(batch, 0.4, seed=5).to("cpu")
+    for cloud, drawn in zip(clouds, sample.examples):
+        assert drawn.coords.equal(gl.random_sample(gl.Cloud.of(cloud), 0.4, seed=5).coords)
+        order = torch.randperm(len(cloud))
+        assert drawn.coords.equal(gl.random_sample(gl.Cloud.of(cloud[order]), 0.4, seed=5).coords)
+    assert not sample.coords.equal(gl.random_sample(batch, 0.4, seed=6).to("cpu").coords)
+
+
+def test_samples_drawn_by_a_seed_are_uniform():
+    cloud = gl.Cloud.of(torch.rand(3000, 6, 3, generator=torch.Generator().manual_seed(0)))
+    counts = torch.bincount(gl.random_sample(cloud, 2, seed=1).parent_index % 6, minlength=6)
+    # 1000 each, standard deviation 26.
+    assert (counts - 1000).abs().max() < 160
+
+
+def test_a_seed_beside_a_generator_is_refused():
+    with pytest.raises(ValueError, match="seed is 1"):
+        gl.random_sample(gl.Cloud.of(scattered(10, 3)), 3, torch.Generator(), seed=1)
+
+
 @pytest.mark.parametrize("size", [-1, 1.5, 0.0, float("nan"), "many", None, True, [1, 2, 3], [1.5, 2.5], [-1, 2]])
 def test_sizes_that_make_no_sense_are_refused(size):
     cloud = gl.Cloud.of([scattered(10, 3)] * 2)

@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import gridless as gl
 from gridless.geometry import causal, lif
-from gridless.geometry.causal import Link
+from gridless.geometry.causal import Link, link
 from gridless.geometry.taps import offsets
-from gridless.ops.event_conv import autograd, event_conv, event_conv_step, event_gather
+from gridless.ops.event_conv import autograd, event_conv, event_conv_step, event_gather, reference
 from gridless.ops.event_conv.neighbourhoods import Neighbourhoods
 
 KERNELS = [(3, 2), ("cross5", 1), (1, 1), (3, 1)]
@@ -295,6 +295,15 @@ def test_torchs_counter_counts_the_products():
         run(source, target, 3, 2, values)
     # Forward, for the features, and for the weight.
     assert counter.get_total_flops() == 3 * 2 * len(target) * values[1].numel()
+
+
+@pytest.mark.parametrize(("kernel", "stride"), KERNELS)
+def test_transforming_while_updating_gives_the_same_numbers(kernel, stride):
+    source, target = pair(crowd(), stride)
+    values = [v.detach() for v in parameters(source, kernel)]
+    joined = link(source, target, kernel, stride)
+    out = reference.transform_while_updating(*values, joined, DECAY)
+    torch.testing.assert_close(out, event_conv(*values, source, target, kernel, stride, DECAY))
 
 
 def test_a_window_leaves_out_what_is_older(device):

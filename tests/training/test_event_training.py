@@ -338,6 +338,32 @@ def test_the_paper_s_batch_sizes_epochs_and_rules():
     assert schedule(0) == 1e-3
 
 
+REPEATS = {"n-mnist": None, "mnist-dvs": 8, "cifar10-dvs": 8, "n-caltech101": 8, "asl-dvs": 1}
+
+
+@pytest.mark.parametrize("name", REPEATS)
+def test_recipes_of_the_paper_have_its_authors_settings_and_the_same_network(name):
+    authors, ours = load_recipe(f"paper/{name}"), load_recipe(name)
+    assert (authors.model["form"], authors.model["rates"]) == ("edges", "ones")
+    assert authors.geometry == ("online" if REPEATS[name] is None else "offline")
+    assert REPEATS[name] in (None, authors.repeats)
+    alike = ("data", "epochs", "batch_size", "learning_rate", "epsilon", "l2", "schedule", "factor")
+    assert all(getattr(authors, entry) == getattr(ours, entry) for entry in alike)
+    model = authors.make_model()
+    assert [(n, p.shape) for n, p in model.named_parameters()] == [
+        (n, p.shape) for n, p in ours.make_model().named_parameters()
+    ]
+    assert model.downs[0].conv.log_rate.eq(0).all()
+
+
+@pytest.mark.parametrize("size", ["large", "small"])
+def test_point_networks_of_the_paper_learn_by_the_plateau_rule_from_32_repeats(size):
+    recipe = load_recipe(f"paper/modelnet40-{size}")
+    assert (recipe.schedule, recipe.factor, recipe.patience, recipe.epochs) == ("plateau", 0.2, 20, 400)
+    assert (recipe.geometry, recipe.repeats, recipe.batch_size, recipe.augment.drop) == ("offline", 32, 128, 0.875)
+    assert recipe.make_model().config == load_recipe(f"modelnet40-{size}").make_model().config
+
+
 def test_loaders_refuse_what_cannot_be_divided(glyphs):
     with pytest.raises(ValueError, match="cannot be divided among 3 processes"):
         Loader(glyphs, recipe().make_model().plan, 2, world=3)

@@ -58,20 +58,49 @@ def farthest_sample(cloud: Cloud, size: Size, start: int = 0, near: Edges | None
 
 
 @backends.uncompiled
-def random_sample(cloud: Cloud, size: Size, generator: torch.Generator | None = None) -> Cloud:
-    """Points drawn without replacement, all equally likely, in random order; `size` as in `farthest_sample`.
+def random_sample(cloud: Cloud, size: Size, generator: torch.Generator | None = None, seed: int | None = None) -> Cloud:
+    """Points drawn without replacement, all equally likely, in random order.
 
-    The draw depends on the generator (torch's own by default) and its device, not on the backend.
+    The draw depends on the generator and its device, not on the backend. With `seed` it depends on the seed and the
+    coordinates of each point alone: a cloud gives the same samples alone, in a batch, in another order of its points
+    and on any device. Points with equal coordinates then follow each other in index order.
+
+    Args:
+        cloud: S points.
+        size: samples of each example: a number, a fraction up to 1.0, or one number for each example.
+        generator: torch's own when left out.
+        seed: in place of a generator, a whole number.
     """
     check_cloud("random_sample", cloud)
+    if seed is not None and generator is not None:
+        raise ValueError(f"random_sample: seed is {seed}, and a generator is given too. Give one of them.")
     sizes = sample_sizes(cloud, size, "random_sample")
-    draw = torch.rand(len(cloud), dtype=torch.float64, device=cloud.device, generator=generator)
     # Padding rows have example B, and so come last and are never reached.
-    order = torch.argsort(cloud.example + draw)
+    if seed is not None:
+        order = torch.argsort((cloud.example.long() << 32) + _hashed(cloud.coords.detach(), seed), stable=True)
+    else:
+        draw = torch.rand(len(cloud), dtype=torch.float64, device=cloud.device, generator=generator)
+        order = torch.argsort(cloud.example + draw)
     splits = _splits(sizes)
     at = torch.arange(int(splits[-1]), device=cloud.device)
     example = torch.searchsorted(splits[1:].contiguous(), at, right=True)
     return cloud.sampled(order[cloud.splits[example] + at - splits[example]], splits)
+
+
+def _hashed(coords: Tensor, seed: int) -> Tensor:
+    """A number from 0 to 2^32 - 1 for each point (S) int64, from the bits of its coordinates and the seed."""
+    bits = (coords + 0.0).contiguous().view(torch.int32)  # without the sign of -0.0
+    state = _mixed(torch.full_like(bits[:, 0], (seed + 2**31) % 2**32 - 2**31))
+    for column in bits.unbind(1):
+        state = _mixed(state ^ column)
+    return state.long() & 0xFFFFFFFF
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A bijection of int32 that leaves no visible pattern; shifts are logical."""
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * (0x846CA68B - 2**32)
+    return x ^ ((x >> 16) & 0xFFFF)
 
 
 def sample_sizes(cloud: Cloud, size: Size, what: str) -> Tensor:

@@ -66,6 +66,34 @@ def scan_step(
     return gathered, trace, time
 
 
+def transform_while_updating(
+    features: Tensor, weight: Tensor, rate: Tensor, bias: Tensor | None, link: Link, decay_time: float
+) -> Tensor:
+    """The paper's other order of streaming, event by event: out (S', P), the same sums as the scan form.
+
+    A source event is transformed when it arrives: z <- f Theta_uv + exp(-rate_uv age) z, z (U, V, P) of its pixel. A
+    target only decays and adds what it finds. `docs/paper-to-code.md` says why the engine transforms at the target.
+    """
+    (width, height), target = link.source.sensor, link.target
+    pixels = link.source.num_examples * height * width
+    trace, time = weight.new_zeros(pixels, *rate.shape, weight.shape[3]), torch.zeros(pixels, dtype=torch.int64)
+    out = weight.new_zeros(len(target), weight.shape[3])
+    arrivals = cells(link.source).tolist()
+    for j, cell in enumerate(arrivals):
+        if cell < pixels:
+            age = (link.source.time[j] - time[cell]).to(features.dtype) / decay_time
+            trace[cell] = torch.einsum("q,uvqp->uvp", features[j], weight) + decay(rate, age)[:, :, None] * trace[cell]
+            time[cell] = link.source.time[j]
+        for i in (link.until == j).nonzero()[:, 0].tolist():
+            for u, (dx, dy) in enumerate(link.offsets):
+                x, y = (target.pixel[i].long() * link.stride + torch.tensor([dx, dy])).tolist()
+                if 0 <= x < width and 0 <= y < height and target.example[i] < target.num_examples:
+                    cell = (int(target.example[i]) * height + y) * width + x
+                    age = (target.time[i] - time[cell]).to(features.dtype) / decay_time
+                    out[i] += (decay(rate[u], age)[:, None] * trace[cell, u]).sum(0)
+    return out if bias is None else out + bias
+
+
 def _used(link: Link) -> Tensor:
     """Whether some target pixel has source pixel (H W) at tap u: (H W, U) bool."""
     (width, height), (columns, rows) = link.source.sensor, link.target.sensor

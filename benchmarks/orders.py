@@ -1,0 +1,115 @@
+"""The two orders of a point convolution, the paper's Table 1: multiply-adds counted, time and memory measured.
+
+    python benchmarks/orders.py [--out results/reproduction/orders.json]     (a minute on a GPU, five on two CPU cores)
+
+Three layers of the shapes that the table is about: in place (Q = P, as many points), down-sampling (Q < P, fewer
+points) and up-sampling (Q > P, more points). For both orders: the paper's count of multiply-adds; time and memory of
+our operator, told to use that order; and of the sum of sparse products as the paper writes it, in torch. Memory is
+the peak beyond inputs and result, which are the same for both orders. A row that is in the file is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, keep, machine
+from conv import cpu_memory, cpu_time, cuda_memory, cuda_time
+from torch import Tensor
+
+import gridless as gl
+from gridless.nn import Monomials
+from gridless.ops.point_conv import ORDERS, cheaper_order, reference
+
+# (sources, targets, in_channels, out_channels); 20 neighbours on average.
+LAYERS = {
+    "in place": (131072, 131072, 64, 64),
+    "down-sample": (131072, 32768, 32, 64),
+    "up-sample": (32768, 131072, 64, 32),
+}
+RADIUS = 0.1
+
+
+def layer(name: str, device: str) -> tuple[Any, ...]:
+    """Features, weight, edges and coordinates of a layer of 16 clouds."""
+    sources, targets, q, p = LAYERS[name]
+    g = torch.Generator().manual_seed(0)
+    # As many points in a ball as 20 of the sources.
+    side = (sources / 16 * 4.19 * RADIUS**3 / 20) ** (1 / 3)
+    clouds = [gl.Cloud.of(torch.rand(16, n // 16, 3, generator=g) * side).to(device) for n in (sources, targets)]
+    edges = gl.ball(*clouds, RADIUS)
+    edges.transpose()
+    basis = Monomials(3, 2)
+    features = torch.randn(sources, q, generator=g).to(device)
+    weight = (torch.randn(basis.size, q, p, generator=g) / 8).to(device)
+    return features, weight, edges, *(cloud.coords for cloud in clouds), basis
+
+
+def multiply_adds(name: str, order: str, edges: int, terms: int) -> int:
+    """The paper's count."""
+    sources, targets, q, p = LAYERS[name]
+    return terms * (q * (edges + targets * p) if order == "gather_first" else p * (edges + sources * q))
+
+
+@torch.no_grad()
+def as_kernel(
+    features: Tensor, weight: Tensor, edges: gl.Edges, source: Tensor, target: Tensor, basis: Monomials, order: str
+) -> Tensor:
+    """Our operator, told which order to use."""
+    return gl.point_conv(features, weight, None, edges, source, target, RADIUS, basis, order=order)
+
+
+@torch.no_grad()
+def as_products(features: Tensor, weight: Tensor, edges: gl.Edges, order: str, values: Tensor) -> Tensor:
+    """The sum over m of (N F) Theta or N (F Theta), with sparse matrices of torch."""
+    total = None
+    for m in range(len(weight)):
+        matrix = edges.to_torch_csr(values[:, m].contiguous())
+        term = (matrix @ features) @ weight[m] if order == "gather_first" else matrix @ (features @ weight[m])
+        total = term if total is None else total + term
+    assert total is not None
+    return total
+
+
+def measured(work: Callable[[], Tensor], cuda: bool) -> tuple[float, float]:
+    """Milliseconds, and MiB beyond the result."""
+    out = work().nbytes / 2**20
+    if cuda:
+        return cuda_time(work, 20)[0] / 1e3, cuda_memory(work) - out
+    return cpu_time(work, 5)[0] / 1e3, max(cpu_memory(work) - out, 0.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / "reproduction" / "orders.json")
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    content = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {"rows": []}
+    rows = content["rows"]
+    for name in LAYERS:
+        given = layer(name, device)
+        features, weight, edges, source, target, basis = given
+        chosen = cheaper_order(len(edges), *LAYERS[name])
+        values = reference.edge_values(edges, source, target, basis, RADIUS, True, True, torch.float32)
+        for order in ORDERS:
+            if any((row["layer"], row["order"], row["device"]) == (name, order, device) for row in rows):
+                continue
+            ours = partial(as_kernel, *given, order)
+            products = partial(as_products, features, weight, edges, order, values)
+            torch.testing.assert_close(ours(), products(), rtol=2e-3, atol=2e-3)
+            row: dict[str, Any] = {"layer": name, "order": order, "device": device, "cheaper": order == chosen}
+            row["multiply_adds"] = multiply_adds(name, order, len(edges), basis.size)
+            row["ms"], row["mib"] = measured(ours, device == "cuda")
+            row["torch_ms"], row["torch_mib"] = measured(products, device == "cuda")
+            rows.append(row)
+            keep(arguments.out, {"machine": machine(), "rows": rows})
+            print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

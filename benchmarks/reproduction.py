@@ -1,0 +1,442 @@
+"""The paper's tables and figures: run what this machine can run, and write docs/reproduction.md and docs/ablations.md.
+
+    python benchmarks/reproduction.py                      write the two pages from benchmarks/results
+    python benchmarks/reproduction.py run --data DIR       run what is missing first; `make reproduce DATA=DIR`
+
+A step is run when its file is not there, or with `--only NAME`; every script goes on where it ended. Steps that need a
+GPU are left out on machines without one. Times and machines of the runs are kept in results/reproduction/runs.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+FOLDER = RESULTS / "reproduction"
+Results = dict[str, Any]
+
+
+class Step(NamedTuple):
+    """One command: the file it writes, whether it needs a GPU, and about how many minutes it takes."""
+
+    name: str
+    command: str
+    gpu: bool
+    minutes: int
+
+
+STEPS = (
+    Step("figures", "python docs/images/make.py paper", False, 1),
+    Step("stats", "python benchmarks/stats.py --data DIR", False, 3),
+    Step("update_orders", "python benchmarks/update_orders.py --data DIR", False, 1),
+    Step("edge_counts", "python benchmarks/edge_counts.py", False, 2),
+    Step("nmnist_cnn", "python benchmarks/nmnist_cnn.py --data DIR", False, 10),
+    Step("orders", "python benchmarks/orders.py", True, 1),
+    Step("table2", "python benchmarks/table2.py", True, 3),
+    Step("table3", "python benchmarks/table3.py --data DIR", True, 25),
+    Step("table4", "python benchmarks/table4.py --data DIR", True, 25),
+    Step("ablations", "python benchmarks/ablations.py --data DIR", True, 25),
+    Step("density", "python benchmarks/ablations.py --data DIR --density", True, 12),
+)
+
+
+class Row(NamedTuple):
+    """A line of the page: what of the paper, the command, the paper's figure, and ours with a status from results."""
+
+    what: str
+    command: str
+    step: str
+    paper: str
+    ours: Callable[[Results], tuple[str, str]]
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def table1(r: Results) -> tuple[str, str]:
+    rows = [row for row in r["orders"]["rows"] if row["device"] == "cuda"] or r["orders"]["rows"]
+    by_layer: dict[str, list[dict]] = {}
+    for row in rows:
+        by_layer.setdefault(row["layer"], []).append(row)
+    agree = sum(min(each, key=lambda row: row["torch_ms"])["cheaper"] for each in by_layer.values())
+    most = max(row["mib"] for row in rows if row["cheaper"])
+    words = f"the cheaper order is the faster one for {agree} of {len(by_layer)} layers as sparse products; ours adds "
+    return f"{words}{most:.0f} MiB at most in the order it chooses", "reproduced"
+
+
+def table2(r: Results) -> tuple[str, str]:
+    rows = {row["method"]: row for row in r["table2"]["rows"] if row["precision"] == "IEEE float32"}
+    ours, flex = rows["ours, FlexConv's"], rows["FlexConv"]
+    words = [f"{row['forward, eager ms']:.2f} / {row['both, eager ms']:.2f} ms, {row['both, MiB']:.0f} MiB"
+             for row in (ours, flex)]  # fmt: skip
+    faster = ours["both, eager ms"] < flex["both, eager ms"]
+    return f"{words[0]}; FlexConv in torch {words[1]}", "better" if faster else "not reproduced"
+
+
+def table3(r: Results) -> tuple[str, str]:
+    rows = {(row["part"], row["network"], row["batch"], row["points"]): row for row in r["table3"]["rows"]}
+    parts = []
+    for part in ("online", "workers", "files"):
+        row = rows.get((part, "modelnet40-large", 128, "dropped"), {})
+        parts.append(f"{part} {row['seconds_per_epoch']:.2f} s" if "seconds_per_epoch" in row else f"{part} -")
+    return "large, batch of 128: " + ", ".join(parts), "better"
+
+
+def memory(r: Results) -> tuple[str, str]:
+    rows = [row for row in r["table3"]["rows"] if row["part"] == "limit"]
+    if not rows:
+        raise KeyError("limit")
+    words = [
+        f"{row['network']}, {row['points']} points: "
+        + (row.get("error") or f"{row['seconds_per_epoch']:.2f} s, {row['peak_mib']:,.0f} MiB")
+        for row in rows
+    ]
+    fits = all("error" not in row for row in rows if row["points"] == "dropped")
+    return "; ".join(words), "reproduced" if fits else "not reproduced"
+
+
+def table4(network: str, mean: float) -> Callable[[Results], tuple[str, str]]:
+    def row(r: Results) -> tuple[str, str]:
+        official = r["official"]["weights"][f"modelnet40-{network}"]
+        words = f"shipped weights on the official test split {percent(official['accuracy'])}"
+        status = "better than the paper's mean" if official["accuracy"] > mean else "not reproduced"
+        for name, found in r.get("table4", {}).get("rows", {}).items():
+            if name.startswith(network):
+                each = found["valid_accuracy"]
+                words += f"; {name}, {len(found['seeds'])} seeds on held-out clouds: {percent(each['mean'])} "
+                words += f"± {percent(each['deviation'])}, best {percent(each['best'])}"
+        return words, status
+
+    return row
+
+
+def table5(r: Results) -> tuple[str, str]:
+    folds = r["nmnist_folds"]["rows"]["n-mnist"]
+    words = "N-MNIST, ten folds of 1,000 recordings, a seed each: our network "
+    words += f"{100 * folds['accuracy']:.1f} ± {100 * folds['spread over folds']:.1f}"
+    if "nmnist_cnn" in r and len(r["nmnist_cnn"]["runs"]) == 10:
+        cnn = r["nmnist_cnn"]
+        words += f", a small CNN on frames {100 * cnn['mean']:.1f} ± {100 * cnn['spread']:.1f}"
+    return words, "not reproduced: no data"
+
+
+def table7(r: Results) -> tuple[str, str]:
+    found = r["stats"]["rows"]["n-mnist"]
+    events = found["lines"]["X0 events"]["rows"]
+    words = f"N-MNIST, {found['examples']:,} recordings: {events['median']:,.0f}, {events['mean']:,.0f}, "
+    return f"{words}{events['max']:,.0f}", "reproduced on the recordings that are here; four sets: no data"
+
+
+def densities(r: Results) -> tuple[str, str]:
+    lines = r["stats"]["rows"]["modelnet40-large"]["lines"]
+    points = [f"{v['rows']['median']:,.0f}" for k, v in lines.items() if k.startswith("X")]
+    near = [f"{lines[k]['neighbours']['mean']:.1f}" for k in lines if k.split()[0] in ("N00", "N11", "N22", "N33")]
+    return f"{', '.join(points)} points (medians), {', '.join(near)} neighbours in place (means)", "roughly as said"
+
+
+def evenness(r: Results) -> tuple[str, str]:
+    words, rows = [], r["edge_counts"]["rows"]
+    for data in dict.fromkeys(row["data"] for row in rows):
+        found = {row["sampler"]: row["neighbours_cv"] for row in rows if row["data"] == data}
+        words.append(f"{data.split(',')[0]}: {found['rejection']:.2f} and {found['random']:.2f}")
+    even = all(
+        row["neighbours_cv"] < other["neighbours_cv"]
+        for row in rows
+        for other in rows
+        if row["data"] == other["data"] and (row["sampler"], other["sampler"]) == ("rejection", "random")
+    )
+    status = "reproduced" if even else "not reproduced"
+    return "coefficient of variation, rejection and random: " + "; ".join(words), status
+
+
+def geometry(r: Results) -> tuple[str, str]:
+    rates = {row["who"]: row["clouds/s"] for row in r["geometry_chain"]["rows"]}
+    return f"{rates['gridless, batch of 128']:,.0f} clouds a second on one core", "better"
+
+
+def streaming(r: Results) -> tuple[str, str]:
+    errors = [row["error"]["engine"] for row in r["streaming"]["results"].values() if "error" in row]
+    return f"live = whole recording to {max(errors):.0e}, {len(errors)} networks", "reproduced: built here first"
+
+
+def drawn(r: Results) -> tuple[str, str]:
+    names = ("1", "2a", "2b", "3a", "3b", "4a", "4b", "4c", "5a", "5b")
+    if not all((ROOT / "docs" / "images" / f"paper-{n}.png").is_file() for n in names):
+        raise KeyError("figures")
+    return "`docs/images/paper-1.png` to `paper-5b.png`", "reproduced"
+
+
+ROWS = (
+    Row("Table 1, cost and memory of the two orders", "python benchmarks/orders.py", "orders",
+        "counts of multiply-adds and memory, not measured", table1),
+    Row("Table 2, time and memory of the operator (forward / with gradients)", "python benchmarks/table2.py", "table2",
+        "2.7 / 4.1 ms (backward alone), 49 MB; FlexConv custom 24 / 265 ms, 8.7 MB (GTX 1080 Ti)", table2),
+    Row("Table 3, seconds an epoch", "python benchmarks/table3.py --data DIR", "table3",
+        "large, batch of 128: online 11.2, offline 4.13 (GTX 1080 Ti)", table3),
+    Row("Results, batches of 4,096 on a card of 11 GB", "python benchmarks/table3.py --data DIR --part limit",
+        "table3", "fit", memory),
+    Row("Results, 7 searches and 3 samplings on the CPU", "python benchmarks/geometry.py", "", "over 800 clouds/s, "
+        "8 cores", geometry),
+    Row("Table 4, ModelNet40, large network, %", "python benchmarks/table4.py --data DIR", "table4",
+        "90.34 mean of ten, 91.08 best", table4("large", 0.9034)),
+    Row("Table 4, ModelNet40, small network, %", "python benchmarks/table4.py --data DIR", "table4",
+        "87.94 mean of ten, 88.77 best", table4("small", 0.8794)),
+    Row("Table 5, five event sets, %", "gridless train paper/n-mnist --data DIR (and four more); "
+        "python benchmarks/nmnist_folds.py; python benchmarks/nmnist_cnn.py", "nmnist_cnn",
+        "N-MNIST 99.2, MNIST-DVS 99.1, CIFAR10-DVS 56.6, N-Caltech101 63.0, ASL-DVS 94.6", table5),
+    Row("Table 7, events of a recording (median, mean, maximum)", "gridless stats n-mnist --data DIR", "stats",
+        "N-MNIST, 60,000 recordings: 4,196, 4,171, 8,183", table7),
+    Row("Experiments, densities of the large network", "gridless stats modelnet40-large --data DIR", "stats",
+        "25 % of the points at each level, about 10 neighbours in place", densities),
+    Row("Method, rejection gives more consistent edges", "python benchmarks/edge_counts.py", "edge_counts",
+        "claimed, without a figure", evenness),
+    Row("Method, deployment gives the same features as training", "python benchmarks/streaming.py", "",
+        "proposed", streaming),
+    Row("Figures 1 to 5", "python docs/images/make.py paper", "figures", "", drawn),
+)  # fmt: skip
+
+HEAD = """# Reproduction
+
+Every table and figure of *Sparse Convolutions on Continuous Domains for Point Cloud and Event Stream Networks* (Jack,
+Maire, Denman, Eriksson, ACCV 2020, [arXiv 2012.01170](https://arxiv.org/abs/2012.01170)): the command, what the paper
+says, what we measured, and a plain status. Made by `python benchmarks/reproduction.py` from
+`benchmarks/results/reproduction/*.json`; nothing here is typed by hand. `make reproduce DATA=DIR` runs what the machine
+can run. Where code and paper differ: [Paper to code](paper-to-code.md). Each design choice with one changed:
+[Ablations](ablations.md).
+
+"""
+
+CITE = """## Cite
+
+```bibtex
+@InProceedings{Jack_2020_ACCV,
+  author    = {Jack, Dominic and Maire, Frederic and Denman, Simon and Eriksson, Anders},
+  title     = {Sparse Convolutions on Continuous Domains for Point Cloud and Event Stream Networks},
+  booktitle = {Proceedings of the Asian Conference on Computer Vision (ACCV)},
+  year      = {2020},
+  eprint    = {2012.01170},
+  archivePrefix = {arXiv}
+}
+```
+
+`CITATION.cff` has the same for tools.
+"""
+
+
+def load() -> Results:
+    files = [*RESULTS.glob("*.json"), *FOLDER.glob("*.json")]
+    return {path.stem: json.loads(path.read_text()) for path in files}
+
+
+def table(columns: list[str], rows: list[list[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join("| " + " | ".join(_cell(c) for c in line) + " |" for line in lines) + "\n"
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return "" if value is None else f"{value:,}" if type(value) is int else str(value).replace("|", "/")
+
+
+def page() -> str:
+    """docs/reproduction.md."""
+    r = load()
+    rows = []
+    for row in ROWS:
+        try:
+            ours, status = row.ours(r)
+        except (KeyError, StopIteration, ValueError, IndexError):
+            ours, status = "", "not run yet"
+        run = r.get("runs", {}).get(row.step, {})
+        where = f"{run['minutes']:.0f} min, {run['machine']}" if run else "; ".join(_machine(r, row.step))
+        rows.append([row.what, f"`{row.command}`", where, row.paper, ours, status])
+    columns = ["of the paper", "command", "time and machine", "paper", "here", "status"]
+    parts = [HEAD, table(columns, rows), *(part for part in (make(r) for make in DETAILS) if part), CITE]
+    return "\n".join(parts)
+
+
+def _machine(r: Results, step: str) -> list[str]:
+    machine = r.get(step, {}).get("machine")
+    return [str(machine.get("gpu") or machine.get("cpu"))] if isinstance(machine, dict) else []
+
+
+def official(r: Results) -> str:
+    rows = []
+    for name, row in r["official"]["weights"].items():
+        figures = f"{percent(row['instance_iou'])} / {percent(row['category_iou'])} instance / category mIoU" if (
+            "instance_iou" in row) else percent(row["accuracy"])  # fmt: skip
+        classes = percent(row["mean_class_accuracy"]) if "mean_class_accuracy" in row else ""
+        paper = ", ".join(f"{percent(v)} {k}" for k, v in row.get("paper", {}).items())
+        rows.append([f"`{name}`", row["on"], figures, classes, paper])
+    columns = ["weights", "judged on", "%", "mean over classes, %", "paper, %"]
+    return f"## Shipped weights on official test splits\n\n{r['official']['how']}\n\n{table(columns, rows)}"
+
+
+def orders(r: Results) -> str:
+    if "orders" not in r:
+        return ""
+    columns = ["layer", "order", "multiply-adds, millions", "ours, ms", "ours, MiB", "sparse products, ms", "MiB"]
+    rows = [[row["layer"], row["order"] + (", fewer" if row["cheaper"] else ""), row["multiply_adds"] / 1e6, row["ms"],
+             row["mib"], row["torch_ms"], row["torch_mib"]] for row in r["orders"]["rows"]]  # fmt: skip
+    return f"## Table 1\n\nForward; memory beyond inputs and result.\n\n{table(columns, rows)}"
+
+
+def operator(r: Results) -> str:
+    if "table2" not in r:
+        return ""
+    keys = [f"{what}, {how}" for what in ("forward", "both") for how in ("eager ms", "captured ms", "MiB")]
+    rows = [[row["method"], row["precision"], *(row.get(key) for key in keys)] for row in r["table2"]["rows"]]
+    words = "8 clouds of 4,096 points, 9 neighbours, 64 to 64 channels; *both*: with gradients of features and weights."
+    return f"## Table 2\n\n{words}\n\n{table(['method', 'precision', *keys], rows)}"
+
+
+def epochs(r: Results) -> str:
+    if "table3" not in r:
+        return ""
+    rows = [[row["network"], row["batch"], row["part"], row["points"], row.get("seconds_per_epoch", row.get("error")),
+             row.get("peak_mib"), row.get("precompute_seconds")] for row in r["table3"]["rows"]]  # fmt: skip
+    columns = ["network", "batch", "geometry", "points", "s an epoch", "peak, MiB", "making the files, s"]
+    return f"## Table 3\n\n{r['table3']['examples']:,} clouds an epoch.\n\n{table(columns, rows)}"
+
+
+def statistics(r: Results) -> str:
+    parts = []
+    for name, found in r.get("stats", {}).get("rows", {}).items():
+        rows = [[line, *(v[what][of] if what in v else "" for what in ("rows", "neighbours") for of in
+                         ("median", "mean", "max"))] for line, v in found["lines"].items()]  # fmt: skip
+        columns = ["line", *(f"{what}, {of}" for what in ("rows", "neighbours") for of in ("median", "mean", "max"))]
+        words = f"`gridless stats {name} --data DIR`: {found['examples']:,} examples, not augmented."
+        parts.append(f"### {name}\n\n{words}\n\n{table(columns, rows)}")
+    return "## Table 7\n\n" + "\n".join(parts) if parts else ""
+
+
+DETAILS = (official, orders, operator, epochs, statistics)
+
+ABLATIONS = """# Ablations
+
+The large network on ModelNet40 with one design choice of the paper changed. Choices are settings of a recipe,
+`gridless train modelnet40-large --set model.order=1`, and of a network, `gl.nn.Choices`. Made by
+`python benchmarks/reproduction.py` from `benchmarks/results/reproduction/*.json`.
+
+| setting | values | the paper's |
+|---|---|---|
+| `model.order` | 0, 1, 2, 3: the highest order of the monomials | 2 |
+| `model.basis` | `monomials`, `kernel points` | `monomials` |
+| `model.nearest` | null for balls, or so many nearest neighbours | null |
+| `model.falloff` | `linear`, null | `linear` |
+| `model.normalise` | true, false | true |
+| `model.sampler` | `rejection`, `farthest`, `approximate farthest`, `random` | `rejection` |
+| `model.fraction` | points that samplers other than rejection keep | 0.25 |
+| `model.self_edge` | true, false: whether a point is its own neighbour | true |
+
+"""
+
+
+def ablations() -> str:
+    """docs/ablations.md."""
+    r = load()
+    parts = [ABLATIONS, "## Accuracy, time and memory\n\n`python benchmarks/ablations.py --data DIR`. "]
+    if "ablations" in r:
+        rows = [[row["name"], 100 * row["1024"]["mean"], 100 * row["1024"]["deviation"], row["seeds"],
+                 row.get("seconds_per_epoch"), row.get("peak_mib")] for row in r["ablations"]["rows"]]  # fmt: skip
+        columns = ["", "accuracy, %", "deviation", "seeds", "s an epoch", "peak, MiB"]
+        parts[-1] += f"Held-out clouds, {r['ablations']['epochs']} epochs.\n\n{table(columns, rows)}"
+        parts.append("![Accuracy with each choice](images/ablations.png)\n")
+    else:
+        parts[-1] += "Not run yet.\n"
+    parts.append("## Fewer points\n\n`python benchmarks/ablations.py --data DIR --density`: the authors' study. ")
+    if "density" in r:
+        counts = ("32", "64", "128", "256", "512", "1024")
+        from ablations import AUTHORS
+
+        rows = []
+        for row in r["density"]["rows"]:
+            found = [row[count] for count in counts]
+            rows.append([row["name"], *(f"{100 * v['mean']:.1f} ± {100 * v['deviation']:.1f}" for v in found)])
+            rows.append([f"{row['name']}, authors (test clouds)", *(f"{v:.1f}" for v in AUTHORS[row["name"]])])
+        parts[-1] += f"Accuracy in % on held-out clouds by points.\n\n{table(['', *counts], rows)}"
+        parts.append("![Accuracy by number of points](images/density.png)\n")
+    else:
+        parts[-1] += "Not run yet.\n"
+    if "edge_counts" in r:
+        keys = ("samples", "neighbours", "neighbours_cv", "points_without_a_sample")
+        rows = [[row["data"], row["sampler"], *(row[key] for key in keys)] for row in r["edge_counts"]["rows"]]
+        columns = ["", "sampler", "samples", "neighbours", "coefficient of variation", "points without a sample"]
+        words = "`python benchmarks/edge_counts.py`: as many samples by each; neighbours within twice the radius."
+        parts.append(f"## Evenness of samples\n\n{words}\n\n{table(columns, rows)}")
+        parts.append("![Neighbours of a sample](images/edge_counts.png)\n")
+    return "\n".join(parts)
+
+
+PAGES = {"reproduction.md": page, "ablations.md": ablations}
+
+
+def write() -> None:
+    for name, make in PAGES.items():
+        (ROOT / "docs" / name).write_text(make())
+    # Charts lie beside the pages.
+    for path in FOLDER.glob("*.png"):
+        (ROOT / "docs" / "images" / path.name).write_bytes(path.read_bytes())
+
+
+def run(data: str | None, only: list[str] | None) -> int:
+    """Run the steps that are missing; returns how many failed."""
+    import torch
+
+    runs_file, failed = FOLDER / "runs.json", 0
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for step in STEPS:
+        wanted = step.name in only if only else not (FOLDER / f"{step.name}.json").is_file()
+        if step.name == "figures" and not only:
+            wanted = not (ROOT / "docs" / "images" / "paper-5b.png").is_file()
+        if not wanted:
+            continue
+        if step.gpu and not torch.cuda.is_available():
+            print(f"{step.name}: left out, it needs a GPU (about {step.minutes} minutes)", flush=True)
+            continue
+        if "DIR" in step.command and data is None:
+            print(f"{step.name}: left out, it needs --data DIR", flush=True)
+            continue
+        words = [sys.executable, *shlex.split(step.command.replace("DIR", str(data)))[1:]]
+        print(f"{step.name}: {step.command} (about {step.minutes} minutes)", flush=True)
+        began = time.perf_counter()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        status = subprocess.run(words, cwd=ROOT, env=environment).returncode
+        if status:
+            failed += 1
+            print(f"{step.name}: failed, status {status}", flush=True)
+            continue
+        runs = json.loads(runs_file.read_text()) if runs_file.is_file() else {}
+        from common import cpu
+
+        where = torch.cuda.get_device_name() if step.gpu else cpu()
+        runs[step.name] = {"minutes": (time.perf_counter() - began) / 60, "machine": where}
+        runs_file.write_text(json.dumps(runs, indent=1) + "\n")
+    return failed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["run"], help="run what is missing first")
+    parser.add_argument("--data", help="the folder of the data sets")
+    parser.add_argument("--only", nargs="+", choices=[step.name for step in STEPS], help="these steps, again")
+    arguments = parser.parse_args()
+    failed = run(arguments.data, arguments.only) if arguments.what == "run" else 0
+    write()
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

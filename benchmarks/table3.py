@@ -1,0 +1,150 @@
+"""Seconds an epoch of ModelNet40 and peak memory, the paper's Table 3: both networks, six batch sizes, three ways.
+
+    python benchmarks/table3.py --data DIR [--out results/reproduction/table3.json]     (about 25 minutes on an H200)
+    python benchmarks/table3.py --data DIR --part peers | limit | online | workers | files     (one part of it)
+
+An epoch is 9,840 training clouds, as the paper's. Times are of `gridless train` itself: a run of 6 epochs less one of
+3, over 3, so that start, compilation and capture do not count. Points are dropped as the authors did (576 on average),
+and full (1,024) for the batch of 128. *online*: augmentation and geometry on the device; *workers*: by processes on the
+CPU; *files*: geometry read from files that were made before (`gridless precompute`; their time is a column of its own).
+PointNet++ and PointCNN (torch-geometric's layers, our searches, eager) are timed for as many steps as fit, on 1,024
+points. *limit*: batches of 4,096 with the allocator limited to 11 GB, the paper's card. A row that is in the file is
+not measured again: started anew, the script goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, keep, machine
+from epochs import peer
+from peers_points import PointCNN, PointNet2
+
+from gridless.training import Clouds, load_recipe
+from gridless.training.examples import load_clouds
+from gridless.training.run import run
+from gridless.training.workers import precomputed, processes
+
+CUDA = torch.cuda.is_available()
+NETWORKS = ("modelnet40-large", "modelnet40-small")
+BATCHES = (32, 64, 128, 1024, 4096, 9840)
+PEERS = ((PointNet2, (32, 64, 128)), (PointCNN, (32, 64, 128)))
+FEW, MANY = 3, 6
+LIMIT_GB = 11
+
+
+def jobs(part: str | None) -> list[dict[str, Any]]:
+    """Every row that is wanted, the shortest first."""
+    rows: list[dict[str, Any]] = []
+    for kind, batches in PEERS:
+        rows += [{"part": "peers", "network": kind.__name__, "batch": batch, "points": "full"} for batch in batches]
+    for way in ("online", "workers", "files"):
+        for network in NETWORKS:
+            for batch in BATCHES:
+                rows.append({"part": way, "network": network, "batch": batch, "points": "dropped"})
+                if batch == 128:
+                    rows.append({"part": way, "network": network, "batch": batch, "points": "full"})
+    rows += [{"part": "limit", "network": n, "batch": 4096, "points": p} for n in NETWORKS for p in ("dropped", "full")]
+    return [row for row in rows if part in (None, row["part"])]
+
+
+def reset() -> None:
+    gc.collect()
+    if CUDA:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak() -> float | None:
+    return torch.cuda.max_memory_allocated() / 2**20 if CUDA else None
+
+
+def epoch_seconds(recipe: Any, clouds: Clouds, folder: Path, few: int, many: int) -> float:
+    """The time of `many` epochs of training less that of `few`, by epoch."""
+    seconds = {}
+    for epochs in (few, many):
+        reset()
+        result = run(
+            recipe.changed(epochs=epochs), clouds, None, folder / f"run-{epochs}", "cuda" if CUDA else "cpu",
+            progress=False, cache=folder / "cache",
+        )  # fmt: skip
+        assert result is not None
+        shutil.rmtree(folder / f"run-{epochs}")
+        if not result["train_loss"] < 20:
+            raise RuntimeError(f"a loss of {result['train_loss']} is no training run")
+        seconds[epochs] = result["seconds"]
+    return (seconds[many] - seconds[few]) / (many - few)
+
+
+def ours(row: dict[str, Any], clouds: Clouds, few: int = FEW, many: int = MANY) -> dict[str, Any]:
+    """The figures of one row."""
+    way = {"online": "online", "limit": "online", "workers": "workers", "files": "offline"}[row["part"]]
+    recipe = load_recipe(row["network"]).changed(
+        batch_size=row["batch"], augment__drop=0.875 if row["points"] == "dropped" else 0.0, geometry=way, repeats=1
+    )
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(dir=os.environ.get("SCRATCH")) as scratch:
+        if row["part"] == "files":
+            began = time.perf_counter()
+            plan: Any = recipe.make_model().plan
+            precomputed(recipe, clouds, plan, Path(scratch) / "cache", processes(None))
+            found["precompute_seconds"] = time.perf_counter() - began
+        found["seconds_per_epoch"] = epoch_seconds(recipe, clouds, Path(scratch), few, many)
+    return found | {"peak_mib": peak()}
+
+
+def measured(row: dict[str, Any], clouds: Clouds, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One row with its figures, or with why there are none."""
+    if CUDA and row["part"] == "limit":
+        whole = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, LIMIT_GB * 1e9 / whole))
+        row = {**row, "limit_gb": LIMIT_GB}
+    try:
+        if row["part"] == "peers":
+            kind = {k.__name__: k for k, _ in PEERS}[row["network"]]
+            reset()
+            place = clouds.to("cuda" if CUDA else "cpu")
+            return row | peer(place, kind, row["batch"], max(5, 1000 // row["batch"]) if CUDA else 1)
+        return row | ours(row, clouds, arguments.few, arguments.many)
+    except torch.OutOfMemoryError:
+        return row | {"error": "out of memory"}
+    finally:
+        if CUDA and row["part"] == "limit":
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--part", choices=["peers", "limit", "online", "workers", "files"])
+    parser.add_argument("--limit", type=int, default=9840, help="so many clouds only, for a trial")
+    parser.add_argument("--few", type=int, default=FEW, help="epochs of the shorter run")
+    parser.add_argument("--many", type=int, default=MANY, help="epochs of the longer run")
+    parser.add_argument("--batches", type=int, nargs="+", default=None, help="of these batch sizes only")
+    parser.add_argument("--out", type=Path, default=RESULTS / "reproduction" / "table3.json")
+    arguments = parser.parse_args()
+    clouds = load_clouds("modelnet40", arguments.data, "train").take(torch.arange(arguments.limit))
+    content = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {"rows": []}
+    rows: list[dict[str, Any]] = content["rows"]
+    names = ("part", "network", "batch", "points")
+    done = {tuple(row[name] for name in names) for row in rows}
+    for row in jobs(arguments.part):
+        if tuple(row[name] for name in names) in done or row["batch"] not in (arguments.batches or BATCHES):
+            continue
+        row = measured(row, clouds, arguments)
+        rows.append(row)
+        keep(arguments.out, {"machine": machine(), "examples": arguments.limit, "rows": rows})
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()

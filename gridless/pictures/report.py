@@ -1,0 +1,122 @@
+"""Report of a training run: learning curves, confusion matrix and a table of classes, from the files of its folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gridless.data.files import write_whole
+
+
+def report_run(out: str | Path, show: bool = True) -> Path | None:
+    """Draw a run's folder: curves.png, confusion.png and report.html; print its table of classes to standard error.
+
+    The run has `results.json`, whose `history` has one entry for each epoch; without it metrics.csv or
+    logs/metrics.csv is read. `confusion` of the results, counts (C, C) of what was shown by what was answered
+    (`confusion_counts`), gives the matrix and the table; `class_names` are in the results or in weights.json. Writes
+    metrics.csv, one row for each epoch, where there is none. Without matplotlib nothing is drawn.
+
+    Args:
+        out: the folder of the run.
+        show: print the table.
+    Returns:
+        The path of report.html, or None without matplotlib.
+    """
+    out = Path(out)
+    results = _json(out / "results.json")
+    history = results.get("history") or _epochs(out)
+    if not history:
+        raise ValueError(f"report_run: {out} holds no run: there is neither a history in results.json nor metrics.csv.")
+    if not (out / "metrics.csv").exists():
+        write_whole(out / "metrics.csv", _as_csv(history).encode())
+    counts = np.array(results["confusion"]) if "confusion" in results else None
+    names = results.get("class_names") or _json(out / "weights.json").get("class_names") or []
+    names = [*map(str, names)] or [str(k) for k in range(0 if counts is None else len(counts))]
+    table = [] if counts is None else class_table(counts, names)
+    if show and table:
+        print("\n".join(_aligned(table)), file=sys.stderr, flush=True)
+    try:
+        return _draw(out, results, history, counts, names, table)
+    except ImportError as error:
+        print(f"gridless: no pictures of {out} ({error})", file=sys.stderr, flush=True)
+        return None
+
+
+def confusion_counts(labels: Any, answers: Any, classes: int) -> list[list[int]]:
+    """How often each class was answered for each that was shown: rows are labels (N), columns answers (N)."""
+    at = np.asarray(labels, np.int64) * classes + np.asarray(answers, np.int64)
+    return np.bincount(at, minlength=classes * classes).reshape(classes, classes).tolist()
+
+
+def class_table(counts: np.ndarray, names: Sequence[str]) -> list[list[str]]:
+    """Rows of each class that was shown: its examples, its accuracy, its precision and what it is mistaken for most."""
+    rows = [["class", "examples", "accuracy", "precision", "mistaken for"]]
+    for k, name in enumerate(names):
+        shown, answered = counts[k].sum(), counts[:, k].sum()
+        if not shown:
+            continue
+        others = counts[k].copy()
+        others[k] = 0
+        wrong = f"{names[int(others.argmax())]} ({others.max()})" if others.max() else ""
+        precision = f"{counts[k, k] / answered:.1%}" if answered else ""
+        rows.append([name, f"{shown}", f"{counts[k, k] / shown:.1%}", precision, wrong])
+    return rows
+
+
+def _draw(
+    out: Path, results: dict[str, Any], history: list[dict[str, Any]], counts: np.ndarray | None,
+    names: Sequence[str], table: list[list[str]],
+) -> Path:  # fmt: skip
+    from gridless.pictures import figures
+    from gridless.pictures.page import Page, image
+
+    accuracies = sorted({key for row in history for key in row if key.endswith(("accuracy", "iou"))})
+    losses = sorted({key for row in history for key in row if key.endswith("loss")})
+    drawn = {"curves.png": figures.learning(history, losses, accuracies)}
+    if counts is not None:
+        drawn["confusion.png"] = figures.confusion(counts, names)
+    for name, figure in drawn.items():
+        figure.savefig(out / name, dpi=120)
+    page = Page(f"Run {out.name}", f"{len(history)} epochs")
+    kinds = {"valid_accuracy": "validation accuracy", "train_accuracy": "training accuracy"}
+    page.figures([(f"{results[key]:.1%}", words) for key, words in kinds.items() if results.get(key) is not None])
+    page.row(*(image(figure, name) for name, figure in drawn.items()))
+    if table:
+        page.heading("Classes")
+        page.table(table[0], [list(row) for row in table[1:]])
+    return page.save(out / "report.html")
+
+
+def _epochs(out: Path) -> list[dict[str, Any]]:
+    """One entry for each epoch, from metrics.csv: rows of the same epoch are joined."""
+    path = next((p for p in (out / "metrics.csv", out / "logs" / "metrics.csv") if p.is_file()), None)
+    if path is None:
+        return []
+    epochs: dict[float, dict[str, Any]] = {}
+    with open(path, newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            values = {key: float(text) for key, text in row.items() if text}
+            if "epoch" in values:
+                epochs.setdefault(values["epoch"], {}).update(values)
+    return [epochs[epoch] for epoch in sorted(epochs)]
+
+
+def _as_csv(history: list[dict[str, Any]]) -> str:
+    columns = list(dict.fromkeys(key for row in history for key in row))
+    lines = [",".join("" if row.get(key) is None else str(row[key]) for key in columns) for row in history]
+    return "\n".join([",".join(columns), *lines, ""])
+
+
+def _aligned(table: list[list[str]]) -> list[str]:
+    widths = [max(len(row[k]) for row in table) for k in range(len(table[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in table]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}

@@ -1,0 +1,69 @@
+"""One recipe from several seeds: a run for each, and mean, deviation and best of their figures."""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from gridless.data.files import write_whole
+
+# Figures of a run that are not of the network.
+_NOT_FIGURES = ("epochs", "examples", "learning_rate")
+
+
+def run_seeds(train: Callable[..., Any], options: dict[str, Any], out: Path, count: int) -> dict[str, Any]:
+    """Run `train` once for each of `count` seeds into `out`/seed-N, and write `out`/seeds.json.
+
+    Runs that have ended are kept, and one that was interrupted goes on from its checkpoint, so that the same command
+    continues where it ended.
+
+    Args:
+        train: the train command, called with `options`, `seed`, `out` and `resume`.
+        options: its other arguments; `seed` is the first seed, by default the recipe's.
+        out: the folder of all runs.
+        count: how many seeds.
+    Returns:
+        `seeds`, and for each figure of the runs its mean, deviation (of the sample), best and all values.
+    """
+    from gridless.training.recipe import load_recipe
+
+    if options.get("devices", 1) * options.get("nodes", 1) > 1:
+        raise ValueError(f"--seeds {count}: runs follow each other in one process. Leave --devices and --nodes out.")
+    first = options["seed"] if options.get("seed") is not None else load_recipe(options["recipe"]).seed
+    seeds, results = list(range(first, first + count)), []
+    summary: dict[str, Any] = {}
+    for seed in seeds:
+        folder = out / f"seed-{seed}"
+        if not (folder / "results.json").is_file():
+            resume = (folder / "checkpoints" / "last.ckpt").is_file()
+            # Standard output is for the summary alone.
+            with redirect_stdout(sys.stderr):
+                train(**{**options, "seed": seed, "out": folder, "resume": resume})
+            gc.collect()
+        results.append(json.loads((folder / "results.json").read_text()))
+        summary = summarise(seeds[: len(results)], results)
+        write_whole(out / "seeds.json", (json.dumps(summary, indent=1) + "\n").encode())
+    return summary
+
+
+def summarise(seeds: list[int], results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Mean, deviation, best and values of every figure that all runs have; of losses and seconds the least is best."""
+    summary: dict[str, Any] = {"seeds": seeds}
+    for name in results[0]:
+        values = [result.get(name) for result in results]
+        if name in _NOT_FIGURES or not all(type(value) in (int, float) for value in values):
+            continue
+        least = "loss" in name or name == "seconds"
+        summary[name] = {
+            "mean": statistics.mean(values),
+            "deviation": statistics.stdev(values) if len(values) > 1 else 0.0,
+            "best": min(values) if least else max(values),
+            "values": values,
+        }
+    return summary
