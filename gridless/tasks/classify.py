@@ -45,11 +45,14 @@ class NameExamples(Task):
 
     @torch.no_grad()
     def score(self, model: Any, batch: Batch) -> Tensor:
-        """(B, 1): whether the class is right."""
-        return (model(batch.geometry).argmax(1) == batch.labels).double()[:, None]
+        """(B, 1): the number of the class that is answered."""
+        return model(batch.geometry).argmax(1).double()[:, None]
 
     def figures(self, scores: Tensor, data: TrainingSet) -> dict[str, Any]:
-        return {"accuracy": scores.mean().item()}
+        answers, labels = scores[:, 0].long().cpu(), data.labels.cpu()
+        count = max(len(data.class_names), int(torch.cat([answers, labels]).max()) + 1) if len(labels) else 0
+        confusion = torch.bincount(labels * count + answers, minlength=count**2).view(count, count)
+        return {"accuracy": (answers == labels).double().mean().item(), "confusion": confusion.tolist()}
 
     def check_data(self, model: Any, data: TrainingSet) -> None:
         check_labels(data.labels, self.classes(getattr(model, "config", {})), "classes", "classes")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gridless.backends import existing
 from gridless.data.files import locked, sweep, write_whole
+from gridless.pictures.report import report_run
 from gridless.training.checkpoints import (
     FORMAT,
     check_folder,
@@ -156,6 +157,7 @@ def _end_epoch(run: Run, epoch: int) -> None:
         _refresh(run)
         found = judged(run.judged, run.valid, recipe, run.task)
         entry |= {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
+        run.confusion = found.get("confusion")
     state.history.append(entry)
 
 
@@ -207,12 +209,15 @@ def _finish(run: Run, out: Path, seconds: float) -> dict[str, Any]:
     results |= {"epochs": recipe.epochs, "examples": run.examples, "seconds": seconds}
     if valid is not None and recipe.votes > 1:
         results["valid_accuracy_by_votes"] = run.task.evaluate(run.judged, valid, recipe)["accuracy"]
+    if run.confusion is not None:
+        results["confusion"] = run.confusion
     results = _plain(results)
     split = "train" if valid is None else "fit"
     about = {"task": run.task.name, **run.about, "split": split, "recipe": recipe.to_dict(), "results": results}
     save(run.judged, out / "weights", **about)
     results["history"] = _plain(state.history)
     write_whole(out / "results.json", (json.dumps(results, indent=2) + "\n").encode())
+    report_run(out, show=run.options.progress)
     explanation = gap(state.history, state.step, sessions=recipe.data == "folder")
     if explanation and run.options.progress:
         print(explanation, file=sys.stderr, flush=True)

@@ -70,6 +70,8 @@ class Run:
         self.valid, self.about = None if valid is None else valid.to(fabric.device), task.about(data)
         # The network that is judged and saved: the weights of `state.best`, with statistics of their own.
         self.judged, self.judged_at = copy.deepcopy(self.state.best).eval(), -1
+        # Of the last validation, if its task counts which class was answered for which.
+        self.confusion: list[list[int]] | None = None
 
     @property
     def steps(self) -> int:
