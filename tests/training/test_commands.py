@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -122,6 +124,35 @@ def test_weights_of_another_network_are_refused_by_the_first_mismatch(saved, tmp
         ValueError, match=r"another network: 'blocks.0.branch.reduce.weight' of this PointResNet is \(8, 16\)"
     ):
         gl.load(path, classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("levels", 40), ("levels", 10**9), ("width", 2**40), ("classes", 10**9)]
+)
+def test_a_config_that_asks_for_more_than_the_file_has_is_refused_before_it_takes_memory(saved, setting, value):
+    about = saved[1].with_suffix(".json")
+    words = json.loads(about.read_text())
+    about.write_text(json.dumps({**words, "model": {**words["model"], setting: value}}))
+    tracemalloc.start()
+    begun = time.perf_counter()
+    with pytest.raises(ValueError, match=r"net\.safetensors.* \d+ numbers"):
+        gl.load(saved[1])
+    assert time.perf_counter() - begun < 5
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("network", ["event_resnet", "EventCounts"])
+@pytest.mark.parametrize("levels", [33, 10**12])
+def test_levels_without_end_are_refused(network, levels):
+    with pytest.raises(ValueError, match=f"levels, not {levels}"):
+        models.build({"model": network, "classes": 2, "sensor": (8, 8), "levels": levels, "width": 0})
+
+
+def test_json_that_is_too_deep_is_refused_by_the_name_of_its_file(saved):
+    saved[1].with_suffix(".json").write_text('{"model": ' + "[" * 100_000)
+    with pytest.raises(ValueError, match=r"net\.json"):
+        gl.load(saved[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
