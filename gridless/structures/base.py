@@ -163,8 +163,8 @@ class Structure:
         kept = self.__dict__.get("_kept", {})
         if name in kept:
             return kept[name]
-        # A graph that torch traces reads what is kept, and keeps nothing.
-        if torch.compiler.is_compiling():
+        # A graph that torch traces, and a transform of torch.func, whose tensors end with it, keep nothing.
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return make()
         if torch.is_inference_mode_enabled():
             # Training, which may follow, takes no tensors of inference.

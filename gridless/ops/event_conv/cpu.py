@@ -118,13 +118,14 @@ def _decays(rate, age, count, factor, bits, power):
     """factor[v, n] = exp(-rate[v] age[n]) for the first `count` ages.
 
     In single precision without a call, so that n is vectorised: exp(-x) = 2^m exp(r), r in +-ln(2)/2, a polynomial in r
-    and m written into the exponent; `power` are `bits`, seen as floats. Relative error under 2e-7.
+    and m written into the exponent; `power` are `bits`, seen as floats. Relative error under 2e-7. Beyond exp(88), to
+    which only a negative rate leads, it is infinite; of NaN it is NaN.
     """
     for v in range(len(rate)):
         if rate.itemsize == 8:
             for n in range(count):
                 x = rate[v] * age[n]
-                factor[v, n] = np.exp(-x) if x <= CUTOFF else 0.0
+                factor[v, n] = 0.0 if x > CUTOFF else np.exp(-x)
             continue
         for n in range(count):
             x = -min(rate[v] * age[n], np.float32(CUTOFF))
@@ -139,7 +140,10 @@ def _decays(rate, age, count, factor, bits, power):
             factor[v, n] = y * (r * r) + (r + np.float32(1.0))
             bits[n] = (np.int32(m) + np.int32(127)) << np.int32(23)
         for n in range(count):
-            factor[v, n] = factor[v, n] * power[n] if rate[v] * age[n] <= np.float32(CUTOFF) else np.float32(0.0)
+            x = rate[v] * age[n]
+            within = factor[v, n] * power[n] if x >= np.float32(-88.0) else np.float32(np.inf)
+            beyond = np.float32(0.0) if x > np.float32(CUTOFF) else x
+            factor[v, n] = within if x <= np.float32(CUTOFF) else beyond
 
 
 @njit(nogil=True, cache=True)

@@ -121,7 +121,7 @@ def normalise_rows(first, last, splits, w, inverse):
         total = w.dtype.type(0)
         for e in range(splits[i] - start, splits[i + 1] - start):
             total += w[e]
-        inverse[i] = 1 / total if total > 0 else 0
+        inverse[i] = 0 if total == 0 else 1 / total
         for e in range(splits[i] - start, splits[i + 1] - start):
             w[e] *= inverse[i]
 
