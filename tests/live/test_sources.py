@@ -23,7 +23,6 @@ from gridless.cli.main import main
 from gridless.live import stream
 from gridless.live.overload import Budget, Buffered, Overload, thinned
 from gridless.live.sources import (
-    AGAIN,
     BURST_BYTES,
     HEADER,
     JUMP,
@@ -256,11 +255,10 @@ def test_a_socket_whose_first_datagram_is_after_the_end_of_time_goes_on(end):
     assert f"its events reach to {end} us, but times end at" in source.reason
 
 
-@pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("stray", [(FAR,), (50, FAR), (10**9,)])
-def test_one_datagram_from_the_far_future_is_refused_alone(stray, restart):
+def test_one_datagram_from_the_far_future_is_refused_alone(stray):
     frames = [encode(at(k), k) for k in range(60, 64)]
-    source, packets = heard(frames[0], encode(at(*stray), 60), *frames[1:], restart=restart)
+    source, packets = heard(frames[0], encode(at(*stray), 60), *frames[1:])
     assert [p.time.tolist() for p in packets] == [[60], [61], [62], [63]]
     assert (source.lost, source.late, source.bad, source.refused, source.restarts) == (0, 0, 0, 1, 0)
     assert f"{stray[-1]} us, over 10000000 us away from the last one at 60 us" in source.reason
@@ -294,43 +292,89 @@ def test_two_frames_far_ahead_begin_a_new_stream_only_after_a_single_one(first):
 
 
 @pytest.mark.parametrize("strays", [(0, 5 * 10**8), (100, 50)])
-def test_two_strays_that_do_not_continue_each_other_begin_no_new_stream(strays):
-    frames = [encode(at(10**9 + k), k) for k in range(2)]
-    source, packets = heard(*frames, *(encode(at(k), 2) for k in strays), restart=True)
+def test_two_strays_of_another_session_that_do_not_continue_each_other_begin_no_new_stream(strays):
+    frames = [encode(at(10**9 + k), k, session=1) for k in range(2)]
+    source, packets = heard(*frames, *(encode(at(k), 2, session=2) for k in strays))
     assert joined(packets).time.tolist() == [10**9, 10**9 + 1]
-    assert (source.refused, source.restarts) == (2, 0)
+    assert (source.late + source.refused, source.restarts) == (2, 0)
+
+
+@pytest.mark.parametrize("ahead", [2 * 10**5, 9 * 10**6])
+@pytest.mark.parametrize("session", [None, 5])
+def test_a_single_frame_ahead_does_not_move_the_clock(ahead, session):
+    honest = [encode(at(60 + k), k, session) for k in range(6)]
+    for lies in range(1, 6):
+        lie = encode(at(60 + ahead), lies, session)
+        source, packets = heard(*honest[:lies], lie, *honest[lies:])
+        assert joined(packets).time.tolist() == [*range(60, 66)]
+        assert (source.refused, source.restarts) == (1 if lies < 6 else 0, 0)
+        assert f"{60 + ahead} us" in source.reason
+
+
+@pytest.mark.parametrize("session", [None, 5])
+def test_two_frames_ahead_that_continue_each_other_are_taken_and_so_is_a_last_one(session):
+    times = [60, 61, 5 * 10**6, 5 * 10**6 + 1, 9 * 10**6]
+    source, packets = heard(*(encode(at(t), k, session) for k, t in enumerate(times)))
+    assert joined(packets).time.tolist() == times
+    assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 0, 0)
+
+
+def test_a_frame_ahead_that_comes_twice_is_late_the_second_time():
+    frames = [encode(at(t), k) for k, t in enumerate((60, 61, 10**6))]
+    source, packets = heard(*frames, frames[-1], encode(at(10**6 + 1), 3))
+    assert joined(packets).time.tolist() == [60, 61, 10**6, 10**6 + 1]
+    assert (source.late, source.refused) == (1, 0)
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (101, 102, 103)])
-def test_a_sender_that_starts_again_begins_a_new_stream_or_is_refused(numbers):
-    old = [encode(at(10**9 + k), 98 + k) for k in range(3)]
-    new = [encode(at(k), number) for k, number in enumerate(numbers)]
-    source, packets = heard(*old, *new, restart=True)
-    assert [type(p) is NewStream or p.time.item() for p in packets] == [*range(10**9, 10**9 + 3), True, 0, 1, 2]
-    assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 0, 1)
+@pytest.mark.parametrize("behind", [10**9, 5 * 10**6, 10])
+@pytest.mark.parametrize("old_session", [None, 7])
+def test_another_session_begins_a_new_stream_whatever_its_clock_and_its_numbers(numbers, behind, old_session):
+    old = [encode(at(behind + k), 98 + k, old_session) for k in range(3)]
+    new = [encode(at(k), number, session=8) for k, number in enumerate(numbers)]
     source, packets = heard(*old, *new)
-    assert len(packets) == 3
+    times = [None if type(p) is NewStream else p.time.tolist() for p in packets]
+    cut = times.index(None)
+    assert [sum(part, []) for part in (times[:cut], times[cut + 1 :])] == [[behind, behind + 1, behind + 2], [0, 1, 2]]
+    assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 0, 1)
+
+
+def test_a_single_frame_of_another_session_begins_no_new_stream():
+    frames = [encode(at(k), k, session=1) for k in range(4)]
+    source, packets = heard(*frames[:2], encode(at(2), 2, session=2), *frames[2:])
+    assert joined(packets).time.tolist() == [0, 1, 2, 3]
+    assert (source.refused, source.restarts) == (1, 0)
+    assert "session 2" in source.reason
+
+
+def test_frames_without_a_session_are_one_and_a_clock_that_goes_back_is_refused():
+    old = [encode(at(10**9 + k), 98 + k) for k in range(3)]
+    source, packets = heard(*old, *(encode(at(k), k) for k in range(3)))
+    assert joined(packets).time.tolist() == [10**9, 10**9 + 1, 10**9 + 2]
     assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 3, 0)
 
 
-def test_a_sender_that_starts_again_within_the_bound_is_known_by_its_late_frames():
-    old = [encode(at(5 * 10**6 + k), 98 + k) for k in range(3)]
-    new = [encode(at(k), k) for k in range(AGAIN + 4)]
-    source, packets = heard(*old, *new, restart=True)
-    times = [type(p) is NewStream or p.time.item() for p in packets]
-    assert times == [*range(5 * 10**6, 5 * 10**6 + 3), True, *range(AGAIN, AGAIN + 4)]
-    assert (source.lost, source.late, source.refused, source.restarts) == (0, AGAIN, 0, 1)
-    source, packets = heard(*old, *new)
-    assert len(packets) == 3
-    assert (source.late, source.refused, source.restarts) == (AGAIN, 4, 0)
-    assert "began again" in source.reason
+@pytest.mark.parametrize("session", [None, 2**32 - 1])
+def test_frames_that_all_come_twice_are_late_the_second_time_and_no_new_stream(session):
+    source, packets = heard(*(encode(at(k // 2), k // 2, session) for k in range(64)))
+    assert [p.time.item() for p in packets] == [*range(32)]
+    assert (source.late, source.refused, source.restarts) == (32, 0, 0)
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_frames_that_all_come_twice_are_late_the_second_time_and_no_new_stream(restart):
-    source, packets = heard(*(encode(at(k // 2), k // 2) for k in range(4 * AGAIN)), restart=restart)
-    assert [p.time.item() for p in packets] == [*range(2 * AGAIN)]
-    assert (source.late, source.refused, source.restarts) == (2 * AGAIN, 0, 0)
+@pytest.mark.parametrize("sessions", [(None, 3), (3, None), (3, 4)])
+def test_a_byte_stream_tells_where_another_session_begins(sessions):
+    data = b"".join(encode(at(k), k % 2, sessions[k // 2]) for k in range(4))
+    packets = list(frames(io.BytesIO(data), (34, 34)))
+    assert [None if type(p) is NewStream else p.time.item() for p in packets] == [0, 1, None, 2, 3]
+
+
+@pytest.mark.parametrize("bytes_left", [13, 15])
+def test_a_header_of_the_second_version_that_is_cut_off_is_refused(bytes_left):
+    data = encode(at(1), 0, session=1)[:bytes_left]
+    with pytest.raises(ValueError, match="standard input.* header"):
+        list(frames(io.BytesIO(data), (34, 34)))
+    source, packets = heard(data)
+    assert (packets, source.bad) == ([], 1)
 
 
 def test_a_burst_is_a_packet_that_can_be_dropped_or_thinned():
@@ -340,17 +384,8 @@ def test_a_burst_is_a_packet_that_can_be_dropped_or_thinned():
     assert max(map(len, packets)) <= BURST_BYTES // 16 + 1000
 
 
-@pytest.mark.parametrize(("step", "ahead"), [(2, 1), (1, -1)])
-def test_late_frames_that_do_not_follow_each_other_stay_late(step, ahead):
-    frames = [encode(at(5 * 10**6 + k), 98 + k) for k in range(3)]
-    source, packets = heard(*frames, *[encode(at(50 + ahead * k), step * k) for k in range(AGAIN + 4)], restart=True)
-    assert len(packets) == 3
-    assert (source.late, source.refused, source.restarts) == (AGAIN + 4, 0, 0)
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket(restart):
-    source, packets = heard(encode(at(FAR), 7), *(encode(at(k), k) for k in range(3)), restart=restart)
+def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket():
+    source, packets = heard(encode(at(FAR), 7), *(encode(at(k), k) for k in range(3)))
     assert [type(p) is NewStream or p.time.item() for p in packets] == [FAR, True, 0, 1, 2]
     assert (source.refused, source.restarts) == (0, 1)
 
@@ -576,7 +611,7 @@ def test_the_command_begins_again_with_a_new_stream_and_says_nothing_of_one_with
     assert f"{2e-6 * int(events.time[499] - events.time[0]):.3f} s of sensor time" in err
     assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]
     assert json.loads(lines[-1])["time"] == int(events.time[499])
-    assert options == {"jump": JUMP, "restart": False, "idle": None}
+    assert options == {"jump": JUMP, "idle": None}
 
 
 def test_the_command_listens_to_a_socket(events, weights):
