@@ -250,16 +250,6 @@ class Plan:
         settings = (("kernel", kernel), ("stride", stride), ("window", float(window)))
         return self._add(text, Step("causal", (source, target), settings), facts)
 
-    def latest(self, source: Name, target: Name, kernel: int | str = 3, stride: int = 1) -> Name:
-        """For every target and tap the latest event that it sees there; the arguments are those of `causal`."""
-        self._expect("latest", "events", source=source, target=target)
-        reach_of(kernel)
-        check_stride(stride)
-        facts: dict[str, Any] = {"kind": "event edges", "source": source, "target": target, "kernel": kernel}
-        facts |= {"stride": stride, "dim": 2}
-        step = Step("latest", (source, target), (("kernel", kernel), ("stride", stride)))
-        return self._add(f"L{source[1:]}{target[1:]}", step, facts)
-
     # Running.
 
     def __call__(self, x: Any) -> Geometry:
@@ -428,7 +418,7 @@ class Plan:
                 raise ValueError(f"{what}: {role} {name!r} is not a line of this plan, but of another one")
             if name.kind != kind:
                 words = f"{what}: {role} must be the name of {_KINDS[kind]}, but {name} is that of {_KINDS[name.kind]}"
-                raise TypeError(words + (": they are joined by causal and latest" if name.kind == "events" else ""))
+                raise TypeError(words + (": they are joined by causal" if name.kind == "events" else ""))
 
     def _input(self, op: str, setting: tuple[str, Any], name: str | None) -> Step:
         others = [dict(step.settings).get("name") for step in self.steps.values() if not step.inputs]
@@ -566,7 +556,6 @@ _RUN: dict[str, Callable[..., Any]] = {
     "grid_sample": _grid,
     "transpose": Edges.transpose,
     "causal": geometry.causal,
-    "latest": geometry.latest,
 }
 
 # Lines that a part of a scene cannot give as the whole does, and why.

@@ -299,7 +299,6 @@ def test_clouds_and_events_are_told_apart_where_a_line_is_written():
         lambda: plan.farthest_sample(cloud, 3, near=cloud),
         lambda: plan.lif(cloud, decay_time=1, threshold=1, reset=-1),
         lambda: plan.causal(cloud, cloud),
-        lambda: plan.latest(cloud, cloud),
     ):
         with pytest.raises(TypeError, match="must be the name of"):
             wrong()
@@ -321,7 +320,6 @@ def test_the_sensor_kernel_and_stride_of_events_are_checked_where_they_are_writt
     for line in (
         lambda **more: plan.lif(events, decay_time=1, threshold=1, reset=-1, **more),
         lambda **more: plan.causal(events, events, **more),
-        lambda **more: plan.latest(events, events, **more),
     ):
         with pytest.raises(ValueError, match="stride must be a whole number of pixels, 1 or more, not 0"):
             line(stride=0)

@@ -76,7 +76,7 @@ def test_a_merge_is_a_strided_convolution_of_a_grid_extended_to_even_sides():
 def test_edges_that_are_not_of_events_are_refused():
     plan = gl.Plan()
     points, events = plan.points(name="points"), plan.events((8, 8), name="events")
-    for near in (plan.ball(points, points, 0.1), plan.latest(events, events), events):
+    for near in (plan.ball(points, points, 0.1), events):
         with pytest.raises(TypeError, match=r"EventConv: near must be the name of edges of events, plan.causal"):
             gl.nn.EventConv(near, 2, 2)
 
