@@ -289,3 +289,12 @@ def test_kernels_are_not_specialised_on_the_sizes_of_a_batch():
                 assert sizes.issubset(listed), f"{path.name}: {node.name} is specialised on {sizes - set(listed)}"
                 left_alone += len(sizes)
     assert left_alone > 60
+
+
+def test_ops_are_functions_of_gl_ops_and_their_folders_are_still_imported():
+    for name in set(gl.ops.__all__) - {"FLOPS"}:
+        assert callable(getattr(gl.ops, name)), name
+    folder = import_module("gridless.ops.point_conv")
+    assert folder.point_conv is gl.ops.point_conv is gl.point_conv
+    import_module("gridless.ops.point_conv.reference")
+    assert callable(gl.ops.point_conv)

@@ -14,11 +14,10 @@ from gridless.structures import Edges, Events
 
 @dataclass(frozen=True)
 class Neighbourhoods:
-    """Which events each target sees: two streams, their edges if they are written out, and the taps that are meant."""
+    """Which events each target sees: two streams, and the taps that are meant."""
 
     link: Link
     decay_time: float
-    edges: Edges | None = None
     first_tap: int = 0
 
 

@@ -46,7 +46,7 @@ def _by_products(features: Tensor, rate: Tensor, link: Link, decay_time: float, 
     target, tap = row // rate.shape[0], row % rate.shape[0]
     age = (link.target.time[target] - link.source.time[source]).to(features.dtype) / decay_time  # (E)
     factor, shape = decay(rate[tap], age[:, None]), (edges.num_target, edges.num_source)  # (E, V)
-    settings: dict[str, Any] = {"check_invariants": False, "is_coalesced": True}
+    settings: dict[str, Any] = {"check_invariants": False, "is_coalesced": True, "device": features.device}
     matrices = [torch.sparse_coo_tensor(torch.stack([row, source]), f, shape, **settings) for f in factor.unbind(1)]
     products = [torch.sparse.mm(matrix, features) for matrix in matrices]
     gathered = torch.stack(products, 1) if products else features.new_zeros(edges.num_target, 0, features.shape[1])
