@@ -239,9 +239,11 @@ def test_what_is_compared_is_what_was_kept_first(tmp_path):
 
 def test_rounding_is_no_change(tmp_path):
     data = shapes(gl.augment.First(30))
-    gl.Precomputed(data, tmp_path, plan())
+    first = gl.Precomputed(data, tmp_path, plan())
     data.coords *= 1 + 1e-7
-    gl.Precomputed(data, tmp_path, plan())
+    again = gl.Precomputed(data, tmp_path, plan())
+    assert again.key == first.key
+    assert torch.equal(again[3][0]["X0"].coords, first[3][0]["X0"].coords)
 
 
 def test_subsets_are_told_apart(tmp_path):

@@ -21,7 +21,7 @@ import torch
 import gridless as gl
 from gridless.cli.main import main
 from gridless.live import stream
-from gridless.live.overload import Budget, Buffered, Overload, thinned
+from gridless.live.overload import ROOM, Budget, Buffered, Overload, thinned
 from gridless.live.sources import (
     BURST_BYTES,
     HEADER,
@@ -414,8 +414,9 @@ def test_a_new_stream_parts_the_packets_around_it(events):
     assert same(joined(found[cut + 1 :]), events[:20])
 
 
-def test_a_new_stream_is_never_dropped(events):
-    source = Buffered(iter([events, NewStream(), events]), Overload.drop, room=10)
+def test_a_new_stream_is_never_dropped(events, monkeypatch):
+    monkeypatch.setitem(ROOM, Overload.drop, 10)
+    source = Buffered(iter([events, NewStream(), events]), Overload.drop)
     packets = iter(source)
     time.sleep(0.1)
     assert [type(packet) for packet in packets][:2] == [gl.Events, NewStream]
@@ -492,14 +493,17 @@ def test_the_budget_of_thinning_follows_what_packets_cost():
     assert budget.events == 1
 
 
-def test_no_more_events_wait_than_there_is_room_for_unless_in_one_packet(events):
+def test_no_more_events_wait_than_there_is_room_for_unless_in_one_packet(events, monkeypatch):
+    monkeypatch.setitem(ROOM, Overload.drop, 10)
     for size, dropped in ((6, 2), (5, 1), (50, 2)):
-        source = Buffered(iter([events[:size]] * 3), Overload.drop, room=10)
+        source = Buffered(iter([events[:size]] * 3), Overload.drop)
         source._read()
         assert (source.dropped_packets, source.dropped_events) == (dropped, dropped * size)
 
 
-def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events):
+def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events, monkeypatch):
+    for overload in Overload:
+        monkeypatch.setitem(ROOM, overload, 40)
     packets = [events[a : a + 10] for a in range(0, 400, 10)]
 
     def consume(source: Buffered) -> int:
@@ -510,20 +514,22 @@ def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events):
             got += len(packet)
         return got
 
-    assert consume(Buffered(iter(packets), room=40)) == 400
-    dropping = Buffered(iter(packets), Overload.drop, room=40)
+    assert consume(Buffered(iter(packets))) == 400
+    dropping = Buffered(iter(packets), Overload.drop)
     got = consume(dropping)
     assert dropping.dropped_events > 0
     assert got + dropping.dropped_events == 400
 
 
 @pytest.mark.parametrize("overload", Overload)
-def test_the_reader_of_a_source_that_goes_on_ends_when_it_is_closed(events, overload):
+def test_the_reader_of_a_source_that_goes_on_ends_when_it_is_closed(events, overload, monkeypatch):
+    monkeypatch.setitem(ROOM, overload, 1)
+
     def forever():
         while True:
             yield events
 
-    buffered = Buffered(forever(), overload, room=1)
+    buffered = Buffered(forever(), overload)
     next(iter(buffered))
     # Until the reader waits for room, if it does.
     time.sleep(0.1)
