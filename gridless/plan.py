@@ -33,7 +33,7 @@ from gridless.structures.interchange import narrowest
 from gridless.structures.rows import tensor_of
 
 if TYPE_CHECKING:
-    from gridless.geometry.chain.cpu import Chain
+    from gridless.geometry.chain.cpu import PointChain
     from gridless.geometry.chain.gpu import GpuChain
 
 
@@ -106,7 +106,7 @@ class Plan:
         self._key = secrets.token_hex(4)
         # What each line finds: it and all that it reads, as a fingerprint.
         self._lines: dict[str, str] = {}
-        self._chain: Chain | None = None
+        self._chain: PointChain | None = None
         self._gpu_chain: GpuChain | None = None
         self._rows_of: dict[str, str] = {}
         self._chained = 0
@@ -322,17 +322,17 @@ class Plan:
                 on_gpu.remember(values)
         return Geometry({name: values[name] for name in self.steps}, self._lines), after
 
-    def _lines_at_once(self) -> Chain | None:
+    def _lines_at_once(self) -> PointChain | None:
         """The lines that a small cloud on the CPU runs in one call; found once, when all are written."""
         if self._chained != len(self.steps):
-            from gridless.geometry.chain.cpu import Chain
+            from gridless.geometry.chain.cpu import PointChain
 
             lines = {name: (step.op, step.inputs, dict(step.settings)) for name, step in self.steps.items()}
             self._rows_of, self._gpu_chain = self._balls_of_samples(), None
-            self._chain, self._chained = Chain.of(lines), len(self.steps)
+            self._chain, self._chained = PointChain.of(lines), len(self.steps)
         return self._chain
 
-    def _lines_on_gpu(self, chain: Chain) -> GpuChain:
+    def _lines_on_gpu(self, chain: PointChain) -> GpuChain:
         """The same lines, which a GPU runs without a wait between them; it remembers how much they gave."""
         if (known := self._gpu_chain) is None:
             self._gpu_chain = known = load("gridless.geometry.chain", "gpu").GpuChain.of(chain, self._rows_of)

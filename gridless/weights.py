@@ -182,7 +182,7 @@ def _make_within(config: dict[str, Any], tensors: dict[str, torch.Tensor], path:
     """
     numbers = sum(tensor.numel() for tensor in tensors.values())
     try:
-        with _Room(numbers, path) as room:
+        with _Bound(numbers, path) as room:
             hook = register_module_parameter_registration_hook(room.count)
             try:
                 return _make(config, None, path)
@@ -192,7 +192,7 @@ def _make_within(config: dict[str, Any], tensors: dict[str, torch.Tensor], path:
         raise ValueError(f"{path}: the config beside it makes no network: {error}") from None
 
 
-class _Room(TorchFunctionMode):
+class _Bound(TorchFunctionMode):
     """A block in which this thread makes no tensor, and no parameters together, of far more numbers than a file has.
 
     What is a little larger is made, and `check_fit` then names the first tensor that does not fit.

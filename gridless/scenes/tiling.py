@@ -58,7 +58,7 @@ class Tiles(Sequence):
     """`len`, `tiles[k]` and `for tile in tiles`; every point of the scene is inside exactly one of them.
 
     `size`, `halo` and `grid` are those of `gl.tiles`. `scratch` is the folder of a sorted copy, which stays, and is
-    found again as long as no file is changed; None for a temporary one. `counts` are those of `Scene.scan`, where known.
+    found again as long as no file is changed; None for a temporary one. `counts` are those of `Scene.scan`, if known.
     """
 
     def __init__(

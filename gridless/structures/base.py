@@ -257,9 +257,9 @@ class Ragged(Structure):
         return self.splits.shape[0] - 1
 
     @property
-    def examples(self) -> Examples[Self]:
+    def examples(self) -> ExamplesOf[Self]:
         """The examples of the batch, each alone: a sequence."""
-        return Examples(self)
+        return ExamplesOf(self)
 
     @property
     def sizes(self) -> Tensor:
@@ -348,7 +348,7 @@ class Ragged(Structure):
 R = TypeVar("R", bound=Ragged)
 
 
-class Examples(Sequence, Generic[R]):
+class ExamplesOf(Sequence, Generic[R]):
     """The examples of a batch: `len`, `examples[i]`, `for example in examples`; a slice is a list."""
 
     def __init__(self, batch: R) -> None:

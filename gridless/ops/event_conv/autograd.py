@@ -5,7 +5,7 @@ its part of the weight, and dropped. With g the gradient of the result, B = g we
 
     d weight = A^T g,   d features = gather^T B,   d rate = <B, d A / d rate>
 
-A backend is a `Backend`. All tensors are contiguous.
+A backend is an `EventConvBackend`. All tensors are contiguous.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from gridless.backends import backend_for, module_of, uncompiled
 from gridless.geometry.causal import Link
 from gridless.ops.event_conv import reference
-from gridless.ops.event_conv.neighbourhoods import Backend, Neighbourhoods, at_one_pixel
+from gridless.ops.event_conv.neighbourhoods import EventConvBackend, Neighbourhoods, at_one_pixel
 from gridless.ops.operator import eager, operator, traced, without_autocast
 from gridless.structures import Edges, Events
 
@@ -58,7 +58,7 @@ def convolve(
     return _eager(features, weight, rate, bias, Neighbourhoods(link, decay_time), _module(name, features))
 
 
-def _module(name: str, where: Tensor) -> Backend:
+def _module(name: str, where: Tensor) -> EventConvBackend:
     return module_of("gridless.ops.event_conv", name, where.device)
 
 
@@ -77,7 +77,7 @@ def _by_reference(
 _along_edges = uncompiled(_by_reference)
 
 
-class _Tile(NamedTuple):
+class _TapTile(NamedTuple):
     """Part of the taps: its neighbourhoods, its rate (u, v), and its rows of the weight (U V Q, P), or None for all."""
 
     near: Neighbourhoods
@@ -85,17 +85,17 @@ class _Tile(NamedTuple):
     rows: slice | None
 
 
-def _tiles(near: Neighbourhoods, rate: Tensor, weight: Tensor) -> list[_Tile]:
+def _tiles(near: Neighbourhoods, rate: Tensor, weight: Tensor) -> list[_TapTile]:
     """Tiles whose part of A has room: whole taps, or parts of one."""
     (taps, temporal), channels, room = rate.shape, weight.shape[2], _room(near, weight)
     if 0 < taps * temporal <= room:
-        return [_Tile(near, rate, None)]
+        return [_TapTile(near, rate, None)]
     tiles = []
     for u0, u1 in _even(taps, room // max(temporal, 1)):
         part = replace(near, link=near.link._replace(offsets=near.link.offsets[u0:u1]), first_tap=u0)
         for v0, v1 in [(0, temporal)] if (u1 - u0) * temporal <= room else _halves(temporal, room):
             rows = slice((u0 * temporal + v0) * channels, ((u1 - 1) * temporal + v1) * channels)
-            tiles.append(_Tile(part, rate[u0:u1, v0:v1], rows))
+            tiles.append(_TapTile(part, rate[u0:u1, v0:v1], rows))
     return tiles
 
 
@@ -127,7 +127,12 @@ def _dense(x: Tensor) -> Tensor:
 
 @without_autocast
 def _forward(
-    features: Tensor, weight: Tensor | None, rate: Tensor, bias: Tensor | None, near: Neighbourhoods, backend: Backend
+    features: Tensor,
+    weight: Tensor | None,
+    rate: Tensor,
+    bias: Tensor | None,
+    near: Neighbourhoods,
+    backend: EventConvBackend,
 ) -> Tensor:
     features, rate = _dense(features), _dense(rate)
     if weight is None:
@@ -149,8 +154,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 @eager("event_conv_backward")
 @without_autocast
 def _backward(
-    grad: Tensor, features: Tensor, weight: Tensor | None, rate: Tensor, near: Neighbourhoods, backend: Backend,
-    wanted: tuple[bool, ...],
+    grad: Tensor, features: Tensor, weight: Tensor | None, rate: Tensor, near: Neighbourhoods,
+    backend: EventConvBackend, wanted: tuple[bool, ...],
 ) -> Gradients:  # fmt: skip
     """Gradients of features, weight, rate and bias: those that are wanted."""
     grad, features, rate = _dense(grad), _dense(features), _dense(rate)

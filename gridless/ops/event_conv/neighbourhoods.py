@@ -21,7 +21,7 @@ class Neighbourhoods:
     first_tap: int = 0
 
 
-class Backend(Protocol):
+class EventConvBackend(Protocol):
     """What `cpu.py` and `gpu.py` provide; the reference has `scan_step`, and torch differentiates its `gather`."""
 
     def gather(self, features: Tensor, rate: Tensor, near: Neighbourhoods) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from gridless import backends
 from gridless.ops.operator import refuse_transforms
 from gridless.ops.point_conv import registered
-from gridless.ops.point_conv.contract import Backend, Neighbours
+from gridless.ops.point_conv.contract import Neighbours, PointConvBackend
 from gridless.ops.point_conv.edge_function import Basis, EdgeFunction
 from gridless.structures.edges import Edges, transposed
 from gridless.structures.rows import shape_in_words
@@ -141,7 +141,7 @@ def compile_ahead(
 ) -> None:
     """Inside `compiling_ahead`: what `point_conv` will launch on the GPU, and its gradients where they are on."""
     function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
-    gpu: Backend = backends.implementation(__name__, edges.device)
+    gpu: PointConvBackend = backends.implementation(__name__, edges.device)
     device, sources, targets = edges.device, edges.num_source, edges.num_target
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
 
