@@ -420,6 +420,7 @@ def test_float64_arrays_are_used_as_float32_with_a_word_and_tensors_are_not():
 EVENTS = np.array([(0, 0, 0, 1), (5, 1, 0, 1), (9, 1, 1, 0)], [("t", "i8"), ("x", "i2"), ("y", "i2"), ("p", "i1")])
 
 
+@pytest.mark.slow
 def test_compiled_code_calls_plans_searches_and_samplers_and_traces_none_of_them():
     """Dynamo breaks Numba's compiler when it traces it: what is traced is what the user wrote, here two sums."""
     torch.manual_seed(0)

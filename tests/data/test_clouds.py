@@ -178,6 +178,7 @@ def test_reads_laz_with_chunks_of_different_sizes(format, tmp_path):
     assert torch.equal(read_cloud(tmp_path / "a.laz").coords, read_cloud(tmp_path / "a.las").coords)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
 def test_a_laz_is_read_in_a_process_that_was_forked_after_another_was(tmp_path):
     (tmp_path / "a.laz").write_bytes(laz_in_chunks(POINTS, 7))

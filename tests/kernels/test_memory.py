@@ -32,6 +32,7 @@ def test_what_is_free_below_something_that_is_not_goes_back():
     assert len(blocks) == 10
 
 
+@pytest.mark.slow
 @glibc
 @pytest.mark.parametrize(("asked", "heaps"), [(True, 1), (False, 5)])
 def test_threads_share_one_heap(asked, heaps):

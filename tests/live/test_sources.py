@@ -579,6 +579,7 @@ def test_a_camera_is_a_source_of_the_same_packets(events, weights):
     assert camera.overflows == 1
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_predictions_of_the_engine(events, weights, tmp_path, capsys):
     path = tmp_path / "glyph.npz"
     gl.write_events(path, events)
@@ -623,6 +624,7 @@ def test_the_command_begins_again_with_a_new_stream_and_says_nothing_of_one_with
     assert options == {"jump": JUMP, "idle": None}
 
 
+@pytest.mark.slow
 def test_the_command_listens_to_a_socket(events, weights):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
@@ -661,6 +663,7 @@ def test_the_command_listens_to_a_socket(events, weights):
     assert b"refused 0, restarts 0\nnot taken: udp: a datagram of 8 bytes is no frame" in errors
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_ends_the_command_quietly(events, weights):
     child = subprocess.Popen(
         [sys.executable, "-m", "gridless", "stream", "--weights", weights, "--input", "-", "--quiet"],
@@ -702,6 +705,7 @@ def test_what_the_command_cannot_do_is_one_line(weights, words, message, capsys)
     assert message in line
 
 
+@pytest.mark.slow
 def test_closed_standard_streams_are_named(weights, capsys, monkeypatch):
     words = ["stream", "--weights", weights, "--input", "-"]
     closed = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "gridless", *words]

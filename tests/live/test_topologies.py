@@ -24,6 +24,8 @@ from torch.nn import functional
 import gridless as gl
 from gridless.live import Session, stream
 
+pytestmark = pytest.mark.slow
+
 
 def logits(predictions) -> torch.Tensor:
     return torch.stack([p.logits for p in predictions]) if predictions else torch.zeros(0, 1)

@@ -81,6 +81,7 @@ def test_edges_that_are_not_of_events_are_refused():
             gl.nn.EventConv(near, 2, 2)
 
 
+@pytest.mark.slow
 def test_a_network_compiles_whole():
     """Values and gradients are those of eager code."""
     torch.manual_seed(0)

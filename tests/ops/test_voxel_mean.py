@@ -74,6 +74,7 @@ def test_is_a_well_formed_operator():
     torch.library.opcheck(_spread.registered, (values, cell, torch.bincount(cell[cell >= 0], minlength=CELLS)))
 
 
+@pytest.mark.slow
 def test_compiles_without_breaks():
     features, cell = rows("cpu", channels=4)
     features.requires_grad_()

@@ -419,12 +419,14 @@ def test_clouds_are_refused_by_weights_for_recordings(tmp_path, capsys):
     assert "scan.ply is a cloud, and these weights are for recordings: give --weights" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_train_prints_one_json_object_and_nothing_else(tmp_path, capsys):
     small = ["--set", "data_options.size=56", "--set", "data_options.held_out=14", "--set", "points=32"]
     assert main(["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["epochs"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option", ["--limit=0", "--limit=-5", "--checkpoint-steps=0", "--devices=0", "--nodes=0", "--workers=-1"]
 )
@@ -434,6 +436,7 @@ def test_numbers_below_one_are_refused_by_name(option, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -459,6 +462,7 @@ def test_every_data_set_refuses_options_that_it_does_not_have(tmp_path, data):
         load_data(recipe, tmp_path, "fit")
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_far_too_large_is_named(tmp_path, capsys):
     small = ["data_options.size=28", "data_options.held_out=14", "points=64", "learning_rate=1e30"]
     changes = [word for change in small for word in ("--set", change)]
@@ -520,6 +524,7 @@ def test_options_of_scenes_reach_what_labels_them(tmp_path, monkeypatch, capsys)
     assert "road 5, tree 2 points" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_debug_shows_where_an_error_came_from():
     with pytest.raises(ValueError, match="unknown recipe"):
         main(["train", "modelnet40-hug", "--data", ".", "--debug"])
@@ -711,6 +716,7 @@ def test_files_without_points_say_so(saved, tmp_path):
             gl.training.classify(model, file)
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "lightning", None)
     for name in ("gridless.training.run", "gridless.training.module"):

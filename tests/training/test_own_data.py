@@ -21,6 +21,8 @@ from gridless.training.predict import preparation, write_parts
 from gridless.training.recipe import Recipe, load_recipe
 from gridless.training.statistics import statistics
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["--device", "cpu", "--epochs", "1", "--set", "batch_size=4"]
 TINY = ["--set", "model.width=8", "--set", "model.levels=1", "--set", "model.lift=16"]
 

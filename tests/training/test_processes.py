@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_run import shapes
@@ -16,6 +17,8 @@ from torch.utils.data import DistributedSampler
 
 from gridless.nn import synchronise
 from gridless.training import Clouds, Loader
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import json, sys

@@ -29,6 +29,8 @@ from gridless.training.callbacks import EpochBar, WholeCheckpoints
 from gridless.training.module import share
 from gridless.training.run import _examples, _loggers, run
 
+pytestmark = pytest.mark.slow
+
 
 # In the middle of an epoch, at its end, and in the middle of a later one.
 @pytest.mark.parametrize(("steps", "schedule"), [(3, "cosine"), (5, "plateau"), (8, "plateau")])
