@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Python writes the bytecode of what is imported, and no process compiles it again; pip would compile all there is.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-gpu fuzz lint format docs bench reproduce wheel soak clean
+.PHONY: demo test test-fast test-gpu fuzz lint format docs bench reproduce wheel soak clean
 
 .venv/.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -22,6 +22,10 @@ INTERPRETED := tests/augment/test_stateless.py tests/geometry/test_gpu.py tests/
 test: .venv/.done
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 --dist worksteal -k "gpu or interpreted" $(INTERPRETED)
+
+# Without what compiles C, starts processes or trains: for while one works.
+test-fast: .venv/.done
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 SECONDS ?= 600
 

@@ -34,7 +34,7 @@ from gridless.structures.interchange import narrowest
 from gridless.structures.rows import tensor_of
 
 if TYPE_CHECKING:
-    from gridless.geometry.chain.cpu import Chain
+    from gridless.geometry.chain.cpu import PointChain
     from gridless.geometry.chain.gpu import GpuChain
 
 
@@ -110,7 +110,7 @@ class Plan:
         self._key = secrets.token_hex(4)
         # What each line finds: it and all that it reads, as a fingerprint.
         self._lines: dict[str, str] = {}
-        self._chain: Chain | None = None
+        self._chain: PointChain | None = None
         self._gpu_chain: GpuChain | None = None
         self._rows_of: dict[str, str] = {}
         self._chained = 0
@@ -325,16 +325,6 @@ class Plan:
         settings = (("kernel", kernel), ("stride", stride), ("window", float(window)))
         return self._add(text, Step("causal", (source, target), settings), facts)
 
-    def latest(self, source: Name, target: Name, kernel: int | str = 3, stride: int = 1) -> Name:
-        """For every target and tap the latest event that it sees there; the arguments are those of `causal`."""
-        self._expect("latest", "events", source=source, target=target)
-        reach_of(kernel)
-        check_stride(stride)
-        facts: dict[str, Any] = {"kind": "event edges", "source": source, "target": target, "kernel": kernel}
-        facts |= {"stride": stride, "dim": 2}
-        step = Step("latest", (source, target), (("kernel", kernel), ("stride", stride)))
-        return self._add(f"L{source[1:]}{target[1:]}", step, facts)
-
     # Running.
 
     def __call__(self, x: Any) -> Geometry:
@@ -407,17 +397,17 @@ class Plan:
                 on_gpu.remember(values)
         return Geometry({name: values[name] for name in self.steps}, self._lines), after
 
-    def _lines_at_once(self) -> Chain | None:
+    def _lines_at_once(self) -> PointChain | None:
         """The lines that a small cloud on the CPU runs in one call; found once, when all are written."""
         if self._chained != len(self.steps):
-            from gridless.geometry.chain.cpu import Chain
+            from gridless.geometry.chain.cpu import PointChain
 
             lines = {name: (step.op, step.inputs, dict(step.settings)) for name, step in self.steps.items()}
             self._rows_of, self._gpu_chain = self._balls_of_samples(), None
-            self._chain, self._chained = Chain.of(lines), len(self.steps)
+            self._chain, self._chained = PointChain.of(lines), len(self.steps)
         return self._chain
 
-    def _lines_on_gpu(self, chain: Chain) -> GpuChain:
+    def _lines_on_gpu(self, chain: PointChain) -> GpuChain:
         """The same lines, which a GPU runs without a wait between them; it remembers how much they gave."""
         if (known := self._gpu_chain) is None:
             self._gpu_chain = known = load("gridless.geometry.chain", "gpu").GpuChain.of(chain, self._rows_of)
@@ -503,7 +493,7 @@ class Plan:
                 raise ValueError(f"{what}: {role} {name!r} is not a line of this plan, but of another one")
             if name.kind != kind:
                 words = f"{what}: {role} must be the name of {_KINDS[kind]}, but {name} is that of {_KINDS[name.kind]}"
-                raise TypeError(words + (": they are joined by causal and latest" if name.kind == "events" else ""))
+                raise TypeError(words + (": they are joined by causal" if name.kind == "events" else ""))
 
     def _input(self, op: str, setting: tuple[str, Any], name: str | None) -> Step:
         others = [dict(step.settings).get("name") for step in self.steps.values() if not step.inputs]
@@ -684,7 +674,6 @@ _RUN: dict[str, Callable[..., Any]] = {
     "without_self": geometry.without_self,
     "transpose": _transpose,
     "causal": geometry.causal,
-    "latest": geometry.latest,
 }
 
 # Lines that a part of a scene cannot give as the whole does, and why.

@@ -6,12 +6,16 @@ Nothing is ever unpickled.
 from __future__ import annotations
 
 import json
+import math
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
 
 from gridless.backends import existing
 from gridless.data.files import whole_file
@@ -88,19 +92,19 @@ def load(
     """
     path, about = read_about(name)
     device = existing(device)
+    tensors = _tensors(path)
+    # The random state of the caller stays as it is.
+    with torch.random.fork_rng(devices=[]):
+        own = model is not None or "arguments" in about["model"]
+        made = _make(about["model"], model, name) if own else _make_within(about["model"], tensors, str(path))
+    check_fit(made, tensors, str(path))
     if classes is None:
-        # The random state of the caller stays as it is.
-        with torch.random.fork_rng(devices=[]):
-            made = _make(about["model"], model, name)
-        restore(made, path)
+        made.load_state_dict(tensors)
     else:
         count, names = _classes(classes)
         config, other = (_with_classes(about, n, name) for n in (count, count + 1))
         made = _make(config, model, name)
         with torch.random.fork_rng(devices=[]):
-            # What was saved is whole, and of this network.
-            tensors = _tensors(path)
-            check_fit(_make(about["model"], model, name), tensors, str(path))
             sizes = {key: tensor.shape for key, tensor in _make(other, model, name).state_dict().items()}
         head = [key for key, tensor in made.state_dict().items() if tensor.shape != sizes[key]]
         _fill(made, tensors, name, head)
@@ -177,6 +181,53 @@ def _make(config: dict[str, Any], model: Callable[..., nn.Module] | None, name: 
     if own:
         raise ValueError(f"{name} is of the class {config['model']}, which gridless does not have: pass it, model=...")
     return build(config)
+
+
+def _make_within(config: dict[str, Any], tensors: dict[str, torch.Tensor], path: str) -> nn.Module:
+    """The network of a config, refused as soon as it is larger than the file, so that it takes neither time nor memory.
+
+    A class of the user's is not looked at: its constructor may have parameters that it does not save.
+    """
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    try:
+        with _Bound(numbers, path) as room:
+            hook = register_module_parameter_registration_hook(room.count)
+            try:
+                return _make(config, None, path)
+            finally:
+                hook.remove()
+    except (RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path}: the config beside it makes no network: {error}") from None
+
+
+class _Bound(TorchFunctionMode):
+    """A block in which this thread makes no tensor, and no parameters together, of far more numbers than a file has.
+
+    What is a little larger is made, and `check_fit` then names the first tensor that does not fit.
+    """
+
+    def __init__(self, numbers: int, path: str) -> None:
+        super().__init__()
+        self.numbers, self.path, self.thread = numbers, path, threading.get_ident()
+        self.sizes: dict[tuple[int, str], int] = {}
+
+    def __torch_function__(self, function: Any, types: Any, given: tuple = (), named: dict | None = None) -> Any:
+        if function in (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn):
+            sizes = given[0] if given and isinstance(given[0], Sequence) else given
+            if all(isinstance(size, int) for size in sizes):
+                self.check(math.prod(sizes))
+        return function(*given, **named or {})
+
+    def count(self, module: nn.Module, name: str, parameter: torch.Tensor | None) -> None:
+        """Add a parameter that a module registers."""
+        if parameter is not None and threading.get_ident() == self.thread:
+            self.sizes[id(module), name] = parameter.numel()
+            self.check(sum(self.sizes.values()))
+
+    def check(self, numbers: int) -> None:
+        if numbers > 2 * self.numbers + 2**20:
+            words = f"the config beside it asks for far more than its {self.numbers} numbers"
+            raise ValueError(f"{self.path} is of another network: {words}")
 
 
 def _with_classes(about: dict[str, Any], count: int, name: str | Path) -> dict[str, Any]:

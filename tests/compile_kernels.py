@@ -35,7 +35,6 @@ from triton.runtime.jit import JITFunction
 
 import gridless as gl
 from gridless.augment.stateless import Keyed
-from gridless.geometry.causal import latest
 from gridless.geometry.rejection import ball_of_samples
 from gridless.kernels.launch import EXACT
 from gridless.nn import GaussianBumps, Monomials
@@ -301,7 +300,6 @@ def events() -> None:
     with gl.use_backend("cpu"):
         coarse = gl.lif(source, stride=2, threshold=0.1, decay_time=1000.0, reset=-0.1)
     gl.lif(source, stride=2, threshold=0.1, decay_time=1000.0, reset=-0.1)
-    latest(source, source, 3)
     edges = gl.causal(source, source, 3, window=500.0)
     layers = ((2, 16, source, 1), (32, 32, source, 1), (32, 64, coarse, 2))
     for dtype, some in ((torch.float32, layers), (torch.float64, layers[:1])):

@@ -88,7 +88,7 @@ def lif(draw: Draw) -> Case:
     def call(source: gl.Events) -> list[Any]:
         target = gl.lif(source, kernel, stride, 1000.0, threshold, -1.0)
         seen = gl.causal(source, target, kernel, stride, 500.0)
-        return [target, seen, seen.transpose(), gl.geometry.latest(source, target, kernel, stride)]
+        return [target, seen, seen.transpose()]
 
     return call, [events(draw)]
 

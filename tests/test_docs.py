@@ -23,6 +23,8 @@ from gridless.augment.events import EventTransform
 from gridless.cli.main import COMMANDS
 from gridless.training import Recipe, load_recipe
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 # A block is skipped where the line before it says `<!-- gpu -->` or `<!-- needs PACKAGE -->` and there is none, or
 # `<!-- not run: reason -->`.

@@ -12,6 +12,8 @@ import torch
 
 import gridless as gl
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 
 

@@ -173,6 +173,7 @@ def test_there_are_no_import_circles(where: str):
     assert {name: sorted(imported & set(left)) for name, imported in left.items()} == {}
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_nothing_slow():
     """torch comes with the first name, compilers, plotting and training with the first thing that needs them."""
     code = "import sys, gridless; print(*sys.modules); gridless.Cloud, gridless.Plan; print(*sys.modules)"
@@ -186,6 +187,7 @@ def test_importing_the_package_imports_nothing_slow():
     assert names.index("gridless.kernels.openmp") < names.index("torch")
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path: Path):
     """The command line itself imports nothing slow, so that it is there to take the interrupt."""
     (tmp_path / "torch.py").write_text("raise KeyboardInterrupt")
@@ -200,6 +202,7 @@ def test_the_version_is_the_one_that_is_built():
     assert gl.__version__ == project["version"]
 
 
+@pytest.mark.slow
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]):
     assert command_line.main(["--help"]) == 0
     text = capsys.readouterr().out
@@ -241,6 +244,7 @@ def test_a_wrong_option_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
     assert "--no-such-option" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_output_that_nobody_reads_to_its_end_is_no_error():
     words = (
         "import gridless.cli.demo as d; d.demo = lambda: print('\\u00fc' * 100_000); from gridless.cli.main import main"
@@ -295,3 +299,12 @@ def test_kernels_are_not_specialised_on_the_sizes_of_a_batch():
                 assert sizes.issubset(listed), f"{path.name}: {node.name} is specialised on {sizes - set(listed)}"
                 left_alone += len(sizes)
     assert left_alone > 60
+
+
+def test_ops_are_functions_of_gl_ops_and_their_folders_are_still_imported():
+    for name in set(gl.ops.__all__) - {"FLOPS"}:
+        assert callable(getattr(gl.ops, name)), name
+    folder = import_module("gridless.ops.point_conv")
+    assert folder.point_conv is gl.ops.point_conv is gl.point_conv
+    import_module("gridless.ops.point_conv.reference")
+    assert callable(gl.ops.point_conv)

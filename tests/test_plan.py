@@ -302,7 +302,6 @@ def test_clouds_and_events_are_told_apart_where_a_line_is_written():
         lambda: plan.farthest_sample(cloud, 3, near=cloud),
         lambda: plan.lif(cloud, decay_time=1, threshold=1, reset=-1),
         lambda: plan.causal(cloud, cloud),
-        lambda: plan.latest(cloud, cloud),
     ):
         with pytest.raises(TypeError, match="must be the name of"):
             wrong()
@@ -324,7 +323,6 @@ def test_the_sensor_kernel_and_stride_of_events_are_checked_where_they_are_writt
     for line in (
         lambda **more: plan.lif(events, decay_time=1, threshold=1, reset=-1, **more),
         lambda **more: plan.causal(events, events, **more),
-        lambda **more: plan.latest(events, events, **more),
     ):
         with pytest.raises(ValueError, match="stride must be a whole number of pixels, 1 or more, not 0"):
             line(stride=0)
@@ -425,6 +423,7 @@ def test_float64_arrays_are_used_as_float32_with_a_word_and_tensors_are_not():
 EVENTS = np.array([(0, 0, 0, 1), (5, 1, 0, 1), (9, 1, 1, 0)], [("t", "i8"), ("x", "i2"), ("y", "i2"), ("p", "i1")])
 
 
+@pytest.mark.slow
 def test_compiled_code_calls_plans_searches_and_samplers_and_traces_none_of_them():
     """Dynamo breaks Numba's compiler when it traces it: what is traced is what the user wrote, here two sums."""
     torch.manual_seed(0)

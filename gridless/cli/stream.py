@@ -33,11 +33,6 @@ REFUSED = 3
 SWITCH = 1e-4
 
 
-class Jump(StrEnum):
-    refuse = "refuse"
-    restart = "restart"
-
-
 Repair = StrEnum("Repair", "cut unwrap drop hold sort shift")
 
 
@@ -66,9 +61,6 @@ def stream(
     ] = None,
     topic: Annotated[str | None, typer.Option(help="Of a recording of ROS, where several topics have events.")] = None,
     jump: Annotated[float, typer.Option(min=0, help="Seconds by which the times of a socket may jump.")] = 10.0,
-    on_jump: Annotated[
-        Jump, typer.Option(help="When they jump by more: refuse the frame, or begin a new stream (after two of them).")
-    ] = Jump.refuse,
     view: Annotated[
         Kind | None, typer.Option(help="Show events, prediction, rate and lag meanwhile: on a local page, or here.")
     ] = None,
@@ -98,8 +90,7 @@ def stream(
     engine = engine_of(model)
     names = class_names(model, task_of(model).classes(model.config) or 0)
     live = realtime or _is_live(source)
-    options = {"jump": int(min(jump, 1e12) * 1e6), "restart": on_jump is Jump.restart, "idle": idle}
-    options = options if _is_live(source) else {"topic": topic}
+    options = {"jump": int(min(jump, 1e12) * 1e6), "idle": idle} if _is_live(source) else {"topic": topic}
     fit = _fit(engine.sensor, crop, pool, repair or [])
     raw = _source(source, fit, repairs, packet, realtime, options, engine)
     packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw

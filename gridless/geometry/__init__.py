@@ -4,7 +4,7 @@ Each folder holds one of them: the contract and its checks, a reference in torch
 """
 
 from gridless.geometry.ball import ball
-from gridless.geometry.causal import causal, latest
+from gridless.geometry.causal import causal
 from gridless.geometry.farthest import farthest_sample, random_sample
 from gridless.geometry.grid import grid_sample
 from gridless.geometry.lif import LIFMemory, lif, lif_step
@@ -20,7 +20,6 @@ __all__ = [
     "coarsen",
     "farthest_sample",
     "grid_sample",
-    "latest",
     "lif",
     "lif_step",
     "nearest",

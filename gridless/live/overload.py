@@ -30,7 +30,7 @@ SHARE = 0.4
 
 
 class Buffered:
-    """A source read by a thread of its own, with room for `room` events (`ROOM`). All packets that wait come as one.
+    """A source read by a thread of its own, with room for `ROOM` events. All packets that wait come as one.
 
     So a consumer that has fallen behind pays for events, not for packets: the cost of a call, and above all that of
     taking the interpreter back from a busy reader, is paid once for all of them.
@@ -46,7 +46,6 @@ class Buffered:
         self,
         source: Iterable[Events | NewStream],
         overload: Overload = Overload.wait,
-        room: int | None = None,
         lag: float = 0.005,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -54,7 +53,7 @@ class Buffered:
         self.dropped_packets = self.dropped_events = self.thinned_events = 0
         # When the first of the packets that are now one was received.
         self.received = 0.0
-        self._source, self._room, self._budget = source, room or ROOM[overload], Budget(SHARE * lag)
+        self._source, self._room, self._budget = source, ROOM[overload], Budget(SHARE * lag)
         self._waiting: deque[tuple[float, Events | NewStream]] = deque()
         self._events = 0
         self._error: BaseException | None = None

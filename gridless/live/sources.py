@@ -1,9 +1,11 @@
 """Where live packets come from: a recording, a byte stream, a socket, a camera. Each source is an iterator of Events.
 
-The byte stream is a sequence of frames, little-endian: the four bytes GLE1, a uint32 that counts frames from 0, the
-number of events as a uint32, then 16 bytes per event: int64 time in microseconds, uint16 x, uint16 y, uint8 polarity
-(1 is ON), and three bytes of no meaning. Over UDP one datagram is one frame. Events are in order of time, within a
-frame and from frame to frame.
+The byte stream is a sequence of frames, little-endian: the four bytes GLE2, a uint32 that counts frames from 0, the
+number of events as a uint32, the number of the session as a uint32, then 16 bytes per event: int64 time in
+microseconds, uint16 x, uint16 y, uint8 polarity (1 is ON), and three bytes of no meaning. A sender draws a session
+number when it starts. Frames of the first version begin with GLE1 and have no session number: all of them are one
+session. Over UDP one datagram is one frame. Events of a session are in order of time, within a frame and from frame to
+frame.
 
 Every source takes `sensor`, the size of the camera, and `fit`, what is done to its events before they are packets (see
 `Fit`); without it they are packets as they are.
@@ -27,17 +29,17 @@ from gridless.augment.events import Crop, PoolPixels
 from gridless.live.table import LONGEST
 from gridless.structures import Events
 
-MAGIC = b"GLE1"
+MAGIC, MAGIC_2 = b"GLE1", b"GLE2"
 RECORD = np.dtype([("t", "<i8"), ("x", "<u2"), ("y", "<u2"), ("p", "u1"), ("pad", "V3")])
-HEADER = struct.Struct("<4sII")
+HEADER, HEADER_2 = struct.Struct("<4sII"), struct.Struct("<4sIII")
 TIME = struct.Struct("<q")
 MOST = 1 << 20  # events per frame
 SIDE = 1 << 16  # pixels along a side of the largest sensor that frames can tell of
 
 # Microseconds by which a socket's times may jump.
 JUMP = 10_000_000
-# Late frames in a row, each the next of the one before it, after which their sender has begun again.
-AGAIN = 16
+# Microseconds that a frame may be ahead of the clock without another one that continues it.
+AHEAD = 100_000
 
 # Seconds of silence after which a socket may end, at most.
 SILENCE = 10**9
@@ -53,8 +55,8 @@ BURST, BURST_BYTES = 64, 1 << 16
 GAP = 1 << 20
 
 
-def encode(events: Events, number: int = 0) -> bytes:
-    """One frame."""
+def encode(events: Events, number: int = 0, session: int | None = None) -> bytes:
+    """One frame; of the first version where no session number is given."""
     end = len(events) - events.padding
     if end > MOST:
         raise ValueError(f"a frame holds at most {MOST} events, not {end}: send several")
@@ -73,16 +75,31 @@ def encode(events: Events, number: int = 0) -> bytes:
     record = np.zeros(end, RECORD)
     record["t"], record["p"] = events.time[:end].numpy(), events.polarity[:end].numpy()
     record["x"], record["y"] = pixel.T
-    return HEADER.pack(MAGIC, number & 0xFFFFFFFF, end) + record.tobytes()
+    if session is None:
+        return HEADER.pack(MAGIC, number & 0xFFFFFFFF, end) + record.tobytes()
+    return HEADER_2.pack(MAGIC_2, number & 0xFFFFFFFF, end, session & 0xFFFFFFFF) + record.tobytes()
 
 
-def _header(data: bytes, where: str) -> tuple[int, int]:
-    magic, number, count = HEADER.unpack(data)
-    if magic != MAGIC:
-        raise ValueError(f"{where}: expected a frame that begins with {MAGIC!r}, found {magic!r}")
+class _Header(NamedTuple):
+    """Of a frame: its session, None in the first version, and the bytes before its events."""
+
+    session: int | None
+    number: int
+    count: int
+    size: int
+
+
+def _header(data: bytes, where: str) -> _Header:
+    magic, number, count = HEADER.unpack_from(data)
+    if magic not in (MAGIC, MAGIC_2):
+        raise ValueError(f"{where}: expected a frame that begins with {MAGIC!r} or {MAGIC_2!r}, found {magic!r}")
     if count > MOST:
         raise ValueError(f"{where}: frame {number} claims {count} events; at most {MOST} are allowed")
-    return number, count
+    if magic == MAGIC:
+        return _Header(None, number, count, HEADER.size)
+    if len(data) < HEADER_2.size:
+        raise ValueError(f"{where}: frame {number} ends inside its header")
+    return _Header(HEADER_2.unpack_from(data)[3], number, count, HEADER_2.size)
 
 
 def _events(data: bytes, sensor: tuple[int, int]) -> Events:
@@ -191,13 +208,19 @@ def frames(
     sensor: tuple[int, int],
     name: str = "standard input",
     fit: Callable[[Events], Events] = _as_it_is,
-) -> Iterator[Events]:
-    """Frames one behind the other, until the stream ends. One that is cut off is an error."""
-    at = 0
+) -> Iterator[Events | NewStream]:
+    """Frames one behind the other, until the stream ends. One that is cut off is an error. Before another session:
+    `NewStream`."""
+    at, session = 0, None
     while header := stream.read(HEADER.size):
-        if len(header) < HEADER.size:
+        if header[:4] == MAGIC_2:
+            header += stream.read(HEADER_2.size - HEADER.size)
+        if len(header) < (HEADER_2 if header[:4] == MAGIC_2 else HEADER).size:
             raise ValueError(f"{name}: ends inside a frame's header, at byte {at}")
-        number, count = _header(header, f"{name}, byte {at}")
+        begun, number, count, _ = _header(header, f"{name}, byte {at}")
+        if at and begun != session:
+            yield NewStream()
+        session = begun
         data = stream.read(count * RECORD.itemsize)
         if len(data) < count * RECORD.itemsize:
             raise ValueError(f"{name}: ends inside a frame of {count} events, at byte {at}")
@@ -214,11 +237,22 @@ class NewStream:
 
 
 class _Frame(NamedTuple):
+    session: int | None
     number: int
     events: Events
     first: int
     last: int
     heard: float
+
+    def continues(self, before: _Frame, limit: int) -> bool:
+        """Whether it is a later frame of the same sender, whose times do not jump."""
+        later = 0 < (self.number - before.number) & 0xFFFFFFFF < GAP and self.first >= before.last
+        passed = self.heard - before.heard
+        return self.session == before.session and later and not _jumps(*self.times, before.last, passed, limit)
+
+    @property
+    def times(self) -> tuple[int, int]:
+        return self.first, self.last
 
 
 def _jumps(first: int, last: int, before: int, passed: float, limit: int) -> bool:
@@ -233,14 +267,12 @@ class Datagrams:
     after a later one, or again; `bad`, datagrams that are no frame; `refused`, frames with an event outside the sensor,
     before its predecessor, or at a time that jumps. `reason` says what was wrong with the last of these.
 
-    Times jump where they go back, or further ahead than the time that has passed since the last frame, by more than
-    `jump` microseconds. Such a frame is refused by itself: the clock stays that of the frames before it. With
-    `restart`, two such frames in a row of which the second continues the first begin a new stream, as when the sender
-    was started again: `NewStream` is yielded, then the two. `restarts` counts these. (One alone is refused: a stray
-    datagram does not end a stream.) They do so without `restart` as well while no frame has continued the very first
-    one, which may have been the stray itself. A sender that was started again and whose clock is less than `jump`
-    behind is known by its late frames: after AGAIN of them, each the next of the one before, they are refused, or begin
-    a new stream.
+    No single frame moves the clock. One that is further ahead than the time that has passed since the last frame, or of
+    another session, waits for the next one. If that continues it, both are taken; otherwise it is refused. The two
+    begin a new stream where they are of another session: `NewStream` is yielded before them, and `restarts` counts it.
+    Times jump where they go back, or ahead of the time that has passed, by more than `jump` microseconds: such a frame
+    is refused. While no frame has continued the very first one, which may have been a stray, two frames that jump and
+    continue each other begin a new stream, too.
     """
 
     def __init__(
@@ -250,19 +282,17 @@ class Datagrams:
         sensor: tuple[int, int],
         idle: float | None = None,
         jump: int = JUMP,
-        restart: bool = False,
         fit: Callable[[Events], Events] = _as_it_is,
     ) -> None:
-        self.sensor, self.idle, self.jump, self.restart, self.fit = sensor, idle, jump, restart, fit
+        self.sensor, self.idle, self.jump, self.fit = sensor, idle, jump, fit
         self.lost = self.late = self.bad = self.refused = self.restarts = 0
         self.reason = ""
         self._expected: int | None = None  # the number of the next frame
         self._time: int | None = None  # of the last event that was taken
         self._heard = 0.0  # when it was
         self._settled = False  # whether a frame continued the first one
-        self._held: _Frame | None = None  # a frame that jumps, until the next one tells what it was
-        self._last_late: _Frame | None = None
-        self._in_a_row = 0  # late frames that follow each other
+        self._session: int | None = None
+        self._held: _Frame | None = None  # a frame that would move the clock, until the next one tells what it was
         if idle is not None and not 0 < idle <= SILENCE:
             raise ValueError(f"udp: idle must be more than 0 seconds and at most {SILENCE}, not {idle}")
         if not 0 <= port < 1 << 16:
@@ -281,6 +311,7 @@ class Datagrams:
             while True:
                 burst = self._first()
                 if not burst:
+                    yield from self._last()
                     return
                 self.socket.settimeout(0)
                 with suppress(BlockingIOError):
@@ -305,107 +336,124 @@ class Datagrams:
                 return [self.socket.recv(1 << 16)]
         return []
 
+    def _last(self) -> Iterator[Events]:
+        """A frame of this stream that waits for the next one, where none comes."""
+        held = self._held
+        if held is not None and held.session == self._session and not self._jumps(held):
+            self._held = None
+            yield from self._take(held)
+
     def _together(self, burst: list[bytes]) -> Events | None:
         """All frames of a burst as one packet, where each simply follows the one before it; None where one does not.
 
         Most of what a frame costs is the same for one event and for thousands.
         """
         expected, before, now, lost = self._expected, self._time, time.monotonic(), 0
-        heard = now if before is None else self._heard
+        heard, session, ahead_of_time = (now if before is None else self._heard), self._session, False
         if self._held is not None:
             return None
+        bodies = []
         for data in burst:
-            if len(data) <= HEADER.size or (len(data) - HEADER.size) % RECORD.itemsize:
+            try:
+                begun, number, _, size = _whole(data)
+            except ValueError:
                 return None
-            magic, number, count = HEADER.unpack_from(data)
+            session = begun if before is None else session
             ahead = 0 if expected is None else (number - expected) & 0xFFFFFFFF
-            if magic != MAGIC or len(data) != HEADER.size + count * RECORD.itemsize or ahead >= GAP:
+            if begun != session or ahead >= GAP or len(data) == size:
                 return None
-            first, last = _ends(data)
+            first, last = _ends(data, size)
             before = first if before is None else before
             if first < before or _jumps(first, last, before, now - heard, self.jump):
                 return None
+            ahead_of_time = last > before + int(1e6 * (now - heard)) + AHEAD
             expected, before, lost = (number + 1) & 0xFFFFFFFF, last, lost + ahead
+            bodies.append(memoryview(data)[size:])
+        if ahead_of_time and self._time is not None:
+            return None
         try:
-            events = self.fit(_events(b"".join(data[HEADER.size :] for data in burst), self.sensor))
+            events = self.fit(_events(b"".join(bodies), self.sensor))
         except ValueError:
             return None
         self._settled = self._time is not None or len(burst) > 1
-        self._expected, self._time, self._heard, self.lost = expected, before, now, self.lost + lost
-        self._in_a_row, self._last_late = 0, None
+        self._expected, self._time, self._heard, self._session = expected, before, now, session
+        self.lost += lost
         return events
 
     def _packets(self, data: bytes) -> Iterator[Events | NewStream]:
         """The packets that a datagram brings: none where there is nothing to take from it."""
         try:
-            number = _number(data)
+            session, number, _, size = _whole(data)
         except ValueError as error:
             self.bad, self.reason = self.bad + 1, str(error)
             return
+        mine = self._time is None or session == self._session
         try:
-            events = _events(data[HEADER.size :], self.sensor)
+            events = _events(data[size:], self.sensor)
             fitted = self.fit(events)
         except ValueError as error:
             self._refuse(number, str(error))
-            self._count(number)
+            self._count(number, mine)
             return
         if not len(events):
-            self._count(number)
+            self._count(number, mine)
             return
-        (first, last), now, held = _ends(data), time.monotonic(), self._held
-        frame = _Frame(number, fitted, first, last, now)
-        if self._time is not None and _jumps(first, last, self._time, now - self._heard, self.jump):
-            if held and first >= held.last and not _jumps(first, last, held.last, now - held.heard, self.jump):
-                self._held, self._expected, self.restarts = None, None, self.restarts + 1
+        yield from self._judged(_Frame(session, number, fitted, *_ends(data, size), time.monotonic()), mine)
+
+    def _judged(self, frame: _Frame, mine: bool) -> Iterator[Events | NewStream]:
+        """A whole frame, which is of this session or not: taken, with the one that waited for it or without, held,
+        late or refused."""
+        held = self._held
+        if held is not None and frame.continues(held, self.jump):
+            self._held = None
+            if held.session != self._session or self._jumps(held):
+                self._expected, self.restarts = None, self.restarts + 1
                 yield NewStream()
-                yield from self._take(held)
-                yield from self._take(frame)
-                return
-            self._refuse_held()
-            if self.restart or not self._settled:
-                self._held = frame
+            yield from self._take(held)
+            yield from self._take(frame)
+        elif held is not None and (*frame[:2], *frame.times) == (*held[:2], *held.times):
+            self.late += 1
+        elif not mine:
+            self._hold(frame)
+        elif self._time is not None and self._jumps(frame):
+            if self._settled:
+                self._refuse(frame.number, self._wrong(frame))
             else:
-                self._refuse(number, self._jumped(frame))
-            return
-        behind = self._behind(number)
-        if self._time is not None and first < self._time and not behind:
-            self._refuse(number, f"event 0 is at {first} us, before the last one at {self._time} us")
-            self._count(number)
-        elif self._time is not None and behind and first <= self._time:
-            yield from self._late(frame)
+                self._hold(frame)
+        elif self._time is not None and frame.first < self._time and not self._behind(frame.number):
+            self._refuse(frame.number, f"event 0 is at {frame.first} us, before the last one at {self._time} us")
+            self._count(frame.number)
+        elif self._time is not None and self._behind(frame.number) and frame.first <= self._time:
+            self.late += 1
+        elif self._time is not None and _jumps(*frame.times, self._time, frame.heard - self._heard, AHEAD):
+            self._hold(frame)
         else:
             self._refuse_held()
             yield from self._take(frame)
 
-    def _late(self, frame: _Frame) -> Iterator[Events | NewStream]:
-        """A frame behind its time is late; after many that follow each other it is one of a sender that began again."""
-        before = self._last_late
-        follows = before is not None and frame.number == (before.number + 1) & 0xFFFFFFFF and frame.first >= before.last
-        self._in_a_row, self._last_late = (self._in_a_row + 1 if follows else 1), frame
-        if self._in_a_row <= AGAIN:
-            self.late += 1
-        elif self.restart:
-            self._expected, self.restarts = None, self.restarts + 1
-            yield NewStream()
-            yield from self._take(frame)
-        else:
-            self._refuse(frame.number, f"its sender began again, {AGAIN} late frames before it")
+    def _hold(self, frame: _Frame) -> None:
+        self._refuse_held()
+        self._held = frame
 
     def _take(self, frame: _Frame) -> Iterator[Events]:
         self._count(frame.number)
         self._settled = self._time is not None
-        self._time, self._heard = frame.last, frame.heard
-        # While frames come in their turn, late ones are copies of them, and their sender has not begun again.
-        self._in_a_row, self._last_late = 0, None
+        self._session, self._time, self._heard = frame.session, frame.last, frame.heard
         if len(frame.events):
             yield frame.events
+
+    def _jumps(self, frame: _Frame) -> bool:
+        return _jumps(*frame.times, self._time or 0, frame.heard - self._heard, self.jump)
 
     def _behind(self, number: int) -> bool:
         # Numbers begin again after 2^32: the nearer way around tells what came early from what came late.
         return self._expected is not None and (number - self._expected) & 0xFFFFFFFF >= 1 << 31
 
-    def _count(self, number: int) -> None:
-        """A frame that came in its turn, after those that are missing, or as the first of another count."""
+    def _count(self, number: int, mine: bool = True) -> None:
+        """A frame of this session that came in its turn, after those that are missing, or as the first of another
+        count."""
+        if not mine:
+            return
         ahead = 0 if self._expected is None else (number - self._expected) & 0xFFFFFFFF
         self.lost += ahead if ahead < GAP else 0
         self._expected = (number + 1) & 0xFFFFFFFF
@@ -415,29 +463,32 @@ class Datagrams:
 
     def _refuse_held(self) -> None:
         if self._held is not None:
-            self._refuse(self._held.number, self._jumped(self._held))
+            self._refuse(self._held.number, self._wrong(self._held))
             self._held = None
 
-    def _jumped(self, frame: _Frame) -> str:
-        return (
-            f"its events are at {frame.first} to {frame.last} us, over {self.jump} us away from the last one at "
-            f"{self._time} us"
-        )
+    def _wrong(self, frame: _Frame) -> str:
+        if frame.session != self._session:
+            return f"it is of session {frame.session}, and no other frame continues it"
+        if self._jumps(frame):
+            away = f"over {self.jump} us away from"
+        else:
+            away = "and no other frame continues it, ahead of"
+        return f"its events are at {frame.first} to {frame.last} us, {away} the last one at {self._time} us"
 
 
-def _ends(data: bytes) -> tuple[int, int]:
+def _ends(data: bytes, header: int) -> tuple[int, int]:
     """The times of the first and of the last event of a frame."""
-    return TIME.unpack_from(data, HEADER.size)[0], TIME.unpack_from(data, len(data) - RECORD.itemsize)[0]
+    return TIME.unpack_from(data, header)[0], TIME.unpack_from(data, len(data) - RECORD.itemsize)[0]
 
 
-def _number(data: bytes) -> int:
-    """The number of the frame that a datagram is."""
+def _whole(data: bytes) -> _Header:
+    """The header of the frame that a datagram is."""
     if len(data) < HEADER.size:
         raise ValueError(f"udp: a datagram of {len(data)} bytes is no frame")
-    number, count = _header(data[: HEADER.size], "udp")
-    if len(data) != HEADER.size + count * RECORD.itemsize:
-        raise ValueError(f"udp: frame {number} says {count} events but has {len(data)} bytes")
-    return number
+    header = _header(data, "udp")
+    if len(data) != header.size + header.count * RECORD.itemsize:
+        raise ValueError(f"udp: frame {header.number} says {header.count} events but has {len(data)} bytes")
+    return header
 
 
 class Camera:

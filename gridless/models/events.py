@@ -86,6 +86,8 @@ class EventResNet(nn.Module):
         for name, value, known in (("form", form, ("scan", "edges")), ("head", head, ("voxel", "stream"))):
             if value not in known:
                 raise ValueError(f"EventResNet: {name} must be one of {', '.join(map(repr, known))}, not {value!r}")
+        if not levels <= 32:
+            raise ValueError(f"EventResNet: there are at most 32 levels, not {levels}")
         if not 0 <= pooled < levels:
             raise ValueError(f"EventResNet: pooled must be one of the {levels} levels, counted from 0, not {pooled}")
         self.config: dict[str, Any] = {"model": "EventResNet", **arguments, "sensor": list(map(int, sensor))}
@@ -339,6 +341,8 @@ class EventCounts(nn.Module):
     ) -> None:
         arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
+        if not 0 <= levels <= 32:
+            raise ValueError(f"EventCounts: there are at most 32 levels, not {levels}")
         lists = {"sensor": list(map(int, sensor)), "decay_times": list(map(float, decay_times))}
         self.config: dict[str, Any] = {"model": "EventCounts", **arguments, **lists}
         self.plan = Plan()

@@ -290,8 +290,8 @@ class PointMaxNet(nn.Module):
     ) -> None:
         arguments = _arguments(locals())
         super().__init__()
-        if not depths or min(depths) < 1:
-            raise ValueError(f"PointMaxNet: depths must be at least 1, one for each level, not {list(depths)}")
+        if not depths or min(depths) < 1 or sum(depths) > 10_000:
+            raise ValueError(f"PointMaxNet: depths must be from 1 to 10000, one for each level, not {list(depths)}")
         self.config = {"model": "PointMaxNet", **arguments, "depths": list(depths)}
         plan = self.plan = Plan()
         cloud = self.cloud = plan.points(dim)

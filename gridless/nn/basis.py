@@ -103,13 +103,14 @@ class GaussianBumps:
         return Description(GAUSSIANS, tuple(x for row in self.centres for x in row), float(self.width))
 
 
-def KernelPoints(dim: int = 3, reach: float = 2 / 3, width: float | None = None) -> GaussianBumps:
+def KernelPoints(dim: int = 3, width: float = 1 / 3) -> GaussianBumps:
     """Gaussian bumps at the centre, along the axes and towards the corners: 15 points in 3D, as in KPConv.
 
-    All but the central point are `reach` (in units of the radius) away from it; `width` is half of that unless given.
+    All but the central point are two thirds of the radius away from it; `width` is in units of the radius.
     """
+    reach = 2 / 3
     origin = (0.0,) * dim
     axes = [tuple(sign * reach if d == axis else 0.0 for d in range(dim)) for axis in range(dim) for sign in (-1, 1)]
     corner = reach / dim**0.5
     corners = [tuple(sign * corner for sign in signs) for signs in product((-1, 1), repeat=dim)] if dim > 1 else []
-    return GaussianBumps((origin, *axes, *corners), reach / 2 if width is None else width)
+    return GaussianBumps((origin, *axes, *corners), width)

@@ -176,8 +176,7 @@ class InceptionBlock(nn.Module):
 class DownConv(nn.Module):
     """A strided convolution, ReLU, norm and dropout: (S, Q) to (S', P). Without features, on polarity.
 
-    `in_channels` is None for polarity; `near`, `out_channels`, `decay_time`, `temporal` and `rates` are those of
-    `EventConv`.
+    `in_channels` is None for polarity; `near`, `out_channels`, `decay_time` and `rates` are those of `EventConv`.
     """
 
     def __init__(
@@ -186,15 +185,14 @@ class DownConv(nn.Module):
         in_channels: int | None,
         out_channels: int,
         decay_time: float,
-        temporal: int = 4,
         dropout: float = 0.5,
         rates: str = "spread",
     ) -> None:
         super().__init__()
         if in_channels is None:
-            self.conv = PolarityConv(near, out_channels, temporal, decay_time=decay_time, rates=rates)
+            self.conv = PolarityConv(near, out_channels, decay_time=decay_time, rates=rates)
         else:
-            self.conv = EventConv(near, in_channels, out_channels, temporal, decay_time, rates=rates)
+            self.conv = EventConv(near, in_channels, out_channels, decay_time=decay_time, rates=rates)
         self.norm = BatchNorm(out_channels, near.target)
         self.dropout = nn.Dropout(dropout)
 

@@ -101,8 +101,7 @@ def eager(name: str, save: Save | None = None, backward: Callable | None = None,
 
         @wraps(forward)
         def call(*inputs: Any) -> Any:
-            if torch._C._are_functorch_transforms_active():
-                raise NotImplementedError(f"{name} takes no part in torch.func's transforms: {REMEDY}")
+            refuse_transforms(name)
             if torch.is_grad_enabled() or forward_ad._current_level >= 0:
                 return apply(*inputs)
             return forward(*inputs)[0] if first else forward(*inputs)
@@ -110,6 +109,12 @@ def eager(name: str, save: Save | None = None, backward: Callable | None = None,
         return call
 
     return decorate
+
+
+def refuse_transforms(name: str) -> None:
+    """Refuse a transform of torch.func, before a kernel meets one of its tensors, which have no memory."""
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(f"{name} takes no part in torch.func's transforms: {REMEDY}")
 
 
 def without_autocast(function: Callable) -> Callable:

@@ -56,23 +56,18 @@ class ScenePoints(NamedTuple):
 class Scene:
     """Points that are read piece by piece. The first pass finds where each piece is.
 
-    Coordinates of float64, such as those of LAS, are rounded to multiples of `resolution`, so that a tile can hold them
+    Coordinates of float64, such as those of LAS, are rounded to multiples of `RESOLUTION`, so that a tile can hold them
     as float32 around its own middle, and no distance depends on where that is. Those of float32 stay as they are.
 
     Args:
         source: a file, a folder of files, an array or tensor (S, D), a `Cloud` of one example, or `Parts`, a reader of
             your own.
-        resolution: a power of two, in the units of the coordinates.
         rows: the names of the rows that are wanted; all by default.
         gaps: leave out points whose coordinates are not finite, which are refused otherwise.
     """
 
-    def __init__(
-        self, source: Any, resolution: float = RESOLUTION, rows: list[str] | None = None, gaps: bool = False
-    ) -> None:
-        if not resolution > 0 or np.frexp(resolution)[0] != 0.5:
-            raise ValueError(f"resolution must be a power of two, such as 2**-13, not {resolution}")
-        self.resolution, self.wanted, self.gaps = resolution, rows, gaps
+    def __init__(self, source: Any, rows: list[str] | None = None, gaps: bool = False) -> None:
+        self.resolution, self.wanted, self.gaps = RESOLUTION, rows, gaps
         self.files = list(_files(source))
         where = [(f, k, size) for f, file in enumerate(self.files) for k, size in enumerate(file.parts.sizes) if size]
         self._where = [(f, k) for f, k, _ in where]

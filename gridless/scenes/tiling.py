@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from gridless.geometry import grid_sample
 from gridless.geometry.rejection import doubtful_depth
 from gridless.plan import Plan
-from gridless.scenes.scene import RESOLUTION, Scene, cells_of
+from gridless.scenes.scene import Scene, cells_of
 from gridless.structures import Cloud, Geometry, Rows
 
 Key = tuple[int, int]
@@ -34,14 +34,12 @@ def tiles(
     halo: float = 0.0,
     grid: float | None = None,
     rows: Sequence[str] | None = None,
-    resolution: float = RESOLUTION,
-    scratch: str | Path | None = None,
 ) -> Tiles:
     """The tiles of a scene that have points: squares over the first two axes, each with a halo around it.
 
     LAS, LAZ and COPC files, binary PLY and NPY files are read by the pieces that a tile needs, files of other formats
     as wholes; the scene is never in memory. Where those pieces are spread all over the scene, a sorted copy is made in
-    `scratch` first.
+    a temporary folder first.
 
     >>> for tile in gl.tiles("city.laz", 50.0, halo=model.plan.reach()):
     ...     tile.cloud, tile.offset, tile.cloud.rows["inside"], tile.cloud.rows["index"]
@@ -52,17 +50,15 @@ def tiles(
         halo: how far around it, at least, a tile has points, too: `plan.reach()`.
         grid: keep the first point of each cell of this size; the cells are those of the scene.
         rows: the names of the rows that are wanted; all by default.
-        resolution: what float64 coordinates are rounded to, a power of two; float32 ones are not.
-        scratch: the folder of a sorted copy, where one is needed, which stays, and is found again as long as no file
-            is changed; a temporary one by default.
     """
-    return Tiles(Scene(source, resolution, None if rows is None else list(rows)), size, halo, grid, scratch)
+    return Tiles(Scene(source, None if rows is None else list(rows)), size, halo, grid)
 
 
 class Tiles(Sequence):
     """`len`, `tiles[k]` and `for tile in tiles`; every point of the scene is inside exactly one of them.
 
-    `size`, `halo`, `grid` and `scratch` are those of `gl.tiles`; `counts` those of `Scene.scan`, where they are known.
+    `size`, `halo` and `grid` are those of `gl.tiles`. `scratch` is the folder of a sorted copy, which stays, and is
+    found again as long as no file is changed; None for a temporary one. `counts` are those of `Scene.scan`, if known.
     """
 
     def __init__(
@@ -140,7 +136,7 @@ class Tiles(Sequence):
         if self.scene.dtype != np.float32 and len(near) and np.abs(near).max() >= self.scene.resolution * (1 << 24):
             raise ValueError(
                 f"tiles: a tile of {np.ptp(coords, axis=0).max():g} is too large for float32 at a resolution of "
-                f"{self.scene.resolution:g}: take smaller tiles, or a coarser resolution"
+                f"{self.scene.resolution:g}: take smaller tiles"
             )
         lost = {"index", "inside"} & found.keys()
         if lost:

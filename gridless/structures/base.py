@@ -168,8 +168,8 @@ class Structure:
         kept = self.__dict__.get("_kept", {})
         if name in kept:
             return kept[name]
-        # A graph that torch traces reads what is kept, and keeps nothing.
-        if torch.compiler.is_compiling():
+        # A graph that torch traces, and a transform of torch.func, whose tensors end with it, keep nothing.
+        if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return make()
         if torch.is_inference_mode_enabled():
             # Training, which may follow, takes no tensors of inference.
@@ -262,9 +262,9 @@ class Ragged(Structure):
         return self.splits.shape[0] - 1
 
     @property
-    def examples(self) -> Examples[Self]:
+    def examples(self) -> ExamplesOf[Self]:
         """The examples of the batch, each alone: a sequence."""
-        return Examples(self)
+        return ExamplesOf(self)
 
     @property
     def sizes(self) -> Tensor:
@@ -353,7 +353,7 @@ class Ragged(Structure):
 R = TypeVar("R", bound=Ragged)
 
 
-class Examples(Sequence, Generic[R]):
+class ExamplesOf(Sequence, Generic[R]):
     """The examples of a batch: `len`, `examples[i]`, `for example in examples`; a slice is a list."""
 
     def __init__(self, batch: R) -> None:

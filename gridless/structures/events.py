@@ -176,7 +176,9 @@ class Events(Ragged):
         Reads values, once, on the CPU: events on a GPU are copied.
         """
         if not self.is_checked:
-            self._check(what)
+            # Inside a transform of torch.func the copies that are read would have no memory.
+            with torch._C._DisableFuncTorch():
+                self._check(what)
             self.trusted()
 
     def _check(self, what: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -209,7 +209,34 @@ def _is_of(x: Any, package: str) -> bool:
     return any(kind.__module__.partition(".")[0] == package for kind in type(x).__mro__)
 
 
-def structured(cloud: Any) -> np.ndarray:
+class _Points(Protocol):
+    """What is read of a `Cloud`, which imports this module."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def coords(self) -> Tensor: ...
+
+    @property
+    def splits(self) -> Tensor: ...
+
+    @property
+    def rows(self) -> Any: ...
+
+    @property
+    def padding(self) -> int: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def num_examples(self) -> int: ...
+
+    @property
+    def examples(self) -> Any: ...
+
+
+def structured(cloud: _Points) -> np.ndarray:
     """`Cloud.numpy`."""
     end = len(cloud) - cloud.padding
     axes = [*"xyz"] if cloud.dim <= 3 else _numbered(cloud.dim)
@@ -223,13 +250,13 @@ def structured(cloud: Any) -> np.ndarray:
     return out
 
 
-def _refuse_rows(what: str, cloud: Any, taken: list[str]) -> None:
+def _refuse_rows(what: str, cloud: _Points, taken: list[str]) -> None:
     if taken:
         rest = 'gl.Cloud(cloud.coords, cloud.splits, rows={"other_name": cloud.rows[...], ...})'
         raise ValueError(f"{what}: the rows {taken[0]!r} have the name of something else there: rename them, {rest}")
 
 
-def to_pyg(cloud: Any) -> Any:
+def to_pyg(cloud: _Points) -> Any:
     """`Cloud.to_pyg`."""
     geometric = package("torch_geometric.data", "to_pyg", "torch-geometric")
     theirs = {ours: name for name, ours in PYG.items()}
@@ -244,7 +271,7 @@ def to_pyg(cloud: Any) -> Any:
     return each[0] if len(each) == 1 else geometric.Batch.from_data_list(each)
 
 
-def to_open3d(cloud: Any) -> Any:
+def to_open3d(cloud: _Points) -> Any:
     """`Cloud.to_open3d`."""
     if cloud.dim != 3 or cloud.num_examples != 1:
         raise ValueError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -123,6 +125,35 @@ def test_weights_of_another_network_are_refused_by_the_first_mismatch(saved, tmp
         ValueError, match=r"another network: 'blocks.0.branch.reduce.weight' of this PointResNet is \(8, 16\)"
     ):
         gl.load(path, classes=classes)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("levels", 40), ("levels", 10**9), ("width", 2**40), ("classes", 10**9)]
+)
+def test_a_config_that_asks_for_more_than_the_file_has_is_refused_before_it_takes_memory(saved, setting, value):
+    about = saved[1].with_suffix(".json")
+    words = json.loads(about.read_text())
+    about.write_text(json.dumps({**words, "model": {**words["model"], setting: value}}))
+    tracemalloc.start()
+    begun = time.perf_counter()
+    with pytest.raises(ValueError, match=r"net\.safetensors.* \d+ numbers"):
+        gl.load(saved[1])
+    assert time.perf_counter() - begun < 5
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("network", ["event_resnet", "EventCounts"])
+@pytest.mark.parametrize("levels", [33, 10**12])
+def test_levels_without_end_are_refused(network, levels):
+    with pytest.raises(ValueError, match=f"levels, not {levels}"):
+        models.build({"model": network, "classes": 2, "sensor": (8, 8), "levels": levels, "width": 0})
+
+
+def test_json_that_is_too_deep_is_refused_by_the_name_of_its_file(saved):
+    saved[1].with_suffix(".json").write_text('{"model": ' + "[" * 100_000)
+    with pytest.raises(ValueError, match=r"net\.json"):
+        gl.load(saved[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bool])
@@ -389,12 +420,14 @@ def test_clouds_are_refused_by_weights_for_recordings(tmp_path, capsys):
     assert "scan.ply is a cloud, and these weights are for recordings: give --weights" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_train_prints_one_json_object_and_nothing_else(tmp_path, capsys):
     small = ["--set", "data_options.size=56", "--set", "data_options.held_out=14", "--set", "points=32"]
     assert main(["train", "shapes", *small, "--epochs", "1", "--device", "cpu", "--out", str(tmp_path)]) == 0
     assert json.loads(capsys.readouterr().out)["epochs"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "option", ["--limit=0", "--limit=-5", "--checkpoint-steps=0", "--devices=0", "--nodes=0", "--workers=-1"]
 )
@@ -404,6 +437,7 @@ def test_numbers_below_one_are_refused_by_name(option, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "error"),
     [
@@ -429,6 +463,7 @@ def test_every_data_set_refuses_options_that_it_does_not_have(tmp_path, data):
         load_data(recipe, tmp_path, "fit")
 
 
+@pytest.mark.slow
 def test_a_rate_that_is_far_too_large_is_named(tmp_path, capsys):
     small = ["data_options.size=28", "data_options.held_out=14", "points=64", "learning_rate=1e30"]
     changes = [word for change in small for word in ("--set", change)]
@@ -490,6 +525,7 @@ def test_options_of_scenes_reach_what_labels_them(tmp_path, monkeypatch, capsys)
     assert "road 5, tree 2 points" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_debug_shows_where_an_error_came_from():
     with pytest.raises(ValueError, match="unknown recipe"):
         main(["train", "modelnet40-hug", "--data", ".", "--debug"])
@@ -681,6 +717,7 @@ def test_files_without_points_say_so(saved, tmp_path):
             gl.training.classify(model, file)
 
 
+@pytest.mark.slow
 def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch, capsys):
     for name in ("lightning", "lightning.fabric"):
         monkeypatch.setitem(sys.modules, name, None)

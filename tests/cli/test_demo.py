@@ -10,6 +10,8 @@ from browser import CHROMIUM
 
 from gridless.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):

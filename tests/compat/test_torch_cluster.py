@@ -212,6 +212,7 @@ def test_points_that_are_not_finite_and_numbers_below_nothing_are_refused(dim):
             refused()
 
 
+@pytest.mark.slow
 def test_compiled_code_may_call_them():
     x = plane(SQUARE, torch.float)
     assert pairs(torch.compile(radius_graph, backend="eager")(x, r=2.5, flow="target_to_source")) == SIDES
@@ -299,6 +300,7 @@ assert RadiusGraph(0.1)(Data(pos=pos)).num_edges > 0
 """
 
 
+@pytest.mark.slow
 def test_pyg_runs_without_compiled_packages():
     pytest.importorskip("torch_geometric")
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240)

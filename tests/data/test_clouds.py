@@ -244,6 +244,7 @@ def test_a_panic_of_the_decoder_is_our_error(tmp_path, monkeypatch):
         read_cloud(tmp_path / "a.laz")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork")
 def test_a_laz_is_read_in_a_process_that_was_forked_after_another_was(tmp_path):
     (tmp_path / "a.laz").write_bytes(laz_in_chunks(POINTS, 7))

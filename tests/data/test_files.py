@@ -68,6 +68,7 @@ def test_the_longest_names_can_be_written(tmp_path):
         assert files.write_whole(tmp_path / name, b"content").read_bytes() == b"content"
 
 
+@pytest.mark.slow
 def test_only_what_nobody_can_be_writing_is_swept(tmp_path):
     here = files._machine()
     ended = subprocess.Popen([sys.executable, "-c", ""])
@@ -95,6 +96,7 @@ def test_on_windows_no_process_is_asked_whether_it_lives(tmp_path, monkeypatch):
     assert not left.exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_files_as_they_were(tmp_path):
     """The disk is full for a process that may write no more than 1,000 bytes to a file."""
     script = """

@@ -10,6 +10,8 @@ import pytest
 import gridless as gl
 from gridless.data import FormatError
 
+pytestmark = pytest.mark.slow
+
 
 def test_damaged_files_raise_only_the_documented_error():
     """Thirty of each format, in a process with limited memory; `make fuzz` runs on."""

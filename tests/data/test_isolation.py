@@ -18,6 +18,8 @@ import gridless as gl
 from gridless.data import FormatError, isolation
 from gridless.data.isolation import read_isolated
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

@@ -97,6 +97,7 @@ def test_what_another_plan_made_is_refused(tmp_path):
         geometry[near]
 
 
+@pytest.mark.slow
 def test_all_four_ways_to_run_geometry_agree(tmp_path, shared_data):
     from gridless.data import ModelNet40
 
@@ -130,6 +131,7 @@ def test_repeats_are_augmented_anew_and_taken_in_turn(tmp_path):
     assert not any(a.shape == b.shape and torch.equal(a, b) for a, b in pairwise(epochs))
 
 
+@pytest.mark.slow
 def test_neither_workers_nor_pickling_change_the_entries(tmp_path):
     alone = gl.Precomputed(shapes(), tmp_path / "a", plan(), repeats=2, shard=3)
     shared = gl.Precomputed(shapes(), tmp_path / "b", plan(), repeats=2, shard=3, num_workers=2)
@@ -150,6 +152,7 @@ class Elsewhere(Scans):
         return super().__getitem__(i)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [None, {"label": "most"}])
 def test_kernels_are_loaded_before_processes_are_forked_and_no_example_is_asked_for(tmp_path, monkeypatch, rows):
     planned = gl.Plan()
@@ -239,9 +242,11 @@ def test_what_is_compared_is_what_was_kept_first(tmp_path):
 
 def test_rounding_is_no_change(tmp_path):
     data = shapes(gl.augment.First(30))
-    gl.Precomputed(data, tmp_path, plan())
+    first = gl.Precomputed(data, tmp_path, plan())
     data.coords *= 1 + 1e-7
-    gl.Precomputed(data, tmp_path, plan())
+    again = gl.Precomputed(data, tmp_path, plan())
+    assert again.key == first.key
+    assert torch.equal(again[3][0]["X0"].coords, first[3][0]["X0"].coords)
 
 
 def test_subsets_are_told_apart(tmp_path):
@@ -356,6 +361,7 @@ def test_nothing_but_the_documented_error_comes_of_a_damaged_header(tmp_path):
     assert refused > 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, num_workers):
     if num_workers and multiprocessing.get_start_method() != "fork":
@@ -391,6 +397,7 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path):
     assert sorted(p.name for p in tmp_path.glob("*/*")) == ["000-00000.shard", "about.json"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_only_whole_files(tmp_path):
     script = """
         import sys, gridless as gl
@@ -554,6 +561,7 @@ class Fatal(Given):
         return super().__getitem__(i)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_leaves_what_is_complete(tmp_path):
     data = Fatal(*((torch.rand(9, 3), i) for i in range(6)))
     with pytest.raises(
@@ -563,6 +571,7 @@ def test_a_process_that_is_killed_leaves_what_is_complete(tmp_path):
     assert len(list(tmp_path.glob("*/*.shard"))) == 2
 
 
+@pytest.mark.slow
 def test_persistent_workers_see_another_epoch(tmp_path):
     data = gl.Precomputed(shapes(size=2), tmp_path, plan(), repeats=2)
     loader = DataLoader(data, 2, collate_fn=gl.collate, num_workers=1, persistent_workers=True)

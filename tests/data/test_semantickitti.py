@@ -190,6 +190,7 @@ def test_the_shared_pack_is_whole(shared_data):
     assert (cloud.rows["label"] >= 0).float().mean() > 0.9
 
 
+@pytest.mark.slow
 def test_the_recipe_trains_whole_scans_and_labels_a_scene(release, tmp_path, capsys):
     out, small = tmp_path / "run", ["width=8", "levels=2", "radius=0.5"]
     words = [word for change in small for word in ("--set", f"model.{change}")]

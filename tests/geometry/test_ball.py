@@ -227,6 +227,7 @@ print(len(e), int((e.source.long() * torch.arange(len(e))).sum()), int(e.splits.
 """
 
 
+@pytest.mark.slow
 def test_vectors_of_any_machine_find_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Kernels for a plain CPU, without AVX, give what those for this one give."""
     exec(VECTORS, {})

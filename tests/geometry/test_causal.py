@@ -7,7 +7,7 @@ import torch
 from streams import of, stream, ugly
 
 import gridless as gl
-from gridless.geometry import causal, latest, lif
+from gridless.geometry import causal, lif
 from gridless.geometry.causal import by_pixel
 from gridless.geometry.taps import offsets
 
@@ -54,16 +54,6 @@ def test_edges_are_those_of_the_definition(device, kernel, stride, window):
     assert [edges.source[a:b].tolist() for a, b in zip(edges.splits, edges.splits[1:])] == expected
 
 
-@pytest.mark.parametrize(("kernel", "stride"), KERNELS)
-def test_the_latest_event_is_the_last_edge(device, kernel, stride):
-    source, target = pair(stream((40, 0, 60)), kernel, stride)
-    rows = brute(source, target, kernel, stride, 2**62)
-    moved = source.to(device)
-    table = latest(moved, moved if target is source else target.to(device), kernel, stride)
-    assert table.row.dtype == torch.int32
-    assert table.row.flatten().tolist() == [r[-1] if r else -1 for r in rows]
-
-
 @pytest.mark.parametrize("name", ugly())
 def test_awkward_streams(device, name):
     events = ugly()[name]
@@ -71,18 +61,16 @@ def test_awkward_streams(device, name):
     fired = lif(moved, **SETTINGS)
     with gl.use_backend("reference"):
         local = lif(events, **SETTINGS)
-        expected = causal(events, local, 3, 2, 50), causal(local, local, "cross5", 1), latest(events, local, 3, 2)
-    found = causal(moved, fired, 3, 2, 50), causal(fired, fired, "cross5", 1), latest(moved, fired, 3, 2)
-    for a, b in zip(found[:2], expected[:2]):
+        expected = causal(events, local, 3, 2, 50), causal(local, local, "cross5", 1)
+    found = causal(moved, fired, 3, 2, 50), causal(fired, fired, "cross5", 1)
+    for a, b in zip(found, expected):
         assert torch.equal(a.splits.cpu(), b.splits)
         assert torch.equal(a.source.cpu(), b.source)
-    assert torch.equal(found[2].row.cpu(), expected[2].row)
 
 
 def test_arrival_decides_between_equal_times(device):
     events = of([(1, 1), (1, 1), (1, 1)], [5, 5, 5]).to(device)
     assert causal(events, events, 1, 1).source.tolist() == [0, 0, 1, 0, 1, 2]
-    assert latest(events, events, 1, 1).row.tolist() == [[0], [1], [2]]
 
 
 def test_collated_examples_are_one_batch(device):
@@ -90,12 +78,10 @@ def test_collated_examples_are_one_batch(device):
     parts = [events.examples[i] for i in range(3)]
     fired = [lif(p, **SETTINGS) for p in parts]
     edges = gl.collate([causal(p, f, 3, 2, 60).cpu() for p, f in zip(parts, fired)])
-    table = gl.collate([latest(p, f, 3, 2).cpu() for p, f in zip(parts, fired)])
     whole = lif(events, **SETTINGS)
     batch = causal(events, whole, 3, 2, 60)
     assert torch.equal(edges.splits, batch.splits.cpu())
     assert torch.equal(edges.source, batch.source.cpu())
-    assert torch.equal(table.row, latest(events, whole, 3, 2).row.cpu())
 
 
 def test_runs_hold_every_event_of_a_pixel_in_order(device):
@@ -115,7 +101,6 @@ def test_padding_sees_nothing(device):
     with gl.use_backend("reference"):
         expected = causal(events, events, "cross5", 1, 50)
     assert torch.equal(edges.source.cpu(), expected.source)
-    assert (latest(padded, padded, 1, 1).row[len(events) :] == -1).all()
 
 
 def test_what_does_not_fit_together_is_refused():

@@ -172,3 +172,22 @@ def test_a_default_dtype_of_64_bits_fires_the_same_events(device):
         assert same(lif(events, **SETTINGS), expected)
     finally:
         torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_potentials_that_are_not_finite_fire_as_in_the_reference(device, bad):
+    events = stream((40,), (6, 6))
+    memory = LIFMemory.start((6, 6))
+    memory.potential[0, 1, 1] = bad
+    with gl.use_backend("reference"):
+        expected, after = lif_step(events, memory, threshold=0.8, reset=-0.5)
+    found, left = lif_step(events.to(device), LIFMemory(*(x.to(device) for x in memory)), threshold=0.8, reset=-0.5)
+    assert torch.equal(found.cause.cpu(), expected.cause)
+    torch.testing.assert_close(left.potential.cpu(), after.potential, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("setting", ["decay_time", "threshold", "reset"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_settings_that_are_not_finite_are_refused_by_name(setting, bad):
+    with pytest.raises(ValueError, match=f"{setting}.*{bad}"):
+        lif(stream((4,), (3, 3)), **{setting: bad})

@@ -111,6 +111,7 @@ def test_a_kernel_is_compiled_anew_when_a_file_changes_that_its_own_imports(samp
     assert run(sample) == (180, 0, 1)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_cannot_be_kept_on_disk_runs_and_the_remedy_is_said_once(sample: Path):
     (sample / "__pycache__").touch()
     done = process(sample, XDG_CACHE_HOME=str(sample / "__init__.py"), NUMBA_CACHE_DIR="")
@@ -118,6 +119,7 @@ def test_a_kernel_that_cannot_be_kept_on_disk_runs_and_the_remedy_is_said_once(s
     assert done.stderr.count("not kept on disk") == done.stderr.count("set NUMBA_CACHE_DIR") == 1
 
 
+@pytest.mark.slow
 def test_a_package_without_sources_runs_and_does_not_name_a_folder_that_would_not_help(sample: Path):
     compileall.compile_dir(sample, legacy=True, quiet=1)
     for file in sample.glob("*.py"):

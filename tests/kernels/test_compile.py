@@ -30,6 +30,7 @@ assert next(kernels.compiled([broken], [90], 1)).error is not None
 """
 
 
+@pytest.mark.slow
 def test_every_kernel_is_among_those_that_are_compiled_and_a_few_of_them_compile(tmp_path):
     few = ("structures.transpose.gpu._targets", "geometry.rejection.gpu._decide", "ops.segment_pool.gpu._mean")
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

@@ -17,6 +17,8 @@ import torch
 import gridless as gl
 from gridless.kernels.pool import run
 
+pytestmark = pytest.mark.slow
+
 
 class Powers:
     def __init__(self, base: int) -> None:

@@ -58,6 +58,7 @@ def on_a_terminal(folder: Path) -> tuple[str, str]:
     return printed, shown.decode()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
 def test_bars_are_shown_on_a_terminal_and_never_in_what_is_printed(tmp_path, monkeypatch, capsys, terminal):
     """Of a cache, an evaluation and two predictions."""

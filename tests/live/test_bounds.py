@@ -20,6 +20,8 @@ from live import assert_close, batch, blocks, packed, trained
 from gridless.live import Session, stream
 from gridless.models.events import EventResNet
 
+pytestmark = pytest.mark.slow
+
 
 @st.composite
 def sizes(draw) -> dict:

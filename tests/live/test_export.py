@@ -34,6 +34,8 @@ from gridless.live.program import Program
 from gridless.live.sources import encode
 from gridless.nn.events import polarity_features
 
+pytestmark = pytest.mark.slow
+
 CC = compilers()
 needs_compiler = pytest.mark.skipif(not CC, reason="no C compiler")
 

@@ -235,6 +235,7 @@ def test_weights_that_torch_renews_before_a_call_are_those_of_the_call(change):
     assert torch.equal(torch.from_numpy(weight), model.logits.weight.detach().T)
 
 
+@pytest.mark.slow
 def test_a_part_that_was_compiled_is_read_as_what_it_was_made_of():
     model = Small()
     model.logits = torch.compile(model.logits)

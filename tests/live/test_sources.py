@@ -21,9 +21,8 @@ import torch
 import gridless as gl
 from gridless.cli.main import main
 from gridless.live import stream
-from gridless.live.overload import Budget, Buffered, Overload, thinned
+from gridless.live.overload import ROOM, Budget, Buffered, Overload, thinned
 from gridless.live.sources import (
-    AGAIN,
     BURST_BYTES,
     HEADER,
     JUMP,
@@ -256,11 +255,10 @@ def test_a_socket_whose_first_datagram_is_after_the_end_of_time_goes_on(end):
     assert f"its events reach to {end} us, but times end at" in source.reason
 
 
-@pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("stray", [(FAR,), (50, FAR), (10**9,)])
-def test_one_datagram_from_the_far_future_is_refused_alone(stray, restart):
+def test_one_datagram_from_the_far_future_is_refused_alone(stray):
     frames = [encode(at(k), k) for k in range(60, 64)]
-    source, packets = heard(frames[0], encode(at(*stray), 60), *frames[1:], restart=restart)
+    source, packets = heard(frames[0], encode(at(*stray), 60), *frames[1:])
     assert [p.time.tolist() for p in packets] == [[60], [61], [62], [63]]
     assert (source.lost, source.late, source.bad, source.refused, source.restarts) == (0, 0, 0, 1, 0)
     assert f"{stray[-1]} us, over 10000000 us away from the last one at 60 us" in source.reason
@@ -294,43 +292,92 @@ def test_two_frames_far_ahead_begin_a_new_stream_only_after_a_single_one(first):
 
 
 @pytest.mark.parametrize("strays", [(0, 5 * 10**8), (100, 50)])
-def test_two_strays_that_do_not_continue_each_other_begin_no_new_stream(strays):
-    frames = [encode(at(10**9 + k), k) for k in range(2)]
-    source, packets = heard(*frames, *(encode(at(k), 2) for k in strays), restart=True)
+def test_two_strays_of_another_session_that_do_not_continue_each_other_begin_no_new_stream(strays):
+    frames = [encode(at(10**9 + k), k, session=1) for k in range(2)]
+    source, packets = heard(*frames, *(encode(at(k), 2, session=2) for k in strays))
     assert joined(packets).time.tolist() == [10**9, 10**9 + 1]
-    assert (source.refused, source.restarts) == (2, 0)
+    assert (source.late + source.refused, source.restarts) == (2, 0)
+
+
+@pytest.mark.parametrize("ahead", [2 * 10**5, 9 * 10**6])
+@pytest.mark.parametrize("session", [None, 5])
+def test_a_single_frame_ahead_does_not_move_the_clock(ahead, session):
+    honest = [encode(at(60 + k), k, session) for k in range(6)]
+    for lies in range(1, 6):
+        lie = encode(at(60 + ahead), lies, session)
+        source, packets = heard(*honest[:lies], lie, *honest[lies:])
+        assert joined(packets).time.tolist() == [*range(60, 66)]
+        assert (source.refused, source.restarts) == (1 if lies < 6 else 0, 0)
+        assert f"{60 + ahead} us" in source.reason
+
+
+@pytest.mark.parametrize("session", [None, 5])
+def test_two_frames_ahead_that_continue_each_other_are_taken_and_so_is_a_last_one(session):
+    times = [60, 61, 5 * 10**6, 5 * 10**6 + 1, 9 * 10**6]
+    source, packets = heard(*(encode(at(t), k, session) for k, t in enumerate(times)))
+    assert joined(packets).time.tolist() == times
+    assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 0, 0)
+
+
+def test_a_frame_ahead_that_comes_twice_is_late_the_second_time():
+    frames = [encode(at(t), k) for k, t in enumerate((60, 61, 10**6))]
+    source, packets = heard(*frames, frames[-1], encode(at(10**6 + 1), 3))
+    assert joined(packets).time.tolist() == [60, 61, 10**6, 10**6 + 1]
+    assert (source.late, source.refused) == (1, 0)
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2), (101, 102, 103)])
-def test_a_sender_that_starts_again_begins_a_new_stream_or_is_refused(numbers):
-    old = [encode(at(10**9 + k), 98 + k) for k in range(3)]
-    new = [encode(at(k), number) for k, number in enumerate(numbers)]
-    source, packets = heard(*old, *new, restart=True)
-    assert [type(p) is NewStream or p.time.item() for p in packets] == [*range(10**9, 10**9 + 3), True, 0, 1, 2]
-    assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 0, 1)
+@pytest.mark.parametrize("behind", [10**9, 5 * 10**6, 10])
+@pytest.mark.parametrize("old_session", [None, 7])
+def test_another_session_begins_a_new_stream_whatever_its_clock_and_its_numbers(numbers, behind, old_session):
+    old = [encode(at(behind + k), 98 + k, old_session) for k in range(3)]
+    new = [encode(at(k), number, session=8) for k, number in enumerate(numbers)]
     source, packets = heard(*old, *new)
-    assert len(packets) == 3
+    times = [None if type(p) is NewStream else p.time.tolist() for p in packets]
+    cut = times.index(None)
+    assert [[t for times_ in part for t in times_] for part in (times[:cut], times[cut + 1 :])] == [
+        [behind, behind + 1, behind + 2],
+        [0, 1, 2],
+    ]
+    assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 0, 1)
+
+
+def test_a_single_frame_of_another_session_begins_no_new_stream():
+    frames = [encode(at(k), k, session=1) for k in range(4)]
+    source, packets = heard(*frames[:2], encode(at(2), 2, session=2), *frames[2:])
+    assert joined(packets).time.tolist() == [0, 1, 2, 3]
+    assert (source.refused, source.restarts) == (1, 0)
+    assert "session 2" in source.reason
+
+
+def test_frames_without_a_session_are_one_and_a_clock_that_goes_back_is_refused():
+    old = [encode(at(10**9 + k), 98 + k) for k in range(3)]
+    source, packets = heard(*old, *(encode(at(k), k) for k in range(3)))
+    assert joined(packets).time.tolist() == [10**9, 10**9 + 1, 10**9 + 2]
     assert (source.lost, source.late, source.refused, source.restarts) == (0, 0, 3, 0)
 
 
-def test_a_sender_that_starts_again_within_the_bound_is_known_by_its_late_frames():
-    old = [encode(at(5 * 10**6 + k), 98 + k) for k in range(3)]
-    new = [encode(at(k), k) for k in range(AGAIN + 4)]
-    source, packets = heard(*old, *new, restart=True)
-    times = [type(p) is NewStream or p.time.item() for p in packets]
-    assert times == [*range(5 * 10**6, 5 * 10**6 + 3), True, *range(AGAIN, AGAIN + 4)]
-    assert (source.lost, source.late, source.refused, source.restarts) == (0, AGAIN, 0, 1)
-    source, packets = heard(*old, *new)
-    assert len(packets) == 3
-    assert (source.late, source.refused, source.restarts) == (AGAIN, 4, 0)
-    assert "began again" in source.reason
+@pytest.mark.parametrize("session", [None, 2**32 - 1])
+def test_frames_that_all_come_twice_are_late_the_second_time_and_no_new_stream(session):
+    source, packets = heard(*(encode(at(k // 2), k // 2, session) for k in range(64)))
+    assert [p.time.item() for p in packets] == [*range(32)]
+    assert (source.late, source.refused, source.restarts) == (32, 0, 0)
 
 
-@pytest.mark.parametrize("restart", [False, True])
-def test_frames_that_all_come_twice_are_late_the_second_time_and_no_new_stream(restart):
-    source, packets = heard(*(encode(at(k // 2), k // 2) for k in range(4 * AGAIN)), restart=restart)
-    assert [p.time.item() for p in packets] == [*range(2 * AGAIN)]
-    assert (source.late, source.refused, source.restarts) == (2 * AGAIN, 0, 0)
+@pytest.mark.parametrize("sessions", [(None, 3), (3, None), (3, 4)])
+def test_a_byte_stream_tells_where_another_session_begins(sessions):
+    data = b"".join(encode(at(k), k % 2, sessions[k // 2]) for k in range(4))
+    packets = list(frames(io.BytesIO(data), (34, 34)))
+    assert [None if type(p) is NewStream else p.time.item() for p in packets] == [0, 1, None, 2, 3]
+
+
+@pytest.mark.parametrize("bytes_left", [13, 15])
+def test_a_header_of_the_second_version_that_is_cut_off_is_refused(bytes_left):
+    data = encode(at(1), 0, session=1)[:bytes_left]
+    with pytest.raises(ValueError, match=r"standard input.* header"):
+        list(frames(io.BytesIO(data), (34, 34)))
+    source, packets = heard(data)
+    assert (packets, source.bad) == ([], 1)
 
 
 def test_a_burst_is_a_packet_that_can_be_dropped_or_thinned():
@@ -340,17 +387,8 @@ def test_a_burst_is_a_packet_that_can_be_dropped_or_thinned():
     assert max(map(len, packets)) <= BURST_BYTES // 16 + 1000
 
 
-@pytest.mark.parametrize(("step", "ahead"), [(2, 1), (1, -1)])
-def test_late_frames_that_do_not_follow_each_other_stay_late(step, ahead):
-    frames = [encode(at(5 * 10**6 + k), 98 + k) for k in range(3)]
-    source, packets = heard(*frames, *[encode(at(50 + ahead * k), step * k) for k in range(AGAIN + 4)], restart=True)
-    assert len(packets) == 3
-    assert (source.late, source.refused, source.restarts) == (AGAIN + 4, 0, 0)
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket(restart):
-    source, packets = heard(encode(at(FAR), 7), *(encode(at(k), k) for k in range(3)), restart=restart)
+def test_a_first_datagram_from_the_far_future_does_not_blind_a_socket():
+    source, packets = heard(encode(at(FAR), 7), *(encode(at(k), k) for k in range(3)))
     assert [type(p) is NewStream or p.time.item() for p in packets] == [FAR, True, 0, 1, 2]
     assert (source.refused, source.restarts) == (0, 1)
 
@@ -376,8 +414,9 @@ def test_a_new_stream_parts_the_packets_around_it(events):
     assert same(joined(found[cut + 1 :]), events[:20])
 
 
-def test_a_new_stream_is_never_dropped(events):
-    source = Buffered(iter([events, NewStream(), events]), Overload.drop, room=10)
+def test_a_new_stream_is_never_dropped(events, monkeypatch):
+    monkeypatch.setitem(ROOM, Overload.drop, 10)
+    source = Buffered(iter([events, NewStream(), events]), Overload.drop)
     packets = iter(source)
     time.sleep(0.1)
     assert [type(packet) for packet in packets][:2] == [gl.Events, NewStream]
@@ -454,14 +493,17 @@ def test_the_budget_of_thinning_follows_what_packets_cost():
     assert budget.events == 1
 
 
-def test_no_more_events_wait_than_there_is_room_for_unless_in_one_packet(events):
+def test_no_more_events_wait_than_there_is_room_for_unless_in_one_packet(events, monkeypatch):
+    monkeypatch.setitem(ROOM, Overload.drop, 10)
     for size, dropped in ((6, 2), (5, 1), (50, 2)):
-        source = Buffered(iter([events[:size]] * 3), Overload.drop, room=10)
+        source = Buffered(iter([events[:size]] * 3), Overload.drop)
         source._read()
         assert (source.dropped_packets, source.dropped_events) == (dropped, dropped * size)
 
 
-def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events):
+def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events, monkeypatch):
+    for overload in Overload:
+        monkeypatch.setitem(ROOM, overload, 40)
     packets = [events[a : a + 10] for a in range(0, 400, 10)]
 
     def consume(source: Buffered) -> int:
@@ -472,20 +514,22 @@ def test_a_slow_consumer_holds_the_source_back_or_counts_what_it_lost(events):
             got += len(packet)
         return got
 
-    assert consume(Buffered(iter(packets), room=40)) == 400
-    dropping = Buffered(iter(packets), Overload.drop, room=40)
+    assert consume(Buffered(iter(packets))) == 400
+    dropping = Buffered(iter(packets), Overload.drop)
     got = consume(dropping)
     assert dropping.dropped_events > 0
     assert got + dropping.dropped_events == 400
 
 
 @pytest.mark.parametrize("overload", Overload)
-def test_the_reader_of_a_source_that_goes_on_ends_when_it_is_closed(events, overload):
+def test_the_reader_of_a_source_that_goes_on_ends_when_it_is_closed(events, overload, monkeypatch):
+    monkeypatch.setitem(ROOM, overload, 1)
+
     def forever():
         while True:
             yield events
 
-    buffered = Buffered(forever(), overload, room=1)
+    buffered = Buffered(forever(), overload)
     next(iter(buffered))
     # Until the reader waits for room, if it does.
     time.sleep(0.1)
@@ -535,6 +579,7 @@ def test_a_camera_is_a_source_of_the_same_packets(events, weights):
     assert camera.overflows == 1
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_predictions_of_the_engine(events, weights, tmp_path, capsys):
     path = tmp_path / "glyph.npz"
     gl.write_events(path, events)
@@ -576,9 +621,10 @@ def test_the_command_begins_again_with_a_new_stream_and_says_nothing_of_one_with
     assert f"{2e-6 * int(events.time[499] - events.time[0]):.3f} s of sensor time" in err
     assert lines[: len(lines) // 2] == lines[len(lines) // 2 :]
     assert json.loads(lines[-1])["time"] == int(events.time[499])
-    assert options == {"jump": JUMP, "restart": False, "idle": None}
+    assert options == {"jump": JUMP, "idle": None}
 
 
+@pytest.mark.slow
 def test_the_command_listens_to_a_socket(events, weights):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", 0))
@@ -617,6 +663,7 @@ def test_the_command_listens_to_a_socket(events, weights):
     assert b"refused 0, restarts 0\nnot taken: udp: a datagram of 8 bytes is no frame" in errors
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_ends_the_command_quietly(events, weights):
     child = subprocess.Popen(
         [sys.executable, "-m", "gridless", "stream", "--weights", weights, "--input", "-", "--quiet"],
@@ -658,6 +705,7 @@ def test_what_the_command_cannot_do_is_one_line(weights, words, message, capsys)
     assert message in line
 
 
+@pytest.mark.slow
 def test_closed_standard_streams_are_named(weights, capsys, monkeypatch):
     words = ["stream", "--weights", weights, "--input", "-"]
     closed = ["sh", "-c", '"$@" >&-', "sh", sys.executable, "-m", "gridless", *words]

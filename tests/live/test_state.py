@@ -102,6 +102,7 @@ def test_a_copy_is_a_stream_of_its_own(make, copied):
     assert torch.equal(one.predict(), other.predict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
 def test_a_copy_of_an_engine_has_its_weights_whatever_becomes_of_the_network(copied):
     model = network("n_mnist", head="stream", width=8, levels=2, pooled=1)

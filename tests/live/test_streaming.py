@@ -366,6 +366,7 @@ def test_what_cannot_run_live_says_so_and_what_to_do(make):
         make(network("n_mnist", head="stream"))(busy("plain", (20, 20), 10))
 
 
+@pytest.mark.slow
 def test_a_module_in_training_mode_is_named():
     model = network("n_mnist", head="stream", width=8, levels=2, pooled=1)
     model.head.dropout.train()
@@ -384,6 +385,7 @@ def test_an_array_that_cannot_be_written_to_compiles_nothing():
     assert torch.equal(one.predict(), other.predict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [stream, Session])
 def test_what_torch_compile_made_runs_as_what_it_was_made_of(make):
     model = network("n_mnist", head="stream", width=4, levels=1, pooled=0, threshold=0.5)

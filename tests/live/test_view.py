@@ -112,6 +112,7 @@ def test_the_terminal_holds_the_frame_and_the_words(events, size, monkeypatch, c
     assert {"33", "203"} <= set(re.findall(r"38;5;(\d+)m", drawn))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_a_browser_shows_a_recording_in_real_time(events, tmp_path):
     torch.manual_seed(0)

@@ -232,6 +232,7 @@ def test_a_network_of_maxima_without_maxima_is_refused(depths):
         small("point_max_net", depths=depths)
 
 
+@pytest.mark.slow
 def test_drop_path_leaves_the_branches_of_whole_clouds_out(cloud):
     model = small("point_resnet_plus", drop_path=0.5, levels=1)
     path = model.blocks[1].drop_path

@@ -48,10 +48,10 @@ def test_values_are_differentiable_at_the_centre():
 
 @pytest.mark.parametrize(("dim", "size"), [(1, 3), (2, 9), (3, 15)])
 def test_kernel_points_are_a_centre_and_one_shell(dim, size):
-    basis = KernelPoints(dim, reach=0.6)
+    basis = KernelPoints(dim)
     lengths = torch.tensor(basis.centres).norm(dim=1)
     assert basis.size == size == len(set(basis.centres))
-    torch.testing.assert_close(lengths, torch.tensor([0.0] + [0.6] * (size - 1)))
+    torch.testing.assert_close(lengths, torch.tensor([0.0] + [2 / 3] * (size - 1)))
 
 
 def test_bases_are_values():

@@ -145,6 +145,7 @@ def test_the_printed_layer_says_what_it_does(plan):
     )
 
 
+@pytest.mark.slow
 def test_a_network_compiles_whole(plan):
     plan, near, down, _ = plan
     first, second = FeaturelessConv(near, 4), PointConv(down, 4, 3)

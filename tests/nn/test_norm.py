@@ -137,6 +137,7 @@ def test_accumulates_bfloat16_in_float32(bucket):
     torch.testing.assert_close(ours.running_var, wide.running_var)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bucket", [None, "power_of_two"])
 def test_compiles_without_breaks(bucket):
     ours, theirs = twin()
@@ -149,6 +150,7 @@ def test_compiles_without_breaks(bucket):
         assert_same_state(ours, theirs)
 
 
+@pytest.mark.slow
 def test_no_rows_have_a_gradient_when_compiled():
     ours = BatchNorm(6)
     torch.compile(ours, fullgraph=True, backend="aot_eager")(torch.randn(0, 6)).sum().backward()

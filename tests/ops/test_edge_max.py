@@ -123,6 +123,7 @@ def test_the_reference_has_every_derivative():
     assert slope == 3 * int((edges.counts > 0).sum())
 
 
+@pytest.mark.slow
 def test_compiles_without_breaks():
     edges, features = random_edges(9, 7), torch.randn(7, 3, requires_grad=True)
     compiled = torch.compile(lambda x: edge_max(x, edges), fullgraph=True, backend="aot_eager")

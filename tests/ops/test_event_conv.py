@@ -25,10 +25,9 @@ Q, V, P = 3, 4, 5
 def few_programs(request, monkeypatch):
     """The interpreter's time goes by operations, not elements: give it few, large programs, but for the first test."""
     if gl.backends.interpreting() and "formula" not in request.node.name:
-        from gridless.ops.event_conv import edges_gpu, gpu
+        from gridless.ops.event_conv import gpu
 
         monkeypatch.setattr(gpu, "_ELEMENTS", 4096)
-        monkeypatch.setattr(edges_gpu, "_ELEMENTS", 4096)
 
 
 def crowd() -> gl.Events:

@@ -383,6 +383,7 @@ def test_autocast_lowers_features_and_weight_but_not_coordinates(fast, p):
     assert 0 < (out - plain).norm() / plain.norm() < 2e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [3, None])
 def test_compiles_without_a_graph_break(fast, p):
     given = problem(fast, torch.float32, p=p)
@@ -440,6 +441,7 @@ def test_a_traced_graph_calls_the_operator(fast):
         torch.func.linearize(lambda *t: apply(t, edges, basis), *tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("p", [3, None])
 def test_features_may_lie_apart(fast, p):
     """Slices of wider ones, and transposed ones, also in a compiled graph; gradients go back to where they lie."""
@@ -675,6 +677,7 @@ def test_a_bias_may_lie_apart(device, order):
     assert torch.equal(apply((features, weight, apart, x, y), edges, basis, order=order), wanted)
 
 
+@pytest.mark.slow
 def test_an_empty_cloud_compiles():
     plan = gl.Plan()
     cloud = plan.points(dim=3)

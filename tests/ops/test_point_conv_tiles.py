@@ -179,9 +179,9 @@ def test_sums_that_shared_memory_does_not_hold_are_written(tiles, monkeypatch, k
 
 def kind(terms):
     from gridless.ops.point_conv.edge_function import EdgeFunction
-    from gridless.ops.point_conv.gpu.rows import Kind
+    from gridless.ops.point_conv.gpu.rows import RowKind
 
-    return Kind(EdgeFunction(0, (0.0,) * (3 * terms), 1.0, 3, 0.1, True, True), True, torch.float32)
+    return RowKind(EdgeFunction(0, (0.0,) * (3 * terms), 1.0, 3, 0.1, True, True), True, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

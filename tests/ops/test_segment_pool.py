@@ -131,6 +131,7 @@ def test_is_a_well_formed_operator():
     torch.library.opcheck(segment_pool._spread.registered, (features[:6].detach().requires_grad_(), splits, 50))
 
 
+@pytest.mark.slow
 def test_compiles_without_breaks():
     features, splits = batch("cpu", channels=4)
     features.requires_grad_()
@@ -157,6 +158,7 @@ def test_refuses_what_it_cannot_pool(pool):
         pool(features.to("meta"), splits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 def test_forward_mode_of_a_compiled_graph_is_refused(compiler):
     splits = torch.tensor([0, 3, 5])

@@ -204,6 +204,7 @@ def test_mp4_needs_ffmpeg(recording, tmp_path, monkeypatch):
     assert not (tmp_path / "b.mp4").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not there")
 def test_an_mp4_holds_the_images(recording, tmp_path):
     from gridless.pictures.video import event_images
@@ -230,6 +231,7 @@ def test_a_page_escapes_text_and_loads_nothing_from_outside(points):
     assert "https://" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_a_page_opens_in_a_browser_without_a_complaint(points, recording, tmp_path):
     page = Page("Opens", "in a browser")

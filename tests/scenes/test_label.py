@@ -65,6 +65,7 @@ def labels_of(file: Path) -> torch.Tensor:
     return gl.read_cloud(file).rows["classification"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("grid", [None, 0.3])
 def test_two_tilings_give_the_same_labels_and_nothing_else_changes(grid, city, weights, tmp_path):
     settings = {} if grid is None else {"grid": grid}
@@ -98,6 +99,7 @@ def test_double_labels_are_those_of_the_network_in_float64(city, tmp_path):
     assert len(found.unique()) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", [3, 7])
 def test_a_copc_file_becomes_a_laz_file_that_others_read(format, weights, tmp_path):
     laspy = pytest.importorskip("laspy")
@@ -111,6 +113,7 @@ def test_a_copc_file_becomes_a_laz_file_that_others_read(format, weights, tmp_pa
     assert len(theirs.points) == 300
 
 
+@pytest.mark.slow
 def test_what_is_made_of_a_copc_file_is_not_called_so(weights, tmp_path, capsys):
     (tmp_path / "a.copc.laz").write_bytes(laz_in_chunks(street(300), 7))
     words = ["predict", str(tmp_path / "a.copc.laz"), "--weights", str(weights), "--out", str(tmp_path / "out")]
@@ -121,6 +124,7 @@ def test_what_is_made_of_a_copc_file_is_not_called_so(weights, tmp_path, capsys)
     assert "two of the files have one name" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", ["1.3", "1.4"])
 def test_waveforms_stay_where_the_header_says(version, weights, tmp_path):
     data = bytearray(las(street(200), 4 if version == "1.3" else 9, False, version))
@@ -159,6 +163,7 @@ def test_waveforms_stay_where_the_header_says(version, weights, tmp_path):
     assert not out[6] & 2
 
 
+@pytest.mark.slow
 def test_a_folder_becomes_a_ply_with_labels(weights, tmp_path):
     x = street(900)
     (tmp_path / "in").mkdir()
@@ -175,6 +180,7 @@ def test_a_folder_becomes_a_ply_with_labels(weights, tmp_path):
     assert found.rows["label"].shape == (900,)
 
 
+@pytest.mark.slow
 def test_files_with_different_rows_become_a_ply_of_what_all_have(weights, tmp_path):
     x = street(300)
     (tmp_path / "in").mkdir()
@@ -193,6 +199,7 @@ def test_files_with_different_rows_become_a_ply_of_what_all_have(weights, tmp_pa
     assert np.array_equal(found.rows["label"].numpy(), np.load(tmp_path / "out.npy"))
 
 
+@pytest.mark.slow
 def test_rows_of_any_name_are_written_to_a_ply(weights, tmp_path):
     x = street(50)
     names = ["Echo Width", "größe", "X", "red", "directions", "x_", "red_1"]
@@ -210,6 +217,7 @@ def test_rows_of_any_name_are_written_to_a_ply(weights, tmp_path):
     assert found["wide"][0] == 2**40
 
 
+@pytest.mark.slow
 def test_the_output_is_no_part_of_the_scene(weights, tmp_path):
     folder = tmp_path / "in"
     (folder / "below").mkdir(parents=True)
@@ -238,6 +246,7 @@ def test_colours_on_two_scales_are_refused_as_in_training(tmp_path):
         label_scene(tmp_path / "in", model, tmp_path / "out.npy", how=Preparation(features=("rgb",)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".laz", ".npy"])
 def test_a_scene_that_changes_while_it_is_labelled_is_refused(suffix, city, weights, tmp_path, monkeypatch):
     file, whole = tmp_path / "in.laz", Labeller.label
@@ -256,6 +265,7 @@ def test_a_scene_that_changes_while_it_is_labelled_is_refused(suffix, city, weig
     assert not (tmp_path / f"out{suffix}.unfinished").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_goes_on(city, weights, tmp_path, monkeypatch):
     label_scene(city, weights, tmp_path / "whole.npy", size=6.0)
     made, whole = [], Labeller.label
@@ -296,6 +306,7 @@ def test_a_run_that_was_killed_goes_on(city, weights, tmp_path, monkeypatch):
     assert np.array_equal(np.load(out), np.load(tmp_path / "whole.npy"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kill -9")
 def test_killed_with_no_warning_at_any_moment_the_command_goes_on(city, weights, tmp_path):
     out = tmp_path / "out.laz"
@@ -314,12 +325,14 @@ def test_killed_with_no_warning_at_any_moment_the_command_goes_on(city, weights,
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.laz", "whole.laz"]
 
 
+@pytest.mark.slow
 def test_processes_give_the_same_labels(city, weights, tmp_path):
     label_scene(city, weights, tmp_path / "one.npy", size=11.0)
     label_scene(city, weights, tmp_path / "two.npy", size=11.0, workers=2)
     assert np.array_equal(np.load(tmp_path / "one.npy"), np.load(tmp_path / "two.npy"))
 
 
+@pytest.mark.slow
 def test_tiles_that_threads_cut_ahead_give_the_same_labels(city, weights):
     worker = Labeller(city, weights, size=6.0)
     keys = worker.tiles.keys
@@ -329,6 +342,7 @@ def test_tiles_that_threads_cut_ahead_give_the_same_labels(city, weights):
         assert np.array_equal(labels, found)
 
 
+@pytest.mark.slow
 def test_keys_in_columns_give_the_rows_and_labels_of_their_tiles(city, weights):
     worker = Labeller(city, weights, size=11.0)
     keys = worker.tiles.keys[:3]
@@ -338,6 +352,7 @@ def test_keys_in_columns_give_the_rows_and_labels_of_their_tiles(city, weights):
         assert np.array_equal(found[name], np.concatenate(part))
 
 
+@pytest.mark.slow
 def test_the_command_prints_how_many_points_have_each_label(city, weights, tmp_path, capsys):
     words = [
         "predict",
@@ -371,6 +386,7 @@ def test_a_feature_that_is_not_finite_is_named_before_any_work(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["scan.bin"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".ply", ".npy"])
 def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix, weights, tmp_path, monkeypatch):
     monkeypatch.setattr("gridless.data.readers.clouds.base.PART", 100)
@@ -397,6 +413,7 @@ def test_points_that_are_not_finite_have_no_part_in_the_labels_of_others(suffix,
         label_scene(tmp_path / "none.npy", weights, tmp_path / "none_labels.npy")
 
 
+@pytest.mark.slow
 def test_a_scan_has_the_same_labels_as_text_and_as_numbers(weights, tmp_path):
     x = street().astype(np.float32)
     np.save(tmp_path / "in.npy", x)
@@ -406,6 +423,7 @@ def test_a_scan_has_the_same_labels_as_text_and_as_numbers(weights, tmp_path):
     assert np.array_equal(*(np.load(tmp_path / f"{file}.labels.npy") for file in ("in.npy", "in.xyz")))
 
 
+@pytest.mark.slow
 def test_weights_for_clouds_on_the_unit_sphere_label_no_scene(city, weights, tmp_path):
     model = gl.load(weights)
     model.about |= {"recipe": {"data": "folder"}, "class_names": ["a", "b"]}
@@ -418,6 +436,7 @@ def test_weights_for_clouds_on_the_unit_sphere_label_no_scene(city, weights, tmp
         assert list(counts) == ["a", "b", "2", "3", "4"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("last", "dtype"), [(255, np.uint8), (256, np.uint16), (65536, np.int32)])
 def test_labels_are_those_of_the_files_that_were_learned_from_whatever_their_size(last, dtype, city, weights, tmp_path):
     model, values = gl.load(weights), np.array([2, 3, 7, 40, last])
@@ -429,12 +448,14 @@ def test_labels_are_those_of_the_files_that_were_learned_from_whatever_their_siz
     assert np.array_equal(found, values[np.load(tmp_path / "numbers.npy")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x", [np.zeros((1, 3)), np.ones((50, 3)), np.array([[0.0, 0, 0], [1e6, 1e6, 0]])])
 def test_one_point_equal_points_and_points_far_apart_are_labelled(x, weights, tmp_path):
     np.save(tmp_path / "in.npy", x)
     assert sum(label_scene(tmp_path / "in.npy", weights, tmp_path / "out.npy", grid=0.3).values()) == len(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("far", "dtype", "error"),
     [
@@ -456,6 +477,7 @@ def test_a_point_that_is_too_far_out_is_refused_and_leaves_no_trace(far, dtype, 
     assert [path.name for path in tmp_path.iterdir()] == ["in.npy"]
 
 
+@pytest.mark.slow
 def test_what_the_first_tile_refuses_leaves_no_trace_and_an_interrupt_what_was_found(
     city, weights, tmp_path, monkeypatch
 ):
@@ -470,6 +492,7 @@ def test_what_the_first_tile_refuses_leaves_no_trace_and_an_interrupt_what_was_f
         assert [path.name for path in tmp_path.iterdir()] == left
 
 
+@pytest.mark.slow
 def test_two_runs_to_one_output_are_refused(city, weights, tmp_path, monkeypatch):
     out = tmp_path / "out.laz"
 
@@ -499,6 +522,7 @@ class Full(io.FileIO):
         return super().write(data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".laz", ".las", ".ply", ".npy"])
 def test_a_disk_that_fills_loses_nothing(suffix, city, weights, tmp_path, monkeypatch):
     out = tmp_path / f"out{suffix}"
@@ -523,6 +547,7 @@ def test_a_disk_that_fills_loses_nothing(suffix, city, weights, tmp_path, monkey
     assert out.exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_cannot_be_reached_is_said_before_any_work(city, weights, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match="pip install ray"):
@@ -530,6 +555,7 @@ def test_a_cluster_that_cannot_be_reached_is_said_before_any_work(city, weights,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_refused_before_any_work(city, weights, tmp_path):
     (tmp_path / "old.las").write_bytes(las(street(50), 3, False, "1.2"))
     many = gl.models.point_unet(40, width=8, levels=1)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import gridless as gl
-from gridless.geometry.causal import Latest
 from gridless.structures import base, bucket_size, pad
 
 
@@ -89,11 +88,6 @@ def test_rows_of_padding_point_at_different_rows(sizes):
         counts = torch.bincount(index, minlength=into)
         assert len(counts) == into
         assert counts.max() - counts.min() <= 1
-
-
-def test_an_index_of_several_columns_is_padded():
-    latest = Latest(torch.tensor([[0, -1], [1, -1], [1, 2]], dtype=torch.int32), num_source=3)
-    assert pad(latest, [5]).row.tolist() == [[0, -1], [1, -1], [1, 2], [1, 2], [3, 4]]
 
 
 def test_searches_and_samplers_pass_padding_by(backend, device):

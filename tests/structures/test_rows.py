@@ -247,6 +247,7 @@ class Clouds:
         return self.plan(marked(20 + i, i)), i
 
 
+@pytest.mark.slow
 def test_a_plan_keeps_them_and_a_loader_brings_them():
     plan = gl.Plan()
     cloud = plan.points()

@@ -90,6 +90,7 @@ def test_a_batch_goes_to_its_device_once_however_many_clouds_it_has():
     assert copies.count <= 1
 
 
+@pytest.mark.slow
 def test_sources_that_32_bits_do_not_hold_are_refused():
     """2**32 + 3 would become 3."""
     for wrong in (2**32 + 3, -(2**32) + 3, 2**31):
@@ -221,6 +222,7 @@ def test_edge_index_is_read_as_pyg_reads_it():
     torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairs", [[[0, 1], [0, 5]], [[0, 1], [-1, 0]], [[0, 9], [0, 1]]])
 def test_an_edge_index_out_of_range_is_refused(pairs):
     with pytest.raises(ValueError, match=r"targets run|sources run"):
@@ -479,6 +481,7 @@ def test_a_cloud_is_no_sequence_of_points():
     assert not isinstance(cloud(3), Iterable)
 
 
+@pytest.mark.slow
 def test_data_loader_workers_compute_and_collate():
     from torch.utils.data import DataLoader
 
@@ -581,6 +584,7 @@ def test_threads_keep_the_order_of_jobs_and_pass_errors_on():
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_a_forked_child_has_threads_of_its_own():
     code = """
     import os, torch
@@ -596,6 +600,7 @@ def test_a_forked_child_has_threads_of_its_own():
     assert run(code, PYTHONWARNINGS="ignore::DeprecationWarning").strip() == "0"
 
 
+@pytest.mark.slow
 def test_a_slow_compilation_is_announced_once_and_a_quick_one_not():
     code = """
     import time

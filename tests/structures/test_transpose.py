@@ -86,6 +86,7 @@ def test_other_things_are_refused():
         transpose(torch.zeros(3))
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_compiled_first_has_it_too():
     edges = gl.Edges(torch.tensor([0, 2, 3]), torch.tensor([1, 2, 1]), 4)
     compiled = torch.compile(lambda edges: transposed(edges)[0] * 2, fullgraph=True, backend="aot_eager")

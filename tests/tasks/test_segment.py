@@ -261,6 +261,7 @@ def release(root: Path) -> None:
             np.savetxt(root / "03797390" / f"{name}.txt", rows, "%.6f")
 
 
+@pytest.mark.slow
 def test_the_recipe_trains_evaluates_and_writes_parts_as_ply(tmp_path, capsys):
     root, out = tmp_path / "set", tmp_path / "run"
     release(root)

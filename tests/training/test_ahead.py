@@ -17,6 +17,8 @@ from gridless.training.recipe import load_recipe
 from gridless.training.run import run
 from gridless.training.workers import WorkerLoader, precomputed
 
+pytestmark = pytest.mark.slow
+
 SMALL = [
     "--set", "data_options.size=28", "--set", "data_options.held_out=14", "--set", "points=64",
     "--set", "batch_size=10", "--set", "model.width=8", "--set", "model.radius=0.4", "--set", "augment.drop=0.3",

@@ -18,6 +18,8 @@ from gridless import models
 from gridless.training import Clouds, Loader, Recipe, StepCounter, captured
 from gridless.training.step import make_step
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -22,6 +22,8 @@ from gridless.training.loader import Loader
 from gridless.training.run import run
 from gridless.training.step import make_step
 
+pytestmark = pytest.mark.slow
+
 MODEL = {
     "model": "EventResNet", "classes": 10, "sensor": [16, 16], "width": 4, "levels": 2, "pooled": 0, "threshold": 0.8,
     "reset": -1.0, "dropout": 0.1,

@@ -18,6 +18,8 @@ from torch.utils.data import DistributedSampler
 from gridless.nn import synchronise
 from gridless.training import Clouds, Loader
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = """
 import json, sys
 from pathlib import Path

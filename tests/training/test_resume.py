@@ -30,6 +30,8 @@ from gridless.training.run import run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+pytestmark = pytest.mark.slow
+
 
 # In the middle of an epoch, at its end, and in the middle of a later one.
 @pytest.mark.slow

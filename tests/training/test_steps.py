@@ -91,6 +91,7 @@ def test_bfloat16_trains_on_a_gpu_and_keeps_float32_weights(recipe, clouds):
     assert torch.equal(model.stem.weight, exact.stem.weight) == (device == "cpu")
 
 
+@pytest.mark.slow
 def test_l2_is_the_gradient_of_the_sum_of_squares(recipe, clouds):
     """One step with it, against one whose loss has the term written out."""
     weights = []
@@ -140,6 +141,7 @@ def test_capture_on_the_cpu_is_refused(recipe):
         TrainStep(model, recipe.make_optimiser(model), capture=True)
 
 
+@pytest.mark.slow
 def test_batches_of_different_sizes_share_one_slot(recipe, clouds):
     """What a captured graph relies on: capacities hold, addresses stay, results are those of the plain batch."""
     model = recipe.changed(model__dropout=0.0).make_model().double()

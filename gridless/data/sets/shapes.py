@@ -21,14 +21,14 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True)
-class Part:
+class ShapePart:
     """One surface in each of n examples: its area (n), and how (n, points, 3) uniform numbers become points on it."""
 
     area: Array
     place: Callable[[Array], Array]
 
 
-def box(centre: Array, half: Array) -> Part:
+def box(centre: Array, half: Array) -> ShapePart:
     """Six faces; centre and half sides (n, 3)."""
     a, b, c = (half[:, i] for i in range(3))
     faces = np.stack([b * c, a * c, a * b], 1)
@@ -44,10 +44,10 @@ def box(centre: Array, half: Array) -> Part:
         at = np.where(np.arange(3) == axis[..., None], side, inside)
         return centre[:, None] + at * half[:, None]
 
-    return Part(8 * faces.sum(1), place)
+    return ShapePart(8 * faces.sum(1), place)
 
 
-def cylinder(centre: Array, radius: Array, height: Array, top: Array | None = None, caps: bool = True) -> Part:
+def cylinder(centre: Array, radius: Array, height: Array, top: Array | None = None, caps: bool = True) -> ShapePart:
     """Upright (z up) frustum: radius at the bottom, `top` at the top (the same unless given), with both discs."""
     top = radius if top is None else top
     slant = np.hypot(height, radius - top)
@@ -71,10 +71,10 @@ def cylinder(centre: Array, radius: Array, height: Array, top: Array | None = No
         at = np.stack([r * np.cos(angle), r * np.sin(angle), z], -1)
         return centre[:, None] + at
 
-    return Part(side + low + high, place)
+    return ShapePart(side + low + high, place)
 
 
-def sphere(centre: Array, half: Array) -> Part:
+def sphere(centre: Array, half: Array) -> ShapePart:
     """An ellipsoid with half axes (n, 3); uniform on the unit sphere, then stretched."""
     a, b, c = (half[:, i] for i in range(3))
     p = 1.6
@@ -86,10 +86,10 @@ def sphere(centre: Array, half: Array) -> Part:
         angle = 2 * np.pi * u[..., 1]
         return centre[:, None] + np.stack([r * np.cos(angle), r * np.sin(angle), z], -1) * half[:, None]
 
-    return Part(area, place)
+    return ShapePart(area, place)
 
 
-def torus(centre: Array, ring: Array, tube: Array, upright: bool = False, turns: float = 1.0) -> Part:
+def torus(centre: Array, ring: Array, tube: Array, upright: bool = False, turns: float = 1.0) -> ShapePart:
     """A tube around a ring; `upright` stands it in the x-z plane; under one turn it is an arc."""
     area = 4 * np.pi**2 * ring * tube * turns
 
@@ -100,10 +100,10 @@ def torus(centre: Array, ring: Array, tube: Array, upright: bool = False, turns:
         at = np.stack([flat[0], high, flat[1]] if upright else [*flat, high], -1)
         return centre[:, None] + at
 
-    return Part(area, place)
+    return ShapePart(area, place)
 
 
-def helix(ring: Array, tube: Array, height: Array, turns: Array) -> Part:
+def helix(ring: Array, tube: Array, height: Array, turns: Array) -> ShapePart:
     """A coiled tube along z."""
     length = turns * np.hypot(2 * np.pi * ring, height / turns)
 
@@ -113,7 +113,7 @@ def helix(ring: Array, tube: Array, height: Array, turns: Array) -> Part:
         z = height[:, None] * (u[..., 0] - 0.5) + tube[:, None] * np.sin(across)
         return np.stack([r * np.cos(around), r * np.sin(around), z], -1)
 
-    return Part(2 * np.pi * tube * length, place)
+    return ShapePart(2 * np.pi * tube * length, place)
 
 
 def _fresh(u: Array) -> Array:
@@ -128,50 +128,50 @@ def _at(*xyz: Any) -> Array:
 # Classes: a generator and a count give the parts. z is up, and sizes are free: every example is normalised after.
 
 
-def _ball(g: Generator, n: int) -> list[Part]:
+def _ball(g: Generator, n: int) -> list[ShapePart]:
     return [sphere(np.zeros((n, 3)), _at(*(g.uniform(0.85, 1.15, n) for _ in range(3))))]
 
 
-def _crate(g: Generator, n: int) -> list[Part]:
+def _crate(g: Generator, n: int) -> list[ShapePart]:
     return [box(np.zeros((n, 3)), g.uniform(0.6, 1.0, (n, 3)))]
 
 
-def _drum(g: Generator, n: int) -> list[Part]:
+def _drum(g: Generator, n: int) -> list[ShapePart]:
     return [cylinder(np.zeros((n, 3)), g.uniform(0.3, 0.5, n), g.uniform(0.9, 1.6, n))]
 
 
-def _cone(g: Generator, n: int) -> list[Part]:
+def _cone(g: Generator, n: int) -> list[ShapePart]:
     r = g.uniform(0.4, 0.7, n)
     return [cylinder(np.zeros((n, 3)), r, g.uniform(0.9, 1.5, n), top=0.02 * r)]
 
 
-def _ring(g: Generator, n: int) -> list[Part]:
+def _ring(g: Generator, n: int) -> list[ShapePart]:
     return [torus(np.zeros((n, 3)), np.ones(n), g.uniform(0.18, 0.4, n))]
 
 
-def _spring(g: Generator, n: int) -> list[Part]:
+def _spring(g: Generator, n: int) -> list[ShapePart]:
     return [helix(g.uniform(0.4, 0.6, n), g.uniform(0.06, 0.1, n), g.uniform(1.4, 2.2, n), g.uniform(3, 5, n))]
 
 
-def _legs(g: Generator, n: int, half: Array, height: Array) -> list[Part]:
+def _legs(g: Generator, n: int, half: Array, height: Array) -> list[ShapePart]:
     r = g.uniform(0.03, 0.06, n)
     corners = [(-1, -1), (-1, 1), (1, -1), (1, 1)]
     return [cylinder(_at(0.88 * x * half[:, 0], 0.88 * y * half[:, 1], -height), r, height) for x, y in corners]
 
 
-def _table(g: Generator, n: int) -> list[Part]:
+def _table(g: Generator, n: int) -> list[ShapePart]:
     half = _at(g.uniform(0.6, 1.0, n), g.uniform(0.5, 0.8, n), g.uniform(0.03, 0.06, n))
     return [box(np.zeros((n, 3)), half), *_legs(g, n, half, g.uniform(0.7, 1.1, n))]
 
 
-def _chair(g: Generator, n: int) -> list[Part]:
+def _chair(g: Generator, n: int) -> list[ShapePart]:
     half = _at(g.uniform(0.4, 0.5, n), g.uniform(0.4, 0.5, n), g.uniform(0.03, 0.05, n))
     tall = g.uniform(0.35, 0.55, n)
     back = box(_at(0, -half[:, 1], tall), _at(half[:, 0], half[:, 2], tall))
     return [box(np.zeros((n, 3)), half), back, *_legs(g, n, half, g.uniform(0.6, 0.9, n))]
 
 
-def _lamp(g: Generator, n: int) -> list[Part]:
+def _lamp(g: Generator, n: int) -> list[ShapePart]:
     tall = g.uniform(1.3, 1.8, n)
     foot, shade = g.uniform(0.25, 0.4, n), g.uniform(0.35, 0.5, n)
     return [
@@ -181,13 +181,13 @@ def _lamp(g: Generator, n: int) -> list[Part]:
     ]
 
 
-def _mug(g: Generator, n: int) -> list[Part]:
+def _mug(g: Generator, n: int) -> list[ShapePart]:
     r, tall = g.uniform(0.4, 0.5, n), g.uniform(0.9, 1.2, n)
     handle = torus(_at(r, 0, tall / 2), 0.32 * tall, g.uniform(0.05, 0.08, n), upright=True, turns=0.55)
     return [cylinder(np.zeros((n, 3)), r, tall, caps=False), cylinder(np.zeros((n, 3)), r, np.full(n, 0.03)), handle]
 
 
-def _bottle(g: Generator, n: int) -> list[Part]:
+def _bottle(g: Generator, n: int) -> list[ShapePart]:
     r, tall, neck = g.uniform(0.28, 0.38, n), g.uniform(0.8, 1.1, n), g.uniform(0.08, 0.12, n)
     shoulder = g.uniform(0.25, 0.35, n)
     return [
@@ -197,12 +197,12 @@ def _bottle(g: Generator, n: int) -> list[Part]:
     ]
 
 
-def _stairs(g: Generator, n: int) -> list[Part]:
+def _stairs(g: Generator, n: int) -> list[ShapePart]:
     wide, rise, run = g.uniform(0.5, 0.8, n), g.uniform(0.22, 0.3, n), g.uniform(0.3, 0.4, n)
     return [box(_at(0, k * run, (k + 1) * rise / 2), _at(wide, run / 2, (k + 1) * rise / 2)) for k in range(5)]
 
 
-def _shelf(g: Generator, n: int) -> list[Part]:
+def _shelf(g: Generator, n: int) -> list[ShapePart]:
     wide, deep, tall = g.uniform(0.6, 0.9, n), g.uniform(0.2, 0.3, n), g.uniform(0.9, 1.2, n)
     thick = np.full(n, 0.025)
     boards = [box(_at(0, 0, z * tall), _at(wide, deep, thick)) for z in (-1.0, -0.35, 0.35, 1.0)]
@@ -210,13 +210,13 @@ def _shelf(g: Generator, n: int) -> list[Part]:
     return boards + sides
 
 
-def _dumbbell(g: Generator, n: int) -> list[Part]:
+def _dumbbell(g: Generator, n: int) -> list[ShapePart]:
     long, r = g.uniform(0.7, 1.0, n), g.uniform(0.28, 0.4, n)
     balls = [sphere(_at(0, 0, s * long), _at(r, r, r)) for s in (-1, 1)]
     return [cylinder(_at(0, 0, -long), np.full(n, 0.08), 2 * long, caps=False), *balls]
 
 
-CLASSES: dict[str, Callable[[Generator, int], list[Part]]] = {
+CLASSES: dict[str, Callable[[Generator, int], list[ShapePart]]] = {
     "ball": _ball,
     "crate": _crate,
     "drum": _drum,

@@ -147,7 +147,7 @@ class _Task:
             )  # fmt: skip
             rooms.grow(short)
 
-    def walk_part(self, part: _Part, mode: int, begin: np.ndarray, count: np.ndarray, out: np.ndarray) -> None:
+    def walk_part(self, part: _BallPart, mode: int, begin: np.ndarray, count: np.ndarray, out: np.ndarray) -> None:
         """Count the rows of a part of an example, or write them."""
         rooms = scratch(self.x.dtype)
         splits = np.array([0, len(part.source)]), np.array([0, part.targets])
@@ -249,7 +249,7 @@ def _walk(task: _Task, splits: np.ndarray) -> Callable[[int, np.ndarray], object
 
 
 @dataclass
-class _Part:
+class _BallPart:
     """The sources that reach a box, and the targets in it (None where they are those of the sources in it), by ids.
 
     Coordinates would take four times the memory; they are gathered when it is a part's turn.
@@ -304,16 +304,16 @@ class _Uncut:
     low: np.ndarray
     high: np.ndarray
 
-    def part(self, axes: tuple[int, ...]) -> _Part:
+    def part(self, axes: tuple[int, ...]) -> _BallPart:
         dim, source = len(axes), self.source
         if self.target is not None:
             ids = self.target.ids(dim).copy()
-            return _Part(source.ids(dim).copy(), ids, len(ids), self.low, self.high)
+            return _BallPart(source.ids(dim).copy(), ids, len(ids), self.low, self.high)
         inside = count_inside(source.points, source.stride, source.count, self.low, self.high, axes)
-        return _Part(source.ids(dim).copy(), None, int(inside), self.low, self.high)
+        return _BallPart(source.ids(dim).copy(), None, int(inside), self.low, self.high)
 
 
-def _cut(task: _Task, e: int) -> list[_Part]:
+def _cut(task: _Task, e: int) -> list[_BallPart]:
     """Cut an example at medians until no part has more points than one thread searches at once."""
     dim, dtype = task.x.shape[1], task.x.dtype
 

@@ -1,9 +1,8 @@
-"""Earlier events in a small pixel window: as edges, or as the latest event per tap."""
+"""Earlier events in a small pixel window, as edges."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -11,10 +10,9 @@ from gridless.backends import implementation, uncompiled
 from gridless.geometry.causal import reference
 from gridless.geometry.causal.link import Link, link
 from gridless.geometry.taps import Taps
-from gridless.structures import Edges, Events, Structure
-from gridless.structures.base import index, same, size
+from gridless.structures import Edges, Events
 
-__all__ = ["Latest", "Link", "Runs", "by_pixel", "causal", "latest", "link"]
+__all__ = ["Link", "Runs", "by_pixel", "causal", "link"]
 
 
 class Runs(NamedTuple):
@@ -57,25 +55,3 @@ def causal(source: Events, target: Events, kernel: Taps = 3, stride: int = 1, wi
     reach = 2**62 if window is None or window >= 2**62 else int(window)
     splits, edges = implementation(reference, source.device).causal(joined, reach)
     return Edges(splits, edges, len(source)).trusted()
-
-
-@uncompiled
-def latest(source: Events, target: Events, kernel: Taps = 3, stride: int = 1) -> Latest:
-    """For every target and tap the latest event that `causal` would find, or -1.
-
-    The arguments are those of `causal`.
-    """
-    joined = link(source, target, kernel, stride, "latest")
-    row = implementation(reference, source.device).latest(joined)
-    return Latest(row, len(source)).trusted()
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Latest(Structure):
-    """The latest event per tap: row (S', U) int32, a row of a source of `num_source` events, or -1."""
-
-    row: Tensor = index("num_source")  # noqa: RUF009
-    num_source: int = size()
-    padding: int = same(default=0)
-
-    _length: ClassVar[str] = "row"

@@ -33,14 +33,6 @@ def causal(link: Link, window: int) -> tuple[Tensor, Tensor]:
     return splits, source
 
 
-def latest(link: Link) -> Tensor:
-    order, first, count = _found(link, 2**62)
-    row = np.full(len(first), -1, np.int32)
-    some = count > 0
-    row[some] = order[first[some] + count[some] - 1]
-    return torch.from_numpy(row).view(-1, len(link.offsets))
-
-
 def _found(link: Link, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The order of the source; of every (target, tap), where its edges begin in there, and how many there are."""
     rows = len(link.target) * len(link.offsets)

@@ -47,15 +47,6 @@ def causal(link: Link, window: int) -> tuple[Tensor, Tensor]:
     return splits, source
 
 
-def latest(link: Link) -> Tensor:
-    first, count = _find(link, 2**62)
-    order = runs_of(link.source).order
-    taps = len(link.offsets)
-    if not len(order):
-        return torch.full((len(link.target), taps), -1, dtype=torch.int32, device=count.device)
-    return torch.where(count > 0, order[(first + count - 1).clamp(min=0)], -1).view(-1, taps)
-
-
 @cache
 def tap_table(offsets: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """The offsets (U, 2) int32, on the device, copied once."""

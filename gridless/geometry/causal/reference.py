@@ -39,10 +39,3 @@ def causal(link: Link, window: int) -> tuple[Tensor, Tensor]:
     near = torch.stack([seen(link, u) & (age <= window) for u in range(len(link.offsets))], 1).flatten(0, 1)
     counts = near.sum(1)
     return torch.cat([counts.new_zeros(1), counts.cumsum(0)]), near.nonzero()[:, 1].int()
-
-
-def latest(link: Link) -> Tensor:
-    rows = torch.arange(len(link.source), device=link.source.device, dtype=torch.int32)
-    none = torch.full((len(link.target), 1), -1, dtype=torch.int32, device=rows.device)
-    taps = [torch.cat([none, torch.where(seen(link, u), rows, -1)], 1).amax(1) for u in range(len(link.offsets))]
-    return torch.stack(taps, 1)

@@ -96,10 +96,10 @@ def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, whol
     return 0, wholes[:used_wholes].copy(), sources[:used_sources].copy(), coords[:used_coords].copy()
 
 
-class _Memory:
+class _ChainMemory:
     """Where the lines of a chain write in one thread until it is known how much they give, kept for its next cloud."""
 
-    def __init__(self, chain: Chain, dtype: torch.dtype, points: int) -> None:
+    def __init__(self, chain: PointChain, dtype: torch.dtype, points: int) -> None:
         # Of each line: radius, its square, 1/2 and the margin for rounding, in the dtype of the points.
         settings = np.array([numbers(check_radius("ball", radius, dtype), dtype) for radius in chain.radii])
         # Every line gives at most as many points, and as many splits and rows of points, as there are points, and two.
@@ -133,7 +133,7 @@ class _Line(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Chain:
+class PointChain:
     """Lines of a plan that one call runs: balls without a limit, and rejection sampling over them."""
 
     first: str
@@ -145,7 +145,7 @@ class Chain:
     kept: threading.local = field(default_factory=threading.local)  # memory by the dtype of the points
 
     @classmethod
-    def of(cls, steps: Mapping[str, tuple[str, Sequence[str], Mapping[str, Any]]]) -> Chain | None:
+    def of(cls, steps: Mapping[str, tuple[str, Sequence[str], Mapping[str, Any]]]) -> PointChain | None:
         """The chain that begins with the first line of a plan (operation, inputs, settings by name), if any does."""
         first = next((name for name, (op, _, _) in steps.items() if op == "points"), None)
         if first is None:
@@ -176,12 +176,12 @@ class Chain:
             return {}
         if isinstance(given, Cloud) and (given.splits.shape[0] != 2 or given.padding):
             return {}
-        kept: dict[Any, _Memory] = self.kept.__dict__
+        kept: dict[Any, _ChainMemory] = self.kept.__dict__
         memory = kept.get(points.dtype)
         if memory is None or memory.points < count or memory.unusual:
             if points.dtype not in (torch.float32, torch.float64):
                 return {}
-            memory = kept[points.dtype] = _Memory(self, points.dtype, count)
+            memory = kept[points.dtype] = _ChainMemory(self, points.dtype, count)
         points = points.contiguous() if isinstance(given, Cloud) else points.detach().contiguous()
         x = points.numpy()
         while True:

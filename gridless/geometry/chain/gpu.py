@@ -18,7 +18,7 @@ from torch import Tensor
 from gridless.geometry import gpu_common as common
 from gridless.geometry.ball import gpu as all_pairs
 from gridless.geometry.ball import grid_gpu
-from gridless.geometry.chain.cpu import Chain
+from gridless.geometry.chain.cpu import PointChain
 from gridless.geometry.checks import check_radius
 from gridless.geometry.rejection import gpu as rejection
 from gridless.structures import MAX_EDGES, Cloud, Edges
@@ -55,7 +55,7 @@ class GpuChain:
     longest: int = common.LONGEST
 
     @classmethod
-    def of(cls, chain: Chain, rows_of: Mapping[str, str]) -> GpuChain:
+    def of(cls, chain: PointChain, rows_of: Mapping[str, str]) -> GpuChain:
         """`rows_of`: balls of samples, by name, and the balls that have their rows."""
         names, lines = [line.name for line in chain.lines], chain.table.tolist()
         at = {name: n for n, name in enumerate([chain.first, *names])}

@@ -62,12 +62,12 @@ def backward(
     if after:
         h = (z - mean) * scale
         h = h if weight is None or bias is None else h * weight + bias
-        grad = torch.where(h > 0, grad, 0.0)
+        grad = torch.where(h <= 0, 0.0, grad)
     # The weight's gradient is wanted even where there is no weight: it costs nothing.
     dx, d_weight, d_bias = torch.ops.aten.native_batch_norm_backward(
         grad, z, torch.ones_like(mean) if weight is None else weight, None, None, mean, scale, True, 0.0, [True] * 3
     )
-    dx = torch.where(x > 0, dx, 0.0) if before else dx
+    dx = torch.where(x <= 0, 0.0, dx) if before else dx
     dx = torch.nn.functional.pad(dx, (0, 0, 0, rows - real)) if real < rows else dx
     return dx, d_weight.to(dtype), d_bias.to(dtype)
 

@@ -239,7 +239,7 @@ def _normalised(
     g = tl.load(grad + s.to(tl.int64) * channels + c[None, :], ok, other=0.0).to(WIDE)
     h = (_load(x, s, c[None, :], ok, channels, BEFORE, WIDE) - mean[None, :]) * scale[None, :]
     if AFTER:
-        g = tl.where(h * w[None, :] + b[None, :] > 0.0, g, 0.0)
+        g = tl.where(h * w[None, :] + b[None, :] <= 0.0, 0.0, g)
     return tl.where(ok, h, 0.0), g
 
 
@@ -297,7 +297,7 @@ def _apply_backward(
         value = (g - plain[None, :] - h * times[None, :]) * (scale * w)[None, :]
         at = s.to(tl.int64) * channels + c[None, :]
         if BEFORE:
-            value = tl.where(tl.load(x + at, ok, other=0.0).to(wide) > 0.0, value, 0.0)
+            value = tl.where(tl.load(x + at, ok, other=0.0).to(wide) <= 0.0, 0.0, value)
         value = tl.where(ok, value, 0.0)
         tl.store(dx + at, value.to(dx.dtype.element_ty), (s < rows) & inside[None, :])
 

@@ -56,13 +56,13 @@ def backward(
     mean, scale, _ = statistics
     g = torch.where(real, grad.to(z.dtype), 0.0)
     if after:
-        g = torch.where(_output(z, mean, scale, weight, bias) > 0, g, 0.0)
+        g = torch.where(_output(z, mean, scale, weight, bias) <= 0, 0.0, g)
     h = torch.where(real, (z - mean) * scale, 0.0)
     d_bias, d_weight = g.sum(0), (g * h).sum(0)
     dx = (g - (d_bias + h * d_weight) / count.clamp(min=1)) * scale
     dx = torch.where(real, dx if weight is None else dx * weight, 0.0)
     dtype = d_weight.dtype if weight is None else weight.dtype
-    return (torch.where(x > 0, dx, 0.0) if before else dx).to(x.dtype), d_weight.to(dtype), d_bias.to(dtype)
+    return (torch.where(x <= 0, 0.0, dx) if before else dx).to(x.dtype), d_weight.to(dtype), d_bias.to(dtype)
 
 
 def track(statistics: Tensor, count: Tensor, running: Running | None) -> None:

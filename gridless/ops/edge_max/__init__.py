@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gridless.backends import implementation
 from gridless.ops.edge_max import reference
-from gridless.ops.operator import by_reference, operator
+from gridless.ops.operator import by_reference, operator, refuse_transforms
 from gridless.structures.edges import Edges, transposed
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -34,6 +34,7 @@ def edge_max(features: Tensor, edges: Edges) -> Tensor:
         raise ValueError(f"edge_max: features on {features.device}, edges on {edges.device}: put both on one device")
     if by_reference(features):
         return reference.forward(features, edges.splits, edges.source)[0]
+    refuse_transforms("edge_max")
     given = edges.splits, edges.source
     # Without a gradient nobody reads these.
     back = transposed(edges) if features.requires_grad and torch.is_grad_enabled() else given

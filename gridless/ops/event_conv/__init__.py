@@ -14,10 +14,11 @@ two exact forms with the same parameters:
 
   and a target reads A_iuv = exp(-rate_uv (time_i - T) / decay_time) z. Nothing is kept per edge or per event: the
   backward pass makes A again, and walks the pixels once more, back in time.
-- **edges**: the events of `causal(source, target, kernel, stride, window)`, which are written out.
+- **edges**: the events of `causal(source, target, kernel, stride, window)`, which are written out, as sparse matrices
+  that torch multiplies with the features, on every device.
 
 Without a window both give the same numbers. A decay factor under exp(-80) counts as 0, so that no state becomes
-subnormal. Times are int64; only their differences become floating point. Results are the same bits in every run.
+subnormal. Times are int64; only their differences become floating point. The scan gives the same bits in every run.
 """
 
 from __future__ import annotations

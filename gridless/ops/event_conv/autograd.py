@@ -5,7 +5,7 @@ its part of the weight, and dropped. With g the gradient of the result, B = g we
 
     d weight = A^T g,   d features = gather^T B,   d rate = <B, d A / d rate>
 
-A backend is a `Backend`. All tensors are contiguous.
+A backend is an `EventConvBackend`. All tensors are contiguous.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gridless.backends import backend_for, implementation, module_of
+from gridless.backends import backend_for, module_of, uncompiled
 from gridless.geometry.causal import Link
 from gridless.ops.event_conv import reference
-from gridless.ops.event_conv.neighbourhoods import Backend, Neighbourhoods, at_one_pixel, fitted
+from gridless.ops.event_conv.neighbourhoods import EventConvBackend, Neighbourhoods, at_one_pixel
 from gridless.ops.operator import eager, operator, traced, without_autocast
 from gridless.structures import Edges, Events
 
@@ -46,32 +46,38 @@ def convolve(
     Anywhere: as if all events of the one stream were at one pixel.
     """
     name = backend_for(features.device)
+    if edges is not None:
+        return _along_edges(features, weight, rate, bias, link, decay_time, edges)
     if name != "reference" and traced(features, weight, rate, bias):
-        return _traced(features, weight, rate, bias, *_parts(link, edges, anywhere), decay_time, name)
+        return _traced(features, weight, rate, bias, *_parts(link, anywhere), decay_time, name)
     if anywhere:
         one = at_one_pixel(link.source)
         link = link._replace(source=one, target=one)
     if name == "reference":
-        return _by_reference(features, weight, rate, bias, link, decay_time, edges)
-    return _eager(features, weight, rate, bias, Neighbourhoods(link, decay_time, edges), _module(name, features))
+        return _by_reference(features, weight, rate, bias, link, decay_time)
+    return _eager(features, weight, rate, bias, Neighbourhoods(link, decay_time), _module(name, features))
 
 
-def _module(name: str, where: Tensor) -> Backend:
+def _module(name: str, where: Tensor) -> EventConvBackend:
     return module_of("gridless.ops.event_conv", name, where.device)
 
 
 def _by_reference(
     features: Tensor, weight: Tensor | None, rate: Tensor, bias: Tensor | None, link: Link, decay_time: float,
-    edges: Edges | None,
+    edges: Edges | None = None,
 ) -> Tensor:  # fmt: skip
-    gathered = implementation(reference, features.device).gather(features, rate, link, decay_time, edges).flatten(1)
+    gathered = reference.gather(features, rate, link, decay_time, edges).flatten(1)
     if weight is None:
         return gathered
     out = gathered @ weight.flatten(0, 2)
     return out if bias is None else out + bias
 
 
-class _Tile(NamedTuple):
+# The form of edges is torch's own sparse products on every device.
+_along_edges = uncompiled(_by_reference)
+
+
+class _TapTile(NamedTuple):
     """Part of the taps: its neighbourhoods, its rate (u, v), and its rows of the weight (U V Q, P), or None for all."""
 
     near: Neighbourhoods
@@ -79,17 +85,17 @@ class _Tile(NamedTuple):
     rows: slice | None
 
 
-def _tiles(near: Neighbourhoods, rate: Tensor, weight: Tensor) -> list[_Tile]:
+def _tiles(near: Neighbourhoods, rate: Tensor, weight: Tensor) -> list[_TapTile]:
     """Tiles whose part of A has room: whole taps, or parts of one."""
     (taps, temporal), channels, room = rate.shape, weight.shape[2], _room(near, weight)
     if 0 < taps * temporal <= room:
-        return [_Tile(near, rate, None)]
+        return [_TapTile(near, rate, None)]
     tiles = []
     for u0, u1 in _even(taps, room // max(temporal, 1)):
         part = replace(near, link=near.link._replace(offsets=near.link.offsets[u0:u1]), first_tap=u0)
         for v0, v1 in [(0, temporal)] if (u1 - u0) * temporal <= room else _halves(temporal, room):
             rows = slice((u0 * temporal + v0) * channels, ((u1 - 1) * temporal + v1) * channels)
-            tiles.append(_Tile(part, rate[u0:u1, v0:v1], rows))
+            tiles.append(_TapTile(part, rate[u0:u1, v0:v1], rows))
     return tiles
 
 
@@ -121,7 +127,12 @@ def _dense(x: Tensor) -> Tensor:
 
 @without_autocast
 def _forward(
-    features: Tensor, weight: Tensor | None, rate: Tensor, bias: Tensor | None, near: Neighbourhoods, backend: Backend
+    features: Tensor,
+    weight: Tensor | None,
+    rate: Tensor,
+    bias: Tensor | None,
+    near: Neighbourhoods,
+    backend: EventConvBackend,
 ) -> Tensor:
     features, rate = _dense(features), _dense(rate)
     if weight is None:
@@ -143,8 +154,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 @eager("event_conv_backward")
 @without_autocast
 def _backward(
-    grad: Tensor, features: Tensor, weight: Tensor | None, rate: Tensor, near: Neighbourhoods, backend: Backend,
-    wanted: tuple[bool, ...],
+    grad: Tensor, features: Tensor, weight: Tensor | None, rate: Tensor, near: Neighbourhoods,
+    backend: EventConvBackend, wanted: tuple[bool, ...],
 ) -> Gradients:  # fmt: skip
     """Gradients of features, weight, rate and bias: those that are wanted."""
     grad, features, rate = _dense(grad), _dense(features), _dense(rate)
@@ -198,30 +209,26 @@ _eager = eager("event_conv", _save, _differentiate)(_forward)
 # Under torch.compile: operators of tensors and plain numbers, which make the neighbourhoods anew.
 
 
-def _parts(link: Link, edges: Edges | None, anywhere: bool) -> tuple:
+def _parts(link: Link, anywhere: bool) -> tuple:
     """Neighbourhoods as tensors and numbers: what `_NEAR` names, less the decay time."""
     source, target = link.source, link.target
     numbers = [*source.sensor, source.padding, *target.sensor, target.padding, link.stride, int(target is source)]
     numbers.append(int(anywhere))
-    along = (None, None)
-    if edges is not None:
-        along, numbers = (edges.splits, edges.source), [*numbers, edges.num_source, edges.padding]
     streams = source.pixel, source.time, source.splits, target.pixel, target.time, target.splits, link.until
-    return *streams, *along, numbers, [x for offset in link.offsets for x in offset]
+    return *streams, numbers, [x for offset in link.offsets for x in offset]
 
 
 _NEAR = (
     "Tensor pixel, Tensor time, Tensor splits, Tensor target_pixel, Tensor target_time, Tensor target_splits, "
-    "Tensor until, Tensor? edge_splits, Tensor? edge_source, SymInt[] numbers, SymInt[] offsets, float decay_time"
+    "Tensor until, SymInt[] numbers, SymInt[] offsets, float decay_time"
 )
 
 
 def _near(
     pixel: Tensor, time: Tensor, splits: Tensor, target_pixel: Tensor, target_time: Tensor, target_splits: Tensor,
-    until: Tensor, edge_splits: Tensor | None, edge_source: Tensor | None, numbers: list[int], offsets: list[int],
-    decay_time: float,
+    until: Tensor, numbers: list[int], offsets: list[int], decay_time: float,
 ) -> Neighbourhoods:  # fmt: skip
-    width, height, padding, target_width, target_height, target_padding, stride, same, anywhere, *rest = numbers
+    width, height, padding, target_width, target_height, target_padding, stride, same, anywhere = numbers
     facts: dict[str, Any] = {"polarity": None, "sensor": (width, height), "padding": padding}
     source = target = Events.made(pixel=pixel, time=time, splits=splits, **facts)
     if anywhere:
@@ -231,10 +238,7 @@ def _near(
         facts |= {"cause": until, "num_parent": len(source)}
         target = Events.made(pixel=target_pixel, time=target_time, splits=target_splits, **facts)
     link = Link(source, target, until, tuple(zip(offsets[::2], offsets[1::2], strict=True)), stride)
-    if edge_splits is None:
-        return Neighbourhoods(link, decay_time)
-    edges = Edges.made(splits=edge_splits, source=edge_source, num_source=rest[0], padding=rest[1])
-    return Neighbourhoods(link, decay_time, fitted(edges, link))
+    return Neighbourhoods(link, decay_time)
 
 
 def _fake_backward(grad, features, weight, rate, *rest):  # type: ignore[no-untyped-def]
@@ -273,15 +277,15 @@ def _fake(features, weight, rate, bias, pixel, time, splits, target_pixel, *rest
 
 
 def _save_traced(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:3], *inputs[4:13])
-    ctx.rest, ctx.backend = inputs[13:16], inputs[16]
+    ctx.save_for_backward(*inputs[:3], *inputs[4:11])
+    ctx.rest, ctx.backend = inputs[11:14], inputs[14]
 
 
 def _differentiate_traced(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     wanted = list(ctx.needs_input_grad[:4])
     given: Any = (*ctx.saved_tensors, *ctx.rest, wanted, ctx.backend)
     found = _traced_backward(grad, *given)
-    return *(x if want else None for x, want in zip(found, wanted, strict=True)), *(None,) * 13
+    return *(x if want else None for x, want in zip(found, wanted, strict=True)), *(None,) * 11
 
 
 def _flops(features, weight, *rest, out_shape, **_):  # type: ignore[no-untyped-def]

@@ -2,14 +2,11 @@
 
 Scan: for every (target pixel, tap) one merge, in order of arrival, of the run of its source pixel, whose events update
 a state, with its own run, whose events read it. The transpose is the same merge back in time, with the roles exchanged.
-The times are known before the states, so the decays of a merge are made at once, in vectors. Edges: one pass over the
-rows. Threads share pixels, rows or examples; what they add up is added in a fixed number of parts, so that the number
-of threads does not change a bit.
+The times are known before the states, so the decays of a merge are made at once, in vectors. Threads share pixels;
+what they add up is added in a fixed number of parts, so that the number of threads does not change a bit.
 """
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -18,10 +15,10 @@ from torch import Tensor
 from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.cpu import share_cells, source_cell
 from gridless.kernels.compile import njit
-from gridless.kernels.threads import even_ranges, in_threads
+from gridless.kernels.threads import in_threads
 from gridless.ops.event_conv.neighbourhoods import Neighbourhoods
 from gridless.ops.event_conv.reference import CUTOFF
-from gridless.structures import Edges, Structure
+from gridless.structures import Structure
 
 _PARTS = 8
 
@@ -29,10 +26,6 @@ _PARTS = 8
 def gather(features: Tensor, rate: Tensor, near: Neighbourhoods) -> Tensor:
     gathered = features.new_empty(len(near.link.target), *rate.shape, features.shape[1])
     values = (features.detach().numpy(), rate.detach().numpy(), gathered.numpy())
-    if near.edges is not None:
-        jobs = [(a, b, *_edge_arrays(near, near.edges), *values) for a, b in even_ranges(len(gathered), _PARTS)]
-        in_threads(_gather_edges, jobs)
-        return gathered.flatten(1)
     _zero_padding(gathered, near.link)
     nothing = np.empty((0, 0, 0, 0), values[0].dtype), np.empty(0, np.int64)
     cuts = share_cells(by_pixel(near.link.target).splits, _PARTS)
@@ -47,17 +40,12 @@ def scatter(
     if wanted and total is None:
         total = torch.zeros_like(features)
     add_to = (features.detach()[:0] if total is None else total).numpy()
-    if near.edges is not None:
-        # Only targets of one example share sources.
-        cuts, arrays, kernel = _share_examples(near.link.target.splits), _edge_arrays(near, near.edges), _scatter_edges
-    else:
-        cuts = share_cells(by_pixel(near.link.source).splits, _PARTS)
-        arrays, kernel = _arrays(near.link, near.decay_time), _scatter
-    jobs = [(a, b, *arrays) for a, b in cuts]
+    arrays = _arrays(near.link, near.decay_time)
+    jobs = [(a, b, *arrays) for a, b in share_cells(by_pixel(near.link.source).splits, _PARTS)]
     parts = np.zeros((len(jobs), *rate.shape))
     grad = grad.view(len(grad), *rate.shape, features.shape[1])
     values = (features.detach().numpy(), rate.detach().numpy(), grad.numpy(), wanted, add_to)
-    in_threads(kernel, [(*job, *values, part) for job, part in zip(jobs, parts, strict=True)])
+    in_threads(_scatter, [(*job, *values, part) for job, part in zip(jobs, parts, strict=True)])
     return total, torch.from_numpy(parts.sum(0)).to(rate.dtype)
 
 
@@ -94,23 +82,8 @@ def _arrays(link: Link, decay_time: float) -> tuple:
     return taps, grids, *runs, link.until.numpy(), *times, 1 / decay_time, longest
 
 
-def _edge_arrays(near: Neighbourhoods, edges: Edges) -> tuple:
-    link = near.link
-    taps = edges.num_target // max(len(link.target), 1)
-    times = (link.source.time.numpy(), link.target.time.numpy())
-    longest = _longest(edges, edges.splits)
-    return edges.splits.numpy(), edges.source.numpy(), taps, near.first_tap, *times, 1 / near.decay_time, longest
-
-
 def _longest(of: Structure, splits: Tensor) -> int:
     return of.cached("longest", lambda: int(np.diff(splits.numpy()).max(initial=0)))
-
-
-def _share_examples(splits: Tensor) -> list[tuple[int, int]]:
-    """Ranges of rows of whole examples."""
-    ends = splits.numpy()
-    cuts = ends[np.searchsorted(ends, np.linspace(0, ends[-1], _PARTS + 1)[1:-1])].tolist()
-    return list(pairwise(sorted({0, *cuts, int(ends[-1])}))) or [(0, 0)]
 
 
 @njit(nogil=True, cache=True, inner=True)
@@ -118,13 +91,14 @@ def _decays(rate, age, count, factor, bits, power):
     """factor[v, n] = exp(-rate[v] age[n]) for the first `count` ages.
 
     In single precision without a call, so that n is vectorised: exp(-x) = 2^m exp(r), r in +-ln(2)/2, a polynomial in r
-    and m written into the exponent; `power` are `bits`, seen as floats. Relative error under 2e-7.
+    and m written into the exponent; `power` are `bits`, seen as floats. Relative error under 2e-7. Beyond exp(88), to
+    which only a negative rate leads, it is infinite; of NaN it is NaN.
     """
     for v in range(len(rate)):
         if rate.itemsize == 8:
             for n in range(count):
                 x = rate[v] * age[n]
-                factor[v, n] = np.exp(-x) if x <= CUTOFF else 0.0
+                factor[v, n] = 0.0 if x > CUTOFF else np.exp(-x)
             continue
         for n in range(count):
             x = -min(rate[v] * age[n], np.float32(CUTOFF))
@@ -139,7 +113,10 @@ def _decays(rate, age, count, factor, bits, power):
             factor[v, n] = y * (r * r) + (r + np.float32(1.0))
             bits[n] = (np.int32(m) + np.int32(127)) << np.int32(23)
         for n in range(count):
-            factor[v, n] = factor[v, n] * power[n] if rate[v] * age[n] <= np.float32(CUTOFF) else np.float32(0.0)
+            x = rate[v] * age[n]
+            within = factor[v, n] * power[n] if x >= np.float32(-88.0) else np.float32(np.inf)
+            beyond = np.float32(0.0) if x > np.float32(CUTOFF) else x
+            factor[v, n] = within if x <= np.float32(CUTOFF) else beyond
 
 
 @njit(nogil=True, cache=True)
@@ -266,57 +243,3 @@ def _scatter(
                         for v in range(temporal):
                             for q in range(channels):
                                 total[j, q] += state[v, q] * factor[v, n]
-
-
-@njit(nogil=True, cache=True)
-def _gather_edges(low, high, splits, source, taps, first_tap, s_time, t_time, scale, longest, features, rate, gathered):
-    temporal, channels = rate.shape[1], features.shape[1]
-    age = np.empty(longest, rate.dtype)
-    factor = np.empty((temporal, longest), rate.dtype)
-    bits = np.empty(longest, np.int32)
-    power = bits.view(np.float32)
-    for i in range(low, high):
-        for u in range(rate.shape[0]):
-            row = i * taps + first_tap + u
-            begin, count = splits[row], splits[row + 1] - splits[row]
-            for n in range(count):
-                age[n] = (t_time[i] - s_time[source[begin + n]]) * scale
-            _decays(rate[u], age, count, factor, bits, power)
-            for v in range(temporal):
-                for q in range(channels):
-                    gathered[i, u, v, q] = 0
-            for n in range(count):
-                j = source[begin + n]
-                for v in range(temporal):
-                    for q in range(channels):
-                        gathered[i, u, v, q] += features[j, q] * factor[v, n]
-
-
-@njit(nogil=True, cache=True)
-def _scatter_edges(
-    low, high, splits, source, taps, first_tap, s_time, t_time, scale, longest,
-    features, rate, grad, wanted, total, d_rate,
-):  # fmt: skip
-    temporal, channels = rate.shape[1], features.shape[1]
-    age = np.empty(longest, rate.dtype)
-    factor = np.empty((temporal, longest), rate.dtype)
-    bits = np.empty(longest, np.int32)
-    power = bits.view(np.float32)
-    for i in range(low, high):
-        for u in range(rate.shape[0]):
-            row = i * taps + first_tap + u
-            begin, count = splits[row], splits[row + 1] - splits[row]
-            for n in range(count):
-                age[n] = (t_time[i] - s_time[source[begin + n]]) * scale
-            _decays(rate[u], age, count, factor, bits, power)
-            for n in range(count):
-                j = source[begin + n]
-                for v in range(temporal):
-                    turned = age[n] * 0
-                    for q in range(channels):
-                        turned += grad[i, u, v, q] * features[j, q]
-                    d_rate[u, v] -= turned * age[n] * factor[v, n]
-                if wanted:
-                    for v in range(temporal):
-                        for q in range(channels):
-                            total[j, q] += grad[i, u, v, q] * factor[v, n]

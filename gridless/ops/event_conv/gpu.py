@@ -23,8 +23,8 @@ from torch import Tensor
 from gridless.geometry.causal import Link, by_pixel
 from gridless.geometry.causal.gpu import tap_table
 from gridless.kernels.launch import EXACT, Launcher, cdiv, power_of_two
-from gridless.ops.event_conv.edges_gpu import along_edges, back_along_edges, decay, per_microsecond
 from gridless.ops.event_conv.neighbourhoods import Neighbourhoods
+from gridless.ops.event_conv.reference import CUTOFF
 from gridless.structures import Events
 
 # Lanes of a program, and of a warp.
@@ -35,19 +35,16 @@ _ENOUGH = 4096
 # Programs that clear rows of no pixel: of a padded batch those are a tenth.
 _STRAYS = 1024
 _FOLD = 4096
+_CUTOFF = tl.constexpr(CUTOFF)
 
 
 def gather(features: Tensor, rate: Tensor, near: Neighbourhoods) -> Tensor:
-    if near.edges is not None:
-        return along_edges(features, rate, near, near.edges)
     return _scan(features, rate, near.link, near.decay_time, None, None)
 
 
 def scatter(
     grad: Tensor, features: Tensor, rate: Tensor, near: Neighbourhoods, wanted: bool, total: Tensor | None
 ) -> tuple[Tensor | None, Tensor]:
-    if near.edges is not None:
-        return back_along_edges(grad, features, rate, near, near.edges, wanted, total)
     link, (taps, temporal), (rows, channels), device = near.link, rate.shape, features.shape, rate.device
     cells = _visited(link.source)
     if not (cells and channels and grad.numel()):
@@ -202,6 +199,19 @@ def _clear_strays(gathered: Tensor, target: Events) -> None:
         _clear[(_STRAYS,)](
             gathered, runs.order, runs.splits, _cells(target), len(gathered), size, _STRAYS, 1024, **EXACT
         )
+
+
+@cache
+def per_microsecond(decay_time: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1 / decay_time (1): what a rate is multiplied by where ages are microseconds."""
+    return torch.full((1,), 1 / decay_time, dtype=dtype, device=device)
+
+
+@triton.jit
+def decay(rate, age):
+    """exp(-rate age), and 0 where that is under exp(-80)."""
+    x = rate * age
+    return tl.where(x > _CUTOFF, 0.0, tl.exp(-x)).to(rate.dtype)
 
 
 @triton.jit(do_not_specialize=["cells", "rows"])

@@ -14,15 +14,14 @@ from gridless.structures import Edges, Events
 
 @dataclass(frozen=True)
 class Neighbourhoods:
-    """Which events each target sees: two streams, their edges if they are written out, and the taps that are meant."""
+    """Which events each target sees: two streams, and the taps that are meant."""
 
     link: Link
     decay_time: float
-    edges: Edges | None = None
     first_tap: int = 0
 
 
-class Backend(Protocol):
+class EventConvBackend(Protocol):
     """What `cpu.py` and `gpu.py` provide; the reference has `scan_step`, and torch differentiates its `gather`."""
 
     def gather(self, features: Tensor, rate: Tensor, near: Neighbourhoods) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,30 +18,38 @@ CUTOFF = 80.0
 def decay(rate: Tensor, age: Tensor) -> Tensor:
     """exp(-rate age), or 0 where that is under exp(-80)."""
     x = rate * age
-    return torch.where(x > CUTOFF, 0.0, torch.exp(-x.clamp(max=CUTOFF)))
+    over = x > CUTOFF
+    return torch.where(over, 0.0, torch.exp(-torch.where(over, 0.0, x)))
 
 
 def gather(features: Tensor, rate: Tensor, link: Link, decay_time: float, edges: Edges | None = None) -> Tensor:
     """A (S', U, V, Q)."""
     if edges is not None:
-        return _along(features, rate, link, decay_time, edges)
-    age = (link.target.time[:, None] - link.source.time[None]).to(features.dtype) / decay_time  # (S', S)
-    gathered = features.new_zeros(len(link.target), *rate.shape, features.shape[1])
-    taps = []
-    for u in range(rate.shape[0]):
-        mask = seen(link, u)
-        near = torch.where(mask, age, 0.0)
-        taps.append(torch.stack([(decay(r, near) * mask) @ features for r in rate[u]], 1))
-    return torch.stack(taps, 1) if taps else gathered
+        return _by_products(features, rate, link, decay_time, edges)
+    # Only over pairs that see each other: 0 times NaN is NaN.
+    pairs = [seen(link, u).nonzero().unbind(1) for u in range(rate.shape[0])]
+    taps = [_along(features, rate[u], link, decay_time, *pairs[u]) for u in range(rate.shape[0])]
+    return torch.stack(taps, 1) if taps else features.new_zeros(len(link.target), *rate.shape, features.shape[1])
 
 
-def _along(features: Tensor, rate: Tensor, link: Link, decay_time: float, edges: Edges) -> Tensor:
+def _along(features: Tensor, rate: Tensor, link: Link, decay_time: float, target: Tensor, source: Tensor) -> Tensor:
+    """A (S', V, Q) of one tap, whose targets (E) see these sources (E)."""
+    age = (link.target.time[target] - link.source.time[source]).to(features.dtype) / decay_time  # (E)
+    value = decay(rate, age[:, None])[:, :, None] * features[source, None]  # (E, V, Q)
+    return value.new_zeros(len(link.target), *value.shape[1:]).index_add(0, target, value)
+
+
+def _by_products(features: Tensor, rate: Tensor, link: Link, decay_time: float, edges: Edges) -> Tensor:
+    """A (S', U, V, Q) as V sparse matrices (S' U, S) times the features."""
     end = len(edges) - edges.padding
     row, source = edges.target[:end].long(), edges.source[:end].long()
     target, tap = row // rate.shape[0], row % rate.shape[0]
     age = (link.target.time[target] - link.source.time[source]).to(features.dtype) / decay_time  # (E)
-    value = decay(rate[tap], age[:, None])[:, :, None] * features[source, None]  # (E, V, Q)
-    gathered = value.new_zeros(edges.num_target, *value.shape[1:]).index_add(0, row, value)
+    factor, shape = decay(rate[tap], age[:, None]), (edges.num_target, edges.num_source)  # (E, V)
+    settings: dict[str, Any] = {"check_invariants": False, "is_coalesced": True, "device": features.device}
+    matrices = [torch.sparse_coo_tensor(torch.stack([row, source]), f, shape, **settings) for f in factor.unbind(1)]
+    products = [torch.sparse.mm(matrix, features) for matrix in matrices]
+    gathered = torch.stack(products, 1) if products else features.new_zeros(edges.num_target, 0, features.shape[1])
     return gathered.view(len(link.target), *rate.shape, features.shape[1])
 
 

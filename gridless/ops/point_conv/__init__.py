@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from gridless import backends
+from gridless.ops.operator import refuse_transforms
 from gridless.ops.point_conv import registered
-from gridless.ops.point_conv.contract import Backend, Neighbours
+from gridless.ops.point_conv.contract import Neighbours, PointConvBackend
 from gridless.ops.point_conv.edge_function import Basis, EdgeFunction
 from gridless.structures.edges import Edges, transposed
 from gridless.structures.rows import shape_in_words
@@ -67,6 +68,8 @@ def point_conv(
             f"point_conv: features must be a tensor (points, channels), not {type(features).__name__}: {words}"
         )
     backend = backends.backend_for(edges.device)
+    if backend != "reference":
+        refuse_transforms("point_conv")
     features, weight, bias = _autocast(edges.device.type, features, weight, bias)
     given = source_coords, target_coords, radius, basis, falloff, normalise
     near = _neighbours(edges, *given, *(() if backend == "reference" else (features, weight, source_coords)))
@@ -102,6 +105,8 @@ def featureless_conv(
     constant term of `Monomials`.
     """
     backend = backends.backend_for(edges.device)
+    if backend != "reference":
+        refuse_transforms("featureless_conv")
     given = source_coords, target_coords, radius, basis, falloff, normalise
     near = _neighbours(edges, *given, *(() if backend == "reference" else (source_coords,)))
     if weight.ndim != 2 or weight.shape[0] != basis.size:
@@ -136,7 +141,7 @@ def compile_ahead(
 ) -> None:
     """Inside `compiling_ahead`: what `point_conv` will launch on the GPU, and its gradients where they are on."""
     function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
-    gpu: Backend = backends.implementation(__name__, edges.device)
+    gpu: PointConvBackend = backends.implementation(__name__, edges.device)
     device, sources, targets = edges.device, edges.num_source, edges.num_target
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
 

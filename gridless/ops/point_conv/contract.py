@@ -40,7 +40,7 @@ class Neighbours:
         return self.back_splits, self.back_source
 
 
-class Backend(Protocol):
+class PointConvBackend(Protocol):
     """What `cpu/` and `gpu/` provide.
 
     Features are (S, Q), weights (M, Q, P), or (M, C) depthwise: Theta(m) is then the diagonal matrix of row m, and all

@@ -76,16 +76,17 @@ def edge_values(
     falls = _falloff(vector) if falloff else torch.ones_like(vector[:, 0])
     if normalise:
         total = falls.new_zeros(edges.num_target).index_add(0, target, falls)[target]
-        falls = torch.where(total > 0, falls / torch.where(total > 0, total, 1), 0)
+        falls = torch.where(total == 0, 0, falls / torch.where(total == 0, 1, total))
     return basis(vector) * falls[:, None]
 
 
 def _falloff(vector: Tensor) -> Tensor:
     """max(0, 1 - |v|), with the derivative 0 at the centre and from the radius on."""
-    square = vector.square().sum(-1)
-    away = square > 0
-    length = torch.where(away, torch.where(away, square, 1).sqrt(), 0)
-    return torch.relu(1 - length)
+    square = vector.detach().square().sum(-1)
+    flat = (square == 0) | (square >= 1)
+    # Vectors without a derivative are replaced by zero before it is taken: infinity times 0 is NaN.
+    length = torch.where(flat, 1, torch.where(flat[:, None], 0, vector).square().sum(-1)).sqrt()
+    return 1 - torch.where(flat, square.clamp(max=1), length)
 
 
 def _ends(edges: Edges) -> tuple[Tensor, Tensor]:

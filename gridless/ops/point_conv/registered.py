@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from gridless import backends
 from gridless.ops.operator import eager, operator, traced, without_autocast
-from gridless.ops.point_conv.contract import Backend, CoordGradients, Neighbours
+from gridless.ops.point_conv.contract import CoordGradients, Neighbours, PointConvBackend
 from gridless.ops.point_conv.edge_function import EdgeFunction, compute_dtype
 
 # `Neighbours` as arguments of an operator: six tensors and six numbers.
@@ -41,7 +41,7 @@ def _near(given: Sequence[Any]) -> Neighbours:
     return Neighbours(splits, source, back_splits, back_source, ends[0], ends[1], function)
 
 
-def _on(backend: str, where: Tensor) -> Backend:
+def _on(backend: str, where: Tensor) -> PointConvBackend:
     return backends.module_of("gridless.ops.point_conv", backend, where.device)
 
 

@@ -14,7 +14,7 @@ from gridless.ops.point_conv.edge_function import MONOMIALS, EdgeFunction
 CAPACITY = 512
 
 
-class Recipe(NamedTuple):
+class CompiledFunction(NamedTuple):
     """An `EdgeFunction` as compiled code reads it.
 
     `chain` lists (slot, parent, dimension): the monomial in a slot is that of its parent times one variable, or the
@@ -31,11 +31,11 @@ class Recipe(NamedTuple):
     normalise: bool
 
 
-def recipe(function: EdgeFunction, coords: np.dtype, compute: np.dtype) -> Recipe:
+def recipe(function: EdgeFunction, coords: np.dtype, compute: np.dtype) -> CompiledFunction:
     chain, slots = _chain(function.kind, function.table, function.dim)
     table = np.array(function.table, compute).reshape(-1, function.dim)
     width, radius = compute.type(function.width), coords.type(function.radius)
-    return Recipe(function.kind, table, chain, slots, width, radius, function.falloff, function.normalise)
+    return CompiledFunction(function.kind, table, chain, slots, width, radius, function.falloff, function.normalise)
 
 
 @lru_cache
@@ -121,7 +121,7 @@ def normalise_rows(first, last, splits, w, inverse):
         total = w.dtype.type(0)
         for e in range(splits[i] - start, splits[i + 1] - start):
             total += w[e]
-        inverse[i] = 1 / total if total > 0 else 0
+        inverse[i] = 0 if total == 0 else 1 / total
         for e in range(splits[i] - start, splits[i + 1] - start):
             w[e] *= inverse[i]
 

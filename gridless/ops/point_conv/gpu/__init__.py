@@ -21,7 +21,7 @@ from gridless.kernels.launch import Launcher, cdiv, power_of_two
 from gridless.ops.point_conv.contract import CoordGradients, Gradients, Neighbours
 from gridless.ops.point_conv.edge_function import compute_dtype
 from gridless.ops.point_conv.gpu import dense, gluon
-from gridless.ops.point_conv.gpu.rows import TYPES, Rows, rows_of
+from gridless.ops.point_conv.gpu.rows import TYPES, EdgeRows, rows_of
 from gridless.ops.point_conv.gpu.tiles import CHUNK, GROUP, depthwise_tile, gather_tile, processors, side_by_side
 from gridless.ops.point_conv.gpu.triton_coords import coords_kernel, sums_kernel
 from gridless.ops.point_conv.gpu.triton_depthwise import depthwise_kernel
@@ -82,7 +82,7 @@ def conv_backward(
 
 
 def _dense_backward(
-    rows: Rows, inverse: Tensor, grad: Tensor, weight: Tensor, features: Tensor, bias_parts: Tensor | None,
+    rows: EdgeRows, inverse: Tensor, grad: Tensor, weight: Tensor, features: Tensor, bias_parts: Tensor | None,
     need_features: bool, need_weight: bool,
 ) -> Gradients:  # fmt: skip
     shape = weight.shape
@@ -117,7 +117,7 @@ def _dense_backward(
     return d_features, *_totals(total, weight, bias_parts, grad)
 
 
-def _sizes(rows: Rows, shape: torch.Size, out: Tensor) -> tuple:
+def _sizes(rows: EdgeRows, shape: torch.Size, out: Tensor) -> tuple:
     """What decides the kernels of a convolution by matrices, beside types and channels."""
     index = rows.index(max(shape[1], shape[2]))
     return rows.blocks, rows.degree, index, out.device, _precision(), gluon.GLUON
@@ -198,7 +198,7 @@ def edge_sums_backward(
     return d_source if need_source else None, d_target if need_target else None
 
 
-def _chunks(rows: Rows, inverse: Tensor, features: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+def _chunks(rows: EdgeRows, inverse: Tensor, features: Tensor) -> Iterator[tuple[int, int, Tensor]]:
     """(first row, last row, N F, or N^T F, of these rows), in one buffer of at most CHUNK bytes."""
     channels = features.shape[1]
     width = rows.kind.function.size * channels
@@ -217,7 +217,7 @@ def _chunks(rows: Rows, inverse: Tensor, features: Tensor) -> Iterator[tuple[int
 
 
 def _coords(
-    rows: Rows, inverse: Tensor, mine: Tensor, weight: Tensor, theirs: Tensor, along: Tensor, out: Tensor
+    rows: EdgeRows, inverse: Tensor, mine: Tensor, weight: Tensor, theirs: Tensor, along: Tensor, out: Tensor
 ) -> None:
     """Gradients of the rows' coordinates: coefficients are products of (mine weight) and theirs.
 
@@ -238,7 +238,7 @@ def _coords(
             rows.launch(_COORDS, grid, tensors, *how, C=channels, FEATURES=True, T=tile.rows, CB=block)
 
 
-def _coords_featureless(rows: Rows, inverse: Tensor, grad: Tensor, along: Tensor, out: Tensor) -> None:
+def _coords_featureless(rows: EdgeRows, inverse: Tensor, grad: Tensor, along: Tensor, out: Tensor) -> None:
     tensors = (grad, grad, *rows.tensors, inverse, along, out)
     for base, size in rows.groups():
         grid, how = (cdiv(rows.count, 32), 1, 1), ((0, rows.count), grad.dtype, 1, grad.shape[1], base, size)
@@ -246,7 +246,7 @@ def _coords_featureless(rows: Rows, inverse: Tensor, grad: Tensor, along: Tensor
 
 
 def _depthwise(
-    rows: Rows, inverse: Tensor, features: Tensor, weight: Tensor, other: Tensor | None, out: Tensor | None,
+    rows: EdgeRows, inverse: Tensor, features: Tensor, weight: Tensor, other: Tensor | None, out: Tensor | None,
     need_weight: bool,
 ) -> Tensor | None:  # fmt: skip
     """The convolution, with the bias as `other`; or, where the rows are sources, the gradients of the features, which
@@ -272,7 +272,7 @@ def _depthwise(
 
 
 def _transform_first(
-    rows: Rows, inverse: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+    rows: EdgeRows, inverse: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
 ) -> None:
     """N (F Theta), as many output channels at a time as F Theta has room for."""
     terms, channels, width = weight.shape

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from gridless.kernels.launch import Launcher, cdiv
 from gridless.ops.point_conv.gpu import gluon
-from gridless.ops.point_conv.gpu.rows import Choice, Kind, Rows, prepared
+from gridless.ops.point_conv.gpu.rows import Choice, EdgeRows, RowKind, prepared
 from gridless.ops.point_conv.gpu.tiles import (
     BLOCK,
     HELD,
-    Tile,
+    LaunchTile,
     dot_block,
     fused_backward_tile,
     fused_tile,
@@ -49,7 +49,7 @@ class Backward(NamedTuple):
 
 @lru_cache(1 << 14)
 def forward(
-    kind: Kind, dtype: torch.dtype, terms: int, channels: int, width: int, has_bias: bool, blocks: int, degree: int,
+    kind: RowKind, dtype: torch.dtype, terms: int, channels: int, width: int, has_bias: bool, blocks: int, degree: int,
     index: Any, device: torch.device, precision: str, with_gluon: bool,
 ) -> Callable[..., None] | None:  # fmt: skip
     """run(rows, inverse, features, weight, bias, out) writes (N F) Theta + bias, or where the rows are sources the
@@ -60,7 +60,7 @@ def forward(
     return None if tile is None else _forward(choice, tile, has_bias, with_gluon)
 
 
-def _forward(choice: Choice, tile: Tile, has_bias: bool, with_gluon: bool) -> Callable[..., None]:
+def _forward(choice: Choice, tile: LaunchTile, has_bias: bool, with_gluon: bool) -> Callable[..., None]:
     kind, dtype, terms, channels, width, *_ = choice
     faster = gluon.forward(choice, has_bias) if with_gluon and choice.rounds else None
     # Sums of all channels, or strip by strip.
@@ -73,7 +73,9 @@ def _forward(choice: Choice, tile: Tile, has_bias: bool, with_gluon: bool) -> Ca
         PB=dot_block(width), HAS_BIAS=has_bias, PRECISION=choice.precision, **tile.strips(together),
     )  # fmt: skip
 
-    def run(rows: Rows, inverse: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    def run(
+        rows: EdgeRows, inverse: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
         if faster is not None and faster(rows, inverse, features, weight, bias, out):
             return
         tensors = (features, *rows.tensors, inverse, weight, weight if bias is None else bias, out)
@@ -84,7 +86,7 @@ def _forward(choice: Choice, tile: Tile, has_bias: bool, with_gluon: bool) -> Ca
 
 @lru_cache(1 << 14)
 def backward(
-    kind: Kind, dtype: torch.dtype, terms: int, channels: int, width: int, need_features: bool, need_weight: bool,
+    kind: RowKind, dtype: torch.dtype, terms: int, channels: int, width: int, need_features: bool, need_weight: bool,
     blocks: int, degree: int, index: Any, device: torch.device, precision: str, with_gluon: bool,
 ) -> Backward:  # fmt: skip
     """Gradients of features and weight from that of the result, over rows that are sources."""
@@ -110,7 +112,7 @@ def backward(
     )
 
 
-def _both(choice: Choice, tile: Tile, need_features: bool, with_gluon: bool) -> Callable[..., Tensor]:
+def _both(choice: Choice, tile: LaunchTile, need_features: bool, with_gluon: bool) -> Callable[..., Tensor]:
     kind, dtype, terms, channels, width, *_ = choice
     faster = gluon.backward(choice, need_features) if with_gluon and choice.rounds else None
     launch = prepared(
@@ -120,7 +122,7 @@ def _both(choice: Choice, tile: Tile, need_features: bool, with_gluon: bool) -> 
     most = side_by_side(choice.device, tile)
 
     def run(
-        rows: Rows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None
+        rows: EdgeRows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None
     ) -> Tensor:
         if faster is not None and (parts := faster(rows, inverse, grad, features, weight, d_features)) is not None:
             return parts
@@ -135,7 +137,7 @@ def _both(choice: Choice, tile: Tile, need_features: bool, with_gluon: bool) -> 
     return run
 
 
-def _weight(choice: Choice, tile: Tile | None, with_gluon: bool) -> Callable[..., Tensor | None] | None:
+def _weight(choice: Choice, tile: LaunchTile | None, with_gluon: bool) -> Callable[..., Tensor | None] | None:
     """Parts of the gradient of the weight alone: 64 of the Q channels and a strip of the P in each program. None where
     there is no tile or no room for it, and Gluon has no kernel."""
     kind, dtype, terms, channels, width, *_ = choice
@@ -150,7 +152,7 @@ def _weight(choice: Choice, tile: Tile | None, with_gluon: bool) -> Callable[...
         PRECISION=choice.precision, L=cut.strip, T=cut.rows, U=cut.unroll, AHEAD=cut.ahead,
     )  # fmt: skip
 
-    def run(rows: Rows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor) -> Tensor:
+    def run(rows: EdgeRows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor) -> Tensor:
         if faster is not None and (parts := faster(rows, inverse, grad, features, weight)) is not None:
             return parts
         tiles = cdiv(rows.count, cut.rows)

@@ -21,7 +21,7 @@ from gridless.backends import interpreting
 from gridless.kernels.launch import Launcher, cdiv, is_simple
 from gridless.ops.point_conv.edge_function import EdgeFunction
 from gridless.ops.point_conv.gpu.arguments import terms
-from gridless.ops.point_conv.gpu.rows import Choice, Rows
+from gridless.ops.point_conv.gpu.rows import Choice, EdgeRows
 from gridless.ops.point_conv.gpu.tiles import (
     gluon_backward_tile,
     gluon_tile,
@@ -55,10 +55,10 @@ def forward(choice: Choice, has_bias: bool) -> Callable[..., bool] | None:
     if wide is not None:
         along, tall = flip or dtype == torch.float32, 2 * wide.rows
         constants = (channels, width, *_function(function), flip, has_bias, along, wide.unroll)
-        launch = _Launch(choice, gluon_wide, "wide_kernel", constants, wide.warps)
+        launch = _GluonLaunch(choice, gluon_wide, "wide_kernel", constants, wide.warps)
 
         def run_wide(
-            rows: Rows, inverse: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+            rows: EdgeRows, inverse: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
         ) -> bool:
             # Products of float32 read Theta along the channels that they sum over.
             theta = weight.transpose(1, 2).contiguous() if along and not flip else weight
@@ -72,9 +72,11 @@ def forward(choice: Choice, has_bias: bool) -> Callable[..., bool] | None:
         return None
     tall, row = tile.rows, channels * dtype.itemsize
     constants = (channels, width, *_function(function), flip, has_bias, tile.strip)
-    launch = _Launch(choice, gluon_kernels, "forward_kernel", constants, tile.warps)
+    launch = _GluonLaunch(choice, gluon_kernels, "forward_kernel", constants, tile.warps)
 
-    def run(rows: Rows, inverse: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> bool:
+    def run(
+        rows: EdgeRows, inverse: Tensor, features: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor
+    ) -> bool:
         tensors = (features, *rows.tensors, inverse, weight, weight if bias is None else bias, out)
         tiles, read, columns = cdiv(rows.count, tall), rows.columns * row, 4 * rows.edges
         fetched = (read // 128, columns // 128) if read + columns <= FETCHED else (0, 0)
@@ -95,10 +97,10 @@ def backward(choice: Choice, need_features: bool) -> Callable[..., Tensor | None
         return None
     tall, most = tile.rows, processors(device)
     constants = (channels, width, *_function(choice.kind.function), need_features)
-    launch = _Launch(choice, gluon_kernels, "backward_kernel", constants, tile.warps)
+    launch = _GluonLaunch(choice, gluon_kernels, "backward_kernel", constants, tile.warps)
 
     def run(
-        rows: Rows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None
+        rows: EdgeRows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None
     ) -> Tensor | None:
         tiles = cdiv(rows.count, tall)
         programs = min(tiles, most)
@@ -122,9 +124,9 @@ def weight(choice: Choice) -> Callable[..., Tensor | None] | None:
     tall, strips = 2 * tile.rows, width // tile.strip
     most = max(processors(device) // strips, 1)
     constants = (channels, width, *_function(choice.kind.function), tile.unroll)
-    launch = _Launch(choice, gluon_weight, "weight_kernel", constants, tile.warps)
+    launch = _GluonLaunch(choice, gluon_weight, "weight_kernel", constants, tile.warps)
 
-    def run(rows: Rows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor) -> Tensor | None:
+    def run(rows: EdgeRows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor) -> Tensor | None:
         pairs = cdiv(rows.count, tall)
         groups = min(most, pairs)
         parts = torch.empty(groups, terms, channels, width, dtype=torch.float32, device=grad.device)
@@ -159,7 +161,7 @@ def _launcher(kernels: ModuleType, name: str) -> Launcher:
     return Launcher(getattr(kernels, name))
 
 
-class _Launch:
+class _GluonLaunch:
     """launch(programs, tensors, sizes): whether the kernel was launched, or begins to compile. Where this version of
     Triton cannot, a word is said once, and it is not tried again.
 

@@ -26,7 +26,7 @@ TYPES = {
 _COMPILED = torch.version.cuda is not None and not interpreting()
 
 
-class Kind:
+class RowKind:
     """What decides kernels over rows, whatever the sizes. Rows that are alike have one such object, by which caches
     find what they keep: to compare its numbers would take as long as to launch a kernel."""
 
@@ -34,13 +34,13 @@ class Kind:
         self.function, self.flip, self.coords = function, flip, coords
 
 
-_kind = lru_cache(4096)(Kind)
+_kind = lru_cache(4096)(RowKind)
 
 
 class Choice(NamedTuple):
     """What decides a kernel that multiplies sums by matrices: beside the kind of rows, types, channels and sizes."""
 
-    kind: Kind
+    kind: RowKind
     dtype: torch.dtype
     terms: int
     channels: int
@@ -57,7 +57,7 @@ class Choice(NamedTuple):
         return self.dtype.itemsize == 2 or self.precision == "tf32"
 
 
-class Rows:
+class EdgeRows:
     """Targets with their sources, or with `flip` sources with their targets."""
 
     def __init__(self, near: Neighbours, flip: bool) -> None:
@@ -91,17 +91,17 @@ class Rows:
         prepared(launcher, *how, **more)(grid, tensors, (*sizes, *self.scale))
 
 
-def rows_of(near: Neighbours, flip: bool) -> Rows:
+def rows_of(near: Neighbours, flip: bool) -> EdgeRows:
     """Made once, for all layers over the same edges."""
     rows = near.kept.get(flip)
     if rows is None:
-        rows = near.kept[flip] = Rows(near, flip)
+        rows = near.kept[flip] = EdgeRows(near, flip)
     return rows
 
 
 @lru_cache(4096)
 def prepared(
-    launcher: Launcher, kind: Kind, dtype: torch.dtype, device: torch.device, index: Any, warps: int,
+    launcher: Launcher, kind: RowKind, dtype: torch.dtype, device: torch.device, index: Any, warps: int,
     registers: int | None = None, base: int = 0, size: int | None = None, **more: Any,
 ) -> Launch:  # fmt: skip
     """A kernel for features of this dtype, with all of its constants: it sums `size` terms (all) from `base` on, and

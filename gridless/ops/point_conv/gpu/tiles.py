@@ -23,7 +23,7 @@ CHUNK, FEW = 96 << 20, 48 << 20
 LONG, LONG_HALF, LONG_BACKWARD = 18, 10, 8
 
 
-class Tile(NamedTuple):
+class LaunchTile(NamedTuple):
     """How a kernel is cut: rows of a program, edges of each that are loaded together, warps, programs side by side on a
     multiprocessor, channels of a strip, and whether the next edges are loaded before these are used."""
 
@@ -41,12 +41,12 @@ class Tile(NamedTuple):
 
 
 # What the Gluon kernels are written for.
-GLUON_TILE = Tile(128, 1, 8)
+GLUON_TILE = LaunchTile(128, 1, 8)
 
 
 def fused_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
-) -> Tile | None:
+) -> LaunchTile | None:
     """The tile in which sums stay in registers until the product, of all channels or strip by strip; or None."""
     sums = terms * dot_block(channels)
     if dtype == torch.float64 or terms > GROUP or dot_block(width) > 128:
@@ -54,18 +54,18 @@ def fused_tile(
     if sums > HELD:
         return wide_tile(dtype, terms, channels, rows, edges)
     if dtype != torch.float32:
-        large = Tile(64, 1, 8, strip=64)
+        large = LaunchTile(64, 1, 8, strip=64)
     elif dot_block(channels) == 16:
-        large = Tile(32, 2, 4, 4, strip=16, ahead=True)
+        large = LaunchTile(32, 2, 4, 4, strip=16, ahead=True)
     else:
-        large = Tile(32, 1, 4, 4, strip=32) if sums <= 256 else Tile(32, 1, 4, 4, strip=16, ahead=True)
+        large = LaunchTile(32, 1, 4, 4, strip=32) if sums <= 256 else LaunchTile(32, 1, 4, 4, strip=16, ahead=True)
     small = _small_tile(channels)
     # Sixteen warps of 128 registers fit on a multiprocessor.
     few = few_rows(rows, edges if dtype == torch.float32 else 0, small._replace(beside=16 // small.warps), device)
     return small if few else large
 
 
-def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int, edges: int) -> Tile | None:
+def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int, edges: int) -> LaunchTile | None:
     """The tile for sums of more channels than registers hold: one strip of them after the other.
 
     None where the sums are few, channels are many or rows long: a library product is as fast then.
@@ -75,13 +75,13 @@ def wide_tile(dtype: torch.dtype, terms: int, channels: int, rows: int, edges: i
     if edges > (LONG if dtype == torch.float32 else LONG_HALF) * rows:
         return None
     if dtype == torch.float32:
-        return Tile(32, 1, 4, strip=32) if channels <= 96 else Tile(32, 2, 4, strip=32, ahead=True)
-    return Tile(64, 2, 4, strip=16, ahead=channels > 96)
+        return LaunchTile(32, 1, 4, strip=32) if channels <= 96 else LaunchTile(32, 2, 4, strip=32, ahead=True)
+    return LaunchTile(64, 2, 4, strip=16, ahead=channels > 96)
 
 
 def wide_backward_tiles(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int
-) -> tuple[Tile, Tile | None] | None:
+) -> tuple[LaunchTile, LaunchTile | None] | None:
     """Tiles of the gradients of features and weight, each a launch of its own; None as in `wide_tile`. Beyond 64
     channels there is none for the weight: products of chunks take half the time there."""
     if dtype == torch.float64 or terms > GROUP or dot_block(channels) > 128:
@@ -92,21 +92,23 @@ def wide_backward_tiles(
         along = wide_tile(dtype, terms, width, rows, edges)
         return None if along is None else (along, None)
     if dtype == torch.float32:
-        return Tile(64, 1, 4, strip=16), Tile(64, 1, 8, strip=32)
-    return Tile(64, 2, 4, strip=16), Tile(64, 2, 8, strip=32, ahead=True)
+        return LaunchTile(64, 1, 4, strip=16), LaunchTile(64, 1, 8, strip=32)
+    return LaunchTile(64, 2, 4, strip=16), LaunchTile(64, 2, 8, strip=32, ahead=True)
 
 
 def fused_backward_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
-) -> Tile | None:
+) -> LaunchTile | None:
     """As `fused_tile`; the weight's gradient has to fit beside the sums."""
     sums = terms * dot_block(width)
     shares = sums * dot_block(channels)
     if dtype == torch.float64 or terms > GROUP or sums > HELD or shares > 16384 or dot_block(channels) > 64:
         return None
     if shares > 10240:
-        return Tile(64, 2, 8, 1, strip=32) if dtype == torch.float32 else Tile(32, 2, 4, 2, strip=64)
-    large = Tile(32, 2, 4, 2, strip=32, ahead=True) if dtype == torch.float32 else Tile(16, 2, 4, 3, strip=64)
+        return LaunchTile(64, 2, 8, 1, strip=32) if dtype == torch.float32 else LaunchTile(32, 2, 4, 2, strip=64)
+    large = (
+        LaunchTile(32, 2, 4, 2, strip=32, ahead=True) if dtype == torch.float32 else LaunchTile(16, 2, 4, 3, strip=64)
+    )
     few = few_rows(rows, edges if dtype == torch.float32 and dot_block(channels) == 32 else 0, large, device)
     return _small_tile(width)._replace(beside=2) if few and dot_block(channels) < 64 else large
 
@@ -117,26 +119,26 @@ def have_room(numbers: int, dtype: torch.dtype, device: torch.device) -> bool:
     return dtype.itemsize == 2 or numbers * dtype.itemsize <= shared_memory(device)
 
 
-def _small_tile(channels: int) -> Tile:
+def _small_tile(channels: int) -> LaunchTile:
     """Where all programs run at once, time is the longest row's edges, one after the other: few rows wait for each
     other, and four edges of each are in flight while the next four are on their way."""
-    return Tile(16, 4, 2 if dot_block(channels) == 16 else 4, strip=32, ahead=True)
+    return LaunchTile(16, 4, 2 if dot_block(channels) == 16 else 4, strip=32, ahead=True)
 
 
-def few_rows(rows: int, edges: int, tile: Tile, device: torch.device) -> bool:
+def few_rows(rows: int, edges: int, tile: LaunchTile, device: torch.device) -> bool:
     """Whether the tiles fit at once; long rows are few up to about four times as many. `edges` may be 0 where that has
     not been measured."""
     return fit_at_once(rows, tile, device) or (edges > 15 * rows and rows <= 256 * processors(device))
 
 
-def fit_at_once(rows: int, tile: Tile, device: torch.device) -> bool:
+def fit_at_once(rows: int, tile: LaunchTile, device: torch.device) -> bool:
     """Whether there are no more tiles than the device runs side by side."""
     return cdiv(rows, tile.rows) <= side_by_side(device, tile)
 
 
 def gluon_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
-) -> Tile | None:
+) -> LaunchTile | None:
     """The tile of the Gluon kernel where it exists, is faster, and has rows enough; else None."""
     suits = channels in (32, 64) and width in (16, 32, 64) and terms * 32 <= HELD and dtype != torch.float64
     held = terms * channels <= HELD
@@ -148,7 +150,7 @@ def gluon_tile(
 
 def gluon_backward_tile(
     terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
-) -> Tile | None:
+) -> LaunchTile | None:
     """As `gluon_tile`. Registers of a lane: sums of 32 channels, and its parts of both gradients."""
     registers = terms * 16 + terms * channels * width // 256 + channels // 2
     fits = registers <= 216 and terms * width <= HELD and terms * channels * width <= 16384
@@ -158,31 +160,35 @@ def gluon_backward_tile(
     return GLUON_TILE if suits and not few and busy(rows, GLUON_TILE, device) >= 0.75 else None
 
 
-def gluon_weight_tile(dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int) -> Tile | None:
+def gluon_weight_tile(
+    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int
+) -> LaunchTile | None:
     """The tile of the Gluon kernel of the weight's gradient, where rows are many and short as in `wide_backward_tiles`;
     else None. `unroll` are the sums that may wait in shared memory. Registers of a lane hold sums of ten terms."""
     suits = channels in (64, 128) and width in (64, 128) and terms in (2, 4, 6, 8, 10) and dtype != torch.float64
     if not suits or rows * terms * width * dtype.itemsize <= FEW or edges > LONG_BACKWARD * rows:
         return None
-    return Tile(64, 1 if dtype == torch.float32 and channels == 128 else 2, 4)
+    return LaunchTile(64, 1 if dtype == torch.float32 and channels == 128 else 2, 4)
 
 
-def gluon_wide_tile(dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int) -> Tile | None:
+def gluon_wide_tile(
+    dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int
+) -> LaunchTile | None:
     """The tile of the Gluon kernel of layers of 128 channels, where rows are many and short as in `wide_tile`; else
     None. `unroll` is as in `gluon_weight_tile`."""
     suits = {channels, width} in ({128}, {64, 128}) and terms in (2, 4, 6, 8, 10) and dtype != torch.float64
     if not suits or terms * channels <= HELD or wide_tile(dtype, terms, channels, rows, edges) is None:
         return None
-    return Tile(64, 1 if dtype == torch.float32 else 2, 4)
+    return LaunchTile(64, 1 if dtype == torch.float32 else 2, 4)
 
 
-def gather_tile(dtype: torch.dtype, block: int) -> Tile:
+def gather_tile(dtype: torch.dtype, block: int) -> LaunchTile:
     """A few rows for one warp: neighbourhoods of different sizes wait for each other only within a program."""
     strip = min(block, 32)
-    return Tile(128 // strip, 2, 1, strip=strip, ahead=dtype != torch.float64)
+    return LaunchTile(128 // strip, 2, 1, strip=strip, ahead=dtype != torch.float64)
 
 
-def depthwise_tile(dtype: torch.dtype, channels: int) -> tuple[int, Tile]:
+def depthwise_tile(dtype: torch.dtype, channels: int) -> tuple[int, LaunchTile]:
     """Channels of a program, and its tile: as in `gather_tile`, a few rows for one warp.
 
     Each lane makes the values of its row's edges for itself: 8 channels of it share them. Their sums take 8 registers a
@@ -194,7 +200,7 @@ def depthwise_tile(dtype: torch.dtype, channels: int) -> tuple[int, Tile]:
     return block, tile._replace(strip=block if dtype.itemsize == 2 else tile.strip, beside=8)
 
 
-def busy(rows: int, tile: Tile, device: torch.device) -> float:
+def busy(rows: int, tile: LaunchTile, device: torch.device) -> float:
     """The share of the device that works, where every multiprocessor takes as many tiles."""
     tiles = cdiv(rows, tile.rows)
     return tiles / (cdiv(tiles, processors(device)) * processors(device))
@@ -206,7 +212,7 @@ def dot_block(channels: int) -> int:
 
 
 @cache
-def side_by_side(device: torch.device, tile: Tile) -> int:
+def side_by_side(device: torch.device, tile: LaunchTile) -> int:
     """As many as run side by side, in round numbers."""
     return processors(device) if device.type == "cpu" else max(processors(device) * tile.beside // 32, 1) * 32
 

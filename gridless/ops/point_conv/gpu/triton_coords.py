@@ -140,7 +140,7 @@ def coords_kernel(
             square = tl.zeros([T], DTYPE)
             for d in tl.static_range(D):
                 square += v[d] * v[d]
-            inside = on & (square > 0.0) & (w > 0.0) & FALLOFF
+            inside = on & (square != 0.0) & (w != 0.0) & FALLOFF
             unit = tl.where(inside, -1.0 / tl.sqrt(tl.where(inside, square, 1.0)), 0.0)
             new = ()
             counted = ()

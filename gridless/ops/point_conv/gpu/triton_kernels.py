@@ -68,14 +68,14 @@ def _falloff(v, on, FALLOFF: tl.constexpr, D: tl.constexpr):
         square = v[0] * v[0]
         for d in tl.static_range(1, D):
             square += v[d] * v[d]
-        return tl.where(on, tl.maximum(1.0 - tl.sqrt(square), 0.0), 0.0)
+        return tl.where(on, tl.maximum(1.0 - tl.sqrt(square), 0.0, propagate_nan=tl.PropagateNan.ALL), 0.0)
     else:
         return tl.where(on, 1.0, 0.0).to(v[0].dtype)
 
 
 @triton.jit
 def _invert(total):
-    return tl.where(total > 0, 1.0 / tl.where(total > 0, total, 1.0), 0.0)
+    return tl.where(total == 0, 0.0, 1.0 / tl.where(total == 0, 1.0, total))
 
 
 @triton.jit
