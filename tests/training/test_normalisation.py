@@ -82,9 +82,8 @@ def test_an_error_in_a_batch_leaves_modes_and_momenta():
 
 
 def test_batches_of_a_loader_are_taken_as_they_are():
-    recipe = small()
-    model = recipe.make_model()
-    gl.training.update_statistics(model, shapes(9).loader(recipe, model.plan))
+    model = small().make_model()
+    gl.training.update_statistics(model, gl.training.Loader(shapes(9), model.plan, 3))
     assert all(bool((norm.running_mean != 0).any()) for norm in model.modules() if isinstance(norm, gl.nn.BatchNorm))
 
 

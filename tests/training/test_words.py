@@ -10,8 +10,9 @@ from small_run import small
 import gridless as gl
 from gridless.augment.events import EventTransform
 from gridless.augment.points import PointTransform
-from gridless.training.recipe import load_recipe
-from gridless.training.words import augmentation, gap
+from gridless.tasks import find
+from gridless.training.recipe import Recipe, load_recipe
+from gridless.training.words import gap
 
 
 def transforms(module, kind) -> list[type]:
@@ -39,6 +40,10 @@ def test_every_transform_describes_itself(transform):
     ).describe()
     assert isinstance(described, str)
     assert transform.__name__ not in described
+
+
+def augmentation(recipe: Recipe) -> str:
+    return find(recipe.task_name).describe_augmentation(recipe)
 
 
 def test_augmentation_is_said_in_plain_words():
