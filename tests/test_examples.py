@@ -68,6 +68,12 @@ def test_a_custom_basis_runs_compiled_or_as_the_reference():
     assert change < 1e-4
 
 
+def test_a_task_of_ones_own_is_trained_and_judged_by_the_command_line(monkeypatch):
+    monkeypatch.chdir(FOLDER.parent)
+    error, guess = example("own_task").main(["--quick"])
+    assert error < 0.9 * guess
+
+
 def test_examples_are_short_and_all_of_them_are_tested():
     tested = Path(__file__).read_text()
     for file in FOLDER.glob("*.py"):

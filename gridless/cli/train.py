@@ -65,7 +65,7 @@ def train(
     The result is printed as one JSON object, alone on standard output; progress goes to standard error.
     Ctrl-C leaves a checkpoint, from which --resume goes on as if nothing had happened.
     """
-    from gridless.tasks import load_task
+    from gridless.tasks import TASKS, load_task
     from gridless.training.checkpoints import check_folder
     from gridless.training.loop import train as train_by
     from gridless.training.setup import Options
@@ -76,6 +76,9 @@ def train(
     if chosen.geometry == "offline":
         check_writable(cache, "--cache")
     kind = load_task(chosen.task_name)
+    if kind.name not in TASKS:
+        # A recipe checks itself only against tasks of gridless: it runs no code.
+        kind.check_recipe(chosen)
     listed = held_out_list(out)
     if listed is not None and chosen.data == "folder" and data is not None:
         check_held_out_list(listed, data, "remove it, or choose another folder (--out)")

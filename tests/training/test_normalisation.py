@@ -10,6 +10,7 @@ from small_run import shapes, small
 from torch import nn
 
 import gridless as gl
+from gridless.tasks.classify import Classify
 from gridless.training.evaluate import accuracy
 from gridless.training.run import run
 
@@ -82,8 +83,9 @@ def test_an_error_in_a_batch_leaves_modes_and_momenta():
 
 
 def test_batches_of_a_loader_are_taken_as_they_are():
-    model = small().make_model()
-    gl.training.update_statistics(model, gl.training.Loader(shapes(9), model.plan, 3))
+    recipe = small()
+    model = recipe.make_model()
+    gl.training.update_statistics(model, Classify().loader(recipe, shapes(9), model.plan))
     assert all(bool((norm.running_mean != 0).any()) for norm in model.modules() if isinstance(norm, gl.nn.BatchNorm))
 
 

@@ -11,7 +11,7 @@ import gridless as gl
 from gridless.augment.events import EventTransform
 from gridless.augment.points import PointTransform
 from gridless.tasks import find
-from gridless.training.recipe import Recipe, load_recipe
+from gridless.training.recipe import load_recipe
 from gridless.training.words import gap
 
 
@@ -42,7 +42,7 @@ def test_every_transform_describes_itself(transform):
     assert transform.__name__ not in described
 
 
-def augmentation(recipe: Recipe) -> str:
+def augmentation(recipe):
     return find(recipe.task_name).describe_augmentation(recipe)
 
 
