@@ -269,6 +269,7 @@ def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
         raise ValueError(f"{words} is not JSON: {error}") from None
     if not isinstance(about, dict) or not isinstance(about.get("model"), dict):
         raise ValueError(f"{words} does not say which model the weights belong to")
+    about = {name: value for name, value in about.items() if value is not None}
     _check_about(about, words)
     return weights, about
 
@@ -283,20 +284,23 @@ _TYPES = {list: "a list", dict: "a mapping", str: "text", int: "whole numbers"}
 
 def _check_about(about: dict[str, Any], file: Path) -> None:
     """Refuse a JSON file whose entries have other types than training wrote."""
+    from gridless.models import task_of
+
     if not isinstance(about["model"].get("model"), str):
         raise ValueError(f'{file}: `model` does not name a network: weights belong to one, "model": NAME')
     if not isinstance(about["model"].get("arguments", {}), dict):
         raise ValueError(f"{file}: `model.arguments` must be a mapping, not {about['model']['arguments']!r}")
     for name, (kind, inside) in _SHAPES.items():
         value = about.get(name)
-        if value is None:
-            continue
-        if not isinstance(value, kind):
+        if value is not None and not isinstance(value, kind):
             raise ValueError(f"{file}: `{name}` must be {_TYPES[kind]}, not {value!r}")
-        wrong = [entry for entry in value if not isinstance(entry, inside)] if kind is list else []
+        wrong = [entry for entry in value or () if not isinstance(entry, inside)] if kind is list else []
         if wrong:
             raise ValueError(f"{file}: `{name}` must hold {_TYPES[inside]}, not {wrong[0]!r}")
-    options = (about.get("recipe") or {}).get("data_options", {})
+    task, own = about.get("task"), task_of(about["model"])
+    if task in TASKS and own is not None and task != own:
+        raise ValueError(f"{file}: `task` is {task!r}, and a {about['model']['model']} is for {own!r}: mend the file")
+    options = about.get("recipe", {}).get("data_options", {})
     if not isinstance(options, dict):
         raise ValueError(f"{file}: `recipe.data_options` must be a mapping, not {options!r}")
 

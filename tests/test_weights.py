@@ -28,6 +28,7 @@ def saved(tmp_path: Path) -> Path:
         ("class_names", ["a", 2], "`class_names` must hold text, not 2"),
         ("values", [0, "x"], "`values` must hold whole numbers, not 'x'"),
         ("task", 3, "`task` must be text, not 3"),
+        ("task", "recordings", "`task` is 'recordings', and a PointResNet is for 'classify'"),
         ("model", {"classes": 2}, "`model` does not name a network"),
         ("model", {"model": "mine:Net", "arguments": [2]}, r"`model.arguments` must be a mapping, not \[2\]"),
     ],

@@ -75,7 +75,7 @@ def train(
         options = {name: value for name, value in locals().items() if name not in ("seeds", "out", "run_seeds")}
         print(json.dumps(run_seeds(train, options, out, seeds)))
         return
-    from gridless.tasks import load_task
+    from gridless.tasks import TASKS, load_task
     from gridless.training.checkpoints import check_folder
     from gridless.training.loop import train as train_by
     from gridless.training.setup import Options
@@ -86,6 +86,9 @@ def train(
     if chosen.geometry == "offline":
         check_writable(cache, "--cache")
     kind = load_task(chosen.task_name)
+    if kind.name not in TASKS:
+        # A recipe checks itself only against tasks of gridless: it runs no code.
+        kind.check_recipe(chosen)
     listed = held_out_list(out)
     if listed is not None and chosen.data == "folder" and data is not None:
         check_held_out_list(listed, data, "remove it, or choose another folder (--out)")

@@ -16,7 +16,16 @@ from gridless.geometry import nearest
 from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Geometry
 from gridless.tasks.base import Task
-from gridless.tasks.loading import FOLDER, describe_folder, folder_of, folder_options, made, range_of, some_of
+from gridless.tasks.loading import (
+    FOLDER,
+    check_labelled,
+    describe_folder,
+    folder_of,
+    folder_options,
+    made,
+    range_of,
+    some_of,
+)
 from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
@@ -52,10 +61,7 @@ class CloudTask(Task):
             data = _folder(recipe, folder_of(recipe, path), split, options)
         else:
             data = self.load_set(recipe, path, split, dict(recipe.data_options))
-        if not data.is_labelled:
-            words = "nothing can be learned or judged: give files with labels, or evaluate with --split validation"
-            raise ValueError(f"the points of {split!r} have no labels: {words}")
-        return data
+        return check_labelled(data, split)
 
     def load_set(self, recipe: Recipe, path: Path | None, split: str, options: dict[str, Any]) -> TrainingSet:
         """A split of a data set that recipes name."""

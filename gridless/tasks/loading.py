@@ -89,8 +89,16 @@ def divided(whole: TrainingSet) -> dict[str, TrainingSet]:
     assert files is not None
     for split in ("fit", "validation"):
         rows = torch.tensor(listing.rows(split))
-        parts[split] = whole.take(torch.isin(files, rows).nonzero()[:, 0])
+        parts[split] = check_labelled(whole.take(torch.isin(files, rows).nonzero()[:, 0]), split)
     return parts
+
+
+def check_labelled(data: TrainingSet, split: str) -> TrainingSet:
+    """The same examples; refused if points should have labels, and none has."""
+    if not data.is_labelled:
+        words = "nothing can be learned or judged: give files with labels, or evaluate with --split validation"
+        raise ValueError(f"the points of {split!r} have no labels: {words}")
+    return data
 
 
 def describe_folder(listing: Listing) -> list[str]:

@@ -129,9 +129,11 @@ class Recipe(BaseModel):
         if self.frozen and self.start is None:
             raise ValueError("recipe: frozen parts would keep random weights: say which to begin with, start: NAME")
         if self.task_name in TASKS:
-            if self.data not in data_names():
-                raise ValueError(f"recipe: data must be one of {', '.join(data_names())}, not {self.data!r}")
-            find(self.task_name).check_recipe(self)
+            task = find(self.task_name)
+            if self.data not in task.data:
+                choices = task.data if self.task else data_names()
+                raise ValueError(f"recipe: data must be one of {', '.join(choices)}, not {self.data!r}")
+            task.check_recipe(self)
 
     @property
     def task_name(self) -> str:

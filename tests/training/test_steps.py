@@ -598,6 +598,8 @@ def test_a_report_counts_each_class():
         ({"start": 3}, "start must be text, not 3"),
         ({"model": {}, "start": 3}, "start must be text, not 3"),
         ({"transforms": 5}, r"transforms must be a list, .*, not 5"),
+        ({"task": "parts"}, "data must be one of semantickitti, shapenetpart, folder, not 'modelnet40'"),
+        ({"task": 3}, "task must be text, not 3"),
         ({"precision": 16}, "precision must be one of 32, bf16, not 16"),
         ({"transforms": ["ReverseTime"]}, "transforms is for recordings; what is done to clouds is said by augment"),
         ({"seed": 2**64}, r"seed must be .*, not 18446744073709551616"),
