@@ -10,6 +10,7 @@ from gridless.compat import aliases
 
 # Library -> module that answers to its name.
 LIBRARIES = {
+    "cumm": "gridless.compat.cumm",
     "flash_attn": "gridless.compat.flash_attn",
     "pointops": "gridless.compat.pointops",
     "spconv": "gridless.compat.spconv",
@@ -28,7 +29,7 @@ def enable(*names: str, force: Collection[str] = ()) -> tuple[str, ...]:
     Installed packages keep their names. Modules that were imported before this call are not changed.
 
     >>> gl.compat.enable()
-    ('flash_attn', 'pointops', 'spconv', 'torch_cluster', 'torch_scatter')
+    ('cumm', 'flash_attn', 'pointops', 'spconv', 'torch_cluster', 'torch_scatter')
 
     Args:
         names: libraries to answer for; all of `LIBRARIES` by default.

@@ -1,0 +1,60 @@
+"""Convolutions of features over `IndiceData`, and sums of sparse tensors with different sites."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from gridless.compat.spconv import constants
+from gridless.compat.spconv.pytorch.core import SparseConvTensor
+from gridless.ops.tap_conv import tap_conv
+from gridless.structures import TapEdges
+
+__all__ = ["convolve", "sparse_add", "sparse_add_hash_based"]
+
+
+def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, taps: TapEdges) -> Tensor:
+    """The convolution of features (N, C_in) with weight (C_out, kernel..., C_in).
+
+    Under autocast on a GPU everything becomes float16, whatever its dtype, as in spconv. float32 is IEEE, unless
+    `constants.SPCONV_ALLOW_TF32` is set.
+    """
+    if features.is_cuda and torch.is_autocast_enabled("cuda") and features.dtype != torch.float64:
+        features, weight = features.half(), weight.half()
+        bias = None if bias is None else bias.half()
+    theta = weight.reshape(weight.shape[0], taps.num_taps, weight.shape[-1]).permute(1, 2, 0)
+    with _precision(features):
+        return tap_conv(features, theta, bias, taps)
+
+
+@contextlib.contextmanager
+def _precision(features: Tensor) -> Iterator[None]:
+    """TF32 by spconv's own switch, in place of torch's."""
+    switch = torch.backends.cuda.matmul
+    if not features.is_cuda or switch.allow_tf32 == constants.SPCONV_ALLOW_TF32:
+        yield
+        return
+    before, switch.allow_tf32 = switch.allow_tf32, constants.SPCONV_ALLOW_TF32
+    try:
+        yield
+    finally:
+        switch.allow_tf32 = before
+
+
+def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
+    """The sum of tensors of one shape: all of their sites, in lexicographic order."""
+    kinds = {(tuple(x.spatial_shape), x.batch_size, x.features.shape[1]) for x in tens}
+    if len(kinds) != 1:
+        raise AssertionError(f"sparse_add: shapes, batch sizes or channels differ: {sorted(kinds)}.")
+    sites, row = torch.cat([x.indices for x in tens]).unique(dim=0, return_inverse=True)
+    features = torch.cat([x.features for x in tens])
+    # Rows are added in one order, also on a GPU.
+    total = features.new_zeros(len(sites), features.shape[1]).index_put((row,), features, accumulate=True)
+    first = tens[0]
+    return SparseConvTensor(total, sites.contiguous(), first.spatial_shape, first.batch_size)
+
+
+sparse_add_hash_based = sparse_add
