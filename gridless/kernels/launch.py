@@ -98,14 +98,18 @@ class Launcher:
         """Constants by name, in the order of the kernel, which may have fewer."""
         return tuple(constants[name] for name in self.kernel.arg_names if name in constants)
 
-    def of(self, types: tuple, constants: tuple, warps: int = 4, registers: int | None = None) -> Launch:
+    def of(
+        self, types: tuple, constants: tuple, warps: int = 4, registers: int | None = None, stages: int | None = None
+    ) -> Launch:
         """The kernel with these constants and so many warps. `types` are `types_of` the tensors, or what these follow
-        from; `registers` is the most that a thread may have, or None to leave it to the compiler."""
-        key = types, constants, warps, registers
+        from; `registers` is the most that a thread may have, and `stages` how many steps of a loop are in flight, or
+        None to leave either to the compiler."""
+        key = types, constants, warps, registers, stages
         launch = self._launches.get(key)
         if launch is None:
             # An option for NVIDIA's devices alone, and an error for others.
             limit = {} if registers is None else {"maxnreg": registers}
+            limit |= {} if stages is None else {"num_stages": stages}
             launch = Launch(self.kernel, constants, {"num_warps": warps, **self._options, **limit})
             self._launches[key] = launch
         return launch
@@ -118,8 +122,9 @@ class Launcher:
         constants: tuple,
         warps: int = 4,
         registers: int | None = None,
+        stages: int | None = None,
     ) -> Any:
-        return self.of(types_of(tensors), constants, warps, registers)(grid, tensors, sizes)
+        return self.of(types_of(tensors), constants, warps, registers, stages)(grid, tensors, sizes)
 
 
 def is_simple(pointers: list[int], sizes: tuple[float, ...]) -> bool:

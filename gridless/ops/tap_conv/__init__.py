@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gridless.ops.tap_conv import reference
+from gridless import backends
+from gridless.ops.tap_conv import reference, registered
 from gridless.structures.rows import shape_in_words
 from gridless.structures.tap_edges import TapEdges
 
@@ -35,8 +36,11 @@ def tap_conv(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEd
         )
     features, weight, bias = _autocast(edges.device.type, features, weight, bias)
     _check(features, weight, bias, edges)
-    with torch.autocast(features.device.type, enabled=False):
-        return reference.conv(features, weight, bias, edges.table)
+    backend = backends.backend_for(edges.device)
+    if backend == "reference":
+        with torch.autocast(features.device.type, enabled=False):
+            return reference.conv(features, weight, bias, edges.table)
+    return registered.conv(features, weight, bias, edges, backend)
 
 
 def _autocast(

@@ -1,0 +1,422 @@
+"""The convolution over taps in Triton: implicit matrix products over tiles of rows that have the same taps.
+
+Rows are sorted by the set of taps at which they have a source, and cut into tiles; a tile multiplies by the weights of
+the taps that any of its rows has. Taps are taken in groups, each with an order of its rows: fewer taps have fewer sets,
+so that tiles are filled better (groups of 27 taps on a LiDAR scan of 5 cm multiply 1.9, 1.3, 1.1 times the edges). The
+sums of one group are added to those of the group before it: no atomics, the same bits in every run.
+"""
+
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportAttributeAccessIssue=false
+# pyright: reportOperatorIssue=false
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gridless.kernels.launch import INT32, Launcher, cdiv, power_of_two
+from gridless.structures.tap_edges import Pairs, TapEdges
+
+# Taps of a group at most: their set is a key of 64 bits.
+_BITS = 62
+# Programs of the gradient of the weight: a few for each multiprocessor.
+_PROGRAMS = 264
+
+
+class Tile(NamedTuple):
+    """How a kernel is cut: rows, columns and steps of a product, warps, steps in flight, and groups of taps."""
+
+    rows: int
+    columns: int
+    steps: int
+    warps: int
+    stages: int
+    groups: int
+
+
+class Group(NamedTuple):
+    """The rows of some taps in tiles: of tile t, entry n is tap taps[t, n], and row r has source gather[t, n, r]."""
+
+    rows: Tensor  # (tiles, B) int32, -1 beyond the last row
+    gather: Tensor  # (tiles, G, B) int32, -1 where a row has no source; the first `count` of G are written
+    taps: Tensor  # (tiles, G) int32
+    count: Tensor  # (tiles) int32
+
+
+def conv(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges) -> Tensor:
+    return _product(features, weight, bias, edges, flip=False, transposed=False)
+
+
+def conv_backward(
+    grad: Tensor, features: Tensor, weight: Tensor, edges: TapEdges,
+    need_features: bool, need_weight: bool, need_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    d_features = d_weight = d_bias = None
+    if need_features:
+        # Seen from the sources, opposite taps of symmetric edges change places: the same tiles serve.
+        back = edges if edges.symmetric else edges.transpose()
+        d_features = _product(grad, weight, None, back, flip=edges.symmetric, transposed=True)
+    if need_weight:
+        d_weight = _weight_gradient(grad, features, weight, edges)
+    if need_bias:
+        d_bias = grad.sum(0, dtype=_wide(grad.dtype)).to(grad.dtype)
+    return d_features, d_weight, d_bias
+
+
+def _product(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges, flip: bool, transposed: bool
+) -> Tensor:
+    """Sums over the taps k of rows[j] Theta(k), or of rows[j] Theta(k)^T; with `flip`, Theta(T - 1 - k)."""
+    taps, *sides = weight.shape
+    channels, width = sides[::-1] if transposed else sides
+    out = rows.new_empty(edges.num_target, width)
+    if not out.numel():
+        return out
+    if not taps or not channels or not edges.num_source:
+        return out.zero_() if bias is None else out.copy_(bias.expand_as(out))
+    precision = _precision(rows.dtype)
+    tile = product_tile(rows.dtype, precision, taps, channels, width)
+    theta, k_major = _factor(weight, rows.dtype, transposed)
+    theta, low = _parts(theta) if precision == "tf32x3" else (theta, theta)
+    groups = tiles_of(edges, tile.rows, tile.groups)
+    wide = _wide(rows.dtype)
+    sums = out if out.dtype == wide or len(groups) == 1 else out.new_empty(out.shape, dtype=wide)
+    index = tl.int64 if max(rows.numel(), out.numel(), theta.numel()) >= INT32 else tl.int32
+    blocks = cdiv(width, tile.columns)
+    for n, group in enumerate(groups):
+        last = n == len(groups) - 1
+        into = out if last else sums
+        constants = (
+            channels, width, taps, group.taps.shape[1], tile.rows, tile.columns, tile.steps, blocks, n > 0,
+            last and bias is not None, flip, k_major, precision, index,
+        )  # fmt: skip
+        tensors = (rows, theta, low, theta if bias is None else bias, *group, sums, into)
+        _CONV((len(group.count) * blocks, 1, 1), tensors, (), constants, tile.warps, None, tile.stages)
+    return out
+
+
+def _factor(weight: Tensor, dtype: torch.dtype, transposed: bool) -> tuple[Tensor, bool]:
+    """The weight as the right factor of the product, and whether its steps, not its columns, lie side by side.
+
+    Tensor cores take float32 only in that order, 16 bits in both.
+    """
+    if dtype == torch.float32 and not transposed:
+        return weight.transpose(1, 2).contiguous(), True
+    return weight.contiguous(), transposed
+
+
+def _parts(x: Tensor) -> tuple[Tensor, Tensor]:
+    """What TF32 keeps of x, and the rest."""
+    high, low = torch.empty_like(x), torch.empty_like(x)
+    size = x.numel()
+    _PARTS((cdiv(size, 1024), 1, 1), (x, high, low), (size,), (1024,))
+    return high, low
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """How matrices are multiplied: float32 as torch's own products are told to."""
+    if dtype != torch.float32 or torch.version.hip is not None:
+        return "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"
+
+
+@lru_cache(1 << 12)
+def product_tile(dtype: torch.dtype, precision: str, taps: int, channels: int, width: int) -> Tile:
+    """By trial on an H200: benchmarks/NOTES.md."""
+    columns = min(max(power_of_two(width), 16), 128)
+    groups = max(2 if taps > 8 else 1, cdiv(taps, _BITS))
+    if dtype == torch.float64:
+        return Tile(32, min(columns, 32), 16, 4, 1, groups)
+    if dtype != torch.float32:
+        steps = min(max(power_of_two(channels), 16), 64)
+        return Tile(64, columns, steps, 4, 3, groups)
+    return Tile(64, columns, min(max(power_of_two(channels), 16), 32), 4, 3, groups)
+
+
+@lru_cache(1 << 12)
+def weight_tile(dtype: torch.dtype, precision: str, channels: int, width: int) -> Tile:
+    """Rows are input channels, columns output channels, steps edges."""
+    rows, columns = (min(max(power_of_two(n), 16), 128) for n in (channels, width))
+    if dtype == torch.float64:
+        return Tile(min(rows, 32), min(columns, 32), 16, 4, 1, 1)
+    if precision == "tf32x3" and rows * columns > 64 * 64:
+        rows = min(rows, 64)
+    warps = 8 if rows * columns > 64 * 64 else 4
+    return Tile(rows, columns, 32 if dtype == torch.float32 else 64, warps, 3, 1)
+
+
+# Tiles of rows.
+
+
+def tiles_of(edges: TapEdges, block: int, groups: int) -> tuple[Group, ...]:
+    """The rows of the edges in tiles of `block`, for each group of taps; cached."""
+    return edges.cached(f"tiles of {block} in {groups}", lambda: _make_tiles(edges.table, block, groups))
+
+
+def _make_tiles(table: Tensor, block: int, groups: int) -> tuple[Group, ...]:
+    rows, taps = table.shape
+    share = cdiv(taps, groups)
+    groups = cdiv(taps, share)
+    dtype = torch.int16 if share <= 15 else torch.int32 if share <= 31 else torch.int64
+    keys = torch.empty(groups, rows, dtype=dtype, device=table.device)
+    room = power_of_two(share)
+    strip = max(1024 // room, 1)
+    _KEYS((cdiv(rows, strip), groups, 1), (table, keys), (rows,), (taps, share, strip, room))
+    tiles, made = cdiv(rows, block), []
+    for g in range(groups):
+        # Rows with many taps first: tiles that take long begin early.
+        order = torch.sort(keys[g], descending=True, stable=True).indices
+        group = Group(
+            *(table.new_empty(shape) for shape in ((tiles, block), (tiles, share, block), (tiles, share), (tiles,)))
+        )
+        first = g * share
+        constants = (taps, first, min(share, taps - first), share, block)
+        _TILES((tiles, 1, 1), (table, order, *group), (rows,), constants, 2)
+        made.append(group)
+    return tuple(made)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _keys(TABLE, KEYS, rows, T: tl.constexpr, G: tl.constexpr, R: tl.constexpr, ROOM: tl.constexpr):
+    """KEYS (groups, rows): bit k is set where a row has a source at tap k of the group. R rows of a group each."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    k = tl.arange(0, ROOM)
+    tap = tl.program_id(1) * G + k
+    inside = (row < rows)[:, None] & ((k < G) & (tap < T))[None, :]
+    source = tl.load(TABLE + row.to(tl.int64)[:, None] * T + tap[None, :], inside, other=-1)
+    bits = tl.where(source >= 0, tl.full([1, 1], 1, tl.int64) << k.to(tl.int64)[None, :], 0)
+    key = tl.sum(bits, 1)
+    at = tl.program_id(1).to(tl.int64) * rows + row
+    tl.store(KEYS + at, key.to(KEYS.dtype.element_ty), row < rows)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _tiles(
+    TABLE, ORDER, ROWS, GATHER, TAPS, COUNT, rows,
+    T: tl.constexpr, FIRST: tl.constexpr, SHARE: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """One tile: its rows, the taps that any of them has, and their sources."""
+    tile = tl.program_id(0)
+    r = tl.arange(0, B)
+    at = tile * B + r
+    row = tl.load(ORDER + at, at < rows, other=-1).to(tl.int32)
+    tl.store(ROWS + at, row)
+    count = 0
+    for k in range(0, SHARE):
+        source = tl.load(TABLE + row.to(tl.int64) * T + FIRST + k, row >= 0, other=-1)
+        if tl.max(source, 0) >= 0:
+            entry = tile.to(tl.int64) * G + count
+            tl.store(TAPS + entry, FIRST + k)
+            tl.store(GATHER + entry * B + r, source)
+            count += 1
+    tl.store(COUNT + tile, count)
+
+
+# Products.
+
+
+@triton.jit
+def _high(x):
+    """What TF32 keeps of float32, rounded towards zero."""
+    return (x.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit(do_not_specialize=["size"])
+def _split(X, HIGH, LOW, size, B: tl.constexpr):
+    """HIGH is what TF32 keeps of X, LOW the rest; B numbers each."""
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    x = tl.load(X + at, at < size, other=0.0)
+    high = _high(x)
+    tl.store(HIGH + at, high, at < size)
+    tl.store(LOW + at, x - high, at < size)
+
+
+@triton.jit
+def _conv(
+    F, THETA, LOW, BIAS, ROWS, GATHER, TAPS, COUNT, SUMS, OUT,
+    Q: tl.constexpr, P: tl.constexpr, T: tl.constexpr, G: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, ADD: tl.constexpr,
+    HAS_BIAS: tl.constexpr, FLIP: tl.constexpr, K_MAJOR: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """OUT of a tile of M rows and N columns: products with the weights of its taps, K input channels at a time.
+
+    With ADD the sums of the groups before are read from SUMS. "tf32x3" multiplies high and low parts in three products,
+    THETA and LOW those of the weight.
+    """
+    DTYPE: tl.constexpr = tl.float64 if F.dtype.element_ty == tl.float64 else tl.float32
+    SPLIT: tl.constexpr = PRECISION == "tf32x3"
+    DOT: tl.constexpr = "tf32" if SPLIT else PRECISION
+    CHUNKS: tl.constexpr = (Q + K - 1) // K
+    tile = tl.program_id(0) // BLOCKS
+    p = (tl.program_id(0) % BLOCKS) * N + tl.arange(0, N)
+    r = tl.arange(0, M)
+    k = tl.arange(0, K)
+    acc = tl.zeros([M, N], DTYPE)
+    first = tile.to(tl.int64) * G
+    for step in range(0, tl.load(COUNT + tile) * CHUNKS):
+        entry = first + step // CHUNKS
+        q = (step % CHUNKS) * K + k
+        source = tl.load(GATHER + entry * M + r)
+        tap = tl.load(TAPS + entry)
+        if FLIP:
+            tap = T - 1 - tap
+        a_mask = (source >= 0)[:, None]
+        if Q % K != 0:
+            a_mask = a_mask & (q < Q)[None, :]
+        a = tl.load(F + source.to(INDEX)[:, None] * Q + q[None, :], a_mask, other=0.0)
+        begin = tap.to(INDEX) * (Q * P)
+        if K_MAJOR:
+            b_mask = (p < P)[:, None] & (q < Q)[None, :]
+            b_at = begin + p.to(INDEX)[:, None] * Q + q[None, :]
+        else:
+            b_mask = (q < Q)[:, None] & (p < P)[None, :]
+            b_at = begin + q.to(INDEX)[:, None] * P + p[None, :]
+        if Q % K == 0 and P % N == 0:
+            b = tl.load(THETA + b_at)
+        else:
+            b = tl.load(THETA + b_at, b_mask, other=0.0)
+        if SPLIT:
+            if Q % K == 0 and P % N == 0:
+                b_low = tl.load(LOW + b_at)
+            else:
+                b_low = tl.load(LOW + b_at, b_mask, other=0.0)
+            if K_MAJOR:
+                b, b_low = tl.trans(b), tl.trans(b_low)
+            a_high = _high(a)
+            acc = tl.dot(a - a_high, b, acc, input_precision=DOT)
+            acc = tl.dot(a_high, b_low, acc, input_precision=DOT)
+            acc = tl.dot(a_high, b, acc, input_precision=DOT)
+        else:
+            if K_MAJOR:
+                b = tl.trans(b)
+            acc = tl.dot(a, b, acc, input_precision=DOT, out_dtype=DTYPE)
+    row = tl.load(ROWS + tile * M + r)
+    inside = (row >= 0)[:, None] & (p < P)[None, :]
+    at = row.to(INDEX)[:, None] * P + p[None, :]
+    if ADD:
+        acc += tl.load(SUMS + at, inside, other=0.0)
+    if HAS_BIAS:
+        acc += tl.load(BIAS + p, p < P, other=0.0).to(DTYPE)[None, :]
+    tl.store(OUT + at, acc.to(OUT.dtype.element_ty), inside)
+
+
+# The gradient of the weight.
+
+
+def _weight_gradient(grad: Tensor, features: Tensor, weight: Tensor, edges: TapEdges) -> Tensor:
+    """Sums over the edges of each tap of F_j^T dF'_i.
+
+    The edges in tap order are cut into equal parts, one for each program. A program writes what it sums up for each
+    tap that it meets; part c and tap k meet in slot c + k, and no two pairs that meet share one.
+    """
+    taps, channels, width = weight.shape
+    d_weight = torch.empty_like(weight, memory_format=torch.contiguous_format)
+    if not d_weight.numel() or not edges.num_target or not edges.num_source:
+        return d_weight.zero_()
+    pairs, precision = pairs_of(edges), _precision(grad.dtype)
+    tile = weight_tile(grad.dtype, precision, channels, width)
+    blocks = cdiv(channels, tile.rows), cdiv(width, tile.columns)
+    # Few edges are few parts, which is known without reading how many there are.
+    most = cdiv(min(edges.num_target, edges.num_source) * taps, 4 * tile.steps)
+    parts = max(min(_PROGRAMS // (blocks[0] * blocks[1]), most), 1)
+    partial = grad.new_empty(parts + taps, channels, width, dtype=_wide(grad.dtype))
+    index = tl.int64 if max(features.numel(), grad.numel(), partial.numel()) >= INT32 else tl.int32
+    constants = (channels, width, taps, tile.rows, tile.columns, tile.steps, precision, index)
+    grid = (parts, *blocks)
+    _WEIGHT(grid, (features, grad, *pairs, partial), (parts,), constants, tile.warps, None, tile.stages)
+    size = channels * width
+    _TOTAL((cdiv(size, 512), taps, 1), (partial, pairs.splits, d_weight), (parts,), (size, taps, tile.steps, 512))
+    return d_weight
+
+
+@triton.jit
+def _part_length(SPLITS, parts, T: tl.constexpr, K: tl.constexpr):
+    """Edges of a part: whole steps."""
+    return tl.cdiv(tl.cdiv(tl.load(SPLITS + T), parts), K) * K
+
+
+@triton.jit(do_not_specialize=["parts"])
+def _weight(
+    F, GRAD, SPLITS, TARGET, SOURCE, PARTIAL, parts,
+    Q: tl.constexpr, P: tl.constexpr, T: tl.constexpr, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    PRECISION: tl.constexpr, INDEX: tl.constexpr,
+):  # fmt: skip
+    """PARTIAL (slots, Q, P): of M x N channels, the sums over the edges of one part, tap by tap, K edges at a time."""
+    DTYPE: tl.constexpr = tl.float64 if F.dtype.element_ty == tl.float64 else tl.float32
+    part = tl.program_id(0)
+    q = tl.program_id(1) * M + tl.arange(0, M)
+    p = tl.program_id(2) * N + tl.arange(0, N)
+    k = tl.arange(0, K)
+    length = _part_length(SPLITS, parts, T, K)
+    low = part.to(tl.int64) * length
+    high = low + length
+    for tap in range(0, T):
+        begin = tl.maximum(tl.load(SPLITS + tap), low)
+        end = tl.minimum(tl.load(SPLITS + tap + 1), high)
+        if begin < end:
+            acc = tl.zeros([M, N], DTYPE)
+            for e in range(begin, end, K):
+                on = e + k < end
+                j = tl.load(SOURCE + e + k, on, other=0)
+                i = tl.load(TARGET + e + k, on, other=0)
+                f = tl.load(F + j.to(INDEX)[:, None] * Q + q[None, :], on[:, None] & (q < Q)[None, :], other=0.0)
+                g = tl.load(GRAD + i.to(INDEX)[:, None] * P + p[None, :], on[:, None] & (p < P)[None, :], other=0.0)
+                acc = tl.dot(tl.trans(f), g, acc, input_precision=PRECISION, out_dtype=DTYPE)
+            at = (part + tap).to(INDEX) * (Q * P) + q.to(INDEX)[:, None] * P + p[None, :]
+            tl.store(PARTIAL + at, acc, (q < Q)[:, None] & (p < P)[None, :])
+
+
+@triton.jit(do_not_specialize=["parts"])
+def _total(PARTIAL, SPLITS, OUT, parts, SIZE: tl.constexpr, T: tl.constexpr, K: tl.constexpr, B: tl.constexpr):
+    """OUT (T, SIZE): of one tap, the sum of what the parts that meet it wrote."""
+    tap = tl.program_id(1)
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    length = _part_length(SPLITS, parts, T, K)
+    begin = tl.load(SPLITS + tap)
+    end = tl.load(SPLITS + tap + 1)
+    total = tl.zeros([B], PARTIAL.dtype.element_ty)
+    if begin < end:
+        for part in range(begin // length, (end - 1) // length + 1):
+            total += tl.load(PARTIAL + (part + tap).to(tl.int64) * SIZE + at, at < SIZE, other=0.0)
+    tl.store(OUT + tap.to(tl.int64) * SIZE + at, total.to(OUT.dtype.element_ty), at < SIZE)
+
+
+def pairs_of(edges: TapEdges) -> Pairs:
+    """`edges.pairs`; in a captured graph, which cannot know how many there are, with room for all."""
+    return edges.cached("pairs", lambda: _pairs(edges.table))
+
+
+def _pairs(table: Tensor) -> Pairs:
+    rows, taps = table.shape
+    has_source = (table >= 0).t().contiguous()
+    ends = has_source.view(-1).cumsum(0, dtype=torch.int64 if table.numel() >= INT32 else torch.int32)
+    splits = torch.cat([ends.new_zeros(1), ends[rows - 1 :: rows]]).long()
+    capturing = table.is_cuda and torch.cuda.is_current_stream_capturing()
+    count = table.numel() if capturing else int(splits[-1])
+    target, source = table.new_empty(count), table.new_empty(count)
+    _PAIRS((cdiv(rows, 128), taps, 1), (table, ends, target, source), (rows,), (taps, 128))
+    return Pairs(splits, target, source)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _place_pairs(TABLE, ENDS, TARGET, SOURCE, rows, T: tl.constexpr, B: tl.constexpr):
+    """Writes the edges of B rows at one tap where ENDS (T, rows), the running count, says."""
+    row = tl.program_id(0) * B + tl.arange(0, B)
+    tap = tl.program_id(1)
+    source = tl.load(TABLE + row.to(tl.int64) * T + tap, row < rows, other=-1)
+    at = tl.load(ENDS + tap.to(tl.int64) * rows + row, row < rows, other=1) - 1
+    tl.store(TARGET + at, row, source >= 0)
+    tl.store(SOURCE + at, source, source >= 0)
+
+
+_KEYS, _TILES, _PAIRS = Launcher(_keys, exact=True), Launcher(_tiles, exact=True), Launcher(_place_pairs, exact=True)
+_PARTS, _CONV, _WEIGHT, _TOTAL = Launcher(_split, exact=True), Launcher(_conv), Launcher(_weight), Launcher(_total)
