@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gridless.compat.torch_scatter.scatter import scatter_max, scatter_mean, scatter_min, scatter_sum
-from gridless.compat.torch_scatter.utils import along
+from gridless.compat.torch_scatter.utils import along, places
 
 
 def leading(index: Tensor, src: Tensor) -> Tensor:
@@ -76,5 +76,7 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
         for _ in range(index.dim(), src.dim()):
             index = index.unsqueeze(-1)
         index = index.expand(shape)
-    value = torch.ops.aten.index(src, along(index, src, dim))
+        value = torch.ops.aten.index(src, places(index, src, dim))
+    else:
+        value = torch.ops.aten.index(src, along(index, src, dim))
     return value if out is None else out.copy_(value)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -26,22 +23,32 @@ def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, taps: TapEdg
         features, weight = features.half(), weight.half()
         bias = None if bias is None else bias.half()
     theta = weight.reshape(weight.shape[0], taps.num_taps, weight.shape[-1]).permute(1, 2, 0)
-    with _precision(features):
+    if not features.is_cuda or _is_tf32() == constants.SPCONV_ALLOW_TF32:
         return tap_conv(features, theta, bias, taps)
-
-
-@contextlib.contextmanager
-def _precision(features: Tensor) -> Iterator[None]:
-    """TF32 by spconv's own switch, in place of torch's."""
-    switch = torch.backends.cuda.matmul
-    if not features.is_cuda or switch.allow_tf32 == constants.SPCONV_ALLOW_TF32:
-        yield
-        return
-    before, switch.allow_tf32 = switch.allow_tf32, constants.SPCONV_ALLOW_TF32
+    before = _set_precision(_precision())
     try:
-        yield
+        out = tap_conv(features, theta, bias, taps)
     finally:
-        switch.allow_tf32 = before
+        _set_precision(before)
+    if out.grad_fn is not None:
+        # The backward pass reads the switch, too.
+        out.grad_fn.register_prehook(lambda _: _set_precision(_precision()) and None)
+        out.grad_fn.register_hook(lambda *_: _set_precision(before) and None)
+    return out
+
+
+def _is_tf32() -> bool:
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def _precision() -> str:
+    return "tf32" if constants.SPCONV_ALLOW_TF32 else "ieee"
+
+
+def _set_precision(name: str) -> str:
+    """Sets torch's switch for float32 products on GPUs, and returns what it was."""
+    before, torch.backends.cuda.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision, name
+    return before
 
 
 def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
