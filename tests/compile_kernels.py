@@ -119,7 +119,12 @@ def _found(*arguments: Any) -> None:
     numbers[:] = 70 * torch.arange(len(numbers)) if fill else torch.tensor([70 * rows, 70 * rows, 70, 0])
 
 
+def _numbers(sites: Tensor, partial: Tensor, bounds: Tensor, keys: Tensor, *_: Any) -> None:
+    keys[:] = torch.arange(len(keys))
+
+
 READ_BACK: dict[str, Callable[..., None]] = {
+    "geometry.voxels.gpu._keys": _numbers,
     "geometry.gpu_common._facts": _facts,
     "geometry.ball.gpu._test": _counts(4, 20),
     "geometry.ball.grid_gpu._search_kernel": _found,
@@ -340,12 +345,30 @@ def geometry() -> None:
     fill._fill[(1,)](table, table, table, 0, fill.BLOCK, **EXACT)  # type: ignore[arg-type]
 
 
+def voxels() -> None:
+    """Searches of voxels, and convolutions over taps in every precision."""
+    from gridless.geometry.voxels import strided_taps, submanifold_taps
+    from gridless.ops.tap_conv import gpu
+
+    sites = torch.cartesian_prod(torch.zeros(1, dtype=torch.int64), *(torch.arange(9),) * 3)
+    edges = submanifold_taps(sites), strided_taps(sites, 2, 2)[1], submanifold_taps(sites, 5)
+    kinds: tuple[tuple[torch.dtype, str], ...] = ((torch.float32, "tf32"), (torch.float32, "tf32x3"))
+    kinds += ((torch.float16, "ieee"), (torch.bfloat16, "ieee"), (torch.float64, "ieee"))
+    for dtype, precision in kinds:
+        with mock.patch.object(gpu, "_precision", return_value=precision):
+            for near, q, p in ((edges[0], 32, 32), (edges[0], 128, 256), (edges[1], 32, 64), (edges[2], 6, 48)):
+                features = torch.zeros(near.num_source, q, dtype=dtype, requires_grad=True)
+                weight = torch.zeros(near.num_taps, q, p, dtype=dtype, requires_grad=True)
+                gl.tap_conv(features, weight, weight.new_zeros(p), near).sum().backward()
+
+
 CASES = {
     "convolutions": convolutions,
     "gluon": gluon_kernels,
     "rows": rows_and_cells,
     "events": events,
     "geometry": geometry,
+    "voxels": voxels,
 }
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ def transposed_taps(
         extra = _axes("output_padding", output_padding, dim, least=0)
         extent = window.transposed_extent("transposed_taps", shape, extra)
     offsets = window.offsets(sites.device)
-    reached = sites[:, None, 1:].long() * offsets.new_tensor(window.stride) + offsets
+    reached = sites[:, None, 1:].long() * window.steps(sites.device) + offsets
     example = sites[:, :1].long()[:, None].expand(-1, len(offsets), 1)
     target = _new_sites("transposed_taps", sites, torch.cat([example, reached], 2).flatten(0, 1), extent)
     return target, taps_between(target, sites, *window.settings).transpose()
@@ -117,9 +118,9 @@ def taps_between(
     if source.dtype == torch.int64 or target.dtype == torch.int64:
         _check_range("taps_between", source, target, window)
     module = backends.implementation(reference, source.device)
-    offsets = window.offsets(source.device)
-    steps = offsets.new_tensor(window.stride)
-    table = module.search(source.long().contiguous(), target.long().contiguous(), offsets, steps)
+    from_sites = source.long().contiguous()
+    to_sites = from_sites if target is source else target.long().contiguous()
+    table = module.search(from_sites, to_sites, window.offsets(source.device), window.steps(source.device))
     return TapEdges.made(table=table, num_source=len(source)).trusted()
 
 
@@ -197,9 +198,11 @@ class _Window:
 
     def offsets(self, device: torch.device) -> Tensor:
         """dilation * k - padding of every tap k (T, D) int64, in order."""
-        axes = zip(*self.settings, strict=True)
-        along = [[dilation * k - padding for k in range(kernel)] for kernel, _, padding, dilation in axes]
-        return torch.tensor(list(itertools.product(*along)), dtype=torch.int64).to(device)
+        return _offsets(tuple(zip(*self.settings, strict=True)), device)
+
+    def steps(self, device: torch.device) -> Tensor:
+        """The stride (D) int64."""
+        return _tensor(tuple(self.stride), device)
 
     def extent(self, what: str, shape: Sequence[int]) -> list[int]:
         """The shape of the grid that a dense convolution leaves."""
@@ -217,6 +220,20 @@ class _Window:
         if min(left) < 1:
             raise ValueError(f"{what}: a padding of {self.padding} leaves nothing of {list(shape)}: pad less")
         return left
+
+
+# Kept on the device: each copy to a GPU would wait for it.
+
+
+@lru_cache(256)
+def _offsets(axes: tuple[tuple[int, int, int, int], ...], device: torch.device) -> Tensor:
+    along = [[dilation * k - padding for k in range(kernel)] for kernel, _, padding, dilation in axes]
+    return torch.tensor(list(itertools.product(*along)), dtype=torch.int64).to(device)
+
+
+@lru_cache(256)
+def _tensor(values: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64).to(device)
 
 
 def _seen_from(sites: Tensor, window: _Window) -> Tensor:
@@ -242,7 +259,7 @@ def _seen_from(sites: Tensor, window: _Window) -> Tensor:
 def _new_sites(what: str, sites: Tensor, candidates: Tensor, extent: list[int] | None) -> Tensor:
     """The distinct candidates inside the extent, in order, in the dtype of the sites."""
     if extent is not None:
-        limit = candidates.new_tensor(extent)
+        limit = _tensor(tuple(extent), candidates.device)
         inside = ((candidates[:, 1:] >= 0) & (candidates[:, 1:] < limit)).all(1)
         candidates = candidates[inside]
     found = backends.implementation(reference, sites.device).distinct(candidates.contiguous())

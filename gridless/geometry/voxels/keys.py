@@ -36,7 +36,7 @@ class Keys:
                 key, extent = torch.searchsorted(prefixes, key), len(prefixes)
             if extent * along >= _ROOM:
                 values = torch.unique(column)
-                at, along = torch.searchsorted(values, column), len(values)
+                at, along = torch.searchsorted(values, column.contiguous()), len(values)
             else:
                 at = column - first
             key, extent = key * along + at, extent * along
@@ -51,7 +51,7 @@ class Keys:
                 key, is_prefix = _ranks(prefixes, key)
                 known &= is_prefix
             if values is not None:
-                at, inside = _ranks(values, column)
+                at, inside = _ranks(values, column.contiguous())
             else:
                 at = column - low
                 inside = (at >= 0) & (at < extent)

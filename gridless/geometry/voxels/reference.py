@@ -41,7 +41,11 @@ def refuse_repeats(source: Tensor, order: Tensor, ordered: Tensor) -> None:
     repeats = ordered[1:] == ordered[:-1]
     if bool(repeats.any()):
         at = order[1:][repeats][0]
-        raise ValueError(f"voxels: site {source[at].tolist()} is there twice: give each once, e.g. by gl.grid_sample")
+        raise ValueError(repeats(source[at].tolist()))
+
+
+def repeats(site: list[int]) -> str:
+    return f"voxels: site {site} is there twice: give each once, e.g. by gl.grid_sample"
 
 
 def _keys(sites: Tensor) -> Keys:

@@ -132,14 +132,15 @@ def _precision(dtype: torch.dtype) -> str:
 @lru_cache(1 << 12)
 def product_tile(dtype: torch.dtype, precision: str, taps: int, channels: int, width: int) -> Tile:
     """By trial on an H200: benchmarks/NOTES.md."""
-    columns = min(max(power_of_two(width), 16), 128)
-    groups = max(2 if taps > 8 else 1, cdiv(taps, _BITS))
+    columns, deep = min(max(power_of_two(width), 16), 128), max(power_of_two(channels), 16)
+    least = cdiv(taps, _BITS)
     if dtype == torch.float64:
-        return Tile(32, min(columns, 32), 16, 4, 1, groups)
+        return Tile(32, min(columns, 32), 16, 4, 1, least)
     if dtype != torch.float32:
-        steps = min(max(power_of_two(channels), 16), 64)
-        return Tile(64, columns, steps, 4, 3, groups)
-    return Tile(64, columns, min(max(power_of_two(channels), 16), 32), 4, 3, groups)
+        return Tile(64, columns, min(deep, 64), 4, 3, least)
+    # Where products take long, those of rows that have no such tap weigh more than a second pass over the sums.
+    long = min(channels, width) >= (128 if precision == "tf32x3" else 256)
+    return Tile(64, columns, min(deep, 32), 4, 3, max(2 if long and taps > 8 else 1, least))
 
 
 @lru_cache(1 << 12)
@@ -148,10 +149,10 @@ def weight_tile(dtype: torch.dtype, precision: str, channels: int, width: int) -
     rows, columns = (min(max(power_of_two(n), 16), 128) for n in (channels, width))
     if dtype == torch.float64:
         return Tile(min(rows, 32), min(columns, 32), 16, 4, 1, 1)
-    if precision == "tf32x3" and rows * columns > 64 * 64:
-        rows = min(rows, 64)
-    warps = 8 if rows * columns > 64 * 64 else 4
-    return Tile(rows, columns, 32 if dtype == torch.float32 else 64, warps, 3, 1)
+    if precision == "tf32x3":
+        return Tile(min(rows, 64), min(columns, 64), 32, 4, 3, 1)
+    warps = 8 if rows * columns > 64 * 128 else 4
+    return Tile(rows, columns, 32, warps, 2, 1) if dtype == torch.float32 else Tile(rows, columns, 64, warps, 3, 1)
 
 
 # Tiles of rows.
@@ -241,6 +242,15 @@ def _split(X, HIGH, LOW, size, B: tl.constexpr):
 
 
 @triton.jit
+def _three_products(a, a_low, b, b_low):
+    """(a + a_low) (b + b_low) without the product of the low parts. Tensor cores round sums towards zero: only a few are
+    left to them."""
+    part = tl.dot(a_low, b, input_precision="tf32")
+    part = tl.dot(a, b_low, part, input_precision="tf32")
+    return tl.dot(a, b, part, input_precision="tf32")
+
+
+@triton.jit
 def _conv(
     F, THETA, LOW, BIAS, ROWS, GATHER, TAPS, COUNT, SUMS, OUT,
     Q: tl.constexpr, P: tl.constexpr, T: tl.constexpr, G: tl.constexpr,
@@ -254,7 +264,6 @@ def _conv(
     """
     DTYPE: tl.constexpr = tl.float64 if F.dtype.element_ty == tl.float64 else tl.float32
     SPLIT: tl.constexpr = PRECISION == "tf32x3"
-    DOT: tl.constexpr = "tf32" if SPLIT else PRECISION
     CHUNKS: tl.constexpr = (Q + K - 1) // K
     tile = tl.program_id(0) // BLOCKS
     p = (tl.program_id(0) % BLOCKS) * N + tl.arange(0, N)
@@ -292,13 +301,11 @@ def _conv(
             if K_MAJOR:
                 b, b_low = tl.trans(b), tl.trans(b_low)
             a_high = _high(a)
-            acc = tl.dot(a - a_high, b, acc, input_precision=DOT)
-            acc = tl.dot(a_high, b_low, acc, input_precision=DOT)
-            acc = tl.dot(a_high, b, acc, input_precision=DOT)
+            acc += _three_products(a_high, a - a_high, b, b_low)
         else:
             if K_MAJOR:
                 b = tl.trans(b)
-            acc = tl.dot(a, b, acc, input_precision=DOT, out_dtype=DTYPE)
+            acc = tl.dot(a, b, acc, input_precision=PRECISION, out_dtype=DTYPE)
     row = tl.load(ROWS + tile * M + r)
     inside = (row >= 0)[:, None] & (p < P)[None, :]
     at = row.to(INDEX)[:, None] * P + p[None, :]
@@ -370,7 +377,12 @@ def _weight(
                 i = tl.load(TARGET + e + k, on, other=0)
                 f = tl.load(F + j.to(INDEX)[:, None] * Q + q[None, :], on[:, None] & (q < Q)[None, :], other=0.0)
                 g = tl.load(GRAD + i.to(INDEX)[:, None] * P + p[None, :], on[:, None] & (p < P)[None, :], other=0.0)
-                acc = tl.dot(tl.trans(f), g, acc, input_precision=PRECISION, out_dtype=DTYPE)
+                if PRECISION == "tf32x3":
+                    f_high, g_high = _high(f), _high(g)
+                    f_low, g_low = f - f_high, g - g_high
+                    acc += _three_products(tl.trans(f_high), tl.trans(f_low), g_high, g_low)
+                else:
+                    acc = tl.dot(tl.trans(f), g, acc, input_precision=PRECISION, out_dtype=DTYPE)
             at = (part + tap).to(INDEX) * (Q * P) + q.to(INDEX)[:, None] * P + p[None, :]
             tl.store(PARTIAL + at, acc, (q < Q)[:, None] & (p < P)[None, :])
 

@@ -1,0 +1,137 @@
+"""The convolution over taps on the CPU: the rows of all edges are gathered in tap order, multiplied by torch tap by tap,
+and added to their targets. A thread owns whole targets: no two writes meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gridless.kernels.compile import njit
+from gridless.kernels.threads import even_ranges, in_threads, num_threads
+from gridless.structures.tap_edges import Pairs, TapEdges
+
+# Numbers that are gathered and multiplied at once: some megabytes, so that memory stays bounded.
+_ROOM = 1 << 22
+# Numbers that are worth a thread of their own.
+_SHARE = 1 << 15
+
+
+def conv(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges) -> Tensor:
+    wide = torch.promote_types(features.dtype, torch.float32)
+    rows, theta = features.detach().to(wide), weight.detach().to(wide).contiguous()
+    out = rows.new_zeros(edges.num_target, weight.shape[2])
+    if bias is not None:
+        out += bias.detach().to(wide)
+    for chunk in _chunks(edges.pairs, edges.num_target, weight.shape[1] + weight.shape[2]):
+        gathered = _gather(rows, chunk.source)
+        products = rows.new_empty(len(gathered), weight.shape[2])
+        for k, a, b in chunk.taps():
+            torch.mm(gathered[a:b], theta[k], out=products[a:b])
+        _add(products, chunk, out)
+    return out.to(features.dtype)
+
+
+def conv_backward(
+    grad: Tensor, features: Tensor, weight: Tensor, edges: TapEdges,
+    need_features: bool, need_weight: bool, need_bias: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """One gather of the gradient, in the order of the sources, serves features and weight."""
+    wide, dtype = torch.promote_types(grad.dtype, torch.float32), grad.dtype
+    slope, rows, theta = (x.detach().to(wide) for x in (grad, features, weight))
+    d_features = slope.new_zeros(features.shape) if need_features else None
+    d_weight = slope.new_zeros(weight.shape) if need_weight else None
+    # Seen from the sources, opposite taps of symmetric edges change places.
+    last = weight.shape[0] - 1
+    pairs = (edges if edges.symmetric else edges.transpose()).pairs
+    width = sum(weight.shape[1:]) + weight.shape[1]
+    for chunk in _chunks(pairs, len(features), width) if need_features or need_weight else ():
+        gathered = _gather(slope, chunk.source)
+        own = _gather(rows, chunk.target) if d_weight is not None else gathered
+        products = rows.new_empty(len(gathered), weight.shape[1]) if d_features is not None else gathered
+        for k, a, b in chunk.taps():
+            tap = last - k if edges.symmetric else k
+            if d_features is not None:
+                torch.mm(gathered[a:b], theta[tap].t(), out=products[a:b])
+            if d_weight is not None:
+                d_weight[tap].addmm_(own[a:b].t(), gathered[a:b])
+        if d_features is not None:
+            _add(products, chunk, d_features)
+    d_bias = slope.sum(0).to(dtype) if need_bias else None
+    d_features, d_weight = (x if x is None else x.to(dtype) for x in (d_features, d_weight))
+    return d_features, d_weight, d_bias
+
+
+class _Chunk:
+    """The edges of the targets from `first` to before `end`, in tap order."""
+
+    def __init__(self, pairs: Pairs, splits: np.ndarray, first: int, end: int) -> None:
+        target = pairs.target.numpy()
+        every = range(len(splits) - 1)
+        begins = [int(splits[k] + np.searchsorted(target[splits[k] : splits[k + 1]], first)) for k in every]
+        ends = [int(splits[k] + np.searchsorted(target[splits[k] : splits[k + 1]], end)) for k in every]
+        self.first, self.end = first, end
+        # Where the edges of each tap begin among those of the chunk.
+        self.splits = np.cumsum([0, *(b - a for a, b in zip(begins, ends, strict=True))])
+        if self.splits[-1] == len(target):
+            self.source, self.target = pairs.source, pairs.target
+        else:
+            kept = [slice(a, b) for a, b in zip(begins, ends, strict=True)]
+            self.source, self.target = (torch.cat([x[part] for part in kept]) for x in (pairs.source, pairs.target))
+
+    def taps(self) -> Iterator[tuple[int, int, int]]:
+        """(tap, its first edge, the end of its edges) of every tap that has some."""
+        for k, (a, b) in enumerate(zip(self.splits[:-1].tolist(), self.splits[1:].tolist(), strict=True)):
+            if a < b:
+                yield k, a, b
+
+
+def _chunks(pairs: Pairs, targets: int, width: int) -> Iterator[_Chunk]:
+    """All edges, as many targets at a time as have about _ROOM numbers, `width` for each edge."""
+    splits = pairs.splits.numpy()
+    parts = min(max(len(pairs.target) * width // _ROOM, 1), max(targets, 1))
+    for first, end in even_ranges(targets, parts):
+        yield _Chunk(pairs, splits, first, end)
+
+
+def _parts(numbers: int) -> int:
+    return max(min(num_threads(), numbers // _SHARE), 1)
+
+
+def _gather(rows: Tensor, index: Tensor) -> Tensor:
+    """rows[index]."""
+    out = rows.new_empty(len(index), rows.shape[1])
+    jobs = even_ranges(len(index), _parts(out.numel()))
+    in_threads(_gather_rows, [(a, b, rows.numpy(), index.numpy(), out.numpy()) for a, b in jobs])
+    return out
+
+
+def _add(products: Tensor, chunk: _Chunk, out: Tensor) -> None:
+    """Adds each product to the row of its target, in tap order."""
+    given = products.numpy(), chunk.splits, chunk.target.numpy(), out.numpy()
+    ranges = even_ranges(chunk.end - chunk.first, _parts(products.numel()))
+    in_threads(_add_rows, [(chunk.first + a, chunk.first + b, *given) for a, b in ranges])
+
+
+@njit(nogil=True, cache=True)
+def _gather_rows(first, last, rows, index, out):
+    for e in range(first, last):
+        row = index[e]
+        for c in range(out.shape[1]):
+            out[e, c] = rows[row, c]
+
+
+@njit(nogil=True, cache=True)
+def _add_rows(first, last, products, splits, target, out):
+    """Of every tap the edges whose targets are from `first` to before `last`."""
+    for k in range(len(splits) - 1):
+        e, end = splits[k], splits[k + 1]
+        e += np.searchsorted(target[e:end], first)
+        while e < end and target[e] < last:
+            row = target[e]
+            for c in range(out.shape[1]):
+                out[row, c] += products[e, c]
+            e += 1
