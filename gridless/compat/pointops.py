@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gridless import geometry
+from gridless.compat.rows import sum_rows, take_rows
 from gridless.structures import Cloud, Edges
 
 __all__ = [
@@ -110,16 +111,16 @@ def grouping(idx: Tensor, feat: Tensor, xyz: Tensor, new_xyz: Tensor | None = No
     """
     exists = (idx >= 0)[..., None]
     row = idx.long().clamp(min=0)
-    grouped = torch.where(exists, feat[row], 0)
+    grouped = torch.where(exists, take_rows(feat, row), 0)
     if not with_xyz:
         return grouped
     centre = xyz if new_xyz is None else new_xyz
-    return torch.cat([torch.where(exists, xyz[row] - centre[:, None], 0), grouped], -1)
+    return torch.cat([torch.where(exists, take_rows(xyz, row) - centre[:, None], 0), grouped], -1)
 
 
 def grouping2(input: Tensor, idx: Tensor) -> Tensor:
     """Features of neighbours: input (n, c), idx (m, nsample) to (m, nsample, c)."""
-    return input[idx.long()]
+    return take_rows(input, idx)
 
 
 def interpolation(xyz: Tensor, new_xyz: Tensor, feat: Tensor, offset: Tensor, new_offset: Tensor, k: int = 3) -> Tensor:
@@ -135,27 +136,25 @@ interpolation2 = interpolation
 
 def subtraction(input1: Tensor, input2: Tensor, idx: Tensor) -> Tensor:
     """input1[i] - input2[idx[i, s]]: (n, c), (n, c), (n, nsample) to (n, nsample, c)."""
-    return input1[:, None] - input2[idx.long()]
+    return input1[:, None] - take_rows(input2, idx)
 
 
 def aggregation(input: Tensor, position: Tensor, weight: Tensor, idx: Tensor) -> Tensor:
     """Sums over s of (input[idx[i, s]] + position[i, s]) weight[i, s]; channel j takes weight channel j mod w."""
     repeats = position.shape[-1] // weight.shape[-1]
-    return ((input[idx.long()] + position) * weight.repeat(1, 1, repeats)).sum(1)
+    return ((take_rows(input, idx) + position) * weight.repeat(1, 1, repeats)).sum(1)
 
 
 def attention_relation_step(
     query: Tensor, key: Tensor, weight: Tensor, index_target: Tensor, index_refer: Tensor
 ) -> Tensor:
     """Scores (m, g) of pairs: sum over c of query[target] key[refer] weight, query and key (n, g, c), weight (c)."""
-    return (query[index_target.long()] * key[index_refer.long()] * weight).sum(-1)
+    return (take_rows(query, index_target) * take_rows(key, index_refer) * weight).sum(-1)
 
 
 def attention_fusion_step(weight: Tensor, value: Tensor, index_target: Tensor, index_refer: Tensor) -> Tensor:
     """Sums (n, g, c) over the pairs of each target of weight (m, g) times value[refer] (n, g, c)."""
-    pairs = weight[..., None] * value[index_refer.long()]
-    # Rows are added in one order, also on a GPU.
-    return torch.zeros_like(value).index_put((index_target.long(),), pairs, accumulate=True)
+    return sum_rows(weight[..., None] * take_rows(value, index_refer), index_target, len(value))
 
 
 def knn_query_and_group(
@@ -223,9 +222,9 @@ def query_and_group(
     if not with_feat:
         return idx
     # Missing neighbours (-1) are the last point, as in the original.
-    row = idx.long()
-    grouped = feat[row]
-    return torch.cat([xyz[row] - new_xyz[:, None], grouped], -1) if with_xyz else grouped, idx
+    row = torch.where(idx < 0, len(xyz) - 1, idx)
+    grouped = take_rows(feat, row)
+    return torch.cat([take_rows(xyz, row) - new_xyz[:, None], grouped], -1) if with_xyz else grouped, idx
 
 
 def offset2batch(offset: Tensor) -> Tensor:

@@ -134,3 +134,11 @@ def test_offsets_and_batches_are_each_others_inverse():
     batch = pointops.offset2batch(offset)
     assert batch.tolist() == [0, 0, 2, 2, 2]
     assert pointops.batch2offset(batch).equal(offset)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_have_the_same_bits_twice(device):
+    feat = torch.randn(50, 32, device=device, requires_grad=True)
+    idx, upstream = torch.randint(0, 50, (3000, 8), device=device), torch.randn(3000, 8, 32, device=device)
+    grads = [torch.autograd.grad(pointops.grouping(idx, feat, feat), feat, upstream)[0] for _ in range(4)]
+    assert all(grads[0].equal(other) for other in grads[1:])

@@ -198,6 +198,10 @@ def test_the_same_bits_twice(device):
         assert leaf.grad is not None
         assert again.grad is not None
         assert leaf.grad.equal(again.grad) or reduce == "mul"
+    short = torch.randn(7, 8, device=device, requires_grad=True)
+    grads = [torch.autograd.grad(gather_coo(short, index).mul(src).sum(), short)[0] for _ in range(3)]
+    assert grads[0].equal(grads[1])
+    assert grads[0].equal(grads[2])
 
 
 def test_gathers_repeat_entries():

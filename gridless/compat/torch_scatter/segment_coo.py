@@ -71,12 +71,15 @@ def gather_coo(src: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
     dim = index.dim() - 1
     shape = list(src.size())
     shape[dim] = index.size(dim)
-    if index.dim() > 1:
+    if index.dim() == 1 and not src.is_cuda:
+        value = src.index_select(0, index)
+    elif index.dim() == 1:
+        # The gradient of index_select adds in any order on a GPU.
+        value = torch.ops.aten.index(src, along(index, src, 0))
+    else:
         index = index.expand(shape[: index.dim()])
         for _ in range(index.dim(), src.dim()):
             index = index.unsqueeze(-1)
         index = index.expand(shape)
-        value = torch.ops.aten.index(src, places(index, src, dim))
-    else:
-        value = torch.ops.aten.index(src, along(index, src, dim))
+        value = torch.ops.aten.index(src, places(index, src, dim)) if src.is_cuda else src.gather(dim, index)
     return value if out is None else out.copy_(value)

@@ -28,7 +28,7 @@ def output_shape(src: Tensor, index: Tensor, dim: int, dim_size: int | None) -> 
 
 
 def places(index: Tensor, src: Tensor, dim: int) -> list[Tensor | None]:
-    """One index per dimension, such that x[places] = x.gather(dim, index). Its gradient is deterministic."""
+    """One index per dimension, such that x[places] = x.gather(dim, index). On a GPU its gradient is deterministic."""
     dim = src.dim() + dim if dim < 0 else dim
     where: list[Tensor | None] = []
     for d in range(index.dim()):

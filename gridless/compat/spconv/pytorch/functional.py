@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gridless.compat.rows import sum_rows
 from gridless.compat.spconv import constants
 from gridless.compat.spconv.pytorch.core import SparseConvTensor
 from gridless.ops.tap_conv import tap_conv
@@ -58,9 +59,7 @@ def sparse_add(*tens: SparseConvTensor) -> SparseConvTensor:
         raise AssertionError(f"sparse_add: shapes, batch sizes or channels differ: {sorted(kinds)}.")
     sites, row = torch.cat([x.indices for x in tens]).unique(dim=0, return_inverse=True)
     features = torch.cat([x.features for x in tens])
-    # Rows are added in one order, also on a GPU.
-    total = features.new_zeros(len(sites), features.shape[1]).index_put((row,), features, accumulate=True)
-    first = tens[0]
+    total, first = sum_rows(features, row, len(sites)), tens[0]
     return SparseConvTensor(total, sites.contiguous(), first.spatial_shape, first.batch_size)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gridless.compat.rows import take_rows
 from gridless.compat.spconv.core import ConvAlgo
 from gridless.compat.spconv.pytorch import ops
 from gridless.compat.spconv.pytorch.conv import Axes
@@ -85,7 +86,7 @@ class SparseAvgPool(SparsePool):
     def reduce(self, features: Tensor, data: IndiceData) -> Tensor:
         edges = data.taps.edges
         # Sums of 16-bit floats are taken in 32 bits.
-        rows = features[edges.source.long()]
+        rows = take_rows(features, edges.source)
         rows = rows if rows.dtype == torch.float64 else rows.float()
         if not len(rows):
             return features.new_zeros(edges.num_target, features.shape[1])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gridless.compat.rows import take_rows
 from gridless.compat.torch_scatter import scatter_min
 
 
@@ -111,4 +112,4 @@ def gather_features_by_pc_voxel_id(seg_res_features: Tensor, pc_voxel_id: Tensor
     shape = (len(voxel), *seg_res_features.shape[1:])
     out = seg_res_features.new_full(shape, invalid_value)
     exists = (voxel != -1).nonzero().flatten()
-    return out.index_put((exists,), seg_res_features[voxel[exists]])
+    return out.index_put((exists,), take_rows(seg_res_features, voxel[exists]))
