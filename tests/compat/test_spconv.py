@@ -16,7 +16,7 @@ from gridless.compat.cumm import tensorview
 from gridless.compat.spconv import constants, test_utils, utils
 from gridless.compat.spconv.pytorch.core import IndiceData
 from gridless.compat.spconv.pytorch.functional import sparse_add
-from gridless.compat.spconv.pytorch.modules import is_spconv_module
+from gridless.compat.spconv.pytorch.modules import is_sparse_conv, is_spconv_module
 from gridless.compat.spconv.pytorch.ops import get_indice_pairs
 from gridless.compat.spconv.pytorch.utils import PointToVoxel, gather_features_by_pc_voxel_id
 
@@ -211,6 +211,7 @@ def test_a_sequence_gives_features_to_layers_of_torch():
     out = net(x)
     torch.testing.assert_close(out.features, F.relu(net[1](net[0](x).features)))
     assert [is_spconv_module(m) for m in net._modules.values()] == [True, False, False]
+    assert [is_sparse_conv(m) for m in net._modules.values()] == [True, False, False]
     assert len(net) == 3
     assert net[-1] is named["act"]
     net.add(spconv.ToDense())

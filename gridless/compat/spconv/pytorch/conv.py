@@ -12,13 +12,13 @@ from gridless.compat.spconv.core import ConvAlgo
 from gridless.compat.spconv.pytorch import ops
 from gridless.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, expand_nd
 from gridless.compat.spconv.pytorch.functional import convolve
-from gridless.compat.spconv.pytorch.modules import SparseModule
+from gridless.compat.spconv.pytorch.modules import SparseConvolutionBase
 
 # One number for all axes, or one for each.
 Axes = int | list[int] | tuple[int, ...]
 
 
-class SparseConvolution(SparseModule):
+class SparseConvolution(SparseConvolutionBase):
     """A sparse convolution. The public classes below choose `ndim`, `subm`, `transposed` and `inverse`.
 
     - Submanifold layers keep their sites and ignore stride and padding: the kernel's middle entry, kernel // 2, is

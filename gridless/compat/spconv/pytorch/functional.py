@@ -48,7 +48,8 @@ def _precision() -> str:
 
 def _set_precision(name: str) -> str:
     """Sets torch's switch for float32 products on GPUs, and returns what it was."""
-    before, torch.backends.cuda.matmul.fp32_precision = torch.backends.cuda.matmul.fp32_precision, name
+    before = str(torch.backends.cuda.matmul.fp32_precision)
+    torch.backends.cuda.matmul.fp32_precision = name
     return before
 
 

@@ -16,9 +16,8 @@ def is_spconv_module(module: nn.Module) -> bool:
 
 
 def is_sparse_conv(module: nn.Module) -> bool:
-    from gridless.compat.spconv.pytorch.conv import SparseConvolution
-
-    return isinstance(module, SparseConvolution)
+    """Whether a module is a sparse convolution."""
+    return isinstance(module, SparseConvolutionBase)
 
 
 class SparseModule(nn.Module):
@@ -28,6 +27,10 @@ class SparseModule(nn.Module):
         super().__init__()
         self.name = name
         self._sparse_unique_name = ""
+
+
+class SparseConvolutionBase(SparseModule):
+    """The base of sparse convolutions."""
 
 
 class SparseSequential(SparseModule):
