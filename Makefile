@@ -17,7 +17,7 @@ demo: .venv/.done
 # Without a GPU the Triton kernels run in Triton's interpreter, in the second line: Triton must be told before it is
 # imported.
 INTERPRETED := tests/augment/test_stateless.py tests/geometry/test_gpu.py tests/geometry/test_lif.py \
-	tests/geometry/test_causal.py tests/ops tests/training/test_steps.py
+	tests/geometry/test_causal.py tests/geometry/test_voxels.py tests/ops tests/training/test_steps.py
 
 test: .venv/.done
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -27,7 +27,8 @@ from gridless.geometry.farthest import Size, check_size, check_start
 from gridless.geometry.grid import check_cell
 from gridless.geometry.rejection import ball_of_samples
 from gridless.geometry.taps import check_stride, coarser, reach_of
-from gridless.structures import Cloud, Edges, Events, Geometry, collate, fixed
+from gridless.geometry.voxels import Axes
+from gridless.structures import Cloud, Edges, Events, Geometry, TapEdges, Voxels, collate, fixed
 from gridless.structures.events import as_sensor
 from gridless.structures.interchange import narrowest
 from gridless.structures.rows import tensor_of
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 class Name(str):
     """The name of a line of a plan, with what a layer may want to know of it before anything has run.
 
-    `kind` is "cloud", "edges", "events" or "event edges", `plan` says which plan it is of, and `line` what is found
-    there, by a fingerprint; `plain` is the bare text. Of a cloud: `dim`. Of edges: `source` and `target`, the names of
+    `kind` is "cloud", "edges", "taps", "events" or "event edges", `plan` says which plan it is of, and `line` what is
+    found there, by a fingerprint; `plain` is the bare text. Of a cloud: `dim`, and of voxels `side`. Of taps: `source`,
+    `target`, `dim` and `num_taps`. Of edges: `source` and `target`, the names of
     the clouds they join, `dim`, and `radius`, the scale their vectors are divided by (None where a search has none). Of
     events: `sensor`. Of edges between events: `source`, `target`, `kernel`, `stride` and `window`.
     """
@@ -58,6 +60,8 @@ class Name(str):
     kernel: int | str
     stride: int
     window: float | None
+    side: float | None
+    num_taps: int
 
     def __new__(cls, text: str, **facts: Any) -> Name:
         name = super().__new__(cls, text)
@@ -193,8 +197,65 @@ class Plan:
         settings += (("rows", tuple(sorted(rows.items()))),) if rows else ()
         return self._cloud(Step("grid_sample", (cloud,), settings), cloud.dim)
 
+    def voxels(self, cloud: Name, side: float, keep: str = "first", rows: Mapping[str, str] | None = None) -> Name:
+        """One point for each occupied cell of a grid, which knows the number of its cell: `gl.geometry.voxelise`.
+
+        Args:
+            cloud: the points.
+            side: the side of a cell, in the units of the coordinates.
+            keep: which point stands for a cell: `first`, `nearest` (to its middle) or `mean`.
+            rows: how rows are reduced, by name, as in `gl.grid_sample`.
+        """
+        self._expect("voxels", "cloud", cloud=cloud)
+        if cloud.dim > 4:
+            raise ValueError(f"voxels: clouds of 1 to 4 dimensions, but {cloud} has {cloud.dim}")
+        settings: tuple[tuple[str, Any], ...] = (("side", check_cell(side, keep)), ("keep", keep))
+        settings += (("rows", tuple(sorted(rows.items()))),) if rows else ()
+        return self._cloud(Step("voxels", (cloud,), settings), cloud.dim, side=float(side))
+
+    def coarser_voxels(
+        self, voxels: Name, kernel: Axes = 2, stride: int = 2, padding: Axes = 0, dilation: Axes = 1
+    ) -> Name:
+        """The voxels of a grid `stride` times coarser that see at least one of these through the kernel."""
+        self._expect_voxels("coarser_voxels", voxels=voxels)
+        window = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+        settings = _window("coarser_voxels", voxels.dim, window)
+        side = _side(voxels) * check_whole("coarser_voxels", "stride", stride)
+        return self._cloud(Step("coarser_voxels", (voxels,), settings), voxels.dim, side=side)
+
+    def taps(
+        self,
+        source: Name,
+        target: Name,
+        kernel: Axes = 3,
+        stride: Axes = 1,
+        padding: Axes | None = None,
+        dilation: Axes = 1,
+    ) -> Name:
+        """What each voxel of `target` sees of `source` through a kernel.
+
+        Target i sees at tap k the source in cell stride * i - padding + dilation * k. A voxel of `coarser_voxels` is
+        searched with the same kernel, stride, padding and dilation. Up-sampling goes along `plan.transpose(taps)`.
+
+        Args:
+            source: the voxels that are seen.
+            target: the voxels that see them; the same name for a submanifold convolution.
+            kernel: entries along each axis.
+            stride: how much coarser the target's grid is.
+            padding: entries before the first cell; left out, the middle tap is the voxel itself.
+            dilation: cells between entries.
+        """
+        self._expect_voxels("taps", source=source, target=target)
+        window = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
+        settings = _window("taps", source.dim, {name: v for name, v in window.items() if v is not None})
+        count = math.prod(kernel if isinstance(kernel, Sequence) else [kernel] * source.dim)
+        return self._taps(Step("taps", (source, target), settings), source, target, count)
+
     def transpose(self, edges: Name) -> Name:
         """The same edges from target to source, for up-sampling."""
+        if isinstance(edges, Name) and edges.kind == "taps":
+            self._expect("transpose", "taps", edges=edges)
+            return self._taps(Step("transpose", (edges,)), edges.target, edges.source, edges.num_taps)
         self._expect("transpose", "edges", edges=edges)
         return self._edges(Step("transpose", (edges,)), edges.target, edges.source, edges.radius)
 
@@ -441,9 +502,15 @@ class Plan:
             raise ValueError(f"{op}: this plan has an input {name!r} already")
         return Step(op, (), (setting, *((("name", name),) if name is not None else ())))
 
-    def _cloud(self, step: Step, dim: int) -> Name:
+    def _expect_voxels(self, what: str, **names: Any) -> None:
+        self._expect(what, "cloud", **names)
+        for role, name in names.items():
+            if name.side is None:
+                raise TypeError(f"{what}: {role} must be the name of voxels, as of plan.voxels(cloud, 0.1), not {name}")
+
+    def _cloud(self, step: Step, dim: int, side: float | None = None) -> Name:
         count = sum(name.startswith("X") for name in self.steps)
-        return self._add(f"X{count}", step, {"kind": "cloud", "dim": dim})
+        return self._add(f"X{count}", step, {"kind": "cloud", "dim": dim, "side": side})
 
     def _stream(self, step: Step, sensor: tuple[int, int]) -> Name:
         count = sum(name.startswith("X") for name in self.steps)
@@ -456,6 +523,12 @@ class Plan:
         text = f"N{source[1:]}{between}{target[1:]}"
         facts = {"kind": "edges", "source": source, "target": target, "dim": source.dim, "radius": radius}
         return self._add(text, step, facts)
+
+    def _taps(self, step: Step, source: Name, target: Name, count: int) -> Name:
+        if source.dim != target.dim:
+            raise ValueError(f"{step.op}: {source} has {source.dim} dimensions, {target} has {target.dim}")
+        facts = {"kind": "taps", "source": source, "target": target, "dim": source.dim, "num_taps": count}
+        return self._add(f"T{source[1:]}{target[1:]}", step, facts)
 
     def _add(self, text: str, step: Step, facts: dict[str, Any]) -> Name:
         facts |= {"plan": self._key, "line": self._line(step)}
@@ -477,6 +550,7 @@ class Plan:
 _KINDS = {
     "cloud": "a cloud",
     "edges": "edges between clouds",
+    "taps": "taps between voxels",
     "events": "events",
     "event edges": "edges between events",
 }
@@ -556,6 +630,31 @@ def _grid(cloud: Cloud, rows: Sequence[tuple[str, str]] = (), **settings: Any) -
     return geometry.grid_sample(cloud, rows=dict(rows), **settings)
 
 
+def _voxels(cloud: Cloud, rows: Sequence[tuple[str, str]] = (), **settings: Any) -> Voxels:
+    return geometry.voxelise(cloud, rows=dict(rows), **settings)
+
+
+def _transpose(edges: Edges | TapEdges) -> Edges | TapEdges:
+    return edges.transpose()
+
+
+def _side(voxels: Name) -> float:
+    assert voxels.side is not None
+    return voxels.side
+
+
+def _window(what: str, dim: int, window: Mapping[str, Axes]) -> tuple[tuple[str, Any], ...]:
+    """The settings of a kernel, checked: a number, or one for each axis."""
+    found = []
+    for name, value in window.items():
+        each = tuple(value) if isinstance(value, Sequence) else (value,)
+        if len(each) not in (1, dim) or isinstance(value, str):
+            raise ValueError(f"{what}: {name} must be a number or {dim} of them, not {value!r}")
+        numbers = tuple(check_whole(what, name, v, 0 if name == "padding" else 1) for v in each)
+        found.append((name, numbers if isinstance(value, Sequence) else numbers[0]))
+    return tuple(found)
+
+
 _INPUTS: dict[str, Callable[..., Any]] = {"points": _points, "events": _events}
 
 _RUN: dict[str, Callable[..., Any]] = {
@@ -564,7 +663,10 @@ _RUN: dict[str, Callable[..., Any]] = {
     "rejection_sample": geometry.rejection_sample,
     "farthest_sample": _farthest,
     "grid_sample": _grid,
-    "transpose": Edges.transpose,
+    "voxels": _voxels,
+    "coarser_voxels": geometry.coarsen,
+    "taps": geometry.tap_search,
+    "transpose": _transpose,
     "causal": geometry.causal,
     "latest": geometry.latest,
 }
@@ -573,6 +675,7 @@ _RUN: dict[str, Callable[..., Any]] = {
 _ENDLESS = {
     "farthest_sample": "each of its points depends on all others of the scene: sample by rejection",
     "grid_sample": "cells of a scene are chosen as it is cut: tiles(..., grid=...)",
+    "voxels": "cells of a scene are chosen as it is cut: tiles(..., grid=...)",
     "nearest": "the nearest points may be anywhere: search a ball",
     "events": "distances are between points, and this plan is for events",
 }

@@ -26,6 +26,7 @@ from gridless.nn.events import (
 from gridless.nn.maxima import MaxBlock, MaxDown, MaxLevel, PointwiseBlock, Surroundings
 from gridless.nn.norm import BatchNorm, synchronise
 from gridless.nn.pool import MaxPool, MeanPool, Spread
+from gridless.nn.taps import TapConv
 
 __all__ = [
     "Basis",
@@ -56,6 +57,7 @@ __all__ = [
     "ResBlock",
     "Spread",
     "Surroundings",
+    "TapConv",
     "UpBlock",
     "VoxelConv",
     "VoxelMean",

@@ -25,6 +25,7 @@ from gridless.structures.base import Structure, kinds
 from gridless.structures.edges import MAX_EDGES, Edges
 from gridless.structures.geometry import Geometry
 from gridless.structures.rows import Rows
+from gridless.structures.tap_edges import TapEdges
 
 Buckets = str | Sequence[int]
 Example = TypeVar("Example", bound=Structure | Geometry)
@@ -250,7 +251,7 @@ def fixed(geometry: Geometry, like: Geometry | None = None) -> Geometry:
     values = {}
     for name, value in geometry.items():
         joins = isinstance(value, Edges)
-        size = "num_source" if joins else "num_parent"
+        size = "num_source" if joins or isinstance(value, TapEdges) else "num_parent"
         into = _room(getattr(value, size)) if like is None else getattr(like[name], size)
         length = _room(len(value)) if like is None else len(like[name])
         grown = []
@@ -266,6 +267,8 @@ def fixed(geometry: Geometry, like: Geometry | None = None) -> Geometry:
                 raise ValueError(f"fixed: {name} has {len(tensor)} rows, and {rows} are the most that fit")
             if kind == "splits":
                 tensor = torch.cat([tensor[:-1], tensor[-1:].expand(more), tensor.new_full((1,), length)])
+            elif kind == "tap index":
+                tensor = grown(tensor, rows, kind, into)
             elif kind.endswith("index"):
                 tensor = torch.cat([tensor, tensor.new_full((more,), into - 1)])
             else:

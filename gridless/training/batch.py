@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gridless.plan import Plan
-from gridless.structures import Cloud, Edges, Events, Geometry, Structure
+from gridless.structures import Cloud, Edges, Events, Geometry, Structure, TapEdges
 
 # Rows of every cloud or stream and edges of every neighbourhood, by name; and how many examples, by this one.
 Sizes = dict[str, int]
@@ -89,6 +89,8 @@ class Group(Sequence):
         for name, value in self.geometry.items():
             if isinstance(value, Edges):
                 rows[name] = value.splits[rows[ends_of(self.plan, name)[1]]]
+            elif isinstance(value, TapEdges):
+                rows[name] = rows[ends_of(self.plan, name)[1]]
         found = torch.stack(list(rows.values())).cpu().numpy()
         return {EXAMPLES: self.bounds, **dict(zip(rows, found, strict=True))}
 
@@ -112,7 +114,7 @@ class Group(Sequence):
             [begins[field.of] for field in self.fields],
             [counts[field.of] + field.splits for field in self.fields],
             [none if field.into is None else begins[field.into] for field in self.fields],
-            [counts[field.into or EXAMPLES] if field.splits else none for field in self.fields],
+            [_padding(field, counts[field.into or EXAMPLES], none) for field in self.fields],
         )
         return np.array(columns).transpose(2, 1, 0)
 
@@ -145,13 +147,24 @@ class Group(Sequence):
 class Field(NamedTuple):
     """A tensor of a batch: it has a row for each of `of`; its values, where they count or point, do so in `into`.
 
-    `splits` have one entry more, and padding repeats the last one.
+    `splits` have one entry more, and padding repeats the last one. Padding of `taps` is -1.
     """
 
     tensor: Tensor
     of: str
     into: str | None = None
     splits: bool = False
+    taps: bool = False
+
+    @property
+    def kind(self) -> str:
+        """As the fields of structures are told apart, see `gridless.structures.base`."""
+        return "splits" if self.splits else "tap index" if self.taps else "index" if self.into else "rows"
+
+
+def _padding(field: Field, count: np.ndarray, none: np.ndarray) -> np.ndarray:
+    """What pads a field in each batch; to an index its place is added."""
+    return count if field.splits else none - 1 if field.taps else none
 
 
 def fields(plan: Plan, geometry: Geometry, labels: Tensor) -> list[Field]:
@@ -161,6 +174,8 @@ def fields(plan: Plan, geometry: Geometry, labels: Tensor) -> list[Field]:
         for kind, tensor in value.parts():
             if kind == "splits":
                 found.append(Field(tensor, groups, name, splits=True))
+            elif kind == "tap index":
+                found.append(Field(tensor, groups, into, taps=True))
             else:
                 found.append(Field(tensor, name, into if kind.endswith("index") else None))
     return found
@@ -188,7 +203,7 @@ def _structures(plan: Plan, geometry: Geometry) -> Iterator[tuple[str, Structure
         if isinstance(value, Cloud | Events):
             bare = value._changed(distance=None) if isinstance(value, Cloud) and value.distance is not None else value
             yield name, bare, EXAMPLES, next(iter(plan.steps[name].inputs), None)
-        elif isinstance(value, Edges) and plan.steps[name].op != "causal":
+        elif isinstance(value, Edges | TapEdges) and plan.steps[name].op != "causal":
             source, target = ends_of(plan, name)
             yield name, value, target, source
             if not value.symmetric:
@@ -217,7 +232,7 @@ def ends_of(plan: Plan, name: str) -> tuple[str, str]:
 def transposed(geometry: Geometry) -> Geometry:
     """The same geometry, with the transposes that a backward pass will want beside the edges."""
     for value in geometry.values():
-        if isinstance(value, Edges):
+        if isinstance(value, Edges) or (isinstance(value, TapEdges) and not value.symmetric):
             value.transpose()
     return geometry
 

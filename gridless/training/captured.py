@@ -287,7 +287,7 @@ class Slot:
         self._tensors = [f.tensor.new_zeros(room[f.of] + f.splits, *f.tensor.shape[1:]) for f in group.fields]
         self._geometry = with_fields(self._plan, group.geometry, self._tensors, room, self._padding)
         # How many rows each of them points into, if it is an index.
-        self._into = [None if f.splits or f.into is None else room[f.into] for f in group.fields]
+        self._into = [None if f.splits or f.taps or f.into is None else room[f.into] for f in group.fields]
         self._fill = None
         if backend_for(batch.labels.device) == "gpu":
             from gridless.training.fill import Fill
@@ -307,7 +307,7 @@ class Slot:
         if self._fill is not None:
             return self._fill(group, k)
         for mine, part, field, into in zip(self._tensors, group.parts(k), group.fields, self._into, strict=True):
-            mine.copy_(grown(part, len(mine), "splits" if field.splits else "index", into))
+            mine.copy_(grown(part, len(mine), field.kind, into))
 
     @property
     def batch(self) -> Batch:

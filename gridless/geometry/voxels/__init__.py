@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -124,7 +123,7 @@ def taps_between(
     return TapEdges.made(table=table, num_source=len(source)).trusted()
 
 
-def voxelise(cloud: Cloud, side: float, keep: str = "first", rows: Any = None) -> Voxels:
+def voxelise(cloud: Cloud, side: float, keep: str = "first", rows: Mapping[str, str] | None = None) -> Voxels:
     """One voxel for each occupied cell of a grid: `grid_sample`, of which each point knows the number of its cell.
 
     A point x is in cell floor(x / side), computed in float64.

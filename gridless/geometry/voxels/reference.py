@@ -41,10 +41,10 @@ def refuse_repeats(source: Tensor, order: Tensor, ordered: Tensor) -> None:
     repeats = ordered[1:] == ordered[:-1]
     if bool(repeats.any()):
         at = order[1:][repeats][0]
-        raise ValueError(repeats(source[at].tolist()))
+        raise ValueError(repeat_message(source[at].tolist()))
 
 
-def repeats(site: list[int]) -> str:
+def repeat_message(site: list[int]) -> str:
     return f"voxels: site {site} is there twice: give each once, e.g. by gl.grid_sample"
 
 

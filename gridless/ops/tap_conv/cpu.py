@@ -1,5 +1,7 @@
-"""The convolution over taps on the CPU: the rows of all edges are gathered in tap order, multiplied by torch tap by tap,
-and added to their targets. A thread owns whole targets: no two writes meet.
+"""The convolution over taps on the CPU.
+
+The rows of all edges are gathered in tap order, multiplied by torch tap by tap, and added to their targets. A thread
+owns whole targets: no two writes meet.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from gridless.kernels.threads import even_ranges, in_threads, num_threads
 from gridless.structures.tap_edges import Pairs, TapEdges
 
 # Numbers that are gathered and multiplied at once: some megabytes, so that memory stays bounded.
-_ROOM = 1 << 22
+_ROOM = 1 << 21
 # Numbers that are worth a thread of their own.
 _SHARE = 1 << 15
 
@@ -26,9 +28,10 @@ def conv(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges)
     out = rows.new_zeros(edges.num_target, weight.shape[2])
     if bias is not None:
         out += bias.detach().to(wide)
-    for chunk in _chunks(edges.pairs, edges.num_target, weight.shape[1] + weight.shape[2]):
-        gathered = _gather(rows, chunk.source)
-        products = rows.new_empty(len(gathered), weight.shape[2])
+    chunks = _chunks(edges.pairs, edges.num_target, weight.shape[1] + weight.shape[2])
+    gathered, products = (_room(chunks, rows, channels) for channels in weight.shape[1:])
+    for chunk in chunks:
+        _gather(rows, chunk.source, gathered)
         for k, a, b in chunk.taps():
             torch.mm(gathered[a:b], theta[k], out=products[a:b])
         _add(products, chunk, out)
@@ -47,15 +50,18 @@ def conv_backward(
     # Seen from the sources, opposite taps of symmetric edges change places.
     last = weight.shape[0] - 1
     pairs = (edges if edges.symmetric else edges.transpose()).pairs
-    width = sum(weight.shape[1:]) + weight.shape[1]
-    for chunk in _chunks(pairs, len(features), width) if need_features or need_weight else ():
-        gathered = _gather(slope, chunk.source)
-        own = _gather(rows, chunk.target) if d_weight is not None else gathered
-        products = rows.new_empty(len(gathered), weight.shape[1]) if d_features is not None else gathered
+    chunks = _chunks(pairs, len(features), 2 * weight.shape[1] + weight.shape[2])
+    gathered = _room(chunks, slope, weight.shape[2])
+    own, products = (_room(chunks, slope, weight.shape[1]) for _ in range(2))
+    back = theta.transpose(1, 2).contiguous()
+    for chunk in chunks if need_features or need_weight else ():
+        _gather(slope, chunk.source, gathered)
+        if d_weight is not None:
+            _gather(rows, chunk.target, own)
         for k, a, b in chunk.taps():
             tap = last - k if edges.symmetric else k
             if d_features is not None:
-                torch.mm(gathered[a:b], theta[tap].t(), out=products[a:b])
+                torch.mm(gathered[a:b], back[tap], out=products[a:b])
             if d_weight is not None:
                 d_weight[tap].addmm_(own[a:b].t(), gathered[a:b])
         if d_features is not None:
@@ -89,30 +95,32 @@ class _Chunk:
                 yield k, a, b
 
 
-def _chunks(pairs: Pairs, targets: int, width: int) -> Iterator[_Chunk]:
+def _chunks(pairs: Pairs, targets: int, width: int) -> list[_Chunk]:
     """All edges, as many targets at a time as have about _ROOM numbers, `width` for each edge."""
     splits = pairs.splits.numpy()
     parts = min(max(len(pairs.target) * width // _ROOM, 1), max(targets, 1))
-    for first, end in even_ranges(targets, parts):
-        yield _Chunk(pairs, splits, first, end)
+    return [_Chunk(pairs, splits, first, end) for first, end in even_ranges(targets, parts)]
+
+
+def _room(chunks: list[_Chunk], like: Tensor, channels: int) -> Tensor:
+    """Memory for the rows of the largest chunk: used again by each, as new pages cost as much as the sums."""
+    return like.new_empty(max(len(chunk.source) for chunk in chunks), channels)
 
 
 def _parts(numbers: int) -> int:
     return max(min(num_threads(), numbers // _SHARE), 1)
 
 
-def _gather(rows: Tensor, index: Tensor) -> Tensor:
-    """rows[index]."""
-    out = rows.new_empty(len(index), rows.shape[1])
-    jobs = even_ranges(len(index), _parts(out.numel()))
+def _gather(rows: Tensor, index: Tensor, out: Tensor) -> None:
+    """rows[index], into the first rows of `out`."""
+    jobs = even_ranges(len(index), _parts(len(index) * rows.shape[1]))
     in_threads(_gather_rows, [(a, b, rows.numpy(), index.numpy(), out.numpy()) for a, b in jobs])
-    return out
 
 
 def _add(products: Tensor, chunk: _Chunk, out: Tensor) -> None:
     """Adds each product to the row of its target, in tap order."""
     given = products.numpy(), chunk.splits, chunk.target.numpy(), out.numpy()
-    ranges = even_ranges(chunk.end - chunk.first, _parts(products.numel()))
+    ranges = even_ranges(chunk.end - chunk.first, _parts(len(chunk.source) * out.shape[1]))
     in_threads(_add_rows, [(chunk.first + a, chunk.first + b, *given) for a, b in ranges])
 
 

@@ -139,7 +139,9 @@ def product_tile(dtype: torch.dtype, precision: str, taps: int, channels: int, w
     if dtype != torch.float32:
         return Tile(64, columns, min(deep, 64), 4, 3, least)
     # Where products take long, those of rows that have no such tap weigh more than a second pass over the sums.
-    long = min(channels, width) >= (128 if precision == "tf32x3" else 256)
+    exact = precision == "tf32x3"
+    long = min(channels, width) >= (64 if exact else 256)
+    columns = min(columns, 64 if exact else 128)
     return Tile(64, columns, min(deep, 32), 4, 3, max(2 if long and taps > 8 else 1, least))
 
 
@@ -149,10 +151,11 @@ def weight_tile(dtype: torch.dtype, precision: str, channels: int, width: int) -
     rows, columns = (min(max(power_of_two(n), 16), 128) for n in (channels, width))
     if dtype == torch.float64:
         return Tile(min(rows, 32), min(columns, 32), 16, 4, 1, 1)
-    if precision == "tf32x3":
-        return Tile(min(rows, 64), min(columns, 64), 32, 4, 3, 1)
     warps = 8 if rows * columns > 64 * 128 else 4
-    return Tile(rows, columns, 32, warps, 2, 1) if dtype == torch.float32 else Tile(rows, columns, 64, warps, 3, 1)
+    if precision == "tf32x3" and warps == 4:
+        return Tile(min(rows, 64), min(columns, 64), 64, 4, 3, 1)
+    stages = 2 if precision == "tf32" else 3
+    return Tile(rows, columns, 32 if dtype == torch.float32 else 64, warps, stages, 1)
 
 
 # Tiles of rows.
@@ -243,8 +246,10 @@ def _split(X, HIGH, LOW, size, B: tl.constexpr):
 
 @triton.jit
 def _three_products(a, a_low, b, b_low):
-    """(a + a_low) (b + b_low) without the product of the low parts. Tensor cores round sums towards zero: only a few are
-    left to them."""
+    """(a + a_low) (b + b_low) without the product of the low parts.
+
+    Tensor cores round sums towards zero: only those of one step are left to them.
+    """
     part = tl.dot(a_low, b, input_precision="tf32")
     part = tl.dot(a, b_low, part, input_precision="tf32")
     return tl.dot(a, b, part, input_precision="tf32")
