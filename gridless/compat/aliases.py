@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
@@ -23,25 +24,40 @@ MOVED = {
 
 
 class Aliases(MetaPathFinder, Loader):
-    """Imports modules under other names: both names give the same module object."""
+    """Imports modules under other names: both names give the same module object.
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self.names = names
+    It stands before the finders of files, which would load a second copy of a module below an alias. A name that
+    another finder knows is left to that one, unless it is in `forced`.
+    """
+
+    def __init__(self, names: Mapping[str, str], forced: Collection[str] = ()) -> None:
+        self.names, self.forced = dict(names), frozenset(forced)
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return None if self.name_of(fullname) is None else ModuleSpec(fullname, self)
+        prefix = self.prefix_of(fullname)
+        if prefix is None:
+            return None
+        if fullname == prefix:
+            hidden = fullname not in self.forced and self.is_known_elsewhere(fullname, path)
+        else:
+            # Below a name that another package answers to, nothing is ours.
+            hidden = sys.modules.get(prefix) is not sys.modules.get(self.names[prefix])
+        if hidden or find_spec(self.names[prefix] + fullname.removeprefix(prefix)) is None:
+            return None
+        return ModuleSpec(fullname, self)
 
-    def name_of(self, alias: str) -> str | None:
-        """The real name of a module, or None if `alias` is none of ours."""
-        for prefix, name in self.names.items():
-            if alias == prefix or alias.startswith(f"{prefix}."):
-                return name + alias.removeprefix(prefix)
-        return None
+    def prefix_of(self, alias: str) -> str | None:
+        """The name among ours that is `alias` or a package above it."""
+        return next((prefix for prefix in self.names if alias == prefix or alias.startswith(f"{prefix}.")), None)
+
+    def is_known_elsewhere(self, name: str, path: Any = None) -> bool:
+        others = (finder for finder in sys.meta_path if not isinstance(finder, Aliases))
+        return any(finder.find_spec(name, path) is not None for finder in others)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        name = self.name_of(spec.name)
-        assert name is not None
-        module = import_module(name)
+        prefix = self.prefix_of(spec.name)
+        assert prefix is not None
+        module = import_module(self.names[prefix] + spec.name.removeprefix(prefix))
         # The import system replaces the module's own spec; `exec_module` puts it back.
         spec.loader_state = module.__spec__
         return module
@@ -51,7 +67,8 @@ class Aliases(MetaPathFinder, Loader):
         module.__spec__ = module.__spec__.loader_state
 
 
-def install(names: Mapping[str, str]) -> None:
-    """Make `names` importable where no installed package answers to them."""
-    if not any(isinstance(finder, Aliases) and finder.names == names for finder in sys.meta_path):
-        sys.meta_path.append(Aliases(names))
+def install(names: Mapping[str, str], forced: Collection[str] = ()) -> Aliases:
+    """Make `names` importable where no installed package answers to them, and those in `forced` always."""
+    aliases = Aliases(names, forced)
+    sys.meta_path.insert(0, aliases)
+    return aliases

@@ -1,0 +1,19 @@
+"""Switches that networks read or set. Only `SPCONV_ALLOW_TF32` has an effect, and only on a GPU."""
+
+# Whether float32 convolutions may round products to TF32. Read at every call; kernel size 1 follows torch's own switch.
+SPCONV_ALLOW_TF32 = False
+
+# Weights are (C_out, kernel..., C_in).
+ALL_WEIGHT_IS_KRSC = True
+FILTER_HWIO = False
+SAVED_WEIGHT_LAYOUT = ""
+
+SPCONV_DO_SORT = True
+SPCONV_USE_DIRECT_TABLE = True
+SPCONV_FX_TRACE_MODE = False
+SPCONV_CPP_GEMM = False
+SPCONV_CPP_INDICE_PAIRS = False
+SPCONV_CPP_INDICE_PAIRS_IGEMM = False
+SPCONV_DEBUG_WEIGHT = False
+DISABLE_JIT = False
+NDIM_DONT_CARE = 3

@@ -1,0 +1,412 @@
+"""spconv's layers, compared with dense convolutions of torch: values, gradients, sites, checkpoints."""
+
+import copy
+import pickle
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from devices import DEVICES
+from torch import nn
+from torch.nn import functional as F
+
+import gridless.compat.spconv.pytorch as spconv
+from gridless.compat.cumm import tensorview
+from gridless.compat.spconv import constants, test_utils, utils
+from gridless.compat.spconv.pytorch.core import IndiceData
+from gridless.compat.spconv.pytorch.functional import sparse_add
+from gridless.compat.spconv.pytorch.modules import is_sparse_conv, is_spconv_module
+from gridless.compat.spconv.pytorch.ops import get_indice_pairs
+from gridless.compat.spconv.pytorch.utils import PointToVoxel, gather_features_by_pc_voxel_id
+
+CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+SHAPE = [7, 8, 9, 5]
+
+
+def sparse(ndim=3, channels=4, batch=2, device="cpu", dtype=torch.double, seed=0):
+    """A random tensor with a third of all sites, in no order."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = SHAPE[:ndim]
+    cells = torch.ones(batch, *shape).nonzero()
+    sites = cells[torch.randperm(len(cells), generator=generator)[: len(cells) // 3]].int()
+    features = torch.randn(len(sites), channels, generator=generator, dtype=torch.double)
+    leaf = features.to(device, dtype).requires_grad_()
+    return spconv.SparseConvTensor(leaf, sites.to(device), shape, batch)
+
+
+def dense_weight(layer):
+    """(C_out, C_in, kernel...), as torch has it; (C_in, C_out, kernel...) for transposed layers."""
+    weight = layer.weight.movedim(-1, 1)
+    return weight.transpose(0, 1) if layer.transposed else weight
+
+
+def compare(ours, theirs, leaves):
+    torch.testing.assert_close(ours, theirs)
+    upstream = torch.randn_like(theirs)
+    grads = (torch.autograd.grad(out, leaves, upstream, retain_graph=True) for out in (ours, theirs))
+    for a, b in zip(*grads):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"), [(3, 1, 0, 1), (3, 2, 1, 1), (2, 2, 0, 1), (3, 1, 2, 2), (1, 2, 0, 1)]
+)
+def test_a_convolution_is_the_dense_one(ndim, kernel, stride, padding, dilation, device):
+    x = sparse(ndim, device=device)
+    layer = getattr(spconv, f"SparseConv{ndim}d")(4, 5, kernel, stride, padding, dilation, bias=False)
+    layer = layer.to(device).double()
+    out = layer(x)
+    theirs = CONV[ndim](x.dense(), dense_weight(layer), None, stride, padding, dilation)
+    assert out.spatial_shape == list(theirs.shape[2:])
+    compare(out.dense(), theirs, [x.features, layer.weight])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 0), (3, 2, 1), (2, 2, 0)])
+def test_a_transposed_convolution_is_the_dense_one(ndim, kernel, stride, padding, device):
+    x = sparse(ndim, device=device)
+    layer = getattr(spconv, f"SparseConvTranspose{ndim}d")(4, 5, kernel, stride, padding, bias=False)
+    layer = layer.to(device).double()
+    theirs = TRANSPOSED[ndim](x.dense(), dense_weight(layer), None, stride, padding)
+    compare(layer(x).dense(), theirs, [x.features, layer.weight])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+@pytest.mark.parametrize(("kernel", "dilation"), [(3, 1), (5, 1), (3, 2)])
+def test_a_submanifold_convolution_keeps_its_sites_and_ignores_padding(ndim, kernel, dilation, device):
+    x = sparse(ndim, device=device)
+    layer = getattr(spconv, f"SubMConv{ndim}d")(4, 5, kernel, padding=7, dilation=dilation).to(device).double()
+    out = layer(x)
+    assert out.indices is x.indices
+    middle = dilation * (kernel // 2)
+    theirs = CONV[ndim](x.dense(), dense_weight(layer), layer.bias, 1, middle, dilation)
+    where = x.indices.long()
+    theirs = theirs.movedim(1, -1)[tuple(where.t())]
+    compare(out.features, theirs, [x.features, layer.weight, layer.bias])
+
+
+def test_four_dimensions_work():
+    x = sparse(4, batch=1)
+    layer = spconv.SubMConv4d(4, 3, 3, bias=False).double()
+    out = layer(x).features
+    site = {tuple(s): i for i, s in enumerate(x.indices[:, 1:].tolist())}
+    row = 17
+    expected = torch.zeros(3, dtype=torch.double)
+    for tap in np.ndindex(3, 3, 3, 3):
+        near = site.get(tuple(int(c) + t - 1 for c, t in zip(x.indices[row, 1:], tap)))
+        if near is not None:
+            expected = expected + layer.weight[(slice(None), *tap)] @ x.features[near]
+    torch.testing.assert_close(out[row], expected)
+    coarse = spconv.SparseConv4d(3, 3, 2, 2, indice_key="down").double()
+    back = spconv.SparseInverseConv4d(3, 2, 2, indice_key="down").double()
+    assert back(coarse(layer(x))).indices.equal(x.indices)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_inverse_convolution_restores_the_sites_of_its_key(device):
+    x = sparse(device=device)
+    down = spconv.SparseConv3d(4, 5, 3, 2, 1, bias=False, indice_key="down").to(device).double()
+    up = spconv.SparseInverseConv3d(5, 6, 3, indice_key="down", bias=False).to(device).double()
+    middle = down(x)
+    out = up(middle)
+    assert out.indices is x.indices
+    assert out.spatial_shape == x.spatial_shape
+    # Input j gets the weight of tap k from each output that saw it at tap k: the transpose of the convolution.
+    weight = up.weight.movedim(-1, 0)
+    theirs = F.conv_transpose3d(middle.dense(), weight, None, 2, 1, output_padding=(0, 1, 0))
+    compare(out.features, theirs.movedim(1, -1)[tuple(x.indices.long().t())], [x.features, down.weight, up.weight])
+    with pytest.raises(AssertionError, match="other"):
+        spconv.SparseInverseConv3d(5, 6, 3, indice_key="other")(middle.replace_feature(middle.features.float()))
+
+
+def test_kernel_size_one_multiplies_by_the_weights_as_they_lie():
+    x = sparse()
+    for layer in (spconv.SubMConv3d(4, 5, 1), spconv.SparseConv3d(4, 5, 1)):
+        layer.double()
+        out = layer(x)
+        torch.testing.assert_close(out.features, x.features @ layer.weight.view(4, 5) + layer.bias)
+        assert out.indice_dict == {}
+
+
+def test_new_sites_are_in_lexicographic_order_and_int32():
+    out = spconv.SparseConv3d(4, 4, 2, 2).double()(sparse())
+    assert out.indices.dtype == torch.int32
+    assert out.indices.equal(out.indices.unique(dim=0))
+    assert len(out.features) == len(out.indices)
+
+
+def test_layers_of_one_key_share_what_was_found():
+    x = sparse()
+    first = spconv.SubMConv3d(4, 4, 3, indice_key="a").double()
+    out = spconv.SubMConv3d(4, 4, 3, indice_key="a").double()(first(x))
+    data = out.find_indice_pair("a")
+    assert isinstance(data, IndiceData)
+    assert x.indice_dict == {}
+    assert out.find_indice_pair("b") is None
+    assert out.find_indice_pair(None) is None
+    assert first(out).find_indice_pair("a") is data
+    with pytest.raises(ValueError, match=r"kernel_size \[3, 3, 3\]"):
+        spconv.SubMConv3d(4, 4, (3, 3, 1), indice_key="a").double()(out)
+    with pytest.raises(AssertionError, match="'a'"):
+        spconv.SparseConv3d(4, 4, 3, indice_key="a").double()(out)
+    with pytest.raises(AssertionError, match="4 channels in, 6"):
+        spconv.SubMConv3d(6, 4, 3)(x)
+
+
+def test_the_tables_of_pairs_are_those_of_the_sites():
+    x = sparse()
+    out = spconv.SparseConv3d(4, 4, 3, 2, 1, indice_key="a").double()(x)
+    data = out.indice_dict["a"]
+    count = 0
+    for tap, k in enumerate(np.ndindex(3, 3, 3)):
+        for place in range(int(data.indice_pair_num[tap])):
+            i, j = data.indice_pairs[:, tap, place].tolist()
+            assert x.indices[i, 1:].tolist() == [2 * int(c) - 1 + t for c, t in zip(out.indices[j, 1:], k)]
+            assert data.pair_fwd[tap, j] == i
+            assert data.pair_bwd[tap, i] == j
+            count += 1
+    assert count == int((data.pair_fwd >= 0).sum()) == int((data.pair_bwd >= 0).sum())
+    _, pairs, number = get_indice_pairs(
+        x.indices, 2, x.spatial_shape, spconv.ConvAlgo.Native, [3] * 3, [2] * 3, [1] * 3, [1] * 3, [0] * 3
+    )
+    assert pairs.equal(data.indice_pairs)
+    assert number.equal(data.indice_pair_num)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_pooling_reduces_the_sites_that_exist(device):
+    x = sparse(device=device)
+    filled = x.dense().masked_fill(x.replace_feature(torch.ones_like(x.features)).dense() == 0, -torch.inf)
+    out = spconv.SparseMaxPool3d(3, 2, 1)(x)
+    theirs = F.max_pool3d(filled, 3, 2, 1)
+    compare(out.features, theirs.movedim(1, -1)[tuple(out.indices.long().t())], [x.features])
+    mean = spconv.SparseAvgPool3d(2, indice_key="pool")(x)
+    count = F.avg_pool3d(x.replace_feature(torch.ones_like(x.features)).dense(), 2)
+    theirs = (F.avg_pool3d(x.dense(), 2) / count).movedim(1, -1)
+    compare(mean.features, theirs[tuple(mean.indices.long().t())], [x.features])
+    up = spconv.SparseInverseConv3d(4, 4, 2, indice_key="pool").to(device).double()
+    assert up(mean).indices.equal(x.indices)
+    with pytest.raises(ValueError, match="pool"):
+        spconv.SparseMaxPool3d(2, indice_key="pool")(mean)
+
+
+def test_global_pooling_gives_plain_tensors():
+    x = sparse()
+    for example in range(2):
+        rows = x.features[x.indices[:, 0] == example]
+        assert spconv.SparseGlobalMaxPool()(x)[example].equal(rows.max(0)[0])
+        assert spconv.SparseGlobalAvgPool()(x)[example].equal(rows.mean(0)[0])
+
+
+def test_a_sequence_gives_features_to_layers_of_torch():
+    x = sparse()
+    named = OrderedDict(conv=spconv.SubMConv3d(4, 6, 3), norm=nn.BatchNorm1d(6), act=nn.ReLU())
+    net = spconv.SparseSequential(named).double()
+    out = net(x)
+    torch.testing.assert_close(out.features, F.relu(net[1](net[0](x).features)))
+    assert [is_spconv_module(m) for m in net._modules.values()] == [True, False, False]
+    assert [is_sparse_conv(m) for m in net._modules.values()] == [True, False, False]
+    assert len(net) == 3
+    assert net[-1] is named["act"]
+    net.add(spconv.ToDense())
+    assert net(x).shape == (2, 6, 7, 8, 9)
+    sparse_net = spconv.SparseSequential(spconv.SparseBatchNorm(4), spconv.SparseReLU(), spconv.Identity()).double()
+    torch.testing.assert_close(sparse_net(x).features, F.relu(F.batch_norm(x.features, None, None, training=True)))
+    empty = x.select_by_index(torch.zeros(len(x.indices), dtype=torch.bool))
+    assert spconv.SparseSequential(nn.BatchNorm1d(4).double())(empty).features.shape == (0, 4)
+
+
+def test_tables_join_and_add():
+    x = sparse()
+    table = spconv.ConcatTable()
+    table.add(spconv.Identity()).add(spconv.SubMConv3d(4, 4, 3)).double()
+    both = table(x)
+    assert spconv.AddTable()(both).features.equal(both[0].features + both[1].features)
+    assert spconv.JoinTable()(both).features.shape[1] == 8
+    y = sparse(seed=1)
+    torch.testing.assert_close(sparse_add(x, y).dense(), x.dense() + y.dense())
+    assert spconv.AddTableMisaligned()([x, y]).indices.equal(sparse_add(x, y).indices)
+    with pytest.raises(AssertionError, match="AddTable"):
+        spconv.AddTable()([x, y.select_by_index(torch.arange(3))])
+
+
+def test_a_sparse_tensor_keeps_its_word():
+    x = sparse(dtype=torch.float)
+    assert x.dense().shape == (2, 4, 7, 8, 9)
+    assert x.dense(channels_first=False).shape == (2, 7, 8, 9, 4)
+    back = spconv.SparseConvTensor.from_dense(x.dense(channels_first=False))
+    assert back.dense().equal(x.dense())
+    with pytest.raises(ValueError, match="replace_feature"):
+        x.features = x.features
+    other = x.replace_feature(x.features * 2)
+    assert other.indice_dict is x.indice_dict
+    assert (x + other).features.equal(x.features * 3)
+    assert x.shadow_copy().features is x.features
+    for wrong in (
+        {"indices": x.indices.long()},
+        {"spatial_shape": [7, 8]},
+        {"batch_size": 0},
+        {"features": x.features[0]},
+    ):
+        arguments = {"features": x.features, "indices": x.indices, "spatial_shape": [7, 8, 9], "batch_size": 2}
+        with pytest.raises(AssertionError, match="SparseConvTensor"):
+            spconv.SparseConvTensor(**arguments | wrong)
+
+
+class Block(spconv.SparseModule):
+    def __init__(self, width, key):
+        super().__init__()
+        self.conv1 = spconv.SubMConv3d(width, width, 3, bias=False, indice_key=key)
+        self.norm1 = nn.BatchNorm1d(width)
+        self.conv2 = spconv.SubMConv3d(width, width, 3, bias=False, indice_key=key)
+        self.norm2 = nn.BatchNorm1d(width)
+
+    def forward(self, x):
+        out = self.conv1(x)
+        out = self.conv2(out.replace_feature(F.relu(self.norm1(out.features))))
+        return out.replace_feature(F.relu(self.norm2(out.features) + x.features))
+
+
+class SmallUNet(nn.Module):
+    """The shape of a SparseUNet: stem, two levels down and up with inverse convolutions, skips, head."""
+
+    def __init__(self, channels=4, width=8, classes=3):
+        super().__init__()
+        self.stem = spconv.SparseSequential(spconv.SubMConv3d(channels, width, 5, indice_key="stem"), nn.ReLU())
+        self.down = nn.ModuleList(spconv.SparseConv3d(width, width, 2, 2, indice_key=f"down{i}") for i in range(2))
+        self.encode = nn.ModuleList(Block(width, f"subm{i + 1}") for i in range(2))
+        self.up = nn.ModuleList(spconv.SparseInverseConv3d(width, width, 2, indice_key=f"down{i}") for i in range(2))
+        self.join = nn.ModuleList(spconv.SubMConv3d(2 * width, width, 3, indice_key=f"subm{i}") for i in range(2))
+        self.head = spconv.SubMConv3d(width, classes, 1)
+
+    def forward(self, x):
+        x = self.stem(x)
+        skips = []
+        for down, encode in zip(self.down, self.encode):
+            skips.append(x)
+            x = encode(down(x))
+        for i in (1, 0):
+            x = self.up[i](x)
+            x = self.join[i](x.replace_feature(torch.cat([x.features, skips[i].features], 1)))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_small_unet_trains_with_the_same_bits_twice(device):
+    torch.manual_seed(0)
+    net = SmallUNet().to(device)
+    again = copy.deepcopy(net)
+    grads = []
+    for model in (net, again):
+        x = sparse(device=device, dtype=torch.float)
+        out = model(x)
+        assert out.indices is x.indices
+        F.cross_entropy(out.features, out.indices[:, 1].long() % 3).backward()
+        grads.append([out.features.detach(), x.features.grad, *(p.grad for p in model.parameters())])
+    assert all(a.equal(b) for a, b in zip(*grads))
+    assert all(g.abs().sum() > 0 for g in grads[0])
+
+
+def test_checkpoints_have_spconvs_names_and_shapes_and_load():
+    net = SmallUNet()
+    state = net.state_dict()
+    assert state["stem.0.weight"].shape == (8, 5, 5, 5, 4)
+    assert state["stem.0.bias"].shape == (8,)
+    assert state["up.0.weight"].shape == (8, 2, 2, 2, 8)
+    other = SmallUNet()
+    other.load_state_dict(pickle.loads(pickle.dumps(state)))
+    x = sparse(dtype=torch.float)
+    assert net.eval()(x).features.equal(other.eval()(x).features)
+    counted = spconv.SparseConv3d(4, 4, 2, 2, record_voxel_count=True)
+    out = counted(x)
+    assert counted.state_dict()["max_num_voxels_during_training"].tolist() == [len(out.indices)]
+
+
+def test_the_bias_counts_in_training_and_evaluation():
+    x = sparse()
+    layer = spconv.SubMConv3d(4, 2, 3).double()
+    assert layer.bias is not None
+    with torch.no_grad():
+        layer.bias.fill_(100)
+    trained, evaluated = layer(x).features, layer.eval()(x).features
+    assert trained.equal(evaluated)
+    assert trained.min() > 50
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_autocast_on_a_gpu_is_float16_as_in_spconv():
+    x = sparse(device="cuda", dtype=torch.float)
+    layer = spconv.SubMConv3d(4, 8, 3).cuda()
+    exact = layer(x).features
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cuda", dtype):
+            out = layer(x).features
+        assert out.dtype == torch.float16
+        torch.testing.assert_close(out.float(), exact, rtol=1e-2, atol=1e-2)
+    out.float().sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.dtype == torch.float
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_float32_is_exact_unless_tf32_is_allowed(monkeypatch):
+    x = sparse(channels=64, device="cuda", dtype=torch.float)
+    layer = spconv.SubMConv3d(64, 64, 3).cuda()
+    exact = copy.deepcopy(layer).double()(x.replace_feature(x.features.double())).features
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
+    upstream = torch.randn_like(exact)
+    (right,) = torch.autograd.grad(exact, x.features, upstream)
+    for allowed, error in ((False, 2e-5), (True, 2e-2)):
+        monkeypatch.setattr(constants, "SPCONV_ALLOW_TF32", allowed)
+        out = layer(x).features
+        assert (out - exact).abs().max() < error
+        (grad,) = torch.autograd.grad(out, x.features, upstream.float())
+        assert (grad - right).abs().max() < error
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def test_voxels_are_numbered_by_their_first_point_and_come_in_zyx():
+    make = PointToVoxel([1.0, 1, 2], [0, 0, 0, 4, 3, 6], 4, max_num_voxels=3, max_num_points_per_voxel=2)
+    points = torch.tensor(
+        [[3.5, 2.5, 5, 10], [0.5, 0, 0, 11], [9, 0, 0, 12],
+         [3.1, 2.1, 4, 13], [3.2, 2.2, 4, 14], [1, 1, 1, 15], [2, 1, 1, 16]]
+    )  # fmt: skip
+    voxels, indices, count, owner = make.generate_voxel_with_id(points)
+    assert make.grid_size == [3, 3, 4]
+    assert indices.tolist() == [[2, 2, 3], [0, 0, 0], [0, 1, 1]]
+    assert count.tolist() == [2, 1, 1]
+    assert voxels[0].equal(points[[0, 3]])
+    assert voxels[1, 1].tolist() == [0] * 4
+    assert owner.tolist() == [0, 1, -1, 0, 0, 2, -1]
+    mean, *_ = make(points, empty_mean=True)
+    assert mean[1, 1].equal(points[1])
+    labels = gather_features_by_pc_voxel_id(torch.tensor([5, 6, 7]), owner, invalid_value=-9)
+    assert labels.tolist() == [5, 6, -9, 5, 5, 7, -9]
+    none = make(points[:0])
+    assert [len(x) for x in none] == [0, 0, 0]
+
+
+def test_openpcdets_voxel_generator_takes_and_gives_numpy():
+    make = utils.Point2VoxelCPU3d(
+        vsize_xyz=[0.5] * 3, coors_range_xyz=[0, 0, 0, 4, 4, 4], num_point_features=4, max_num_points_per_voxel=5,
+        max_num_voxels=1000,
+    )  # fmt: skip
+    points = np.random.default_rng(0).uniform(0, 4, (200, 4)).astype(np.float32)
+    voxels, indices, count = (x.numpy() for x in make.point_to_voxel(tensorview.from_numpy(points)))
+    assert (np.floor(voxels[np.arange(len(count)), 0, :3] / 0.5)[:, ::-1] == indices).all()
+    assert (count >= 1).all()
+
+
+def test_random_sparse_data_agrees_with_its_dense_form():
+    np.random.seed(0)
+    data = test_utils.generate_sparse_data([5, 6, 7], [30, 20], 3)
+    sites = data["indices"][:, [3, 0, 1, 2]]
+    x = spconv.SparseConvTensor(torch.from_numpy(data["features"]), torch.from_numpy(sites), [5, 6, 7], 2)
+    assert (x.dense().numpy() == data["features_dense"]).all()
+    assert test_utils.params_grid([1, 2], [3, 4]) == [[1, 3], [1, 4], [2, 3], [2, 4]]
