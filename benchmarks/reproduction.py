@@ -44,7 +44,7 @@ STEPS = (
     Step("orders", "python benchmarks/orders.py", True, 1),
     Step("table2", "python benchmarks/table2.py", True, 3),
     Step("table3", "python benchmarks/table3.py --data DIR", True, 25),
-    Step("table4", "python benchmarks/table4.py --data DIR", True, 25),
+    Step("table4", "python benchmarks/table4.py --data DIR", True, 45),
     Step("ablations", "python benchmarks/ablations.py --data DIR", True, 25),
     Step("density", "python benchmarks/ablations.py --data DIR --density", True, 12),
 )

@@ -56,7 +56,7 @@ def summarise(seeds: list[int], results: list[dict[str, Any]]) -> dict[str, Any]
     """Mean, deviation, best and values of every figure that all runs have; of losses and seconds the least is best."""
     summary: dict[str, Any] = {"seeds": seeds}
     for name in results[0]:
-        values = [result.get(name) for result in results]
+        values: list[Any] = [result.get(name) for result in results]
         if name in _NOT_FIGURES or not all(type(value) in (int, float) for value in values):
             continue
         least = "loss" in name or name == "seconds"
