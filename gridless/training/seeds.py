@@ -46,7 +46,7 @@ def run_seeds(train: Callable[..., Any], options: dict[str, Any], out: Path, cou
             with redirect_stdout(sys.stderr):
                 train(**{**options, "seed": seed, "out": folder, "resume": resume})
             gc.collect()
-        results.append(json.loads((folder / "results.json").read_text()))
+        results.append(json.loads((folder / "results.json").read_text("utf-8")))
         summary = summarise(seeds[: len(results)], results)
         write_whole(out / "seeds.json", (json.dumps(summary, indent=1) + "\n").encode())
     return summary
