@@ -1,6 +1,6 @@
 """A small CNN on frames of N-MNIST, on the folds that our event network is judged on (nmnist_folds.py).
 
-    python benchmarks/nmnist_cnn.py --data DIR [--out results/reproduction/nmnist_cnn.json]     (5 minutes, two cores)
+    python benchmarks/nmnist_cnn.py --data DIR [--out FILE.json]     (a minute on a GPU, hours on a slow core)
 
 A recording becomes an image of two channels: the logarithm of one plus the number of OFF and of ON events of each
 pixel. Four 3 x 3 convolutions, about 100,000 weights, 50 epochs, images moved by up to two pixels. Ten stratified folds

@@ -1,4 +1,4 @@
-"""Write docs/benchmarks.md and docs/models.md from what was measured: benchmarks/results/*.json and shipped weights.
+"""Write docs/benchmarks.md, docs/models.md, docs/reproduction.md and docs/ablations.md from what was measured.
 
 python benchmarks/page.py; the built site is always as new as the results, through `on_page_markdown`.
 """

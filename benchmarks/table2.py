@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from common import RESULTS, keep, machine
-from conv import RADIUS, SETTINGS, Problem, cpu_memory, cpu_time, cuda_memory, cuda_time, problem
+from conv import RADIUS, SETTINGS, Problem, cpu_memory, cuda_memory, cuda_time, problem
 from peers_convs import flex_conv, flex_conv_per_edge, kp_conv, point_conv_net
 from torch import Tensor
 
@@ -110,8 +110,6 @@ def measure(p: Problem, method: Method) -> dict[str, float]:
             if not mark:
                 row[f"{what}, captured ms"] = time_us / 1e3
             torch.cuda.empty_cache()
-        else:
-            row[f"{what}, captured ms"] = cpu_time(work, 3)[0] / 1e3
         row[f"{what}, MiB"] = cuda_memory(work) if cuda else cpu_memory(work)
     return row
 

@@ -1,7 +1,7 @@
 """Accuracy on ModelNet40 of ten seeds, the paper's Table 4: mean, deviation and best of both networks.
 
     python benchmarks/table4.py --data DIR [--seeds 10] [--out results/reproduction/table4.json]
-                                                                    (about 25 minutes on an H200; resumable)
+                    (about 12 minutes a row on an H200, four rows; `--only ROW` runs one; resumable)
 
 `gridless train RECIPE --seeds 10` by the authors' rule (plateau, 400 epochs, augmentation anew in every epoch), and by
 our own recipe, for the large and the small network. Judged on the held-out tenth of the training clouds after the last

@@ -46,7 +46,7 @@ def run_seeds(train: Callable[..., Any], options: dict[str, Any], out: Path, cou
             with redirect_stdout(sys.stderr):
                 train(**{**options, "seed": seed, "out": folder, "resume": resume})
             gc.collect()
-        results.append(json.loads((folder / "results.json").read_text()))
+        results.append(json.loads((folder / "results.json").read_text("utf-8")))
         summary = summarise(seeds[: len(results)], results)
         write_whole(out / "seeds.json", (json.dumps(summary, indent=1) + "\n").encode())
     return summary
@@ -56,7 +56,7 @@ def summarise(seeds: list[int], results: list[dict[str, Any]]) -> dict[str, Any]
     """Mean, deviation, best and values of every figure that all runs have; of losses and seconds the least is best."""
     summary: dict[str, Any] = {"seeds": seeds}
     for name in results[0]:
-        values = [result.get(name) for result in results]
+        values: list[Any] = [result.get(name) for result in results]
         if name in _NOT_FIGURES or not all(type(value) in (int, float) for value in values):
             continue
         least = "loss" in name or name == "seconds"

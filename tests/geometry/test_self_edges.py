@@ -56,3 +56,14 @@ def test_edges_to_another_cloud_are_refused():
         gl.geometry.without_self(gl.ball(cloud, sample, 0.4), sample)
     with pytest.raises(ValueError, match="40 sources and 10 targets"):
         gl.geometry.without_self(gl.ball(cloud, sample, 0.4))
+
+
+def test_a_line_without_self_edges_reaches_as_far_as_its_search():
+    plan = gl.Plan()
+    points = plan.points(3)
+    near = plan.without_self(plan.ball(points, points, 0.4))
+    assert plan.reach([near]) == pytest.approx(0.8)
+    drawn = plan.random_sample(points, 0.5)
+    assert drawn == "X1"
+    with pytest.raises(ValueError, match="random_sample"):
+        plan.reach()
