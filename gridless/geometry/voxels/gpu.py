@@ -4,7 +4,8 @@ The host waits once, for what it must refuse or do in another way: sites that ar
 than int64 counts.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 
