@@ -63,6 +63,8 @@ def peak_of(work: Callable[[], Any]) -> float:
     """MiB above what was there before."""
     work()
     torch.cuda.synchronize()
+    # Blocks that are kept may be larger than what is asked for, and would count as a whole.
+    torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     work()
@@ -98,7 +100,7 @@ class Layer:
 
 def ours(layer: Layer) -> dict[str, Callable[[], Any]]:
     edges = submanifold_taps(layer.sites)
-    inputs = [layer.features, layer.weight, layer.bias]
+    inputs = layer.features, layer.weight, layer.bias
 
     def forward() -> Tensor:
         return gl.tap_conv(*inputs, edges)
@@ -107,7 +109,7 @@ def ours(layer: Layer) -> dict[str, Callable[[], Any]]:
         with torch.no_grad():
             return gl.tap_conv(*inputs, submanifold_taps(layer.sites))
 
-    return {"forward": forward, "both": layer.both(forward, inputs), "anew": anew}
+    return {"forward": forward, "both": layer.both(forward, [*inputs]), "anew": anew}
 
 
 def captured(layer: Layer, what: str) -> Callable[[], None]:
@@ -155,8 +157,8 @@ def checked(precision: str, layer: Layer, own: dict[str, Callable], peer: dict[s
     with torch.no_grad():
         if peer is None:
             with gl.use_backend("reference"):
-                given = (x.double() for x in (layer.features, layer.weight, layer.bias))
-                expected = gl.tap_conv(*given, submanifold_taps(layer.sites))
+                wide = layer.features.double(), layer.weight.double(), layer.bias.double()
+                expected = gl.tap_conv(*wide, submanifold_taps(layer.sites))
         else:
             expected = peer["forward"]()
         error = difference(own["forward"](), expected)
@@ -193,7 +195,7 @@ def cell(sites: Tensor, precision: str, channels: int, peers: dict[str, Any], ra
     own, row = ours(layer), {}
     works = {}
     for name, spconv in peers.items():
-        constants = import_module(spconv.__name__.rpartition(".")[0] + ".constants")
+        constants: Any = import_module(spconv.__name__.rpartition(".")[0] + ".constants")
         constants.SPCONV_ALLOW_TF32 = tf32
         try:
             works[name] = theirs(layer, spconv)

@@ -224,7 +224,15 @@ class Plan:
     def coarser_voxels(
         self, voxels: Name, kernel: Axes = 2, stride: int = 2, padding: Axes = 0, dilation: Axes = 1
     ) -> Name:
-        """The voxels of a grid `stride` times coarser that see at least one of these through the kernel."""
+        """The voxels of a grid `stride` times coarser that see at least one of these through the kernel.
+
+        Args:
+            voxels: the finer voxels.
+            kernel: entries along each axis.
+            stride: how much coarser the new grid is.
+            padding: entries of the kernel before the first cell.
+            dilation: cells between entries of the kernel.
+        """
         self._expect_voxels("coarser_voxels", voxels=voxels)
         window = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
         settings = _window("coarser_voxels", voxels.dim, window)

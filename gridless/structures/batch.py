@@ -254,7 +254,7 @@ def fixed(geometry: Geometry, like: Geometry | None = None) -> Geometry:
         size = "num_source" if joins or isinstance(value, TapEdges) else "num_parent"
         into = _room(getattr(value, size)) if like is None else getattr(like[name], size)
         length = _room(len(value)) if like is None else len(like[name])
-        grown = []
+        parts = []
         for at, (kind, tensor) in enumerate(value.parts()):
             if like is not None:
                 rows = len([*like[name].parts()][at][1])
@@ -273,8 +273,8 @@ def fixed(geometry: Geometry, like: Geometry | None = None) -> Geometry:
                 tensor = torch.cat([tensor, tensor.new_full((more,), into - 1)])
             else:
                 tensor = torch.cat([tensor, tensor[-1:].expand(more, *tensor.shape[1:])])
-            grown.append(tensor)
-        values[name] = value.with_parts(grown, into, padding=0)
+            parts.append(tensor)
+        values[name] = value.with_parts(parts, into, padding=0)
     return Geometry(values, geometry.lines)
 
 

@@ -230,6 +230,17 @@ def test_what_does_not_fit_is_refused(change, words):
         gl.tap_conv(**given | change)
 
 
+def test_fixed_shapes_give_the_same_rows():
+    plan = gl.Plan()
+    voxels = plan.voxels(plan.points(dim=3), 0.3)
+    layer = gl.nn.TapConv(plan.taps(voxels, voxels), 3, 4)
+    x = torch.rand(50, 3)
+    geometry, fixed = plan(x), plan.fixed(x)
+    out = layer(fixed[voxels].coords, fixed)
+    wanted = layer(geometry[voxels].coords, geometry)
+    torch.testing.assert_close(out[: len(wanted)], wanted)
+
+
 def test_a_network_mixes_balls_and_voxels():
     plan = gl.Plan()
     cloud = plan.points(dim=3)

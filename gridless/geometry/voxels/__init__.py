@@ -89,8 +89,17 @@ def transposed_taps(
     """The sites stride * site - padding + dilation * k of all `sites` and taps, and what they see, as in a transposed
     convolution: new site j sees site i at tap k where j = stride * i - padding + dilation * k.
 
-    The arguments are those of `strided_taps`. With `shape`, new sites are from 0 to below
-    (shape - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1.
+    Args:
+        sites: (S, 1 + D).
+        kernel: entries along each axis.
+        stride: how much finer the new grid is.
+        padding: cells that are cut off before the first.
+        dilation: cells between entries of the kernel.
+        output_padding: cells more behind the last, where there is a shape.
+        shape: the extent (D) of the grid that the sites are in, from 0. New sites then are from 0 to below
+            (shape - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1. Without it there is no border.
+    Returns:
+        New sites (S', 1 + D) of the dtype of `sites`, and the edges from `sites` to them.
     """
     dim = _check_sites("transposed_taps", sites)
     window = _Window.of(kernel, stride, padding, dilation, dim)
@@ -109,7 +118,16 @@ def transposed_taps(
 def taps_between(
     source: Tensor, target: Tensor, kernel: Axes, stride: Axes = 1, padding: Axes = 0, dilation: Axes = 1
 ) -> TapEdges:
-    """What each of the sites `target` sees of the sites `source` through a kernel; see above."""
+    """What each of the sites `target` sees of the sites `source` through a kernel; see above.
+
+    Args:
+        source: the sites (S, 1 + D) that are seen.
+        target: the sites (S', 1 + D) that see them.
+        kernel: entries along each axis.
+        stride: how much coarser the grid of the targets is.
+        padding: entries of the kernel before the first cell.
+        dilation: cells between entries of the kernel.
+    """
     dim = _check_sites("taps_between: source", source)
     if _check_sites("taps_between: target", target) != dim or source.device != target.device:
         raise ValueError("taps_between: source and target must be of the same dimensions, on one device")
@@ -148,6 +166,13 @@ def coarsen(voxels: Voxels, kernel: Axes = 2, stride: Axes = 2, padding: Axes = 
     """The voxels of a grid `stride` times coarser that see at least one of these; their points are their middles.
 
     `tap_search(voxels, coarse, kernel, stride, padding, dilation)` are the edges between them.
+
+    Args:
+        voxels: S voxels.
+        kernel: entries along each axis.
+        stride: how much coarser the new grid is, the same for all axes.
+        padding: entries of the kernel before the first cell.
+        dilation: cells between entries of the kernel.
     """
     window = _Window.of(kernel, stride, padding, dilation, voxels.dim)
     if len(set(window.stride)) != 1:
@@ -169,8 +194,16 @@ def tap_search(
     padding: Axes | None = None,
     dilation: Axes = 1,
 ) -> TapEdges:
-    """What each voxel of `target` sees of `source` through a kernel. Padding, where it is left out, is dilation times
-    half the kernel, rounded down: the middle tap is the voxel itself."""
+    """What each voxel of `target` sees of `source` through a kernel.
+
+    Args:
+        source: the voxels that are seen.
+        target: the voxels that see them.
+        kernel: entries along each axis.
+        stride: how much coarser the grid of the targets is.
+        padding: entries of the kernel before the first cell. Left out, the middle tap is the voxel itself.
+        dilation: cells between entries of the kernel.
+    """
     for role, voxels in (("source", source), ("target", target)):
         if not isinstance(voxels, Voxels):
             raise TypeError(

@@ -4,11 +4,13 @@ The host waits once, for what it must refuse or do in another way: sites that ar
 than int64 counts.
 """
 
-# pyright: reportArgumentType=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
+# pyright: reportOperatorIssue=false
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import triton
@@ -32,20 +34,37 @@ def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> T
     if not rows or not sources:
         return table.fill_(-1)
     partial = source.new_empty(_PARTS, 2, columns)
-    # Low and high corner of the box of the sources.
-    bounds, keys = source.new_empty(2, columns), source.new_empty(sources)
+    # Low and high corner of the box of the sources, and of every part whether it has a site twice.
+    facts, keys = source.new_empty(2 * columns + _PARTS), source.new_empty(sources)
     _BOUNDS((_PARTS, 1, 1), (source, partial), (sources,), (columns, 1024))
-    _KEYS((cdiv(sources, 1024), 1, 1), (source, partial, bounds, keys), (sources,), (columns, _PARTS, 1024))
+    _KEYS((cdiv(sources, 1024), 1, 1), (source, partial, facts, keys), (sources,), (columns, _PARTS, 1024))
     ordered, order = torch.sort(keys)
-    tensors = (target, bounds, ordered, order, offsets, stride, table)
+    _REPEATS((_PARTS, 1, 1), (ordered, facts), (sources,), (2 * columns, 1024))
+    read = _reading(facts)
+    tensors = (target, facts, ordered, order, offsets, stride, table)
     _SEARCH((cdiv(rows, _ROWS), taps, 1), tensors, (rows, sources), (columns, taps, _ROWS))
-    repeated = (ordered[1:] == ordered[:-1]).any()
-    *box, is_repeated = torch.cat([bounds.view(-1), repeated.view(1)]).tolist()
-    if math.prod(high - low + 1 for low, high in zip(box[:columns], box[columns:], strict=True)) >= _ROOM:
+    box = read()
+    if math.prod(box[columns + d] - box[d] + 1 for d in range(columns)) >= _ROOM:
         return reference.search(source, target, offsets, stride)
-    if is_repeated:
+    if any(box[2 * columns :]):
         reference.refuse_repeats(source, order, ordered)
     return table
+
+
+def _reading(values: Tensor) -> Callable[[], list[int]]:
+    """Begins to copy values to the host; the result waits for them, but not for what is launched meanwhile."""
+    if not values.is_cuda:
+        return values.tolist
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    copied = torch.cuda.Event()
+    copied.record()
+
+    def read() -> list[int]:
+        copied.synchronize()
+        return host.tolist()
+
+    return read
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -81,6 +100,18 @@ def _keys(SITES, PARTIAL, BOUNDS, KEYS, rows, D: tl.constexpr, PARTS: tl.constex
     tl.store(KEYS + row, key, row < rows)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def _repeats(ORDERED, FACTS, rows, FIRST: tl.constexpr, B: tl.constexpr):
+    """FACTS[FIRST + program]: whether two neighbours among every so many ORDERED keys are equal."""
+    repeated = tl.zeros([B], tl.int32)
+    for first in range(tl.program_id(0) * B, rows, tl.num_programs(0) * B):
+        row = first + tl.arange(0, B)
+        inside = row + 1 < rows
+        key = tl.load(ORDERED + row, inside, other=0)
+        repeated = repeated | (inside & (key == tl.load(ORDERED + row + 1, inside, other=1))).to(tl.int32)
+    tl.store(FACTS + FIRST + tl.program_id(0), tl.max(repeated, 0).to(tl.int64))
+
+
 @triton.jit(do_not_specialize=["rows", "sources"])
 def _search(
     TARGET, BOUNDS, ORDERED, ORDER, OFFSETS, STRIDE, TABLE, rows, sources,
@@ -113,4 +144,4 @@ def _search(
     tl.store(TABLE + row.to(tl.int64) * T + tap, source.to(tl.int32), row < rows)
 
 
-_BOUNDS, _KEYS, _SEARCH = (Launcher(kernel, exact=True) for kernel in (_bounds, _keys, _search))
+_BOUNDS, _KEYS, _REPEATS, _SEARCH = (Launcher(k, exact=True) for k in (_bounds, _keys, _repeats, _search))

@@ -57,12 +57,13 @@ def conv_backward(
     need_features: bool, need_weight: bool, need_bias: bool,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     d_features = d_weight = d_bias = None
+    # First what needs room for partial sums, which is free again before the gradient of the features is made.
+    if need_weight:
+        d_weight = _weight_gradient(grad, features, weight, edges)
     if need_features:
         # Seen from the sources, opposite taps of symmetric edges change places: the same tiles serve.
         back = edges if edges.symmetric else edges.transpose()
         d_features = _product(grad, weight, None, back, flip=edges.symmetric, transposed=True)
-    if need_weight:
-        d_weight = _weight_gradient(grad, features, weight, edges)
     if need_bias:
         d_bias = grad.sum(0, dtype=_wide(grad.dtype)).to(grad.dtype)
     return d_features, d_weight, d_bias
