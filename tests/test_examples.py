@@ -7,6 +7,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
@@ -86,3 +87,29 @@ def test_examples_are_short_and_all_of_them_are_tested():
     for file in FOLDER.glob("*.py"):
         assert len(file.read_text().splitlines()) < 100, file.name
         assert f'example("{file.stem}")' in tested, file.name
+
+
+def test_the_node_of_ros_2_predicts_from_packets_as_the_engine_does_from_events():
+    pytest.importorskip("rosbags")
+    sys.path.append(str(FOLDER.parent / "tests" / "data"))
+    from bag_files import packet, store
+
+    node = example("ros2_node")
+    events = gl.data.sample("car")
+    x, y, time, on = (events.numpy()[name].astype(np.uint64) for name in "xytp")
+    words = on << np.uint64(63) | y << np.uint64(48) | x << np.uint64(32) | np.uint64(1000) * time
+    types, predict = store(False), node.Predictor("n-cars-stream")
+    assert predict.last() is None
+    for number, part in enumerate(np.array_split(words, 7)):
+        message = packet(types, part.astype("<u8").tobytes(), "mono", number)
+        message.width, message.height = events.sensor
+        list(predict(message))
+    engine = gl.stream(gl.load("n-cars-stream").eval())
+    list(engine.push(events))
+    assert predict.last()["probability"] == pytest.approx(float(engine.predict().softmax(0).max()), abs=1e-3)
+    assert predict.last()["time"] == engine.time
+
+
+def test_without_ros_the_node_says_what_it_needs():
+    with pytest.raises(SystemExit, match="ROS 2"):
+        example("ros2_node").main()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from gridless.data.readers.bags import DEFINITIONS
 
@@ -80,3 +82,20 @@ def write(path: Path, messages: list[tuple[str, Any]]) -> Path:
     if not ros1:
         path.write_bytes(next(folder.glob(f"*{path.suffix}")).read_bytes())
     return path
+
+
+def seed(kind: str, of_events: bool) -> bytes:
+    """The bytes of a small bag, for fuzzers."""
+    pytest.importorskip("rosbags")
+    types = store(kind == "bag")
+    words = np.array([0x8001, 0x6002, 0x0003, 0x2804, 0x2005], "<u2").tobytes()
+    table = np.ones(20, [("x", "<f4"), ("y", "<f4"), ("z", "<f4"), ("ring", "<u2")])
+    messages: list[Any] = [("/p", cloud(types, table))]
+    if of_events:
+        messages = [("/e", packet(types, words, seq=i)) for i in range(3)]
+    if of_events and kind == "bag":
+        messages = [
+            ("/e", array(types, "dvs_msgs", [(i, i, 1000 * (i + 5 * k), True) for i in range(5)])) for k in range(2)
+        ]
+    with tempfile.TemporaryDirectory() as folder:
+        return write(Path(folder) / f"a.{kind}", messages).read_bytes()

@@ -8,6 +8,7 @@ import json
 import struct
 from itertools import pairwise
 
+import bag_files
 import numpy as np
 import pytest
 from fuzz import Seed
@@ -272,6 +273,9 @@ SEEDS = [
     Seed("laz 1.2", lambda: las(FEW, 3, True, "1.2"), ".laz", gl.read_cloud),
     Seed("laz 1.4", lambda: las(FEW, 8, True), ".laz", gl.read_cloud),
     Seed("laz in chunks", lambda: laz_in_chunks(FEW, 7), ".laz", gl.read_cloud),
+    Seed("clouds in bag", lambda: bag_files.seed("bag", False), ".bag", gl.read_cloud),
+    Seed("clouds in db3", lambda: bag_files.seed("db3", False), ".db3", gl.read_cloud),
+    Seed("clouds in mcap", lambda: bag_files.seed("mcap", False), ".mcap", gl.read_cloud),
     Seed("e57", lambda: e57(e57_scan(FEW)), ".e57", gl.read_cloud),
     Seed("off", off, ".off", gl.data.sample_mesh),
     Seed("obj", obj, ".obj", gl.data.sample_mesh),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import bag_files
 import numpy as np
 import pytest
 from fuzz import Seed
@@ -207,3 +208,6 @@ def _seed(name: str) -> Seed:
 
 
 SEEDS = [_seed(name) for name in ENCODERS]
+SEEDS += [
+    Seed(f"events {kind}", partial(bag_files.seed, kind, True), f".{kind}", gl.read_events) for kind in bag_files.KINDS
+]

@@ -120,6 +120,36 @@ def test_the_definition_in_a_bag_goes_before_the_usual_one(tmp_path):
     check(gl.read_events(tmp_path / "a.bag"))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+def test_bags_without_definitions_are_read_by_the_usual_ones(packed, tmp_path):
+    """As ROS 2 wrote them up to Humble; messages may be packed one by one."""
+    import sqlite3
+
+    import zstandard
+
+    types = store(False)
+    array_kind, packet_kind = "dvs_msgs/msg/EventArray", "event_camera_msgs/msg/EventPacket"
+    data = [
+        types.serialize_cdr(array(types, "dvs_msgs", [(x, y, 1000 * t, bool(p)) for x, y, t, p in EVENTS]), array_kind),
+        types.serialize_cdr(packet(types, evt3(EVENTS)), packet_kind),
+        types.serialize_cdr(cloud(types, lidar(9)), "sensor_msgs/msg/PointCloud2"),
+    ]
+    names = [("/a", array_kind), ("/b", packet_kind), ("/c", "sensor_msgs/msg/PointCloud2")]
+    with sqlite3.connect(tmp_path / "a.db3") as base:
+        base.execute(
+            "CREATE TABLE topics(id INTEGER PRIMARY KEY, name, type, serialization_format, offered_qos_profiles)"
+        )
+        base.execute("CREATE TABLE messages(id INTEGER PRIMARY KEY, topic_id, timestamp, data BLOB)")
+        for i, ((topic, kind), raw) in enumerate(zip(names, data)):
+            raw = zstandard.compress(bytes(raw)) if packed else bytes(raw)
+            base.execute("INSERT INTO topics VALUES(?, ?, ?, 'cdr', '')", (i, topic, kind))
+            base.execute("INSERT INTO messages VALUES(?, ?, ?, ?)", (i, i, i, raw))
+    base.close()
+    check(gl.read_events(tmp_path / "a.db3", topic="/a"))
+    check(gl.read_events(tmp_path / "a.db3", topic="/b"))
+    assert len(gl.read_cloud(tmp_path / "a.db3")) == 9
+
+
 def test_lost_packets_are_said_and_events_without_a_row_are_left_out(tmp_path):
     types = store(False)
     parts = [evt3(EVENTS[:3]), evt3(EVENTS[5:8], (EVENTS[4][2], EVENTS[5][1]))]

@@ -168,7 +168,7 @@ def test_a_folder_becomes_a_ply_with_labels(weights, tmp_path):
     x = street(900)
     (tmp_path / "in").mkdir()
     for i in range(3):
-        ply.write(
+        gl.write_cloud(
             tmp_path / "in" / f"{i}.ply",
             gl.Cloud.of(x[300 * i : 300 * i + 300], intensity=np.arange(300, dtype=np.float32)),
         )

@@ -208,11 +208,10 @@ class LasFile:
             if name in SCAN_ANGLE:
                 name, values = "scan_angle", (values * SCAN_ANGLE[name]).astype(np.float32)
             rows.setdefault(name.strip().lower(), values)
-        names = record.array.dtype.names or ()
-        if "red" in names:
-            rows["rgb"] = np.stack([record.array[name] for name in ("red", "green", "blue")], 1)
+        if "red" in (record.array.dtype.names or ()):
+            rows["rgb"] = _together(record.array, "red")
         with np.errstate(over="ignore"):
-            coords = np.stack([record.array[name] for name in "XYZ"], 1) * self.header.scales + self.header.offsets
+            coords = _together(record.array, "X") * self.header.scales + self.header.offsets
         return Points(coords, rows, np.dtype(np.float64))
 
     def pieces(self, source: Source) -> tuple[list[int], Callable[[int], bytes | np.ndarray]]:
@@ -302,6 +301,14 @@ def _lazrs(source: Source) -> Any:
     except ImportError:
         raise ImportError(f"{source.path}: LAZ needs lazrs: pip install 'gridless[data]'") from None
     return lazrs
+
+
+def _together(points: np.ndarray, first: str) -> np.ndarray:
+    """Three fields of points that lie side by side, as (S, 3) without a copy."""
+    kind, offset = points.dtype.fields[first][:2]  # type: ignore[index]
+    if not len(points):
+        return np.empty((0, 3), kind)
+    return np.ndarray((len(points), 3), kind, points, offset, (points.dtype.itemsize, kind.itemsize))
 
 
 def _row_names(header: Any) -> list[str]:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gridless.data.errors import FormatError
 from gridless.data.readers.bags import MAGICS, Bag, Cursor
 from gridless.data.readers.events.base import File, Recording, columns
 from gridless.data.readers.events.evt import Evt3
@@ -41,48 +43,52 @@ def packets(file: File) -> Iterator[Recording]:
     """The events of one message after the other."""
     with Bag.open(file.path) as bag:
         topic = bag.topic(file.topic, TYPES, "events")
-        state = _State()
+        decoder = PacketDecoder(file.path)
+        sensor = None
         for kind, raw in bag.messages(topic):
-            recording = _packet(file, bag.decoded(kind, raw), state) if kind in PACKETS else _array(bag, kind, raw)
-            if state.sensor not in (None, recording.sensor):
-                raise file.error(f"the topic {topic!r} has events of the sensors {state.sensor} and {recording.sensor}")
-            state.sensor = recording.sensor
+            recording = decoder(bag.decoded(kind, raw)) if kind in PACKETS else _array(bag, kind, raw)
+            if sensor not in (None, recording.sensor):
+                raise file.error(f"the topic {topic!r} has events of the sensors {sensor} and {recording.sensor}")
+            sensor = recording.sensor
             yield recording
-        if state.lost:
-            warnings.warn(f"{file.path}: {state.lost} packets of {topic!r} are not there", stacklevel=2)
+        if decoder.lost:
+            warnings.warn(f"{file.path}: {decoder.lost} packets of {topic!r} are not there", stacklevel=2)
 
 
-class _State:
-    """What one packet leaves to the next."""
+class PacketDecoder:
+    """Decodes messages `event_camera_msgs/EventPacket` one after the other; `source` is what errors name.
 
-    def __init__(self) -> None:
-        self.evt3, self.lost = Evt3(), 0
+    `lost` counts the packets whose numbers were passed over.
+    """
+
+    def __init__(self, source: str | Path) -> None:
+        self.source, self.evt3, self.lost = source, Evt3(), 0
         self.number: int | None = None
-        self.sensor: tuple[int, int] | None = None
+
+    def __call__(self, message: Any) -> Recording:
+        number, order = int(message.seq), ">" if message.is_bigendian else "<"
+        if self.number is not None and number > self.number + 1:
+            self.lost += number - self.number - 1
+            self.evt3.forget_place()
+        self.number = number
+        # A message of rclpy has its bytes in an array of Python.
+        data = np.frombuffer(memoryview(message.events), np.uint8)
+        encoding = str(message.encoding)
+        if encoding not in DECODERS:
+            words = f"the encoding of events is {encoding[:40]!r}: {', '.join(DECODERS)} can be read"
+            raise FormatError(self.source, words)
+        size = 2 if encoding == "evt3" else 8
+        if len(data) % size:
+            raise FormatError(self.source, f"packet {number} has {len(data)} bytes, which are no words of {size}")
+        pixel, time, polarity = DECODERS[encoding](data, order, int(message.time_base), self.evt3)
+        return Recording(pixel, time, polarity, (int(message.width), int(message.height)))
 
 
-def _packet(file: File, message: Any, state: _State) -> Recording:
-    number, order = int(message.seq), ">" if message.is_bigendian else "<"
-    if state.number is not None and number > state.number + 1:
-        state.lost += number - state.number - 1
-        state.evt3.forget_place()
-    state.number = number
-    data = np.ascontiguousarray(message.events, np.uint8)
-    encoding = str(message.encoding)
-    if encoding not in DECODERS:
-        raise file.error(f"the encoding of events is {encoding[:40]!r}: {', '.join(DECODERS)} can be read")
-    size = 2 if encoding == "evt3" else 8
-    if len(data) % size:
-        raise file.error(f"packet {number} has {len(data)} bytes, which are no words of {size}")
-    pixel, time, polarity = DECODERS[encoding](data, order, int(message.time_base), state)
-    return Recording(pixel, time, polarity, (int(message.width), int(message.height)))
+def _evt3(data: np.ndarray, order: str, base: int, evt3: Evt3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return evt3.decode(data.view(f"{order}u2").astype(np.uint16, copy=False))
 
 
-def _evt3(data: np.ndarray, order: str, base: int, state: _State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return state.evt3.decode(data.view(f"{order}u2").astype(np.uint16, copy=False))
-
-
-def _mono(data: np.ndarray, order: str, base: int, state: _State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _mono(data: np.ndarray, order: str, base: int, evt3: Evt3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """64 bits: polarity, 15 of y, 16 of x, 32 of nanoseconds from the packet's own time on."""
     words = data.view(f"{order}u8").astype(np.uint64, copy=False)
     pixel = columns(words >> np.uint64(32) & np.uint64(0xFFFF), words >> np.uint64(48) & np.uint64(0x7FFF))
@@ -90,7 +96,7 @@ def _mono(data: np.ndarray, order: str, base: int, state: _State) -> tuple[np.nd
     return pixel, time, words >> np.uint64(63) != 0
 
 
-def _libcaer(data: np.ndarray, order: str, base: int, state: _State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _libcaer(data: np.ndarray, order: str, base: int, evt3: Evt3) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Two times 32 bits, little endian whatever the machine: 15 of x, 15 of y, polarity, validity; microseconds."""
     words = data.view("<u4").reshape(-1, 2)
     time = words[:, 1].astype(np.int64)

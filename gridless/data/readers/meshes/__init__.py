@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from gridless.data.errors import FormatError, check_file
+from gridless.data.isolation import read_isolated
 from gridless.data.readers.clouds.base import Source
 from gridless.data.readers.meshes.base import triangles
 from gridless.structures import Cloud
@@ -23,16 +24,25 @@ READERS = {".glb": "scene", ".gltf": "scene", ".obj": "scene", ".off": "off", ".
 
 
 def sample_mesh(
-    path: str | Path, points: int = 1024, seed: int = 0, normalise: bool = True, max_bytes: int | None = None
+    path: str | Path,
+    points: int = 1024,
+    seed: int = 0,
+    normalise: bool = True,
+    max_bytes: int | None = None,
+    isolated: bool = False,
 ) -> Cloud:
     """Points drawn uniformly by area from the triangles of the mesh in `path`: OFF, PLY, OBJ, STL, glTF.
 
     The same seed gives the same points on any machine. With `normalise` their mean is at the origin and they fit the
     unit sphere, as in the releases of ModelNet40; without, those of a map, which float32 would move, are float64. The
-    triangles may take `max_bytes`, see `read_cloud`; a file that cannot be understood raises `FormatError`.
+    triangles may take `max_bytes`, see `read_cloud`; a file that cannot be understood raises `FormatError`. With
+    `isolated` the file is read in a process of its own, for files that are not trusted.
     """
     if points < 1:
         raise ValueError(f"sample_mesh: points must be at least 1, not {points}")
+    if isolated:
+        check_file(Path(path))
+        return read_isolated(sample_mesh, path, max_bytes, points=points, seed=seed, normalise=normalise)
     source, corners = _read(Path(path), max_bytes)
     with np.errstate(all="ignore"):
         return Cloud.of(torch.from_numpy(_sample(source, corners, points, seed, normalise)))
