@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gridless.live.agreement import compare
 from gridless.live.lowering import Lowered
 from gridless.live.packets import Prediction, ProgramStream, alone
 from gridless.live.program import Program, Row
@@ -33,6 +34,15 @@ class Engine(ProgramStream):
     def _prepare(self, model: nn.Module) -> None:
         self.program = Program.of(model)
         self._build()
+        compare(model, self.program, self._of)
+
+    def _of(self, program: Program) -> Engine:
+        """Another engine, of a program for the same sensor."""
+        engine = Engine.__new__(Engine)
+        engine.__dict__.update(program=program, sensor=self.sensor, _title=self._title, _names=[])
+        engine._build()
+        engine.reset()
+        return engine
 
     def _build(self) -> None:
         # Imported here: compiled code takes a moment to load.

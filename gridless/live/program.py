@@ -49,7 +49,7 @@ from functools import cached_property
 import numpy as np
 from torch import nn
 
-from gridless.live.reading import Reader, eager
+from gridless.live.reading import Reader, eager, private_copy
 from gridless.live.rows import ACTIVATIONS, Row, Stream
 
 __all__ = ["ACTIVATIONS", "Program", "Row", "Stream"]
@@ -70,8 +70,8 @@ class Program:
 
     @classmethod
     def of(cls, model: nn.Module) -> Program:
-        """The program of a network in evaluation mode. What it cannot read is refused by name."""
-        return cls(*Reader(eager(model)).parts())
+        """The program of a network in evaluation mode, which stays as it is. What it cannot read is refused by name."""
+        return cls(*Reader(private_copy(eager(model))).parts())
 
     def __getitem__(self, name: str) -> Row:
         return self._by_name[name]

@@ -5,8 +5,12 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import os
+import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +20,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gridless.geometry.taps import coarser
 from gridless.live.rows import ACTIVATIONS, Row, Stream, fed_pixels
@@ -50,6 +55,79 @@ WAITS = "stream: the voxel head waits for the end of the recording: build the ne
 def eager(model: nn.Module) -> nn.Module:
     """The module that `torch.compile` was given, or the module itself."""
     return getattr(model, "_orig_mod", model)
+
+
+def private_copy(model: nn.Module) -> nn.Module:
+    """A copy of a network on the CPU, to read or run without a change to the user's own.
+
+    Parts that `torch.compile` was given are in it as they were before. Attributes that cannot be copied, such as a lock
+    or a camera, are shared.
+    """
+    # PyTorch copies no tensor that was computed with a gradient, such as a weight that a hook renews.
+    memo: dict[int, Any] = {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and value.grad_fn is not None
+    }
+    try:
+        copied = deepcopy(model, dict(memo))
+    except Exception:
+        copied = deepcopy(model, memo | {id(value): value for value in _uncopyable(model)})
+    for name, part in list(copied.named_modules()):
+        if eager(part) is not part:
+            parent, _, own = name.rpartition(".")
+            setattr(copied.get_submodule(parent), own, eager(part))
+    return copied.cpu()
+
+
+def _uncopyable(model: nn.Module) -> list[Any]:
+    values = [value for module in model.modules() for name, value in vars(module).items() if name not in _OWN]
+    found = []
+    for value in values:
+        try:
+            deepcopy(value)
+        except Exception:
+            found.append(value)
+    return found
+
+
+# Attributes with which PyTorch keeps the parts of a module.
+_OWN = ("_modules", "_parameters", "_buffers")
+
+
+class Untouched:
+    """Refuses what a forward does to the parameters and buffers of a network."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.before = model, self._tensors(model)
+
+    @staticmethod
+    def _tensors(model: nn.Module) -> dict[str, tuple[Tensor, int]]:
+        named = [*model.named_parameters(), *model.named_buffers()]
+        return {name: (tensor, tensor._version) for name, tensor in named}
+
+    def check(self) -> None:
+        after = self._tensors(self.model)
+        for name, (tensor, version) in self.before.items():
+            if name not in after or after[name][0] is not tensor or after[name][1] != version:
+                raise TypeError(
+                    f"stream: the forward of {type(self.model).__name__} changes {name!r}, which a live program keeps "
+                    f"as it is: change it outside of forward, or {REMEDY}"
+                )
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Run a forward without gradients and without the caller's autocast; the caller's random numbers stay."""
+    python, numpy = random.getstate(), np.random.get_state()
+    off = [torch.autocast(device, enabled=False) for device in ("cpu", "cuda")]
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), off[0], off[1]:
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def input_stream(model: nn.Module) -> tuple[Plan, str, tuple[int, int]]:
@@ -159,6 +237,15 @@ class _Proxy(fx.Proxy):
         return self._changed(operator.itruediv, other)
 
 
+class _NoRandom(TorchDispatchMode):
+    """Refuses random numbers, which a program would keep as constants, before they are drawn."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise TypeError(f"it draws random numbers with {func.__name__.partition('.')[0]}")
+        return func(*args, **(kwargs or {}))
+
+
 class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__(autowrap_functions=(polarity_features,))
@@ -170,6 +257,11 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return _reader_of(m) is not None or super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **named: Any) -> fx.Node:
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+            raise TypeError("it uses autocast, and a live program computes in float32")
+        return super().create_node(*args, **named)
 
     # While a forward is traced, torch sends the calls and attributes of all modules here, those of other threads too.
 
@@ -189,15 +281,21 @@ class _Tracer(fx.Tracer):
         return out
 
 
-# One forward is traced at a time.
+# One forward is traced at a time. No process forks meanwhile: torch's classes are changed while a forward is traced.
 _TRACING = threading.RLock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=lambda: _TRACING.acquire(),
+        after_in_parent=lambda: _TRACING.release(),
+        after_in_child=lambda: _TRACING.release(),
+    )
 
 # What torch hangs before a layer's call to renew its weight.
 _RENEWING = (BasePruningMethod, WeightNorm, SpectralNorm)
 
 
 class Reader:
-    """Walks the graph of a forward, with rows in place of tensors."""
+    """Walks the graph of a forward, with rows in place of tensors. The network is its own: tracing may change it."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -243,18 +341,15 @@ class Reader:
         return streams, rows, out.name, duration, modules
 
     def read(self) -> Any:
-        tracer = _Tracer()
+        tracer, untouched = _Tracer(), Untouched(self.model)
         try:
-            with _TRACING:
-                before = {module: dict(vars(module)) for module in self.model.modules()}
-                try:
-                    graph = tracer.trace(self.model)
-                finally:
-                    self.constants = _restore(before).get(self.model, {})
+            with _TRACING, apart(), _NoRandom():
+                graph = tracer.trace(self.model)
         except Exception as error:
             raise TypeError(
                 f"stream: the forward of {type(self.model).__name__} cannot be read ({error}): {REMEDY}"
             ) from error
+        untouched.check()
         self.modules = dict(self.model.named_modules())
         self.hooks("", self.model)
         found: dict[fx.Node, Any] = {}
@@ -280,7 +375,7 @@ class Reader:
         if node.op == "get_attr":
             value: Any = self.model
             for part in str(node.target).split("."):
-                value = self.constants[part] if part in self.constants else getattr(value, part)
+                value = getattr(value, part)
             return value.detach()
         if node.op == "call_module":
             layer = self.modules[str(node.target)]
@@ -316,7 +411,7 @@ class Reader:
                 return reader(self, *args, **kwargs)
         except _Unknown:
             raise
-        except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as error:
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RuntimeError) as error:
             raise _Unknown(f"{self.name} with these arguments ({error})") from None
         raise _Unknown(f"{self.name}")
 
@@ -469,18 +564,6 @@ class Reader:
         matrix = array_of(weight.permute(2, 3, 4, 1, 0).flatten(0, 2))
         settings = {"kernel": kernel, "stride": stride, "padding": padding}
         return self.add(self.name, "convolve_cells", None, (x,), shape, settings, weight=matrix, bias=added)
-
-
-def _restore(before: dict[nn.Module, dict[str, Any]]) -> dict[nn.Module, dict[str, Any]]:
-    """Give modules their attributes back; those that tracing, or a forward that notes its values, has added to them."""
-    added: dict[nn.Module, dict[str, Any]] = {}
-    for module, own in before.items():
-        for name, value in dict(vars(module)).items():
-            if name not in own:
-                added.setdefault(module, {})[name] = vars(module).pop(name)
-            elif value is not own[name]:
-                vars(module)[name] = own[name]
-    return added
 
 
 def _flat(values: Any) -> list[Any]:
@@ -770,7 +853,8 @@ def _subtract(r: Reader, a: Any, b: Any) -> Row:
 def _divide(r: Reader, a: Any, b: Any) -> Row:
     if isinstance(b, Row):
         raise _Unknown(f"{r.name} (a division by a value)")
-    return r.both("multiply", a, 1 / b)
+    # Torch divides by 0, Python does not.
+    return r.both("multiply", a, 1 / b if isinstance(b, Tensor) or b else math.copysign(math.inf, b))
 
 
 def _product(r: Reader, x: Any, weight: Any) -> Row:

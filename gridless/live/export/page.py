@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import shutil
 import tempfile
+from html import escape
 from pathlib import Path
 
 from torch import nn
@@ -33,7 +34,12 @@ def web(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048) ->
         work = write(Path(name), files | {"web.c": (HERE / "web" / "web.c").read_text("utf-8")})
         compiled([*_compiler(), *FLAGS, "web.c", "-o", "network.wasm"], work)
         code = base64.b64encode((work / "network.wasm").read_bytes()).decode()
-    page = (HERE / "web" / "index.html").read_text("utf-8").replace("@TITLE@", title).replace("@NAMES@", script(names))
+    page = (
+        (HERE / "web" / "index.html")
+        .read_text("utf-8")
+        .replace("@TITLE@", escape(title))
+        .replace("@NAMES@", script(names))
+    )
     # A script, because pages that are files may not fetch other files.
     return write(folder, {"index.html": page, "network.js": f'const NETWORK = "{code}";\n'})
 

@@ -640,9 +640,14 @@ class Writer:
                 wide, "#if defined(LAST)", _read("interface.c").replace("@RESET@", reset), tables, "#endif\n",
             ]
         )  # fmt: skip
-        self.digest = hashlib.sha256(code.encode()).hexdigest()[:15]
-        code = f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self.digest})\n{code}"
+        self._digest = hashlib.sha256(code.encode()).hexdigest()[:15]
+        code = f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self._digest})\n{code}"
         return renamed(code, self.name)
+
+    @property
+    def digest(self) -> str:
+        """Of the text without its name."""
+        return self._digest if self.text else ""
 
     def _tables(self) -> tuple[str, str]:
         """The constants, declared before the code and written after it."""
@@ -698,9 +703,13 @@ def _function(name: str, parameters: str, lines: list[str], stream: str = "") ->
     return f"FREE static void {name}({parameters}) {{\n{''.join(head)}{text}\n}}\n"
 
 
+def in_comment(text: str) -> str:
+    """Text for a comment of C: one line of ASCII that neither ends the comment nor begins another."""
+    return re.sub(r"[^ -~]", "?", text).replace("*/", "* /").replace("/*", "/ *")
+
+
 def _comment(value: Any) -> str:
-    """A line, whatever the network calls its parts."""
-    return f"/* {re.sub(r'[^ -~]', '?', str(value)).replace('*/', '* /').replace('/*', '/ *')} */"
+    return f"/* {in_comment(str(value))} */"
 
 
 def _number(value: Any) -> str:
