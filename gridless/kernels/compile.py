@@ -115,6 +115,9 @@ def _file(module: str) -> tuple[str, list[str]]:
     names = rf"^[ \t]*(?:from[ \t]+({package}[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|.*)|import[ \t]+({package}[\w.]*))"
     for source, members, whole in re.findall(names, text, re.MULTILINE):
         imported += [source or whole, *(f"{source}.{name}" for name in re.findall(r"\w+", members))]
+    if file.name == "__init__.py" and "pkgutil.iter_modules(__path__)" in text:
+        # It imports all files of its folder.
+        imported += [f"{module}.{other.stem}" for other in file.parent.glob("*.py")]
     return hashlib.sha256(text.encode()).hexdigest(), imported
 
 

@@ -47,7 +47,7 @@ class Engine(ProgramStream):
     def _build(self) -> None:
         # Imported here: compiled code takes a moment to load.
         from gridless.kernels.products import lanes
-        from gridless.live import loop, work
+        from gridless.live import loop
         from gridless.live.panels import PANEL
 
         program = self.program
@@ -69,7 +69,7 @@ class Engine(ProgramStream):
             self._answers = lowered.at(list(lowered.streams).index(program.answers))
             self._i[ANSWERS] = self._answers
         self._i[WATCH] = 2 if rows else 1 if program.answers is not None else 0
-        self._run, self._unpack, self._answer = loop.run, loop.unpack, work.answer
+        self._run, self._unpack, self._answer = loop.run, loop.unpack, loop.answer
         # Of short arrays, events go through these columns.
         self._columns = np.empty((MANY, 2), np.int32), np.empty(MANY, np.int64), np.empty(MANY, np.bool_)
         self._addresses = [column.ctypes.data for column in self._columns]

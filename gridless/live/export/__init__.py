@@ -13,6 +13,7 @@ from gridless.data.files import whole_file
 from gridless.live.engine import Engine
 from gridless.live.export.golden import packets, recording
 from gridless.live.export.writer import HERE, Writer, in_comment, renamed
+from gridless.live.operations import of
 from gridless.live.program import Program
 from gridless.live.reading import eager, packet_of, private_copy
 from gridless.structures import Events
@@ -136,12 +137,12 @@ def _cost(program: Program, counts: dict[str, int]) -> str:
     lines, total, events = [], 0.0, max(counts[program.streams[0].name], 1)
     for stream in program.streams:
         rows = [row for row in program.rows if row.stream == stream.name]
-        own = sum(row.multiply_adds[0] for row in rows)
-        own += sum(row.multiply_adds[1] for row in program.rows if _source(program, row) == stream.name)
+        own = sum(of(row).multiply_adds(row)[0] for row in rows)
+        own += sum(of(row).multiply_adds(row)[1] for row in program.rows if _source(program, row) == stream.name)
         share = counts[stream.name] / events
         total += own * share
         lines.append(f"| {stream.name} | {stream.sensor[0]} x {stream.sensor[1]} | {own:,} | {share:.4f} |")
-    once = sum(row.multiply_adds[0] for row in program.rows if row.stream is None)
+    once = sum(of(row).multiply_adds(row)[0] for row in program.rows if row.stream is None)
     lines.append(f"| all, for each input event | | {round(total):,} | |")
     if once:
         lines.append(f"| for each answer | | {once:,} | |")
@@ -150,6 +151,6 @@ def _cost(program: Program, counts: dict[str, int]) -> str:
 
 def _source(program: Program, row: Any) -> str | None:
     """The stream whose events a row takes in."""
-    if row.operation == "convolve":
+    if "source" in row.settings:
         return row.settings["source"]
     return program[row.inputs[0]].stream if row.inputs else None
