@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
+from gridless.backends import use_backend
 from gridless.live.packets import Stream
 from gridless.live.program import Program
 from gridless.live.reading import REMEDY, Untouched, apart, eager, private_copy
@@ -78,7 +79,7 @@ def _forward_answers(model: nn.Module, firing: dict[str, float], events: Events,
     elif any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
         model = model.float()
     untouched = Untouched(model)
-    with apart():
+    with apart(), use_backend(None):
         answers = _answers(Session(model), events)
     untouched.check()
     return answers

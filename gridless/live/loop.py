@@ -15,7 +15,7 @@ import numpy as np
 from numba import carray
 
 from gridless.kernels.compile import njit
-from gridless.live import operations
+from gridless.live.operations import added
 from gridless.live.simd import load8, load32, load64, pointer
 from gridless.live.work import answer_row, restart_row, work
 from gridless.structures.kernels import first_back, first_outside
@@ -30,7 +30,7 @@ from gridless.live.table import (  # isort: skip
 TOP, FIELDS = len(HEAD), len(STREAM)
 
 # Operations that were added in this process are in no cache of other processes.
-CACHED = not operations.added
+CACHED = not added
 
 
 @njit(nogil=True, cache=True, error_model="numpy", inner=True)

@@ -110,8 +110,11 @@ class Operation:
         raise NotImplementedError
 
     def example(self, net: Any) -> Callable[..., Any]:
-        """A part of a network for the tests: layers become attributes of `net`, which has the streams `camera` and
-        `stream` of a `plan`; the result takes features (S, 6) of `stream`, geometry and memory."""
+        """A part of a network for the tests: a function of features (S, 6) of a stream, geometry and memory.
+
+        Its layers become attributes of `net`, which has a `plan` with the streams `camera` and `stream` (of `sensor`
+        pixels), and `polarity(geometry)`, the polarities of the camera's events.
+        """
         raise NotImplementedError
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from types import CellType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -62,15 +63,39 @@ def private_copy(model: nn.Module) -> nn.Module:
         for value in vars(module).values()
         if isinstance(value, Tensor) and value.grad_fn is not None
     }
+    copies = dict(memo)
     try:
-        copied = deepcopy(model, dict(memo))
+        copied = deepcopy(model, copies)
     except Exception:
-        copied = deepcopy(model, memo | {id(value): value for value in _uncopyable(model)})
+        copies = memo | {id(value): value for value in _uncopyable(model)}
+        copied = deepcopy(model, copies)
+    for module in copied.modules():
+        for name, value in list(vars(module).items()):
+            if isinstance(value, FunctionType):
+                vars(module)[name] = _rebound(value, copies)
     for name, part in list(copied.named_modules()):
         if eager(part) is not part:
             parent, _, own = name.rpartition(".")
             setattr(copied.get_submodule(parent), own, eager(part))
     return copied.cpu()
+
+
+def _rebound(function: FunctionType, copies: dict[int, Any]) -> FunctionType:
+    """A function of the user that sees the copies of what it sees; copies by the `id` of what they were made of."""
+
+    def copy_of(value: Any) -> Any:
+        return _rebound(value, copies) if isinstance(value, FunctionType) else copies.get(id(value), value)
+
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(CellType(copy_of(cell.cell_contents)))
+        except ValueError:  # empty
+            cells.append(cell)
+    defaults = tuple(copy_of(value) for value in function.__defaults__ or ())
+    new = FunctionType(function.__code__, function.__globals__, function.__name__, defaults, tuple(cells))
+    new.__kwdefaults__ = function.__kwdefaults__
+    return new
 
 
 def _uncopyable(model: nn.Module) -> list[Any]:

@@ -13,8 +13,8 @@ from numba.extending import intrinsic
 
 from gridless.kernels.compile import njit
 from gridless.kernels.llvm import I64, element
-from gridless.live import operations
 from gridless.live.operation import Body
+from gridless.live.operations import OPERATIONS, freeze
 from gridless.live.table import A_KEPT, A_MASK, A_PITCH, B_KEPT, B_MASK, CELLS, KEPT, MASK, OP, PITCH, VALUE, A, B
 
 
@@ -76,11 +76,11 @@ def chain(bodies: Iterable[Any]) -> Any:
     return call
 
 
-operations.freeze()
-_bodies = [compiled(operation.body()) for operation in operations.OPERATIONS.values()]
-_answers = [compiled(operation.answer()) for operation in operations.OPERATIONS.values()]
+freeze()
+_bodies = [compiled(operation.body()) for operation in OPERATIONS.values()]
+_answers = [compiled(operation.answer()) for operation in OPERATIONS.values()]
 
 # A row of n events; a row without a stream; a row without a stream when a window begins.
 work = chain(_bodies)
 answer_row = chain(answer or over_cells(body) for answer, body in zip(_answers, _bodies, strict=True))
-restart_row = chain(compiled(operation.restart()) for operation in operations.OPERATIONS.values())
+restart_row = chain(compiled(operation.restart()) for operation in OPERATIONS.values())

@@ -190,6 +190,18 @@ def test_the_network_stays_as_it_was_and_so_do_its_hooks():
     assert not any(layer._forward_hooks or layer._forward_pre_hooks for layer in model.modules())
 
 
+def test_functions_that_hold_the_network_or_its_layers_are_read():
+    model = network(None)
+    logits = model.logits
+
+    def doubled(x, layer=model.first):
+        return 2 * x if isinstance(layer, gl.nn.PolarityConv) else x
+
+    model.other = nn.Linear(6, 6)
+    model.after = lambda m, x, g, s: doubled(model.other(x)) + model.other(x).tanh() * logits.weight.sum()
+    equal(model)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_networks_of_any_precision_are_compared_and_run(dtype):
     assert stream(network(lambda m, x, g, s: x.tanh()).to(dtype)).program.output == "logits"

@@ -20,6 +20,7 @@ from gridless.live.operation import Elementwise, Operation, Sink
 from gridless.live.operations import OPERATIONS
 from gridless.live.program import Program
 from gridless.live.table import ROW, ROW_FIELDS
+from gridless.nn.events import polarity_features
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +39,9 @@ class Example(nn.Module):
         with torch.no_grad():
             geometry = self.plan(busy("plain", (21, 17), 50))
             self.axes = self.example(self.first(geometry), geometry, None).ndim
+
+    def polarity(self, geometry):
+        return polarity_features(geometry[self.camera], self.first.weight.dtype)
 
     def forward(self, geometry, memory=None):
         value = self.example(self.first(geometry, memory), geometry, memory)

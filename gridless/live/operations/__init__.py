@@ -17,7 +17,7 @@ from torch import nn
 from gridless.live.operation import Operation
 from gridless.live.rows import Row
 
-__all__ = ["OPERATIONS", "freeze", "function_readers", "layer_reader", "number_of", "of", "register"]
+__all__ = ["OPERATIONS", "added", "freeze", "function_readers", "layer_reader", "number_of", "of", "register"]
 
 # By name. Where an operation stands in it is its number in the compiled loop.
 OPERATIONS: dict[str, Operation] = {}

@@ -10,7 +10,6 @@ from torch.nn import functional
 from gridless.live.operation import Operation
 from gridless.live.rows import Row
 from gridless.live.values import CauseIndex, Unknown
-from gridless.nn.events import polarity_features
 
 
 def caused(r: Any, x: Any, index: CauseIndex) -> Row:
@@ -68,7 +67,7 @@ class Cause(Operation):
         net.part = nn.Linear(2, 6)
 
         def call(x, geometry, memory):
-            fine = net.part(polarity_features(geometry[net.camera], net.part.weight.dtype))
+            fine = net.part(net.polarity(geometry))
             cause = geometry[net.stream].cause
             return x + fine[cause] + functional.embedding(cause, fine)
 

@@ -9,7 +9,6 @@ from torch import nn
 from gridless.live.operation import Operation
 from gridless.live.rows import Row, Stream
 from gridless.live.values import Unknown
-from gridless.nn.events import polarity_features
 
 
 def polarity(r: Any, stream: Stream) -> Row:
@@ -47,4 +46,4 @@ class Polarity(Operation):
 
     def example(self, net):
         net.part = nn.Linear(2, 5)
-        return lambda x, geometry, memory: net.part(polarity_features(geometry[net.camera], net.part.weight.dtype))
+        return lambda x, geometry, memory: net.part(net.polarity(geometry))
