@@ -161,8 +161,8 @@ class Elementwise(Operation):
         import numpy as np
 
         from gridless.kernels.compile import njit
+        from gridless.live.panels import places
         from gridless.live.table import PITCH, WEIGHT, C
-        from gridless.live.work import places
 
         function = njit(nogil=True, error_model="numpy", inner=True)(self.numba)
 

@@ -15,17 +15,7 @@ from gridless.kernels.compile import njit
 from gridless.kernels.llvm import I64, element
 from gridless.live.operation import Body
 from gridless.live.operations import OPERATIONS, freeze
-from gridless.live.table import A_KEPT, A_MASK, A_PITCH, B_KEPT, B_MASK, CELLS, KEPT, MASK, OP, PITCH, VALUE, A, B
-
-
-@njit(nogil=True, cache=True, error_model="numpy", inner=True)
-def places(i, r, first):
-    """Where the value of row r and its inputs a and b are, of the events from `first` on."""
-    pitch = i[r + PITCH]
-    to = i[r + VALUE] + (first * pitch if i[r + KEPT] else 0)
-    a = i[r + A] + (first * i[r + A_PITCH] if i[r + A_KEPT] else 0)
-    b = i[r + B] + (first * pitch if i[r + B_KEPT] else 0)
-    return to, a, b
+from gridless.live.table import A_MASK, B_MASK, CELLS, MASK, OP
 
 
 def compiled(body: Body | None) -> Any:

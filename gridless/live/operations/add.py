@@ -60,9 +60,9 @@ class Add(Operation):
     over_input = over_input_in_c = True
 
     def body(self):
+        from gridless.live.panels import places
         from gridless.live.simd import add
         from gridless.live.table import PITCH
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             to, a, b = places(i, r, first)

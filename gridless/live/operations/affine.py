@@ -59,9 +59,9 @@ class Affine(Operation):
         return [entry | {key: lowered.flat.add("weight", array) for key, array in constants.items()}]
 
     def body(self):
+        from gridless.live.panels import places
         from gridless.live.simd import affine
         from gridless.live.table import PITCH, SCALE, SHIFT
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             pitch, scale, shift = i[r + PITCH], i[r + SCALE], i[r + SHIFT]

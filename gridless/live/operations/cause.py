@@ -42,9 +42,9 @@ class Cause(Operation):
     functions = {"getitem": index, "embedding": embedding, "index_select": index_select}
 
     def body(self):
+        from gridless.live.panels import places
         from gridless.live.simd import copy
         from gridless.live.table import PITCH, S_EVENT, A
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             pitch = i[r + PITCH]

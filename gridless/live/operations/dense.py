@@ -41,9 +41,8 @@ class Dense(Operation):
         return [entry]
 
     def body(self):
-        from gridless.live.panels import product, spread
+        from gridless.live.panels import places, product, spread
         from gridless.live.table import A_PITCH, LIST, PITCH, ROWS, SHIFT, WEIGHT
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             pitch, a_pitch = i[r + PITCH], i[r + A_PITCH]

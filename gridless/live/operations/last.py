@@ -29,8 +29,8 @@ class Last(Sink):
         return {"trace": place}
 
     def body(self):
+        from gridless.live.panels import places
         from gridless.live.table import PITCH, TRACE
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             pitch = i[r + PITCH]

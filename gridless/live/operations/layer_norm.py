@@ -37,8 +37,8 @@ class LayerNorm(Operation):
     def body(self):
         import math
 
+        from gridless.live.panels import places
         from gridless.live.table import PITCH, SCALE, SHIFT, WEIGHT, C
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             c, pitch, scale, shift, eps = i[r + C], i[r + PITCH], i[r + SCALE], i[r + SHIFT], f[i[r + WEIGHT]]

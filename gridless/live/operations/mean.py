@@ -32,9 +32,9 @@ class Mean(Operation):
         return [entry | {"clock": lowered.clock(1), "sum": flat.room("sum", row.channels + 1)}]
 
     def body(self):
+        from gridless.live.panels import places
         from gridless.live.simd import decays, mean
         from gridless.live.table import CLOCK, PITCH, S_EVENT, SUM, C
-        from gridless.live.work import places
 
         RATE, FACTOR = own_fields(2)
 

@@ -40,9 +40,9 @@ class Multiply(Operation):
         return row.cells * row.channels, 0
 
     def body(self):
+        from gridless.live.panels import places
         from gridless.live.simd import multiply
         from gridless.live.table import PITCH
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             to, a, b = places(i, r, first)

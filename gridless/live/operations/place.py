@@ -45,9 +45,9 @@ class Place(Operation):
         return [entry | {"weight": lowered.flat.add("weight", lowered.fill(table, len(table), entry["pitch"]))}]
 
     def body(self):
+        from gridless.live.panels import places
         from gridless.live.simd import copy
         from gridless.live.table import PITCH, S_EVENT, S_WIDTH, WEIGHT
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             pitch = i[r + PITCH]

@@ -25,8 +25,8 @@ class Polarity(Operation):
     in_events = is_part = True
 
     def body(self):
+        from gridless.live.panels import places
         from gridless.live.table import PITCH, S_EVENT
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             pitch = i[r + PITCH]

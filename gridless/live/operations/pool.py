@@ -30,8 +30,8 @@ class Pool(Sink):
         return memory | {"number": int(row.settings["kind"] == "max")}
 
     def body(self):
+        from gridless.live.panels import places
         from gridless.live.table import A_PITCH, CLOCK, NUMBER, SUM, C
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             c, pitch, total, count = i[r + C], i[r + A_PITCH], i[r + SUM], i[r + CLOCK]

@@ -14,9 +14,9 @@ class Relu(Elementwise):
     expression = "x > 0.0f ? x : 0.0f"
 
     def body(self):
+        from gridless.live.panels import places
         from gridless.live.simd import relu
         from gridless.live.table import PITCH
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             to, a, _ = places(i, r, first)

@@ -44,9 +44,9 @@ def chunk(r: Any, x: Any, chunks: int, dim: int = 0) -> list[Row]:
 
 def copy_channels() -> Body:
     """The body that copies channels first to last of the input to those from `number` on, with zeros after all."""
+    from gridless.live.panels import places
     from gridless.live.simd import copy
     from gridless.live.table import A_PITCH, FIRST, LAST, NUMBER, PITCH, C
-    from gridless.live.work import places
 
     def body(i, f, d, r, s, first, n, lane):
         pitch, a_pitch, begin, last, at = i[r + PITCH], i[r + A_PITCH], i[r + FIRST], i[r + LAST], i[r + NUMBER]

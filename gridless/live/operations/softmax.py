@@ -29,8 +29,8 @@ class Softmax(Operation):
     def body(self):
         import math
 
+        from gridless.live.panels import places
         from gridless.live.table import PITCH, C
-        from gridless.live.work import places
 
         logarithm = self.logarithm
 

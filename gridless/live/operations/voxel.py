@@ -35,6 +35,7 @@ class Voxel(Sink):
         return memory | {"number": row.settings["frames"]}
 
     def body(self):
+        from gridless.live.panels import places
         from gridless.live.table import (
             A_PITCH,
             CLOCK,
@@ -47,7 +48,6 @@ class Voxel(Sink):
             SUM,
             C,
         )  # fmt: skip
-        from gridless.live.work import places
 
         def body(i, f, d, r, s, first, n, lane):
             # Windows are cut before their events come here, so that all are inside.
