@@ -1,6 +1,7 @@
 """Damaged files for all readers: `make fuzz SECONDS=600`, or `python tests/fuzz.py --seconds 600 [NAME ...]`.
 
-Without names a tenth of the time goes to trainings that are killed and resumed (`fuzz_resume.py`).
+Without names a fifth of the time goes to random live networks (`fuzz_live.py`; NAME `live` runs only those), and a tenth
+of the rest to trainings that are killed and resumed (`fuzz_resume.py`).
 
 A process with limited memory reads one damaged file after the other and says which; another watches it. A wrong kind of
 exception, a crash, a hang, or a read that takes seconds is a finding. Its file is kept in `fuzz-findings/`. Case n of
@@ -253,6 +254,14 @@ def main() -> None:
     if options.work:
         return work(options.names, *options.work)
     run = int(time.time()) if options.run is None else options.run
+    bad = False
+    if not options.names or "live" in options.names:
+        # Random live networks, in a fifth of the time.
+        options.seconds, share = 0.8 * options.seconds, 0.2 * options.seconds
+        command = [sys.executable, str(TESTS / "fuzz_live.py"), "--run", str(run), "--seconds", str(share)]
+        bad = subprocess.run(command, check=False).returncode != 0
+        if options.names == ["live"]:
+            sys.exit(bad)
     files, counts = whole_files(options.names), Counter()
     seconds = options.seconds if options.names else 0.9 * options.seconds
     for finding in findings(options.names, run, sys.maxsize, seconds):
@@ -270,7 +279,7 @@ def main() -> None:
             print(finding, flush=True)
     for name, count in counts.most_common():
         print(f"{count} findings in {name}")
-    sys.exit(bool(counts))
+    sys.exit(bad or bool(counts))
 
 
 if __name__ == "__main__":

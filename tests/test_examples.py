@@ -75,6 +75,8 @@ def test_a_task_of_ones_own_is_trained_and_judged_by_the_command_line(monkeypatc
     monkeypatch.chdir(FOLDER.parent)
     error, guess = example("own_task").main(["--quick"])
     assert error < 0.9 * guess
+
+
 @pytest.mark.parametrize("scans", [[], ["--scans", "nowhere"]])
 def test_a_sparse_unet_labels_a_scene_better_than_by_its_most_common_class(scans: list[str]):
     # Terrain is 27 % of the points of the scan, the road half of those of the generated street.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import threading
 import zipfile
 from collections.abc import Callable, Collection
 
@@ -12,10 +11,11 @@ import numpy as np
 
 from gridless.data.errors import FormatError
 from gridless.data.limits import Limits
+from gridless.kernels.threads import ForkSafeLock
 
 NPY, ZIP = b"\x93NUMPY", b"PK\x03\x04"
 # NumPy parses headers as Python, and Python 3.11 fails at times where two threads do so at once.
-_PARSING = threading.Lock()
+_PARSING = ForkSafeLock()
 
 
 def array_of(limits: Limits, data: bytes | memoryview, at: int = 0) -> np.ndarray:

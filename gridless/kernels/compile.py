@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import os
 import re
 import sys
 import threading
@@ -18,7 +19,16 @@ from pathlib import Path
 from typing import Any
 
 import numba
+from numba.core.compiler_lock import global_compiler_lock
 from numba.core.registry import CPUDispatcher
+
+# A fork waits for a kernel that another thread compiles: its child would wait for that thread for ever.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=global_compiler_lock.acquire,
+        after_in_parent=global_compiler_lock.release,
+        after_in_child=global_compiler_lock.release,
+    )
 
 # Whether compiled kernels are kept on disk.
 _kept = True
@@ -105,6 +115,9 @@ def _file(module: str) -> tuple[str, list[str]]:
     names = rf"^[ \t]*(?:from[ \t]+({package}[\w.]*)[ \t]+import[ \t]+(\([^)]*\)|.*)|import[ \t]+({package}[\w.]*))"
     for source, members, whole in re.findall(names, text, re.MULTILINE):
         imported += [source or whole, *(f"{source}.{name}" for name in re.findall(r"\w+", members))]
+    if file.name == "__init__.py" and "pkgutil.iter_modules(__path__)" in text:
+        # It imports all files of its folder.
+        imported += [f"{module}.{other.stem}" for other in file.parent.glob("*.py")]
     return hashlib.sha256(text.encode()).hexdigest(), imported
 
 

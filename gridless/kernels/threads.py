@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -54,6 +55,37 @@ def cut_examples(splits: np.ndarray) -> list[tuple[int, int]]:
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads, thread_name_prefix="gridless")
+
+
+class ForkSafeLock:
+    """A lock for `with` that a forked child finds free, though another thread held it when the process forked.
+
+    The thread that forks may hold it, and then does so in both processes.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def _before(self) -> None:
+        self._is_ours = self._lock.acquire(blocking=False)
+
+    def _in_parent(self) -> None:
+        if self._is_ours:
+            self._lock.release()
+
+    def _in_child(self) -> None:
+        if self._is_ours:
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()
 
 
 # A forked child inherits the pool's object but none of its threads.

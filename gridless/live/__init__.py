@@ -30,6 +30,10 @@ def stream(model: nn.Module, features: Iterable[str] = (), compiled: str | Path 
     trained is what runs: the engine equals `model` in its scan form at every event, to the rounding of float32. The
     weights are copied: training the model further changes neither the engine nor its copies (`copy`, `pickle`).
 
+    The network is read with `torch.fx`, on a copy. It is then compared with a `Session` on 200 generated events, which
+    takes less than a second: a forward that depends on something else than its values, such as `isinstance(x, Tensor)`
+    or random numbers, is refused.
+
     `features`: names of modules whose values at the events of the last packet are kept, such as "blocks.0".
 
     `compiled`: a folder. The stream then runs the C that `gl.export` writes there, compiled by this machine's compiler:

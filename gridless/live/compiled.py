@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gridless.live.engine import Engine
 from gridless.live.export import export
 from gridless.live.export.check import library
 from gridless.live.export.writer import MOST, Writer
 from gridless.live.lowering import lines
 from gridless.live.packets import Prediction, ProgramStream, alone
-from gridless.live.program import Program
 from gridless.live.sources import RECORD
 from gridless.structures import Events
 
@@ -45,16 +45,21 @@ class Compiled(ProgramStream):
         super().__init__(model)
 
     def _prepare(self, model: nn.Module) -> None:
-        self.program, code = Program.of(model), self._folder / "network.c"
-        text = code.read_text("utf-8") if code.is_file() else ""
-        writer = Writer(self.program, *_settings(text))
+        self.program = Engine(model).program
+        writer, text = self._written()
         if writer.text != text:
             export(model, self._folder)
-            return self._prepare(model)
+            writer, _ = self._written()
         self._prefix = writer.name
         path = self._folder / f"lib{writer.library}-{writer.digest}.so"
         self._path = (path if path.is_file() else library(self._folder, path)).resolve()
         self._build()
+
+    def _written(self) -> tuple[Writer, str]:
+        """A writer with the settings of what the folder holds, and the text there."""
+        code = self._folder / "network.c"
+        text = code.read_text("utf-8") if code.is_file() else ""
+        return Writer(self.program, *_settings(text)), text
 
     def _build(self) -> None:
         if not self._path.is_file():

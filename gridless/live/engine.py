@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gridless.live.agreement import compare
 from gridless.live.lowering import Lowered
 from gridless.live.packets import Prediction, ProgramStream, alone
 from gridless.live.program import Program, Row
@@ -33,11 +34,20 @@ class Engine(ProgramStream):
     def _prepare(self, model: nn.Module) -> None:
         self.program = Program.of(model)
         self._build()
+        compare(model, self.program, self._of)
+
+    def _of(self, program: Program) -> Engine:
+        """Another engine, of a program for the same sensor."""
+        engine = Engine.__new__(Engine)
+        engine.__dict__.update(program=program, sensor=self.sensor, _title=self._title, _names=[])
+        engine._build()
+        engine.reset()
+        return engine
 
     def _build(self) -> None:
         # Imported here: compiled code takes a moment to load.
         from gridless.kernels.products import lanes
-        from gridless.live import loop, work
+        from gridless.live import loop
         from gridless.live.panels import PANEL
 
         program = self.program
@@ -59,7 +69,7 @@ class Engine(ProgramStream):
             self._answers = lowered.at(list(lowered.streams).index(program.answers))
             self._i[ANSWERS] = self._answers
         self._i[WATCH] = 2 if rows else 1 if program.answers is not None else 0
-        self._run, self._unpack, self._answer = loop.run, loop.unpack, work.answer
+        self._run, self._unpack, self._answer = loop.run, loop.unpack, loop.answer
         # Of short arrays, events go through these columns.
         self._columns = np.empty((MANY, 2), np.int32), np.empty(MANY, np.int64), np.empty(MANY, np.bool_)
         self._addresses = [column.ctypes.data for column in self._columns]

@@ -15,20 +15,22 @@ import numpy as np
 from numba import carray
 
 from gridless.kernels.compile import njit
+from gridless.live.operations import added
 from gridless.live.simd import load8, load32, load64, pointer
-from gridless.live.traces import convolve
-from gridless.live.work import answer, work
+from gridless.live.work import answer_row, restart_row, work
 from gridless.structures.kernels import first_back, first_outside
 
 from gridless.live.table import (  # isort: skip
-    ANSWERS, AT, C, CELLS, CHUNK, CLOCK, CONVOLVE, DONE, DOUBLES, DOUBLE_COUNT, DURATION, ENTERED, FINISHED,
-    FLOATS, FLOAT_COUNT, HEAD, IN_PLACE, LANE, LONGEST, OP, REFUSED, ROW, ROWS, SEEN, START, STREAM, STREAMS, SUM,
-    S_BITS, S_BOUND, S_CAPACITY, S_CHARGED, S_COARSE, S_COARSE_SIZE, S_COUNT, S_EVENT, S_FINE, S_HEIGHT, S_HIGH_X,
-    S_HIGH_Y, S_LIMITS, S_LOW_X, S_LOW_Y, S_MARK, S_POTENTIAL, S_ROWS, S_ROW_COUNT, S_SHARE, S_SOURCE, S_WIDTH, TIME,
-    VOXEL, WATCH, WHOLE, WHOLES, WINDOW,
+    ANSWERS, AT, CHUNK, DONE, DOUBLES, DOUBLE_COUNT, DURATION, ENTERED, FINISHED, FLOATS, FLOAT_COUNT, HEAD, LANE,
+    LONGEST, REFUSED, REST, ROWS, ROW_FIELDS, SEEN, START, STREAM, STREAMS, S_BITS, S_BOUND, S_CAPACITY, S_CHARGED,
+    S_COARSE, S_COARSE_SIZE, S_COUNT, S_EVENT, S_FINE, S_HEIGHT, S_HIGH_X, S_HIGH_Y, S_LIMITS, S_LOW_X, S_LOW_Y, S_MARK,
+    S_POTENTIAL, S_ROWS, S_ROW_COUNT, S_SHARE, S_SOURCE, S_WIDTH, TIME, WATCH, WHOLE, WHOLES, WINDOW,
 )  # fmt: skip
 
-TOP, FIELDS, ROW_FIELDS = len(HEAD), len(STREAM), len(ROW)
+TOP, FIELDS = len(HEAD), len(STREAM)
+
+# Operations that were added in this process are in no cache of other processes.
+CACHED = not added
 
 
 @njit(nogil=True, cache=True, error_model="numpy", inner=True)
@@ -84,7 +86,7 @@ def _take(i, f, pixel, time, polarity, count):
     return False
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inner=True)
+@njit(nogil=True, cache=CACHED, error_model="numpy", inner=True)
 def _pass(i, f, d, s, lane):
     """All rows of the events of stream s that are in its buffer."""
     rows, size, source = i[s + S_ROWS], i[s + S_ROW_COUNT], i[s + S_SOURCE]
@@ -92,16 +94,19 @@ def _pass(i, f, d, s, lane):
     for first in range(0, count, ROWS):
         n = min(ROWS, count - first)
         for k in range(size):
-            r = rows + k * ROW_FIELDS
-            if i[r + OP] == CONVOLVE:
-                convolve(i, f, r, s, s if i[r + IN_PLACE] else source, first, n, lane)
-            else:
-                work(i, f, d, r, s, first, n, lane)
+            work(i, f, d, rows + k * ROW_FIELDS, s, first, n, lane)
     if source >= 0 and i[source + S_COUNT] > 0:
         for k in range(size):
             r = rows + k * ROW_FIELDS
-            if i[r + OP] == CONVOLVE and not i[r + IN_PLACE]:
-                convolve(i, f, r, s, source, count, 0, lane)
+            if i[r + REST]:
+                work(i, f, d, r, s, count, 0, lane)
+
+
+@njit(nogil=True, cache=CACHED, error_model="numpy")
+def answer(i, f, d):
+    """All rows without a stream, as of now."""
+    for n in range(i[WHOLES]):
+        answer_row(i, f, d, i[WHOLE] + n * ROW_FIELDS, -1, 0, 0, i[LANE])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -114,21 +119,15 @@ def _clear(i):
             i[i[s + S_ROWS] + n * ROW_FIELDS + ENTERED] = 0
 
 
-@njit(nogil=True, cache=True, error_model="numpy", inner=True)
-def _restart(i, d, t):
-    """Begin the window of an event at time t; the one before is forgotten, but only what was touched."""
+@njit(nogil=True, cache=CACHED, error_model="numpy", inner=True)
+def _restart(i, f, d, t):
+    """Begin the window of an event at time t; the one before is forgotten."""
     i[START] += (t - i[START]) // i[DURATION] * i[DURATION]
     for n in range(i[WHOLES]):
-        r = i[WHOLE] + n * ROW_FIELDS
-        if i[r + OP] == VOXEL:
-            for cell in range(i[r + CELLS]):
-                if i[i[r + CLOCK] + cell]:
-                    i[i[r + CLOCK] + cell] = 0
-                    for c in range(i[r + C]):
-                        d[i[r + SUM] + cell * i[r + C] + c] = 0.0
+        restart_row(i, f, d, i[WHOLE] + n * ROW_FIELDS, -1, 0, 0, i[LANE])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@njit(nogil=True, cache=CACHED, error_model="numpy")
 def run(i, pixel, time, polarity, count, fresh):
     """Push a packet's events (addresses of int32 (S, 2), int64 and bool); a fresh packet is checked first, and else it
     goes on where it stopped.
@@ -163,7 +162,7 @@ def run(i, pixel, time, polarity, count, fresh):
             # A window begins with an event: it is never empty.
             answer(i, f, d)
             i[FINISHED] = i[START] + i[DURATION]
-            _restart(i, d, load64(time, i[AT]))
+            _restart(i, f, d, load64(time, i[AT]))
             return WINDOW
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gridless.geometry.lif import Rule
-from gridless.geometry.taps import offsets
+from gridless.live.operation import Sink
+from gridless.live.operations import OPERATIONS, number_of, of
 from gridless.live.program import Program, Row, Stream
-from gridless.ops.event_conv.reference import CUTOFF
-
-from gridless.live.table import (  # isort: skip
-    CONVOLVE_CELLS, EACH, EIGHTS, HEAD, LONGEST, NUMBER, OPERATIONS, ROW, ROWS, SIXTEENS, STREAM, S_COUNT,
-)  # fmt: skip
+from gridless.live.table import HEAD, NUMBER, ROW, ROW_FIELDS, ROWS, S_COUNT, STREAM
 
 # Bytes of a cache line.
 LINE = 64
@@ -25,9 +21,6 @@ LINE = 64
 CAPACITY = 4096
 FIRED = 1024
 FEWEST = 64
-
-# Taps with fewer floats than this are multiplied together.
-SHORT = 16
 
 # One event of the input must not fire more than this.
 MOST = 2**16
@@ -127,6 +120,8 @@ class Lowered:
         # What does not begin as 0: times of nothing, and values before the first event.
         self.minus_one: list[tuple[Place, int]] = []
         self.before: list[tuple[Place, np.ndarray]] = []
+        # Numbers in `i` that are places themselves.
+        self.lists_of_places: list[tuple[Place, list[Any]]] = []
         self.values: dict[str, dict[str, Any]] = {}
         self.buffers = Buffers(self.flat)
         self.gathered, self.listed = 0, ROWS
@@ -141,10 +136,39 @@ class Lowered:
     def _answered(self) -> str:
         """The row whose values are the predictions of the events of a stream."""
         row = self.program[self.program.output]
-        return row.inputs[0] if row.operation == "last" else row.name
+        return row.inputs[0] if of(row).is_newest else row.name
 
-    def _pitch(self, channels: int) -> int:
+    # What operations ask for.
+
+    def pitch(self, channels: int) -> int:
+        """Floats from one row of a value to the next."""
         return -(-channels // self.unit) * self.unit
+
+    def panels(self, matrix: np.ndarray) -> np.ndarray:
+        """A matrix (steps, columns) as the loop's products read it: in panels of columns, each with all steps."""
+        columns = range(0, matrix.shape[1], self.panel)
+        return np.concatenate([matrix[:, at : at + self.panel].reshape(-1) for at in columns])
+
+    @staticmethod
+    def fill(array: np.ndarray, *shape: int) -> np.ndarray:
+        """Grown to `shape` with zeros."""
+        return np.pad(array, [(0, big - small) for big, small in zip(shape, array.shape, strict=True)])
+
+    def clock(self, size: int) -> Place:
+        """Room for times, -1 before the first event."""
+        place = self.flat.room("clock", size)
+        self.minus_one.append((place, size))
+        return place
+
+    def gather(self, steps: int, lists: int = 1) -> None:
+        """See to it that a block of rows of so many floats, in so many lists, has room to be multiplied."""
+        self.gathered, self.listed = max(self.gathered, ROWS * steps), max(self.listed, lists * (ROWS + 1))
+
+    def later(self, values: list[Any]) -> Place:
+        """Whole numbers, some of which are places."""
+        place = self.flat.room("whole", len(values))
+        self.lists_of_places.append((place, values))
+        return place
 
     # Streams.
 
@@ -186,56 +210,40 @@ class Lowered:
 
     def _rows(self, stream: str | None, entries: dict[str | None, list[dict[str, Any]]]) -> None:
         """The rows of a stream, or those without one, with buffers for their values."""
-        program = self.program
-        rows = [row for row in program.rows if row.stream == stream]
-        uses = {row.name: [other for other in program.rows if row.name in other.inputs] for row in rows}
-        last = {}
-        for n, row in enumerate(rows):
-            for name in row.inputs:
-                last[name] = n
+        rows = [row for row in self.program.rows if row.stream == stream]
+        uses = {row.name: [other for other in self.program.rows if row.name in other.inputs] for row in rows}
+        last = {name: n for n, row in enumerate(rows) for name in row.inputs}
         local: dict[str, tuple[Place, int]] = {}
         for n, row in enumerate(rows):
+            operation, pitch = of(row), self.pitch(row.channels)
             kept = stream is not None and (
                 row.name in self.watched or any(s.stream not in (stream, None) for s in uses[row.name])
             )
-            pitch = self._pitch(row.channels)
-            ending = [name for name in set(row.inputs) if name in local and last[name] == n]
-            over = row.operation in _IN_PLACE and [name for name in ending if self.values[name]["pitch"] == pitch]
             value = {"c": row.channels, "pitch": pitch, "cells": row.cells, "kept": int(kept)}
-            if row.operation == "frame":
-                source = self.values[row.inputs[0]]
-                place = source["value"]
-                skip = row.settings["index"] * math.prod(row.shape[:-1])
-                self.values[row.name] = value | {
-                    "value": Place(place.section, place.at + skip * pitch),
-                    "mask": Place(source["mask"].section, source["mask"].at + skip),
-                }
-                # The grid itself stays.
-                for name in row.inputs:
-                    last[name] = len(rows)
+            if (skipped := operation.view(self, row)) is not None:
+                # The input itself stays.
+                self.values[row.name] = value | self._part(self.values[row.inputs[0]], *skipped)
+                last |= dict.fromkeys(row.inputs, len(rows))
                 continue
-            if row.operation == "polarity" and all(r.operation in _OF_EVENTS for r in uses[row.name]):
-                # It is read from the events.
+            if operation.in_events and all(of(user).reads_events for user in uses[row.name]):
                 self.values[row.name] = value | {"value": -1, "mask": 0}
                 self._sinks(row, uses[row.name], entries)
                 continue
+            ending = [name for name in set(row.inputs) if name in local and last[name] == n]
+            over = [name for name in ending if operation.over_input and self.values[name]["pitch"] == pitch]
             if kept:
-                size = self.streams[row.stream]["capacity"]  # type: ignore[index]
-                place = self.flat.room("work", size * pitch)
-            elif over:
-                local[row.name] = local.pop(over[0])
-                ending.remove(over[0])
-                place = local[row.name][0]
+                place = self.flat.room("work", self.streams[str(stream)]["capacity"] * pitch)
             else:
-                local[row.name] = self.buffers.take((ROWS if stream else row.cells) * pitch)
+                if over:
+                    local[row.name] = local.pop(over[0])
+                    ending.remove(over[0])
+                else:
+                    local[row.name] = self.buffers.take((ROWS if stream else row.cells) * pitch)
                 place = local[row.name][0]
-            self.values[row.name] = value | {"value": place, "mask": 0}
-            if len(row.shape) > 1:
-                masks = [self.values[name]["mask"] for name in row.inputs] if row.operation not in _SINKS else []
-                one = len(set(masks)) == 1 and row.operation not in ("convolve_cells", "magnify")
-                self.values[row.name]["mask"] = masks[0] if one else self.flat.room("event", row.cells)
-            made = self._row(row)
-            entries[stream] += made
+            self.values[row.name] = value | {"value": place, "mask": self._mask(row)}
+            inputs = () if operation.is_sink else row.inputs[:2]
+            entry = self.entry(row, *inputs) | self.values.get(f"{row.name} memory", {})
+            entries[stream] += operation.lower(self, row, entry)
             for name in ending:
                 self.buffers.give(local.pop(name))
             self._sinks(row, uses[row.name], entries)
@@ -243,19 +251,32 @@ class Lowered:
             if stream:
                 self.buffers.give(buffer)
 
+    @staticmethod
+    def _part(value: dict[str, Any], floats: int, cells: int) -> dict[str, Place]:
+        """Where a part of a value begins, so many floats and cells behind it."""
+        skipped = {"value": floats, "mask": cells}
+        return {key: Place(value[key].section, value[key].at + skip) for key, skip in skipped.items()}
+
+    def _mask(self, row: Row) -> Any:
+        """Where it is said which cells differ from an empty window: where that of all inputs is, if it is one."""
+        if len(row.shape) == 1:
+            return 0
+        operation = of(row)
+        masks = {self.values[name]["mask"] for name in row.inputs} if not operation.is_sink else ()
+        return min(masks) if len(masks) == 1 and not operation.own_mask else self.flat.room("event", row.cells)
+
     def _sinks(self, row: Row, uses: list[Row], entries: dict[str | None, list[dict[str, Any]]]) -> None:
         """Values without a stream take a row in as soon as it is there, and are computed when they are asked for."""
-        for sink in uses if row.stream else ():
-            if sink.stream is None:
-                self._sink(sink)
-                entries[row.stream].append(self._entry(sink, row.name) | self.values[f"{sink.name} memory"])
+        for user in uses if row.stream else ():
+            operation = of(user)
+            if isinstance(operation, Sink):
+                memory = self.values[f"{user.name} memory"] = operation.remember(self, user)
+                entries[row.stream].append(self.entry(user, row.name) | memory)
 
-    def _entry(self, row: Row, a: str | None = None, b: str | None = None) -> dict[str, Any]:
-        """The fields of a row that all operations have."""
-        name = _NAMES.get(row.operation, row.operation)
-        name += f"_{row.settings['kind']}" if row.operation in ("pool", "reduce") else ""
-        entry: dict[str, Any] = dict.fromkeys(ROW, 0) | {"op": OPERATIONS.index(name), "number": 0}
-        entry |= self.values.get(row.name, {"c": row.channels, "pitch": self._pitch(row.channels), "cells": row.cells})
+    def entry(self, row: Row, a: str | None = None, b: str | None = None) -> dict[str, Any]:
+        """The fields of a row that all operations have, with up to two inputs."""
+        entry: dict[str, Any] = dict.fromkeys((*ROW, *of(row).fields), 0) | {"op": number_of(row)}
+        entry |= self.values.get(row.name, {"c": row.channels, "pitch": self.pitch(row.channels), "cells": row.cells})
         if a is not None:
             value = self.values[a]
             entry |= {"a": value["value"], "a_pitch": value["pitch"], "a_kept": value["kept"], "a_mask": value["mask"]}
@@ -263,142 +284,6 @@ class Lowered:
             value = self.values[b]
             entry |= {"b": value["value"], "b_kept": value["kept"], "b_mask": value["mask"]}
         return entry
-
-    def _row(self, row: Row) -> list[dict[str, Any]]:
-        """The entries of the table for a row."""
-        inputs = row.inputs if row.operation not in _SINKS else ()
-        entry = self._entry(row, *inputs[:2])
-        add, pitch, constants = self.flat.add, entry["pitch"], row.constants
-        if row.operation == "concatenate":
-            at, entries = 0, []
-            for name in inputs:
-                end, made = self.values[name]["c"], self._entry(row, name)
-                # Cells that any of the inputs differs in.
-                mask = made["mask"] if entries else made["a_mask"]
-                entries.append(made | {"first": 0, "last": end, "number": at, "b_mask": mask})
-                at += end
-            return entries
-        if row.operation == "slice":
-            entry |= {"first": row.settings["begin"], "last": row.settings["end"]}
-        elif row.operation == "convolve":
-            entry |= self._convolve(row)
-        elif row.operation == "dense":
-            matrix = fill(constants["weight"], entry["a_pitch"], pitch)
-            entry |= {"weight": add("weight", panels_of(matrix, self.panel))}
-            entry |= {"shift": add("weight", fill(constants["bias"], pitch))}
-        elif row.operation in ("affine", "layer_norm"):
-            entry |= {key: add("weight", fill(constants[key], pitch)) for key in ("scale", "shift")}
-            if row.operation == "layer_norm":
-                entry["weight"] = add("weight", [row.settings["eps"]])
-        elif row.operation == "leaky_relu":
-            entry["weight"] = add("weight", [row.settings["slope"]])
-        elif row.operation == "place":
-            entry["weight"] = add("weight", fill(constants["table"], len(constants["table"]), pitch))
-        elif row.operation == "mean":
-            clock = self.flat.room("clock", 1)
-            self.minus_one.append((clock, 1))
-            entry |= {"rate": add("weight", constants["rate"]), "clock": clock, "factor": self.flat.room("work", 8)}
-            entry["sum"] = self.flat.room("sum", row.channels + 1)
-        elif row.operation in _SINKS:
-            entry |= self.values[f"{row.name} memory"]
-        elif row.operation == "convolve_cells":
-            entry |= self._cells(row)
-        elif row.operation == "flatten":
-            value = self.values[row.inputs[0]]
-            entry |= {"steps": value["c"], "cells": value["cells"]}
-        elif row.operation == "magnify":
-            entry |= {"weight": add("weight", [row.settings["least"]]), "first": row.shape[2], "last": row.shape[1]}
-        elif row.operation == "reduce":
-            entry["cells"] = self.values[row.inputs[0]]["cells"]
-        return [entry]
-
-    def _sink(self, row: Row) -> None:
-        """What a value without a stream remembers of the events that it takes in."""
-        c, memory = row.channels, {}
-        if row.operation == "last":
-            memory["trace"] = self.flat.add("trace", fill(row.constants["before"], -(-c // 16) * 16))
-            self.before.append((memory["trace"], row.constants["before"]))
-        elif row.operation == "leaky_count":
-            clock = self.flat.room("clock", row.cells)
-            self.minus_one.append((clock, row.cells))
-            memory = {"clock": clock, "sum": self.flat.room("sum", row.cells * c), "first": row.shape[2]}
-            memory |= {"steps": row.settings["size"], "rate": self.flat.add("weight", row.constants["rate"])}
-        else:
-            memory = {"clock": self.flat.room("clock", row.cells), "sum": self.flat.room("sum", row.cells * c)}
-            memory["number"] = row.settings.get("frames", 0)
-        self.values[f"{row.name} memory"] = memory
-
-    def _convolve(self, row: Row) -> dict[str, Any]:
-        flat, settings = self.flat, row.settings
-        stream, source = self.streams[row.stream], self.streams[settings["source"]]  # type: ignore[index]
-        weight, rate = row.constants["weight"], row.constants["rate"]
-        (taps, v, q, p), stride = weight.shape, settings["stride"]
-        pitch = self._pitch(p)
-        each = q < 8
-        if each:
-            # Decays and channels are one run of floats, each with a rate of its own. Those that fill it up get the rate
-            # 1e30, so that they decay to nothing.
-            size = -(-v * q // 8) * 8
-            rates = np.pad(np.repeat(rate, q, 1), [(0, 0), (0, size - v * q)], constant_values=1e30)
-            matrix = fill(weight.reshape(taps, v * q, p), taps, size, pitch)
-        else:
-            wide = -(-q // 8) * 8
-            size, rates, matrix = v * wide, rate, fill(weight, taps, v, wide, pitch)
-        # The taps that a pixel of each phase is of some target; slots of a pixel are in the order of taps.
-        fed: dict[tuple[int, int], list[int]] = {(y, x): [] for y in range(stride) for x in range(stride)}
-        table = []
-        for u, (dx, dy) in enumerate(offsets(settings["kernel"])):
-            phase = fed[dy % stride, dx % stride]
-            # Beyond this age every decay of the tap is 0, by a margin for the rounding of their product.
-            table += [dx, dy, len(phase), math.ceil(CUTOFF / max(rate[u].min(), CUTOFF / LONGEST) * 1.001)]
-            phase.append(u)
-        phases: list[Any] = []
-        for own in fed.values():
-            phases += [flat.add("weight", rates[own]), len(own)]
-        width, height = source["width"], source["height"]
-        columns, lines, at = [], [], 0
-        for y in range(stride):
-            counts = [len(fed[y, x % stride]) for x in range(width)]
-            begins = np.concatenate([[0], np.cumsum(counts)])
-            columns += [n for x in range(width) for n in (int(begins[x]), y * stride + x % stride)]
-        totals = [sum(len(fed[y, x % stride]) for x in range(width)) for y in range(stride)]
-        for y in range(height):
-            lines += [at, y % stride * width]
-            at += totals[y % stride]
-        most = max(len(own) for own in fed.values()) * v
-        clock = flat.room("clock", width * height)
-        self.minus_one.append((clock, width * height))
-        pattern: Any = -1
-        if each and self.values[row.inputs[0]]["value"] == -1:
-            tiled = [np.tile(np.eye(2, dtype=np.float32)[on], v) for on in range(2)]
-            pattern = flat.add("weight", np.stack([fill(part, size) for part in tiled]))
-        # Short slots are better multiplied together, though some of them are empty.
-        lists = taps if size >= SHORT else 1
-        parts = [panels_of(part, self.panel) for part in matrix.reshape(lists, -1, pitch)]
-        self.gathered, self.listed = max(self.gathered, ROWS * taps * size), max(self.listed, lists * (ROWS + 1))
-        return {
-            "weight": flat.add("weight", np.concatenate(parts)), "lists": lists,
-            "shift": flat.add("weight", fill(row.constants["bias"], pitch)),
-            "trace": flat.room("trace", at * size), "clock": clock, "steps": q, "taps": taps, "decays": v, "size": size,
-            "kind": EACH if each else SIXTEENS if size // v % 16 == 0 else EIGHTS, "stride": stride,
-            "in_place": int(source is stream), "tap": flat.add("whole", table), "row_at": flat.add("whole", lines),
-            "column_at": flat.add("whole", columns), "phase": [flat.room("whole", len(phases)), phases],
-            "rate": flat.add("weight", rates), "factor": flat.room("work", max(most, size) + 8), "pattern": pattern,
-        }  # fmt: skip
-
-    def _cells(self, row: Row) -> dict[str, Any]:
-        """A convolution over a grid: sizes of the input, kernel, stride, padding, columns and rows, room for cells."""
-        flat, settings, pitch = self.flat, row.settings, self._pitch(row.channels)
-        weight = row.constants["weight"]
-        weight = fill(weight, len(weight), self._pitch(weight.shape[1]), pitch).reshape(-1, pitch)
-        numbers = [*self.program[row.inputs[0]].shape[:3], *settings["kernel"], *settings["stride"]]
-        numbers += [*settings["padding"], row.shape[2], row.shape[1]]
-        self.gathered = max(self.gathered, ROWS * len(weight))
-        return {
-            "weight": flat.add("weight", panels_of(weight, self.panel)), "steps": len(weight),
-            "shift": flat.add("weight", fill(row.constants["bias"], pitch)), "grid": flat.add("whole", numbers),
-            "number": 1, "empty": flat.room("weight", row.cells * pitch),
-        }  # fmt: skip
 
     # The arrays.
 
@@ -411,7 +296,7 @@ class Lowered:
                 self.streams[name] |= {"rows": begin, "row_count": len(entries[name])}
             else:
                 self.whole = begin
-            begin += len(ROW) * len(entries[name])
+            begin += ROW_FIELDS * len(entries[name])
         self.flat.room("table", begin)
         begins = self.flat.begins()
 
@@ -430,13 +315,12 @@ class Lowered:
             table += fields.values()
         for name in order:
             for entry in entries[name]:
-                if entry["phase"]:
-                    place, phases = entry["phase"]
-                    entry["phase"] = place
-                    self.i[number(place) : number(place) + len(phases)] = [number(value) for value in phases]
                 entry["row"], entry["list"] = gathered, listed
-                table += [number(entry[key]) for key in ROW]
+                fields = [number(value) for value in entry.values()]
+                table += fields + [0] * (ROW_FIELDS - len(fields))
         self.i[: len(table)] = table
+        for place, values in self.lists_of_places:
+            self.i[number(place) :][: len(values)] = [number(value) for value in values]
         self.entries = {name: entries[name] for name in order}
         self.number = number
         self.minus_ones = [slice(number(place), number(place) + size) for place, size in self.minus_one]
@@ -469,9 +353,10 @@ class Lowered:
 
     def settle(self) -> None:
         """After the answer before the first event: from now on grids compute what differs from it."""
+        operations = list(OPERATIONS.values())
         for n, entry in enumerate(self.entries[None]):
-            if entry["op"] == CONVOLVE_CELLS:
-                self.i[self.whole + n * len(ROW) + NUMBER] = 0
+            if operations[entry["op"]].settles:
+                self.i[self.whole + n * ROW_FIELDS + NUMBER] = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -487,23 +372,3 @@ class Lowered:
             self.f[self.number(place) :][: len(values)] = values
         for part in self.minus_ones:
             self.i[part] = -1
-
-
-_SINKS = ("voxel", "leaky_count", "last", "pool")
-# What takes the polarity of events from the events themselves.
-_OF_EVENTS = ("convolve", "leaky_count")
-_IN_PLACE = ("affine", "add", "multiply", "relu", "abs", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu",
-             "softplus", "log1p", "exp", "layer_norm", "softmax", "log_softmax")  # fmt: skip
-# What rows are called in the table.
-_NAMES = {"concatenate": "copy", "slice": "copy"}
-
-
-def fill(array: np.ndarray, *shape: int) -> np.ndarray:
-    """Grown to `shape` with zeros."""
-    return np.pad(array, [(0, big - small) for big, small in zip(shape, array.shape, strict=True)])
-
-
-def panels_of(matrix: np.ndarray, wide: int) -> np.ndarray:
-    """A matrix (steps, columns) as the loop's products read it: in panels of `wide` columns, each with all steps."""
-    columns = range(0, matrix.shape[1], wide)
-    return np.concatenate([matrix[:, at : at + wide].reshape(-1) for at in columns])

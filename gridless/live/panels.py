@@ -1,4 +1,4 @@
-"""The small products of the live engine: lists of rows with weights that lie in panels."""
+"""The small products of the live engine: where rows are, and lists of rows with weights that lie in panels."""
 
 # pyright: reportCallIssue=false
 
@@ -16,6 +16,7 @@ from gridless.kernels.compile import njit
 from gridless.kernels.llvm import I32, I64, element, splat
 from gridless.kernels.products import BLOCK, lanes
 from gridless.live.simd import copy
+from gridless.live.table import A_KEPT, A_PITCH, B_KEPT, KEPT, PITCH, VALUE, A, B
 
 # ARM multiplies a vector by one element of another in one instruction, and to spread an element from memory costs as
 # much: there four steps at a time are read as a vector. With 4 rows of 4 vectors a Neoverse N1 comes to 95 % of the
@@ -133,3 +134,13 @@ def spread(f, bias, to, rows, columns):
     for k in range(rows):
         for c in range(0, columns, 8):
             copy(f, to + k * columns + c, bias + c)
+
+
+@njit(nogil=True, cache=True, error_model="numpy", inner=True)
+def places(i, r, first):
+    """Where the value of row r and its inputs a and b are, of the events from `first` on."""
+    pitch = i[r + PITCH]
+    to = i[r + VALUE] + (first * pitch if i[r + KEPT] else 0)
+    a = i[r + A] + (first * i[r + A_PITCH] if i[r + A_KEPT] else 0)
+    b = i[r + B] + (first * pitch if i[r + B_KEPT] else 0)
+    return to, a, b

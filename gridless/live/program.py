@@ -49,10 +49,11 @@ from functools import cached_property
 import numpy as np
 from torch import nn
 
-from gridless.live.reading import Reader, eager
-from gridless.live.rows import ACTIVATIONS, Row, Stream
+from gridless.live.operations import of
+from gridless.live.reading import Reader, eager, private_copy
+from gridless.live.rows import Row, Stream
 
-__all__ = ["ACTIVATIONS", "Program", "Row", "Stream"]
+__all__ = ["Program", "Row", "Stream"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +71,8 @@ class Program:
 
     @classmethod
     def of(cls, model: nn.Module) -> Program:
-        """The program of a network in evaluation mode. What it cannot read is refused by name."""
-        return cls(*Reader(eager(model)).parts())
+        """The program of a network in evaluation mode, which stays as it is. What it cannot read is refused by name."""
+        return cls(*Reader(private_copy(eager(model))).parts())
 
     def __getitem__(self, name: str) -> Row:
         return self._by_name[name]
@@ -93,7 +94,7 @@ class Program:
     def answers(self) -> str | None:
         """The stream whose every event brings a prediction."""
         row = self[self.output]
-        return self[row.inputs[0]].stream if row.operation == "last" else row.stream
+        return self[row.inputs[0]].stream if of(row).is_newest else row.stream
 
     @property
     def state_bytes(self) -> int:
@@ -116,7 +117,7 @@ class Program:
                 when = f"after every event of {self.answers}" if self.answers else "when asked"
                 lines.append((f"every {self.duration:,} us" if self.duration else when, "", "", "", ""))
             for row in rows:
-                own, source = row.multiply_adds
+                own, source = of(row).multiply_adds(row)
                 work = " + ".join([f"{own:,}"] * (own > 0) + [f"{source:,} per source event"] * (source > 0))
                 shape = " x ".join(map(str, row.shape))
                 lines.append((f"  {row}", shape, work, _bytes(row.constant_bytes), _bytes(row.state_bytes)))

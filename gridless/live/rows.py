@@ -8,12 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from gridless.geometry.taps import offsets
-
-ACTIVATIONS = (
-    "relu", "leaky_relu", "elu", "sigmoid", "tanh", "silu", "gelu", "softplus", "log1p", "exp", "abs",
-)  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Stream:
@@ -63,31 +57,6 @@ class Row:
     def constant_bytes(self) -> int:
         return sum(array.nbytes for array in self.constants.values())
 
-    @property
-    def multiply_adds(self) -> tuple[int, int]:
-        """Of an event of the stream (without a stream: of an answer), and of an event of the source of a convolution,
-        or of the stream that a value without one takes in."""
-        c = self.channels
-        if self.operation == "convolve":
-            taps, decays, q, p = self.constants["weight"].shape
-            return taps * decays * q * (1 + p), round(taps * decays * q / self.settings["stride"] ** 2)
-        if self.operation == "mean":
-            return 2 * c, 0
-        if self.operation in ("voxel", "pool", "leaky_count"):
-            return 0, c
-        if self.operation in ("dense", "convolve_cells"):
-            return self.cells * self.constants["weight"].size, 0
-        return self.cells * c * (self.operation in ("affine", "multiply", "layer_norm")), 0
-
     def __str__(self) -> str:
         words = [*self.inputs, *(f"{k}={v}" for k, v in self.settings.items())]
         return f"{self.name} = {self.operation}({', '.join(words)})"
-
-
-def fed_pixels(kernel: int | str, stride: int, source: tuple[int, int], target: tuple[int, int]) -> list[int]:
-    """How many source pixels each tap of a convolution is fed by."""
-
-    def along(size: int, grid: int, offset: int) -> int:
-        return sum(0 <= stride * o + offset < size for o in range(grid))
-
-    return [along(source[0], target[0], dx) * along(source[1], target[1], dy) for dx, dy in offsets(kernel)]

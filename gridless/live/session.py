@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from gridless.live.packets import Prediction, Stream, alone
-from gridless.live.reading import CUT, ONE, WAITS, packet_of
+from gridless.live.reading import ONE, packet_of
+from gridless.live.values import CUT, WAITS
 from gridless.nn.events import EventConv, Last, LeakyCount, VoxelMean, VoxelMemory
 from gridless.structures import Events, Geometry
 

@@ -19,11 +19,12 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+import torch
 
 from gridless.augment.events import Crop, PoolPixels
 from gridless.live.table import LONGEST
@@ -102,10 +103,21 @@ def _header(data: bytes, where: str) -> _Header:
     return _Header(HEADER_2.unpack_from(data)[3], number, count, HEADER_2.size)
 
 
-def _events(data: bytes, sensor: tuple[int, int]) -> Events:
-    events = Events.of(np.frombuffer(data, RECORD)[["x", "y", "t", "p"]], sensor=sensor)
-    if len(events) and int(events.time[-1]) >= LONGEST:
-        raise ValueError(f"its events reach to {int(events.time[-1])} us, but times end at {LONGEST}")
+def _events(parts: Sequence[bytes | memoryview], sensor: tuple[int, int]) -> Events:
+    """The events of the records of several frames, checked: one copy, from the bytes to the columns."""
+    records = [np.frombuffer(part, RECORD) for part in parts]
+    ends = np.cumsum([0, *map(len, records)])
+    pixel, time = np.empty((ends[-1], 2), np.int32), np.empty(ends[-1], np.int64)
+    polarity = np.empty(ends[-1], np.uint8)
+    for part, at, end in zip(records, ends, ends[1:], strict=False):
+        pixel[at:end, 0], pixel[at:end, 1], time[at:end], polarity[at:end] = part["x"], part["y"], part["t"], part["p"]
+    if len(polarity) and polarity.max() > 1:
+        raise ValueError(f"event {int((polarity > 1).argmax())} has the polarity {polarity.max()}, which is not 0 or 1")
+    columns = torch.from_numpy(pixel), torch.from_numpy(time), torch.from_numpy(polarity.view(np.bool_))
+    events = Events(*columns, torch.tensor([0, len(time)]), sensor)
+    events.check("Events.of")
+    if len(events) and int(time[-1]) >= LONGEST:
+        raise ValueError(f"its events reach to {int(time[-1])} us, but times end at {LONGEST}")
     return events
 
 
@@ -128,15 +140,18 @@ class Fit:
 
     def __call__(self, events: Events) -> Events:
         width, height = (self.pool * side for side in self.sensor)
-        part = Crop(*(self.crop or (0, 0)), width, height)(events)
-        if len(part) < len(events) and self.crop is None and not self.drop:
-            x, y = (int(v) for v in events.pixel.amax(0))
-            raise ValueError(
-                f"events reach to pixel ({x}, {y}), outside the {width} x {height} pixels that the network sees: "
-                "choose its part of the sensor with --crop X,Y, make N x N pixels one with --pool N, or leave out "
-                "what is outside with --repair drop"
-            )
-        return PoolPixels(self.pool)(part) if self.pool > 1 else part
+        if self.crop is not None or self.drop:
+            events = Crop(*(self.crop or (0, 0)), width, height)(events)
+        elif events.sensor != (width, height):
+            x, y = (int(v) for v in events.pixel.amax(0)) if len(events) else (0, 0)
+            if x >= width or y >= height:
+                raise ValueError(
+                    f"events reach to pixel ({x}, {y}), outside the {width} x {height} pixels that the network sees: "
+                    "choose its part of the sensor with --crop X,Y, make N x N pixels one with --pool N, or leave out "
+                    "what is outside with --repair drop"
+                )
+            events = replace(events, sensor=(width, height))
+        return PoolPixels(self.pool)(events) if self.pool > 1 else events
 
 
 def recording(
@@ -225,7 +240,7 @@ def frames(
         if len(data) < count * RECORD.itemsize:
             raise ValueError(f"{name}: ends inside a frame of {count} events, at byte {at}")
         try:
-            events = fit(_events(data, sensor))
+            events = fit(_events([data], sensor))
         except ValueError as error:
             raise ValueError(f"{name}, byte {at}: frame {number}: {error}") from None
         at += len(header) + len(data)
@@ -372,7 +387,7 @@ class Datagrams:
         if ahead_of_time and self._time is not None:
             return None
         try:
-            events = self.fit(_events(b"".join(bodies), self.sensor))
+            events = self.fit(_events(bodies, self.sensor))
         except ValueError:
             return None
         self._settled = self._time is not None or len(burst) > 1
@@ -389,7 +404,7 @@ class Datagrams:
             return
         mine = self._time is None or session == self._session
         try:
-            events = _events(data[size:], self.sensor)
+            events = _events([memoryview(data)[size:]], self.sensor)
             fitted = self.fit(events)
         except ValueError as error:
             self._refuse(number, str(error))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gridless.backends import existing
+from gridless.kernels.threads import ForkSafeLock
 from gridless.plan import Plan
 from gridless.structures import Geometry
 from gridless.training.batch import transposed
@@ -23,7 +24,7 @@ from gridless.training.batch import transposed
 _ENDS: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()
 
 # Held while a thread prepares a batch; whoever must have the device to itself, to capture a graph, takes it.
-ALONE = threading.Lock()
+ALONE = ForkSafeLock()
 
 
 def ahead(plan: Plan, clouds: Iterable[Any], device: torch.device | str, depth: int = 2) -> Iterator[Geometry]:

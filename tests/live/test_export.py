@@ -586,6 +586,29 @@ def test_names_of_inputs_and_layers_are_no_part_of_the_code(tmp_path: Path):
     assert_close(gl.stream(model)(events), Session(model)(events), 1e-6)
 
 
+@needs_compiler
+def test_the_name_of_a_class_is_no_part_of_the_code(tmp_path: Path):
+    name = "Net*/ #error /*\n\x1b[31m<script>"
+    folder = gl.export(settled(type(name, (Named,), {})), tmp_path / "a")
+    command = [
+        "cc",
+        "-std=c99",
+        "-Wall",
+        "-Wextra",
+        "-pedantic",
+        "-Werror",
+        "-O0",
+        "-c",
+        "network.c",
+        "-o",
+        "network.o",
+    ]
+    subprocess.run(command, cwd=folder, check=True)
+    for file in folder.iterdir():
+        if file.suffix in (".h", ".c", ".hpp", ".md"):
+            assert not set(file.read_text()) & {"\x1b", "\r"}
+
+
 class Odd(Named):
     """Its last convolution keeps 9 numbers of every tap: no whole vectors."""
 

@@ -45,10 +45,10 @@ def test_a_state_of_other_weights_is_refused():
 @pytest.mark.parametrize("head", ["voxel", "stream"])
 def test_a_state_fits_cpus_of_any_vector_width(head, monkeypatch):
     model = network("n_mnist", head=head, width=16, levels=2, pooled=1, duration=10**6)
-    shapes = []
+    shapes, engine = [], stream(model)
     for lane in (4, 8, 16):
         monkeypatch.setattr(products, "lanes", lambda dtype, lane=lane: lane)
-        state = stream(model).state_dict()
+        state = copy.deepcopy(engine).state_dict()
         shapes.append({name: (value.shape, value.dtype) for name, value in state.items()})
     assert shapes[0] == shapes[1] == shapes[2]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,12 @@ import torch
 from torch import nn
 
 from gridless.data.files import whole_file
+from gridless.live.engine import Engine
 from gridless.live.export.golden import packets, recording
-from gridless.live.export.writer import HERE, Writer, renamed
+from gridless.live.export.writer import HERE, Writer, in_comment, renamed
+from gridless.live.operations import of
 from gridless.live.program import Program
-from gridless.live.reading import eager, packet_of
+from gridless.live.reading import eager, packet_of, private_copy
 from gridless.structures import Events
 
 __all__ = ["export"]
@@ -46,15 +47,16 @@ def export(model: nn.Module, out: str | Path, bits: int = 32, chunk: int = 2048,
 def texts(model: nn.Module, bits: int = 32, chunk: int = 2048, name: str = "net") -> dict[str, str]:
     """The files of an export, by name."""
     model = eager(model)
-    program = Program.of(model)
+    program = Engine(model).program
     writer = Writer(program, bits, chunk, name)
     code = writer.text
     logits, predictions, counts = _golden(model, program)
     width, height = program.streams[0].sensor
     words: dict[str, Any] = {
-        "TITLE": f"{type(model).__name__}, {width} x {height} pixels, {len(logits)} classes",
+        "TITLE": f"{in_comment(type(model).__name__)}, {width} x {height} pixels, {len(logits)} classes",
         "DIGEST": writer.digest, "BYTES": writer.bytes, "CLASSES": len(logits), "WIDTH": width, "HEIGHT": height,
-        "DURATION": program.duration or 0, "WHEN": _when(program), "GOLDEN": GOLDEN, "PREDICTIONS": predictions,
+        "DURATION": program.duration or 0, "WHEN": in_comment(_when(program)), "GOLDEN": GOLDEN,
+        "PREDICTIONS": predictions,
         "ERROR": ERROR[bits], "LOGITS": ", ".join(f"{v:.9g}" for v in logits), "SIZES": _sizes(writer),
         "COST": _cost(program, counts), "BITS": bits, "LIBRARY": writer.library,
     }  # fmt: skip
@@ -92,7 +94,7 @@ def _golden(model: nn.Module, program: Program) -> tuple[np.ndarray, int, dict[s
     sensor = program.streams[0].sensor
     # In float64, so that what C rounds is all that is between them.
     try:
-        session = Session(deepcopy(model).double())
+        session = Session(private_copy(model).double())
     except RuntimeError as error:
         raise TypeError(
             f"export: the logits to test against are computed in float64, but forward has values of its own ({error}): "
@@ -135,12 +137,12 @@ def _cost(program: Program, counts: dict[str, int]) -> str:
     lines, total, events = [], 0.0, max(counts[program.streams[0].name], 1)
     for stream in program.streams:
         rows = [row for row in program.rows if row.stream == stream.name]
-        own = sum(row.multiply_adds[0] for row in rows)
-        own += sum(row.multiply_adds[1] for row in program.rows if _source(program, row) == stream.name)
+        own = sum(of(row).multiply_adds(row)[0] for row in rows)
+        own += sum(of(row).multiply_adds(row)[1] for row in program.rows if _source(program, row) == stream.name)
         share = counts[stream.name] / events
         total += own * share
         lines.append(f"| {stream.name} | {stream.sensor[0]} x {stream.sensor[1]} | {own:,} | {share:.4f} |")
-    once = sum(row.multiply_adds[0] for row in program.rows if row.stream is None)
+    once = sum(of(row).multiply_adds(row)[0] for row in program.rows if row.stream is None)
     lines.append(f"| all, for each input event | | {round(total):,} | |")
     if once:
         lines.append(f"| for each answer | | {once:,} | |")
@@ -149,6 +151,6 @@ def _cost(program: Program, counts: dict[str, int]) -> str:
 
 def _source(program: Program, row: Any) -> str | None:
     """The stream whose events a row takes in."""
-    if row.operation == "convolve":
+    if "source" in row.settings:
         return row.settings["source"]
     return program[row.inputs[0]].stream if row.inputs else None

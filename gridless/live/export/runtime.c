@@ -101,12 +101,6 @@ INLINE void cells(float *restrict row, const float *restrict grid, int cell, int
     }
 }
 
-INLINE float f_relu(float x) { return x > 0.0f ? x : 0.0f; }
-
-INLINE float f_leaky_relu(float x, float slope) { return x > 0.0f ? x : x * slope; }
-
-INLINE float f_abs(float x) { return x < 0.0f ? -x : x; }
-
 #if NET_DURATION
 /* Whole division without the compiler's library, for a >= 0 and b > 0. */
 INLINE int64_t divide(int64_t a, int64_t b) {

@@ -1,8 +1,9 @@
 """A live program as C: a function for each stream, a few lines for each row, all constants in one table.
 
 `arithmetic.c` says what compilers must keep to, `runtime.c` holds windows and LIF; networks that need them have
-`magnify.c`, and `functions.c` of one number; `widths.c` says for which vectors the rest is compiled: `simd.c` (decays,
-numbers of 16 bits), `traces.c`, `products.c` (sums of products), the functions of this network, `take.c`.
+`functions.c` of one number, and the functions of their operations; `widths.c` says for which vectors the rest is
+compiled: `simd.c` (decays, numbers of 16 bits), `traces.c`, `products.c` (sums of products), the functions of this
+network, `take.c`.
 `interface.c` is what the caller sees. Here they are joined to one text.
 """
 
@@ -21,7 +22,9 @@ import numpy as np
 from gridless.geometry.lif import Rule
 from gridless.geometry.taps import reach_of
 from gridless.live.lowering import LINE
-from gridless.live.program import ACTIVATIONS, Program, Row, Stream
+from gridless.live.operation import Sink
+from gridless.live.operations import of
+from gridless.live.program import Program, Row, Stream
 from gridless.live.table import LONGEST
 
 HERE = Path(__file__).parent
@@ -29,12 +32,6 @@ HERE = Path(__file__).parent
 # Columns of a panel of weights and rows that are multiplied together, as in products.c; numbers of a vector, and of a
 # wide one, where traces are whole numbers of those.
 COLUMNS, TOGETHER, LANES, WIDE = 16, 4, 4, 8
-
-# Runs of fewer channels than this have a rate for every channel.
-NARROW = 8
-
-# Taps of fewer numbers than this are multiplied together.
-APART = 32
 
 # Rates under this have not faded to nothing after 2^30 microseconds.
 SLOW = 80 / 2**30
@@ -56,9 +53,6 @@ RESERVED = """
     main std all clean help install package test
     golden index log ptrdiff signal size time
 """
-
-# Operations whose result may take the place of their first input.
-IN_PLACE = (*ACTIVATIONS, "affine", "add", "multiply")
 
 
 class Layout:
@@ -146,10 +140,11 @@ class Writer:
         self.shared: set[str] = set()  # rows whose place is that of another
         self.bodies: dict[str, list[str]] = {}
         self.settings: list[str] = []
-        self.convolutions: list[str] = []
+        self.functions: list[str] = []  # for vectors of each width
+        self.helpers: dict[str, None] = {}  # for all
         self.factors, self.taps, self.steps = 1, 1, 1
         self.slow, self.wide = False, True
-        self.leaks: dict[str, int] = {}  # where the rates of leaky counts are
+        self.notes: dict[str, Any] = {}  # what an operation keeps of a row
 
     # Sizes.
 
@@ -211,7 +206,7 @@ class Writer:
 
     def buffer(self, row: Row) -> str:
         """Where the value of a row goes: over its first input, where nothing else needs that."""
-        if row.operation in IN_PLACE:
+        if of(row).over_input_in_c:
             first = row.inputs[0]
             if self.users[first] == 1 and first not in self.shared and self.program[first].stream == row.stream:
                 self.at[row.name] = self.at[first]
@@ -222,52 +217,22 @@ class Writer:
         self.at[row.name] = self.work.add("float", f"v{self.index[row.name]}", rows * row.channels)
         return self.at[row.name]
 
+    def share(self, name: str, place: str) -> None:
+        """A row whose value is at a place that belongs to something else."""
+        self.at[name] = place
+        self.shared.add(name)
+
     def row(self, row: Row, n: str) -> list[str]:
         """The lines that compute a row: `n` events, or cells."""
-        if row.operation in ACTIVATIONS:
-            slope = f", {_number(row.settings['slope'])}" if row.operation == "leaky_relu" else ""
-            x, out = self.at[row.inputs[0]], self.buffer(row)
-            return [f"for (k = 0; k < {n} * {row.channels}; k++) {out}[k] = f_{row.operation}({x}[k]{slope});"]
-        if row.operation in ("frame", "flatten"):
-            first = row.inputs[0]
-            skipped = row.settings["index"] * row.cells * row.channels if row.operation == "frame" else 0
-            self.at[row.name] = f"({self.at[first]} + {skipped})" if skipped else self.at[first]
-            self.shared |= {row.name, first}
-            return []
-        make = getattr(self, f"_{row.operation}", None)
-        if make is None:
-            raise TypeError(f"export: the operation {row.operation} of {row.name} is not known in C")
-        return make(row, n)
+        self.use(row)
+        return of(row).c(self, row, n)
 
-    def _polarity(self, row: Row, n: str) -> list[str]:
-        out = self.buffer(row)
-        return [
-            f"for (k = 0; k < {n}; k++) {out}[2 * k] = e[k].on ? 0.0f : 1.0f, {out}[2 * k + 1] = e[k].on ? 1.0f : 0.0f;"
-        ]
+    def use(self, row: Row) -> None:
+        """See to it that the functions of the row's operation are there."""
+        if text := of(row).c_functions:
+            self.helpers[text] = None
 
-    def _place(self, row: Row, n: str) -> list[str]:
-        out, c, table = self.buffer(row), row.channels, self.constant(row.constants["table"])
-        width = self.streams[str(row.stream)].sensor[0]
-        return [
-            f"for (i = 0; i < {n}; i++)",
-            f"    for (k = 0; k < {c}; k++) {out}[i * {c} + k] = {table}[(e[i].y * {width} + e[i].x) * {c} + k];",
-        ]
-
-    def _cause(self, row: Row, n: str) -> list[str]:
-        out, c, x = self.buffer(row), row.channels, self.at[row.inputs[0]]
-        return [
-            f"for (i = 0; i < {n}; i++)",
-            f"    for (k = 0; k < {c}; k++) {out}[i * {c} + k] = {x}[e[i].cause * {c} + k];",
-        ]
-
-    def _dense(self, row: Row, n: str) -> list[str]:
-        x, out, p = self.at[row.inputs[0]], self.buffer(row), row.channels
-        matrix, q = self.matrix(row.constants["weight"], row.constants["bias"]), len(row.constants["weight"])
-        if self.bits == 32:
-            return [f"product({out}, {n}, {p}, {x}, {matrix});"]
-        return self._blocks(n, [f"round_all(s->row, {x} + i * {q}, some * {q});"], out, p, matrix)
-
-    def _blocks(self, n: str, fill: list[str], out: str, p: int, matrix: str) -> list[str]:
+    def blocks(self, n: str, fill: list[str], out: str, p: int, matrix: str) -> list[str]:
         """Rows of a block, filled and then multiplied."""
         return [
             f"for (i = 0; i < {n}; i += BLOCK) {{",
@@ -277,258 +242,15 @@ class Writer:
             "}",
         ]
 
-    def _affine(self, row: Row, n: str) -> list[str]:
-        x, out, c = self.at[row.inputs[0]], self.buffer(row), row.channels
-        scale, shift = self.constant(row.constants["scale"]), self.constant(row.constants["shift"])
-        return [
-            f"for (i = 0; i < {n}; i++)",
-            f"    for (k = 0; k < {c}; k++) {{",
-            f"        float z = {x}[i * {c} + k] * {scale}[k];",
-            f"        {out}[i * {c} + k] = z + {shift}[k];",
-            "    }",
-        ]
+    @staticmethod
+    def number(value: Any) -> str:
+        """A float32 as an exact literal."""
+        text = float(np.float32(value)).hex() if value else "0x0.0p+0"
+        return f"{text}f"
 
-    def _layer_norm(self, row: Row, n: str) -> list[str]:
-        x, out = self.at[row.inputs[0]], self.buffer(row)
-        scale, shift = self.constant(row.constants["scale"]), self.constant(row.constants["shift"])
-        return [f"layer_norm({out}, {x}, {n}, {row.channels}, {scale}, {shift}, {float(row.settings['eps'])!r});"]
-
-    def _softmax(self, row: Row, n: str) -> list[str]:
-        x, out = self.at[row.inputs[0]], self.buffer(row)
-        return [f"softmax({out}, {x}, {n}, {row.channels}, {int(row.operation == 'log_softmax')});"]
-
-    _log_softmax = _softmax
-
-    def _add(self, row: Row, n: str, sign: str = "+") -> list[str]:
-        (a, b), out = (self.at[name] for name in row.inputs), self.buffer(row)
-        return [f"for (k = 0; k < {n} * {row.channels}; k++) {out}[k] = {a}[k] {sign} {b}[k];"]
-
-    def _multiply(self, row: Row, n: str) -> list[str]:
-        return self._add(row, n, "*")
-
-    def _concatenate(self, row: Row, n: str) -> list[str]:
-        out, at, lines = self.buffer(row), 0, [f"for (i = 0; i < {n}; i++) {{"]
-        for name in row.inputs:
-            c = self.program[name].channels
-            to = f"{out}[i * {row.channels} + {at} + k]"
-            lines.append(f"    for (k = 0; k < {c}; k++) {to} = {self.at[name]}[i * {c} + k];")
-            at += c
-        return [*lines, "}"]
-
-    def _slice(self, row: Row, n: str) -> list[str]:
-        x, out, c = self.at[row.inputs[0]], self.buffer(row), row.channels
-        wide, begin = self.program[row.inputs[0]].channels, row.settings["begin"]
-        return [
-            f"for (i = 0; i < {n}; i++)",
-            f"    for (k = 0; k < {c}; k++) {out}[i * {c} + k] = {x}[i * {wide} + {begin} + k];",
-        ]
-
-    def _mean(self, row: Row, n: str) -> list[str]:
-        x, out, c, k = self.at[row.inputs[0]], self.buffer(row), row.channels, self.index[row.name]
-        total, time = self.memory.add("double", f"total{k}", c + 1), self.memory.add("int64_t", f"time{k}")
-        rate = self.rates(row.constants["rate"])
-        return [
-            f"for (i = 0; i < {n}; i++) {{",
-            f"    double left = decay(constants.value[{rate}] * elapsed(e[i].time, {time}));",
-            f"    {time} = e[i].time;",
-            f"    {total}[{c}] = {total}[{c}] * left + 1.0;",
-            f"    for (k = 0; k < {c}; k++) {{",
-            f"        {total}[k] = {total}[k] * left + (double){x}[i * {c} + k];",
-            f"        {out}[i * {c} + k] = (float)({total}[k] / {total}[{c}]);",
-            "    }",
-            "}",
-        ]
-
-    # Convolutions of events.
-
-    def _convolve(self, row: Row, n: str) -> list[str]:
-        source, target = self.streams[row.settings["source"]], self.streams[str(row.stream)]
-        weight, rate, k = row.constants["weight"], row.constants["rate"], self.index[row.name]
-        taps, decays, q, p = weight.shape
-        if q < NARROW:
-            # A rate for every channel, in whole vectors.
-            each, weight, rate = 1, weight.reshape(taps, decays * q, p), np.repeat(rate, q, 1)
-            spare = -decays * q % LANES
-            weight, rate = np.pad(weight, [(0, 0), (0, spare), (0, 0)]), np.pad(rate, [(0, 0), (0, spare)], mode="edge")
-            factors = decays * q + spare
-        else:
-            each, factors = q + -q % LANES, decays
-            weight = np.pad(weight, [(0, 0), (0, 0), (0, each - q), (0, 0)])
-        shared = bool((rate == rate[0]).all()) and source.pixels < target.pixels * taps
-        rates, steps = self.rates(rate), taps * factors * each
-        self.factors, self.taps = max(self.factors, factors + WIDE, each), max(self.taps, taps)
-        self.wide &= (factors if each == 1 else each) % WIDE == 0
-        trace = self.memory.add(
-            "int16_t" if self.bits == 16 else "float",
-            f"trace{k}",
-            (source.pixels if shared else target.pixels * taps) * factors * each,
-        )
-        time = self.memory.add("int64_t", f"time{k}", source.pixels)
-        (width, height), (columns, rows) = source.sensor, target.sensor
-        out = self.buffer(row)
-        # Where a tap is so small, a row of all taps takes less time, with zeros where there is nothing.
-        apart = taps > 1 and factors * each >= APART
-        matrix = self.matrix(weight.reshape(steps, p), row.constants["bias"], taps if apart else 1)
-        kernel = row.settings["kernel"]
-        window = [reach_of(kernel), int(isinstance(kernel, str)), row.settings["stride"], columns, rows]
-        numbers = (q, taps, factors, each, int(shared), rates, self.offset(rate.min(1)))
-        sizes = f"{width}, {height}, {{{', '.join(map(str, window))}}}, {', '.join(map(str, numbers))}"
-        self.settings.append(f"static const convolution conv{k} = {{{sizes}}};")
-        self.convolutions.append(_CONVOLUTION.format(k=k, seen="seen" if apart else 0))
-        self.reset.append(f"for (i = 0; i < {source.pixels}; i++) {time}[i] = NEVER;")
-        own = source is target
-        cursor = "at" if own else self.memory.add("int32_t", f"at{k}")
-        entered = f"s->events_{source.name}[{cursor}], {self.at[row.inputs[0]]} + {cursor} * {q}"
-        enter = f"{cursor}++) enter{k}({entered}, {trace}, {time});"
-        if not own:
-            # The source's events that fired nothing, before others take their place.
-            self.bodies[source.name] += [
-                _comment(f"The rest of the source of {row.name}."),
-                f"for (; {cursor} < count; {enter}",
-                f"{cursor} = 0;",
-            ]
-        place = "j - i, s->row, &seen" if apart else f"0, s->row + (j - i) * {steps}, 0"
-        lines = self._blocks(
-            n,
-            [
-                *(["sight seen;", f"for (k = 0; k < {taps}; k++) seen.many[k] = 0;"] if apart else []),
-                "for (j = i; j < i + some; j++) {",
-                f"    for (; {cursor} <= {'j' if own else 'e[j].cause'}; {enter}",
-                f"    gather{k}(e[j], {place}, {trace}, {time});",
-                "}",
-            ],
-            out,
-            p,
-            matrix,
-        )
-        return ["at = 0;", *lines] if own else lines
-
-    # Values without a stream: what the events of a stream add to them, and how they are read.
-
-    def sink(self, row: Row) -> list[str]:
-        x, c, k = self.at[row.inputs[0]], row.channels, self.index[row.name]
-        if row.operation == "last":
-            last = self.memory.add("float", f"last{k}", c)
-            self.at[row.name] = last
-            self.shared.add(row.name)
-            before = self.constant(row.constants["before"])
-            self.reset.append(f"for (i = 0; i < {c}; i++) {last}[i] = {before}[i];")
-            return [f"for (k = 0; k < {c}; k++) {last}[k] = {x}[(count - 1) * {c} + k];"]
-        if row.operation == "pool":
-            total, number = self.memory.add("double", f"total{k}", c), self.memory.add("int64_t", f"count{k}")
-            value = f"(double){x}[i * {c} + k]"
-            join = f"{total}[k] + {value}"
-            if row.settings["kind"] == "max":
-                join = f"!{number} || {value} > {total}[k] ? {value} : {total}[k]"
-            return [
-                "for (i = 0; i < count; i++) {",
-                f"    for (k = 0; k < {c}; k++) {total}[k] = {join};",
-                f"    {number}++;",
-                "}",
-            ]
-        frames, rows, columns, _ = row.shape
-        if row.operation == "leaky_count":
-            total, time = self.memory.add("double", f"total{k}", row.cells * c), f"s->time{k}"
-            self.memory.add("int64_t", f"time{k}", row.cells)
-            self.reset.append(f"for (i = 0; i < {row.cells}; i++) {time}[i] = NEVER;")
-            size, rate = row.settings["size"], self.rates(row.constants["rate"])
-            self.leaks[row.name] = rate
-            return [
-                "for (i = 0; i < count; i++) {",
-                f"    int32_t cell = e[i].y / {size} * {columns} + e[i].x / {size};",
-                f"    double *total = {total} + cell * {c}, age = elapsed(e[i].time, {time}[cell]);",
-                f"    {time}[cell] = e[i].time;",
-                f"    for (k = 0; k < {c // 2}; k++) {{",
-                f"        double left = exp_of(-constants.value[{rate} + k] * age);",
-                f"        total[k] *= left, total[{c // 2} + k] *= left, total[e[i].on * {c // 2} + k] += 1.0;",
-                "    }",
-                "}",
-            ]
-        # The frame of an event, without a division.
-        frame = [
-            "for (i = 0; i < count; i++) {",
-            "    int32_t frame = 0, cell;",
-            f"    int64_t since = {frames} * (e[i].time - s->start);",
-            f"    while (frame < {frames - 1} && since >= (int64_t)NET_DURATION * (frame + 1)) frame++;",
-        ]
-        total = self.memory.add("double", f"total{k}", row.cells * c)
-        number = self.memory.add("int32_t", f"count{k}", row.cells)
-        self.restart += [
-            f"for (i = 0; i < {row.cells}; i++) {{",
-            f"    if ({number}[i])",
-            f"        for (k = 0; k < {c}; k++) {total}[i * {c} + k] = 0.0;",
-            f"    {number}[i] = 0;",
-            "}",
-        ]
-        return [
-            *frame,
-            f"    cell = (frame * {rows} + e[i].y) * {columns} + e[i].x;",
-            f"    {number}[cell]++;",
-            f"    for (k = 0; k < {c}; k++) {total}[cell * {c} + k] += (double){x}[i * {c} + k];",
-            "}",
-        ]
-
-    def _voxel(self, row: Row, n: str) -> list[str]:
-        k, c, out = self.index[row.name], row.channels, self.buffer(row)
-        return [
-            f"for (i = 0; i < {n}; i++)",
-            f"    for (k = 0; k < {c}; k++)",
-            f"        {out}[i * {c} + k] = s->count{k}[i] ? (float)(s->total{k}[i * {c} + k] / s->count{k}[i]) : 0.0f;",
-        ]
-
-    def _leaky_count(self, row: Row, n: str) -> list[str]:
-        k, out, half = self.index[row.name], self.buffer(row), row.channels // 2
-        at = f"i * {2 * half} + k"
-        return [
-            f"for (i = 0; i < {n}; i++) {{",
-            f"    double age = elapsed(s->time, s->time{k}[i]);",
-            f"    for (k = 0; k < {half}; k++) {{",
-            f"        double left = exp_of(-constants.value[{self.leaks[row.name]} + k] * age);",
-            f"        {out}[{at}] = (float)(s->total{k}[{at}] * left);",
-            f"        {out}[{at} + {half}] = (float)(s->total{k}[{at} + {half}] * left);",
-            "    }",
-            "}",
-        ]
-
-    def _magnify(self, row: Row, n: str) -> list[str]:
-        x, out, (_, height, width, channels) = self.at[row.inputs[0]], self.buffer(row), row.shape
-        return [f"magnify({out}, {x}, {height}, {width}, {channels}, {_number(row.settings['least'])});"]
-
-    def _pool(self, row: Row, n: str) -> list[str]:
-        k, c, out = self.index[row.name], row.channels, self.buffer(row)
-        share = f" / (double)s->count{k}" if row.settings["kind"] == "mean" else ""
-        return [f"for (k = 0; k < {c}; k++) {out}[k] = s->count{k} ? (float)(s->total{k}[k]{share}) : 0.0f;"]
-
-    def _last(self, row: Row, n: str) -> list[str]:
-        return []
-
-    def _reduce(self, row: Row, n: str) -> list[str]:
-        x, out, c = self.at[row.inputs[0]], self.buffer(row), row.channels
-        cells = self.program[row.inputs[0]].cells
-        begin, step, end = "0.0", f"value += {x}[i * {c} + k]", f"value / {cells}"
-        if row.settings["kind"] == "max":
-            begin, step, end = f"{x}[k]", f"value = {x}[i * {c} + k] > value ? {x}[i * {c} + k] : value", "value"
-        return [
-            f"for (k = 0; k < {c}; k++) {{",
-            f"    double value = {begin};",
-            f"    for (i = 0; i < {cells}; i++) {step};",
-            f"    {out}[k] = (float)({end});",
-            "}",
-        ]
-
-    def _convolve_cells(self, row: Row, n: str) -> list[str]:
-        x, out, p = self.at[row.inputs[0]], self.buffer(row), row.channels
-        frames, height, width, q = self.program[row.inputs[0]].shape
-        _, rows, columns, _ = row.shape
-        weight = row.constants["weight"]
-        matrix = self.matrix(weight.reshape(-1, p), row.constants["bias"])
-        steps = len(weight) * q
-        sizes = (*row.settings["kernel"], *row.settings["stride"], *row.settings["padding"])
-        grid = ", ".join(map(str, (frames, height, width, q, rows, columns, *sizes)))
-        fill = [f"for (j = 0; j < some; j++) cells(s->row + j * {steps}, {x}, i + j, {grid});"]
-        if self.bits == 16:
-            fill.append(f"round_all(s->row, s->row, some * {steps});")
-        return self._blocks(str(row.cells), fill, out, p, matrix)
+    @staticmethod
+    def comment(value: Any) -> str:
+        return f"/* {in_comment(str(value))} */"
 
     # Functions.
 
@@ -537,7 +259,7 @@ class Writer:
         program, lines = self.program, []
         for row in program.rows:
             if row.stream == stream.name:
-                lines += [_comment(row), *self.row(row, "count")]
+                lines += [self.comment(row), *self.row(row, "count")]
         if program.answers == stream.name:
             last = program[program.output]
             row = last if last.stream else program[last.inputs[0]]
@@ -550,11 +272,19 @@ class Writer:
                 lines.append(f"for (k = 0; k < {c}; k++) s->logits[k] = {out}[(count - 1) * {c} + k];")
         for row in program.rows:
             if row.stream is None and program[row.inputs[0]].stream == stream.name:
-                lines += [_comment(row), *self.sink(row)]
+                lines += [self.comment(row), *self._sink(row)]
         for child in program.streams:
             if child.source == stream.name:
-                lines += [_comment(child), *self._lif(child)]
+                lines += [self.comment(child), *self._lif(child)]
         return lines
+
+    def _sink(self, row: Row) -> list[str]:
+        """What the events of a stream add to a value without one."""
+        operation = of(row)
+        if not isinstance(operation, Sink):
+            raise TypeError(f"export: {row.operation} of {row.name} takes in no events")
+        self.use(row)
+        return operation.c_take(self, row)
 
     def _lif(self, child: Stream) -> list[str]:
         rule = Rule.of(self.streams[str(child.source)].sensor, **child.lif)
@@ -568,7 +298,9 @@ class Writer:
         charged = self.memory.add("int64_t", f"charged_{child.name}", child.pixels)
         window = (reach_of(child.lif["kernel"]), 0, child.lif["stride"], *rule.grid)
         tables = ", ".join(str(self.offset(table)) for table in (rule.share, rule.coarse, rule.fine))
-        limits = f"{_number(rule.threshold)}, {_number(rule.reset)}, {tables}, {len(rule.coarse) - 1}, {rule.bits}"
+        limits = (
+            f"{self.number(rule.threshold)}, {self.number(rule.reset)}, {tables}, {len(rule.coarse) - 1}, {rule.bits}"
+        )
         self.settings.append(f"static const lif lif_{child.name} = {{{{{', '.join(map(str, window))}}}, {limits}}};")
         room = f"s->events_{child.name}, {self.capacity(child.name)}"
         return [
@@ -582,7 +314,7 @@ class Writer:
         program, lines = self.program, []
         for row in program.rows:
             if row.stream is None:
-                lines += [_comment(row), *self.row(row, str(row.cells))]
+                lines += [self.comment(row), *self.row(row, str(row.cells))]
         out = program[program.output]
         place = "s->logits" if out.stream else self.at[program.output]
         return [*lines, f"for (k = 0; k < {out.channels}; k++) logits[k] = {place}[k];"]
@@ -623,7 +355,7 @@ class Writer:
         # For vectors of each width.
         wide = "\n".join(
             [
-                *map(_read, ("simd.c", "traces.c", "products.c")), *self.convolutions, "", declared, *functions,
+                *map(_read, ("simd.c", "traces.c", "products.c")), *self.functions, "", declared, *functions,
                 _read("take.c").replace("@INPUT@", next(iter(self.streams))),
             ]
         )  # fmt: skip
@@ -632,17 +364,22 @@ class Writer:
             [
                 "#if !defined(NAMED)", '#include "network.h"\n', defined, declared_tables,
                 *map(_read, ("arithmetic.c", "runtime.c")),
-                *([_read("magnify.c")] if self._has("magnify") else []),
-                *([_read("functions.c")] if self._has(*_FUNCTIONS) else []),
+                *([_read("functions.c")] if _CALLS.search("".join([*self.helpers, *functions])) else []),
+                *self.helpers,
                 _LISTENER,
                 f"struct state {{\n{self.memory}\n    /* Working memory. */\n{self.work}\n}};\n",
                 "\n".join([*self.settings, ""]), named, _read("widths.c"), "#endif\n",
                 wide, "#if defined(LAST)", _read("interface.c").replace("@RESET@", reset), tables, "#endif\n",
             ]
         )  # fmt: skip
-        self.digest = hashlib.sha256(code.encode()).hexdigest()[:15]
-        code = f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self.digest})\n{code}"
+        self._digest = hashlib.sha256(code.encode()).hexdigest()[:15]
+        code = f"/* Written by gridless: see network.h. */\n#define DIGEST ((int64_t)0x{self._digest})\n{code}"
         return renamed(code, self.name)
+
+    @property
+    def digest(self) -> str:
+        """Of the text without its name."""
+        return self._digest if self.text else ""
 
     def _tables(self) -> tuple[str, str]:
         """The constants, declared before the code and written after it."""
@@ -657,27 +394,14 @@ class Writer:
             text += f"\nstatic const int16_t small[{small}] NET_LINE = {{\n{self.weights.text(np.int16)}}};\n"
         return declared, text
 
-    def _has(self, *operations: str) -> bool:
-        return any(row.operation in operations for row in self.program.rows)
-
     @property
     def bytes(self) -> int:
         """Of the state, working memory included."""
         return self.memory.bytes + self.work.bytes
 
 
-# A convolution's functions are its own, so that its sizes are known when they are compiled.
-_CONVOLUTION = """APART void enter{k}(event e, const float *features, number *trace, int64_t *time) {{
-    enter(&conv{k}, e, features, trace, time);
-}}
-APART void gather{k}(event e, int row, float *rows, sight *seen, const number *trace, const int64_t *time) {{
-    gather(&conv{k}, e, row, rows, {seen}, trace, time);
-    (void)seen;
-}}"""
-
-# Operations that call functions.c.
-_SIMPLE = ("relu", "leaky_relu", "abs")
-_FUNCTIONS = ("layer_norm", "softmax", "log_softmax", *(name for name in ACTIVATIONS if name not in _SIMPLE))
+# Functions of one number, which functions.c has.
+_CALLS = re.compile(r"\b(exp|log|root|log1p|erf|sigmoid)_of\(")
 _RUN = "struct state *s, int count, const listener *to"
 # The functions and types that code for vectors of a width defines.
 _DEFINED = re.compile(r"^(?:(?:INLINE|APART|FREE static) \w+ (?=\w+\()|typedef \w+ )(\w+)", re.MULTILINE)
@@ -698,15 +422,9 @@ def _function(name: str, parameters: str, lines: list[str], stream: str = "") ->
     return f"FREE static void {name}({parameters}) {{\n{''.join(head)}{text}\n}}\n"
 
 
-def _comment(value: Any) -> str:
-    """A line, whatever the network calls its parts."""
-    return f"/* {re.sub(r'[^ -~]', '?', str(value)).replace('*/', '* /').replace('/*', '/ *')} */"
-
-
-def _number(value: Any) -> str:
-    """A float32 as an exact literal."""
-    text = float(np.float32(value)).hex() if value else "0x0.0p+0"
-    return f"{text}f"
+def in_comment(text: str) -> str:
+    """Text for a comment of C: one line of ASCII that neither ends the comment nor begins another."""
+    return re.sub(r"[^ -~]", "?", text).replace("*/", "* /").replace("/*", "/ *")
 
 
 def _halves(array: np.ndarray) -> np.ndarray:

@@ -1,0 +1,49 @@
+"""(1, 0) of an OFF event of the camera, (0, 1) of an ON event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from gridless.live.operation import Operation
+from gridless.live.rows import Row, Stream
+from gridless.live.values import Unknown
+
+
+def polarity(r: Any, stream: Stream) -> Row:
+    """The polarities of a stream, one row for a network."""
+    if stream.source is not None:
+        raise Unknown(f"{r.name} sees the polarity of {stream.name}, which only the camera's events have; this")
+    known = [row for row in r.rows.values() if row.operation == "polarity"]
+    return known[0] if known else r.add("polarity", "polarity", stream.name, (), (2,))
+
+
+class Polarity(Operation):
+    name = "polarity"
+    functions = {"polarity_features": lambda r, events, *args, **named: polarity(r, events.stream)}
+    in_events = is_part = True
+
+    def body(self):
+        from gridless.live.panels import places
+        from gridless.live.table import PITCH, S_EVENT
+
+        def body(i, f, d, r, s, first, n, lane):
+            pitch = i[r + PITCH]
+            to, _, _ = places(i, r, first)
+            for j in range(n):
+                on = i[i[s + S_EVENT] + 4 * (first + j) + 3]
+                for k in range(pitch):
+                    f[to + j * pitch + k] = 0.0
+                f[to + j * pitch + on] = 1.0
+
+        return body
+
+    def c(self, writer, row, n):
+        out = writer.buffer(row)
+        off, on = f"{out}[2 * k] = e[k].on ? 0.0f : 1.0f", f"{out}[2 * k + 1] = e[k].on ? 1.0f : 0.0f"
+        return [f"for (k = 0; k < {n}; k++) {off}, {on};"]
+
+    def example(self, net):
+        net.part = nn.Linear(2, 5)
+        return lambda x, geometry, memory: net.part(net.polarity(geometry))
