@@ -1,7 +1,7 @@
 """Damaged files for all readers: `make fuzz SECONDS=600`, or `python tests/fuzz.py --seconds 600 [NAME ...]`.
 
-Without names a fifth of the time goes to random live networks (`fuzz_live.py`; NAME `live` runs only those), and a tenth
-of the rest to trainings that are killed and resumed (`fuzz_resume.py`).
+Without names a fifth of the time goes to random live networks (`fuzz_live.py`; NAME `live` runs only those). A tenth of
+the rest goes to trainings that are killed and resumed (`fuzz_resume.py`).
 
 A process with limited memory reads one damaged file after the other and says which; another watches it. A wrong kind of
 exception, a crash, a hang, or a read that takes seconds is a finding. Its file is kept in `fuzz-findings/`. Case n of
