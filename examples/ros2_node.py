@@ -4,9 +4,7 @@
 
 It subscribes to `event_camera_msgs/EventPacket`, runs the network event by event, and publishes what it finds as
 `std_msgs/String` on `~/prediction`: {"time": microseconds, "class": name, "probability": share}. The camera may have
-other pixels than the network: `pool` makes N x N of them one, and `crop` ([x, y]) says which becomes the first; events
-outside are left out.
-
+more pixels than the network: `pool` makes N x N of them one, and `crop` ([x, y]) is the first; others are left out.
 The node needs ROS 2 (`rclpy`) and the package `event_camera_msgs`. What it computes, `Predictor`, needs neither.
 """
 
@@ -14,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import gridless as gl
@@ -89,9 +88,8 @@ def main() -> None:
     rclpy.init()
     node = Predictions()
     try:
-        rclpy.spin(node)
-    except KeyboardInterrupt:
-        pass
+        with suppress(KeyboardInterrupt):
+            rclpy.spin(node)
     finally:
         node.destroy_node()
         rclpy.try_shutdown()

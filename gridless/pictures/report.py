@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gridless.data.files import write_whole
+from gridless.kernels.progress import shown
 
 
 def report_run(out: str | Path, show: bool = True) -> Path | None:
@@ -37,7 +38,7 @@ def report_run(out: str | Path, show: bool = True) -> Path | None:
         write_whole(out / "metrics.csv", _as_csv(history).encode())
     counts = np.array(results["confusion"]) if "confusion" in results else None
     names = results.get("class_names") or _json(out / "weights.json").get("class_names") or []
-    names = [*map(str, names)] or [str(k) for k in range(0 if counts is None else len(counts))]
+    names = [*map(shown, names)] or [str(k) for k in range(0 if counts is None else len(counts))]
     table = [] if counts is None else class_table(counts, names)
     if show and table:
         print("\n".join(_aligned(table)), file=sys.stderr, flush=True)
@@ -58,14 +59,14 @@ def class_table(counts: np.ndarray, names: Sequence[str]) -> list[list[str]]:
     """Rows of each class that was shown: its examples, its accuracy, its precision and what it is mistaken for most."""
     rows = [["class", "examples", "accuracy", "precision", "mistaken for"]]
     for k, name in enumerate(names):
-        shown, answered = counts[k].sum(), counts[:, k].sum()
-        if not shown:
+        count, answered = counts[k].sum(), counts[:, k].sum()
+        if not count:
             continue
         others = counts[k].copy()
         others[k] = 0
         wrong = f"{names[int(others.argmax())]} ({others.max()})" if others.max() else ""
         precision = f"{counts[k, k] / answered:.1%}" if answered else ""
-        rows.append([name, f"{shown}", f"{counts[k, k] / shown:.1%}", precision, wrong])
+        rows.append([name, f"{count}", f"{counts[k, k] / count:.1%}", precision, wrong])
     return rows
 
 

@@ -31,7 +31,7 @@ def test_medians_and_maxima_are_over_targets_and_examples():
     recipe = gl.training.load_recipe("shapes").changed(data_options__size=20, points=100)
     found = collect("shapes", limit=20, changes=["data_options.size=20", "points=100"])
     model = recipe.make_model()
-    from gridless.training.examples import load_data
+    from gridless.tasks.loading import load_data
 
     data = load_data(recipe, None, "train")
     geometries = [model.plan(data.draw(None, 0, 0, torch.tensor([i]))) for i in range(len(data))]

@@ -136,7 +136,8 @@ def test_all_kernels_of_the_package_have_this_cache():
     assert [file for file, text in texts.items() if plain.search(text)] == [PACKAGE / "kernels" / "compile.py"]
     options = [found for text in texts.values() for found in re.findall(r"^ *@njit(.*)", text, re.MULTILINE)]
     assert len(options) > 100
-    assert all("cache=True" in found for found in options)
+    # The live loop is not cached where operations were added at run time.
+    assert all("cache=True" in found or "cache=CACHED" in found for found in options)
 
 
 def test_a_kernel_is_made_of_the_files_that_its_own_imports(monkeypatch: pytest.MonkeyPatch):

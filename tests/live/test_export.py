@@ -30,6 +30,7 @@ from gridless.live.export.check import check, compilers, ways
 from gridless.live.export.golden import recording
 from gridless.live.export.page import web
 from gridless.live.export.writer import Writer
+from gridless.live.operations import OPERATIONS
 from gridless.live.program import Program
 from gridless.live.sources import encode
 from gridless.nn.events import polarity_features
@@ -141,7 +142,8 @@ def test_functions_of_one_number_are_those_of_torch_wherever_floats_are(tmp_path
     far = torch.tensor([8.4, 8.5, 9.0, 20.0, 20.1, 60.0, 88.0])
     x = torch.cat([torch.linspace(-12, 12, 4801), far, -far, torch.logspace(-6, 0, 50), -torch.logspace(-6, 0, 50)])
     text = (Path(package.__file__).parent / "functions.c").read_text()
-    lines = "".join(f'        printf("%.9g ", (double)f_{name}(x));\n' for name in functions)
+    expressions = {name: OPERATIONS[name].expression for name in functions}
+    lines = "".join(f'        printf("%.9g ", (double)(float)({c}));\n' for c in expressions.values())
     (tmp_path / "main.c").write_text(
         f"#include <stdint.h>\n#include <stdio.h>\n#define INLINE static inline\n{text}\n"
         f'int main(void) {{\n    float x;\n    while (scanf("%f", &x) == 1) {{\n{lines}    }}\n    return 0;\n}}\n'

@@ -354,13 +354,10 @@ def test_the_session_refuses_rows_of_no_stream_before_the_first_packet():
         Session(model)
 
 
-def test_a_plan_that_sees_one_packet_alone_is_refused():
-    model = settled(WideStride)
-    near = model.cross.near
-    model.plan.causal(near.source, near.target, window=50.0)
+def test_a_plan_of_points_is_refused():
     for make in (stream, Session):
-        with pytest.raises(TypeError, match="causal"):
-            make(model)
+        with pytest.raises(TypeError, match="event network"):
+            make(gl.models.point_resnet_small(classes=2).eval())
 
 
 class Explosive(nn.Module):

@@ -228,7 +228,7 @@ def test_rows_of_padding_share_no_parent():
 
 @pytest.mark.parametrize("depths", [(), (2, 0)])
 def test_a_network_of_maxima_without_maxima_is_refused(depths):
-    with pytest.raises(ValueError, match="depths must be at least 1"):
+    with pytest.raises(ValueError, match="PointMaxNet: depths"):
         small("point_max_net", depths=depths)
 
 

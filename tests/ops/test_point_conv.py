@@ -198,13 +198,13 @@ def test_coordinates_have_more_numbers_than_32_bits_count():
 
     from gridless.ops.point_conv.contract import Neighbours
     from gridless.ops.point_conv.edge_function import EdgeFunction
-    from gridless.ops.point_conv.gpu.rows import Rows
+    from gridless.ops.point_conv.gpu.rows import EdgeRows
 
     function = EdgeFunction(0, (0.0,) * 3, 1.0, 3, RADIUS, True, False)
     for rows, index in ((2**31 // 3, tl.int32), (2**31 // 3 + 1, tl.int64)):
         x, splits = torch.zeros(()).expand(rows, 3), torch.zeros((), dtype=torch.int64).expand(rows + 1)
         near = Neighbours(splits, splits[:0].int(), splits, splits[:0].int(), x, x, function)
-        assert Rows(near, False).index(1) == index
+        assert EdgeRows(near, False).index(1) == index
 
 
 def test_the_last_rows_of_more_coordinates_than_32_bits_count():
