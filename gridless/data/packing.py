@@ -236,7 +236,7 @@ class PackFile:
         """Fill `out` with rows of an array, from row `first` on. The GIL is released."""
         dtype, shape, at = self.arrays[name]
         position = at + first * dtype.itemsize * math.prod(shape[1:])
-        view = memoryview(out.reshape(-1).view(np.uint8))
+        view = memoryview(out.reshape(-1).view(np.uint8).data)
         while len(view):
             count = os.preadv(self.handle, [view], position)
             if not count:

@@ -265,9 +265,10 @@ def to_pyg(cloud: _Points) -> Any:
         # What PyG takes for positions of nodes or examples, and counts on from one example to the next.
         taken |= {name for name in cloud.rows if "index" in name or "batch" in name or name == "face"}
     _refuse_rows("to_pyg", cloud, [name for name in cloud.rows if name in taken])
-    each = [
-        geometric.Data(pos=one.coords, **{theirs.get(n, n): v for n, v in one.rows.items()}) for one in cloud.examples
-    ]
+    each = []
+    for one in cloud.examples:
+        rows = {str(theirs.get(name, name)): values for name, values in one.rows.items()}
+        each.append(geometric.Data(pos=one.coords, **rows))
     return each[0] if len(each) == 1 else geometric.Batch.from_data_list(each)
 
 

@@ -93,7 +93,7 @@ class _Drawn(Dataset):
     def __len__(self) -> int:
         return len(self.loader.data.labels)
 
-    def __getitem__(self, i: int) -> tuple[Any, int]:
+    def __getitem__(self, i: int) -> tuple[Any, Any]:
         loader = self.loader
         drawn = loader.data.draw(loader.augment, loader.seed, self.epoch, torch.tensor([i]))
         return drawn, loader.data.labels[i].tolist()

@@ -7,6 +7,8 @@ stream are empty: no event has been there, or all of it has decayed to nothing. 
 small that taps are better multiplied together: then a row holds all taps, with zeros where there is nothing.
 """
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,7 @@
 """The leaky mean of a stream so far."""
 
+# pyright: reportCallIssue=false
+
 from __future__ import annotations
 
 from typing import Any
