@@ -215,10 +215,14 @@ def test_the_recipe_trains_whole_scans_and_labels_a_scene(release, tmp_path, cap
     torch.testing.assert_close(found.coords[samples], back)
     with torch.no_grad():
         said = model(model.plan(one)).argmax(1)
-    # A scene has another order of points, so that other ones are sampled: the labels are alike, not the same. They are
-    # called as in the release, where 0 is none: that of a car is 10.
+    # A scene has another order of points, so that other ones are sampled: the labels are alike, as those of the whole
+    # scan in another order are. They are called as in the release, where 0 is none: that of a car is 10.
+    order = torch.randperm(len(one), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        other = model(model.plan(one[order])).argmax(1)
+    alike = (said[order] == other).float().mean()
     raw = torch.tensor([names[0] for names in CLASSES.values()])
-    assert (raw[said] == found.rows["label"][samples]).float().mean() > 0.7
+    assert (raw[said] == found.rows["label"][samples]).float().mean() > alike - 0.1
 
 
 def test_a_release_is_a_folder_of_scans_too(release):
