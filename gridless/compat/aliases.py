@@ -52,7 +52,9 @@ class Aliases(MetaPathFinder, Loader):
 
     def is_known_elsewhere(self, name: str, path: Any = None) -> bool:
         others = (finder for finder in sys.meta_path if not isinstance(finder, Aliases))
-        return any(finder.find_spec(name, path) is not None for finder in others)
+        specs = (finder.find_spec(name, path) for finder in others)
+        # A folder without modules, such as one with a stale cache, is a namespace package without an origin.
+        return any(spec is not None and spec.origin is not None for spec in specs)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         prefix = self.prefix_of(spec.name)

@@ -14,6 +14,7 @@ from gridless.training.evaluate import accuracy, probabilities
 from gridless.training.examples import Clouds, Recordings, TrainingSet
 from gridless.training.loader import Loader
 from gridless.training.normalisation import update_statistics
+from gridless.training.packed import PackedSet
 from gridless.training.prefetch import ahead
 from gridless.training.recipe import Recipe, load_recipe
 from gridless.training.step import Average as Average
@@ -30,6 +31,7 @@ __all__ = [
     "Batch",
     "Clouds",
     "Loader",
+    "PackedSet",
     "Policy",
     "Recipe",
     "Recordings",

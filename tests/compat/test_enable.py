@@ -95,7 +95,6 @@ def test_single_names_can_be_asked_for():
 
 
 def test_former_names_give_the_same_module_below_packages():
-
     assert importlib.import_module("gridless.streaming.engine") is sys.modules["gridless.live.engine"]
     assert all(gl.compat.aliases.MOVED[name] != name for name in aliases.MOVED)
 
@@ -103,3 +102,15 @@ def test_former_names_give_the_same_module_below_packages():
 def test_enabling_does_not_load_torch():
     code = "import sys, gridless.compat as c; c.enable(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_folder_without_modules_does_not_hide_a_name(tmp_path, monkeypatch):
+    (tmp_path / "gridless_alias" / "__pycache__").mkdir(parents=True)
+    monkeypatch.syspath_prepend(tmp_path)
+    finder = aliases.install({"gridless_alias": "gridless.live"})
+    try:
+        assert importlib.import_module("gridless_alias.engine") is sys.modules["gridless.live.engine"]
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.startswith("gridless_alias")]:
+            del sys.modules[name]

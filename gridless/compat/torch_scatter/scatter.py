@@ -22,7 +22,7 @@ def scatter_sum(
         out = torch.zeros(output_shape(src, index, dim, dim_size), dtype=src.dtype, device=src.device)
     # On a GPU scatter_add adds floats in any order; index_put sorts, and always adds in the same one.
     if src.is_cuda and src.is_floating_point():
-        return out.index_put_(along(index, src, dim), src, accumulate=True)
+        return torch.ops.aten.index_put_(out, along(index, src, dim), src, True)
     return out.scatter_add_(dim, broadcast(index, src, dim), src)
 
 

@@ -216,8 +216,8 @@ def _apply(
         tl.store(statistics + channels + c, scale, inside)
         tl.store(statistics + 2 * channels + c, unbiased, inside)
         if TRACK:
-            share = tl.load(parts + 2 * programs * channels)
-            _track(mean, unbiased, n, running_mean, running_var, batches, share, c, inside)
+            newest = tl.load(parts + 2 * programs * channels)
+            _track(mean, unbiased, n, running_mean, running_var, batches, newest, c, inside)
 
     w, b = _affine(weight, bias, c, inside, AFFINE, wide)
     for start in range(tl.program_id(0) * ROWS, rows, programs * ROWS):

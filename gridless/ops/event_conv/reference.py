@@ -47,7 +47,9 @@ def _by_products(features: Tensor, rate: Tensor, link: Link, decay_time: float, 
     age = (link.target.time[target] - link.source.time[source]).to(features.dtype) / decay_time  # (E)
     factor, shape = decay(rate[tap], age[:, None]), (edges.num_target, edges.num_source)  # (E, V)
     settings: dict[str, Any] = {"check_invariants": False, "is_coalesced": True, "device": features.device}
-    matrices = [torch.sparse_coo_tensor(torch.stack([row, source]), f, shape, **settings) for f in factor.unbind(1)]
+    # Sparse products on CUDA read values as if they were contiguous.
+    values = factor.t().contiguous()
+    matrices = [torch.sparse_coo_tensor(torch.stack([row, source]), f, shape, **settings) for f in values]
     products = [torch.sparse.mm(matrix, features) for matrix in matrices]
     gathered = torch.stack(products, 1) if products else features.new_zeros(edges.num_target, 0, features.shape[1])
     return gathered.view(len(link.target), *rate.shape, features.shape[1])

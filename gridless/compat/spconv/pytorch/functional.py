@@ -23,6 +23,9 @@ def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, taps: TapEdg
     if features.is_cuda and torch.is_autocast_enabled("cuda") and features.dtype != torch.float64:
         features, weight = features.half(), weight.half()
         bias = None if bias is None else bias.half()
+        # `tap_conv` would convert to the dtype of autocast.
+        with torch.autocast("cuda", enabled=False):
+            return convolve(features, weight, bias, taps)
     theta = weight.reshape(weight.shape[0], taps.num_taps, weight.shape[-1]).permute(1, 2, 0)
     if not features.is_cuda or _is_tf32() == constants.SPCONV_ALLOW_TF32:
         return tap_conv(features, theta, bias, taps)
