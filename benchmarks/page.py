@@ -247,7 +247,9 @@ def lidar(r: dict[str, Any]) -> Made:
     words = (
         f"One layer over scans of SemanticKITTI, voxels of 5 and 10 cm, eager, medians over {scans} scans; a U-Net of "
         f"five levels over voxels of 5 cm, over {few}: *captured* is a step as a CUDA graph (`gl.capture`), *ahead* "
-        "makes the geometry of the next scan meanwhile (`gl.training.ahead`); spconv is eager, and has no bfloat16."
+        "makes the geometry of the next scan meanwhile (`gl.training.ahead`); spconv is eager, and has no bfloat16. "
+        "Not like for like: ours is the *point* convolution, 10 monomials in TF32; spconv has 27 taps, in float32 by "
+        "IEEE products. The table Voxels compares the same operator in the same precision."
     )
     return "A LiDAR scan", f"{words} {origin(r['scenes'])}", COLUMNS, rows
 
