@@ -37,7 +37,8 @@ SCRIPT = textwrap.dedent("""
 def on_a_terminal(folder: Path) -> tuple[str, str]:
     """What the script prints: stdout, through a pipe, and stderr."""
     command = [sys.executable, "-c", SCRIPT, str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "100"}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "TERM": "xterm", "COLUMNS": "100"}
     ours, theirs = pty.openpty()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
         os.close(theirs)
