@@ -39,14 +39,17 @@ CHOICES = [
 @pytest.mark.parametrize("name", ["point_resnet_large", "point_resnet_small"])
 @pytest.mark.parametrize("changes", CHOICES, ids=str)
 def test_every_choice_makes_a_network_that_learns_and_sees_a_cloud_alike_in_a_batch(name, changes, clouds):
+    torch.manual_seed(0)
     model = models.build({"model": name, "classes": 5, "width": 8, "radius": 0.25, **changes})
     logits = model(model.plan(gl.Cloud.of(clouds)))
     logits.square().sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
     model.eval()
     together = model(model.plan(gl.Cloud.of(clouds)))
+    # Without normalisation activations are large, and rounding is relative to the largest of them.
+    scale = float(together.detach().abs().max().clamp(min=1))
     for logits, cloud in zip(together, clouds):
-        torch.testing.assert_close(logits, model(model.plan(cloud))[0], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(logits, model(model.plan(cloud))[0], rtol=1e-4, atol=1e-4 * scale)
 
 
 @pytest.mark.parametrize("changes", CHOICES, ids=str)
