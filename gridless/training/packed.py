@@ -25,7 +25,10 @@ PIECE = 1 << 24
 
 @dataclass(frozen=True)
 class PackedSet(TrainingSet):
-    """Examples on disk. `PackedSet.of_pack` makes one; `examples` is empty, and tells kind, sensor and rows."""
+    """Examples on disk. `PackedSet.of_pack` makes one; `examples` is empty, and tells kind, sensor and rows.
+
+    Arguments but `pack`, `index`, `most` and `keep` are those of `TrainingSet`.
+    """
 
     pack: Pack = field(kw_only=True)
     index: Tensor = field(kw_only=True)
