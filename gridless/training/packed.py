@@ -40,7 +40,7 @@ class PackedSet(TrainingSet):
 
     @classmethod
     def of_pack(cls, pack: Pack, index: Tensor | None = None, keep: str = "auto", **more: Any) -> PackedSet:
-        """The examples `index` of a pack, all if it is left out; `keep` is that of the set, `more` are further fields."""
+        """The examples `index` of a pack, by default all; `keep` is that of the set, `more` are further fields."""
         if keep not in ("auto", "disk", "memory"):
             raise ValueError(f"PackedSet: keep must be 'auto', 'disk' or 'memory', not {keep!r}.")
         index = torch.arange(len(pack)) if index is None else index.cpu()
