@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gridless.data.packing import Pack
 from gridless.kernels.progress import bar
-from gridless.structures import Cloud, Events, collate
+from gridless.structures import Events, collate
 from gridless.training.examples import TrainingSet
 
 # Bytes that a training set may take of the memory of the CPU, and its share of the free memory of a GPU.
@@ -47,12 +47,6 @@ class PackedSet(TrainingSet):
         more = {"class_names": pack.class_names, **more}
         nothing = pack.read(index[:0])
         return cls(nothing, pack.labels[index], _splits(pack, index), pack=pack, index=index, keep=keep, **more)
-
-    @property
-    def even(self) -> int | None:  # type: ignore[override]
-        sizes = self.sizes
-        same = isinstance(self.examples, Cloud) and len(sizes) > 0 and bool((sizes == sizes[0]).all())
-        return int(sizes[0]) if same else None
 
     @property
     def is_labelled(self) -> bool:
