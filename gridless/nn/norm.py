@@ -22,7 +22,8 @@ class BatchNorm(_BatchNorm):
     Otherwise as torch.nn.BatchNorm1d (same state), with the defaults of the paper's networks: running statistics keep
     0.99 of their value (momentum 0.01 in torch's convention), eps 1e-3. The first 1 / momentum batches are averaged
     instead: batch n has the weight max(momentum, 1 / n), so that statistics are of use after a few steps. A `momentum`
-    of None averages all batches, and one of 0 leaves the statistics alone. Nothing waits for the device.
+    of None averages all batches, and one of 0 leaves the statistics alone. The number of batches is read from the
+    device once after a state is loaded; nothing else waits for it.
 
     `relu` is "before" for norm(relu(x)) and "after" for relu(norm(x)); without `affine` there is no weight and no bias.
     Weight, bias and statistics are made on `device` and of `dtype`.
@@ -32,8 +33,9 @@ class BatchNorm(_BatchNorm):
 
     synchronised = False
     track_running_stats = True
-    # Batches that this layer has seen for certain since its statistics were set: see `_momentum`.
-    _seen = 0
+    # At least so many batches were averaged; exactly so many while their number on the device has this version.
+    _batches, _version = 0, -1
+    _captured = False
     __constants__: ClassVar = []
     __jit_unused_properties__: ClassVar = ["num_features"]
 
@@ -94,11 +96,13 @@ class BatchNorm(_BatchNorm):
             padded = cloud if cloud.padding else None
         # A view is a node of the backward pass, and costs as much as a small kernel.
         flat = features if features.ndim == 2 else features.reshape(-1, self.channels)
-        # torch's own refuses a single row, and knows nothing of padding; its calls take less of the host.
-        if self.training and (padded is not None or flat.shape[0] < 2 or self._of_all()):
+        # torch's own takes less of the host, but refuses a single row, knows no padding, and needs the momentum ahead.
+        ours = self.training and (padded is not None or flat.shape[0] < 2 or self._of_all())
+        momentum = None if ours else self._momentum()
+        if ours or (momentum is None and not torch.compiler.is_compiling()):
             y = self._over_real_rows(flat, padded)
         else:
-            y = self._over_all_rows(flat, padded)
+            y = self._over_all_rows(flat, padded, momentum)
         return y if features.ndim == 2 else y.reshape(features.shape)
 
     def _of_all(self) -> bool:
@@ -111,26 +115,40 @@ class BatchNorm(_BatchNorm):
         return self.running_mean, self.running_var, self.num_batches_tracked, self.momentum or 0.0
 
     def _momentum(self) -> float | None:
-        """The weight of the next batch, where it is known without waiting for the device."""
+        """The weight of the next batch; None where only the device knows it."""
+        if not self.training or self._running() is None:
+            return 0.0
         floor = self.momentum or 0.0
         if torch.compiler.is_compiling():
             return None
         if self.num_batches_tracked.device.type == "cpu":
             return max(floor, 1 / (1 + int(self.num_batches_tracked)))
-        # A captured graph does not count here, so that there may be more batches than were seen, never fewer.
-        self._seen += floor > 0
-        return floor if floor * self._seen > 1 else None
+        if floor * self._batches >= 1:
+            return floor
+        # Replays of a captured graph are not counted here.
+        self._captured |= torch.cuda.is_current_stream_capturing()
+        if self._captured:
+            return None
+        if self._version != self.num_batches_tracked._version:
+            self._batches = int(self.num_batches_tracked)
+        self._batches += 1
+        return max(floor, 1 / self._batches)
+
+    def _forget(self) -> None:
+        """The number of batches is read anew."""
+        self._batches, self._version, self._captured = 0, -1, False
 
     def reset_running_stats(self) -> None:
-        self._seen = 0
+        self._forget()
         super().reset_running_stats()
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
-        self._seen = 0
+        self._forget()
         super()._load_from_state_dict(*arguments)
 
     def _over_real_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
         """With the statistics of the rows that the splits count: how many they are stays on the device."""
+        self._version = -1
         count = None if padded is None else padded.splits[-1]
         relu = self.relu == "before", self.relu == "after"
         arguments = x, count, self.weight, self.bias, self.eps, *relu, self._running()
@@ -138,7 +156,7 @@ class BatchNorm(_BatchNorm):
             return reference.forward(*arguments, add=_OverProcesses.apply)[0]
         return batch_norm(*arguments)
 
-    def _over_all_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
+    def _over_all_rows(self, x: Tensor, padded: Cloud | Events | None, momentum: float | None) -> Tensor:
         """With the statistics of all rows in training, and with the running ones otherwise."""
         real = None
         if padded is not None:
@@ -146,13 +164,15 @@ class BatchNorm(_BatchNorm):
             # For the gradient of the weight: zero times NaN is NaN.
             x = torch.where(real, x, 0.0) if torch.is_grad_enabled() else x
         x = x.relu() if self.relu == "before" else x
+        running = self._running() if self.training else None
         if not self.training:
             y = self._normalised(x, self.running_mean, self.running_var, 0.0)
-        elif (running := self._running()) is None:
+        elif running is None:
             y = self._normalised(x, None, None, 0.0)
-        elif (momentum := self._momentum()) is not None:
+        elif momentum is not None:
             y = self._normalised(x, *running[:2], momentum)
             self.num_batches_tracked.add_(1)
+            self._version = self.num_batches_tracked._version
         else:
             # With a momentum of 1 zeros become the statistics of this batch.
             mean, var = torch.zeros(2, self.channels, dtype=self.running_mean.dtype, device=x.device)

@@ -219,3 +219,42 @@ def test_a_layer_of_torch_does_not_take_its_place():
         torch.nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Sequential(BatchNorm(6)))
     x = torch.randn(5, 6)
     torch.testing.assert_close(torch.jit.trace(BatchNorm(6).eval(), (x,))(x), BatchNorm(6).eval()(x))
+
+
+@needs_cuda
+@pytest.mark.parametrize("momentum", [0.2, None])
+def test_eager_and_captured_batches_on_a_gpu_are_counted_alike(momentum):
+    ours, wanted = (BatchNorm(6, momentum=momentum).to(place) for place in ("cuda", "cpu"))
+    batches = torch.randn(12, 64, 6)
+    x = batches[0].cuda()
+
+    def eager(step):
+        ours(batches[step].cuda())
+
+    def replay(step):
+        x.copy_(batches[step])
+        graph.replay()
+
+    # Under a capture nothing runs: the batch is not counted.
+    eager(0), eager(1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ours(x)
+    calls = [eager, eager, eager, replay, replay, eager, replay, eager, eager, replay, eager, eager]
+    for step in range(2, 12):
+        calls[step](step)
+    for batch in batches:
+        wanted(batch)
+    assert_same_state(ours.cpu(), wanted)
+
+
+@needs_cuda
+def test_a_loaded_number_of_batches_is_followed_on_a_gpu():
+    ours, wanted = BatchNorm(6).cuda(), BatchNorm(6)
+    state = {**wanted.state_dict(), "num_batches_tracked": torch.tensor(30)}
+    x = torch.randn(64, 6)
+    for norm in (ours, wanted):
+        norm(x.to(norm.weight.device))
+        norm.load_state_dict(state)
+        norm(x.to(norm.weight.device))
+    assert_same_state(ours.cpu(), wanted)
