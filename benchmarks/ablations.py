@@ -1,11 +1,11 @@
 """What each design choice of the paper is worth: accuracy, time and memory of the large network with one changed.
 
-    python benchmarks/ablations.py --data DIR [--jobs 3] [--epochs 100] [--out results/reproduction/ablations.json]
+    python benchmarks/ablations.py --data DIR [--jobs 6] [--epochs 100] [--out results/reproduction/ablations.json]
                                                           (about 25 minutes on an H200: 16 variants, 3 seeds each)
 
 The recipe modelnet40-large with one choice changed (`gl.nn.Choices`), trained on the part `fit` of the training clouds
 and judged on the held-out tenth after the last epoch; three seeds, mean and deviation. Seconds an epoch and peak memory
-are of one run alone, with nothing beside it. Samplers other than rejection keep a fifth of the points, about as many as
+are of a few epochs with nothing beside them. Samplers other than rejection keep a fifth of the points, about as many as
 rejection does (`gridless stats modelnet40-large`). Runs that are in the file are not run again. `--density` is the
 authors' study of fewer points instead: five variants, judged at 32 to 1,024 points, kept in density.json (15 runs,
 about 12 minutes).
@@ -51,6 +51,7 @@ DENSITY: dict[str, dict[str, Any]] = {
     "no drop, normalised": {"augment__drop": 0.0},
     "no drop, unnormalised": {"augment__drop": 0.0, "model__normalise": False},
 }
+TIMED = 5
 POINTS = (32, 64, 128, 256, 512, 1024)
 AUTHORS = {
     "normalised": (45.50, 74.72, 83.95, 88.49, 89.59, 90.19),
@@ -61,79 +62,105 @@ AUTHORS = {
 }
 
 
-def one(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train one variant from one seed: its accuracies and times."""
+def prepared(name: str, seed: int, arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """A run of one variant that has not begun, and the held-out clouds."""
     import torch
     from direct import Run
 
-    from gridless.training import accuracy, load_recipe
-    from gridless.training.examples import load_clouds
+    from gridless.tasks.loading import load_data
+    from gridless.training import load_recipe
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda":
         torch.set_float32_matmul_precision("high")
     changes = (DENSITY if arguments.density else VARIANTS)[name]
     recipe = load_recipe("modelnet40-large").changed(**changes, epochs=arguments.epochs, seed=seed)
-    learn, valid = (load_clouds("modelnet40", arguments.data, part).to(device) for part in ("fit", "validation"))
+    learn, valid = (load_data(recipe, arguments.data, part).to(device) for part in ("fit", "validation"))
     if arguments.limit:
         learn, valid = (part.take(torch.arange(arguments.limit)) for part in (learn, valid))
-    job = Run(recipe, learn)
-    times = []
-    for epoch in range(recipe.epochs):
-        began = time.perf_counter()
+    return Run(recipe, learn), valid
+
+
+def one(name: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train one variant from one seed: its accuracies."""
+    from gridless.training import accuracy
+
+    job, valid = prepared(name, seed, arguments)
+    for epoch in range(arguments.epochs):
         job.epoch(epoch)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
     counts = POINTS if arguments.density else POINTS[-1:]
     found = {str(n): accuracy(job.best, valid.first(n)) for n in counts}
-    peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None
-    return {"name": name, "seed": seed, "accuracy": found, "seconds_per_epoch": statistics.median(times),
-            "peak_mib": peak, "epochs": recipe.epochs, "alone": arguments.alone}  # fmt: skip
+    return {"name": name, "seed": seed, "accuracy": found, "epochs": arguments.epochs}
 
 
-def command(name: str, seed: int, arguments: argparse.Namespace, alone: bool, folder: Path) -> subprocess.Popen:
+def timed(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Seconds an epoch and peak memory of one variant, after an epoch that compiles and captures."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    job, _ = prepared(name, 0, arguments)
+    times = []
+    for epoch in range(min(TIMED, arguments.epochs)):
+        began = time.perf_counter()
+        job.epoch(epoch)
+        if cuda:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    peak = torch.cuda.max_memory_allocated() / 2**20 if cuda else None
+    return {"seconds_per_epoch": statistics.median(times[1:] or times), "peak_mib": peak}
+
+
+def command(name: str, seed: int, arguments: argparse.Namespace, folder: Path) -> subprocess.Popen:
     words = [sys.executable, __file__, "--data", str(arguments.data), "--epochs", str(arguments.epochs)]
     words += ["--one", name, "--seed", str(seed), "--out", str(arguments.out)]
     words += ["--density"] if arguments.density else []
-    words += ["--alone"] if alone else []
     words += ["--limit", str(arguments.limit)] if arguments.limit else []
     log = open(folder / f"{name}-{seed}.log", "w")  # noqa: SIM115
     return subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "2"})
 
 
 def collect(arguments: argparse.Namespace, variants: dict[str, Any]) -> list[dict[str, Any]]:
-    """Run what is missing: the first seed of each variant alone, the others beside each other."""
-    content = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {"runs": []}
-    runs: list[dict[str, Any]] = content["runs"]
+    """Run what is missing, several runs beside each other; then time each variant alone. The rows of the table."""
+    content = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    runs, times = content.get("runs", []), content.get("times", {})
     folder = arguments.out.parent / "logs"
     folder.mkdir(parents=True, exist_ok=True)
-    for seeds, jobs in (([0], 1), (range(1, arguments.seeds), arguments.jobs)):
-        done = {(run["name"], run["seed"]) for run in runs}
-        waiting = [(name, seed) for name in variants for seed in seeds if (name, seed) not in done]
-        running: dict[tuple[str, int], subprocess.Popen] = {}
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                key = waiting.pop(0)
-                running[key] = command(*key, arguments, jobs == 1, folder)
-            time.sleep(0.5)
-            for key, process in list(running.items()):
-                if process.poll() is None:
-                    continue
-                del running[key]
-                text = (folder / f"{key[0]}-{key[1]}.log").read_text().splitlines()
-                if process.returncode:
-                    print(f"{key} failed:", *text[-6:], sep="\n  ", flush=True)
-                    continue
-                runs.append(json.loads(text[-1]))
-                keep(arguments.out, {"machine": machine(), "epochs": arguments.epochs, "runs": runs,
-                                     "rows": table(runs, variants)})  # fmt: skip
-                print(runs[-1], flush=True)
-    return runs
+
+    def store() -> None:
+        keep(arguments.out, {"machine": machine(), "epochs": arguments.epochs, "runs": runs, "times": times,
+                             "rows": table(runs, times, variants)})  # fmt: skip
+
+    done = {(run["name"], run["seed"]) for run in runs}
+    waiting = [(name, seed) for seed in range(arguments.seeds) for name in variants if (name, seed) not in done]
+    running: dict[tuple[str, int], subprocess.Popen] = {}
+    while waiting or running:
+        while waiting and len(running) < arguments.jobs:
+            key = waiting.pop(0)
+            running[key] = command(*key, arguments, folder)
+        time.sleep(0.5)
+        for key, process in list(running.items()):
+            if process.poll() is None:
+                continue
+            del running[key]
+            text = (folder / f"{key[0]}-{key[1]}.log").read_text().splitlines()
+            if process.returncode:
+                print(f"{key} failed:", *text[-6:], sep="\n  ", flush=True)
+                continue
+            runs.append(json.loads(text[-1]))
+            store()
+            print(runs[-1], flush=True)
+    for name in variants if not arguments.density and not arguments.untimed else ():
+        if name not in times:
+            times[name] = timed(name, arguments)
+            store()
+    return table(runs, times, variants)
 
 
-def table(runs: list[dict[str, Any]], variants: dict[str, Any]) -> list[dict[str, Any]]:
-    """Mean and deviation over seeds of each variant, with the time and memory of the run that was alone."""
+def table(runs: list[dict[str, Any]], times: dict[str, Any], variants: dict[str, Any]) -> list[dict[str, Any]]:
+    """Mean and deviation over seeds of each variant, with its time and memory where they were measured."""
     rows = []
     for name in variants:
         mine = [run for run in runs if run["name"] == name]
@@ -144,8 +171,7 @@ def table(runs: list[dict[str, Any]], variants: dict[str, Any]) -> list[dict[str
             values = [run["accuracy"][count] for run in mine]
             spread = statistics.stdev(values) if len(values) > 1 else 0.0
             row[count] = {"mean": statistics.mean(values), "deviation": spread}
-        alone = next((run for run in mine if run["alone"]), None)
-        rows.append(row | ({k: alone[k] for k in ("seconds_per_epoch", "peak_mib")} if alone else {}))
+        rows.append(row | times.get(name, {}))
     return rows
 
 
@@ -174,7 +200,7 @@ def draw(rows: list[dict[str, Any]], density: bool, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=6)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--density", action="store_true")
@@ -183,7 +209,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--untimed", action="store_true", help="accuracies only, while other work runs beside them")
     arguments = parser.parse_args()
     name = "density" if arguments.density else "ablations"
     arguments.out = arguments.out or RESULTS / "reproduction" / f"{name}.json"
@@ -194,8 +220,8 @@ def main() -> None:
     variants = {n: variants[n] for n in arguments.only or variants}
     if arguments.jobs > 1:
         print("MPS:", mps(), flush=True)
-    runs = collect(arguments, variants)
-    draw(table(runs, variants), arguments.density, arguments.out.with_suffix(".png"))
+    rows = collect(arguments, variants)
+    draw(rows, arguments.density, arguments.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

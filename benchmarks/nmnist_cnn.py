@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 import gridless as gl
 from gridless.data.splits import folds
+from gridless.tasks.loading import load_data
 from gridless.training import load_recipe
-from gridless.training.examples import load_data
 
 
 def images(data: Any) -> Tensor:

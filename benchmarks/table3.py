@@ -29,8 +29,9 @@ from common import RESULTS, keep, machine
 from epochs import peer
 from peers_points import PointCNN, PointNet2
 
-from gridless.training import Clouds, load_recipe
-from gridless.training.examples import load_clouds
+from gridless.tasks import find
+from gridless.tasks.loading import load_data
+from gridless.training import TrainingSet, load_recipe
 from gridless.training.run import run
 from gridless.training.workers import precomputed, processes
 
@@ -68,14 +69,14 @@ def peak() -> float | None:
     return torch.cuda.max_memory_allocated() / 2**20 if CUDA else None
 
 
-def epoch_seconds(recipe: Any, clouds: Clouds, folder: Path, few: int, many: int) -> float:
+def epoch_seconds(recipe: Any, clouds: TrainingSet, folder: Path, few: int, many: int) -> float:
     """The time of `many` epochs of training less that of `few`, by epoch."""
     seconds = {}
     for epochs in (few, many):
         reset()
         result = run(
-            recipe.changed(epochs=epochs), clouds, None, folder / f"run-{epochs}", "cuda" if CUDA else "cpu",
-            progress=False, cache=folder / "cache",
+            recipe.changed(epochs=epochs), clouds, None, folder / f"run-{epochs}",
+            device="cuda" if CUDA else "cpu", progress=False, cache=folder / "cache",
         )  # fmt: skip
         assert result is not None
         shutil.rmtree(folder / f"run-{epochs}")
@@ -85,7 +86,7 @@ def epoch_seconds(recipe: Any, clouds: Clouds, folder: Path, few: int, many: int
     return (seconds[many] - seconds[few]) / (many - few)
 
 
-def ours(row: dict[str, Any], clouds: Clouds, few: int = FEW, many: int = MANY) -> dict[str, Any]:
+def ours(row: dict[str, Any], clouds: TrainingSet, few: int = FEW, many: int = MANY) -> dict[str, Any]:
     """The figures of one row."""
     way = {"online": "online", "limit": "online", "workers": "workers", "files": "offline"}[row["part"]]
     recipe = load_recipe(row["network"]).changed(
@@ -96,13 +97,13 @@ def ours(row: dict[str, Any], clouds: Clouds, few: int = FEW, many: int = MANY) 
         if row["part"] == "files":
             began = time.perf_counter()
             plan: Any = recipe.make_model().plan
-            precomputed(recipe, clouds, plan, Path(scratch) / "cache", processes(None))
+            precomputed(recipe, find(recipe.task_name), clouds, plan, Path(scratch) / "cache", processes(None))
             found["precompute_seconds"] = time.perf_counter() - began
         found["seconds_per_epoch"] = epoch_seconds(recipe, clouds, Path(scratch), few, many)
     return found | {"peak_mib": peak()}
 
 
-def measured(row: dict[str, Any], clouds: Clouds, arguments: argparse.Namespace) -> dict[str, Any]:
+def measured(row: dict[str, Any], clouds: TrainingSet, arguments: argparse.Namespace) -> dict[str, Any]:
     """One row with its figures, or with why there are none."""
     if CUDA and row["part"] == "limit":
         whole = torch.cuda.get_device_properties(0).total_memory
@@ -132,7 +133,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=None, help="of these batch sizes only")
     parser.add_argument("--out", type=Path, default=RESULTS / "reproduction" / "table3.json")
     arguments = parser.parse_args()
-    clouds = load_clouds("modelnet40", arguments.data, "train").take(torch.arange(arguments.limit))
+    clouds = load_data(load_recipe(NETWORKS[0]), arguments.data, "train").take(torch.arange(arguments.limit))
     content = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {"rows": []}
     rows: list[dict[str, Any]] = content["rows"]
     names = ("part", "network", "batch", "points")

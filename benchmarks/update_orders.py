@@ -18,8 +18,9 @@ import torch
 from common import RESULTS, keep, machine
 
 from gridless.nn import EventConv
+from gridless.tasks.loading import load_data
+from gridless.tasks.recordings import chain
 from gridless.training import load_recipe
-from gridless.training.examples import chain, load_data
 
 
 def counts(model: Any, geometry: Any) -> dict[str, dict[str, float]]:
