@@ -24,7 +24,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from gridless.data.errors import FormatError
 from gridless.data.files import full, sweep, write_whole
 from gridless.data.seeds import seed_of
-from gridless.data.shards import MAGIC, Shard, flatten, write
+from gridless.data.shards import FORMAT, SUFFIX, Shard, flatten, write
 from gridless.kernels.pool import run
 from gridless.kernels.progress import bar
 from gridless.plan import Plan
@@ -127,7 +127,7 @@ class Precomputed(Dataset):
         self._compare(self._files())
 
     def _path(self, repeat: int, number: int) -> Path:
-        return self.folder / f"{repeat:03d}-{number:05d}.shard"
+        return self.folder / f"{repeat:03d}-{number:05d}{SUFFIX}"
 
     def _files(self) -> Iterator[_File]:
         for repeat in range(self.repeats):
@@ -335,7 +335,7 @@ def describe(dataset: Any, plan: Plan | None, seed: int, shard: int, version: st
         "seed": seed,
         "shard": shard,
         "version": version,
-        "files": MAGIC.decode(),
+        "files": FORMAT,
     }
 
 

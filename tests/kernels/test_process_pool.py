@@ -160,7 +160,7 @@ def plan() -> gl.Plan:
 def test_precomputed_files_of_a_cluster_are_those_of_one_machine(cluster, tmp_path):
     here = gl.Precomputed(Points(), tmp_path / "here", plan(), shard=5)
     there = gl.Precomputed(Points(), tmp_path / "there", plan(), shard=5, ray=cluster.address)
-    names = [sorted(p.name for p in files.folder.glob("*.shard")) for files in (here, there)]
+    names = [sorted(p.name for p in files.folder.glob("*.safetensors")) for files in (here, there)]
     assert names[0] == names[1]
     for name in names[0]:
         assert (here.folder / name).read_bytes() == (there.folder / name).read_bytes()
