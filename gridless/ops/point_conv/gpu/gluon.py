@@ -23,7 +23,6 @@ from gridless.ops.point_conv.edge_function import EdgeFunction
 from gridless.ops.point_conv.gpu.arguments import terms
 from gridless.ops.point_conv.gpu.rows import Choice, EdgeRows
 from gridless.ops.point_conv.gpu.tiles import (
-    gluon_backward_tile,
     gluon_tile,
     gluon_weight_tile,
     gluon_wide_tile,
@@ -81,33 +80,6 @@ def forward(choice: Choice, has_bias: bool) -> Callable[..., bool] | None:
         tiles, read, columns = cdiv(rows.count, tall), rows.columns * row, 4 * rows.edges
         fetched = (read // 128, columns // 128) if read + columns <= FETCHED else (0, 0)
         return launch(min(tiles, most), tensors, (rows.count, tiles, *fetched, rows.scale[0]))
-
-    return run
-
-
-def backward(choice: Choice, need_features: bool) -> Callable[..., Tensor | None] | None:
-    """run(rows, inverse, grad, features, weight, d_features) writes the gradient of the features where there is one,
-    and returns parts (parts, M, Q, P) whose sum is the weight's gradient; None, and wrote nothing, where the launch is
-    refused. None where no kernel suits."""
-    if not _suits(choice):
-        return None
-    _, _, terms, channels, width, count, edges, _, device, _ = choice
-    tile = gluon_backward_tile(terms, channels, width, count, edges, device)
-    if tile is None:
-        return None
-    tall, most = tile.rows, processors(device)
-    constants = (channels, width, *_function(choice.kind.function), need_features)
-    launch = _GluonLaunch(choice, gluon_kernels, "backward_kernel", constants, tile.warps)
-
-    def run(
-        rows: EdgeRows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None
-    ) -> Tensor | None:
-        tiles = cdiv(rows.count, tall)
-        programs = min(tiles, most)
-        parts = torch.empty(programs, terms, channels, width, dtype=torch.float32, device=grad.device)
-        written = features if d_features is None else d_features
-        tensors = (grad, features, *rows.tensors, inverse, weight, written, parts)
-        return parts if launch(programs, tensors, (rows.count, tiles, rows.scale[0])) else None
 
     return run
 

@@ -148,18 +148,6 @@ def gluon_tile(
     return GLUON_TILE._replace(strip=channels if held else 32)
 
 
-def gluon_backward_tile(
-    terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
-) -> LaunchTile | None:
-    """As `gluon_tile`. Registers of a lane: sums of 32 channels, and its parts of both gradients."""
-    registers = terms * 16 + terms * channels * width // 256 + channels // 2
-    fits = registers <= 216 and terms * width <= HELD and terms * channels * width <= 16384
-    suits = channels in (32, 64) and width in (32, 64) and fits
-    # Small tiles are better, where there are any.
-    few = few_rows(rows, edges if channels == 32 else 0, GLUON_TILE, device)
-    return GLUON_TILE if suits and not few and busy(rows, GLUON_TILE, device) >= 0.75 else None
-
-
 def gluon_weight_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int
 ) -> LaunchTile | None:
