@@ -43,7 +43,7 @@ class Backward(NamedTuple):
     both: Callable[..., Tensor] | None
     # parts(rows, inverse, grad, features, weight), or None where the launch is refused after all.
     weight: Callable[..., Tensor | None] | None
-    # As `forward`.
+    # run(rows, inverse, grad, weight, None, d_features), as `forward` returns it.
     features: Callable[..., None] | None
 
 

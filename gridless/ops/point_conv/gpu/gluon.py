@@ -1,4 +1,4 @@
-"""Where the Gluon kernels of the point convolution run in place of the Triton kernels, which compute the same."""
+"""Launches of the Gluon kernels of the point convolution, which replace Triton kernels on some devices and sizes."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
@@ -109,7 +109,7 @@ def weight(choice: Choice) -> Callable[..., Tensor | None] | None:
 
 
 def _suits(choice: Choice) -> bool:
-    """Whether types, dimensions and the device are those of the kernels; sizes are left to the tiles."""
+    """True if the kernels exist for these types, dimensions and device; the tiles check the sizes."""
     if gluon_kernels is None or not _runs_on(choice.device) or choice.index is not tl.int32:
         return False
     kind = choice.kind
@@ -124,8 +124,8 @@ def _runs_on(device: torch.device) -> bool:
 
 
 def _function(function: EdgeFunction) -> tuple:
-    told = terms(function, 0, function.size)
-    return *(told[name] for name in ("M", "KIND", "TABLE", "SHARP")), function.falloff, function.normalise
+    constants = terms(function, 0, function.size)
+    return *(constants[name] for name in ("M", "KIND", "TABLE", "SHARP")), function.falloff, function.normalise
 
 
 @cache

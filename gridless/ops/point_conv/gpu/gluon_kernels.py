@@ -49,10 +49,10 @@ def _packed(bits):
 def _tile(rows, channels, bits=32):
     """16 rows in a warp, and 16 bytes of each 64 of a row in a lane."""
     n = _loaded(bits)
-    mine = [[0, b] for b in _bases(1, n) + _bases(4 * n, channels)]
+    registers = [[0, b] for b in _bases(1, n) + _bases(4 * n, channels)]
     warps = [[b, 0] for b in _bases(16, rows)]
     lanes = [[0, n], [0, 2 * n], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout([*mine, [8, 0]], lanes, warps, [], [rows, channels])
+    return gl.DistributedLinearLayout([*registers, [8, 0]], lanes, warps, [], [rows, channels])
 
 
 @gluon.constexpr_function
@@ -100,7 +100,7 @@ def _fetch(X, lines):
 
 @gluon.jit
 def _begin(ROW_X, SPLITS, COLS, tile, last, T: gl.constexpr, TILE: gl.constexpr):
-    """What the walk of a tile begins with: first and last edge, coordinates and first two columns of each row, and the
+    """First loads of the walk of a tile: first and last edge, coordinates and first two columns of each row, and the
     most edges of a row of each warp."""
     row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, TILE))
     live = row < last
@@ -109,9 +109,9 @@ def _begin(ROW_X, SPLITS, COLS, tile, last, T: gl.constexpr, TILE: gl.constexpr)
     x = _load_point(ROW_X, row, live, 3)
     col = gl.load(COLS + first, mask=first < end, other=0)
     then = gl.load(COLS + first + 1, mask=first + 1 < end, other=0)
-    mine = tile * T + _own_rows(T, T // 16)
-    before = gl.load(SPLITS + mine, mask=mine < last, other=0)
-    most = gl.max((gl.load(SPLITS + mine + 1, mask=mine < last, other=0) - before).to(gl.int32), axis=0)
+    own_row = tile * T + _own_rows(T, T // 16)
+    before = gl.load(SPLITS + own_row, mask=own_row < last, other=0)
+    most = gl.max((gl.load(SPLITS + own_row + 1, mask=own_row < last, other=0) - before).to(gl.int32), axis=0)
     return first, end, x, col, then, most
 
 
@@ -146,13 +146,13 @@ def _add(
 
 @gluon.jit
 def _walk(
-    F, COL_X, COLS, INVERSE, begun, scale, C: gl.constexpr, STRIDE: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr,
-    TABLE: gl.constexpr, SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
-    T: gl.constexpr, TILE: gl.constexpr,
+    F, COL_X, COLS, INVERSE, first_loads, scale, C: gl.constexpr, STRIDE: gl.constexpr, M: gl.constexpr,
+    KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr,
+    FLIP: gl.constexpr, T: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Sums over the edges of each row of w p_m F, a tile (T, C) per term, and W of the rows. Rows of F are STRIDE
     numbers apart. With FLIP the sums are divided by the W of the columns."""
-    first, end, x, col, then, most = begun
+    first, end, x, col, then, most = first_loads
     S: gl.constexpr = NORMALISE and FLIP
     acc = ()
     for _ in gl.static_range(M):
@@ -185,7 +185,7 @@ def _room(N: gl.constexpr, P: gl.constexpr, C: gl.constexpr, TYPE: gl.constexpr)
 
 @gluon.jit
 def _keep(
-    THETA, kept, FIRST: gl.constexpr, M: gl.constexpr, NEXT: gl.constexpr, P: gl.constexpr, C: gl.constexpr,
+    THETA, copies, FIRST: gl.constexpr, M: gl.constexpr, NEXT: gl.constexpr, P: gl.constexpr, C: gl.constexpr,
     DOWN: gl.constexpr, ALONG: gl.constexpr,
 ):  # fmt: skip
     """Copies of M matrices (P, C), NEXT apart, in shared memory, from FIRST on; channels in the order of the product.
@@ -194,7 +194,7 @@ def _keep(
     channel = _channel(gl.arange(0, C, layout=gl.SliceLayout(0, COPIES)), THETA.dtype.element_ty.primitive_bitwidth)
     at = THETA + gl.arange(0, P, layout=gl.SliceLayout(1, COPIES))[:, None] * DOWN + channel[None, :] * ALONG
     for m in gl.static_range(M):
-        kept.index(FIRST + m).store(gl.load(at + m * NEXT))
+        copies.index(FIRST + m).store(gl.load(at + m * NEXT))
 
 
 @gluon.jit
@@ -252,7 +252,7 @@ def forward_kernel(
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, P, 256 // BITS])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, _packed(BITS))
     pid = gl.program_id(0)
-    begun = _begin(ROW_X, SPLITS, COLS, pid, last, T, TILE)
+    first_loads = _begin(ROW_X, SPLITS, COLS, pid, last, T, TILE)
     theta = _room(C // L * M, P, L, TYPE)
     for j in gl.static_range(C // L):
         if FLIP:
@@ -267,11 +267,11 @@ def forward_kernel(
         total = gl.zeros([T], gl.float32, layout=gl.SliceLayout(1, TILE))
         for strip in range(0, C // L):
             acc, total = _walk(
-                F + strip * L, COL_X, COLS, INVERSE, begun, scale,
+                F + strip * L, COL_X, COLS, INVERSE, first_loads, scale,
                 L, C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, T, TILE,
             )  # fmt: skip
             following = tile + gl.num_programs(0) if strip + 1 == C // L else tile
-            begun = _begin(ROW_X, SPLITS, COLS, following, last, T, TILE)
+            first_loads = _begin(ROW_X, SPLITS, COLS, following, last, T, TILE)
             if BEFORE:
                 acc = _divided(acc, _invert(total), M)
             out = _product(acc, theta, strip * M, out, M, T, L, TYPE, LEFT)
