@@ -163,8 +163,9 @@ def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any
     except Exception as error:
         raise TypeError(f"save: {kind.__name__} cannot be made again: {error}: {remedy}") from None
     words = _misfit(again, model.state_dict())
-    plans = [getattr(net, "plan", None) for net in (model, again)]
-    if words is None and str(plans[0]) != str(plans[1]):
+    plans = [getattr(network, "plan", None) for network in (model, again)]
+    # A plan prints rounded numbers; its text has all digits.
+    if words is None and len({getattr(plan, "text", str(plan)) for plan in plans}) > 1:
         words = "its plan is another"
     if words is not None:
         raise ValueError(f"save: what makes a {kind.__name__} again makes another network: {words}: {remedy}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,17 +63,6 @@ def limited(data: Any, limit: int | None) -> Any:
     if limit is None:
         return data
     return data.take(torch.linspace(0, len(data) - 1, min(limit, len(data))).long())
-
-
-def check_writable(folder: Path, option: str) -> None:
-    """Make a folder, before any work is done for it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise OSError(f"{option} {folder}: nothing can be written in this folder: give another")
 
 
 def held_out_list(folder: Path) -> Path | None:

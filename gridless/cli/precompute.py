@@ -18,7 +18,6 @@ from gridless.cli.options import (
     Repeats,
     Seed,
     Workers,
-    check_writable,
     limited,
     recipe_of,
 )
@@ -44,6 +43,7 @@ def precompute(
 
     Give both the same data and settings. Files that exist are kept: what was interrupted goes on where it ended.
     """
+    from gridless.data.files import check_writable
     from gridless.tasks import load_task
     from gridless.training.workers import precomputed, processes
 

@@ -24,7 +24,6 @@ from gridless.cli.options import (
     Seed,
     Workers,
     check_held_out_list,
-    check_writable,
     held_out_list,
     limited,
     pick_device,
@@ -75,6 +74,7 @@ def train(
         options = {name: value for name, value in locals().items() if name not in ("seeds", "out", "run_seeds")}
         print(json.dumps(run_seeds(train, options, out, seeds)))
         return
+    from gridless.data.files import check_writable
     from gridless.tasks import TASKS, load_task
     from gridless.training.checkpoints import check_folder
     from gridless.training.loop import train as train_by

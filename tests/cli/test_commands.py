@@ -359,7 +359,7 @@ def test_predict_prints_class_and_probabilities(saved, tmp_path, capsys):
         (["train"], "gridless train: Missing argument '"),
         (["train", "shapes", "--epoch", "1"], "gridless train: No such option: --epoch"),
         (["train", "shapes", "--epochs", "many"], "gridless train: Invalid value for '--epochs': "),
-        (["precompute", "shapes", "--cache", "/proc/x"], "--cache /proc/x: nothing can be written in this folder"),
+        (["precompute", "shapes", "--cache", "/proc/x/y"], "nothing can be written in /proc: choose another folder (--cache)"),
         (
             ["predict", "recording.aedat4"],
             "recording.aedat4 is a recording, and these weights are for clouds: give --weights",
