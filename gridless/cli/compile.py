@@ -37,7 +37,7 @@ def compile_kernels(
         for dim in dimensions or (3, 2)
     ]
     jobs: dict[str, list[tuple[str, Callable[[], object]]]] = {
-        "points": [*clouds, ("point networks", networks)],
+        "points": [*clouds, ("point networks", networks), ("voxels", voxels)],
         "events": [("events", events)],
         "live": [("event networks live", live), ("export", exported)],
         "files": [("files", files)],
@@ -70,8 +70,8 @@ def searches(dim: int, dtype: torch.dtype) -> Any:
     plan.nearest(cloud, coarse, 4)
     plan.farthest_sample(coarse, 8)
     plan.grid_sample(cloud, 0.2)
-    for x in (one, gl.Cloud.of([one, one[:150]])):
-        plan(x)
+    plan(gl.Cloud.of([one, one[:150]]))
+    gl.collate([plan(one), plan(one[:150])])
     many = gl.Cloud.of(torch.rand(20_000, dim, generator=generator, dtype=dtype))
     gl.rejection_sample(many, radius=0.02)
     edges = gl.ball(many, many, 0.02)
@@ -113,6 +113,22 @@ def networks() -> None:
     ]
     for model in models:
         model(model.plan(cloud)).exp().sum().backward()
+
+
+def voxels() -> None:
+    """Kernels of taps on voxels, down and up again, with gradients."""
+    import gridless as gl
+
+    plan = gl.Plan()
+    fine = plan.voxels(plan.points(3), 0.1)
+    down = plan.taps(fine, plan.coarser_voxels(fine), 2, 2, 0)
+    layers = [gl.nn.TapConv(plan.taps(fine, fine), 4, 8), gl.nn.TapConv(down, 8, 8)]
+    layers.append(gl.nn.TapConv(plan.transpose(down), 8, 4))
+    geometry = plan(torch.rand(500, 3, generator=torch.Generator().manual_seed(0)))
+    features = torch.ones(len(geometry[fine]), 4, requires_grad=True)
+    for layer in layers:
+        features = layer(features, geometry)
+    features.sum().backward()
 
 
 def events() -> None:
