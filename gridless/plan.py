@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -473,15 +474,20 @@ class Plan:
     @property
     def digest(self) -> str:
         """A short stable fingerprint: equal for equal plans, on any machine."""
-        return hashlib.sha256(str(self).encode()).hexdigest()[:16]
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    @property
+    def text(self) -> str:
+        """All lines with every digit of their settings: equal for equal plans. `print(plan)` rounds them."""
+        return "\n".join(f"{name} = {step}" for name, step in self.steps.items())
 
     def __str__(self) -> str:
-        return "\n".join(f"{name} = {step}" for name, step in self.steps.items())
+        return _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.4g}", self.text)
 
     __repr__ = __str__
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and str(self) == str(other)
+        return isinstance(other, Plan) and self.text == other.text
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -559,6 +565,9 @@ class Plan:
         text = "\n".join([str(step), *(self._lines[name] for name in step.inputs)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+
+# Numbers with five decimals or more, such as 0.1125 times the root of 2.
+_LONG_NUMBER = re.compile(r"\b\d+\.\d{5,}(?:e[+-]?\d+)?")
 
 _KINDS = {
     "cloud": "a cloud",

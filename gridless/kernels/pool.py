@@ -109,7 +109,11 @@ def connect(address: str) -> Any:
                 socket.create_connection((host.strip("[]"), int(port)), 10).close()
         except OSError as error:
             raise ConnectionError(f"no Ray cluster at {address}: {error}. Start it: ray start --head.") from None
-        ray.init(address, log_to_driver=False)
+        try:
+            ray.init(address, log_to_driver=False)
+        except (ConnectionError, ValueError) as error:
+            remedy = "Start one (ray start --head), or give local to use the cores of this machine"
+            raise ConnectionError(f"--ray {address}: no Ray cluster was found there. {remedy}.") from error
     return ray
 
 
