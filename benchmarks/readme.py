@@ -50,7 +50,7 @@ def live(r: Results) -> Row:
     rates = [row[head]["Mev/s"] for row in r["streaming"]["results"].values() for head in ("voxel", "stream")]
     calls = [row[head]["p50 us"] for row in r["latency"]["results"].values() for head in ("voxel", "stream")]
     ours = f"**{min(rates):.1f} to {max(rates):.1f} million events/s**; {min(calls):.1f} to {max(calls):.1f} us a call"
-    what = "live, the paper's six event networks: packets of 10,000 events; one event per call"
+    what = "live, six event networks (the paper's five and N-Cars): packets of 10,000 events; one event per call"
     return what, "Arm Neoverse N1, one core", ours, ""
 
 
