@@ -160,7 +160,7 @@ def test_whole_numbers_are_no_weights(saved, dtype):
     save_file(tensors, path)
     with pytest.raises(ValueError, match=r"'stem.weight' .*torch.float32.*torch\."):
         gl.load(path)
-    with pytest.raises(ValueError, match=r"^frozen: .*stem.weight"):
+    with pytest.raises(ValueError, match=r"frozen: .*stem.weight"):
         Recipe.from_dict({"model": model.config, "start": str(path), "frozen": ["stem"]}).make_model()
 
 
@@ -569,7 +569,7 @@ BOMB = "model: {model: point_resnet_large}\ndata_options:\n  a0: &a0 [x, x]\n" +
     [
         BOMB,
         "&a [*a]",
-        "[" * 5000,
+        "[" * 1000,
         "model: !!python/object:os.system {}",
         "a: b: c",
         "[]",
