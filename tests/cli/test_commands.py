@@ -742,3 +742,34 @@ def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert main(["train", "shapes"]) == 1
     assert capsys.readouterr().err.rstrip().endswith(": pip install lightning")
+
+
+@pytest.fixture
+def bag(tmp_path):
+    """A recording of ROS with two topics of events, one and three messages, and one of clouds."""
+    pytest.importorskip("rosbags")
+    import bag_files
+
+    types = bag_files.store(ros1=False)
+    packets = [bag_files.array(types, "dvs_msgs", [(k, k, 10**9 + 10**6 * (10 * i + k), True) for k in range(9)])
+               for i in range(3)]  # fmt: skip
+    table = np.zeros(5, dtype=[("x", "f4"), ("y", "f4"), ("z", "f4")])
+    cloud = ("/lidar", bag_files.cloud(types, table))
+    return bag_files.write(
+        tmp_path / "drive.mcap", [("/left", packets[0]), *(("/right", one) for one in packets), cloud]
+    )
+
+
+def test_a_bag_of_several_topics_is_refused_with_their_counts_and_the_option(bag, tmp_path, capsys):
+    gl.save(models.event_resnet(3, (640, 480), width=4, levels=1, pooled=0, head="stream"), tmp_path / "net")
+    stream = ["stream", "--weights", str(tmp_path / "net"), "--input", str(bag), "--quiet"]
+    for words in (stream, ["show", str(bag)]):
+        assert main(words) == 1
+        text = capsys.readouterr().err
+        assert all(part in text for part in ("/left", "/right", " 3", "--topic NAME"))
+    assert main([*stream, "--topic", "/lidar"]) == 1
+    assert "/lidar" in capsys.readouterr().err
+    assert main([*stream, "--topic", "/right"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["time"] == 28_000
+    assert main([*stream[:4], str(tmp_path / "net.json"), "--topic", "/right"]) == 1
+    assert "--topic" in capsys.readouterr().err
