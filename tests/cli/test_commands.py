@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 import tracemalloc
@@ -742,6 +744,26 @@ def test_a_missing_package_is_named_as_pip_knows_it(monkeypatch, capsys):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert main(["train", "shapes"]) == 1
     assert capsys.readouterr().err.rstrip().endswith(": pip install lightning")
+
+
+def test_kernels_that_do_not_exist_are_refused_with_those_that_do(capsys):
+    assert main(["compile", "points", "nonsense"]) == 1
+    text = capsys.readouterr().err
+    assert all(name in text for name in ("'nonsense'", "points", "events", "live", "files"))
+
+
+@pytest.mark.slow
+def test_after_compiling_the_readers_of_files_nothing_of_them_compiles_again(tmp_path):
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    kernels = []
+    for arguments in (
+        ["-m", "gridless", "compile", "files"],
+        ["-c", "import gridless as gl; gl.data.sample('street'); gl.data.sample('car')"],
+    ):
+        subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=True)
+        kernels.append(set(tmp_path.rglob("*.nbc")))
+    assert kernels[0]
+    assert kernels[1] == kernels[0]
 
 
 @pytest.fixture
