@@ -788,10 +788,10 @@ def test_a_bag_of_several_topics_is_refused_with_their_counts_and_the_option(bag
     for words in (stream, ["show", str(bag)]):
         assert main(words) == 1
         text = capsys.readouterr().err
-        assert all(part in text for part in ("/left", "/right", " 3", "--topic NAME"))
+        assert all(part in text for part in ("/left (1 ", "/right (3 ", "--topic NAME"))
     assert main([*stream, "--topic", "/lidar"]) == 1
     assert "/lidar" in capsys.readouterr().err
     assert main([*stream, "--topic", "/right"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["time"] == 28_000
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["time"] == 1_028_000
     assert main([*stream[:4], str(tmp_path / "net.json"), "--topic", "/right"]) == 1
     assert "--topic" in capsys.readouterr().err
