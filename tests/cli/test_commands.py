@@ -571,7 +571,7 @@ BOMB = "model: {model: point_resnet_large}\ndata_options:\n  a0: &a0 [x, x]\n" +
     [
         BOMB,
         "&a [*a]",
-        "[" * 1000,
+        "[" * 500,
         "model: !!python/object:os.system {}",
         "a: b: c",
         "[]",
