@@ -78,14 +78,16 @@ def train(
     from gridless.data.files import check_writable
     from gridless.tasks import TASKS, load_task
     from gridless.training.checkpoints import check_folder
-    from gridless.training.loop import train as train_by
-    from gridless.training.setup import Options
 
     check_folder(out, resume)
     place = pick_device(device)
     chosen = recipe_of(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats, task=task)
     if chosen.geometry == "offline":
         check_writable(cache, "--cache")
+    # Lightning takes seconds to import: wrong options are refused first.
+    from gridless.training.loop import train as train_by
+    from gridless.training.setup import Options
+
     kind = load_task(chosen.task_name)
     if kind.name not in TASKS:
         # A recipe checks itself only against tasks of gridless: it runs no code.
