@@ -216,10 +216,10 @@ class Lowered:
         local: dict[str, tuple[Place, int]] = {}
         for n, row in enumerate(rows):
             operation, pitch = of(row), self.pitch(row.channels)
-            kept = stream is not None and (
+            is_kept = stream is not None and (
                 row.name in self.watched or any(s.stream not in (stream, None) for s in uses[row.name])
             )
-            value = {"c": row.channels, "pitch": pitch, "cells": row.cells, "kept": int(kept)}
+            value = {"c": row.channels, "pitch": pitch, "cells": row.cells, "kept": int(is_kept)}
             if (skipped := operation.view(self, row)) is not None:
                 # The input must stay in its place.
                 self.values[row.name] = value | self._part(self.values[row.inputs[0]], *skipped)
@@ -231,7 +231,7 @@ class Lowered:
                 continue
             ending = [name for name in set(row.inputs) if name in local and last[name] == n]
             over = [name for name in ending if operation.over_input and self.values[name]["pitch"] == pitch]
-            if kept:
+            if is_kept:
                 place = self.flat.room("work", self.streams[str(stream)]["capacity"] * pitch)
             else:
                 if over:

@@ -118,7 +118,7 @@ class Stream:
         raise NotImplementedError
 
     def _fits(self, state: dict[str, Tensor]) -> bool:
-        """Whether a saved state with the right names, shapes and types is one of this network."""
+        """True if a saved state with the right names, shapes and types is one of this network."""
         return True
 
     # Methods of all streams.
@@ -189,15 +189,15 @@ class Stream:
     @alone
     def state_dict(self) -> dict[str, Tensor]:
         """The state as tensors. A stream that loads it continues bit for bit."""
-        return {name: value.clone() for name, value in self._state().items()}
+        return {name: value.clone() for name, value in self._full_state().items()}
 
-    def _state(self) -> dict[str, Tensor]:
+    def _full_state(self) -> dict[str, Tensor]:
         return {"numbers": torch.tensor([self.events_seen, self.time, self.start])} | self._memory()
 
     @alone
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from a saved state. A state that does not fit is refused, and the stream stays as it was."""
-        own = self._state()
+        own = self._full_state()
         if set(state) != set(own):
             strange = sorted(set(state) ^ set(own))
             raise ValueError(f"stream: this state is of another network: {strange[0]!r} is missing or unknown")

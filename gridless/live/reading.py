@@ -380,7 +380,7 @@ class Reader(RowBuilder):
             hook(layer, ())
 
     def in_place(self, node: fx.Node) -> bool:
-        """Whether a node changes its first argument in place."""
+        """True if a node changes its first argument in place."""
         if node.op == "call_module":
             return getattr(self.modules[str(node.target)], "inplace", False)
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

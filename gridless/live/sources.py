@@ -28,6 +28,7 @@ import torch
 from gridless.augment.events import Crop
 from gridless.live.table import LONGEST
 from gridless.structures import Events
+from gridless.structures.events import as_sensor
 
 MAGIC, MAGIC_2 = b"GLE1", b"GLE2"
 RECORD = np.dtype([("t", "<i8"), ("x", "<u2"), ("y", "<u2"), ("p", "u1"), ("pad", "V3")])
@@ -114,7 +115,7 @@ def _events(parts: Sequence[bytes | memoryview], sensor: tuple[int, int], fit: C
     if len(time) and int(time.max()) >= LONGEST:
         raise ValueError(f"its events reach to {int(time.max())} us, but times end at {LONGEST}")
     columns = [torch.from_numpy(column) for column in (pixel, time, polarity.view(np.bool_), splits)]
-    events = fit(Events.made(**dict(zip(("pixel", "time", "polarity", "splits"), columns)), sensor=sensor))
+    events = fit(Events.made(**dict(zip(("pixel", "time", "polarity", "splits"), columns)), sensor=as_sensor(sensor)))
     events.check("Events.of")
     return events
 
@@ -144,7 +145,7 @@ class Fit:
             return events
         columns = {name: getattr(events, name) for name in ("time", "polarity", "splits", "rows")}
         pixel = events.pixel // self.pool if self.pool > 1 else events.pixel
-        fitted = Events.made(pixel=pixel, sensor=self.sensor, **columns)
+        fitted = Events.made(pixel=pixel, sensor=as_sensor(self.sensor), **columns)
         try:
             fitted.check("Fit")
         except ValueError:
@@ -263,7 +264,7 @@ class _Frame(NamedTuple):
     end: int
 
     def continues(self, before: _Frame, limit: int) -> bool:
-        """Whether it is a later frame of the same sender, whose times do not jump."""
+        """True for a later frame of the same sender, whose times do not jump."""
         later = 0 < (self.number - before.number) & 0xFFFFFFFF < GAP and self.first >= before.last
         passed = self.heard - before.heard
         return self.session == before.session and later and not _jumps(self, before.last, passed, limit)
@@ -273,7 +274,7 @@ class _Frame(NamedTuple):
 
 
 def _jumps(frame: _Frame, clock: int, passed: float, limit: int) -> bool:
-    """Whether the times of a frame are over `limit` away from a clock that showed `clock`, `passed` seconds ago."""
+    """True if the times of a frame are over `limit` away from a clock that showed `clock`, `passed` seconds ago."""
     return frame.first < clock - limit or frame.last > clock + int(1e6 * passed) + limit
 
 
