@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gridless.live.agreement import compare
 from gridless.live.lowering import Lowered
-from gridless.live.packets import Prediction, ProgramStream, alone
+from gridless.live.packets import CHECKED, Prediction, ProgramStream, alone
 from gridless.live.program import Program, Row
 
 from gridless.live.table import (  # isort: skip
@@ -107,7 +107,7 @@ class Engine(ProgramStream):
                 if polarity is not None and packet.splits.numel() == 2 and pixel.is_cpu:
                     addresses = pixel.data_ptr(), time.data_ptr(), polarity.data_ptr(), time.numel()
                     self._addresses = addresses
-                    status = self._run(self._i, *addresses, TRUSTED if packet.is_checked else NEW)
+                    status = self._run(self._i, *addresses, TRUSTED if CHECKED in packet.__dict__ else NEW)
                     if status == DONE:
                         return None
                     self._packet = packet
@@ -149,7 +149,7 @@ class Engine(ProgramStream):
             packet = self._events(packet)
             columns = packet.pixel, packet.time, packet.polarity
             addresses = *(column.data_ptr() for column in columns), len(packet)
-            trusted = packet.is_checked
+            trusted = CHECKED in packet.__dict__
         self._addresses, self._packet = addresses, packet
         for parts in self._recorded.values():
             parts.clear()

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import torch
 
+from gridless.live.packets import CHECKED, checked_by_source
 from gridless.live.sources import MOMENT, NewStream
 from gridless.structures import Events
 
@@ -175,7 +176,7 @@ def thinned(events: Events, keep: int) -> Events:
 
 
 def joined(packets: list[Events]) -> Events:
-    """Packets of one stream as one. Checked packets whose times go on are one checked packet."""
+    """Packets of one stream as one. Packets that a source has checked, and whose times go on, stay checked."""
     if len(packets) == 1:
         return packets[0]
     pixel, times, polarity = (torch.cat([getattr(p, k) for p in packets]) for k in ("pixel", "time", "polarity"))
@@ -183,4 +184,4 @@ def joined(packets: list[Events]) -> Events:
         pixel=pixel, time=times, polarity=polarity, splits=torch.tensor([0, len(times)]), sensor=packets[0].sensor
     )
     in_order = all(int(a.time[-1]) <= int(b.time[0]) for a, b in pairwise([p for p in packets if len(p)]))
-    return events.trusted() if in_order and all(p.is_checked for p in packets) else events
+    return checked_by_source(events) if in_order and all(CHECKED in p.__dict__ for p in packets) else events

@@ -35,6 +35,17 @@ def alone(method: _Method) -> _Method:
     return cast(_Method, locked)
 
 
+# Key of packets that a source has checked for the loop. Parts and copies of a packet do not have it: unlike the mark of
+# `Events.trusted`, nobody else sets it, and the loop writes where the pixels of such a packet say.
+CHECKED = "_checked_by_source"
+
+
+def checked_by_source(events: Events) -> Events:
+    """Mark a packet that a source has made and checked, so that the engine does not check it again."""
+    events.__dict__[CHECKED] = True
+    return events
+
+
 class Prediction(NamedTuple):
     """Logits (classes) at `time` (microseconds); with voxels, of a finished window."""
 

@@ -7,7 +7,7 @@ when it starts. Frames of the first version begin with GLE1 and have no session 
 Over UDP one datagram is one frame. Events of a session are in order of time, within a frame and from frame to frame.
 
 Every source takes `sensor`, the size of the camera, and `fit`, a function that makes its events fit the network (see
-`Fit`). Events are checked once, after `fit`; the engine trusts checked events.
+`Fit`). Frames are checked once, after `fit`; the engine does not check them again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import numpy as np
 import torch
 
 from gridless.augment.events import Crop
+from gridless.live.packets import checked_by_source
 from gridless.live.table import LONGEST
 from gridless.structures import Events
 from gridless.structures.events import as_sensor
@@ -244,7 +245,7 @@ def frames(
         except ValueError as error:
             raise ValueError(f"{name}, byte {at}: frame {number}: {error}") from None
         at += len(header) + len(data)
-        yield events
+        yield checked_by_source(events)
 
 
 class NewStream:
@@ -483,7 +484,7 @@ def _packets_of(frames: Iterable[_Frame | NewStream]) -> Iterator[Events | NewSt
             batch, rows = group[0].batch, slice(group[0].begin, group[-1].end)
             columns = {name: getattr(batch, name)[rows] for name in ("pixel", "time", "polarity")}
             splits = torch.tensor([0, rows.stop - rows.start])
-            yield Events.made(**columns, splits=splits, sensor=batch.sensor).trusted()
+            yield checked_by_source(Events.made(**columns, splits=splits, sensor=batch.sensor).trusted())
         group = [item] if isinstance(item, _Frame) else []
         if isinstance(item, NewStream):
             yield item

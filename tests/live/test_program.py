@@ -203,7 +203,7 @@ class Returns(Small):
     [
         (lambda m, x, g, s: (x, x), "tuple"),
         (lambda m, x, g, s: m.logits.bias, "rows that events bring"),
-        (lambda m, x, g, s: m.extra(x, g, s), "not a grid"),
+        (lambda m, x, g, s: m.extra(x, g, s), "grid"),
     ],
 )
 def test_a_forward_that_returns_no_rows_is_told_what_to_return(after, words):

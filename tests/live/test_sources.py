@@ -23,6 +23,7 @@ from gridless.cli.main import main
 from gridless.live import stream
 from gridless.live.overload import ROOM, Budget, Buffered, Overload, thinned
 from gridless.live.overload import joined as overload_joined
+from gridless.live.packets import CHECKED, checked_by_source
 from gridless.live.sources import (
     BURST_BYTES,
     HEADER,
@@ -222,16 +223,23 @@ def test_pixels_of_a_datagram_are_copied_once_and_checked_once(events, monkeypat
         _, (packet,) = heard(*(encode(events[k : k + 50], k // 50) for k in (0, 50)), **options)
         assert same(packet, events[:100])
         assert packet.pixel.data_ptr() == firsts[0].ctypes.data
-        assert packet.is_checked
+        assert CHECKED in packet.__dict__
         assert len(checks) == 1
 
 
-def test_packets_of_one_buffer_are_trusted_only_if_their_times_go_on(events):
-    first, second = events[:50], events[50:100]
-    assert first.is_checked
-    assert overload_joined([first, second]).is_checked
-    assert not overload_joined([second, first]).is_checked
-    assert not overload_joined([first, replace(second)]).is_checked
+def test_packets_of_one_buffer_are_trusted_only_if_their_times_go_on(events, weights):
+    first, second = checked_by_source(events[:50]), checked_by_source(events[50:100])
+    assert CHECKED in overload_joined([first, second]).__dict__
+    assert CHECKED not in overload_joined([second, first]).__dict__
+    assert CHECKED not in overload_joined([first, replace(second)]).__dict__
+    assert CHECKED not in first[:20].__dict__
+    whole = overload_joined([first, second])
+    whole.time[:] += 5
+    engine = stream(gl.load(weights))
+    engine(whole)
+    with pytest.raises(ValueError, match="event 0"):
+        engine(first)
+    assert engine.events_seen == 100
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
