@@ -224,7 +224,7 @@ def test_pixels_of_a_datagram_are_copied_once_and_checked_once(events, monkeypat
         assert same(packet, events[:100])
         assert packet.pixel.data_ptr() == firsts[0].ctypes.data
         assert CHECKED in packet.__dict__
-        assert len(checks) == 1
+        assert len([name for name in checks if name != "encode"]) == 1
 
 
 def test_packets_of_one_buffer_are_trusted_only_if_their_times_go_on(events, weights):

@@ -353,7 +353,7 @@ class Convolve(Operation):
         trace = writer.memory.add(kind, f"trace{k}", slots * factors * each)
         time = writer.memory.add("int64_t", f"time{k}", source.pixels)
         out = writer.buffer(row)
-        # Where a tap is so small, a row of all taps takes less time, with zeros where there is nothing.
+        # Short taps are faster in one row for all taps, with zeros at empty pixels.
         apart = taps > 1 and factors * each >= APART
         matrix = writer.matrix(weight.reshape(steps, p), row.constants["bias"], taps if apart else 1)
         kernel = row.settings["kernel"]
