@@ -59,7 +59,9 @@ def stream(
     ] = Overload.wait,
     lag: Annotated[float, typer.Option(min=0.1, help="Milliseconds of lag that --overload thin keeps to.")] = 5.0,
     packet: Annotated[int, typer.Option(min=1, help="Microseconds per packet of a recording.")] = 1000,
-    idle: Annotated[float | None, typer.Option(help="Seconds of silence after which a socket ends.")] = None,
+    idle: Annotated[
+        float | None, typer.Option(help="Seconds of silence after which a socket ends, from the first frame on.")
+    ] = None,
     crop: Annotated[
         str | None, typer.Option(metavar="X,Y", help="The camera's pixel that becomes the network's first one.")
     ] = None,

@@ -11,8 +11,8 @@ from pathlib import Path
 from torch import nn
 
 from gridless.kernels.progress import shown
-from gridless.live.export import as_folder, texts, write
 from gridless.live.export.check import compiled, zig
+from gridless.live.export.folder import as_folder, texts, write
 from gridless.live.export.writer import HERE
 from gridless.live.view import script
 from gridless.weights import class_names
