@@ -28,7 +28,7 @@ class Clouds(NamedTuple):
 def cached(
     folder: Path, cache: str | Path | bool, name: str, sources: Sequence[Path], make: Callable[[], Clouds]
 ) -> Clouds:
-    """What `make` returns, from the cache where it is there and not outdated.
+    """Return `make()`, from the cache if it has an entry that is not outdated.
 
     It is outdated when one of the `sources` (list files, folders with their files) has changed. A cache that cannot be
     read is made again; one that cannot be written is done without, with a warning.
@@ -57,7 +57,7 @@ def cached(
 
 
 def _state(path: Path) -> list:
-    """What tells a file, or a folder and the files in it, from another: names, sizes and times of the last change."""
+    """Identifies a file, or a folder and its files: names, sizes and times of the last change."""
     known = path.stat()
     state = [path.name, known.st_size, known.st_mtime_ns]
     if path.is_dir():

@@ -25,7 +25,7 @@ _FULL = {
 
 
 def full(error: OSError) -> str | None:
-    """Why nothing more can be written, in words; None for other errors."""
+    """The reason why nothing more can be written, in words; None for other errors."""
     return _FULL.get(error.errno or 0)
 
 
@@ -123,7 +123,7 @@ def sweep(folder: Path) -> None:
 
 @cache
 def _machine() -> str:
-    """Where process ids mean the same: this boot of this machine, or this container of it."""
+    """Identifies the space of process ids: this boot of this machine, or this container of it."""
     parts = [platform.node()]
     with suppress(OSError):
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text("ascii"), os.readlink("/proc/self/ns/pid")]

@@ -96,7 +96,7 @@ class Labeller:
         check_scales({row: {_scale(layout[row]): name for name, layout in scene.layouts.items()} for row in rows})
         if scene.dim != 3:
             raise ValueError(f"{source} has points of {scene.dim} coordinates, and the network is for three")
-        # Of whom the nearest sample is asked: a cell's own is at most its diagonal away.
+        # A point takes the label of the nearest sample; that of its own cell is at most a diagonal away.
         self.around = 0.0 if grid is None else grid * 3**0.5
         halo = self.model.plan.reach(self.layers) + self.around + (grid or 0.0)
         place = None if folder is None else Path(folder)
@@ -196,7 +196,7 @@ def label_scene(
         arguments |= {"folder": str(folder.resolve()), "source": str(source.resolve()), "double": double}
         first = Labeller(**{**arguments, "weights": model})
         classes, count, tiles = classes_of(model), first.tiles.scene.count, first.tiles
-        # What the classes were called in the files that the network learned from.
+        # The labels of the classes in the files that the network learned from.
         values = np.array(getattr(model, "about", {}).get("values") or range(classes))
         gaps = count - sum(tiles.counts.values())
         if gaps:
@@ -225,7 +225,7 @@ def label_scene(
 
 
 def classes_of(model: Any) -> int:
-    """How many labels the network has, by its task."""
+    """The number of labels of the network, by its task."""
     classes = task_of(model).classes(model.config)
     if classes is None:
         raise ValueError(f"{type(model).__name__}: its config says no number of classes: it cannot label a scene")
@@ -346,7 +346,7 @@ def _work(out: Path, settings: dict[str, Any]) -> Iterator[Path]:
         try:
             yield folder
         except BaseException as error:
-            # What was refused before any tile was done leaves no trace; what an interrupted run found stays.
+            # An error before the first tile leaves no trace; the results of an interrupted run stay.
             done, kept = folder / "done", not isinstance(error, Exception) and (folder / "scan.npz").exists()
             if not kept and not (done.exists() and done.stat().st_size):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -386,7 +386,7 @@ def _check_classes(source: Path, out: Path, classes: int) -> None:
 
 
 def _largest(counts: np.ndarray, points: int, widest: float) -> int:
-    """How many cells wide tiles can be, a power of two, so that none has more points, with the cells around it."""
+    """The width of tiles in cells, a power of two, so that none has more points, with the cells around it."""
     cells, sizes = counts[:, :2], counts[:, 2]
     best, scale = 1, 2
     while scale <= min(widest, 1 << 20):

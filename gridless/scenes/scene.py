@@ -33,12 +33,12 @@ _RUN = 1 << 22
 _FARTHEST = 2.0**61
 
 
-# The size of a file and when it was changed.
+# Size of a file, and time of its last change.
 FileState = tuple[int, int]
 
 
 class SceneFile(NamedTuple):
-    """What a scene is read from: a file in its state, or something else, without one."""
+    """A source of a scene: a file in its state, or an array or reader, without one."""
 
     name: str
     parts: Parts
@@ -99,7 +99,7 @@ class Scene:
         return self.count
 
     def name(self, index: int) -> str:
-        """Where a point comes from, in words."""
+        """Names a point by its place in its file."""
         k = int(np.searchsorted(self.first, index, side="right")) - 1
         f = self._where[k][0]
         start = self.first[self._where.index((f, 0))]
@@ -221,7 +221,7 @@ class Scene:
         return counts
 
     def _look(self, k: int, cell: float, finite: Sequence[str]) -> tuple[list[float], list[float], np.ndarray]:
-        """Where piece k begins and ends, and the points in each cell."""
+        """The box of piece k, and the number of its points in each cell."""
         piece = self.piece(k)
         if not len(piece.index):
             return [np.inf] * self.dim, [-np.inf] * self.dim, np.empty((0, 3), np.int64)
@@ -416,7 +416,7 @@ def _read_unchanged(file: Path, state: FileState | None, k: int) -> Points:
 
 
 def state_of(file: Path) -> FileState | None:
-    """What changes when a file does; None where there is none."""
+    """Changes when the file does; None if there is no file."""
     try:
         found = file.stat()
     except FileNotFoundError:

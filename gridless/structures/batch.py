@@ -74,7 +74,7 @@ def collate(examples: Sequence[Any], bucket: str | Sequence[int] | None = None) 
         raise TypeError(f"collate: {error}: what holds points of another library is gl.Cloud.of(x)") from None
 
 
-# What is collated in one way, and may be mixed.
+# Types that are collated in one way, and may be mixed.
 _ALIKE = (Geometry, Structure, tuple | list, Mapping, Tensor, np.ndarray, Number | np.bool_, str | bytes)
 
 
@@ -111,7 +111,7 @@ def _refuse(batch: Sequence[Any], *, collate_fn_map: Any = None) -> None:
     raise TypeError(f"a DataLoader cannot make a batch of {what} by itself: pass it collate_fn=gl.collate")
 
 
-# What a DataLoader without our `collate`, Lightning's included, does with our structures.
+# A DataLoader without our `collate`, Lightning's included, refuses our structures.
 default_collate_fn_map.update({Structure: _refuse, Geometry: _refuse})
 
 

@@ -27,7 +27,7 @@ class Cloud(Ragged):
     A cloud that was sampled from another knows where its points came from: `parent_index` (S), rows of a cloud of
     `num_parent` points. `distance` (num_parent), on request, is how far each of those is from its closest sample.
 
-    `rows` are what else belongs to each point: a colour, an intensity, a label. They follow the points wherever these
+    `rows` hold further values of each point: a colour, an intensity, a label. They follow the points wherever these
     are cut, put in another order, sampled, batched, padded or moved. The rows named in `directions` are vectors
     (S, ..., D) across the surface, such as normals: augmentation turns them with the coordinates.
     The last `padding` points belong to no example.
@@ -88,7 +88,7 @@ class Cloud(Ragged):
         if isinstance(x, Cloud):
             if not rows and not directions:
                 return x
-            # What was said of the rows before holds on.
+            # Directions named before stay directions.
             named = (*x.directions, *_names(directions))
             return dataclasses.replace(x, rows={**x.rows, **rows}, directions=tuple(dict.fromkeys(named)))
         if isinstance(x, (list, tuple)):
@@ -205,7 +205,7 @@ class Cloud(Ragged):
 
     @property
     def is_alone(self) -> bool:
-        """Whether it was made as one example, whose splits need not be read."""
+        """True if it was made as one example, whose splits need not be read."""
         return "_alone" in self.__dict__
 
     def sampled(
@@ -278,7 +278,7 @@ def _check_alike(examples: Sequence[Tensor]) -> None:
 
 
 def _is_point(x: Any) -> bool:
-    """Whether this is one point of a list of points, and not an example of a list of them."""
+    """True for one point of a list of points, False for an example of a list of examples."""
     if isinstance(x, (list, tuple)):
         return len(x) > 0 and isinstance(x[0], Number)
     return getattr(x, "ndim", 0) == 1 and getattr(getattr(x, "dtype", None), "names", None) is None

@@ -48,7 +48,7 @@ class Edges(Structure):
         if source.device.type == "cpu":
             self.check("Edges")
         elif source.dtype == torch.int64:
-            # What 32 bits do not hold stays out of range, and is found when it is looked at.
+            # Numbers beyond 32 bits stay out of range, and the check finds them.
             source = source.clamp(-1, MAX_EDGES)
         # On the CPU, where numbers out of range would end the process, a copy: what was checked is what kernels read.
         object.__setattr__(self, "source", source.to(torch.int32, copy=source.is_cpu).contiguous())

@@ -18,7 +18,7 @@ from gridless.structures.base import Ragged, as_splits, index, named_rows, per_r
 from gridless.structures.interchange import held_events
 from gridless.structures.rows import NO_ROWS, Rows
 
-# What other libraries call the four fields.
+# Names of the four fields in other libraries.
 ALIASES = {
     "x": ("x",),
     "y": ("y",),
@@ -40,7 +40,7 @@ class Events(Ragged):
     sensor (width, height). Events that were fired by other events (LIF) know which: `cause` (S), rows of a stream of
     `num_parent` events; their polarity is None.
 
-    `rows` are what else belongs to each event: a weight, a label. They follow the events wherever these are cut, put in
+    `rows` hold further values of each event: a weight, a label. They follow the events wherever these are cut, put in
     order, batched, padded or moved, and events that are fired have those of their causes.
     The last `padding` events belong to no recording.
     """

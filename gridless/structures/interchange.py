@@ -1,4 +1,4 @@
-"""What people hold: clouds and events of other libraries, read and made. None is imported before it is met."""
+"""Clouds and events of other libraries, read and made. None is imported before it is met."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Held(NamedTuple):
 
 
 def held_cloud(x: Any) -> Held | None:
-    """What is in a cloud of another library, a table or a structured array; None for anything else."""
+    """The content of a cloud of another library, a table or a structured array; None for anything else."""
     if isinstance(x, np.ndarray):
         return None if x.dtype.names is None else _table((name, x[name]) for name in x.dtype.names)
     if isinstance(x, Mapping):
@@ -115,7 +115,7 @@ def plain_type(kind: np.dtype) -> np.dtype:
 
 
 def normals(rows: Mapping[str, Any], coords: Any) -> tuple[str, ...]:
-    """Which rows are known to be directions: normals, where they have as many dimensions as the points."""
+    """The names of rows that are directions: normals, if they have as many dimensions as the points."""
     real = [n for n in ("normal", "norm") if n in rows and tuple(rows[n].shape) == tuple(coords.shape)]
     return tuple(n for n in real if "float" in str(rows[n].dtype))
 
@@ -147,7 +147,7 @@ def _pyg(data: Any) -> Held:
     if getattr(data, "pos", None) is None:
         raise ValueError("Cloud.of: this Data has no pos: its points are data.pos, (N, D)")
     keys = [*map(str, data.keys())]
-    # What PyG keeps of the batch itself: batch, and x_batch where x was to be followed.
+    # PyG keeps facts about the batch itself: batch, and x_batch where x was to be followed.
     own = {"pos", "batch", "ptr", *(f"{name}_{what}" for name in keys for what in ("batch", "ptr"))}
     names = [n for n in keys if n not in own and data.is_node_attr(n)]
     rows: dict[str, Any] = {PYG.get(n, n): data[n] for n in names if isinstance(data[n], Tensor | np.ndarray)}
@@ -205,12 +205,12 @@ _CLOUDS: dict[str, Callable[[Any], Held]] = {
 
 
 def _is_of(x: Any, package: str) -> bool:
-    """Whether a class of x, or one that it is made from, comes from a package."""
+    """True if a class of x, or a base of it, comes from a package."""
     return any(kind.__module__.partition(".")[0] == package for kind in type(x).__mro__)
 
 
 class _Points(Protocol):
-    """What is read of a `Cloud`, which imports this module."""
+    """The fields of a `Cloud` that are read here; `Cloud` imports this module."""
 
     def __len__(self) -> int: ...
 
@@ -262,7 +262,7 @@ def to_pyg(cloud: _Points) -> Any:
     theirs = {ours: name for name, ours in PYG.items()}
     taken = {"pos", "batch", "ptr", "num_nodes", *(name for name, ours in PYG.items() if ours in cloud.rows)}
     if cloud.num_examples > 1:
-        # What PyG takes for positions of nodes or examples, and counts on from one example to the next.
+        # PyG takes these names for positions of nodes or examples, and counts on from one example to the next.
         taken |= {name for name in cloud.rows if "index" in name or "batch" in name or name == "face"}
     _refuse_rows("to_pyg", cloud, [name for name in cloud.rows if name in taken])
     each = []

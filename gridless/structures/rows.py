@@ -1,4 +1,4 @@
-"""Rows: what belongs to each point or event beside its place."""
+"""Rows: further values of each point or event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def shape_in_words(features: Tensor) -> str:
 
 
 class Rows(Mapping[str, Tensor]):
-    """What belongs to each point or event beside its place, by name: `cloud.rows["rgb"]` (S, 3). Read-only."""
+    """Further values of each point or event, by name: `cloud.rows["rgb"]` (S, 3). Read-only."""
 
     def __init__(self, values: Mapping[str, Tensor] | None = None) -> None:
         self._values = dict(values or {})

@@ -75,7 +75,7 @@ class ModelNet40(Examples):
 
     @property
     def fingerprint(self) -> str:
-        """What identifies the clouds, before any transform."""
+        """Identifies the clouds, before any transform."""
         contents = hashlib.blake2b(self.coords.numpy().data, digest_size=8).hexdigest()
         return f"ModelNet40 {self.release} {self.split} {self.points} {self.seed} {contents}"
 

@@ -34,14 +34,14 @@ CLASSES: dict[str, tuple[int, ...]] = {
     "vegetation": (70,), "trunk": (71,), "terrain": (72,), "pole": (80,), "traffic-sign": (81,),
 }  # fmt: skip
 IGNORED = (0, 1, 52, 99)
-# What a sequence is for: 08 is the official validation sequence, and of 11 to 21 the labels are kept aside.
+# The sequences of each split: 08 is the official validation sequence; labels of 11 to 21 are not published.
 SEQUENCES = {
     "train": tuple(range(11)),
     "fit": (*range(8), 9, 10),
     "validation": (8,),
     "test": tuple(range(11, 22)),
 }
-# Of the pack, which has two scans of each: two sequences are held out.
+# The pack has two scans of each sequence: two sequences are held out.
 PACK = "semantickitti_22_scans.npz"
 PACK_VALIDATION = (8, 10)
 _NUMBERS = np.full(1 << 16, -2, np.int64)
@@ -166,7 +166,7 @@ def _scan(file: Path) -> Cloud:
 
 
 def _poses(folder: Path) -> np.ndarray:
-    """Where the scanner was (N, 4, 4) float64, in the place of the first scan."""
+    """The poses of the scanner (N, 4, 4) float64, in the frame of the first scan."""
     for name, origin in (("calib.txt", "KITTI's data_odometry_calib.zip"), ("poses.txt", "data_odometry_labels.zip")):
         if not (folder / name).is_file():
             raise FileNotFoundError(

@@ -47,7 +47,7 @@ CATEGORIES: dict[str, tuple[str, int]] = {
 SYNSETS = [folder for folder, _ in CATEGORIES.values()]
 FIRST = np.cumsum([0, *(count for _, count in CATEGORIES.values())])  # the first part of each category, then 50
 PARTS = [range(a, b) for a, b in pairwise(FIRST.tolist())]
-# What of the official lists a split is made of.
+# The official lists that make up each split.
 LISTS = {"train": ("train", "val"), "fit": ("train",), "validation": ("val",), "test": ("test",)}
 PACK = "shapenetpart_trainval.npz"
 

@@ -32,7 +32,7 @@ NO_ROWS = {
 }  # fmt: skip
 # Degrees of one step.
 SCAN_ANGLE = {"scan_angle_rank": 1.0, "scan_angle": 0.006}
-# Where the header says where waveforms begin, and the bit that says that they are in the file.
+# Byte of the header with the place of the waveforms, and the bit that says that they are in the file.
 WAVES, INTERNAL_WAVES = 227, 2
 # Layers of each kind of item in a chunk of LAZ 1.4; extra bytes have one each.
 LAYERS = {10: 9, 11: 1, 12: 2, 13: 1}
@@ -73,7 +73,7 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
         laspy, lazrs = _laspy(source), _lazrs(source)
         extra = file.size - laspy.PointFormat(file.format).size
         way = bytearray(file.way or lazrs.LazVlr.new_for_compression(file.format, extra).record_data())
-        # Where chunks have sizes of their own they are made again, all alike.
+        # Chunks with sizes of their own are made again, all alike.
         if struct.unpack_from("<I", way, 12)[0] in VARIABLE:
             struct.pack_into("<I", way, 12, 50_000)
         vlr = lazrs.LazVlr(bytes(way))
@@ -143,13 +143,13 @@ class _Disk:
 
 
 def most_classes(source: Source) -> int:
-    """How many classes its points can have."""
+    """The number of classes that its points can have."""
     return 32 if LasFile.of(source).format < 6 else 256
 
 
 @dataclass(frozen=True)
 class LasFile:
-    """What a file says of its points."""
+    """The header of a file: its points, records and rows."""
 
     header: Any  # laspy.LasHeader
     count: int
@@ -215,7 +215,7 @@ class LasFile:
         return Points(coords, rows, np.dtype(np.float64))
 
     def pieces(self, source: Source) -> tuple[list[int], Callable[[int], bytes | np.ndarray]]:
-        """How many points each piece has, and the points of piece k as LAS stores them."""
+        """The number of points of each piece, and a function that reads piece k as LAS stores it."""
         if not self.packed:
             source.limits.stored("points", self.count, self.size, len(source.data) - self.start, self.start)
             sizes = part_sizes(self.count)
@@ -342,7 +342,7 @@ def _records(source: Source, at: int, end: int, count: int) -> list[tuple[str, i
 
 
 def _content(records: list[tuple[str, int, bytes]], user: str, number: int) -> bytes:
-    """Of the first such record, behind its head; nothing where there is none."""
+    """The payload of the first such record; empty if there is none."""
     return next((record[54:] for *key, record in records if key == [user, number]), b"")
 
 
@@ -362,7 +362,7 @@ def _late_records(source: Source) -> Iterator[tuple[str, int, int]]:
 
 
 def _waves(source: Source) -> int | None:
-    """Where the record of waveforms begins, 0 where there is none; None in files that cannot say so."""
+    """The byte where the record of waveforms begins, 0 if there is none; None in files that cannot have one."""
     if source.data[25] < 3 or struct.unpack_from("<H", source.data, 94)[0] < WAVES + 8:
         return None
     at = struct.unpack_from("<Q", source.data, WAVES)[0]
@@ -386,7 +386,7 @@ def _check_chunk(source: Source, at: int, length: int, points: int, size: int, i
 
 
 def _foreign(source: Source, error: BaseException, at: int) -> BaseException:
-    """What the decoder raises, its panics too, as our error; interrupts and lack of memory stay what they are."""
+    """Turn an error of the decoder, its panics too, into ours. Interrupts and lack of memory stay what they are."""
     if isinstance(error, MemoryError) or not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
         return error
     return source.error(f"the compressed points are damaged: {str(error)[:200]}", at)

@@ -75,7 +75,7 @@ def _events(file: File, root: Any) -> tuple[Any, Any]:
 
 
 def _order(array: np.ndarray) -> str:
-    """Which column is which."""
+    """The column of each field."""
     usual, other = ("xytp", "txyp") if array.dtype.kind == "f" else ("txyp", "xytp")
     times = {name: array[:, name.index("t")] for name in (usual, other)}
     ordered = {name: bool((t[1:] >= t[:-1]).all()) for name, t in times.items()}
