@@ -42,12 +42,12 @@ class PointTransform(Settings):
     def _cloud(self, points: Any) -> Cloud:
         shape = tuple(getattr(points, "shape", ()))
         if len(shape) != 2 or shape[1] > 3:
-            words = f"{type(self).__name__} takes a Cloud, or an (S, 1 to 3) array of coordinates, not "
+            message = f"{type(self).__name__} takes a Cloud, or an (S, 1 to 3) array of coordinates, not "
             if not shape:
-                raise TypeError(f"{words}{type(points).__name__}: a batch is gl.Cloud.of([...])")
+                raise TypeError(f"{message}{type(points).__name__}: a batch is gl.Cloud.of([...])")
             if len(shape) == 3:
-                raise ValueError(f"{words}{shape}: a batch is gl.Cloud.of(x)")
-            raise ValueError(f"{words}{shape}: what else belongs to points is gl.Cloud.of(x[:, :3], rgb=x[:, 3:])")
+                raise ValueError(f"{message}{shape}: a batch is gl.Cloud.of(x)")
+            raise ValueError(f"{message}{shape}: what else belongs to points is gl.Cloud.of(x[:, :3], rgb=x[:, 3:])")
         return Cloud.of(points)
 
     def apply(self, cloud: Cloud, draws: Draws) -> Cloud:

@@ -38,22 +38,22 @@ def cached(
     place = folder / ".gridless" if cache is True else Path(cache)
     state = [_state(path) for path in sources]
     about, array = place / f"{name}.json", place / f"{name}.npy"
-    found = _load(about, array, state)
-    if found is not None:
-        return found
-    made = make()
+    entry = _load(about, array, state)
+    if entry is not None:
+        return entry
+    clouds = make()
     try:
         sweep(place)
         with whole_file(array) as file:
-            np.save(file, made.coords)
-        entry = {"state": state, "bytes": array.stat().st_size, "label": made.label.tolist(), "names": made.names}
+            np.save(file, clouds.coords)
+        entry = {"state": state, "bytes": array.stat().st_size, "label": clouds.label.tolist(), "names": clouds.names}
         write_whole(about, json.dumps(entry).encode())
     except OSError as error:
         warnings.warn(
             f"{place} cannot be written ({error.strerror}), so the next start is as slow: pass cache=FOLDER",
             stacklevel=4,
         )
-    return made
+    return clouds
 
 
 def _state(path: Path) -> list:

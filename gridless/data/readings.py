@@ -64,7 +64,7 @@ def read_files(
                 reading = cached(path)
                 return read(path) if reading is None else reading
             except (ValueError, OSError) as error:
-                errors.append(str(error))
+                errors.append(str(error).rstrip("."))
                 return None
             finally:
                 advance(1)

@@ -129,13 +129,13 @@ class Labeller:
     def label(self, tile: Tile) -> Labels:
         """The rows in the scene of the points inside a tile (S) int64, and their labels (S) int64."""
         tile, geometry = tile.run(self.model.plan, self.layers, self.device, self.around, self._prepared)
-        found = self.model(geometry).argmax(1)
+        labels = self.model(geometry).argmax(1)
         inside = tile.every.rows["inside"]
         index = tile.every.rows["index"][inside]
         if self.grid is None:
-            return index.numpy(), found.cpu()[inside].numpy()
+            return index.numpy(), labels.cpu()[inside].numpy()
         mine, some = (Cloud.of(x.to(self.device)) for x in (tile.every.coords[inside], tile.cloud.coords))
-        return index.numpy(), found[nearest(some, mine, 1).source.long()].cpu().numpy()
+        return index.numpy(), labels[nearest(some, mine, 1).source.long()].cpu().numpy()
 
     def _prepared(self, cloud: Cloud) -> Cloud:
         cloud = turned(cloud, self.how, self.source)
@@ -145,8 +145,8 @@ class Labeller:
     def __call__(self, key: Any) -> Any:
         if not isinstance(key, dict):
             return self.label(self.tiles.tile(key))
-        found = [self.label(self.tiles.tile((int(i), int(j)))) for i, j in zip(key["i"], key["j"], strict=True)]
-        return {name: np.concatenate(part) for name, part in zip(("index", "label"), zip(*found), strict=True)}
+        answers = [self.label(self.tiles.tile((int(i), int(j)))) for i, j in zip(key["i"], key["j"], strict=True)]
+        return {name: np.concatenate(part) for name, part in zip(("index", "label"), zip(*answers), strict=True)}
 
 
 def label_scene(
@@ -189,10 +189,10 @@ def label_scene(
     for name, tensor in model.state_dict().items():
         settings["network"] += hashlib.sha256(name.encode() + tensor.cpu().numpy().tobytes()).hexdigest()[:8]
     with _work(out, settings) as folder:
-        given = (
+        network = (
             weights if isinstance(weights, torch.nn.Module) or not Path(weights).exists() else Path(weights).resolve()
         )
-        arguments = {"weights": given, "size": size, "grid": grid, "how": how, "device": device, "points": points}
+        arguments = {"weights": network, "size": size, "grid": grid, "how": how, "device": device, "points": points}
         arguments |= {"folder": str(folder.resolve()), "source": str(source.resolve()), "double": double}
         first = Labeller(**{**arguments, "weights": model})
         classes, count, tiles = classes_of(model), first.tiles.scene.count, first.tiles
@@ -214,14 +214,14 @@ def label_scene(
         except OSError as error:
             if full(error) is None:
                 raise
-            words = f"{full(error)} while writing {out}: what is done stays beside it; make room and start again"
-            raise OSError(error.errno, words) from None
-        found = np.zeros(classes + 1, np.int64)
+            message = f"{full(error)} while writing {out}: what is done stays beside it; make room and start again"
+            raise OSError(error.errno, message) from None
+        totals = np.zeros(classes + 1, np.int64)
         for at in range(0, count, 1 << 22):
             part = np.fromfile(labels, dtype, min(1 << 22, count - at), offset=at * dtype.itemsize)
-            found += np.bincount(part, minlength=classes + 1)
+            totals += np.bincount(part, minlength=classes + 1)
         shutil.rmtree(folder)
-    return dict(enumerate(found[1:].tolist()))
+    return dict(enumerate(totals[1:].tolist()))
 
 
 def classes_of(model: Any) -> int:
@@ -338,17 +338,17 @@ def _work(out: Path, settings: dict[str, Any]) -> Iterator[Path]:
         raise OSError(error.errno, f"{out.parent}: nothing can be written there ({error.strerror})") from None
     with locked(out.with_name(f".{out.name}.lock"), out):
         folder.mkdir(exist_ok=True)  # the run before this one may have ended in between
-        about, words = folder / "about.json", json.dumps(settings, indent=1)
-        if not about.exists() or about.read_text("utf-8") != words:
+        about, text = folder / "about.json", json.dumps(settings, indent=1)
+        if not about.exists() or about.read_text("utf-8") != text:
             shutil.rmtree(folder)
             folder.mkdir()
-            write_whole(about, words.encode())
+            write_whole(about, text.encode())
         try:
             yield folder
         except BaseException as error:
             # An error before the first tile leaves no trace; the results of an interrupted run stay.
-            done, kept = folder / "done", not isinstance(error, Exception) and (folder / "scan.npz").exists()
-            if not kept and not (done.exists() and done.stat().st_size):
+            done, is_resumable = folder / "done", not isinstance(error, Exception) and (folder / "scan.npz").exists()
+            if not is_resumable and not (done.exists() and done.stat().st_size):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
 
@@ -390,13 +390,13 @@ def _largest(counts: np.ndarray, points: int, widest: float) -> int:
     cells, sizes = counts[:, :2], counts[:, 2]
     best, scale = 1, 2
     while scale <= min(widest, 1 << 20):
-        owner, found, many = cells // scale, [], []
+        owner, cells_around, sizes_around = cells // scale, [], []
         for shift in np.ndindex(3, 3):
             moved = (cells + np.array(shift) - 1) // scale
             other = (np.array(shift) == 1) | (moved != owner)
-            found.append(moved[other.all(1)])
-            many.append(sizes[other.all(1)])
-        if added(np.column_stack([np.concatenate(found), np.concatenate(many)]))[:, 2].max() > points:
+            cells_around.append(moved[other.all(1)])
+            sizes_around.append(sizes[other.all(1)])
+        if added(np.column_stack([np.concatenate(cells_around), np.concatenate(sizes_around)]))[:, 2].max() > points:
             break
         best, scale = scale, 2 * scale
         if len(np.unique(owner, axis=0)) == 1:

@@ -138,7 +138,7 @@ class Tiles(Sequence):
         """The tile of a cell (i, j) with a halo of its own, or that of the others."""
         halo = self.usual if halo is None else halo
         low, high = self.box(key, halo)
-        coords, index, found = self.scene.window(low, high)
+        coords, index, scene_rows = self.scene.window(low, high)
         order = _order(coords)
         cells = cells_of(coords, self.size)
         inside = ((cells[:, 0] == key[0]) & (cells[:, 1] == key[1])).take(order)
@@ -154,15 +154,15 @@ class Tiles(Sequence):
                 f"tiles: a tile of {np.ptp(coords, axis=0).max():g} is too large for float32 at a resolution of "
                 f"{self.scene.resolution:g}: take smaller tiles"
             )
-        lost = {"index", "inside"} & found.keys()
+        lost = {"index", "inside"} & scene_rows.keys()
         if lost:
             raise ValueError(f"tiles: the rows {lost.pop()!r} of the scene would be lost: choose others, rows=[...]")
-        rows: dict[str, Any] = {name: values.take(order, 0) for name, values in found.items()}
+        rows: dict[str, Any] = {name: values.take(order, 0) for name, values in scene_rows.items()}
         every = Cloud.of(near)
         every = every._changed(
             rows=Rows.of({**rows, "index": index.take(order), "inside": inside}, every.coords, "tiles")
         )
-        del coords, index, found, order
+        del coords, index, scene_rows, order
         cloud = every if self.grid is None else grid_sample(every, self.grid, origin=offset.tolist())
         return Tile(self, key, halo, offset, every, cloud)
 

@@ -135,11 +135,11 @@ class Structure:
 
     def leaves(self) -> dict[str, Any]:
         """Every tensor and setting by name, those of rows as `rows.rgb`: what `of_leaves` needs to make it again."""
-        found = {}
+        leaves = {}
         for name, *_ in kinds(type(self)):
             value = getattr(self, name)
-            found |= {f"{name}.{n}": v for n, v in value.items()} if isinstance(value, Rows) else {name: value}
-        return found
+            leaves |= {f"{name}.{n}": v for n, v in value.items()} if isinstance(value, Rows) else {name: value}
+        return leaves
 
     @classmethod
     def of_leaves(cls, leaves: Mapping[str, Any]) -> Self:
@@ -169,9 +169,9 @@ class Structure:
 
     def cached(self, name: str, make: Any) -> Any:
         """A value derived once and kept beside the structure; never copied, compared or pickled."""
-        kept = self.__dict__.get("_kept", {})
-        if name in kept:
-            return kept[name]
+        cache = self.__dict__.get("_kept", {})
+        if name in cache:
+            return cache[name]
         # A graph that torch traces, and a transform of torch.func, whose tensors end with it, keep nothing.
         if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
             return make()

@@ -86,8 +86,8 @@ def _check_alike(examples: Sequence[Any]) -> None:
             if example is None:
                 raise TypeError(f"collate: example {i} has a None, of which there is no batch: leave it out")
             if _alike(example) is not _alike(first):
-                found = f"{type(first).__name__} in example 0 and {type(example).__name__} in example {i}"
-                raise TypeError(f"collate: {found} cannot share a batch: make them alike")
+                kinds_in_words = f"{type(first).__name__} in example 0 and {type(example).__name__} in example {i}"
+                raise TypeError(f"collate: {kinds_in_words} cannot share a batch: make them alike")
     if isinstance(first, tuple | list):
         for i, example in enumerate(examples):
             if len(example) != len(first):
@@ -134,8 +134,8 @@ def _merge(parts: Sequence[Structure]) -> Structure:
         column = columns[name]
         if kind == "same":
             if column.count(column[0]) != len(column):
-                found = " and ".join(dict.fromkeys(map(str, column)))
-                raise ValueError(f"collate: {_several(cls)} of different {name}, {found}, cannot share a batch")
+                settings = " and ".join(dict.fromkeys(map(str, column)))
+                raise ValueError(f"collate: {_several(cls)} of different {name}, {settings}, cannot share a batch")
             if name == "padding" and column[0]:
                 raise ValueError("collate: padded batches cannot be collated again")
             values[name] = column[0]

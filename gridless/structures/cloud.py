@@ -190,14 +190,14 @@ class Cloud(Ragged):
     def _facts(self) -> list[str]:
         many = [] if self.num_examples == 1 else [f"{self.num_examples:,} examples"]
         dtype = str(self.coords.dtype).removeprefix("torch.")
-        words = [*many, f"{len(self) - self.padding:,} points in {self.dim}-D", dtype]
+        facts = [*many, f"{len(self) - self.padding:,} points in {self.dim}-D", dtype]
         if self._readable() and len(self) > self.padding:
             real = self.coords.detach()[: len(self) - self.padding]
             ends = (real.amin(0).tolist(), real.amax(0).tolist())
             # Coordinates of a map differ in the last of their digits.
-            said = (", ".join(f"{v:.0f}" if 1e3 <= abs(v) < 1e9 else f"{v:.3g}" for v in end) for end in ends)
-            words.append("from ({}) to ({})".format(*said))
-        return words + ([f"sampled from {self.num_parent:,}"] if self.parent_index is not None else [])
+            corners = (", ".join(f"{v:.0f}" if 1e3 <= abs(v) < 1e9 else f"{v:.3g}" for v in end) for end in ends)
+            facts.append("from ({}) to ({})".format(*corners))
+        return facts + ([f"sampled from {self.num_parent:,}"] if self.parent_index is not None else [])
 
     @property
     def dim(self) -> int:

@@ -57,25 +57,25 @@ def held_events(x: Any) -> tuple[Any, tuple[int, int] | None]:
 
 def grouped(columns: Iterable[tuple[str, np.ndarray]]) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """The two or three coordinates among columns (S, ...) with names in any case, and the rows that the others make."""
-    found: dict[str, np.ndarray] = {}
+    by_name: dict[str, np.ndarray] = {}
     for name, column in columns:
         name = str(name).lower()
-        if name in found:
+        if name in by_name:
             raise ValueError(f"two columns are called {name!r}")
-        found[name] = column
-    axes = [axis for axis in "xyz" if axis in found]
-    if not axes and all(axis in found for axis in _numbered(4)):
-        axes = [*takewhile(found.__contains__, _numbered(8))]
+        by_name[name] = column
+    axes = [axis for axis in "xyz" if axis in by_name]
+    if not axes and all(axis in by_name for axis in _numbered(4)):
+        axes = [*takewhile(by_name.__contains__, _numbered(8))]
     elif axes[:2] != ["x", "y"]:
         missing = "x" if "x" not in axes else "y"
-        raise ValueError(f"the points have no {missing!r}, only {', '.join(found)[:200] or 'nothing'}")
-    parts = [found.pop(axis) for axis in axes]
+        raise ValueError(f"the points have no {missing!r}, only {', '.join(by_name)[:200] or 'nothing'}")
+    parts = [by_name.pop(axis) for axis in axes]
     if any(part.ndim != 1 or part.dtype.kind not in "fiu" for part in parts):
         raise ValueError("a coordinate is one number")
     for row, names in TOGETHER:
-        if row not in found and all(n in found and found[n].ndim == 1 for n in names):
-            found[row] = np.stack([found.pop(n) for n in names], 1)
-    return parts, found
+        if row not in by_name and all(n in by_name and by_name[n].ndim == 1 for n in names):
+            by_name[row] = np.stack([by_name.pop(n) for n in names], 1)
+    return parts, by_name
 
 
 def _numbered(dim: int) -> list[str]:
@@ -280,18 +280,18 @@ def to_open3d(cloud: _Points) -> Any:
             f"{cloud.dim}: pick one, cloud.examples[i].to_open3d()"
         )
     o3d = package("open3d", "to_open3d", "open3d")
-    made = o3d.geometry.PointCloud()
+    points = o3d.geometry.PointCloud()
 
     def vectors(x: Tensor) -> Any:
         return o3d.utility.Vector3dVector(x.detach()[: len(cloud) - cloud.padding].double().cpu().numpy())
 
-    made.points = vectors(cloud.coords)
+    points.points = vectors(cloud.coords)
     if "rgb" in cloud.rows:
         rgb = cloud.rows["rgb"]
-        made.colors = vectors(rgb if rgb.is_floating_point() else rgb / (255 if rgb.dtype == torch.uint8 else 65535))
+        points.colors = vectors(rgb if rgb.is_floating_point() else rgb / (255 if rgb.dtype == torch.uint8 else 65535))
     if "normal" in cloud.rows:
-        made.normals = vectors(cloud.rows["normal"])
-    return made
+        points.normals = vectors(cloud.rows["normal"])
+    return points
 
 
 def package(module: str, what: str, package: str) -> Any:

@@ -352,7 +352,7 @@ def test_nothing_but_the_documented_error_comes_of_damaged_facts(tmp_path):
     choose = random.Random(0)
     values = [None, True, -1, 0, 1, 3, 2**63, 10**400, 0.5, float("nan"), "", "leaf", "|O", [], {}, [[]], {"tuple": []}]
     refused = 0
-    for _ in range(300):
+    for _ in range(120):
         about = json.loads(header_of(whole)["__metadata__"]["about"])
         at, key = about, "key"
         while True:
@@ -369,7 +369,7 @@ def test_nothing_but_the_documented_error_comes_of_damaged_facts(tmp_path):
                 shard[i]
         except FormatError as error:
             refused += "000-00000" in str(error)
-    assert refused > 150
+    assert refused > 50
 
 
 def test_rows_outside_the_file_are_refused_by_name(tmp_path):

@@ -65,10 +65,10 @@ class ModelNet40(Examples):
         self.root, self.split, self.points = Path(root), splits.check(split), points
         part = "test" if split == "test" else "train"
         self.release, clouds = _read(self.root, part, points, cache)
-        kept = _members(clouds, split, self.root)
-        self.coords: Tensor = torch.from_numpy(clouds.coords if kept is None else clouds.coords[kept])
-        self.labels: Tensor = torch.from_numpy(clouds.label if kept is None else clouds.label[kept])
-        self.names = clouds.names if kept is None else [clouds.names[i] for i in kept]
+        members = _members(clouds, split, self.root)
+        self.coords: Tensor = torch.from_numpy(clouds.coords if members is None else clouds.coords[members])
+        self.labels: Tensor = torch.from_numpy(clouds.label if members is None else clouds.label[members])
+        self.names = clouds.names if members is None else [clouds.names[i] for i in members]
 
     def example(self, i: int) -> Cloud:
         return Cloud.of(self.coords[i])

@@ -135,10 +135,10 @@ class SemanticKITTI(Examples):
 
 def numbers_of(raw: np.ndarray, path: Path) -> np.ndarray:
     """Classes 0 to 18 from the labels of the files, and -1 for what is not judged."""
-    found = _NUMBERS[raw.astype(np.int64) & 0xFFFF]
-    if (found == -2).any():
-        raise FormatError(path, f"has the label {int(raw[found == -2][0])}, which SemanticKITTI does not know")
-    return found
+    numbers = _NUMBERS[raw.astype(np.int64) & 0xFFFF]
+    if (numbers == -2).any():
+        raise FormatError(path, f"has the label {int(raw[numbers == -2][0])}, which SemanticKITTI does not know")
+    return numbers
 
 
 def _listed(root: Path, split: str) -> list[tuple[int, Path]]:
@@ -150,11 +150,11 @@ def _listed(root: Path, split: str) -> list[tuple[int, Path]]:
             f"it from {HOME}"
         )
     scans = [(n, file) for n in SEQUENCES[split] for file in sorted((folder / f"{n:02d}" / "velodyne").glob("*.bin"))]
-    found = [(n, file) for n, file in scans if not file.name.startswith(".")]
-    if not found:
+    listed = [(n, file) for n, file in scans if not file.name.startswith(".")]
+    if not listed:
         names = ", ".join(f"{n:02d}" for n in SEQUENCES[split])
         raise FileNotFoundError(f"SemanticKITTI: {folder} has no scans of the sequences for {split!r}: {names}")
-    return found
+    return listed
 
 
 def _scan(file: Path) -> Cloud:
