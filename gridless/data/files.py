@@ -29,6 +29,19 @@ def full(error: OSError) -> str | None:
     return _FULL.get(error.errno or 0)
 
 
+# Size of a file, and time of its last change.
+FileState = tuple[int, int]
+
+
+def state_of(path: Path) -> FileState | None:
+    """Changes when the file does; None if there is no file."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_size, stat.st_mtime_ns
+
+
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[IO[bytes]]:
     """Write a file beside `path`, and put it in its place only when it is complete and on the disk.

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gridless.data.files import full, locked, whole_file, write_whole
+from gridless.data.files import full, locked, state_of, whole_file, write_whole
 from gridless.data.prepare import Preparation, check_scales, scale, turned
 from gridless.data.readers.clouds import las, ply
 from gridless.data.readers.clouds.base import Points, Source
@@ -31,7 +31,7 @@ from gridless.geometry import nearest
 from gridless.kernels.memory import trim
 from gridless.kernels.pool import connect, run
 from gridless.kernels.progress import bar
-from gridless.scenes.scene import Scene, added, files_of, state_of
+from gridless.scenes.scene import Scene, added, files_of
 from gridless.scenes.tiling import Key, Tile, Tiles, layers_of
 from gridless.structures import Cloud
 from gridless.structures.interchange import plain_type

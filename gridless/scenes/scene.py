@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gridless.data.files import whole_file
+from gridless.data.files import FileState, state_of, whole_file
 from gridless.data.readers.clouds import IN_PARTS, NOTES, READERS, read_parts
 from gridless.data.readers.clouds.base import Parts, Points, in_parts
 from gridless.kernels.memory import trim
@@ -31,10 +31,6 @@ _KEPT = 1 << 21
 _RUN = 1 << 22
 # Cells from the origin that can be counted in 64 bits, with the differences of two.
 _FARTHEST = 2.0**61
-
-
-# Size of a file, and time of its last change.
-FileState = tuple[int, int]
 
 
 class SceneFile(NamedTuple):
@@ -413,15 +409,6 @@ def _read_unchanged(file: Path, state: FileState | None, k: int) -> Points:
     if points is None or state_of(file) != state:
         raise ValueError(f"{file} was changed while its points were in use: start again when it is whole")
     return points
-
-
-def state_of(file: Path) -> FileState | None:
-    """Changes when the file does; None if there is no file."""
-    try:
-        stat = file.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_size, stat.st_mtime_ns
 
 
 def files_of(source: Path) -> list[Path]:

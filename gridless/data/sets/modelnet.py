@@ -24,7 +24,7 @@ from torch import Tensor
 from gridless.data import splits
 from gridless.data.base import Examples, Steps
 from gridless.data.cloud_cache import Clouds, cached
-from gridless.data.errors import FormatError
+from gridless.data.errors import FormatError, library
 from gridless.data.limits import Limits
 from gridless.data.numpy_files import arrays_of
 from gridless.data.readers.meshes import sample_mesh
@@ -154,10 +154,7 @@ def _text_points(path: Path, points: int) -> np.ndarray:
 
 
 def _read_h5(folder: Path, part: str, points: int) -> Clouds:
-    try:
-        import h5py
-    except ImportError:
-        raise ImportError(f"ModelNet40: reading {folder} needs h5py: pip install h5py") from None
+    h5py = library("h5py", folder)
     coords, label, names = [], [], []
     for path in sorted(folder.glob(f"ply_data_{part}*.h5")):
         try:

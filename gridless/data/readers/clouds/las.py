@@ -20,6 +20,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from gridless.data.errors import library
 from gridless.data.limits import Limits
 from gridless.data.readers.clouds.base import PART, Parts, Points, Source, part_sizes
 
@@ -70,7 +71,7 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
     late = [(at, length) for user, at, length in _late_records(source) if user != "copc"]
     vlr = None
     if packed:
-        laspy, lazrs = _laspy(source), _lazrs(source)
+        laspy, lazrs = library("laspy", source.path), library("lazrs", source.path)
         extra = file.size - laspy.PointFormat(file.format).size
         way = bytearray(file.way or lazrs.LazVlr.new_for_compression(file.format, extra).record_data())
         # Chunks with sizes of their own are made again, all alike.
@@ -89,7 +90,7 @@ def relabelled(source: Source, out: IO[bytes], packed: bool, labels: Callable[[i
     begin = out.tell()
     out.write(head + b"".join(kept))
     disk, first = _Disk(out), 0
-    compressor = _lazrs(source).LasZipCompressor(disk, vlr) if packed else None
+    compressor = library("lazrs", source.path).LasZipCompressor(disk, vlr) if packed else None
     write: Any = out.write if compressor is None else compressor.compress_many
     try:
         for k, count in enumerate(sizes):
@@ -163,7 +164,7 @@ class LasFile:
             raise source.error("not a LAS file: it does not begin with LASF, or is not of version 1", 0)
         size, start, count = struct.unpack_from("<HII", begin, 94)
         records = _records(source, size, start, count)
-        laspy = _laspy(source)
+        laspy = library("laspy", source.path)
         try:
             header = laspy.LasHeader.read_from(io.BytesIO(source.data[:start]))
             names = _row_names(header)
@@ -199,8 +200,7 @@ class LasFile:
 
     def points(self, raw: bytes | np.ndarray) -> Points:
         """The points that are stored in `raw`, one after the other, uncompressed."""
-        import laspy
-
+        laspy = library("laspy", "LAS")
         record: Any = laspy.PackedPointRecord.from_buffer(raw, self.header.point_format)
         rows: dict[str, np.ndarray] = {}
         for name in self.dimensions:
@@ -239,7 +239,7 @@ class LasFile:
 
         All that the decoder will believe is checked here.
         """
-        lazrs, record, at, count = _lazrs(source), self.way, self.start, self.count
+        lazrs, record, at, count = library("lazrs", source.path), self.way, self.start, self.count
         if len(record) < 34:
             raise source.error("compressed, but without the record that says how", at)
         way, _, _, _, _, _, chunk = struct.unpack_from("<HHBBHII", record)
@@ -289,18 +289,10 @@ class LasFile:
         if len(out):
             data = source.data[at : at + sum(length for _, length in chunks)]
             try:
-                _lazrs(source).decompress_points_with_chunk_table(data, self.way, out, chunks)
+                library("lazrs", source.path).decompress_points_with_chunk_table(data, self.way, out, chunks)
             except BaseException as error:
                 raise _foreign(source, error, at) from None
         return out
-
-
-def _lazrs(source: Source) -> Any:
-    try:
-        import lazrs
-    except ImportError:
-        raise ImportError(f"{source.path}: LAZ needs lazrs: pip install 'gridless[data]'") from None
-    return lazrs
 
 
 def _together(points: np.ndarray, first: str) -> np.ndarray:
@@ -316,14 +308,6 @@ def _row_names(header: Any) -> list[str]:
     structs = [entry for record in header.vlrs.get("ExtraBytesVlr") for entry in record.extra_bytes_structs]
     undocumented = {"ExtraBytes", *(entry.format_name() for entry in structs if entry.data_type == 0)}
     return [name for name in header.point_format.dimension_names if name not in NO_ROWS | undocumented]
-
-
-def _laspy(source: Source) -> Any:
-    try:
-        import laspy
-    except ImportError:
-        raise ImportError(f"{source.path}: LAS and LAZ need laspy: pip install 'gridless[data]'") from None
-    return laspy
 
 
 def _records(source: Source, at: int, end: int, count: int) -> list[tuple[str, int, bytes]]:
