@@ -789,12 +789,12 @@ def test_what_two_classes_link_to_is_refused(tmp_path):
     root = touched(tmp_path / "root", "a/0.ply", "b/0.ply")
     for name in "ab":
         (root / name / "link").symlink_to(outside)
-    with pytest.raises(ValueError, match=r"b/link is a link to what .*a/link.*another class"):
+    with pytest.raises(ValueError, match=r"b/link is a link to .*a/link.*another class"):
         listing(root, [".ply"])
     for name in "ab":
         (root / name / "link").unlink()
         (root / name / "5.ply").symlink_to(outside / "1.ply")
-    with pytest.raises(ValueError, match=r"b/5\.ply is a link to what .*a/5\.ply.*another class"):
+    with pytest.raises(ValueError, match=r"b/5\.ply is a link to .*a/5\.ply.*another class"):
         listing(root, [".ply"])
     # Points with labels have no classes, and their files are read once.
     assert listing(root, [".ply"], by_class=False).files == ("a/0.ply", "a/5.ply", "b/0.ply")
