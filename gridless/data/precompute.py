@@ -331,7 +331,7 @@ def describe(dataset: Any, plan: Plan | None, seed: int, shard: int, version: st
     """The settings that decide the contents of the files, in words."""
     return {
         **_data(dataset),
-        "plan": None if plan is None else str(plan),
+        "plan": None if plan is None else plan.text,
         "seed": seed,
         "shard": shard,
         "version": version,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -236,6 +237,16 @@ def test_an_address_where_nobody_listens_is_said_at_once(address, monkeypatch):
     monkeypatch.setattr(pytest.importorskip("ray"), "is_initialized", lambda: False)
     with pytest.raises(ConnectionError, match=r"1\]?:1: .*ray start"):
         list(run(Powers, {"base": 2}, [1], ray=address))
+
+
+@pytest.mark.parametrize("error", [ConnectionError("Could not find"), ValueError("Invalid address format")])
+def test_an_address_without_a_cluster_is_said_with_the_remedy(error, monkeypatch):
+    def init(address, **_):
+        raise error
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    with pytest.raises(ConnectionError, match=r"^--ray auto: .*local"):
+        list(run(Powers, {"base": 2}, [1], ray="auto"))
 
 
 def test_without_ray_the_package_is_named(monkeypatch):
