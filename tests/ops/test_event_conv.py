@@ -21,15 +21,6 @@ DECAY = 50.0
 Q, V, P = 3, 4, 5
 
 
-@pytest.fixture(autouse=True)
-def few_programs(request, monkeypatch):
-    """The interpreter's time goes by operations, not elements: give it few, large programs, but for the first test."""
-    if gl.backends.interpreting() and "formula" not in request.node.name:
-        from gridless.ops.event_conv import gpu
-
-        monkeypatch.setattr(gpu, "_ELEMENTS", 4096)
-
-
 def crowd() -> gl.Events:
     """Enough events for ties on every pixel; fewer under the interpreter."""
     return stream((4, 0, 8), (3, 3), span=90) if gl.backends.interpreting() else stream()
@@ -189,10 +180,11 @@ def test_tiles_do_not_change_the_result(device, monkeypatch):
     for edges in (None, causal(source, target, 3, 2)):
         whole = run(source, target, 3, 2, values, edges)
         for room in (1, 3, 9, 20):
-            monkeypatch.setattr(autograd, "_room", lambda *_, room=room: room)
-            for a, b in zip(run(source, target, 3, 2, values, edges), whole):
+            with monkeypatch.context() as patches:
+                patches.setattr(autograd, "_room", lambda *_, room=room: room)
+                tiled = run(source, target, 3, 2, values, edges)
+            for a, b in zip(tiled, whole):
                 torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-            monkeypatch.undo()
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,7 @@ def _select(
     BLOCK: tl.constexpr,
     DOUBLE: tl.constexpr,
 ):
+    """The k nearest sources of ROWS targets of one example, whose distances stay on chip."""
     example = tl.program_id(0) // blocks
     first = tl.load(target_splits + example)
     here = (tl.load(target_splits + example + 1) - first).to(tl.int32)
