@@ -36,7 +36,7 @@ class Convolution(nn.Module):
         if radius is None:
             radius = edges.radius
         if radius is None:
-            raise ValueError(f"{edges} has no radius of its own: pass radius=, the scale its vectors are divided by")
+            raise ValueError(f"{edges} has no radius of its own. Pass radius=, the scale its vectors are divided by.")
         self.edges, self.radius = edges, float(radius)
         self.basis = Monomials(edges.dim, 2) if basis is None else basis
         self.falloff, self.normalise = falloff, normalise

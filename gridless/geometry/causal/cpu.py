@@ -26,7 +26,7 @@ def causal(link: Link, window: int) -> tuple[Tensor, Tensor]:
     splits = link.source.splits.new_zeros(len(count) + 1)
     torch.cumsum(torch.from_numpy(count), 0, out=splits[1:])
     if splits[-1] > MAX_EDGES:
-        raise ValueError(f"causal: {int(splits[-1])} edges are more than {MAX_EDGES}: use a window, or smaller batches")
+        raise ValueError(f"causal: {int(splits[-1])} edges are more than {MAX_EDGES}. Use a window or smaller batches.")
     source = splits.new_empty(int(splits[-1]), dtype=torch.int32)
     arrays = (order, first, count, splits.numpy(), source.numpy())
     in_threads(_fill, [(a, b, *arrays) for a, b in even_ranges(len(count), num_threads())])

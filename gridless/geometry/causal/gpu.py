@@ -39,7 +39,7 @@ def causal(link: Link, window: int) -> tuple[Tensor, Tensor]:
     torch.cumsum(count, 0, out=splits[1:])
     total = int(splits[-1])
     if total > MAX_EDGES:
-        raise ValueError(f"causal: {total} edges are more than {MAX_EDGES}: use a window, or smaller batches")
+        raise ValueError(f"causal: {total} edges are more than {MAX_EDGES}. Use a window or smaller batches.")
     source = torch.empty(total, dtype=torch.int32, device=count.device)
     if total:
         order = runs_of(link.source).order
