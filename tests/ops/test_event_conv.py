@@ -384,7 +384,7 @@ def test_what_does_not_fit_is_refused_by_name():
         event_conv(f, w, r[:, :1], b, events, events, 1, 1)
     with pytest.raises(ValueError, match="bias must be"):
         event_conv(f, w, r, b[:1], events, events, 1, 1)
-    with pytest.raises(TypeError, match="event_conv: .* is torch.float"):
+    with pytest.raises(TypeError, match=r"event_conv: .* is torch.float"):
         event_conv(f.float(), w, r, b, events, events, 1, 1)
     with pytest.raises(TypeError, match="float32 or float64"):
         event_conv(f.half(), w, r, b, events, events, 1, 1)
