@@ -65,7 +65,7 @@ def build(config: dict[str, Any]) -> nn.Module:
     arguments = dict(config)
     name = arguments.pop("model", None)
     if name not in NETWORKS:
-        raise ValueError(f"unknown model {name!r}: choose one of {', '.join(NETWORKS)}")
+        raise ValueError(f"unknown model {name!r}. Choose one of {', '.join(NETWORKS)}.")
     make = NETWORKS[name]
     settings = list(signature(make).parameters)
     if "choices" in settings:

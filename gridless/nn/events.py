@@ -98,7 +98,7 @@ class EventConv(nn.Module):
             edges = None if near.window is None else geometry[near]
             return event_conv(*values, *streams, edges)
         if near.window is not None:
-            raise ValueError(f"EventConv over {near} has a window, which packets cannot honour: use form='scan'")
+            raise ValueError(f"EventConv over {near} has a window, which packets cannot honour. Use form='scan'.")
         out, memory[self] = event_conv_step(*values, *streams, memory.get(self))
         return out
 
@@ -259,7 +259,7 @@ class VoxelMean(nn.Module):
             first, last = _ends(clock)
             return first, last - first + 1
         if self.duration is None:
-            raise ValueError("the voxel head of this network waits for the end of the recording: give it a duration")
+            raise ValueError("the voxel head of this network waits for the end of the recording. Give it a duration.")
         state: VoxelMemory | None = None if memory is None else memory.get(self)
         start = torch.where(clock.sizes > 0, _ends(clock)[0], NEVER)
         if state is not None:

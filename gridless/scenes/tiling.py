@@ -258,16 +258,16 @@ def layers_of(model: nn.Module) -> list[str]:
     A network that sees a scene as a whole, or where in it a point is, is refused by the name of the layer.
     """
     from gridless.nn.blocks import WideBlock
-    from gridless.nn.conv import _Conv
-    from gridless.nn.pool import _Pool
+    from gridless.nn.conv import Convolution
+    from gridless.nn.pool import Pooling
 
     for name, module in model.named_modules():
-        if isinstance(module, _Pool | WideBlock):
-            why = "pools over the whole cloud" if isinstance(module, _Pool) else "sees absolute coordinates"
+        if isinstance(module, Pooling | WideBlock):
+            why = "pools over the whole cloud" if isinstance(module, Pooling) else "sees absolute coordinates"
             raise ValueError(
                 f"{type(model).__name__} cannot label a scene tile by tile: {name or 'it'} {why}: use point_unet"
             )
-    return [str(module.edges) for module in model.modules() if isinstance(module, _Conv)]
+    return [str(module.edges) for module in model.modules() if isinstance(module, Convolution)]
 
 
 def _order(coords: np.ndarray) -> np.ndarray:
