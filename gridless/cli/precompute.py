@@ -45,12 +45,14 @@ def precompute(
     Give both the same data and settings. Files that exist are kept: what was interrupted goes on where it ended.
     """
     from gridless.tasks import load_task
+    from gridless.tasks.storage import Storage, load_splits
     from gridless.training.workers import precomputed, processes
 
     chosen = recipe_of(recipe, changes, seed=seed, repeats=repeats)
     check_writable(cache, "--cache")
     task = load_task(chosen.task_name)
-    learn = limited(task.load(chosen, data, "train" if all_data else "fit"), limit)
+    # Packs are beside the data: the folder of geometry is for geometry.
+    learn = limited(load_splits(task, chosen, data, ["train" if all_data else "fit"], Storage())[0], limit)
     chosen = task.fit(chosen, learn)
     files = precomputed(chosen, task, learn, chosen.make_model().plan, cache, processes(workers), ray)
     size = sum(path.stat().st_size for path in files.folder.iterdir())

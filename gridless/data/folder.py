@@ -451,7 +451,7 @@ def _read_files(
     return readings
 
 
-class _CloudFile(NamedTuple):
+class CloudFile(NamedTuple):
     """A file of clouds as it was read: its examples, unless another split took them, and what they are made of."""
 
     pieces: list[Cloud] | None
@@ -482,6 +482,7 @@ class CloudFolder(Examples):
         topic: of recordings of ROS, where several topics have clouds. The first message of each is read.
         transform, seed: those of `Examples`.
         progress: show a bar while files are read.
+        read: read the files; without, there are no examples, and `read_file` reads one of `listing`.
         how: the arguments of `Preparation`: up, keep_scale, features, block, scales.
 
     `clouds` is one ragged `Cloud` of all examples, `labels` (N) are their classes. `coords` (N, points, 3), `sizes` (N)
@@ -504,13 +505,14 @@ class CloudFolder(Examples):
         transform: Steps = (),
         progress: bool = False,
         seed: int | None = None,
+        read: bool = True,
         **how: Any,
     ) -> None:
         super().__init__(transform, seed)
         check_names(names, "CloudFolder: names")
         check_length("grid", grid)
         self.how, self.points, self.grid, self.topic = Preparation(**how), points, grid, topic
-        self.ignore = _ignored(ignore)
+        self.ignore, self.label, self.known_values = _ignored(ignore), label, values
         if (self.how.block or grid or self.ignore) and not label:
             raise ValueError(
                 "CloudFolder: block, grid and ignore are for points with labels: give the row, label='auto'"
@@ -520,35 +522,45 @@ class CloudFolder(Examples):
         first: dict[str, int] = {}
         self._one = {value: first.setdefault(named[value], value) for value in sorted(named)}
         self.listing = listing(root, CLOUDS, label is None, held_out_list, None if label else class_names)
-        chosen = self.listing.rows(split)
-        files = self._read_all(label, chosen, progress)
+        self.named, self.class_names = named, list(self.listing.class_names)
+        if read:
+            chosen = self.listing.rows(split)
+            files = self._read_all(label, chosen, progress)
+            self.conclude(files)
+            self._fill(chosen, files)
+
+    def conclude(self, files: Mapping[Path, CloudFile]) -> None:
+        """Set `how`, `values` and `part_names` by what all files say of themselves."""
         self.how = replace(self.how, scales=_scales(files, self.how.scales))
         _warn_of_gaps(files)
-        self.class_names = list(self.listing.class_names)
-        self.values = _values(files, self.listing.root, values) if label else []
-        self.part_names = _part_names(named, self._one, self.values)
-        self._fill(chosen, files)
+        self.values = _values(files, self.listing.root, self.known_values) if self.label else []
+        self.part_names = _part_names(self.named, self._one, self.values)
 
-    def _read_all(self, label: str | None, chosen: Sequence[int], progress: bool) -> dict[Path, _CloudFile]:
+    @property
+    def settings(self) -> tuple:
+        """What decides how a file is read."""
+        how = replace(self.how, scales={})
+        return self.label, self.points, self.grid, how, self.ignore, self._one, self.topic
+
+    def _read_all(self, label: str | None, chosen: Sequence[int], progress: bool) -> dict[Path, CloudFile]:
         """The chosen files as they were read. Where points have labels, also all others: their labels are numbered
         through all files, whatever the split."""
         rows = range(len(self.listing.files)) if label else chosen
         paths = {self.listing.root / self.listing.files[i]: i for i in rows}
         wanted = {path for path, i in paths.items() if i in set(chosen)}
-        how = replace(self.how, scales={})
-        _READINGS.select((self.listing.root, label, self.points, self.grid, how, self.ignore, self._one, self.topic))
+        _READINGS.select((self.listing.root, *self.settings))
 
-        def known(path: Path) -> _CloudFile | None:
+        def known(path: Path) -> CloudFile | None:
             file = _READINGS.get(path)
             return None if file is None or (path in wanted and file.pieces is None) else file
 
-        read = _read_files(list(paths), lambda path: self._read(path, label), progress, known=known)
+        read = _read_files(list(paths), self.read_file, progress, known=known)
         files = dict(zip(paths, read, strict=True))
         for path, file in files.items() if label else ():
             _READINGS.keep(path, file._replace(pieces=None) if path in wanted else file)
         return files
 
-    def _fill(self, chosen: Sequence[int], files: dict[Path, _CloudFile]) -> None:
+    def _fill(self, chosen: Sequence[int], files: dict[Path, CloudFile]) -> None:
         """The tensors of the chosen files."""
         paths = [self.listing.root / self.listing.files[i] for i in chosen]
         pieces = [(i, piece) for i, path in zip(chosen, paths) for piece in files[path].pieces or ()]
@@ -577,7 +589,9 @@ class CloudFolder(Examples):
         """(N, points, ...) by name, zeros behind the shorter examples."""
         return {name: padded([one.rows[name] for one in self.clouds.examples]) for name in self.clouds.rows}
 
-    def _read(self, file: Path, label: str | None) -> _CloudFile:
+    def read_file(self, file: Path) -> CloudFile:
+        """The examples of one file, and what it says of itself."""
+        label = self.label
         cloud = read_points(file, self.points, self.how, bool(label), self.topic)
         labels, gaps = frozenset[int](), 0
         if label:
@@ -596,7 +610,7 @@ class CloudFolder(Examples):
         kept = (*self.how.features, "part") if label else self.how.features
         scales = {name: scale(row(cloud, name, str(file)).dtype) for name in self.how.features}
         pieces = [prepare(cloud[piece], str(file), self.points, self.how, kept) for piece in blocks(cloud, self.how)]
-        return _CloudFile(pieces, labels, gaps, scales)
+        return CloudFile(pieces, labels, gaps, scales)
 
     def example(self, i: int) -> Cloud:
         return self.clouds.examples[i]
@@ -613,7 +627,7 @@ def _ignored(ignore: int | Sequence[int]) -> list[int]:
     return labels
 
 
-def _scales(files: Mapping[Path, _CloudFile], trained: Mapping[str, int]) -> dict[str, int]:
+def _scales(files: Mapping[Path, CloudFile], trained: Mapping[str, int]) -> dict[str, int]:
     """What each feature is divided by, in all files alike, and as in training where that is known."""
     scales = {name: {by: "training"} for name, by in trained.items()}
     for path, file in files.items():
@@ -623,14 +637,14 @@ def _scales(files: Mapping[Path, _CloudFile], trained: Mapping[str, int]) -> dic
     return {name: next(iter(places)) for name, places in scales.items()}
 
 
-def _warn_of_gaps(files: Mapping[Path, _CloudFile]) -> None:
+def _warn_of_gaps(files: Mapping[Path, CloudFile]) -> None:
     gaps = {str(path): file.gaps for path, file in files.items() if file.gaps}
     if gaps:
         some = f"{sum(gaps.values())} points of {len(gaps)} files, such as {min(gaps)},"
-        warnings.warn(f"{some} are not finite: they are left out", stacklevel=3)
+        warnings.warn(f"{some} are not finite: they are left out", stacklevel=4)
 
 
-def _values(files: Mapping[Path, _CloudFile], root: Path, known: Sequence[int] | None) -> list[int]:
+def _values(files: Mapping[Path, CloudFile], root: Path, known: Sequence[int] | None) -> list[int]:
     """The labels of points, in order: those that weights know, or all that occur."""
     occurring = {label: path for path, file in files.items() for label in sorted(file.labels)}
     values = sorted(occurring if known is None else known)
@@ -703,9 +717,9 @@ class _EventFile(NamedTuple):
 class EventFolder(Examples):
     """Recordings from FOLDER/CLASS/*: `data[i]` is (`Events`, class number), all on one sensor.
 
-    `root`, `split`, `held_out_list`, `class_names`, `transform`, `progress` and `seed` are those of `CloudFolder`;
-    `sensor`, `repair` and `topic` those of `read_events`. Without `sensor` it is that of the largest, for which the
-    files of all splits are read.
+    `root`, `split`, `held_out_list`, `class_names`, `transform`, `progress`, `seed` and `read` are those of
+    `CloudFolder`; `sensor`, `repair` and `topic` those of `read_events`. Without `sensor` it is that of the largest,
+    for which the files of all splits are read.
     """
 
     def __init__(
@@ -720,16 +734,28 @@ class EventFolder(Examples):
         transform: Steps = (),
         progress: bool = False,
         seed: int | None = None,
+        read: bool = True,
     ) -> None:
         super().__init__(transform, seed)
         self.listing = listing(root, RECORDINGS, True, held_out_list, class_names)
-        rows = self.listing.rows(split)
+        self.class_names = list(self.listing.class_names)
+        self.given = None if sensor is None else (int(sensor[0]), int(sensor[1]))
+        self.repair, self.topic = repair, topic
+        if read:
+            self._read_split(split, progress)
+
+    def read_file(self, file: Path) -> Events:
+        """The recording in one file, on the sensor that was given, else on its own."""
+        return recordings.read_events(
+            file, sensor=self.given, repair=self.repair, topic=self.topic if is_bag(file) else None
+        )
+
+    def _read_split(self, split: str, progress: bool) -> None:
+        given, rows = self.given, self.listing.rows(split)
         self.files = [self.listing.files[i] for i in rows]
         self.labels = torch.tensor([self.listing.labels[i] for i in rows], device="cpu")
-        self.class_names = list(self.listing.class_names)
-        given = None if sensor is None else (int(sensor[0]), int(sensor[1]))
         wanted = {self.listing.root / file for file in self.files}
-        _READINGS.select((self.listing.root, str(repair), topic, "events"))
+        _READINGS.select((self.listing.root, str(self.repair), self.topic, "events"))
 
         def known(path: Path) -> _EventFile | None:
             file = _READINGS.get(path)
@@ -739,7 +765,7 @@ class EventFolder(Examples):
             return file if fits else None
 
         def read(path: Path) -> _EventFile:
-            events = recordings.read_events(path, sensor=given, repair=repair, topic=topic if is_bag(path) else None)
+            events = self.read_file(path)
             if path in wanted and not len(events):
                 raise ValueError(f"{path}: there is no event in it: remove it")
             return _EventFile(events.sensor, events)

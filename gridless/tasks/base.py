@@ -64,6 +64,18 @@ class Task:
         """
         raise NotImplementedError(f"task {self.name}: it does not say how its data is loaded (load)")
 
+    def source(
+        self,
+        recipe: Recipe,
+        path: Path | None,
+        split: str,
+        held_out_list: Path | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The files of a split as a `gridless.tasks.storage.Source`, so that they can be packed instead of being read
+        into memory; None if they cannot. The arguments are those of `load`; nothing is read yet."""
+        return None
+
     def fit(self, recipe: Recipe, data: TrainingSet) -> Recipe:
         """The recipe with what the data decides filled in: number of classes, features, sensor."""
         return recipe

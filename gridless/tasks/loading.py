@@ -31,10 +31,14 @@ def load_data(
 ) -> TrainingSet:
     """The `split` of the data set that a recipe names, in the folder `root`, by the recipe's task.
 
+    It is read into memory, unless `root` is a pack.
+
     `root`, `split`, `held_out_list` and `about` are those of `Task.load`, whose `path` is `root`.
     """
+    from gridless.tasks.storage import load_splits
+
     path = None if root is None else Path(root)
-    return find(recipe.task_name).load(recipe, path, split, held_out_list, about)
+    return load_splits(find(recipe.task_name), recipe, path, [split], None, held_out_list, about)[0]
 
 
 def folder_of(recipe: Recipe, path: Path | None) -> Path:
