@@ -72,7 +72,7 @@ class Source:
         if not (path / INDEX).is_file():
             size = f"{sum(sizes) / 2**20:,.0f} MiB in {len(sizes):,} files"
             print(f"{self.root}: {size}, packed once in {path}", file=sys.stderr, flush=True)
-        workers = max(1, min(num_threads(), PACKING_BYTES // (EXPANSION * max(sizes, default=1) + 1)))
+        workers = max(1, min(num_threads(), sum(sizes) >> 25, PACKING_BYTES // (EXPANSION * max(sizes, default=1) + 1)))
         large = sum(sizes) / max(len(sizes), 1) > 1 << 22
         about = {"source": str(self.root), "items": list(self.names)}
         return _pack(self.dataset, path, workers, about, together=1 if large else 16)

@@ -56,9 +56,8 @@ class PackedSet(TrainingSet):
         if keep not in KEEP:
             raise ValueError(f"PackedSet: keep must be 'auto', 'disk' or 'memory', not {keep!r}.")
         index = torch.arange(len(pack)) if index is None else index.cpu()
-        more = {"class_names": pack.class_names, **more}
-        nothing = pack.read(index[:0])
-        return cls(nothing, pack.labels[index], _splits(pack, index), pack=pack, index=index, keep=keep, **more)
+        more = {"labels": pack.labels[index], "class_names": pack.class_names, **more}
+        return cls(pack.read(index[:0]), splits=_splits(pack, index), pack=pack, index=index, keep=keep, **more)
 
     def __getstate__(self) -> dict[str, Any]:
         # Threads stay in their process.
