@@ -56,7 +56,8 @@ class PackedSet(TrainingSet):
         if keep not in KEEP:
             raise ValueError(f"PackedSet: keep must be 'auto', 'disk' or 'memory', not {keep!r}.")
         index = torch.arange(len(pack)) if index is None else index.cpu()
-        more = {"labels": pack.labels[index], "class_names": pack.class_names, **more}
+        more = {"labels": pack.labels[index], **more}
+        more["class_names"] = list(more.get("class_names", pack.class_names))
         return cls(pack.read(index[:0]), splits=_splits(pack, index), pack=pack, index=index, keep=keep, **more)
 
     def __getstate__(self) -> dict[str, Any]:
