@@ -18,14 +18,13 @@ AllData = Annotated[bool, typer.Option("--all-data", help="Train on every exampl
 Seed = Annotated[int | None, typer.Option(help="Instead of the recipe's.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the recipe; may be repeated.")]
 Repeats = Annotated[int | None, typer.Option(help="Epochs whose augmentations are kept offline; else the recipe's.")]
-Cache = Annotated[Path, typer.Option(help="The folder of geometry that is made offline.")]
 Keep = Annotated[
     str, typer.Option(help="Where examples are: disk (packed once), memory, or auto, which decides by their size.")
 ]
 Packs = Annotated[
     Path | None,
     typer.Option(
-        "--cache", help="The folder of packs, else beside the data, and of geometry made offline, else cache."
+        "--cache", help="The folder of packs (else DATA/.gridless) and of geometry made offline (else cache)."
     ),
 ]
 Workers = Annotated[
