@@ -12,15 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
+from gridless.kernels.progress import bar
 from gridless.plan import Plan
 from gridless.training.batch import Batch
-from gridless.training.evaluate import judged
 from gridless.training.examples import TrainingSet
 from gridless.training.loader import Loader
 from gridless.training.recipe import Recipe
-from gridless.training.step import Loss
+from gridless.training.step import Loss, autocast
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,27 @@ class Task:
             votes: views that are averaged for each example, if the task has such.
             progress: show a bar.
         """
-        return judged(model, data, recipe, self, batch_size, progress)
+        return self.judge(model, data, recipe, batch_size, progress)
+
+    @torch.no_grad()
+    def judge(
+        self,
+        model: Any,
+        data: TrainingSet,
+        recipe: Recipe,
+        batch_size: int | None = None,
+        progress: bool = False,
+    ) -> dict[str, Any]:
+        """The figures of a network on examples as they are, each seen once: those of validation during training."""
+        was_training, scores = model.training, []
+        model.eval()
+        with bar("evaluate", len(data), progress) as advance:
+            for batch in self.loader(recipe, data, model.plan, train=False, batch_size=batch_size):
+                with autocast(batch.labels.device, recipe.precision):
+                    scores.append(self.score(model, batch))
+                advance(len(batch.labels))
+        model.train(was_training)
+        return self.figures(torch.cat(scores), data)
 
     def summary(self, figures: Mapping[str, Any], recipe: Recipe) -> str:
         """The line that `gridless evaluate` prints about the figures of `evaluate`."""

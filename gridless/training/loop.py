@@ -29,7 +29,6 @@ from gridless.training.checkpoints import (
     share,
     write_checkpoint,
 )
-from gridless.training.evaluate import judged
 from gridless.training.examples import TrainingSet
 from gridless.training.interrupt import Interrupt
 from gridless.training.logs import EpochBar, Log
@@ -155,9 +154,9 @@ def _end_epoch(run: Run, epoch: int) -> None:
     if run.valid is not None and ((epoch + 1) % recipe.validate_every == 0 or epoch + 1 == recipe.epochs):
         run.fabric.call("on_validation_start", state)
         _refresh(run)
-        found = judged(run.judged, run.valid, recipe, run.task)
-        entry |= {f"valid_{name}": value for name, value in found.items() if isinstance(value, float)}
-        run.confusion = found.get("confusion")
+        figures = run.task.judge(run.judged, run.valid, recipe)
+        entry |= {f"valid_{name}": value for name, value in figures.items() if isinstance(value, float)}
+        run.confusion = figures.get("confusion")
     state.history.append(entry)
 
 
