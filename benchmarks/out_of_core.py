@@ -77,7 +77,7 @@ def epochs(name: str, root: Path, folder: Path, count: int, device: str, limit: 
     assert isinstance(disk, PackedSet)
     if limit is not None:
         memory, disk = (data.take(torch.arange(min(limit, len(data)))) for data in (memory, disk))
-    memory, disk = memory.to(device), disk.to(device)
+    pack, memory, disk = disk.pack, memory.to(device), disk.to(device)
     check_same(memory, disk)
     runs = {"memory": Run(recipe, memory), "disk": Run(recipe, disk)}
     # Kernels are compiled, sizes of batches learned and graphs captured.
@@ -88,12 +88,12 @@ def epochs(name: str, root: Path, folder: Path, count: int, device: str, limit: 
     for epoch in range(2, 2 + count):
         times["memory"].append(timed_epoch(runs["memory"], epoch))
         times["warm"].append(timed_epoch(runs["disk"], 2 * epoch - 2))
-        drop_pages(disk.pack)
+        drop_pages(pack)
         times["cold"].append(timed_epoch(runs["disk"], 2 * epoch - 1))
     row: dict[str, Any] = {
         "recipe": name,
         "examples": len(disk),
-        "pack_mb": pack_bytes(disk.pack) / MB,
+        "pack_mb": pack_bytes(pack) / MB,
         "epochs": count,
     }
     row |= {f"{way}_s": statistics.median(found) for way, found in times.items()}
@@ -124,8 +124,8 @@ class Generated:
         pixel[:, 1] += 40 * np.sin(angle * (label // 5 + 1))
         np.clip(pixel, 0, 127, out=pixel)
         polarity = rng.integers(0, 2, EVENTS, np.uint8).astype(bool)
-        tensors = (torch.from_numpy(part) for part in (pixel.astype(np.int32), time, polarity))
-        return gl.Events(*tensors, torch.tensor([0, EVENTS]), SENSOR), label
+        place, times, on = map(torch.from_numpy, (pixel.astype(np.int32), time, polarity))
+        return gl.Events(place, times, on, torch.tensor([0, EVENTS]), SENSOR), label
 
 
 class Memory:

@@ -1,30 +1,46 @@
-"""One convolution over the 27 taps of voxels on real LiDAR scans, beside spconv's `SubMConv3d`, like for like.
+"""Convolutions over the 27 taps of voxels on real LiDAR scans, beside spconv's, like for like.
 
-    python benchmarks/taps.py --scans semantickitti_22_scans.npz [--all] [--triton] [--out results/taps.json]
+    python benchmarks/taps.py --scans semantickitti_22_scans.npz [--parts layers unet first triton] [--out FILE]
+    python benchmarks/taps.py --parts cpu
 
-Rows: precision (IEEE float32, TF32, float16: the same for both sides), side of a voxel, channels. Columns, in
-milliseconds, medians of --repeats from call to finished result:
+Parts, each written to --out as soon as a row is measured; rows that are there are not measured again:
+
+    layers   one `SubMConv3d`: precision (IEEE float32, TF32, float16: the same for both sides), side of a voxel,
+             channels. Medians over all scans, and of the ratios of spconv's time to ours
+    unet     a SparseUNet with the widths and depths of Pointcept's SpUNet-v1m1, written below with spconv's names; as a
+             plan also captured by `gl.capture`. Indices are made anew in every pass
+    first    seconds of the first step of that network in a new process, without kernels compiled before
+    triton   spconv-triton, which tunes itself at its first calls: one scan, --tuning seconds for a cell at most
+    cpu      the layers and blocks of PTv3 on 20,000 voxels, beside a plain loop over taps in torch
+
+Columns, in milliseconds, medians of --repeats from call to finished result:
 
     forward, both      eager, indices kept; `both` is forward with the gradients of features, weight and bias
     anew               eager forward, with the search of the indices
     captured           ours alone: the same as CUDA graphs, indices kept
     floor              the larger of multiply-adds of the edges at the rate of a large matrix product in that precision
                        (IEEE: three TF32 products), and of the bytes of features and weight at the rate of a large copy
-    MiB                the peak of `both` above its inputs
+    MiB                the peak of `both` above its inputs and indices
+    indices            bytes for each voxel that are kept for further passes of the layer
 
-Before it is timed, each result is compared with spconv's, or without it with the reference in float64. With --all every
-scan is taken and figures are medians over scans; without, the first. --triton adds spconv-triton, which tunes itself at
-its first call.
+Before it is timed, each result is compared with spconv's, or without it with the reference in float64.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import gc
 import json
+import os
+import signal
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -33,11 +49,12 @@ import numpy as np
 import torch
 from common import RESULTS, machine
 from scenes import load_scans
-from torch import Tensor
+from torch import Tensor, nn
 
 import gridless as gl
 from gridless.geometry.voxels import submanifold_taps
 
+PARTS = ("layers", "unet", "first", "triton", "cpu")
 PRECISIONS = {"IEEE float32": torch.float32, "TF32": torch.float32, "float16": torch.float16}
 SIDES = (0.05, 0.1)
 CHANNELS = (32, 64, 128, 256)
@@ -45,9 +62,9 @@ CHANNELS = (32, 64, 128, 256)
 TOLERANCE = {"IEEE float32": 1e-5, "TF32": 3e-3, "float16": 3e-3}
 
 
-def timed(work: Callable[[], Any], repeats: int) -> float:
+def timed(work: Callable[[], Any], repeats: int, warm_up: int = 2) -> float:
     """Milliseconds from call to finished result."""
-    for _ in range(3):
+    for _ in range(warm_up):
         work()
     times = []
     for _ in range(repeats):
@@ -62,14 +79,28 @@ def timed(work: Callable[[], Any], repeats: int) -> float:
 def peak_of(work: Callable[[], Any]) -> float:
     """MiB above what was there before."""
     work()
-    torch.cuda.synchronize()
     # Blocks that are kept may be larger than what is asked for, and would count as a whole.
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
+    before = allocated()
     torch.cuda.reset_peak_memory_stats()
     work()
     torch.cuda.synchronize()
     return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def allocated() -> int:
+    """Bytes that tensors hold."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
+
+
+def set_precision(precision: str, spconvs: list[Any]) -> None:
+    """The same for torch, for us and for every library of spconv's names."""
+    torch.backends.cuda.matmul.allow_tf32 = precision == "TF32"
+    for spconv in spconvs:
+        constants: Any = import_module(spconv.__name__.rpartition(".")[0] + ".constants")
+        constants.SPCONV_ALLOW_TF32 = precision == "TF32"
 
 
 class Layer:
@@ -120,10 +151,18 @@ def captured(layer: Layer, what: str) -> Callable[[], None]:
         work = ours(layer.again())[what]
         for _ in range(2):
             work()
-        with torch.cuda.graph(graph, stream=stream):
-            work()
+        torch.cuda.synchronize()
+        graph.capture_begin()
+        work()
+        graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
     return graph.replay
+
+
+def indices_of(sites: Tensor) -> tuple[Tensor, list[int]]:
+    """What spconv takes: sites from 0, and their extent."""
+    at = sites[:, 1:] - sites[:, 1:].min(0).values
+    return torch.cat([sites[:, :1], at], 1).int().contiguous(), [int(v) + 1 for v in at.max(0).values]
 
 
 def theirs(layer: Layer, spconv: Any) -> dict[str, Callable[[], Any]]:
@@ -132,20 +171,29 @@ def theirs(layer: Layer, spconv: Any) -> dict[str, Callable[[], Any]]:
     with torch.no_grad():
         conv.weight.copy_(layer.weight.view(3, 3, 3, channels, channels).permute(4, 0, 1, 2, 3))
         conv.bias.copy_(layer.bias)
-    at = layer.sites[:, 1:] - layer.sites[:, 1:].min(0).values
-    indices = torch.cat([layer.sites[:, :1], at], 1).int().contiguous()
-    shape = [int(v) + 1 for v in at.max(0).values]
+    indices, shape = indices_of(layer.sites)
     # A result knows the indices that were found for it; what went in does not.
-    known = conv(spconv.SparseConvTensor(layer.features, indices, shape, 1))
+    known = conv(spconv.SparseConvTensor(layer.features, indices, shape, 1)).replace_feature(layer.features)
 
     def forward() -> Tensor:
-        return conv(known.replace_feature(layer.features)).features
+        return conv(known).features
 
     def anew() -> Tensor:
         with torch.no_grad():
             return conv(spconv.SparseConvTensor(layer.features, indices, shape, 1)).features
 
     return {"forward": forward, "both": layer.both(forward, [layer.features, *conv.parameters()]), "anew": anew}
+
+
+def kept_of(make: Callable[[Layer], dict], layer: Layer) -> tuple[dict[str, Callable[[], Any]], float]:
+    """The works of a layer, and the bytes for each voxel that stay after a pass of them, without weights and sites."""
+    before = allocated()
+    works = make(layer)
+    works["both"]()
+    bytes_ = allocated() - before
+    if make is not ours:
+        bytes_ -= sum(x.numel() * x.element_size() for x in (layer.weight, layer.bias)) + 16 * len(layer.sites)
+    return works, bytes_ / len(layer.sites)
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -188,21 +236,17 @@ def floor(layer: Layer, edges: int, precision: str, rate: dict[str, float]) -> f
     return max(edges * channels**2 / rate[precision], moved / rate["bytes"])
 
 
-def cell(sites: Tensor, precision: str, channels: int, peers: dict[str, Any], rate: dict, repeats: int) -> dict:
-    tf32 = precision == "TF32"
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    layer = Layer(sites, channels, PRECISIONS[precision])
-    own, row = ours(layer), {}
-    works = {}
-    for name, spconv in peers.items():
-        constants: Any = import_module(spconv.__name__.rpartition(".")[0] + ".constants")
-        constants.SPCONV_ALLOW_TF32 = tf32
-        try:
-            works[name] = theirs(layer, spconv)
-        except Exception as error:
-            print(f"{name}: {type(error).__name__}: {error}", flush=True)
-    row["difference"] = checked(precision, layer, own, works.get("spconv"))
-    for name, work in {"ours": own, **works}.items():
+def cell(sites: Tensor, precision: str, channels: int, peer: Any, rate: dict, repeats: int) -> dict[str, float]:
+    """One layer on one scan."""
+    set_precision(precision, [] if peer is None else [peer])
+    layer, row, works = Layer(sites, channels, PRECISIONS[precision]), {}, {}
+    makers: dict[str, Callable[[Layer], dict]] = {"ours": ours}
+    if peer is not None:
+        makers["spconv"] = lambda layer: theirs(layer, peer)
+    for name, make in makers.items():
+        works[name], row[f"{name} indices"] = kept_of(make, layer)
+    row["difference"] = checked(precision, layer, works["ours"], works.get("spconv"))
+    for name, work in works.items():
         with torch.no_grad():
             row[f"{name} forward"] = timed(work["forward"], repeats)
             row[f"{name} anew"] = timed(work["anew"], repeats)
@@ -216,53 +260,554 @@ def cell(sites: Tensor, precision: str, channels: int, peers: dict[str, Any], ra
 
 
 def sites_of(scan: np.ndarray, side: float) -> Tensor:
-    cells = torch.from_numpy(np.unique(np.floor(scan.astype(np.float64) / side).astype(np.int64), axis=0))
-    return torch.cat([cells.new_zeros(len(cells), 1), cells], 1).int().cuda()
+    cells = torch.unique((torch.from_numpy(scan).cuda().double() / side).floor().long(), dim=0)
+    return torch.cat([cells.new_zeros(len(cells), 1), cells], 1).int()
+
+
+def over_scans(found: list[dict[str, float]]) -> dict[str, float]:
+    """Medians of all columns, and of the ratios of spconv to ours the median and the least (memory: the largest)."""
+    row = {key: statistics.median(r[key] for r in found) for key in found[0]}
+    for what in ("forward", "both", "anew", "MiB", "indices"):
+        if f"spconv {what}" in row:
+            ratios = [r[f"spconv {what}"] / r[f"ours {what}"] for r in found]
+            row[f"{what} ratio"], row[f"{what} least ratio"] = statistics.median(ratios), min(ratios)
+    return row
 
 
 def show(name: str, row: dict[str, float]) -> None:
-    words = [f"{name:<28}"]
-    for what in ("forward", "both", "anew", "MiB"):
+    words = [f"{name:<26}"]
+    for what in ("forward", "both", "anew", "MiB", "indices"):
         own, peer = row[f"ours {what}"], row.get(f"spconv {what}")
-        words.append(f"{what} {own:.3f}" + ("" if peer is None else f" / {peer:.3f} = {peer / own:.2f}x"))
+        ratio = "" if peer is None else f"/{peer:.3g} {row[f'{what} ratio']:.2f} >{row[f'{what} least ratio']:.2f}"
+        words.append(f"{what} {own:.3g}{ratio}")
     words.append(f"captured {row['ours captured forward']:.3f} {row['ours captured both']:.3f}")
-    print(" | ".join([*words, f"floor {row['floor']:.3f}", f"difference {row['difference']:.0e}"]), flush=True)
+    print(" | ".join([*words, f"floor {row['floor']:.3f}", f"off {row['difference']:.0e}"]), flush=True)
+
+
+def layers(options: Any, results: Results) -> None:
+    spconv = library("spconv")
+    scans, rate = load_scans(options.scans)[: options.first], rates()
+    results.put("rates", rate)
+    rows = {}
+    for side in SIDES:
+        sites = [sites_of(scan, side) for scan in scans]
+        for precision in PRECISIONS:
+            for channels in options.channels:
+                name = f"{side * 100:g} cm, {channels}, {precision}"
+                if results.has("layers", name) or results.late():
+                    continue
+                found = [cell(at, precision, channels, spconv, rate, options.repeats) for at in sites]
+                rows[name] = over_scans(found) | {"scans": len(found)}
+                results.put("layers", rows[name], name)
+                show(name, rows[name])
+    for what in ("forward", "both", "anew", "MiB", "indices") if spconv is not None else ():
+        ratios = [row[f"{what} ratio"] for row in rows.values()] or [0.0]
+        print(f"{what}: spconv / ours {statistics.median(ratios):.2f} in the median, {min(ratios):.2f} at worst")
+
+
+# The network.
+
+WIDTHS = (32, 64, 128, 256, 256, 128, 96, 96)
+DEPTHS = (2, 3, 4, 6, 2, 2, 2, 2)
+INPUTS, CLASSES = 4, 20
+
+
+def norm(width: int) -> nn.BatchNorm1d:
+    return nn.BatchNorm1d(width, eps=1e-3, momentum=0.01)
+
+
+def network(spconv: Any) -> nn.Module:
+    """A SparseUNet with the widths and depths of SpUNet-v1m1, of one library's layers."""
+
+    class Block(spconv.SparseModule):
+        """Two submanifold convolutions beside a shortcut."""
+
+        def __init__(self, inputs: int, width: int, key: str) -> None:
+            super().__init__()
+            self.first = spconv.SubMConv3d(inputs, width, 3, bias=False, indice_key=key)
+            self.second = spconv.SubMConv3d(width, width, 3, bias=False, indice_key=key)
+            self.norms = nn.ModuleList([norm(width), norm(width)])
+            self.short = None if inputs == width else spconv.SubMConv3d(inputs, width, 1, bias=False)
+            self.short_norm = None if inputs == width else norm(width)
+
+        def forward(self, x: Any) -> Any:
+            short = x.features if self.short is None else self.short_norm(self.short(x).features)
+            y = self.first(x)
+            y = self.second(y.replace_feature(self.norms[0](y.features).relu()))
+            return y.replace_feature((self.norms[1](y.features) + short).relu())
+
+    def follow(conv: Any, width: int) -> Any:
+        return spconv.SparseSequential(conv, norm(width), nn.ReLU())
+
+    class UNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = follow(spconv.SubMConv3d(INPUTS, 32, 5, padding=1, bias=False, indice_key="stem"), 32)
+            self.down, self.enc, self.up, self.dec = (nn.ModuleList() for _ in range(4))
+            width, skips = 32, [32]
+            for n in range(4):
+                wider, depth = WIDTHS[n], DEPTHS[n]
+                conv = spconv.SparseConv3d(width, wider, 2, 2, bias=False, indice_key=f"down{n}")
+                self.down.append(follow(conv, wider))
+                blocks = [Block(wider, wider, f"level{n + 1}") for _ in range(depth)]
+                self.enc.append(spconv.SparseSequential(*blocks))
+                width = wider
+                skips.append(wider)
+            for n in range(4):
+                narrower, depth, level = WIDTHS[4 + n], DEPTHS[4 + n], 3 - n
+                conv = spconv.SparseInverseConv3d(width, narrower, 2, bias=False, indice_key=f"down{level}")
+                self.up.append(follow(conv, narrower))
+                widths = [narrower + skips[level]] + [narrower] * (depth - 1)
+                blocks = [Block(inputs, narrower, f"level{level}") for inputs in widths]
+                self.dec.append(spconv.SparseSequential(*blocks))
+                width = narrower
+            self.head = spconv.SubMConv3d(width, CLASSES, 1, bias=True)
+
+        def forward(self, features: Tensor, indices: Tensor, shape: list[int]) -> Tensor:
+            x = self.stem(spconv.SparseConvTensor(features, indices, shape, 1))
+            skips = [x]
+            for down, blocks in zip(self.down, self.enc, strict=True):
+                x = blocks(down(x))
+                skips.append(x)
+            skips.pop()
+            for up, blocks in zip(self.up, self.dec, strict=True):
+                x = up(x)
+                x = blocks(x.replace_feature(torch.cat([x.features, skips.pop().features], 1)))
+            return self.head(x).features
+
+    return UNet()
+
+
+class PlanUNet(nn.Module):
+    """The same network as a plan, for `gl.capture`."""
+
+    def __init__(self, side: float) -> None:
+        super().__init__()
+        plan = self.plan = gl.Plan()
+        self.voxels = plan.voxels(plan.points(dim=3), side)
+        levels, downs = [self.voxels], []
+        for _ in range(4):
+            levels.append(plan.coarser_voxels(levels[-1]))
+            downs.append(plan.taps(levels[-2], levels[-1], 2, 2, 0))
+        near = [plan.taps(level, level) for level in levels]
+        self.stem = Normed(plan.taps(self.voxels, self.voxels, 5), INPUTS, 32)
+        self.down, self.enc, self.up, self.dec = (nn.ModuleList() for _ in range(4))
+        width, skips = 32, [32]
+        for n in range(4):
+            wider = WIDTHS[n]
+            self.down.append(Normed(downs[n], width, wider))
+            self.enc.append(nn.ModuleList(PlanBlock(near[n + 1], wider, wider) for _ in range(DEPTHS[n])))
+            width = wider
+            skips.append(wider)
+        for n in range(4):
+            narrower, level = WIDTHS[4 + n], 3 - n
+            self.up.append(Normed(plan.transpose(downs[level]), width, narrower))
+            widths = [narrower + skips[level]] + [narrower] * (DEPTHS[4 + n] - 1)
+            self.dec.append(nn.ModuleList(PlanBlock(near[level], inputs, narrower) for inputs in widths))
+            width = narrower
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, geometry: gl.Geometry) -> Tensor:
+        x = self.stem(geometry[self.voxels].rows["features"], geometry)
+        skips = [x]
+        for down, blocks in zip(self.down, self.enc, strict=True):
+            x = down(x, geometry)
+            for block in blocks:  # type: ignore[attr-defined]
+                x = block(x, geometry)
+            skips.append(x)
+        skips.pop()
+        for up, blocks in zip(self.up, self.dec, strict=True):
+            x = torch.cat([up(x, geometry), skips.pop()], 1)
+            for block in blocks:  # type: ignore[attr-defined]
+                x = block(x, geometry)
+        return self.head(x)
+
+    def step(self, geometry: gl.Geometry) -> Tensor:
+        """A loss over the voxels and its gradients. Rows of padding belong to no example."""
+        self.zero_grad()
+        voxels = geometry[self.voxels]
+        out = self(geometry).float().square().sum(1)
+        loss = 0.01 * torch.where(voxels.example < voxels.num_examples, out, 0).sum()
+        loss.backward()
+        return loss.detach()
+
+
+class Normed(nn.Module):
+    """A convolution over taps, then batch normalisation and ReLU."""
+
+    def __init__(self, edges: Any, inputs: int, width: int, relu: str | None = "after") -> None:
+        super().__init__()
+        self.conv = gl.nn.TapConv(edges, inputs, width, bias=False)
+        self.norm = gl.nn.BatchNorm(width, edges.target, eps=1e-3, momentum=0.01, **({"relu": relu} if relu else {}))
+
+    def forward(self, x: Tensor, geometry: gl.Geometry) -> Tensor:
+        return self.norm(self.conv(x, geometry), geometry)
+
+
+class PlanBlock(nn.Module):
+    def __init__(self, edges: Any, inputs: int, width: int) -> None:
+        super().__init__()
+        self.first, self.second = Normed(edges, inputs, width), Normed(edges, width, width, relu=None)
+        self.short = None if inputs == width else nn.Linear(inputs, width, bias=False)
+        self.short_norm = None if inputs == width else gl.nn.BatchNorm(width, edges.target, eps=1e-3, momentum=0.01)
+
+    def forward(self, x: Tensor, geometry: gl.Geometry) -> Tensor:
+        short = x if self.short is None else self.short_norm(self.short(x), geometry)
+        return (self.second(self.first(x, geometry), geometry) + short).relu()
+
+
+def works_of(spconv: Any, sites: Tensor, dtype: torch.dtype) -> tuple[nn.Module, dict[str, Callable[[], Any]]]:
+    """Forward and both of the network of a library, on one scan."""
+    torch.manual_seed(0)
+    model = network(spconv).cuda().to(dtype)
+    indices, shape = indices_of(sites)
+    features = torch.randn(len(sites), INPUTS, device="cuda", generator=torch.Generator("cuda").manual_seed(1)).to(
+        dtype
+    )
+
+    def forward() -> Tensor:
+        return model(features, indices, shape)
+
+    def both() -> Tensor:
+        model.zero_grad()
+        out = forward()
+        out.float().square().mean().backward()
+        return out
+
+    def alone() -> Tensor:
+        with torch.no_grad():
+            return forward()
+
+    return model, {"forward": alone, "both": both}
+
+
+def unet(options: Any, results: Results) -> None:
+    import gridless.compat.spconv.pytorch as own
+
+    libraries = {"ours": own} | ({} if (spconv := library("spconv")) is None else {"spconv": spconv})
+    scans = load_scans(options.scans)[: min(options.first, 6)]
+    for side in SIDES:
+        sites = [sites_of(scan, side) for scan in scans]
+        for precision, dtype in PRECISIONS.items():
+            name = f"{side * 100:g} cm, {precision}"
+            if results.has("unet", name) or results.late():
+                continue
+            set_precision(precision, [*libraries.values()])
+            found = [unet_cell(libraries, at, dtype, options.repeats) for at in sites]
+            row = over_scans(found) | {"scans": len(found)}
+            results.put("unet", row, name)
+            if dtype == torch.float32:
+                try:
+                    row |= captured_unet(scans, side)
+                except Exception as error:
+                    row["captured"] = f"{type(error).__name__}: {error}"
+                    print(f"unet captured: {row['captured']}", flush=True)
+                results.put("unet", row, name)
+            print(f"unet, {name}: " + ", ".join(f"{k} {v:.4g}" for k, v in row.items() if not isinstance(v, str)))
+
+
+def unet_cell(libraries: dict[str, Any], sites: Tensor, dtype: torch.dtype, repeats: int) -> dict[str, float]:
+    row, outputs = {}, {}
+    for name, spconv in libraries.items():
+        model, works = works_of(spconv, sites, dtype)
+        outputs[name] = works["both"]().detach()
+        for what, work in works.items():
+            row[f"{name} {what}"] = timed(work, repeats)
+        model.zero_grad(set_to_none=False)
+        row[f"{name} MiB"] = peak_of(works["both"])
+    if "spconv" in outputs:
+        # Networks in float16 drift apart through their normalisations: the figure is written down, and not judged.
+        row["difference"] = difference(outputs["ours"], outputs["spconv"])
+    return row
+
+
+def captured_unet(scans: list[np.ndarray], side: float) -> dict[str, float]:
+    """Milliseconds of `both` of the network as a plan: eager, and as one graph; geometry anew each time."""
+    torch.manual_seed(0)
+    model = PlanUNet(side).cuda()
+    clouds = [_cloud(scan) for scan in scans]
+    row = {"plan eager both": statistics.median(timed(lambda c=c: model.step(model.plan(c)), 3) for c in clouds)}
+    step = gl.capture(model.step, model.plan)
+    for cloud in clouds * max(2, 10 // len(clouds)):
+        step(model.plan(cloud))
+    row["plan captured graphs"] = step.graphs
+    loss, wanted = step(model.plan(clouds[0])), model.step(model.plan(clouds[0]))
+    row["plan captured difference"] = difference(loss, wanted)
+    row["plan captured both"] = statistics.median(timed(lambda c=c: step(model.plan(c)), 5) for c in clouds)
+    geometries = [model.plan(c) for c in clouds]
+    row["plan captured both, geometry kept"] = statistics.median(timed(lambda g=g: step(g), 5) for g in geometries)
+    return row
+
+
+def _cloud(scan: np.ndarray) -> gl.Cloud:
+    points = torch.from_numpy(scan).cuda()
+    features = torch.randn(len(points), INPUTS, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    return gl.Cloud.of(points, features=features)
+
+
+# The first step, and tuning.
+
+
+def first(options: Any, results: Results) -> None:
+    for name in ("ours", "spconv", "spconv_triton"):
+        if results.has("first", name) or results.late():
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            script = [sys.executable, __file__, "--scans", options.scans, "--step", name]
+            caches = {"TRITON_CACHE_DIR": folder, "NUMBA_CACHE_DIR": folder}
+            try:
+                done = subprocess.run(
+                    script, env=os.environ | caches, capture_output=True, text=True, timeout=options.tuning
+                )
+                figures = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else done.stderr[-500:]
+            except subprocess.TimeoutExpired:
+                figures = f"more than {options.tuning:g} s"
+        results.put("first", figures, name)
+        print(f"first step, {name}: {figures}", flush=True)
+
+
+def step(options: Any) -> None:
+    """Prints the seconds of the first two steps of the network, in this process."""
+    names = {"ours": "gridless.compat.spconv", "spconv": "spconv", "spconv_triton": "spconv_triton"}
+    spconv = import_module(names[options.step] + ".pytorch")
+    sites = sites_of(load_scans(options.scans)[0], 0.1)
+    works, seconds = works_of(spconv, sites, torch.float32)[1], []
+    for _ in range(2):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        works["both"]()
+        torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    print(json.dumps({"first s": seconds[0], "second s": seconds[1]}))
+
+
+def tuned(options: Any, results: Results) -> None:
+    spconv = library("spconv_triton")
+    if spconv is None:
+        return
+    scan = load_scans(options.scans)[0]
+    for precision in ("TF32", "float16", "IEEE float32"):
+        for channels in (32, 64):
+            name = f"10 cm, {channels}, {precision}"
+            if results.has("triton", name) or results.late():
+                continue
+            set_precision(precision, [spconv])
+            layer, row = Layer(sites_of(scan, 0.1), channels, PRECISIONS[precision]), {}
+            begin = time.perf_counter()
+            try:
+                with at_most(options.tuning):
+                    work = theirs(layer, spconv)
+                    work["both"]()
+                    torch.cuda.synchronize()
+                    row["tuning s"] = time.perf_counter() - begin
+                    row["difference"] = difference(ours(layer)["forward"](), work["forward"]())
+                    for what in work:
+                        with torch.set_grad_enabled(what == "both"):
+                            row[what] = timed(work[what], options.repeats)
+            except Exception as error:
+                row["error"] = f"{type(error).__name__}: {error}"[:200]
+            results.put("triton", row, name)
+            print(f"spconv-triton, {name}: {row}", flush=True)
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raises a TimeoutError in the block when the time is over."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"more than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# On a CPU.
+
+
+class PlainConv(nn.Module):
+    """A submanifold convolution as a loop over taps in torch."""
+
+    def __init__(self, taps: int, inputs: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(taps, inputs, width) * (5 * inputs) ** -0.5)
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor, edges: Any) -> Tensor:
+        out = self.bias.expand(edges.num_target, -1).clone()
+        for k in range(edges.num_taps):
+            source = edges.table[:, k]
+            target = (source >= 0).nonzero()[:, 0]
+            out = out.index_add(0, target, x[source[target].long()] @ self.weight[k])
+        return out
+
+
+class OwnConv(PlainConv):
+    """The same as one `tap_conv`."""
+
+    def forward(self, x: Tensor, edges: Any) -> Tensor:
+        return gl.tap_conv(x, self.weight, self.bias, edges)
+
+
+class PTv3Block(nn.Module):
+    """Position by a convolution, attention among patches of 1024 voxels in their order, and two dense layers."""
+
+    def __init__(self, conv: Any, width: int, heads: int) -> None:
+        super().__init__()
+        self.conv, self.heads = conv(27, width, width), heads
+        self.place, self.qkv, self.out = nn.Linear(width, width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor, edges: Any) -> Tensor:
+        x = x + self.norms[0](self.place(self.conv(x, edges)))
+        rows, width = x.shape
+        patch = min(1024, rows)
+        patches = -(-rows // patch)
+        qkv = nn.functional.pad(self.qkv(self.norms[1](x)), (0, 0, 0, patches * patch - rows))
+        q, k, v = qkv.view(patches, patch, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        x = x + self.out(y.transpose(1, 2).reshape(-1, width)[:rows])
+        return x + self.mlp(self.norms[2](x))
+
+
+class PTv3Like(nn.Module):
+    """The stages of PTv3 with its widths, depths and heads: sums of voxels go down, copies go up."""
+
+    def __init__(self, conv: Any) -> None:
+        super().__init__()
+        widths, depths, heads = (32, 64, 128, 256, 512), (2, 2, 2, 6, 2), (2, 4, 8, 16, 32)
+        self.stem = conv(125, 6, 32)
+        self.down, self.enc, self.up, self.skip, self.dec = (nn.ModuleList() for _ in range(5))
+        for n in range(5):
+            self.enc.append(nn.ModuleList(PTv3Block(conv, widths[n], heads[n]) for _ in range(depths[n])))
+            if n < 4:
+                self.down.append(nn.Linear(widths[n], widths[n + 1]))
+        wide, up_heads = (256, 128, 64, 64), (16, 8, 4, 4)
+        for n in range(4):
+            self.up.append(nn.Linear((512, *wide)[n], wide[n]))
+            self.skip.append(nn.Linear(widths[3 - n], wide[n]))
+            self.dec.append(nn.ModuleList(PTv3Block(conv, wide[n], up_heads[n]) for _ in range(2)))
+
+    def forward(self, x: Tensor, stem: Any, edges: list[Any], parents: list[Tensor]) -> Tensor:
+        x, skips = self.stem(x, stem), []
+        for n, blocks in enumerate(self.enc):
+            for block in blocks:  # type: ignore[attr-defined]
+                x = block(x, edges[n])
+            if n < 4:
+                skips.append(x)
+                rows = self.down[n](x)
+                x = rows.new_zeros(edges[n + 1].num_target, rows.shape[1]).index_add(0, parents[n], rows)
+        for n, blocks in enumerate(self.dec):
+            x = self.up[n](x)[parents[3 - n]] + self.skip[n](skips.pop())
+            for block in blocks:  # type: ignore[attr-defined]
+                x = block(x, edges[3 - n])
+        return x
+
+
+def surface(count: int) -> Tensor:
+    """Sites (count, 4) of a bent sheet: neighbourhoods as full as those of indoor scans, 20,000 as it is."""
+    side = round(count**0.5)
+    a, b = torch.meshgrid(torch.arange(side), torch.arange(count // side), indexing="ij")
+    height = (8 * (a / 20).sin() + 8 * (b / 20).cos()).round().long()
+    return torch.stack([torch.zeros_like(a), a, b, height], -1).reshape(-1, 4)
+
+
+def cpu(options: Any, results: Results) -> None:
+    """Seconds of forward and of both, the least of --repeats passes in turn: other processes disturb."""
+    sites = surface(20000)
+    stem, edges, parents = submanifold_taps(sites, 5), [], []
+    for n in range(5):
+        edges.append(submanifold_taps(sites))
+        if n < 4:
+            half = torch.cat([sites[:, :1], sites[:, 1:].div(2, rounding_mode="floor")], 1)
+            sites, parent = half.unique(dim=0, return_inverse=True)
+            parents.append(parent)
+    x = torch.randn(len(parents[0]), 6)
+    models: dict[str, Any] = {}
+    for name, conv in (("ours", OwnConv), ("plain", PlainConv)):
+        torch.manual_seed(0)
+        models[name] = PTv3Like(conv)
+    row: dict[str, float] = {"voxels": len(x), "parameters": sum(p.numel() for p in models["ours"].parameters())}
+    for name, model in models.items():
+        with torch.no_grad():
+            model(x, stem, edges, parents)
+        times: dict[str, list[float]] = {"forward": [], "both": []}
+        for _ in range(max(1, options.repeats // 3) if name == "ours" else 1):
+            begin = time.perf_counter()
+            with torch.no_grad():
+                model(x, stem, edges, parents)
+            times["forward"].append(time.perf_counter() - begin)
+            begin = time.perf_counter()
+            model.zero_grad()
+            model(x, stem, edges, parents).square().mean().backward()
+            times["both"].append(time.perf_counter() - begin)
+        row |= {f"{name} {what} s": min(values) for what, values in times.items()}
+    results.put("cpu", row)
+    print(", ".join(f"{k} {v:.4g}" for k, v in row.items()))
+
+
+# Results.
+
+
+class Results:
+    """What was measured, in a file that is written after each row."""
+
+    def __init__(self, path: str, seconds: float) -> None:
+        self.path, self.end = Path(path), time.monotonic() + seconds
+        known = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.values: dict[str, Any] = {} if "rows" in known else known
+        self.values["machine"] = machine()
+
+    def has(self, part: str, name: str) -> bool:
+        return name in self.values.get(part, {})
+
+    def late(self) -> bool:
+        """Whether no further row is begun."""
+        return time.monotonic() > self.end
+
+    def put(self, part: str, value: Any, name: str | None = None) -> None:
+        if name is None:
+            self.values[part] = value
+        else:
+            self.values.setdefault(part, {})[name] = value
+        self.path.write_text(json.dumps(self.values, indent=1))
+
+
+def library(name: str) -> Any:
+    """The layers of an installed library, or None."""
+    try:
+        return import_module(f"{name}.pytorch")
+    except ImportError as error:
+        print(f"{name} is not installed: {error}", flush=True)
+        return None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scans", required=True, help="a pack of scans")
-    parser.add_argument("--all", action="store_true", help="every scan")
-    parser.add_argument("--triton", action="store_true", help="spconv-triton too")
-    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--scans", default="", help="a pack of scans; all parts but cpu need it")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=["layers", "unet", "first", "triton"])
+    parser.add_argument("--first", type=int, default=22, metavar="N", help="how many scans")
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--channels", type=int, nargs="+", default=list(CHANNELS))
+    parser.add_argument("--tuning", type=float, default=60, metavar="SECONDS", help="for what compiles or tunes itself")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no further row is begun after that")
     parser.add_argument("--out", default=str(RESULTS / "taps.json"))
-    given = parser.parse_args()
-    peers = {}
-    for name, module in (
-        ("spconv", "spconv.pytorch"),
-        *([("spconv-triton", "spconv_triton.pytorch")] if given.triton else []),
-    ):
-        try:
-            peers[name] = import_module(module)
-        except ImportError as error:
-            print(f"{name} is not installed: {error}")
-    scans, rate = load_scans(given.scans), rates()
-    results: dict[str, Any] = {"machine": machine(), "rates": rate, "rows": {}}
-    for side in SIDES:
-        for precision in PRECISIONS:
-            for channels in given.channels:
-                found = []
-                for scan in scans if given.all else scans[:1]:
-                    found.append(cell(sites_of(scan, side), precision, channels, peers, rate, given.repeats))
-                row = {key: statistics.median(r[key] for r in found) for key in found[0]}
-                name = f"{side * 100:g} cm, {channels}, {precision}"
-                results["rows"][name] = row
-                show(name, row)
-                Path(given.out).write_text(json.dumps(results, indent=1))
-    for what in ("forward", "both", "anew") if "spconv" in peers else ():
-        ratios = [row[f"spconv {what}"] / row[f"ours {what}"] for row in results["rows"].values()]
-        print(f"{what}: {statistics.median(ratios):.2f} times spconv in the median, {min(ratios):.2f} at worst")
+    parser.add_argument("--step", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.step:
+        step(options)
+        return
+    results = Results(options.out, options.seconds)
+    measures = {"layers": layers, "unet": unet, "first": first, "triton": tuned, "cpu": cpu}
+    for part in options.parts:
+        begin = time.monotonic()
+        measures[part](options, results)
+        print(f"{part}: {time.monotonic() - begin:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

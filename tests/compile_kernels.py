@@ -118,12 +118,12 @@ def _found(*arguments: Any) -> None:
     numbers[:] = 70 * torch.arange(len(numbers)) if fill else torch.tensor([70 * rows, 70 * rows, 70, 0])
 
 
-def _numbers(sites: Tensor, partial: Tensor, bounds: Tensor, keys: Tensor, *_: Any) -> None:
-    keys[:] = torch.arange(len(keys))
+def _tap_counts(ordered: Tensor, counts: Tensor, *_: Any) -> None:
+    counts[:] = 1
 
 
 READ_BACK: dict[str, Callable[..., None]] = {
-    "geometry.voxels.gpu._keys": _numbers,
+    "ops.tap_conv.gpu._count": _tap_counts,
     "geometry.gpu_common._facts": _facts,
     "geometry.ball.gpu._test": _counts(4, 20),
     "geometry.ball.grid_gpu._search_kernel": _found,

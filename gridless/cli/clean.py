@@ -16,7 +16,7 @@ from gridless.kernels.progress import shown
 
 # Files of each kind of cache, by the file that its folder must hold: only these are removed.
 _PACK = re.compile(r"pack\.json|\d+-\d+\.safetensors|\.lock|.*\.unfinished-.*")
-_GEOMETRY = re.compile(r"about\.json|\d+-\d+\.shard|.*\.unfinished-.*")
+_GEOMETRY = re.compile(r"about\.json|\d+-\d+\.(safetensors|shard)|.*\.unfinished-.*")
 _BESIDE = re.compile(r"files\.json|.*\.unfinished-.*")
 BESIDE = ".gridless"
 
@@ -81,7 +81,7 @@ def _cache(path: Path) -> Cached | None:
     names = {file.name for file in path.iterdir() if file.is_file()}
     if "pack.json" in names or (path.name.startswith("pack-") and any(map(_PACK.fullmatch, names))):
         return _of(path, "pack", _PACK.fullmatch) if _is_free(path) else None
-    if "about.json" in names and any(name.endswith(".shard") for name in names):
+    if "about.json" in names and any(name.endswith((".safetensors", ".shard")) for name in names):
         return _of(path, "geometry", _GEOMETRY.fullmatch)
     if path.name == BESIDE:
         # Clouds of a data set: NAME.npy beside NAME.json.

@@ -230,7 +230,7 @@ def _folder_source(recipe: Recipe, path: Path, split: str, options: dict[str, An
             raise ValueError(f"{empty}: there is no event in it. Remove it.")
         return data
 
-    settings = ("recordings", str(folder.given), str(folder.repair), folder.topic)
+    settings = ("recordings", str(folder.asked), str(folder.repair), folder.topic)
     return Source(_FolderFiles(folder), path, [path / file for file in listing.files], settings, listing.files, view)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gridless.data.packing import Pack
-from gridless.data.prepare import Preparation, there, turned
+from gridless.data.prepare import Preparation, is_finite, turned
 from gridless.data.readers.clouds.lidar import label_files
 from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud, collate
@@ -116,7 +116,7 @@ class LabelParts(LabelPoints):
         )
 
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
-        from gridless.data.folder import CLOUDS
+        from gridless.data.listing import CLOUDS
         from gridless.scenes.label import OUTPUTS
 
         out = Path(options.get("out") or "parts")
@@ -169,7 +169,7 @@ class LabelScenes(LabelPoints):
         return f"{figures['mean_iou']:.2%} mIoU, {points}"
 
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
-        from gridless.data.folder import CLOUDS
+        from gridless.data.listing import CLOUDS
         from gridless.scenes.label import OUTPUTS
 
         out = Path(options.get("out") or "parts")
@@ -214,7 +214,7 @@ class _Scans:
 
     def cloud(self, i: int) -> Cloud:
         scan = self.scans.example(i)
-        placed = Cloud.of(scan, part=scan.rows["label"])[there(scan)]
+        placed = Cloud.of(scan, part=scan.rows["label"])[is_finite(scan)]
         return turned(placed[: self.points], self.how, f"scan {i}", ("part",))
 
     def __getitem__(self, i: int) -> tuple[Cloud, int]:

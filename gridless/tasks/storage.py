@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gridless.data import splits
-from gridless.data.files import full
-from gridless.data.folder import held_out
+from gridless.data.files import check_writable, full
 from gridless.data.packing import INDEX, Pack, digest_of_files, pack
+from gridless.data.sessions import held_out
 from gridless.kernels.threads import num_threads
 from gridless.tasks.loading import divided
 from gridless.training.checkpoints import digest_of
@@ -132,13 +131,8 @@ def _bytes(files: Sequence[Path]) -> int:
 def _place(root: Path, storage: Storage) -> Path:
     """The folder of packs of the data in `root`."""
     place = storage.folder or (root if root.is_dir() else root.parent) / BESIDE
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        is_writable = os.access(place, os.W_OK)
-    except OSError:
-        is_writable = False
-    if not is_writable:
-        raise OSError(f"{place}: no pack can be written there. Give another folder, --cache DIR.")
+    check_writable(place, "--cache")
+    place.mkdir(parents=True, exist_ok=True)
     return place
 
 

@@ -135,9 +135,8 @@ def taps_between(
     if source.dtype == torch.int64 or target.dtype == torch.int64:
         _check_range("taps_between", source, target, window)
     module = backends.implementation(reference, source.device)
-    from_sites = source.long().contiguous()
-    to_sites = from_sites if target is source else target.long().contiguous()
-    table = module.search(from_sites, to_sites, window.offsets(source.device), window.steps(source.device))
+    settings = window.offsets(source.device), window.steps(source.device)
+    table = module.search(source.contiguous(), target.contiguous(), *settings)
     return TapEdges.made(table=table, num_source=len(source)).trusted()
 
 

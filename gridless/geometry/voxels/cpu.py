@@ -20,7 +20,7 @@ _SHARE = 2048
 
 def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> Tensor:
     table = torch.empty(len(target), len(offsets), dtype=torch.int32)
-    sites, wanted = source.numpy(), target.numpy()
+    sites, wanted = source.long().numpy(), target.long().numpy()
     places = np.full(1 << max(2 * len(sites) - 1, 1).bit_length(), -1, np.int32)
     repeated = _insert(sites, places)
     if repeated >= 0:

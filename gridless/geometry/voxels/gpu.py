@@ -1,7 +1,8 @@
-"""Searches among sites on the GPU: a sort by keys, then bisection, one for each row of taps along the last axis.
+"""Searches among sites on the GPU: a hash table of the sources, then one look-up for each target and tap.
 
-The host waits once, for what it must refuse or do in another way: sites that are there twice, and boxes of more cells
-than int64 counts.
+The table holds row numbers, and a look-up compares whole coordinates: sites may be as far apart as their dtype allows.
+Programs race for the slots of the hash table, but what a look-up returns does not depend on who wins. The host waits
+for the insertions, not for the look-ups: it must know whether a site is there twice.
 """
 
 # pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
@@ -9,7 +10,6 @@ than int64 counts.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -18,14 +18,14 @@ import triton.language as tl
 from torch import Tensor
 
 from gridless.geometry.voxels import reference
-from gridless.kernels.launch import Launcher, cdiv
+from gridless.kernels.launch import Launcher, cdiv, power_of_two
 
 distinct = reference.distinct
 
-_ROOM = 1 << 62
-_ROWS = 128
-# Programs that look for the box of the sites.
-_PARTS = 64
+# Targets times taps of a program.
+_BLOCK = 1024
+# A large odd number, whose products scatter sites over the table.
+_MIX = tl.constexpr(-7046029254386353131)
 
 
 def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> Tensor:
@@ -33,21 +33,17 @@ def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> T
     table = torch.empty(rows, taps, dtype=torch.int32, device=target.device)
     if not rows or not sources:
         return table.fill_(-1)
-    partial = source.new_empty(_PARTS, 2, columns)
-    # Low and high corner of the box of the sources, and of every part whether it has a site twice.
-    facts, keys = source.new_empty(2 * columns + _PARTS), source.new_empty(sources)
-    _BOUNDS((_PARTS, 1, 1), (source, partial), (sources,), (columns, 1024))
-    _KEYS((cdiv(sources, 1024), 1, 1), (source, partial, facts, keys), (sources,), (columns, _PARTS, 1024))
-    ordered, order = torch.sort(keys)
-    _REPEATS((_PARTS, 1, 1), (ordered, facts), (sources,), (2 * columns, 1024))
-    read = _reading(facts)
-    tensors = (target, facts, ordered, order, offsets, stride, table)
-    _SEARCH((cdiv(rows, _ROWS), taps, 1), tensors, (rows, sources), (columns, taps, _ROWS))
-    box = read()
-    if math.prod(box[columns + d] - box[d] + 1 for d in range(columns)) >= _ROOM:
-        return reference.search(source, target, offsets, stride)
-    if any(box[2 * columns :]):
-        reference.refuse_repeats(source, order, ordered)
+    # At most half full. Behind the slots: a row whose site is there twice, and a slot that is never written.
+    size = power_of_two(2 * sources)
+    slots = torch.full((size + 2,), -1, dtype=torch.int32, device=target.device)
+    _INSERT((cdiv(sources, 256), 1, 1), (source, slots), (sources, size), (columns, 256))
+    repeated = _reading(slots[size : size + 1])
+    side = min(power_of_two(taps), 32)
+    tensors = (source, target, slots, offsets, stride, table)
+    constants = (columns, taps, _BLOCK // side, side)
+    _SEARCH((cdiv(rows, _BLOCK // side), cdiv(taps, side), 1), tensors, (rows, size), constants)
+    if repeated()[0] >= 0:
+        reference.refuse_repeats(source)
     return table
 
 
@@ -67,81 +63,74 @@ def _reading(values: Tensor) -> Callable[[], list[int]]:
     return read
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _bounds(SITES, PARTIAL, rows, D: tl.constexpr, B: tl.constexpr):
-    """PARTIAL (programs, 2, D): the least and the greatest number of each column, of every so many rows."""
-    for d in tl.static_range(D):
-        low = tl.load(SITES + d)
-        least = tl.zeros([B], tl.int64) + low
-        most = least
-        for first in range(tl.program_id(0) * B, rows, tl.num_programs(0) * B):
-            row = first + tl.arange(0, B)
-            x = tl.load(SITES + row.to(tl.int64) * D + d, row < rows, other=low)
-            least = tl.minimum(least, x)
-            most = tl.maximum(most, x)
-        tl.store(PARTIAL + tl.program_id(0) * (2 * D) + d, tl.min(least, 0))
-        tl.store(PARTIAL + tl.program_id(0) * (2 * D) + D + d, tl.max(most, 0))
+@triton.jit
+def _mixed(code, x):
+    code = (code ^ x) * _MIX
+    return code ^ (code >> 29)
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _keys(SITES, PARTIAL, BOUNDS, KEYS, rows, D: tl.constexpr, PARTS: tl.constexpr, B: tl.constexpr):
-    """The place of a site in the box BOUNDS (2, D), the last column fastest; it wraps where the box is too large."""
+@triton.jit(do_not_specialize=["rows", "size"])
+def _insert(SITES, SLOTS, rows, size, D: tl.constexpr, B: tl.constexpr):
+    """Puts B rows of SITES into the hash table SLOTS (size + 2), and a row whose site another row holds into
+    SLOTS[size]."""
     row = tl.program_id(0) * B + tl.arange(0, B)
-    key = tl.zeros([B], tl.int64)
-    part = tl.arange(0, PARTS) * (2 * D)
-    for d in tl.static_range(D):
-        low = tl.min(tl.load(PARTIAL + part + d), 0)
-        high = tl.max(tl.load(PARTIAL + part + D + d), 0)
-        if tl.program_id(0) == 0:
-            tl.store(BOUNDS + d, low)
-            tl.store(BOUNDS + D + d, high)
-        x = tl.load(SITES + row.to(tl.int64) * D + d, row < rows, other=0)
-        key = key * (high - low + 1) + x - low
-    tl.store(KEYS + row, key, row < rows)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _repeats(ORDERED, FACTS, rows, FIRST: tl.constexpr, B: tl.constexpr):
-    """FACTS[FIRST + program]: whether two neighbours among every so many ORDERED keys are equal."""
-    repeated = tl.zeros([B], tl.int32)
-    for first in range(tl.program_id(0) * B, rows, tl.num_programs(0) * B):
-        row = first + tl.arange(0, B)
-        inside = row + 1 < rows
-        key = tl.load(ORDERED + row, inside, other=0)
-        repeated = repeated | (inside & (key == tl.load(ORDERED + row + 1, inside, other=1))).to(tl.int32)
-    tl.store(FACTS + FIRST + tl.program_id(0), tl.max(repeated, 0).to(tl.int64))
-
-
-@triton.jit(do_not_specialize=["rows", "sources"])
-def _search(
-    TARGET, BOUNDS, ORDERED, ORDER, OFFSETS, STRIDE, TABLE, rows, sources,
-    D: tl.constexpr, T: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """TABLE[row, tap] of B targets and one tap: bisection among the ORDERED keys of the sources."""
-    row = tl.program_id(0) * B + tl.arange(0, B)
-    tap = tl.program_id(1)
-    inside = row < rows
+    waiting = row < rows
     at = row.to(tl.int64) * D
-    key = tl.zeros([B], tl.int64)
+    code = tl.zeros([B], tl.int64)
     for d in tl.static_range(D):
-        low = tl.load(BOUNDS + d)
-        extent = tl.load(BOUNDS + D + d) - low + 1
-        x = tl.load(TARGET + at + d, inside, other=0)
-        if d > 0:
-            x = x * tl.load(STRIDE + d - 1) + tl.load(OFFSETS + tap * (D - 1) + d - 1)
-        x = x - low
-        inside = inside & (x >= 0) & (x < extent)
-        key = key * extent + x
-    first = tl.zeros([B], tl.int32)
-    length = sources
-    while length > 1:
-        half = length // 2
-        further = tl.load(ORDERED + first + half, inside, other=0) <= key
-        first = tl.where(further, first + half, first)
-        length = length - half
-    found = inside & (tl.load(ORDERED + first, inside, other=0) == key)
-    source = tl.load(ORDER + first, found, other=-1)
-    tl.store(TABLE + row.to(tl.int64) * T + tap, source.to(tl.int32), row < rows)
+        code = _mixed(code, tl.load(SITES + at + d, waiting, other=0).to(tl.int64))
+    slot = code & (size - 1)
+    while tl.max(waiting.to(tl.int32), 0) > 0:
+        # Rows that have a slot compare the spare one with what it never holds.
+        held = tl.atomic_cas(SLOTS + tl.where(waiting, slot, size + 1), tl.where(waiting, -1, -2), row)
+        taken = waiting & (held >= 0)
+        same = taken
+        for d in tl.static_range(D):
+            x = tl.load(SITES + at + d, taken, other=0)
+            same = same & (x == tl.load(SITES + held.to(tl.int64) * D + d, taken, other=0))
+        tl.store(SLOTS + size + tl.zeros([B], tl.int32), row, same)
+        waiting = taken & (same == 0)
+        slot = (slot + 1) & (size - 1)
 
 
-_BOUNDS, _KEYS, _REPEATS, _SEARCH = (Launcher(k, exact=True) for k in (_bounds, _keys, _repeats, _search))
+@triton.jit(do_not_specialize=["rows", "size"])
+def _search(
+    SITES, TARGET, SLOTS, OFFSETS, STRIDE, TABLE, rows, size,
+    D: tl.constexpr, T: tl.constexpr, R: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """TABLE[row, tap] of R targets and K taps: the row of SITES that is at target * STRIDE + OFFSETS[tap], or -1."""
+    row = tl.program_id(0) * R + tl.arange(0, R)
+    tap = tl.program_id(1) * K + tl.arange(0, K)
+    waiting = (row < rows)[:, None] & (tap < T)[None, :]
+    at = row.to(tl.int64) * D
+    code = tl.zeros([R, K], tl.int64)
+    for d in tl.static_range(D):
+        code = _mixed(code, _wanted(TARGET, OFFSETS, STRIDE, at, tap, row < rows, tap < T, d, D))
+    slot = code & (size - 1)
+    source = tl.full([R, K], -1, tl.int32)
+    while tl.max(tl.max(waiting.to(tl.int32), 1), 0) > 0:
+        held = tl.load(SLOTS + slot, waiting, other=-1)
+        taken = held >= 0
+        same = taken
+        for d in tl.static_range(D):
+            x = tl.load(SITES + held.to(tl.int64) * D + d, taken, other=0).to(tl.int64)
+            same = same & (x == _wanted(TARGET, OFFSETS, STRIDE, at, tap, row < rows, tap < T, d, D))
+        source = tl.where(same, held, source)
+        waiting = taken & (same == 0)
+        slot = (slot + 1) & (size - 1)
+    inside = (row < rows)[:, None] & (tap < T)[None, :]
+    tl.store(TABLE + row.to(tl.int64)[:, None] * T + tap[None, :], source, inside)
+
+
+@triton.jit
+def _wanted(TARGET, OFFSETS, STRIDE, at, tap, is_row, is_tap, d: tl.constexpr, D: tl.constexpr):
+    """Column d of what each target sees at each tap; column 0 is the example."""
+    x = tl.load(TARGET + at + d, is_row, other=0).to(tl.int64)[:, None]
+    offset = tl.zeros_like(tap).to(tl.int64)[None, :]
+    if d > 0:
+        x = x * tl.load(STRIDE + d - 1)
+        offset = tl.load(OFFSETS + tap * (D - 1) + d - 1, is_tap, other=0)[None, :]
+    return x + offset
+
+
+_INSERT, _SEARCH = Launcher(_insert, exact=True), Launcher(_search, exact=True)

@@ -4,7 +4,8 @@
                                               same example, or -1. Refuses sources that are there twice
     distinct(sites)                           the sites in lexicographic order, each once
 
-Sites are (S, 1 + D) int64, example first, and in a range in which nothing overflows.
+Sites are (S, 1 + D), example first, and in a range in which nothing overflows: int32 or int64 for a search, int64 for
+`distinct`.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ def search(source: Tensor, target: Tensor, offsets: Tensor, stride: Tensor) -> T
     table = torch.full((len(target), len(offsets)), -1, dtype=torch.int32, device=target.device)
     if not len(source):
         return table
+    refuse_repeats(source)
+    source, target = source.long(), target.long()
     keys = _keys(source)
     ordered, order = keys.of_sites.sort()
-    refuse_repeats(source, order, ordered)
     for k, offset in enumerate(offsets):
         wanted = keys.of(torch.cat([target[:, :1], target[:, 1:] * stride + offset], 1))
         at = torch.searchsorted(ordered, wanted).clamp_(max=len(ordered) - 1)
@@ -37,7 +39,8 @@ def distinct(sites: Tensor) -> Tensor:
     return sites[order[first]]
 
 
-def refuse_repeats(source: Tensor, order: Tensor, ordered: Tensor) -> None:
+def refuse_repeats(source: Tensor) -> None:
+    ordered, order = _keys(source.long()).of_sites.sort()
     repeats = ordered[1:] == ordered[:-1]
     if bool(repeats.any()):
         at = order[1:][repeats][0]

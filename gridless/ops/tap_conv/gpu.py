@@ -26,6 +26,8 @@ from gridless.structures.tap_edges import Pairs, TapEdges
 _BITS = 62
 # Programs of the gradient of the weight: a few for each multiprocessor.
 _PROGRAMS = 264
+# Rows that are put into tap order together.
+_PART = 1024
 
 
 class Tile(NamedTuple):
@@ -40,12 +42,13 @@ class Tile(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The rows of some taps in tiles: of tile t, entry n is tap taps[t, n], and row r has source gather[t, n, r]."""
+    """The rows of some taps in tiles: those of tile t are rows[t], and its entries begin[t] to begin[t + 1]. Entry e is
+    tap taps[e], at which row r of the tile has source gather[e, r]."""
 
     rows: Tensor  # (tiles, B) int32, -1 beyond the last row
-    gather: Tensor  # (tiles, G, B) int32, -1 where a row has no source; the first `count` of G are written
-    taps: Tensor  # (tiles, G) int32
-    count: Tensor  # (tiles) int32
+    begin: Tensor  # (tiles + 1) int64, perhaps more
+    taps: Tensor  # (entries) int32
+    gather: Tensor  # (entries, B) int32, -1 where a row has no source
 
 
 def conv(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEdges) -> Tensor:
@@ -93,11 +96,11 @@ def _product(
         last = n == len(groups) - 1
         into = out if last else sums
         constants = (
-            channels, width, taps, group.taps.shape[1], tile.rows, tile.columns, tile.steps, blocks, n > 0,
+            channels, width, taps, tile.rows, tile.columns, tile.steps, blocks, n > 0,
             last and bias is not None, flip, k_major, precision, index,
         )  # fmt: skip
         tensors = (rows, theta, low, theta if bias is None else bias, *group, sums, into)
-        _CONV((len(group.count) * blocks, 1, 1), tensors, (), constants, tile.warps, None, tile.stages)
+        _CONV((len(group.rows) * blocks, 1, 1), tensors, (), constants, tile.warps, None, tile.stages)
     return out
 
 
@@ -164,66 +167,101 @@ def weight_tile(dtype: torch.dtype, precision: str, channels: int, width: int) -
 
 def tiles_of(edges: TapEdges, block: int, groups: int) -> tuple[Group, ...]:
     """The rows of the edges in tiles of `block`, for each group of taps; cached."""
-    return edges.cached(f"tiles of {block} in {groups}", lambda: _make_tiles(edges.table, block, groups))
+    return edges.cached(f"tiles of {block} in {groups}", lambda: _make_tiles(edges, block, groups))
 
 
-def _make_tiles(table: Tensor, block: int, groups: int) -> tuple[Group, ...]:
-    rows, taps = table.shape
+def _make_tiles(edges: TapEdges, block: int, groups: int) -> tuple[Group, ...]:
+    """One sort and one pass for all groups. The host reads how many entries there are, and so how many edges: a graph
+    that is captured has room for all."""
+    table, (rows, taps) = edges.table, edges.table.shape
     share = cdiv(taps, groups)
     groups = cdiv(taps, share)
-    dtype = torch.int16 if share <= 15 else torch.int32 if share <= 31 else torch.int64
-    keys = torch.empty(groups, rows, dtype=dtype, device=table.device)
+    # The group is above the bits of its taps.
+    bits = share + (groups - 1).bit_length()
+    dtype = torch.int16 if bits <= 15 else torch.int32 if bits <= 31 else torch.int64
+    keys = torch.empty(groups * rows, dtype=dtype, device=table.device)
     room = power_of_two(share)
     strip = max(1024 // room, 1)
-    _KEYS((cdiv(rows, strip), groups, 1), (table, keys), (rows,), (taps, share, strip, room))
-    tiles, made = cdiv(rows, block), []
-    for g in range(groups):
-        # Rows with many taps first: tiles that take long begin early.
-        order = torch.sort(keys[g], descending=True, stable=True).indices
-        group = Group(
-            *(table.new_empty(shape) for shape in ((tiles, block), (tiles, share, block), (tiles, share), (tiles,)))
-        )
-        first = g * share
-        constants = (taps, first, min(share, taps - first), share, block)
-        _TILES((tiles, 1, 1), (table, order, *group), (rows,), constants, 2)
-        made.append(group)
-    return tuple(made)
+    _KEYS((cdiv(rows, strip), groups, 1), (table, keys), (rows,), (taps, groups, share, strip, room))
+    # Rows with many taps first: tiles that take long begin early. Rows of equal keys stay in their order.
+    ordered, order = torch.sort(keys, descending=True, stable=True)
+    # Each group begins at a multiple of 16 bytes of each tensor.
+    tiles = cdiv(cdiv(rows, block), 4) * 4
+    counts = torch.empty(2, groups * tiles + 1, dtype=torch.int32, device=table.device)
+    grid = (tiles, groups, 1)
+    _COUNT(grid, (ordered, counts), (rows,), (groups, share, block), 2)
+    ends = counts.cumsum(1)
+    if table.is_cuda and torch.cuda.is_current_stream_capturing():
+        entries = tiles * taps
+    else:
+        entries, pairs = ends[:, -1].tolist()
+        edges.cached("number of pairs", lambda: pairs)
+    at = table.new_empty(groups, tiles, block), table.new_empty(entries), table.new_empty(entries, block)
+    _TILES(grid, (table, order, ends, *at), (rows,), (taps, groups, share, block), 2)
+    of_rows, of_taps, gather = at
+    return tuple(Group(of_rows[g], ends[0, g * tiles :], of_taps, gather) for g in range(groups))
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _keys(TABLE, KEYS, rows, T: tl.constexpr, G: tl.constexpr, R: tl.constexpr, ROOM: tl.constexpr):
-    """KEYS (groups, rows): bit k is set where a row has a source at tap k of the group. R rows of a group each."""
+def _keys(
+    TABLE, KEYS, rows, T: tl.constexpr, GROUPS: tl.constexpr, G: tl.constexpr, R: tl.constexpr, ROOM: tl.constexpr
+):
+    """KEYS (GROUPS, rows): bit k is set where a row has a source at tap k of the group, the bits above say which of the
+    last groups it is. R rows of a group each."""
     row = tl.program_id(0) * R + tl.arange(0, R)
     k = tl.arange(0, ROOM)
-    tap = tl.program_id(1) * G + k
+    group = tl.program_id(1)
+    tap = group * G + k
     inside = (row < rows)[:, None] & ((k < G) & (tap < T))[None, :]
     source = tl.load(TABLE + row.to(tl.int64)[:, None] * T + tap[None, :], inside, other=-1)
     bits = tl.where(source >= 0, tl.full([1, 1], 1, tl.int64) << k.to(tl.int64)[None, :], 0)
-    key = tl.sum(bits, 1)
-    at = tl.program_id(1).to(tl.int64) * rows + row
-    tl.store(KEYS + at, key.to(KEYS.dtype.element_ty), row < rows)
+    key = tl.sum(bits, 1) + ((GROUPS - 1 - group).to(tl.int64) << G)
+    tl.store(KEYS + group.to(tl.int64) * rows + row, key.to(KEYS.dtype.element_ty), row < rows)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _count(ORDERED, COUNTS, rows, GROUPS: tl.constexpr, SHARE: tl.constexpr, B: tl.constexpr):
+    """COUNTS (2, 1 + tiles): of one tile how many taps any of its rows has, and how many edges there are."""
+    group = tl.program_id(1)
+    tiles = tl.num_programs(0)
+    at = tl.program_id(0) * B + tl.arange(0, B)
+    key = tl.load(ORDERED + group.to(tl.int64) * rows + at, at < rows, other=0).to(tl.int64)
+    entries = 0
+    edges = 0
+    for k in range(0, SHARE):
+        has = ((key >> k) & 1).to(tl.int32)
+        entries += tl.max(has, 0)
+        edges += tl.sum(has, 0)
+    tile = group * tiles + tl.program_id(0)
+    second = GROUPS * tiles + 1
+    if tile == 0:
+        tl.store(COUNTS, 0)
+        tl.store(COUNTS + second, 0)
+    tl.store(COUNTS + 1 + tile, entries)
+    tl.store(COUNTS + second + 1 + tile, edges)
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _tiles(
-    TABLE, ORDER, ROWS, GATHER, TAPS, COUNT, rows,
-    T: tl.constexpr, FIRST: tl.constexpr, SHARE: tl.constexpr, G: tl.constexpr, B: tl.constexpr,
+    TABLE, ORDER, BEGIN, ROWS, TAPS, GATHER, rows,
+    T: tl.constexpr, GROUPS: tl.constexpr, SHARE: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """One tile: its rows, the taps that any of them has, and their sources."""
-    tile = tl.program_id(0)
+    group = tl.program_id(1)
     r = tl.arange(0, B)
-    at = tile * B + r
-    row = tl.load(ORDER + at, at < rows, other=-1).to(tl.int32)
-    tl.store(ROWS + at, row)
-    count = 0
-    for k in range(0, SHARE):
-        source = tl.load(TABLE + row.to(tl.int64) * T + FIRST + k, row >= 0, other=-1)
+    at = tl.program_id(0) * B + r
+    before = group.to(tl.int64) * rows
+    row = (tl.load(ORDER + before + at, at < rows, other=-1) - before).to(tl.int32)
+    row = tl.where(at < rows, row, -1)
+    tile = group * tl.num_programs(0) + tl.program_id(0)
+    tl.store(ROWS + tile * B + r, row)
+    entry = tl.load(BEGIN + tile)
+    for tap in range(group * SHARE, tl.minimum(group * SHARE + SHARE, T)):
+        source = tl.load(TABLE + row.to(tl.int64) * T + tap, row >= 0, other=-1)
         if tl.max(source, 0) >= 0:
-            entry = tile.to(tl.int64) * G + count
-            tl.store(TAPS + entry, FIRST + k)
+            tl.store(TAPS + entry, tap)
             tl.store(GATHER + entry * B + r, source)
-            count += 1
-    tl.store(COUNT + tile, count)
+            entry += 1
 
 
 # Products.
@@ -258,8 +296,8 @@ def _three_products(a, a_low, b, b_low):
 
 @triton.jit
 def _conv(
-    F, THETA, LOW, BIAS, ROWS, GATHER, TAPS, COUNT, SUMS, OUT,
-    Q: tl.constexpr, P: tl.constexpr, T: tl.constexpr, G: tl.constexpr,
+    F, THETA, LOW, BIAS, ROWS, BEGIN, TAPS, GATHER, SUMS, OUT,
+    Q: tl.constexpr, P: tl.constexpr, T: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BLOCKS: tl.constexpr, ADD: tl.constexpr,
     HAS_BIAS: tl.constexpr, FLIP: tl.constexpr, K_MAJOR: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
 ):  # fmt: skip
@@ -276,8 +314,9 @@ def _conv(
     r = tl.arange(0, M)
     k = tl.arange(0, K)
     acc = tl.zeros([M, N], DTYPE)
-    first = tile.to(tl.int64) * G
-    for step in range(0, tl.load(COUNT + tile) * CHUNKS):
+    first = tl.load(BEGIN + tile)
+    count = (tl.load(BEGIN + tile + 1) - first).to(tl.int32)
+    for step in range(0, count * CHUNKS):
         entry = first + step // CHUNKS
         q = (step % CHUNKS) * K + k
         source = tl.load(GATHER + entry * M + r)
@@ -410,31 +449,51 @@ def _total(PARTIAL, SPLITS, OUT, parts, SIZE: tl.constexpr, T: tl.constexpr, K: 
 
 def pairs_of(edges: TapEdges) -> Pairs:
     """`edges.pairs`; in a captured graph, which cannot know how many there are, with room for all."""
-    return edges.cached("pairs", lambda: _pairs(edges.table))
+    return edges.cached("pairs", lambda: _pairs(edges))
 
 
-def _pairs(table: Tensor) -> Pairs:
-    rows, taps = table.shape
-    has_source = (table >= 0).t().contiguous()
-    ends = has_source.view(-1).cumsum(0, dtype=torch.int64 if table.numel() >= INT32 else torch.int32)
-    splits = torch.cat([ends.new_zeros(1), ends[rows - 1 :: rows]]).long()
-    capturing = table.is_cuda and torch.cuda.is_current_stream_capturing()
-    count = table.numel() if capturing else int(splits[-1])
+def _pairs(edges: TapEdges) -> Pairs:
+    table, (rows, taps) = edges.table, edges.table.shape
+    parts = cdiv(rows, _PART)
+    counts = torch.empty(1 + taps * parts, dtype=torch.int32, device=table.device)
+    grid = (parts, taps, 1)
+    _COUNT_PAIRS(grid, (table, counts), (rows,), (taps, _PART))
+    ends = counts.cumsum(0)
+    splits = ends[::parts].contiguous()
+    if table.is_cuda and torch.cuda.is_current_stream_capturing():
+        count = table.numel()
+    else:
+        # Tiles, where there are some, have counted them.
+        count = edges.cached("number of pairs", lambda: int(ends[-1]))
     target, source = table.new_empty(count), table.new_empty(count)
-    _PAIRS((cdiv(rows, 128), taps, 1), (table, ends, target, source), (rows,), (taps, 128))
+    _PAIRS(grid, (table, ends, target, source), (rows,), (taps, _PART))
     return Pairs(splits, target, source)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _place_pairs(TABLE, ENDS, TARGET, SOURCE, rows, T: tl.constexpr, B: tl.constexpr):
-    """Writes the edges of B rows at one tap where ENDS (T, rows), the running count, says."""
+def _count_pairs(TABLE, COUNTS, rows, T: tl.constexpr, B: tl.constexpr):
+    """COUNTS (1 + T * parts): how many edges B rows have at one tap."""
     row = tl.program_id(0) * B + tl.arange(0, B)
     tap = tl.program_id(1)
     source = tl.load(TABLE + row.to(tl.int64) * T + tap, row < rows, other=-1)
-    at = tl.load(ENDS + tap.to(tl.int64) * rows + row, row < rows, other=1) - 1
+    part = tap * tl.num_programs(0) + tl.program_id(0)
+    if part == 0:
+        tl.store(COUNTS, 0)
+    tl.store(COUNTS + 1 + part, tl.sum((source >= 0).to(tl.int32), 0))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _place_pairs(TABLE, ENDS, TARGET, SOURCE, rows, T: tl.constexpr, B: tl.constexpr):
+    """Writes the edges of B rows at one tap, behind those of the parts before."""
+    row = tl.program_id(0) * B + tl.arange(0, B)
+    tap = tl.program_id(1)
+    source = tl.load(TABLE + row.to(tl.int64) * T + tap, row < rows, other=-1)
+    before = tl.load(ENDS + tap * tl.num_programs(0) + tl.program_id(0))
+    at = before + tl.cumsum((source >= 0).to(tl.int32), 0) - 1
     tl.store(TARGET + at, row, source >= 0)
     tl.store(SOURCE + at, source, source >= 0)
 
 
-_KEYS, _TILES, _PAIRS = Launcher(_keys, exact=True), Launcher(_tiles, exact=True), Launcher(_place_pairs, exact=True)
+_KEYS, _COUNT, _TILES = (Launcher(kernel, exact=True) for kernel in (_keys, _count, _tiles))
+_COUNT_PAIRS, _PAIRS = Launcher(_count_pairs, exact=True), Launcher(_place_pairs, exact=True)
 _PARTS, _CONV, _WEIGHT, _TOTAL = Launcher(_split, exact=True), Launcher(_conv), Launcher(_weight), Launcher(_total)
