@@ -75,9 +75,10 @@ def epochs(name: str, root: Path, folder: Path, count: int, device: str, limit: 
     (memory,) = load_splits(task, recipe, root, ["train"])
     (disk,) = load_splits(task, recipe, root, ["train"], Storage("disk", folder))
     assert isinstance(disk, PackedSet)
+    pack = disk.pack
     if limit is not None:
         memory, disk = (data.take(torch.arange(min(limit, len(data)))) for data in (memory, disk))
-    pack, memory, disk = disk.pack, memory.to(device), disk.to(device)
+    memory, disk = memory.to(device), disk.to(device)
     check_same(memory, disk)
     runs = {"memory": Run(recipe, memory), "disk": Run(recipe, disk)}
     # Kernels are compiled, sizes of batches learned and graphs captured.

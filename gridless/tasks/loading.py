@@ -58,8 +58,8 @@ def made(kind: type, options: Mapping[str, Any], also: Sequence[str] = (), **set
     known = [*arguments, *also]
     for name in options:
         if name not in known:
-            words = f"{name!r} is none of {kind.__name__} in a recipe: there are {', '.join(known)}"
-            raise ValueError(f"recipe: data_options: {words}")
+            problem = f"{name!r} is none of {kind.__name__} in a recipe: there are {', '.join(known)}"
+            raise ValueError(f"recipe: data_options: {problem}")
     try:
         return kind(**options, **settings)
     except TypeError as error:

@@ -155,9 +155,9 @@ class Loader:
 
     def jobs(self, epoch: int, first: int = 0, last: int | None = None) -> list[Job]:
         """The examples and shares of batches first to last of an epoch."""
-        order, size, found = self.order(epoch), self.batch_size, []
+        order, size, jobs = self.order(epoch), self.batch_size, []
         for i in range(len(self))[first:last]:
             whole = order[i * size : (i + 1) * size]
-            mine = whole.tensor_split(self.world)[self.rank] if self.world > 1 else whole
-            found.append((mine, len(mine) * self.world / len(whole)))
-        return found
+            own = whole.tensor_split(self.world)[self.rank] if self.world > 1 else whole
+            jobs.append((own, len(own) * self.world / len(whole)))
+        return jobs
