@@ -32,21 +32,17 @@ def geometry(r: Results) -> Row:
 
 
 def epoch(r: Results) -> Row:
-    measured = [row for row in r["epochs"]["rows"] if "error" not in row]
-    seconds = {
-        (row["network"], row["batch"], row["points"], row["geometry"]): row["seconds_per_epoch"] for row in measured
-    }
-    captured = seconds["modelnet40-large", 128, "full", "online"]
-    eager = {row["who"]: row.get("anew, s/epoch") for row in r["captured"]["rows"]}["eager"]
-    peer = seconds["PointNet2", 128, "full", "online"]
-    what = "ModelNet40 epoch, the paper's large network, batches of 128, TF32"
-    return what, "H200", f"**{eager:.2f} s** eager, {captured:.2f} s captured", f"PointNet++ (PyG) {peer:.1f} s eager"
+    seconds = {row["who"]: row["s/epoch"] for row in r["plain"]["rows"] if row["what"] == "epoch"}
+    captured = next(row["anew, s/epoch"] for row in r["captured"]["rows"] if row["who"] == "gridless train")
+    what = "ModelNet40 epoch, the paper's large network, batches of 128, eager, IEEE float32"
+    ours = f"**{seconds['ours, large']:.1f} s**; `gridless train` (captured, TF32) {captured:.2f} s"
+    return what, "H200", ours, f"PointNet++ (PyG) {seconds['PointNet2']:.1f} s"
 
 
 def convolution(r: Results) -> Row:
-    clouds = r["conv_cuda_float32"]["clouds"]
-    ours, pyg = (f"{clouds[who]['forward'] / 1e3:.2f} / {clouds[who]['both'] / 1e3:.2f} ms" for who in ("ours", "pyg"))
-    what = "point convolution, 128 clouds of 1,024 points, forward / with gradients, captured, TF32"
+    layers = {row["who"]: row for row in r["plain"]["rows"] if row["what"] == "layer"}
+    ours, pyg = (f"{layers[who]['forward, ms']:.2f} / {layers[who]['both, ms']:.2f} ms" for who in ("ours", "pyg"))
+    what = "point convolution, 128 clouds of 1,024 points, forward / with gradients, eager, IEEE float32"
     return what, "H200", f"**{ours}**", f"PyG {pyg}"
 
 
@@ -54,7 +50,7 @@ def live(r: Results) -> Row:
     rates = [row[head]["Mev/s"] for row in r["streaming"]["results"].values() for head in ("voxel", "stream")]
     calls = [row[head]["p50 us"] for row in r["latency"]["results"].values() for head in ("voxel", "stream")]
     ours = f"**{min(rates):.1f} to {max(rates):.1f} million events/s**; {min(calls):.1f} to {max(calls):.1f} us a call"
-    what = "live, the paper's six event networks: packets of 10,000 events; one event per call"
+    what = "live, six event networks (the paper's five and N-Cars): packets of 10,000 events; one event per call"
     return what, "Arm Neoverse N1, one core", ours, ""
 
 

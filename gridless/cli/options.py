@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,6 +73,12 @@ def limited(data: Any, limit: int | None) -> Any:
     if limit is None:
         return data
     return data.take(torch.linspace(0, len(data) - 1, min(limit, len(data))).long())
+
+
+def in_options(message: object) -> str:
+    """A message of the library with options instead of arguments: `--topic NAME`, not `topic=...`."""
+    text = re.sub(r"\brepair='(\w+)'", r"--repair \1", str(message))
+    return re.sub(r"\btopic=\.\.\.", "--topic NAME", text)
 
 
 def held_out_list(folder: Path) -> Path | None:

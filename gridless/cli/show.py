@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gridless.cli.options import in_options
 from gridless.kernels.progress import shown
 
 
@@ -41,7 +42,10 @@ def show(
     if model is not None:
         drawing, colour = _with_parts(model, file, category, up), "part"
     else:
-        drawing = read(file, topic)
+        try:
+            drawing = read(file, topic)
+        except ValueError as error:
+            raise ValueError(in_options(error)) from error
     picture, counts = _draw(drawing, sample, ball, {"colour": colour, "up": up, "view": view})
     facts: dict[str, Any] = {"file": str(file), **counts, "drawn": picture.words}
     if video is not None:
