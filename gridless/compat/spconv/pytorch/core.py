@@ -204,11 +204,12 @@ T = TypeVar("T")
 
 def by_axes(base: type[T], name: str) -> tuple[type[T], type[T], type[T], type[T]]:
     """`base` for 1, 2, 3 and 4 axes, as its attribute `axes`: classes `name`1d to `name`4d in the module of `base`."""
-    one, two, three, four = (
-        type(f"{name}{axes}d", (base,), {"axes": axes, "__module__": base.__module__, "__doc__": base.__doc__})
-        for axes in (1, 2, 3, 4)
-    )
-    return one, two, three, four
+
+    def of(axes: int) -> Any:
+        body = {"axes": axes, "__module__": base.__module__, "__doc__": base.__doc__}
+        return type(f"{name}{axes}d", (base,), body)
+
+    return of(1), of(2), of(3), of(4)
 
 
 def _check(features: Tensor, indices: Tensor, spatial_shape: Sequence[int], batch_size: int) -> None:
