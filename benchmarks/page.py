@@ -494,12 +494,11 @@ TABLES: dict[Any, dict[str, tuple[str, ...]]] = {
 
 CARDS = """# Shipped weights
 
-A card for each of the weights that come with the package, made by `python benchmarks/page.py` from the JSON file beside
-them, which also holds the whole recipe; the log is the CSV file there. `gl.load(NAME)` gives the network.
+One card for each of the weights that come with the package. `gl.load(NAME)` loads them. The recipe is in the JSON file beside
+the weights, the training log in the CSV file. Cards are made by `python benchmarks/page.py`.
 
-Held-out figures are of the same recipe on training examples that it did not see. Weights that were trained on all
-official training examples have then seen those too; the others are the very network that was judged. Official test
-splits were never used here, neither to train nor to choose.
+*Official test* is the official test split, which was not available during development. *Held out* is the same recipe on training
+examples that it did not see; the shipped weights may have seen them.
 """
 # name in a recipe -> (title, terms)
 DATA = {
@@ -531,7 +530,7 @@ def card(name: str, about: dict[str, Any]) -> str:
     recipe, results = about["recipe"], about["results"]
     title, terms = DATA[recipe["data"]]
     everything = " --all-data" if about.get("split") == "train" else ""
-    begun = f", begun with `{recipe['start']}`" if recipe.get("start") else ""
+    start = f", initialised from `{recipe['start']}`" if recipe.get("start") else ""
     split = {"train": "all official training examples", "fit": "the part `fit` of the training examples"}
     trained = f"{split.get(about.get('split', ''), 'training examples')}, {results['examples']:,} of them"
     rows = [
@@ -539,7 +538,7 @@ def card(name: str, about: dict[str, Any]) -> str:
         ["data", title],
         ["terms", terms],
         ["trained on", trained],
-        ["training", f"{results['epochs']} epochs, {results['seconds']:.0f} s, seed {recipe['seed']}{begun}"],
+        ["training", f"{results['epochs']} epochs, {results['seconds']:.0f} s, seed {recipe['seed']}{start}"],
         ["official test", figures(about.get("test"))],
         ["held out", figures(about.get("held_out"))],
         *([what, value] for what, value in about["cost"].items() if what != "parameters"),

@@ -51,7 +51,7 @@ from common import DATA, machine, on_cores
 from numba import njit
 
 import gridless as gl
-from gridless.data.precompute import _Work
+from gridless.data.precompute import ShardWriter
 from gridless.data.prepare import Preparation, turned
 from gridless.data.readers.clouds.base import Parts, Points
 from gridless.data.sets.semantickitti import PACK
@@ -312,7 +312,7 @@ def precomputed(scans: str, processes: int, each: int) -> tuple[float, float, fl
         begin = time.time()
         gl.Precomputed(data, folder, plan(), shard=1, num_workers=processes)
         whole = time.time() - begin
-        ended = sorted(file.stat().st_mtime for file in Path(folder).rglob("*.shard"))
+        ended = sorted(file.stat().st_mtime for file in Path(folder).rglob("*.safetensors"))
     return whole, ended[0] - begin, ended[len(ended) * 3 // 4] - ended[len(ended) // 4]
 
 
@@ -331,7 +331,9 @@ def controls(scans: str) -> dict[str, Callable[[int], Any]]:
 
     def files(count: int) -> None:
         with tempfile.TemporaryDirectory(dir=shared_memory(count)) as folder:
-            work = _Work(data, plan(), 0, "", [(Path(folder) / f"{i}.shard", 0, range(i, i + 1)) for i in range(count)])
+            work = ShardWriter(
+                data, plan(), 0, "", [(Path(folder) / f"{i}.safetensors", 0, range(i, i + 1)) for i in range(count)]
+            )
             for i in range(count):
                 work(i)
 

@@ -1,4 +1,4 @@
-"""Which implementation runs: `reference` (torch), `cpu` (Numba) or `gpu` (Triton).
+"""The choice of an implementation: `reference` (torch), `cpu` (Numba) or `gpu` (Triton).
 
 The device of the tensors decides; `use_backend` overrides it, and an explicit choice never falls back.
 """
@@ -63,22 +63,22 @@ def backend_for(device: torch.device) -> str:
 
 def existing(device: torch.device | str) -> torch.device:
     """The device of this name, refused where torch does not see it."""
-    where = torch.device(device)
-    if where.type == "cuda" and not torch.cuda.is_available():
+    found_device = torch.device(device)
+    if found_device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {str(device)!r} was asked for, but torch sees no GPU: choose cpu")
-    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        raise ValueError(f"device {str(device)!r} was asked for, but torch sees {found} GPUs, from cuda:0")
-    return where
+    if found_device.type == "cuda" and (found_device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ValueError(f"device {str(device)!r} was asked for, but torch sees {count} GPUs, from cuda:0")
+    return found_device
 
 
 def is_forced(name: str) -> bool:
-    """Whether `use_backend` has chosen this one."""
+    """True inside `use_backend(name)`."""
     return _forced.get() == name
 
 
 def on_cpu(tensor: torch.Tensor) -> bool:
-    """Whether `backend_for` would say "cpu" of the device of a tensor, in a tenth of the time."""
+    """`backend_for(tensor.device) == "cpu"`, in a tenth of the time."""
     return tensor.is_cpu and _forced.get() in (None, "cpu")
 
 
@@ -94,12 +94,12 @@ def uncompiled(function: Callable[Given, Result]) -> Callable[Given, Result]:
     disabled: list[Any] = []
 
     @wraps(function)
-    def call(*given: Given.args, **named: Given.kwargs) -> Result:
+    def call(*args: Given.args, **named: Given.kwargs) -> Result:
         if not torch.compiler.is_compiling():
-            return function(*given, **named)
+            return function(*args, **named)
         if not disabled:
             disabled.append(torch.compiler.disable(function))
-        return disabled[0](*given, **named)
+        return disabled[0](*args, **named)
 
     return call
 
@@ -140,16 +140,16 @@ class _Elsewhere:
         self._module, self._device = module, device
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._module, name)
-        if not callable(found):
-            return found
+        attribute = getattr(self._module, name)
+        if not callable(attribute):
+            return attribute
 
-        @wraps(found)
-        def there(*given: Any, **named: Any) -> Any:
+        @wraps(attribute)
+        def run(*args: Any, **named: Any) -> Any:
             with torch.cuda.device(self._device):
-                return found(*given, **named)
+                return attribute(*args, **named)
 
-        return there
+        return run
 
 
 @cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,8 +82,8 @@ class Step:
     settings: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        words = [*self.inputs, *(f"{k}={v}" for k, v in self.settings)]
-        return f"{self.op}({', '.join(words)})"
+        parts = [*self.inputs, *(f"{k}={v}" for k, v in self.settings)]
+        return f"{self.op}({', '.join(parts)})"
 
 
 class Plan:
@@ -108,7 +109,7 @@ class Plan:
         self.steps: dict[str, Step] = {}
         # Names belong to the plan that wrote them, and to its copies.
         self._key = secrets.token_hex(4)
-        # What each line finds: it and all that it reads, as a fingerprint.
+        # Fingerprint of each line and all that it reads.
         self._lines: dict[str, str] = {}
         self._chain: PointChain | None = None
         self._gpu_chain: GpuChain | None = None
@@ -248,7 +249,7 @@ class Plan:
         padding: Axes | None = None,
         dilation: Axes = 1,
     ) -> Name:
-        """What each voxel of `target` sees of `source` through a kernel.
+        """The voxels of `source` that each voxel of `target` sees through a kernel.
 
         Target i sees at tap k the source in cell stride * i - padding + dilation * k. A voxel of `coarser_voxels` is
         searched with the same kernel, stride, padding and dilation. Up-sampling goes along `plan.transpose(taps)`.
@@ -373,23 +374,23 @@ class Plan:
                 continue
             settings = dict(step.settings)
             if not step.inputs:
-                given = self._given(x, settings.pop("name", None))
-                begun = chain if chain is not None and name == chain.first else None
-                if begun is not None:
-                    if type(given) is np.ndarray and given.dtype == np.float32:
-                        given = tensor_of(given)
-                    if type(given) is not Tensor or given.ndim != 2:
-                        given = _INPUTS[step.op](given, **settings)
-                    found = begun.run(given)
-                    if len(found) == len(self.steps):
-                        return Geometry.made(found, self._lines), after
-                    values |= found
+                argument = self._given(x, settings.pop("name", None))
+                own_chain = chain if chain is not None and name == chain.first else None
+                if own_chain is not None:
+                    if type(argument) is np.ndarray and argument.dtype == np.float32:
+                        argument = tensor_of(argument)
+                    if type(argument) is not Tensor or argument.ndim != 2:
+                        argument = _INPUTS[step.op](argument, **settings)
+                    results = own_chain.run(argument)
+                    if len(results) == len(self.steps):
+                        return Geometry.made(results, self._lines), after
+                    values |= results
                 if name not in values:
                     # A cloud that was made for the chain is one already.
-                    made = begun is not None and type(given) is Cloud
-                    values[name] = given if made else _INPUTS[step.op](given, **settings)
-                    if begun is not None and backend_for(values[name].device) == "gpu":
-                        on_gpu = self._lines_on_gpu(begun)
+                    is_cloud = own_chain is not None and type(argument) is Cloud
+                    values[name] = argument if is_cloud else _INPUTS[step.op](argument, **settings)
+                    if own_chain is not None and backend_for(values[name].device) == "gpu":
+                        on_gpu = self._lines_on_gpu(own_chain)
                         with current(values[name].device):
                             values |= on_gpu.run(values[name])
                 continue
@@ -423,7 +424,7 @@ class Plan:
 
     def _balls_of_samples(self) -> dict[str, str]:
         """Balls of samples of a cloud in it, each with the earlier ball of the cloud in itself that has its rows."""
-        found, whole = {}, {}
+        earlier, whole = {}, {}
         for name, step in self.steps.items():
             if step.op == "ball" and "limit" not in dict(step.settings):
                 source, target = step.inputs
@@ -431,24 +432,24 @@ class Plan:
                 if source == target:
                     whole[source, step.settings] = name
                 elif sampled and (source, step.settings) in whole:
-                    found[name] = whole[source, step.settings]
-        return found
+                    earlier[name] = whole[source, step.settings]
+        return earlier
 
     def _given(self, x: Any, name: str | None) -> Any:
-        """What the plan was called with, or the input of that name."""
+        """The argument of the plan, or the input of that name."""
         if name is None:
             return x
         names = [dict(step.settings)["name"] for step in self.steps.values() if not step.inputs]
         if not isinstance(x, Mapping) or set(x) != set(names):
-            said = f"with {', '.join(map(repr, x))}" if isinstance(x, Mapping) else f"with {type(x).__name__}"
+            actual = f"with {', '.join(map(repr, x))}" if isinstance(x, Mapping) else f"with {type(x).__name__}"
             wanted = ", ".join(f'"{n}": ...' for n in names)
-            raise TypeError(f"this plan has named inputs: call it with plan({{{wanted}}}), not {said}")
+            raise TypeError(f"this plan has named inputs: call it with plan({{{wanted}}}), not {actual}")
         return x[name]
 
     # Values.
 
     def reach(self, layers: Iterable[str] = ()) -> float:
-        """How far what is found at a point may depend on other points: the halo that a part of a scene needs.
+        """The distance at which points may change the result at a point: the halo that a part of a scene needs.
 
         The radii of searches add up along the plan. `layers` are the edges that a network convolves along, one name for
         each of its layers (`gridless.scenes.layers_of(model)`); their radii are added. Rejection sampling counts once,
@@ -464,7 +465,7 @@ class Plan:
         return max(reach.values(), default=0.0) + sum(self._span(name) for name in layers)
 
     def _span(self, name: str) -> float:
-        """How far one line looks from a point."""
+        """Radius of one line."""
         step = self.steps[name]
         if step.op in _SAME_SPAN:
             return self._span(step.inputs[0])
@@ -473,15 +474,20 @@ class Plan:
     @property
     def digest(self) -> str:
         """A short stable fingerprint: equal for equal plans, on any machine."""
-        return hashlib.sha256(str(self).encode()).hexdigest()[:16]
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    @property
+    def text(self) -> str:
+        """All lines with every digit of their settings: equal for equal plans. `print(plan)` rounds them."""
+        return "\n".join(f"{name} = {step}" for name, step in self.steps.items())
 
     def __str__(self) -> str:
-        return "\n".join(f"{name} = {step}" for name, step in self.steps.items())
+        return _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.4g}", self.text)
 
     __repr__ = __str__
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and str(self) == str(other)
+        return isinstance(other, Plan) and self.text == other.text
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -500,8 +506,9 @@ class Plan:
             if name.plan != self._key:
                 raise ValueError(f"{what}: {role} {name!r} is not a line of this plan, but of another one")
             if name.kind != kind:
-                words = f"{what}: {role} must be the name of {_KINDS[kind]}, but {name} is that of {_KINDS[name.kind]}"
-                raise TypeError(words + (": they are joined by causal" if name.kind == "events" else ""))
+                remedy = " Join events by causal." if name.kind == "events" else ""
+                wanted, actual = _KINDS[kind], _KINDS[name.kind]
+                raise TypeError(f"{what}: {role} must be the name of {wanted}, but {name} is that of {actual}.{remedy}")
 
     def _input(self, op: str, setting: tuple[str, Any], name: str | None) -> Step:
         others = [dict(step.settings).get("name") for step in self.steps.values() if not step.inputs]
@@ -545,7 +552,7 @@ class Plan:
     def _add(self, text: str, step: Step, facts: dict[str, Any]) -> Name:
         facts |= {"plan": self._key, "line": self._line(step)}
         for name, known in self.steps.items():
-            # By their words: 1 sample and a fraction of 1.0 are not the same, though the numbers are equal.
+            # Lines are compared as text: 1 sample and a fraction of 1.0 differ, though the numbers are equal.
             if str(known) == str(step):
                 return Name(name, **facts)
         free, letters = text, itertools.chain("bcdefghijklmnopqrstuvwxyz", (f"_{n}" for n in itertools.count(27)))
@@ -555,9 +562,12 @@ class Plan:
         return Name(free, **facts)
 
     def _line(self, step: Step) -> str:
-        words = "\n".join([str(step), *(self._lines[name] for name in step.inputs)])
-        return hashlib.sha256(words.encode()).hexdigest()[:16]
+        text = "\n".join([str(step), *(self._lines[name] for name in step.inputs)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+
+# Numbers with five decimals or more, such as 0.1125 times the root of 2.
+_LONG_NUMBER = re.compile(r"\b\d+\.\d{5,}(?:e[+-]?\d+)?")
 
 _KINDS = {
     "cloud": "a cloud",
@@ -615,8 +625,8 @@ def _single(cloud: Cloud, x: Any) -> Cloud:
     for a, b in itertools.pairwise(cloud.splits.tolist()):
         if narrowest(cloud.coords[a:b].numpy()) == np.float64:
             return cloud
-    words = "float64 coordinates are used as float32, as networks are; for 64 bits pass a tensor, torch.from_numpy(x)"
-    warnings.warn(words, stacklevel=6)
+    message = "float64 coordinates are used as float32, as networks are; for 64 bits pass a tensor, torch.from_numpy(x)"
+    warnings.warn(message, stacklevel=6)
     return replace(cloud, coords=cloud.coords.float())
 
 
@@ -657,14 +667,14 @@ def _side(voxels: Name) -> float:
 
 def _window(what: str, dim: int, window: Mapping[str, Axes]) -> tuple[tuple[str, Any], ...]:
     """The settings of a kernel, checked: a number, or one for each axis."""
-    found = []
+    settings = []
     for name, value in window.items():
         each = tuple(value) if isinstance(value, Sequence) else (value,)
         if len(each) not in (1, dim) or isinstance(value, str):
             raise ValueError(f"{what}: {name} must be a number or {dim} of them, not {value!r}")
         numbers = tuple(check_whole(what, name, v, 0 if name == "padding" else 1) for v in each)
-        found.append((name, numbers if isinstance(value, Sequence) else numbers[0]))
-    return tuple(found)
+        settings.append((name, numbers if isinstance(value, Sequence) else numbers[0]))
+    return tuple(settings)
 
 
 _INPUTS: dict[str, Callable[..., Any]] = {"points": _points, "events": _events}

@@ -28,46 +28,50 @@ SHIPPED = Path(__file__).parent / "pretrained"
 def save(
     model: nn.Module, path: str | Path, bits: int = 32, arguments: dict[str, Any] | None = None, **about: Any
 ) -> Path:
-    """Write `path`.safetensors and `path`.json; `about` (class_names, recipe, results...) is kept in the JSON file.
+    """Write `path`.safetensors and `path`.json; return the path of the first.
 
-    The JSON file also names the task (`gridless.tasks`): that of `about`, else what the network is for.
+    The network is built again from what the JSON file will say before anything is written: files that cannot be loaded
+    are never written.
 
-    A network of `gridless.models` knows what it was made with. Of a class of your own say it: `arguments`, plain values
-    that its constructor is called with when it is loaded, `gl.load(path, model=Class)`. Whether that makes this network
-    again is tried before anything is written.
-
-    With `bits=16` the weights of dense layers and convolutions are stored as float16, half the size; loading makes them
-    float32 again.
+    Args:
+        model: the network.
+        path: where to; a suffix is not needed.
+        bits: 16 stores the weights of dense layers and convolutions as float16, half the size; loading makes them
+            float32 again.
+        arguments: for a network of a class of your own: plain values that its constructor is called with when it is
+            loaded, `gl.load(path, model=Class)`. Networks of `gridless.models` know theirs.
+        about: facts for the JSON file, such as class_names, recipe and results. `task` names what the network is for
+            (`gridless.tasks`), if that is not the task of its class.
     """
     from safetensors.torch import save as serialise
 
     from gridless.models import task_of
 
     if not isinstance(model, nn.Module):
-        words = f"give the network, then the path: gl.save(model, path), not {type(model).__name__} first"
-        raise TypeError(f"save: {words}")
+        remedy = "give the network, then the path: gl.save(model, path)"
+        raise TypeError(f"save: {remedy}, not {type(model).__name__} first")
     if bits not in (16, 32):
         raise ValueError(f"save: weights are stored with 16 or 32 bits, not {bits}")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     path, config = _stem(path), _config(model, arguments)
-    task = about.pop("task", None) or task_of(config)
-    known: Any = find(task) if task in TASKS else None
-    classes = config.get("arguments", config).get("classes") if known is None else known.classes(config)
+    task_id = about.pop("task", None) or task_of(config)
+    task: Any = find(task_id) if task_id in TASKS else None
+    classes = config.get("arguments", config).get("classes") if task is None else task.classes(config)
     if (names := about.get("class_names")) is not None:
         if isinstance(names, str):
             raise TypeError(f"save: class_names: one name, {names!r}: give a list, [{names!r}, ...]")
         names = about["class_names"] = [str(name) for name in names]
         if isinstance(classes, int) and len(names) > classes:
-            words = f"{len(names)} class_names, and the network has {classes} classes: give one for each"
-            raise ValueError(f"save: {words}")
+            problem = f"{len(names)} class_names, and the network has {classes} classes"
+            raise ValueError(f"save: {problem}: give one for each")
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     if bits == 16:
         tensors = {name: _halved(name, tensor) for name, tensor in tensors.items()}
-    about = {"model": config, **({"task": task} if task else {}), **about}
+    about = {"model": config, **({"task": task_id} if task_id else {}), **about}
     text = json.dumps(about, indent=2)
-    weights, words = path.with_name(path.name + ".safetensors"), path.with_name(path.name + ".json")
-    # Both are complete before either is seen.
-    with whole_file(weights) as first, whole_file(words) as second:
+    weights, description = (path.with_name(path.name + suffix) for suffix in (".safetensors", ".json"))
+    # Neither file appears before both are complete.
+    with whole_file(weights) as first, whole_file(description) as second:
         first.write(serialise(tensors))
         second.write(f"{text}\n".encode())
     return weights
@@ -81,14 +85,14 @@ def load(
 ) -> Any:
     """The network, ready to evaluate, by the name of shipped weights or by path.
 
-    `model.about` is what was saved with it: class_names, recipe, results.
+    `model.about` has the facts that were saved with it: class_names, recipe, results.
 
     Args:
-        name: of shipped weights, or the path of a .safetensors file.
-        device: where the network goes.
-        classes: how many classes of your own, or their names: the layers whose size depends on it begin anew, at
-            random, all others as they were saved. For fine-tuning.
-        model: for weights of a class of your own: that class. What a file says is never imported.
+        name: the name of shipped weights, or the path of a .safetensors file.
+        device: the device of the network.
+        classes: for fine-tuning: the number of your own classes, or their names. Layers whose size depends on the
+            number of classes are initialised at random, all others from the file.
+        model: for a network of a class of your own: that class. Nothing that a file names is ever imported.
     """
     path, about = read_about(name)
     device = existing(device)
@@ -96,29 +100,29 @@ def load(
     # The random state of the caller stays as it is.
     with torch.random.fork_rng(devices=[]):
         own = model is not None or "arguments" in about["model"]
-        made = _make(about["model"], model, name) if own else _make_within(about["model"], tensors, str(path))
-    check_fit(made, tensors, str(path))
+        network = _make(about["model"], model, name) if own else _make_within(about["model"], tensors, str(path))
+    check_fit(network, tensors, str(path))
     if classes is None:
-        made.load_state_dict(tensors)
+        network.load_state_dict(tensors)
     else:
         count, names = _classes(classes)
         config, other = (_with_classes(about, n, name) for n in (count, count + 1))
-        made = _make(config, model, name)
+        network = _make(config, model, name)
         with torch.random.fork_rng(devices=[]):
             sizes = {key: tensor.shape for key, tensor in _make(other, model, name).state_dict().items()}
-        head = [key for key, tensor in made.state_dict().items() if tensor.shape != sizes[key]]
-        _fill(made, tensors, name, head)
+        head = [key for key, tensor in network.state_dict().items() if tensor.shape != sizes[key]]
+        _fill(network, tensors, name, head)
         task = {"task": about["task"]} if "task" in about else {}
         about = {"model": config, **task, "recipe": {**about.get("recipe", {}), "model": config}, "start": str(name)}
         about |= {"class_names": names} if names else {}
-    made.about = about  # type: ignore[assignment]
-    if not hasattr(made, "config"):
-        made.config = about["model"]
-    return made.to(device).eval()
+    network.about = about  # type: ignore[assignment]
+    if not hasattr(network, "config"):
+        network.config = about["model"]
+    return network.to(device).eval()
 
 
 def class_names(model: Any, classes: int) -> list[str]:
-    """Those that were saved with a network; classes beyond them are called by their numbers."""
+    """The class names that were saved with a network; classes beyond them are called by their numbers."""
     names = list(getattr(model, "about", {}).get("class_names") or [])
     return names + [str(k) for k in range(len(names), classes)]
 
@@ -141,20 +145,20 @@ def _classes(classes: Any) -> tuple[int, list[str]]:
 
 
 def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any]:
-    """What makes this network again, which is tried."""
+    """The config from which this network can be built again, which is tried here."""
     from gridless.models import NETWORKS
 
     kind = type(model)
     own = NETWORKS.get(kind.__name__) is not kind
-    known: Any = getattr(model, "config", {})
+    saved: Any = getattr(model, "config", {})
     if not own:
-        config, remedy = known, "for other classes use gl.load(NAME, classes=N)"
+        config, remedy = saved, "for other classes use gl.load(NAME, classes=N)"
     else:
         name = f"{kind.__module__}:{kind.__name__}"
-        if arguments is None and isinstance(known, dict) and known.get("model") == name:
-            arguments = known["arguments"]
+        if arguments is None and isinstance(saved, dict) and saved.get("model") == name:
+            arguments = saved["arguments"]
         config = {"model": name, "arguments": arguments or {}}
-        remedy = "give what its constructor was called with, gl.save(model, path, arguments={...})"
+        remedy = "give the arguments of its constructor, gl.save(model, path, arguments={...})"
     try:
         plain = json.loads(json.dumps(config))
         # The random state of the caller stays as it is.
@@ -162,12 +166,13 @@ def _config(model: nn.Module, arguments: dict[str, Any] | None) -> dict[str, Any
             again = _make(plain, kind if own else None, kind.__name__)
     except Exception as error:
         raise TypeError(f"save: {kind.__name__} cannot be made again: {error}: {remedy}") from None
-    words = _misfit(again, model.state_dict())
-    plans = [getattr(net, "plan", None) for net in (model, again)]
-    if words is None and str(plans[0]) != str(plans[1]):
-        words = "its plan is another"
-    if words is not None:
-        raise ValueError(f"save: what makes a {kind.__name__} again makes another network: {words}: {remedy}")
+    difference = _misfit(again, model.state_dict())
+    plans = [getattr(network, "plan", None) for network in (model, again)]
+    # A plan prints rounded numbers; its text has all digits.
+    if difference is None and len({getattr(plan, "text", str(plan)) for plan in plans}) > 1:
+        difference = "its plan is another"
+    if difference is not None:
+        raise ValueError(f"save: its config makes another {kind.__name__}: {difference}: {remedy}")
     return config
 
 
@@ -184,14 +189,14 @@ def _make(config: dict[str, Any], model: Callable[..., nn.Module] | None, name: 
 
 
 def _make_within(config: dict[str, Any], tensors: dict[str, torch.Tensor], path: str) -> nn.Module:
-    """The network of a config, refused as soon as it is larger than the file, so that it takes neither time nor memory.
+    """The network of a config. A network larger than its file is refused before it takes time or memory.
 
-    A class of the user's is not looked at: its constructor may have parameters that it does not save.
+    Networks of the user's own classes are not checked: they may have parameters that they do not save.
     """
     numbers = sum(tensor.numel() for tensor in tensors.values())
     try:
-        with _Bound(numbers, path) as room:
-            hook = register_module_parameter_registration_hook(room.count)
+        with _Bound(numbers, path) as bound:
+            hook = register_module_parameter_registration_hook(bound.count)
             try:
                 return _make(config, None, path)
             finally:
@@ -201,9 +206,9 @@ def _make_within(config: dict[str, Any], tensors: dict[str, torch.Tensor], path:
 
 
 class _Bound(TorchFunctionMode):
-    """A block in which this thread makes no tensor, and no parameters together, of far more numbers than a file has.
+    """A block that refuses a tensor, or all parameters together, of far more numbers than a file has, in this thread.
 
-    What is a little larger is made, and `check_fit` then names the first tensor that does not fit.
+    Slightly larger networks are built, and `check_fit` then names the first tensor that does not fit.
     """
 
     def __init__(self, numbers: int, path: str) -> None:
@@ -211,12 +216,12 @@ class _Bound(TorchFunctionMode):
         self.numbers, self.path, self.thread = numbers, path, threading.get_ident()
         self.sizes: dict[tuple[int, str], int] = {}
 
-    def __torch_function__(self, function: Any, types: Any, given: tuple = (), named: dict | None = None) -> Any:
+    def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if function in (torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn):
-            sizes = given[0] if given and isinstance(given[0], Sequence) else given
+            sizes = args[0] if args and isinstance(args[0], Sequence) else args
             if all(isinstance(size, int) for size in sizes):
                 self.check(math.prod(sizes))
-        return function(*given, **named or {})
+        return function(*args, **kwargs or {})
 
     def count(self, module: nn.Module, name: str, parameter: torch.Tensor | None) -> None:
         """Add a parameter that a module registers."""
@@ -226,8 +231,8 @@ class _Bound(TorchFunctionMode):
 
     def check(self, numbers: int) -> None:
         if numbers > 2 * self.numbers + 2**20:
-            words = f"the config beside it asks for far more than its {self.numbers} numbers"
-            raise ValueError(f"{self.path} is of another network: {words}")
+            problem = f"the config beside it asks for far more than its {self.numbers} numbers"
+            raise ValueError(f"{self.path} is of another network: {problem}")
 
 
 def _with_classes(about: dict[str, Any], count: int, name: str | Path) -> dict[str, Any]:
@@ -248,7 +253,7 @@ def available() -> list[str]:
 
 
 def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
-    """Where the weights are, and the JSON file beside them."""
+    """The path of the weights, and the contents of the JSON file beside them."""
     path = _stem(name)
     if len(Path(name).parts) == 1 and not path.with_name(path.name + ".safetensors").is_file():
         if str(name) not in available():
@@ -257,24 +262,24 @@ def read_about(name: str | Path) -> tuple[Path, dict[str, Any]]:
                 f"no weights named {str(name)!r}: shipped are {shipped}; or give the path of a .safetensors"
             )
         path = SHIPPED / str(name)
-    weights, words = path.with_name(path.name + ".safetensors"), path.with_name(path.name + ".json")
-    for file in (weights, words):
+    weights, description = (path.with_name(path.name + suffix) for suffix in (".safetensors", ".json"))
+    for file in (weights, description):
         if not file.is_file():
             if (Path(name) / "weights.safetensors").is_file():
                 raise FileNotFoundError(f"{name} is the folder of a run: its weights are {Path(name) / 'weights'}")
             raise FileNotFoundError(f"{file} is missing: weights are a .safetensors and a .json file of the same name")
     try:
-        about = json.loads(words.read_bytes())
+        about = json.loads(description.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{words} is not JSON: {error}") from None
+        raise ValueError(f"{description} is not JSON: {error}") from None
     if not isinstance(about, dict) or not isinstance(about.get("model"), dict):
-        raise ValueError(f"{words} does not say which model the weights belong to")
+        raise ValueError(f"{description} does not say which model the weights belong to")
     about = {name: value for name, value in about.items() if value is not None}
-    _check_about(about, words)
+    _check_about(about, description)
     return weights, about
 
 
-# What a JSON file may say, by name: its type, and that of what it holds.
+# Entries of a JSON file: the type of each, and of its contents.
 _SHAPES: dict[str, tuple[type, type]] = {
     "class_names": (list, str), "parts": (list, str), "values": (list, int), "recipe": (dict, object),
     "results": (dict, object), "split": (str, object), "task": (str, object), "start": (str, object),
@@ -290,16 +295,17 @@ def _check_about(about: dict[str, Any], file: Path) -> None:
         raise ValueError(f'{file}: `model` does not name a network: weights belong to one, "model": NAME')
     if not isinstance(about["model"].get("arguments", {}), dict):
         raise ValueError(f"{file}: `model.arguments` must be a mapping, not {about['model']['arguments']!r}")
-    for name, (kind, inside) in _SHAPES.items():
+    for name, (kind, content) in _SHAPES.items():
         value = about.get(name)
         if value is not None and not isinstance(value, kind):
             raise ValueError(f"{file}: `{name}` must be {_TYPES[kind]}, not {value!r}")
-        wrong = [entry for entry in value or () if not isinstance(entry, inside)] if kind is list else []
+        wrong = [entry for entry in value or () if not isinstance(entry, content)] if kind is list else []
         if wrong:
-            raise ValueError(f"{file}: `{name}` must hold {_TYPES[inside]}, not {wrong[0]!r}")
-    task, own = about.get("task"), task_of(about["model"])
-    if task in TASKS and own is not None and task != own:
-        raise ValueError(f"{file}: `task` is {task!r}, and a {about['model']['model']} is for {own!r}: mend the file")
+            raise ValueError(f"{file}: `{name}` must hold {_TYPES[content]}, not {wrong[0]!r}")
+    task, expected = about.get("task"), task_of(about["model"])
+    if task in TASKS and expected is not None and task != expected:
+        network = about["model"]["model"]
+        raise ValueError(f"{file}: `task` is {task!r}, and a {network} is for {expected!r}: correct the file")
     options = about.get("recipe", {}).get("data_options", {})
     if not isinstance(options, dict):
         raise ValueError(f"{file}: `recipe.data_options` must be a mapping, not {options!r}")
@@ -320,12 +326,13 @@ def begin_with(model: nn.Module, name: str | Path) -> list[str]:
 def _fill(
     model: nn.Module, tensors: dict[str, torch.Tensor], name: str | Path, without: Sequence[str] = ()
 ) -> list[str]:
+    """Fill all tensors but `without` that fit by name and shape; returns their names."""
     wanted = {k: t for k, t in model.state_dict().items() if k not in without}
-    found = {k: t for k, t in tensors.items() if k in wanted and _fits(t, wanted[k])}
-    if not found:
+    fitting = {k: t for k, t in tensors.items() if k in wanted and _fits(t, wanted[k])}
+    if not fitting:
         raise ValueError(f"nothing of the weights {str(name)!r} fits this {type(model).__name__}, by name and shape")
-    model.load_state_dict(found, strict=False)
-    return list(found)
+    model.load_state_dict(fitting, strict=False)
+    return list(fitting)
 
 
 def _tensors(path: str | Path) -> dict[str, torch.Tensor]:
@@ -340,9 +347,9 @@ def _tensors(path: str | Path) -> dict[str, torch.Tensor]:
 
 def check_fit(model: nn.Module, tensors: dict[str, torch.Tensor], what: str) -> None:
     """Refuse the state of another network, naming the first tensor that is missing, of another shape, or unknown."""
-    words = _misfit(model, tensors)
-    if words is not None:
-        raise ValueError(f"{what} is of another network: {words}")
+    difference = _misfit(model, tensors)
+    if difference is not None:
+        raise ValueError(f"{what} is of another network: {difference}")
 
 
 def _misfit(model: nn.Module, tensors: dict[str, torch.Tensor]) -> str | None:
@@ -352,21 +359,21 @@ def _misfit(model: nn.Module, tensors: dict[str, torch.Tensor]) -> str | None:
     for name, tensor in wanted.items():
         if name not in tensors:
             return f"{kind} has {name!r}, the file has not"
-        found = tensors[name]
-        if not _fits(found, tensor):
-            ours, theirs = (t.dtype if found.shape == tensor.shape else tuple(t.shape) for t in (tensor, found))
-            return f"{name!r} of this {kind} is {ours}, in the file {theirs}"
+        saved = tensors[name]
+        if not _fits(saved, tensor):
+            here, there = (t.dtype if saved.shape == tensor.shape else tuple(t.shape) for t in (tensor, saved))
+            return f"{name!r} of this {kind} is {here}, in the file {there}"
     return next((f"{kind} has no {name!r}" for name in tensors if name not in wanted), None)
 
 
-def _fits(found: torch.Tensor, wanted: torch.Tensor) -> bool:
-    """Real numbers of another precision are converted; whole numbers are no weights."""
-    same = found.dtype == wanted.dtype or (found.is_floating_point() and wanted.is_floating_point())
-    return same and found.shape == wanted.shape
+def _fits(saved: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether shape and kind of numbers agree; real numbers of another precision are converted."""
+    same = saved.dtype == wanted.dtype or (saved.is_floating_point() and wanted.is_floating_point())
+    return same and saved.shape == wanted.shape
 
 
 def _halved(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Weights as float16; biases and statistics, which are small and may be large in value, as they are."""
+    """Weights as float16. Biases and statistics stay: they are few, and their values may be large."""
     if tensor.ndim < 2 or not tensor.is_floating_point():
         return tensor
     half = tensor.half()
@@ -376,5 +383,6 @@ def _halved(name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _stem(path: str | Path) -> Path:
+    """The path without the suffix of either file."""
     path = Path(path)
     return path.with_suffix("") if path.suffix in (".safetensors", ".json") else path

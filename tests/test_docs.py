@@ -154,21 +154,15 @@ def test_every_result_is_a_table_for_readers(monkeypatch: pytest.MonkeyPatch):
         page.benchmarks()
 
 
-def test_the_readme_has_room_for_its_results_and_rows_without_figures_are_left_out(monkeypatch: pytest.MonkeyPatch):
-    readme = from_benchmarks("readme")
-    text = (ROOT / "README.md").read_text()
-    assert text.count(readme.BEGIN) == text.count(readme.END) == 1
-    monkeypatch.setattr(readme, "ROOT", ROOT / "no such folder")
-    assert len(readme.table().splitlines()) == 2
+def test_the_readme_shows_the_results_and_fits_a_screen_or_three():
+    text, readme = (ROOT / "README.md").read_text(), from_benchmarks("readme")
+    assert readme.BEGIN + "\n" + readme.table() + "\n" + readme.END in text, "run benchmarks/readme.py"
+    assert len(text.splitlines()) <= 120
 
 
-def test_the_cards_and_the_readme_say_what_is_saved_with_the_weights():
-    page, readme = from_benchmarks("page"), from_benchmarks("readme")
+def test_the_cards_say_what_is_saved_with_the_weights():
+    page = from_benchmarks("page")
     assert (ROOT / "docs" / "models.md").read_text() == page.cards(), "run benchmarks/page.py"
-    text, rows = (ROOT / "README.md").read_text(), readme.accuracy()
-    assert len(rows) >= 5
-    for row in rows:
-        assert f"| {' | '.join(row)} |" in text, "run benchmarks/readme.py"
 
 
 @pytest.mark.parametrize("name", weights.available())

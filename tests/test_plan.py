@@ -33,13 +33,13 @@ PRINTED = """\
 X0 = points(dim=3)
 N00 = ball(X0, X0, radius=0.1125)
 X1 = rejection_sample(X0, N00)
-N01 = ball(X0, X1, radius=0.1590990257669732)
+N01 = ball(X0, X1, radius=0.1591)
 N11 = ball(X1, X1, radius=0.225)
 X2 = rejection_sample(X1, N11)
-N12 = ball(X1, X2, radius=0.3181980515339464)
+N12 = ball(X1, X2, radius=0.3182)
 N22 = ball(X2, X2, radius=0.45)
 X3 = rejection_sample(X2, N22)
-N23 = ball(X2, X3, radius=0.6363961030678928)
+N23 = ball(X2, X3, radius=0.6364)
 N33 = ball(X3, X3, radius=0.9)"""
 
 
@@ -71,6 +71,14 @@ def assert_same(a: gl.Geometry, b: gl.Geometry) -> None:
 
 def test_the_papers_network_prints_seven_searches_and_three_samplings():
     assert str(paper()) == PRINTED
+
+
+def test_a_printed_plan_rounds_its_numbers_and_only_the_text_decides_whether_plans_are_equal():
+    near, nearer = paper(0.1), paper(0.1 + 1e-9)
+    assert "radius=0.1414)" in str(near)
+    assert "radius=0.14142135623730953)" in near.text
+    assert str(near) == str(nearer)
+    assert near != nearer
 
 
 def test_the_digest_is_the_same_on_any_machine():

@@ -1,11 +1,14 @@
-"""`gridless compile`: every CPU kernel for this machine, ahead of its first use."""
+"""`gridless compile`: the CPU kernels for this machine, ahead of their first use."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable
-from typing import Annotated
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -14,41 +17,46 @@ from gridless.kernels.progress import track
 
 
 def compile_kernels(
-    what: Annotated[list[str] | None, typer.Argument(help="points, events or live; all by default.")] = None,
-    dimensions: Annotated[list[int] | None, typer.Option(help="Of points; may be repeated. Else 2 and 3.")] = None,
+    what: Annotated[list[str] | None, typer.Argument(help="points, events, live or files; default: all.")] = None,
+    dimensions: Annotated[
+        list[int] | None, typer.Option(help="Dimensions of points; may be repeated; default: 2 and 3.")
+    ] = None,
     double: Annotated[
-        bool, typer.Option("--double", help="Also for coordinates and features of 64 bits: as long again.")
+        bool, typer.Option("--double", help="Also networks in 64 bits, which takes as long again.")
     ] = False,
 ) -> None:
     """Compile the CPU kernels for this machine, once, and keep them on disk.
 
-    Otherwise each is compiled when it is first used. Another CPU, Numba or version of gridless compiles them again.
-    Readers of files are left out: theirs take under a second each.
+    Kernels that are not compiled here are compiled when they are first used. Another CPU, Numba or version of gridless
+    compiles all of them again.
     """
     dtypes = (torch.float32, torch.float64) if double else (torch.float32,)
     clouds = [
-        (f"points in {dim} dimensions, {dtype}", lambda dim=dim, dtype=dtype: points(dim, dtype))
+        (f"points in {dim} dimensions, {dtype}", partial(points, dim, dtype))
         for dtype in dtypes
         for dim in dimensions or (3, 2)
     ]
-    known: dict[str, list[tuple[str, Callable[[], object]]]] = {
-        "points": [*clouds, ("point networks", networks)],
+    jobs: dict[str, list[tuple[str, Callable[[], object]]]] = {
+        "points": [*clouds, ("point networks", networks), ("voxels", voxels)],
         "events": [("events", events)],
-        "live": [("event networks live", live)],
+        "live": [("event networks live", live), ("export", exported)],
+        "files": [("files", files)],
     }
-    for word in what or ():
-        if word not in known:
-            raise ValueError(f"no kernels {word!r}: there are {', '.join(known)}")
+    if not dimensions or 3 in dimensions:
+        jobs["points"].insert(1, ("searches in 64 bits, as of LAS files", partial(searches, 3, torch.float64)))
+    for name in what or ():
+        if name not in jobs:
+            raise ValueError(f"no kernels {name!r}: there are {', '.join(jobs)}")
     began = time.perf_counter()
-    for name, job in track([job for word in what or known for job in known[word]], "compile"):
+    for description, job in track([job for name in what or jobs for job in jobs[name]], "compile"):
         at = time.perf_counter()
         job()
-        print(f"{name}: {time.perf_counter() - at:.1f} s", file=sys.stderr, flush=True)
-    print(f"compiled, or found compiled, in {time.perf_counter() - began:.0f} s")
+        print(f"{description}: {time.perf_counter() - at:.1f} s", file=sys.stderr, flush=True)
+    print(f"all kernels are on disk, after {time.perf_counter() - began:.0f} s")
 
 
-def points(dim: int, dtype: torch.dtype = torch.float32) -> None:
-    """Searches, samplings and convolutions of clouds, one and several, with gradients."""
+def searches(dim: int, dtype: torch.dtype) -> Any:
+    """Searches and samplings of clouds by themselves and in a plan; returns the plan and the names of its edges."""
     import gridless as gl
 
     generator = torch.Generator().manual_seed(0)
@@ -62,6 +70,23 @@ def points(dim: int, dtype: torch.dtype = torch.float32) -> None:
     plan.nearest(cloud, coarse, 4)
     plan.farthest_sample(coarse, 8)
     plan.grid_sample(cloud, 0.2)
+    plan(gl.Cloud.of([one, one[:150]]))
+    gl.collate([plan(one), plan(one[:150])])
+    many = gl.Cloud.of(torch.rand(20_000, dim, generator=generator, dtype=dtype))
+    gl.rejection_sample(many, radius=0.02)
+    edges = gl.ball(many, many, 0.02)
+    gl.farthest_sample(many, 8, near=edges, reject=True)
+    gl.rejection_sample(many, edges, distance=True)
+    return plan, (near, down, few)
+
+
+def points(dim: int, dtype: torch.dtype) -> None:
+    """Searches, samplings and convolutions of clouds, one and several, with gradients."""
+    import gridless as gl
+
+    plan, (near, down, few) = searches(dim, dtype)
+    generator = torch.Generator().manual_seed(0)
+    one = torch.rand(200, dim, generator=generator, dtype=dtype)
     layers = [gl.nn.FeaturelessConv(near, 8), gl.nn.PointConv(down, 8, 12), gl.nn.PointConv(few, 8, 8)]
     stem, wide, narrow = (layer.to(dtype) for layer in layers)
     back = gl.nn.PointConv(plan.transpose(down), 12, 8).to(dtype)
@@ -69,11 +94,6 @@ def points(dim: int, dtype: torch.dtype = torch.float32) -> None:
         geometry = plan(x)
         features = narrow(stem(geometry), geometry)
         (back(wide(features, geometry), geometry) + features).sum().backward()
-    many = gl.Cloud.of(torch.rand(20_000, dim, generator=generator, dtype=dtype))
-    gl.rejection_sample(many, radius=0.02)
-    crowd = gl.ball(many, many, 0.02)
-    gl.farthest_sample(many, 8, near=crowd, reject=True)
-    gl.rejection_sample(many, crowd, distance=True)
     moving = torch.rand(60, dim, generator=generator, dtype=dtype, requires_grad=True)
     for order in ("gather_first", "transform_first"):
         conv = gl.nn.PointConv(near, 4, 4, order=order).to(dtype)
@@ -95,6 +115,22 @@ def networks() -> None:
         model(model.plan(cloud)).exp().sum().backward()
 
 
+def voxels() -> None:
+    """Kernels of taps on voxels, down and up again, with gradients."""
+    import gridless as gl
+
+    plan = gl.Plan()
+    fine = plan.voxels(plan.points(3), 0.1)
+    down = plan.taps(fine, plan.coarser_voxels(fine), 2, 2, 0)
+    layers = [gl.nn.TapConv(plan.taps(fine, fine), 4, 8), gl.nn.TapConv(down, 8, 8)]
+    layers.append(gl.nn.TapConv(plan.transpose(down), 8, 4))
+    geometry = plan(torch.rand(500, 3, generator=torch.Generator().manual_seed(0)))
+    features = torch.ones(len(geometry[fine]), 4, requires_grad=True)
+    for layer in layers:
+        features = layer(features, geometry)
+    features.sum().backward()
+
+
 def events() -> None:
     """Firing, neighbourhoods and convolutions of events, and recordings that are made."""
     import gridless as gl
@@ -111,9 +147,42 @@ def live() -> None:
 
     recording, _ = gl.data.MovingGlyphs(1)[0]
     for head in ("stream", "voxel"):
-        settings = {"width": 8, "levels": 2, "pooled": 0, "threshold": 1.0, "head": head, "duration": 100_000}
-        model = gl.models.event_resnet(10, (34, 34), **settings)
+        model = small_network(head)
         model.loss(model.plan(recording), torch.zeros(1, dtype=torch.int64))[0].backward()
         engine = gl.stream(model.eval())
         engine(recording[:400])
         engine.predict()
+
+
+def exported() -> None:
+    """The export to C, whose test runs the network in 64 bits."""
+    import gridless as gl
+
+    for head in ("stream", "voxel"):
+        with TemporaryDirectory() as folder:
+            gl.export(small_network(head).eval(), folder)
+
+
+def files() -> None:
+    """Readers of the formats in which gridless has samples or writes."""
+    import gridless as gl
+    from gridless.data.samples import SAMPLES
+
+    samples = [gl.data.sample(name) for name in SAMPLES]
+    clouds = [sample for sample in samples if isinstance(sample, gl.Cloud)]
+    recordings = [sample for sample in samples if isinstance(sample, gl.Events)]
+    with TemporaryDirectory() as folder:
+        for file in (Path(folder, "cloud.ply"), Path(folder, "cloud.npy")):
+            gl.write_cloud(file, clouds[0])
+            gl.read_cloud(file)
+        for file in (Path(folder, "recording.npz"), Path(folder, "recording.csv")):
+            gl.write_events(file, recordings[0])
+            gl.read_events(file)
+
+
+def small_network(head: str) -> Any:
+    """An event network for moving glyphs with either head."""
+    import gridless as gl
+
+    settings = {"width": 8, "levels": 2, "pooled": 0, "threshold": 1.0, "head": head, "duration": 100_000}
+    return gl.models.event_resnet(10, (34, 34), **settings)

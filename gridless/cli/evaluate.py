@@ -25,9 +25,11 @@ def evaluate(
     weights: WeightsName,
     data: Data = None,
     split: Annotated[str, typer.Option(help="test, train, fit or validation.")] = "test",
-    points: Annotated[list[int] | None, typer.Option(help="Use so many points; may be repeated, for a curve.")] = None,
+    points: Annotated[
+        list[int] | None, typer.Option(help="Use so many points of each cloud; may be repeated, for a curve.")
+    ] = None,
     votes: Annotated[
-        int | None, typer.Option(min=1, help="Views averaged per example; else as the weights were saved with.")
+        int | None, typer.Option(min=1, help="Views averaged per example; default: as saved with the weights.")
     ] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples at a time.")] = None,
     task: OwnTask = None,
@@ -36,7 +38,7 @@ def evaluate(
 ) -> None:
     """Accuracy of saved weights on a split of their data set.
 
-    Where they were trained on examples of that split, the first line says so (in JSON, `seen_in_training`).
+    If the weights were trained on examples of that split, the first line says so (in JSON, `seen_in_training`).
     """
     from gridless.training.evaluate import seen
     from gridless.training.recipe import Recipe
@@ -48,15 +50,16 @@ def evaluate(
     listed = held_out_list(Path(weights).parent) if recipe.data == "folder" else None
     if listed is not None and data is not None and split in ("fit", "validation"):
         check_held_out_list(listed, data, "bring them back, or give the folder that the run had (--data)")
-    most = recipe.changed(points=max(points)) if points else recipe
-    examples = kind.load(most, data, split, listed, model.about).to(pick_device(device))
+    counts = points or [recipe.points]
+    largest = recipe.changed(points=max(counts)) if points else recipe
+    examples = kind.load(largest, data, split, listed, model.about).to(pick_device(device))
     results, known = {}, seen(model.about, split)
-    for count in points or [recipe.points]:
+    for count in counts:
         chosen = recipe.changed(points=count) if points else recipe
         figures = kind.evaluate(model, examples, chosen, batch_size, votes, progress=True)
         results[count] = figures | {"seen_in_training": known}
     if as_json:
-        print(json.dumps(results if points else next(iter(results.values()))))
+        print(json.dumps(results if points else results[recipe.points]))
         return
     if known in ("all", "some"):
         many = "these" if known == "all" else "most of these"

@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("gridless.cli.train:train", "train a network by a recipe"),
     "precompute": ("gridless.cli.precompute:precompute", "make the geometry of a recipe's examples, ahead of time"),
     "evaluate": ("gridless.cli.evaluate:evaluate", "accuracy of saved weights"),
-    "predict": ("gridless.cli.predict:predict", "class and probabilities of your own files"),
+    "predict": ("gridless.cli.predict:predict", "answers of saved weights to your own files"),
     "stream": ("gridless.cli.stream:stream", "run an event network live"),
     "export": ("gridless.cli.export:export", "write an event network as C"),
     "compile": ("gridless.cli.compile:compile_kernels", "compile all CPU kernels for this machine, ahead of time"),
@@ -33,10 +33,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Errors and warnings are one line; `--debug` shows where they came from."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in words
-    words = [word for word in words if word != "--debug"]
-    name = words[0] if words else "--help"
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    name = arguments[0] if arguments else "--help"
     if name not in (*COMMANDS, "-h", "--help", "-V", "--version"):
         say("gridless", f"no command {name!r}: there are {', '.join(COMMANDS)}")
         return 2
@@ -44,16 +44,16 @@ def main(argv: list[str] | None = None) -> int:
         with warnings.catch_warnings():
             if not debug:
                 warnings.showwarning = _warn
-            # Names of files that the terminal has no letters for.
+            # Terminals without the letters of a file's name show them escaped.
             if hasattr(sys.stdout, "reconfigure"):
                 sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-            status = _run(name, words[1:]) if name in COMMANDS else _help(name)
-            return 1 if sys.stdout is not None and _nobody_reads() else status
+            status = _run(name, arguments[1:]) if name in COMMANDS else _help(name)
+            return 1 if sys.stdout is not None and _is_output_closed() else status
     except (KeyboardInterrupt, _Interrupted) as error:
         say(f"gridless {name}", str(error) or "interrupted")
         return 130
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
+        if isinstance(error, BrokenPipeError) and _is_output_closed():
             return 1
         if debug:
             raise
@@ -65,8 +65,8 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
-def _nobody_reads() -> bool:
-    """Whether standard output is a pipe that was closed, as `| head` does; if so, what is left to print is dropped."""
+def _is_output_closed() -> bool:
+    """Whether standard output is a pipe that its reader closed, as `| head` does; if so, the rest is dropped."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -76,19 +76,21 @@ def _nobody_reads() -> bool:
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line."""
     say("gridless", message)
 
 
-def _run(name: str, words: list[str]) -> int:
+def _run(name: str, arguments: list[str]) -> int:
+    """Parse the options of a command and run it; returns the exit status."""
     import typer
 
     module, _, function = COMMANDS[name][0].partition(":")
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command(name)(_interruptible(getattr(import_module(module), function)))
     try:
-        return app(words, prog_name=f"gridless {name}", standalone_mode=False) or 0
+        return app(arguments, prog_name=f"gridless {name}", standalone_mode=False) or 0
     except Exception as error:
-        # Wrong options: the parser's own message, which names the option, without its page of usage.
+        # Wrong options get the parser's message, which names the option, without its page of usage.
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             text = error.format_message()  # type: ignore[attr-defined]
             say(f"gridless {name}", f"{text} (gridless {name} --help lists the options)")
@@ -97,10 +99,12 @@ def _run(name: str, words: list[str]) -> int:
 
 
 class _Interrupted(BaseException):
-    """A KeyboardInterrupt of a command: the parser would take that itself, and what it says would be lost."""
+    """A KeyboardInterrupt of a command. The parser would catch the original and drop its message."""
 
 
 def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same command, whose KeyboardInterrupt reaches `main`."""
+
     @wraps(function)
     def run(*arguments: Any, **options: Any) -> Any:
         try:
@@ -112,13 +116,14 @@ def _interruptible(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _help(name: str) -> int:
+    """Print the version, or the list of commands."""
     if name in ("-V", "--version"):
         from gridless import __version__
 
         print(f"gridless {__version__}")
         return 0
     print("usage: gridless COMMAND ...   (gridless COMMAND --help says more)\n")
-    for name, (_, text) in COMMANDS.items():
-        print(f"  {name:<12}{text}")
+    for command, (_, text) in COMMANDS.items():
+        print(f"  {command:<12}{text}")
     print("\n  --debug     show where an error came from\n  --version   the version")
     return 0

@@ -1,8 +1,8 @@
-"""Options that several commands share, and what they stand for."""
+"""Options that several commands share, and functions that turn them into recipes, weights and devices."""
 
 from __future__ import annotations
 
-import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,26 +15,27 @@ RecipeName = Annotated[str, typer.Argument(help="A shipped recipe's name, such a
 WeightsName = Annotated[str, typer.Argument(help="Shipped weights by name, or the path of a .safetensors file.")]
 Data = Annotated[Path | None, typer.Option(help="The folder of the data set, unless it is generated.")]
 AllData = Annotated[bool, typer.Option("--all-data", help="Train on every example, none held out.")]
-Seed = Annotated[int | None, typer.Option(help="Instead of the recipe's.")]
+Seed = Annotated[int | None, typer.Option(help="Random seed; default: the recipe's.")]
 Changes = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE of the recipe; may be repeated.")]
-Repeats = Annotated[int | None, typer.Option(help="Epochs whose augmentations are kept offline; else the recipe's.")]
-Cache = Annotated[Path, typer.Option(help="The folder of geometry that is made offline.")]
-Workers = Annotated[
-    int | None, typer.Option(min=0, help="Processes that make geometry; else as many as there are threads.")
+Repeats = Annotated[
+    int | None, typer.Option(help="Augmentations of each example that are kept offline; default: the recipe's.")
 ]
+Cache = Annotated[Path, typer.Option(help="The folder for geometry that is made offline.")]
+Workers = Annotated[int | None, typer.Option(min=0, help="Processes that make geometry; default: one per thread.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Use only so many training examples, for a trial.")]
 Device = Annotated[str, typer.Option(help="cuda, cpu, or auto for a GPU where there is one.")]
 OwnTask = Annotated[
-    str | None, typer.Option("--task", help="A task of your own, FILE.py:CLASS, which runs that file; else as saved.")
+    str | None,
+    typer.Option("--task", help="A task of your own, FILE.py:CLASS, which runs that file; default: as saved."),
 ]
 
 
 def recipe_of(name: str, changes: list[str] | None, **more: Any) -> Any:
-    """A recipe with what the command line says of it, validated once."""
+    """A recipe with the changes of the command line (`--set`, and options such as `epochs=`), validated once."""
     from gridless.training.recipe import load_recipe
 
-    chosen = dict(assignment(change) for change in changes or [])
-    return load_recipe(name, chosen | {k: v for k, v in more.items() if v is not None})
+    settings = dict(assignment(change) for change in changes or [])
+    return load_recipe(name, settings | {k: v for k, v in more.items() if v is not None})
 
 
 def assignment(text: str) -> tuple[str, Any]:
@@ -66,24 +67,19 @@ def limited(data: Any, limit: int | None) -> Any:
     return data.take(torch.linspace(0, len(data) - 1, min(limit, len(data))).long())
 
 
-def check_writable(folder: Path, option: str) -> None:
-    """Make a folder, before any work is done for it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        writable = os.access(folder, os.W_OK)
-    except OSError:
-        writable = False
-    if not writable:
-        raise OSError(f"{option} {folder}: nothing can be written in this folder: give another")
+def in_options(message: object) -> str:
+    """A message of the library with options instead of arguments: `--topic NAME`, not `topic=...`."""
+    text = re.sub(r"\brepair='(\w+)'", r"--repair \1", str(message))
+    return re.sub(r"\btopic=\.\.\.", "--topic NAME", text)
 
 
 def held_out_list(folder: Path) -> Path | None:
-    """The list of what a run in this folder held out, if there is one."""
+    """The file that lists what the run in this folder held out, if there is one."""
     return folder / "split.txt" if (folder / "split.txt").is_file() else None
 
 
 def check_held_out_list(listed: Path, data: Path, remedy: str) -> None:
-    """Refuse the list of another folder, or of one that has lost files."""
+    """Refuse a list of held-out files that is of another folder, or of one that has lost files."""
     names = [name for name in listed.read_text("utf-8").split("\n") if name]
     missing = [name for name in names if not (data / name).is_file()]
     if data.is_dir() and (missing or not names):
@@ -93,7 +89,7 @@ def check_held_out_list(listed: Path, data: Path, remedy: str) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """auto is a GPU where there is one; an explicit choice never falls back."""
+    """The device of `--device`: auto is a GPU where there is one; an explicit choice never falls back."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     kind, colon, number = name.partition(":")

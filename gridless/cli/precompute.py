@@ -18,7 +18,6 @@ from gridless.cli.options import (
     Repeats,
     Seed,
     Workers,
-    check_writable,
     limited,
     recipe_of,
 )
@@ -35,15 +34,19 @@ def precompute(
     repeats: Repeats = None,
     workers: Workers = None,
     ray: Annotated[
-        str | None, typer.Option(help="The address of a Ray cluster that makes it instead, or auto.")
+        str | None,
+        typer.Option(
+            help="The address of a Ray cluster that makes it, auto for a running one, local for this machine."
+        ),
     ] = None,
     limit: Limit = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Make the geometry of a recipe's training examples, for `gridless train RECIPE --geometry offline`.
 
-    Give both the same data and settings. Files that exist are kept: what was interrupted goes on where it ended.
+    Give both commands the same data and settings. After an interruption the same command continues where it ended.
     """
+    from gridless.data.files import check_writable
     from gridless.tasks import load_task
     from gridless.training.workers import precomputed, processes
 

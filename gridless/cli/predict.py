@@ -1,16 +1,20 @@
-"""`gridless predict`: the answers of saved weights to files of the user's."""
+"""`gridless predict`: the answers of saved weights to the user's files."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gridless.cli.options import Device, OwnTask, pick_device, weights_of
 from gridless.kernels.progress import say, shown, track
+
+# The best class of a file that is like those of training has more than this.
+DOUBTFUL = 0.4
 
 
 def predict(
@@ -19,44 +23,47 @@ def predict(
     ],
     weights: Annotated[str, typer.Option(help="Shipped weights by name, or a path.")] = "modelnet40-plus",
     points: Annotated[
-        int | None, typer.Option(min=1, help="Points of each cloud that are used; else as in training.")
+        int | None, typer.Option(min=1, help="Points of each cloud that are used; default: as in training.")
     ] = None,
     up: Annotated[
-        str | None, typer.Option(help="The axis that points up in the files: x, y or z; else as in training, or y.")
+        str | None, typer.Option(help="The axis that points up in the files: x, y or z; default: as in training, or y.")
     ] = None,
     keep_scale: Annotated[
         bool, typer.Option("--keep-scale", help="Do not centre and scale to the unit sphere.")
     ] = False,
     votes: Annotated[
-        int | None, typer.Option(min=1, help="Views averaged per cloud; else as the weights were saved with.")
+        int | None, typer.Option(min=1, help="Views averaged per cloud; default: as saved with the weights.")
     ] = None,
     repair: Annotated[
-        list[str] | None, typer.Option(help="Of recordings: cut, unwrap, drop, hold, sort or shift; may be repeated.")
+        list[str] | None, typer.Option(help="Recordings: cut, unwrap, drop, hold, sort or shift; may be repeated.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Classes to name per file.")] = 3,
-    category: Annotated[str | None, typer.Option(help="Of networks that find parts: what the clouds show.")] = None,
+    category: Annotated[str | None, typer.Option(help="Networks that find parts: what the clouds show.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="Where clouds with their parts go, as PLY; of scenes the file, or a folder of them; else parts."
-        ),
+        typer.Option(help="Parts: the folder for PLY files, default parts. Scenes: the file, or a folder of them."),
     ] = None,
-    grid: Annotated[float | None, typer.Option(help="Of scenes: the cell of which one point is looked at.")] = None,
-    tile: Annotated[float | None, typer.Option(help="Of scenes: the side of a tile; else chosen by memory.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Of scenes: processes on this machine.")] = 1,
-    ray: Annotated[str | None, typer.Option(help="Of scenes: the address of a Ray cluster, or auto.")] = None,
+    grid: Annotated[
+        float | None, typer.Option(help="Scenes: the cell of which one point is seen; default: as in training.")
+    ] = None,
+    tile: Annotated[float | None, typer.Option(help="Scenes: the side of a tile; default: chosen by memory.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Scenes: processes on this machine.")] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(help="Scenes: the address of a Ray cluster, auto for a running one, local for this machine."),
+    ] = None,
     double: Annotated[
-        bool, typer.Option("--double", help="Of scenes: compute in 64 bits, against ties within rounding on a GPU.")
+        bool, typer.Option("--double", help="Scenes: compute in 64 bits, against ties within rounding on a GPU.")
     ] = False,
     task: OwnTask = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line, with all probabilities.")] = False,
 ) -> None:
-    """Class and probabilities of your own files; of networks that find parts, each cloud with them, as OUT/NAME.ply.
+    """Print class and probabilities of your own files; networks that find parts write each cloud to OUT/NAME.ply.
 
-    Networks that label points by what is around them (point_unet) label scenes of any size, each a file, or a folder
-    of files in one frame, tile by tile in constant memory. Killed and started again, the command goes on where it
-    ended.
+    Networks that label points by what is around them (point_unet) label scenes of any size, tile by tile in constant
+    memory. A scene is a file, or a folder of files in one frame. If the command is killed, the same command continues
+    where it ended.
     """
     from gridless.kernels.memory import one_heap
 
@@ -64,25 +71,54 @@ def predict(
         raise ValueError(f"--tile must be a length above 0, in the units of the points, not {tile:g}")
     one_heap()
     model, kind = weights_of(weights, device, task)
-    given = {
+    options: dict[str, Any] = {
         "points": points, "keep_scale": keep_scale or None, "votes": votes, "repair": repair or None, "up": up,
         "category": category, "out": out, "grid": grid, "tile": tile, "ray": ray, "double": double or None,
         "workers": workers if workers > 1 else None,
     }  # fmt: skip
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in options.items() if value is not None}
     kind.refuse("predict", options, weights)
+    hints = doubts(kind, model, options)
     options |= {"top": top, "device": pick_device(device), "weights": weights}
     kind.check_files(files, options)
-    failed: list[Exception] = []
+    failures: list[Exception] = []
+    doubtful: list[float] = []
     for file in track(files, "predict", shown=len(files) > 1):
         try:
             answer = kind.predict(model, file, options)
             print(json.dumps(answer.record) if as_json else shown(answer.line), flush=True)
+            best = max(answer.record.get("probabilities", {"": 1.0}).values())
+            if best < DOUBTFUL:
+                doubtful.append(best)
         except Exception as error:
             if len(files) == 1 or isinstance(error, BrokenPipeError):
                 raise
             # One bad file is no reason to leave out those behind it.
             say("gridless predict", error)
-            failed.append(error)
-    if failed:
-        raise ValueError(f"{len(failed)} of {len(files)} files have no answer, see above") from failed[0]
+            failures.append(error)
+    if doubtful:
+        subject = "the best class has only" if len(files) == 1 else f"{len(doubtful)} of {len(files)} files have under"
+        say("gridless predict", f"{subject} {min(doubtful) if len(files) == 1 else DOUBTFUL:.0%}: {hints}")
+    if failures:
+        raise ValueError(f"{len(failures)} of {len(files)} files have no answer, see above") from failures[0]
+
+
+def doubts(task: Any, model: Any, options: Mapping[str, Any]) -> str:
+    """The likely reasons for a low probability, each with its remedy, by the options that a task has."""
+    available = task.options.get("predict", ())
+    data_options = getattr(model, "about", {}).get("recipe", {}).get("data_options", {})
+    reasons = []
+    if "--up" in available:
+        up = options.get("up") or data_options.get("up", "y")
+        others = " or ".join(f"--up {axis}" for axis in "zyx" if axis != up)
+        reasons.append(f"another axis than {up} points up ({others})")
+    if "--keep-scale" in available:
+        if options.get("keep_scale") or data_options.get("keep_scale"):
+            reasons.append("it is in other units than those of training")
+        else:
+            reasons.append("it shows part of an object, or has stray points: each cloud is scaled to the unit sphere")
+    if names := list(getattr(model, "about", {}).get("class_names") or []):
+        listed = f"{', '.join(names[:5])}, ..." if len(names) > 6 else ", ".join(names)
+        reasons.append(f"it shows none of the {len(names)} classes ({listed})")
+    reasons.append("it was recorded in another way than the training files")
+    return f"possible reasons: {'; '.join(reasons)}"

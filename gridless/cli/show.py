@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from gridless.cli.options import in_options
 from gridless.kernels.progress import shown
 
 
@@ -15,7 +16,7 @@ def show(
     file: Annotated[Path, typer.Argument(help="A cloud (PLY, PCD, LAS, NPY, XYZ...), a mesh, or a recording.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Where to: .png, .svg, .pdf or .html; else FILE with .png, where that is not another's."),
+        typer.Option(help="The picture: .png, .svg, .pdf or .html; default: FILE with .png, unless that is a file."),
     ] = None,
     sample: Annotated[float | None, typer.Option(help="Mark a rejection sample of this radius.")] = None,
     ball: Annotated[float | None, typer.Option(help="Colour a few neighbourhoods of this radius.")] = None,
@@ -23,48 +24,64 @@ def show(
     model: Annotated[str | None, typer.Option(help="Colour by the parts that these segmentation weights find.")] = None,
     category: Annotated[str | None, typer.Option(help="With --model: what the cloud shows.")] = None,
     up: Annotated[str, typer.Option(help="The axis that points up: x, y or z.")] = "z",
-    view: Annotated[str, typer.Option(help="Events in space and time, as a frame or as a time surface.")] = "space",
-    topic: Annotated[str | None, typer.Option(help="Of a recording of ROS, where several topics can be drawn.")] = None,
+    view: Annotated[
+        str, typer.Option(help="Events: space (in space and time), frame, or surface (time surface).")
+    ] = "space",
+    topic: Annotated[str | None, typer.Option(help="Recordings of ROS: the topic, if several can be drawn.")] = None,
     video: Annotated[Path | None, typer.Option(help="Write the recording as a video, .gif or .mp4.")] = None,
     fps: Annotated[float, typer.Option(help="Frames of the video in a second.")] = 25,
-    speed: Annotated[float, typer.Option(help="How fast the video runs: 0.1 is ten times slower than life.")] = 1,
+    speed: Annotated[float, typer.Option(help="Speed of the video: 0.1 is ten times slower than real time.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was drawn as JSON.")] = False,
 ) -> None:
     """Draw a cloud, with samples or neighbourhoods, a mesh, or a recording of events."""
-    import gridless as gl
     from gridless.pictures import MARK, read
 
-    facts: dict[str, object] = {"file": str(file)}
-    drawn = out or file.with_suffix(".png")
-    if out is None and video is None and drawn.exists() and MARK.encode() not in drawn.read_bytes()[:200]:
-        raise ValueError(f"{drawn} is there, and no picture of {file}: say where to with --out, or replace it so")
+    target = out or file.with_suffix(".png")
+    if out is None and video is None and target.exists() and MARK.encode() not in target.read_bytes()[:200]:
+        raise ValueError(f"{target} is there, and no picture of {file}: give --out, with this name to replace it")
     if model is not None:
-        thing, colour = _parts(model, file, category, up), "part"
+        drawing, colour = _with_parts(model, file, category, up), "part"
     else:
-        thing = read(file, topic)
-    if isinstance(thing, gl.Cloud):
-        kept = gl.rejection_sample(thing, radius=sample) if sample is not None else None
-        near = gl.ball(thing, thing, ball) if ball is not None else None
-        picture = gl.show(thing, sample=kept, edges=near, colour=colour, up=up, view=view)
-        facts |= {"points": len(thing)} | ({"samples": len(kept)} if kept is not None else {})
-        facts |= {"edges": len(near)} if near is not None else {}
-    else:
-        if sample is not None or ball is not None:
-            raise ValueError("--sample and --ball are for clouds, not for meshes or recordings of events")
-        picture = gl.show(thing, colour=colour, up=up, view=view)
-        if isinstance(thing, gl.Events):
-            facts |= {"events": len(thing), "sensor": list(thing.sensor)}
-        else:
-            facts |= {"triangles": len(thing.corners)}
-    facts["drawn"] = picture.words
+        try:
+            drawing = read(file, topic)
+        except ValueError as error:
+            raise ValueError(in_options(error)) from error
+    picture, counts = _draw(drawing, sample, ball, {"colour": colour, "up": up, "view": view})
+    facts: dict[str, Any] = {"file": str(file), **counts, "drawn": picture.words}
     if video is not None:
         facts["video"] = str(picture.video(video, fps, speed))
     if video is None or out is not None:
-        facts["picture"] = str(picture.save(drawn))
+        facts["picture"] = str(picture.save(target))
     print(json.dumps(facts) if as_json else shown(", ".join(f"{k} {v}" for k, v in facts.items())))
 
 
-def _parts(weights: str, file: Path, category: str | None, up: str):
+def _draw(
+    drawing: Any, sample: float | None, ball: float | None, options: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """The picture of a cloud, a mesh or a recording, and how many points, samples, edges, events or triangles it has.
+
+    Args:
+        drawing: the cloud, mesh or recording.
+        sample: the radius of a rejection sample to mark.
+        ball: the radius of neighbourhoods to colour.
+        options: for `gl.show`.
+    """
+    import gridless as gl
+
+    if isinstance(drawing, gl.Cloud):
+        samples = gl.rejection_sample(drawing, radius=sample) if sample is not None else None
+        edges = gl.ball(drawing, drawing, ball) if ball is not None else None
+        counted = {"points": drawing, "samples": samples, "edges": edges}
+        counts = {name: len(value) for name, value in counted.items() if value is not None}
+        return gl.show(drawing, sample=samples, edges=edges, **options), counts
+    if sample is not None or ball is not None:
+        raise ValueError("--sample and --ball are for clouds, not for meshes or recordings of events")
+    if isinstance(drawing, gl.Events):
+        return gl.show(drawing, **options), {"events": len(drawing), "sensor": list(drawing.sensor)}
+    return gl.show(drawing, **options), {"triangles": len(drawing.corners)}
+
+
+def _with_parts(weights: str, file: Path, category: str | None, up: str) -> Any:
     """The cloud of a file with the part of each point as the rows `part`."""
     from tempfile import TemporaryDirectory
 
@@ -74,7 +91,7 @@ def _parts(weights: str, file: Path, category: str | None, up: str):
     network = gl.load(weights)
     task, options = task_of(network), {"up": up} | ({"category": category} if category else {})
     if "--category" not in task.options["predict"]:
-        raise ValueError(f"{weights} is {task.network}: points are coloured by one that finds parts")
+        raise ValueError(f"--model {weights} is {task.network}: give one that finds parts, such as shapenetpart")
     with TemporaryDirectory() as folder:
         answer = task.predict(network, file, {**options, "out": Path(folder)})
         return gl.read_cloud(answer.record["written"])

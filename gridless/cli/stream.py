@@ -8,15 +8,18 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
 import typer
 
+from gridless.cli.options import in_options
 from gridless.kernels.progress import shown
 from gridless.live.overload import Buffered, Overload
 from gridless.live.packets import Prediction
@@ -26,14 +29,20 @@ from gridless.structures import Events
 # Seconds that a recording waits for a browser to show it.
 PATIENCE = 10.0
 
-# Exit status where something that was sent was not taken.
+# Exit status if a socket was sent frames that were not taken.
 REFUSED = 3
 
-# Seconds after which a thread must hand the interpreter over: its default of 5 ms is as much as all lag may be.
+# Seconds after which a thread must hand the interpreter over: Python's default of 5 ms is as long as the whole lag.
 SWITCH = 1e-4
 
 
 Repair = StrEnum("Repair", "cut unwrap drop hold sort shift")
+
+
+class Tell(Protocol):
+    """Reports predictions; those that are not final are asked for before they are due."""
+
+    def __call__(self, predictions: list[Prediction], *, final: bool) -> None: ...
 
 
 def stream(
@@ -76,7 +85,6 @@ def stream(
     a socket was sent frames that were bad or refused.
     """
     from gridless.live import stream as engine_of
-    from gridless.live.sources import NewStream
     from gridless.tasks import task_of
     from gridless.weights import class_names, load
 
@@ -101,43 +109,59 @@ def stream(
         viewer = Page(*about, view_port) if view is Kind.page else Terminal(*about)
         viewer.open(0.0 if live and not realtime else PATIENCE)
     # Where the terminal shows the view, lines would go through it.
-    tell = _ignore if view is Kind.terminal and sys.stdout.isatty() else _print
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH)
+    tell = _ignore if view is Kind.terminal and sys.stdout.isatty() else partial(_print, names)
     try:
-        for events in packets:
-            if isinstance(events, NewStream):
-                if engine.events_seen:
-                    tell([Prediction(engine.time, engine.predict())], names, final=False)
-                engine.reset()
-                meter.restart()
-                continue
-            begin = time.perf_counter()
-            predictions = list(engine.push(events))
-            tell(predictions, names, final=True)
-            meter.tick(events, begin, getattr(packets, "received", None))
-            if viewer is not None:
-                viewer.add(events, predictions[-1].logits if predictions else None)
-        if engine.events_seen:
-            last = engine.predict()
-            tell([Prediction(engine.time, last)], names, final=False)
-            if viewer is not None:
-                viewer.add(None, last)
-        elif not quiet:
+        with _quick_switches():
+            _run(packets, engine, tell, meter, viewer)
+        if not engine.events_seen and not quiet:
             print("no event came, or none within what --crop and --repair leave", file=sys.stderr)
     except BrokenPipeError:
         # The reader of the predictions has seen enough. What is left in the buffer is written at the very end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except ValueError as error:
-        raise ValueError(re.sub(r"repair='(\w+)'", r"--repair \1", str(error))) from error
+        raise ValueError(in_options(error)) from error
     finally:
-        sys.setswitchinterval(switch)
         if isinstance(packets, Buffered):
             packets.close()
         if viewer is not None:
             viewer.close()
         meter.close(getattr(raw, "reason", ""))
     return REFUSED if getattr(raw, "bad", 0) or getattr(raw, "refused", 0) else 0
+
+
+def _run(packets: Iterable[Any], engine: Any, tell: Tell, meter: Meter, viewer: Page | Terminal | None) -> None:
+    """Pass all packets through the engine, and report predictions as they are due; at the end the newest one."""
+    from gridless.live.sources import NewStream
+
+    for events in packets:
+        if isinstance(events, NewStream):
+            if engine.events_seen:
+                tell([Prediction(engine.time, engine.predict())], final=False)
+            engine.reset()
+            meter.restart()
+            continue
+        begin = time.perf_counter()
+        predictions = list(engine.push(events))
+        tell(predictions, final=True)
+        meter.tick(events, begin, getattr(packets, "received", None))
+        if viewer is not None:
+            viewer.add(events, predictions[-1].logits if predictions else None)
+    if engine.events_seen:
+        newest = engine.predict()
+        tell([Prediction(engine.time, newest)], final=False)
+        if viewer is not None:
+            viewer.add(None, newest)
+
+
+@contextmanager
+def _quick_switches() -> Iterator[None]:
+    """Let threads wait at most `SWITCH` seconds for the interpreter while the block runs."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def _fit(sensor: tuple[int, int], crop: str | None, pool: int, repair: list[Repair]) -> Any:
@@ -148,7 +172,7 @@ def _fit(sensor: tuple[int, int], crop: str | None, pool: int, repair: list[Repa
 
 
 def _check_source(source: str, repairs: list[str], crop: str | None, topic: str | None = None) -> None:
-    """Refuse what the options of the source cannot be, before anything is loaded and compiled for it."""
+    """Refuse options that do not fit the source, before anything is loaded and compiled for it."""
     from gridless.data.readers.bags import SUFFIXES, is_bag
 
     if crop is not None and not re.fullmatch(r"\d+,\d+", crop):
@@ -156,9 +180,10 @@ def _check_source(source: str, repairs: list[str], crop: str | None, topic: str 
     live = _is_live(source)
     if live and set(repairs) - {"drop"}:
         raise ValueError(f"--repair {min(set(repairs) - {'drop'})} is for recordings: a live stream can only drop")
-    if topic is not None and (live or not is_bag(Path(source))):
-        raise ValueError(f"--topic is for recordings of ROS ({', '.join(SUFFIXES)}), and {source} is none")
-    if not live and not Path(source).is_file() and not is_bag(Path(source)):
+    is_recording_of_ros = not live and is_bag(Path(source))
+    if topic is not None and not is_recording_of_ros:
+        raise ValueError(f"--topic is for recordings of ROS ({', '.join(SUFFIXES)}), not for {source}: leave it out")
+    if not live and not Path(source).is_file() and not is_recording_of_ros:
         raise FileNotFoundError(f"no file {source}: --input takes a recording, -, udp://HOST:PORT or camera")
     host, port = _address(source)
     if source.startswith("udp://") and (not host or not port.isdigit()):
@@ -187,7 +212,7 @@ def _source(
     if source == "camera":
         return Camera(largest, fit=fit)
     if source == "-":
-        # A reader of its own: the interpreter waits at its end for one that a thread still reads from.
+        # A reader of its own: at its end the interpreter waits for standard input if a thread still reads from it.
         return frames(os.fdopen(os.dup(sys.stdin.fileno()), "rb"), largest, fit=fit)
     # An address of IPv6 stands in brackets.
     host, port = _address(source)
@@ -195,32 +220,32 @@ def _source(
 
 
 def _warm_up(engine: Any) -> None:
-    """Compile and load all that a packet, a window and a prediction need."""
-    none, last = np.zeros(2, np.int64), 2 * (engine.duration or 1)
-    engine({"x": none, "y": none, "t": np.array([0, last]), "p": none})
+    """Compile and load everything that a packet, a window and a prediction need."""
+    zeros, last = np.zeros(2, np.int64), 2 * (engine.duration or 1)
+    engine({"x": zeros, "y": zeros, "t": np.array([0, last]), "p": zeros})
     engine.predict()
     engine.reset()
 
 
 def _counts(*sources: Any) -> dict[str, int]:
-    """What was not worked on."""
+    """Events and frames that were not worked on, by reason."""
     names = ("dropped_packets", "dropped_events", "thinned_events", "lost", "late", "bad", "refused", "restarts")
     names += ("overflows",)
     return {k: getattr(s, k) for s in sources for k in names if hasattr(s, k)}
 
 
-def _ignore(predictions: list[Prediction], names: list[str], final: bool) -> None:
-    pass
+def _ignore(predictions: list[Prediction], *, final: bool) -> None:
+    """Report nothing."""
 
 
-def _print(predictions: list[Prediction], names: list[str], final: bool) -> None:
-    """A line for each, all in one go: one by one they would cost more than the network."""
+def _print(names: list[str], predictions: list[Prediction], *, final: bool) -> None:
+    """Print a JSON line for each prediction, all in one write: one by one they would cost more than the network."""
     if not predictions:
         return
-    shares, best = torch.stack([p.logits for p in predictions]).softmax(1).max(1)
+    probabilities, classes = torch.stack([p.logits for p in predictions]).softmax(1).max(1)
     lines = [
-        json.dumps({"time": p.time, "class": names[k], "probability": round(share, 6), "final": final})
-        for p, k, share in zip(predictions, best.tolist(), shares.tolist(), strict=True)
+        json.dumps({"time": p.time, "class": names[k], "probability": round(probability, 6), "final": final})
+        for p, k, probability in zip(predictions, classes.tolist(), probabilities.tolist(), strict=True)
     ]
     print("\n".join(lines), flush=True)
 
@@ -228,38 +253,39 @@ def _print(predictions: list[Prediction], names: list[str], final: bool) -> None
 class Meter:
     """Throughput, latency and lag, once a second on standard error.
 
-    Sensor and host have clocks of their own. Lag is the host's time from when the first event of a packet could have
-    been here at the earliest until the packet is done: the smallest difference between the clocks so far tells when
-    that is, so that lag is never negative.
+    Sensor and host have clocks of their own. Lag is the host's time from the earliest moment at which the first event
+    of a packet could have arrived until the packet is done. The smallest difference between the clocks so far tells
+    that moment, so lag is never negative.
     """
 
-    # A sensor's clock may run so much slower than ours without that counting as lag.
+    # A sensor's clock may run so much slower than the host's without that counting as lag.
     DRIFT = 1e-4
 
     def __init__(self, quiet: bool, counts: Callable[[], dict[str, int]]) -> None:
         self.quiet, self.counts = quiet, counts
         self.events = 0
-        self.busy = self.host = self.sensor = self.lag = self.most = 0.0
-        # Percentiles of the last hundred thousand packets: a stream may run for months.
+        # Seconds.
+        self.busy = self.host = self.sensor = self.lag = self.longest_lag = 0.0
+        # Percentiles are of the last hundred thousand packets: a stream may run for months.
         self.latency: deque[float] = deque(maxlen=100_000)
-        self.shown = time.perf_counter()
+        self.printed = time.perf_counter()
         self.begin: float | None = None
         self.restart()
 
     def restart(self) -> None:
-        """Another stream begins, with another clock."""
-        self.before: int | None = None
+        """Forget the sensor's clock: another stream begins."""
+        self.last_time_us: int | None = None
         self.offset: float | None = None
 
     def tick(self, events: Events, begin: float, received: float | None) -> None:
-        """A packet whose work began at `begin` is done; `received`: when it came in, for a live source."""
+        """Count a packet whose work began at `begin` and has ended; live sources say when it was `received`."""
         if not len(events):
             return
         now = time.perf_counter()
         first, last = int(events.time[0]), int(events.time[-1])
         self.begin = begin if self.begin is None else self.begin
-        self.sensor += (last - (first if self.before is None else self.before)) * 1e-6
-        since, self.host, self.before = now - (self.host or now), now, last
+        self.sensor += (last - (first if self.last_time_us is None else self.last_time_us)) * 1e-6
+        since, self.host, self.last_time_us = now - (self.host or now), now, last
         self.events, self.busy = self.events + len(events), self.busy + now - begin
         self.latency.append(now - begin)
         if received is not None:
@@ -267,23 +293,24 @@ class Meter:
             drifted = offset if self.offset is None else self.offset + self.DRIFT * since
             self.offset = min(offset, drifted)
             self.lag = now - first * 1e-6 - self.offset
-            self.most = max(self.most, self.lag)
-        if not self.quiet and now - self.shown > 1:
-            self.shown = now
+            self.longest_lag = max(self.longest_lag, self.lag)
+        if not self.quiet and now - self.printed > 1:
+            self.printed = now
             print("\r" + self.line(), end="", file=sys.stderr, flush=True)
 
     def line(self) -> str:
+        """All figures so far, in one line."""
         p50, p99, p999 = np.percentile(self.latency or [0.0], [50, 99, 99.9]) * 1e6
         rate, host = self.events / max(self.busy, 1e-9) / 1e6, self.host - (self.begin or 0.0)
-        lag = "" if self.offset is None else f", lag {1e3 * self.lag:.1f} ms, at most {1e3 * self.most:.1f} ms"
+        lag = f", lag {1e3 * self.lag:.1f} ms, at most {1e3 * self.longest_lag:.1f} ms"
         return (
             f"{self.events:,} events, {rate:.2f} M events/s of work, "
             f"packet p50 {p50:.0f} us, p99 {p99:.0f} us, p99.9 {p999:.0f} us, "
-            f"{self.sensor:.3f} s of sensor time in {host:.3f} s{lag}"
+            f"{self.sensor:.3f} s of sensor time in {host:.3f} s{'' if self.offset is None else lag}"
         ) + "".join(f", {k.replace('_', ' ')} {v:,}" for k, v in self.counts().items())
 
     def close(self, reason: str) -> None:
-        """The last line, and why something was not taken."""
+        """Print the last line, and why something was not taken."""
         if not self.quiet and (self.events or any(self.counts().values())):
-            why = f"\nnot taken: {shown(reason)}" if reason else ""
-            print("\r" + self.line() + why, file=sys.stderr, flush=True)
+            remark = f"\nnot taken: {shown(reason)}" if reason else ""
+            print("\r" + self.line() + remark, file=sys.stderr, flush=True)

@@ -24,7 +24,6 @@ from gridless.cli.options import (
     Seed,
     Workers,
     check_held_out_list,
-    check_writable,
     held_out_list,
     limited,
     pick_device,
@@ -35,16 +34,17 @@ from gridless.cli.options import (
 def train(
     recipe: RecipeName,
     data: Data = None,
-    out: Annotated[Path, typer.Option(help="Where logs, checkpoints and weights go.")] = Path("runs/latest"),
+    out: Annotated[Path, typer.Option(help="The folder for logs, checkpoints and weights.")] = Path("runs/latest"),
     all_data: AllData = False,
-    epochs: Annotated[int | None, typer.Option(help="Instead of the recipe's.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Number of epochs; default: the recipe's.")] = None,
     seed: Seed = None,
     changes: Changes = None,
     task: Annotated[
-        str | None, typer.Option(help="What is learned, else as the recipe says: FILE.py:CLASS runs a file of yours.")
+        str | None,
+        typer.Option(help="A task of gridless, or FILE.py:CLASS, which runs that file; default: the recipe's."),
     ] = None,
     geometry: Annotated[
-        str | None, typer.Option(help="online, workers or offline: where it is made; else as the recipe says.")
+        str | None, typer.Option(help="Where geometry is made: online, workers or offline; default: the recipe's.")
     ] = None,
     repeats: Repeats = None,
     cache: Cache = Path("cache"),
@@ -52,9 +52,9 @@ def train(
     device: Device = "auto",
     devices: Annotated[int, typer.Option(min=1, help="Processes, each with a device, on this machine.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in OUT.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint in OUT.")] = False,
     checkpoint_steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps between checkpoints; else every 10 epochs.")
+        int | None, typer.Option(min=1, help="Steps between checkpoints; default: every 10 epochs.")
     ] = None,
     limit: Limit = None,
     seeds: Annotated[
@@ -63,10 +63,10 @@ def train(
 ) -> None:
     """Train a network by a recipe; the weights end in OUT/weights.safetensors and OUT/weights.json.
 
-    Without --all-data a part of the training examples is held out and evaluated as training goes on: of named data sets
-    a fixed list; of your own folder (recipes own-*) whole sessions, where file names tell them, see OUT/split.txt.
-    The result is printed as one JSON object, alone on standard output; progress goes to standard error.
-    Ctrl-C leaves a checkpoint, from which --resume goes on as if nothing had happened.
+    Without --all-data a part of the training examples is held out and evaluated during training. For named data sets
+    it is a fixed list; for your own folder (recipes own-*) it is whole sessions, see OUT/split.txt.
+    The result is one JSON object on standard output; progress goes to standard error.
+    Ctrl-C leaves a checkpoint, from which --resume continues as if there had been no interruption.
     With --seeds, mean, deviation and best of all figures are printed, and written to OUT/seeds.json.
     """
     if seeds is not None:
@@ -75,16 +75,19 @@ def train(
         options = {name: value for name, value in locals().items() if name not in ("seeds", "out", "run_seeds")}
         print(json.dumps(run_seeds(train, options, out, seeds)))
         return
+    from gridless.data.files import check_writable
     from gridless.tasks import TASKS, load_task
     from gridless.training.checkpoints import check_folder
-    from gridless.training.loop import train as train_by
-    from gridless.training.setup import Options
 
     check_folder(out, resume)
     place = pick_device(device)
     chosen = recipe_of(recipe, changes, epochs=epochs, seed=seed, geometry=geometry, repeats=repeats, task=task)
     if chosen.geometry == "offline":
         check_writable(cache, "--cache")
+    # Lightning takes seconds to import: wrong options are refused first.
+    from gridless.training.loop import train as train_by
+    from gridless.training.setup import Options
+
     kind = load_task(chosen.task_name)
     if kind.name not in TASKS:
         # A recipe checks itself only against tasks of gridless: it runs no code.
@@ -131,7 +134,7 @@ def tell(lines: list[str]) -> None:
 
 @contextmanager
 def naming(out: Path) -> Iterator[None]:
-    """Name the folder of a run if the disk is full, unless the error does, and say how to go on."""
+    """Add the folder of a run and the remedy to errors of a full disk that name no file."""
     from gridless.data.files import full
 
     try:
@@ -139,6 +142,6 @@ def naming(out: Path) -> Iterator[None]:
     except OSError as error:
         if full(error) is None or error.strerror != os.strerror(error.errno or 0):
             raise
-        there = (out / "checkpoints" / "last.ckpt").is_file()
-        remedy = "go on from the last checkpoint with --resume" if there else "start again"
+        has_checkpoint = (out / "checkpoints" / "last.ckpt").is_file()
+        remedy = "go on from the last checkpoint with --resume" if has_checkpoint else "start again"
         raise OSError(error.errno, f"{full(error)} while writing {out}: make room and {remedy}") from error

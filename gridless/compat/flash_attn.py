@@ -114,7 +114,7 @@ def _sequences(x: Tensor, row: Tensor, count: int) -> Tensor:
 
 
 def _aligned(size_q: int, size_k: int, device: torch.device) -> Tensor:
-    """Which keys each query sees when the last of both are aligned."""
+    """Mask of the keys that each query sees, with the last query aligned to the last key."""
     return torch.ones(size_q, size_k, dtype=torch.bool, device=device).tril(size_k - size_q)
 
 

@@ -234,7 +234,7 @@ def offset2batch(offset: Tensor) -> Tensor:
 
 
 def batch2offset(batch: Tensor) -> Tensor:
-    """Where each example ends (B) int32, from the example of each row."""
+    """End of each example (B) int32, from the example of each row."""
     return batch.bincount().cumsum(0).int()
 
 

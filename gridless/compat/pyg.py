@@ -26,7 +26,7 @@ def enable() -> None:
     except ImportError as error:
         raise ImportError("gl.pyg.enable() is for PyG, which is not here: pip install torch-geometric") from error
     sys.modules.setdefault("torch_cluster", torch_cluster)
-    # From 2.8 on: operators of pyg-lib.
+    # PyG 2.8 and later call operators of pyg-lib.
     operators: dict[str, Any] = {
         "FPS": ("fps", torch_cluster.fps_by_splits),
         "KNN": ("knn", torch_cluster.knn_by_splits),

@@ -206,8 +206,8 @@ def radius_by_splits(
         if limit is not None and limit >= int(splits_x.diff().max()):
             limit = None
         # Squares of larger radii are beyond float32; nothing that is finite is farther away than that.
-        found = geometry.ball(*_clouds(source, target, splits_x, splits_y), min(reach, 1e18), limit)
-        edges = torch.stack([found.target.long(), found.source.long()])
+        neighbours = geometry.ball(*_clouds(source, target, splits_x, splits_y), min(reach, 1e18), limit)
+        edges = torch.stack([neighbours.target.long(), neighbours.source.long()])
     else:
         parts = []
         for first, begin, distance in _distances("radius", source, target, splits_x, splits_y):
@@ -219,7 +219,7 @@ def radius_by_splits(
         return edges
     edges = edges[:, edges[0] != edges[1]]
     counts = torch.bincount(edges[0], minlength=len(y))
-    # Where a point of y has no neighbour of its own row there is one other too many: the farthest.
+    # A point of y without a neighbour of its own row has one neighbour too many: the farthest goes.
     if max_num_neighbors is not None and bool((many := counts > max_num_neighbors).any()):
         distance = (source[edges[1]] - target[edges[0]]).square().sum(1)
         keep = torch.ones_like(edges[0], dtype=torch.bool)
@@ -281,14 +281,14 @@ def _nearest(
     if not len(x) or not len(y):
         return torch.empty(2, 0, dtype=torch.int64, device=x.device), source.new_empty(0)
     if source.shape[1] <= _DIMENSIONS:
-        found = geometry.nearest(*_clouds(source, target, splits_x, splits_y), k)
-        column, even = found.source.long(), len(found) == k * len(target)
+        neighbours = geometry.nearest(*_clouds(source, target, splits_x, splits_y), k)
+        column, even = neighbours.source.long(), len(neighbours) == k * len(target)
         row = torch.arange(len(target), device=x.device)
-        row = row[:, None].expand(-1, k) if even else torch.repeat_interleave(row, found.counts)
+        row = row[:, None].expand(-1, k) if even else torch.repeat_interleave(row, neighbours.counts)
         column = column.view(row.shape)
         distance = torch.zeros(row.shape, dtype=source.dtype, device=x.device)
-        for there, here in zip(source.unbind(1), target.unbind(1)):
-            distance += (there[column] - (here[:, None] if even else here[row])).square_()
+        for source_axis, target_axis in zip(source.unbind(1), target.unbind(1)):
+            distance += (source_axis[column] - (target_axis[:, None] if even else target_axis[row])).square_()
         if even:
             distance, order = distance.sort(dim=1, stable=True)
             column = column.gather(1, order)
@@ -317,8 +317,8 @@ def _distances(
         step = max(_PAIRS // max(b - a, 1), 1)
         for low in range(first, last, step):
             # Not by products of matrices: near points would be told apart by what is left of a difference of squares.
-            some = y[low : min(low + step, last)]
-            yield low, a, torch.cdist(some, x[a:b], compute_mode="donot_use_mm_for_euclid_dist")
+            targets = y[low : min(low + step, last)]
+            yield low, a, torch.cdist(targets, x[a:b], compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _farthest(x: Tensor, size: int) -> Tensor:
@@ -339,9 +339,9 @@ def _nearest_first(row: Tensor, distance: Tensor) -> Tensor:
 
 
 def _others(edges: Tensor, limit: int, points: int) -> Tensor:
-    """Which edges do not join a point with itself; the first `limit` of each row of `edges[0]`, which ascends."""
+    """Mask of the edges between different points, at most `limit` for each row of `edges[0]`, which ascends."""
     other = edges[0] != edges[1]
-    # Where points coincide, a point may not be among its own neighbours, and there is one other too many.
+    # A point may be missing among its own neighbours if points coincide; it then has one edge too many.
     if len(other) - int(other.sum()) == points:
         return other
     before = other.cumsum(0) - other.long()
@@ -355,7 +355,7 @@ def _flowing(edges: Tensor, flow: str) -> Tensor:
 
 
 def _points(what: str, x: Tensor, y: Tensor, splits_x: Tensor | None, splits_y: Tensor | None) -> tuple[Tensor, ...]:
-    """Both as (points, dimensions) of one real type, and the splits of equally many examples."""
+    """x and y as (points, dimensions) of one real type, and the splits of equally many examples."""
     x, y = (v.reshape(len(v), math.prod(v.shape[1:])) if v.ndim != 2 else v for v in (x, y))
     if x.shape[1] != y.shape[1]:
         raise ValueError(f"{what}: x has {x.shape[1]} dimensions, y {y.shape[1]}")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO
 
 _MARK = ".unfinished-"
@@ -64,6 +65,20 @@ def check_below(folder: Path) -> None:
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():
             raise NotADirectoryError(f"{path} is a file, and a folder is needed there: choose another place")
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Refuse a folder that cannot be made or written to, before any work is done for it. Nothing is left behind."""
+    check_below(folder)
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    writable = os.access(existing, os.W_OK | os.X_OK)
+    with suppress(OSError):
+        # File systems refuse what permissions allow the superuser: /proc, and those mounted read-only.
+        with TemporaryFile(dir=existing):
+            pass
+        if writable:
+            return
+    raise PermissionError(f"nothing can be written in {existing}: choose another folder ({option})")
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from gridless.data.errors import FormatError
 from gridless.data.files import full, sweep, write_whole
 from gridless.data.seeds import seed_of
-from gridless.data.shards import MAGIC, Shard, flatten, write
+from gridless.data.shards import FORMAT, SUFFIX, Shard, flatten, write
 from gridless.kernels.pool import run
 from gridless.kernels.progress import bar
 from gridless.plan import Plan
@@ -127,7 +127,7 @@ class Precomputed(Dataset):
         self._compare(self._files())
 
     def _path(self, repeat: int, number: int) -> Path:
-        return self.folder / f"{repeat:03d}-{number:05d}.shard"
+        return self.folder / f"{repeat:03d}-{number:05d}{SUFFIX}"
 
     def _files(self) -> Iterator[_File]:
         for repeat in range(self.repeats):
@@ -155,11 +155,11 @@ class Precomputed(Dataset):
 
     def _made(self, missing: list[_File], num_workers: int, ray: str | None) -> Iterator[tuple[int, int]]:
         """Make each of the files; gives its number, and the error number of a full disk or 0."""
-        work = _Work(self.dataset, self.plan, self.seed, self.key, missing)
+        work = ShardWriter(self.dataset, self.plan, self.seed, self.key, missing)
         if ray is not None:
             here = [(path.resolve(), repeat, members) for path, repeat, members in missing]
             arguments = {"dataset": self.dataset, "plan": self.plan, "seed": self.seed, "key": self.key, "files": here}
-            yield from run(_Work, arguments, range(len(missing)), ray=ray)
+            yield from run(ShardWriter, arguments, range(len(missing)), ray=ray)
             return
         if num_workers:
             _load_kernels(self.plan or next(reversed(_steps(self.dataset)), None))
@@ -189,7 +189,7 @@ class Precomputed(Dataset):
         first: dict[range, tuple[Path, int]] = {}
         for path, repeat, members in files:
             first.setdefault(members, (path, repeat))
-        work = _Work(self.dataset, self.plan, self.seed, self.key, ())
+        work = ShardWriter(self.dataset, self.plan, self.seed, self.key, ())
         with bar("compare", sum(map(len, first))) as advance:
             for members, (path, repeat) in first.items():
                 for i, known in zip(members, Shard(path, self.key).origin):
@@ -217,7 +217,7 @@ class Precomputed(Dataset):
         _shared(self._epoch)
 
 
-class _Work(Dataset):
+class ShardWriter(Dataset):
     """File after file of examples with their geometry; called, it gives the error number of a full disk, or 0."""
 
     def __init__(self, dataset: Any, plan: Plan | None, seed: int, key: str, files: Sequence[_File]) -> None:
@@ -331,11 +331,11 @@ def describe(dataset: Any, plan: Plan | None, seed: int, shard: int, version: st
     """What decides the contents of the files, in words."""
     return {
         **_data(dataset),
-        "plan": None if plan is None else str(plan),
+        "plan": None if plan is None else plan.text,
         "seed": seed,
         "shard": shard,
         "version": version,
-        "files": MAGIC.decode(),
+        "files": FORMAT,
     }
 
 

@@ -82,7 +82,7 @@ def read_points(
     return cloud
 
 
-def there(cloud: Cloud) -> Tensor:
+def is_finite(cloud: Cloud) -> Tensor:
     """Which points have a place, (S) bool: sensors give NaN for what does not come back."""
     return cloud.coords.isfinite().all(1)
 

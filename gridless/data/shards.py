@@ -1,38 +1,34 @@
-"""Files of examples: ragged arrays of many examples, read back one example at a time from memory-mapped pages.
+"""Shards: safetensors files of examples. One example is read back from memory-mapped pages.
 
-    magic (16 bytes) · digest of the header (16) · its length (8) · header (JSON) · arrays, each at a multiple of 64
-
-An example is flattened to named tensors and plain values (`flatten`); a tensor of all examples of a file is one array,
-with the rows of example i between two entries of an array of offsets. Nothing in a file is ever executed.
+`flatten` turns an example into named tensors and plain values. Each named tensor of a shard holds the rows of all its
+examples, and `@name` says where those of example i begin and end. Plain values and shapes are JSON in the metadata.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
-import mmap
-import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from gridless.data.errors import FormatError
 from gridless.data.files import whole_file
 from gridless.structures import Cloud, Edges, Events, Geometry, Structure
 
-MAGIC = b"gridless shard 4"
-_BEGIN = len(MAGIC) + 16 + 8
+FORMAT = "gridless shard 5"
+SUFFIX = ".safetensors"
 _STRUCTURES: dict[str, type[Structure]] = {c.__name__: c for c in (Cloud, Edges, Events)}
-_ALIGN = 64
-_DTYPES = ["|b1", "|u1", "|i1", "<u2", "<i2", "<u4", "<i4", "<u8", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16"]
-_AGAIN = "remove it, and it will be made again"
+_REMEDY = "Remove it, and it will be made again."
 
 Flat = dict[str, Any]
 
@@ -50,8 +46,8 @@ def flatten(value: Any, prefix: str = "") -> tuple[Any, Flat]:
             {f"{prefix}{name}": leaf for name, leaf in leaves.items()},
         )
     if isinstance(value, tuple | list):
-        parts_ = [flatten(v, f"{prefix}{i}/") for i, v in enumerate(value)]
-        return {"tuple": [shape for shape, _ in parts_]}, _join(flat for _, flat in parts_)
+        items = [flatten(v, f"{prefix}{i}/") for i, v in enumerate(value)]
+        return {"tuple": [shape for shape, _ in items]}, _join(flat for _, flat in items)
     if isinstance(value, np.ndarray | np.generic):
         value = torch.as_tensor(value)
     if isinstance(value, Tensor | int | float | bool | str | None):
@@ -78,52 +74,45 @@ def restore(shape: Any, leaves: Mapping[str, Any], prefix: str = "") -> Any:
 
 
 def write(path: Path, key: str, examples: Sequence[Any], origin: Sequence[Any]) -> None:
-    """A whole file of examples, or no file; `origin` is, for each, what JSON can hold of what it was made from."""
+    """Write a whole file of examples, or no file.
+
+    - `key`: names the folder's contents; `Shard` refuses a file of another key.
+    - `origin`: for each example, the trace of what it was made from, which JSON can hold.
+    """
     flat = [flatten(e) for e in examples]
     shape = flat[0][0]
     for number, (other, _) in enumerate(flat):
         if other != shape:
-            raise TypeError(f"{path}: example {number} has other parts than the first: {other} and {shape}")
-    arrays: dict[str, np.ndarray] = {}
+            raise TypeError(f"{path}: example {number} has the parts {other}, the first {shape}. Give alike examples.")
+    tensors: dict[str, Tensor] = {}
     plain: dict[str, list] = {}
     for name in flat[0][1]:
         column = [leaves[name] for _, leaves in flat]
         if any(isinstance(leaf, Tensor) for leaf in column):
-            arrays |= _ragged(path, name, column)
+            tensors |= _ragged(path, name, column)
         else:
             plain[name] = column
-    header, at = {"key": key, "count": len(flat), "shape": shape, "origin": list(origin), "plain": plain}, 0
-    header["arrays"], crc = {}, 0
-    for name, array in arrays.items():
-        if array.dtype.str not in _DTYPES:
-            raise TypeError(f"{path}: {name!r} is {array.dtype}, which cannot be stored: convert it")
-        header["arrays"][name] = [array.dtype.str, list(array.shape), at]
-        at += -(-array.nbytes // _ALIGN) * _ALIGN
-        crc = zlib.crc32(bytes(-array.nbytes % _ALIGN), zlib.crc32(array.data, crc))
-    header["bytes"], header["crc"] = at, crc
-    text = json.dumps(header).encode()
-    text += b" " * (-(_BEGIN + len(text)) % _ALIGN)
+    about = {"key": key, "count": len(flat), "shape": shape, "origin": list(origin), "plain": plain}
+    text = json.dumps(about)
+    metadata = {"format": FORMAT, "about": text, "digest": _digest(text, tensors), "crc": str(_checksum(tensors))}
     with whole_file(path) as file:
-        file.write(MAGIC + _digest(text) + struct.pack("<Q", len(text)) + text)
-        for array in arrays.values():
-            file.write(array.data)
-            file.write(bytes(-array.nbytes % _ALIGN))
+        file.write(save(tensors, metadata))
 
 
-def _ragged(path: Path, name: str, column: list[Tensor]) -> dict[str, np.ndarray]:
-    """One tensor of every example: an array of all their rows, and where those of each begin."""
+def _ragged(path: Path, name: str, column: list[Tensor]) -> dict[str, Tensor]:
+    """One tensor of every example: the rows of all, and where those of each begin."""
     first = column[0]
     kinds = [(t.dtype, t.ndim, t.shape[1:]) if isinstance(t, Tensor) else type(t).__name__ for t in column]
     for number, kind in enumerate(kinds):
         if kind != kinds[0]:
-            words = "does not go with that of the first: give tensors of one type and number of dimensions"
-            raise TypeError(f"{path}: {name!r} of example {number} {words}")
-    if first.dtype == torch.bfloat16:
-        raise TypeError(f"{path}: {name!r} is {first.dtype}, which cannot be stored: convert it")
+            remedy = "Give tensors of one type and number of dimensions."
+            raise TypeError(f"{path}: {name!r} of example {number} does not go with that of the first. {remedy}")
+    if first.dtype == torch.complex128:
+        raise TypeError(f"{path}: {name!r} is {first.dtype}, which cannot be stored. Convert it.")
     # Scalars are rows of one number.
     parts = [t.detach().cpu().reshape(1) if t.ndim == 0 else t.detach().cpu() for t in column]
-    starts = np.cumsum([0, *map(len, parts)], dtype=np.int64) if first.ndim else np.empty(0, np.int64)
-    return {name: np.ascontiguousarray(torch.cat(parts).numpy()), f"@{name}": starts}
+    starts = list(accumulate(map(len, parts), initial=0)) if first.ndim else []
+    return {name: torch.cat(parts), f"@{name}": torch.tensor(starts, dtype=torch.int64, device="cpu")}
 
 
 class Shard:
@@ -132,48 +121,33 @@ class Shard:
     def __init__(self, path: Path, key: str) -> None:
         """Refuses, by name, a file that is none of ours, is not whole, is damaged, or was made for another key."""
         self.path = path
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            begin = file.read(_BEGIN)
-            if not begin.startswith(MAGIC):
-                raise FormatError(path, "not a file of gridless examples: remove it, or choose another folder")
-            length = struct.unpack("<Q", begin[-8:])[0] if len(begin) == _BEGIN else size
-            text = file.read(length) if length <= size - _BEGIN else b""
-            if not text:
-                raise FormatError(path, f"truncated inside its header: {_AGAIN}")
-            if begin[len(MAGIC) : -8] != _digest(text):
-                raise FormatError(path, f"its header is damaged: {_AGAIN}")
-            self.start = _BEGIN + length
-            with _refusing(path, "its header makes no sense"):
-                header = json.loads(text)
-                self.key, self.count, self.shape = str(header["key"]), int(header["count"]), header["shape"]
-                self.origin = _column(header["origin"], self.count)
-                self.plain = {name: _column(values, self.count) for name, values in header["plain"].items()}
-                whole = self.start + int(header["bytes"])
-                self.crc = header.get("crc")
-            if size != whole:
-                raise FormatError(path, f"truncated: {size} of {whole} bytes: {_AGAIN}")
-            if self.key != key:
-                raise FormatError(path, f"made for {self.key}, not for {key}: remove it")
-            self.bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, no mapping
+        except (SafetensorError, RuntimeError) as error:
+            raise FormatError(path, f"not a whole file of examples: {error}. {_REMEDY}") from None
+        if metadata.get("format") != FORMAT:
+            raise FormatError(path, "not a file of gridless examples. Remove it, or choose another folder.")
+        text = metadata.get("about", "")
+        if metadata.get("digest") != _digest(text, tensors):
+            raise FormatError(path, f"its header is damaged. {_REMEDY}")
         with _refusing(path, "its header makes no sense"):
-            arrays = {name: self._array(*how) for name, how in header["arrays"].items()}
-            self.columns = {name: (a, arrays[f"@{name}"]) for name, a in arrays.items() if not name.startswith("@")}
-
-    def _array(self, dtype: str, shape: list[int], at: int) -> np.ndarray:
-        # Only plain numbers, and only inside the file: NumPy would follow anything else.
-        if dtype not in _DTYPES or not all(isinstance(n, int) and n >= 0 for n in (at, *shape)):
-            raise ValueError(f"no array of {dtype}, {shape} at {at}")
-        kind = np.dtype(dtype)
-        if self.start + at + math.prod(shape) * kind.itemsize > len(self.bytes):
-            raise ValueError(f"an array of {dtype}, {shape} at {at} ends behind the file")
-        return np.ndarray(shape, kind, self.bytes, self.start + at)
+            about = json.loads(text)
+            self.key, self.count, self.shape = str(about["key"]), int(about["count"]), about["shape"]
+            self.origin = _column(about["origin"], self.count)
+            self.plain = {name: _column(values, self.count) for name, values in about["plain"].items()}
+            self.crc = int(metadata["crc"])
+            rows = [name for name in tensors if not name.startswith("@")]
+            self.columns = {name: (tensors[name], tensors[f"@{name}"].numpy()) for name in rows}
+        if self.key != key:
+            raise FormatError(path, f"made for {self.key}, not for {key}. Remove it.")
+        self.tensors = tensors
 
     def verify(self) -> None:
-        """Refuse arrays that are damaged, where the file says what they were."""
-        with memoryview(self.bytes) as whole:
-            if self.crc is not None and zlib.crc32(whole[self.start :]) != self.crc:
-                raise FormatError(self.path, f"its arrays are damaged: {_AGAIN}")
+        """Refuse arrays that are damaged."""
+        if _checksum(self.tensors) != self.crc:
+            raise FormatError(self.path, f"its arrays are damaged. {_REMEDY}")
 
     def __len__(self) -> int:
         return self.count
@@ -181,12 +155,11 @@ class Shard:
     def __getitem__(self, i: int) -> Any:
         leaves: Flat = {name: column[i] for name, column in self.plain.items()}
         with _refusing(self.path, f"example {i} is damaged"):
-            for name, (array, starts) in self.columns.items():
-                a, b = (int(starts[i]), int(starts[i + 1])) if len(starts) else (i, i + 1)
-                if not 0 <= a <= b <= len(array):
-                    raise ValueError(f"rows {a} to {b} of {len(array)}")
-                rows = torch.from_numpy(array[a:b].copy())
-                leaves[name] = rows if len(starts) else rows[0]
+            for name, (rows, starts) in self.columns.items():
+                first, end = (int(starts[i]), int(starts[i + 1])) if len(starts) else (i, i + 1)
+                if not 0 <= first <= end <= len(rows):
+                    raise ValueError(f"rows {first} to {end} of {len(rows)}")
+                leaves[name] = (rows[first:end] if len(starts) else rows[i]).clone()
             return restore(self.shape, leaves)
 
 
@@ -196,14 +169,23 @@ def _column(values: Any, count: int) -> list[Any]:
     return values
 
 
-def _digest(text: bytes) -> bytes:
-    return hashlib.sha256(text).digest()[:16]
+def _digest(about: str, tensors: Mapping[str, Tensor]) -> str:
+    """Identifies all that the header says: safetensors checks that it fits the file, not that it is unchanged."""
+    header = [about, [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in sorted(tensors)]]
+    return hashlib.sha256(json.dumps(header).encode()).hexdigest()[:32]
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> int:
+    crc = 0
+    for name in sorted(tensors):
+        crc = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, crc)
+    return crc
 
 
 @contextmanager
-def _refusing(path: Path, what: str) -> Iterator[None]:
-    """Whatever a damaged file leads to becomes the one error that names it."""
+def _refusing(path: Path, problem: str) -> Iterator[None]:
+    """Turn each error that a damaged file leads to into one that names the file."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError) as error:
-        raise FormatError(path, f"{what} ({error}): {_AGAIN}") from None
+        raise FormatError(path, f"{problem} ({error}). {_REMEDY}") from None

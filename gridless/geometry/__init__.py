@@ -1,4 +1,4 @@
-"""What coordinates alone decide: searches find edges, samplers thin clouds, events fire events. No gradients.
+"""Geometry without gradients: searches find edges, samplers thin clouds, events fire events.
 
 Each folder holds one of them: the contract and its checks, a reference in torch, and a kernel for CPU and GPU.
 """

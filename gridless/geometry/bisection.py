@@ -30,11 +30,11 @@ from gridless.kernels.simd_lists import (
     store_scalar,
 )
 
-# What is done at a leaf: keep rows in the order they are met, count them, or write them where they belong.
+# Modes of a leaf: keep rows in the order they are met, count them, or write them where they belong.
 SCAN, COUNT, FILL = 0, 1, 2
 
-# What was too small: the space for lists, the space for rows, or the output.
-MORE_WORK, MORE_FOUND, MORE_OUT = -1, -2, -3
+# Return values for a buffer that was too small: the space for lists, the space for rows, or the output.
+MORE_WORK, MORE_ROWS, MORE_OUT = -1, -2, -3
 
 # Targets that are scanned together.
 _LEAF = 40
@@ -103,13 +103,13 @@ def _middle(boxes, node, radius, half, axes):
 
 
 @njit(nogil=True, cache=True, inner=True)
-def _scan_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, found, used, begin, count):
-    """Scan the sources for every target of a leaf; the rows follow one another in `found`."""
-    size, free, base = size_of(reach), len(found) - s_count - 64, address(found)
+def _scan_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, unordered, used, begin, count):
+    """Scan the sources for every target of a leaf; the rows follow one another in `unordered`."""
+    size, free, base = size_of(reach), len(unordered) - s_count - 64, address(unordered)
     ids = t_at + len(axes) * t_stride
     for k in range(t_count):
         if used > free:
-            return MORE_FOUND
+            return MORE_ROWS
         i = np.uint64(load_id(ids + 4 * k) - first)
         point = load_point(t_at + k * size, t_stride, axes, reach)
         hits = scan_ball(s_at, s_stride, s_count, point, reach, base + 4 * used)
@@ -133,11 +133,11 @@ def _count_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, f
 
 
 @njit(nogil=True, cache=True, inner=True)
-def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, found, begin, out):
+def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, unordered, begin, out):
     """Write the row of every target of a leaf where it begins in `out`."""
-    if s_count + 32 > len(found):
-        return MORE_FOUND
-    size, ids, row, base = size_of(reach), t_at + len(axes) * t_stride, address(found), address(out)
+    if s_count + 32 > len(unordered):
+        return MORE_ROWS
+    size, ids, row, base = size_of(reach), t_at + len(axes) * t_stride, address(unordered), address(out)
     # The rows lie far apart: ask for their first lines together.
     for k in range(t_count):
         to = base + 4 * begin[np.uint64(load_id(ids + 4 * k) - first)]
@@ -160,11 +160,11 @@ def _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, fi
 @njit(nogil=True, cache=True, inner=True)
 def descend(
     t_at, t_stride, t_count, s_at, s_stride, s_count, free, end, radius, reach, half, eps, axes, boxes, stack,
-    mode, limit, first, found, begin, count, out,
+    mode, limit, first, unordered, begin, count, out,
 ):  # fmt: skip
     """Search the sources for all targets of a root; lists are written between the addresses `free` and `end`.
 
-    Rows are numbered from target `first` on. Returns the entries of `found` that rows use, or what was too small.
+    Rows are numbered from target `first` on. Returns the entries of `unordered` that rows use, or what was too small.
     """
     size = size_of(reach)
     width, planes = 64 // size, len(axes) + 1
@@ -187,14 +187,16 @@ def descend(
         if leaf:
             if mode == SCAN:
                 used = _scan_rows(
-                    t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, found, used, begin, count
+                    t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, unordered, used, begin, count
                 )
                 if used < 0:
                     return used
             elif mode == COUNT:
                 _count_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, limit, count)
-            elif _fill_rows(t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, found, begin, out):
-                return MORE_FOUND
+            elif _fill_rows(
+                t_at, t_stride, t_count, s_at, s_stride, s_count, reach, axes, first, unordered, begin, out
+            ):
+                return MORE_ROWS
             continue
         t_room, s_room = room(t_count, width) * size, room(s_count, width) * size
         t_left, t_right = free, free + planes * t_room
@@ -222,8 +224,8 @@ def descend(
 
 @njit(nogil=True, cache=True)
 def search(
-    x, xs, y, ys, e, last, same, ready, radius, reach, half, eps, axes, work, boxes, stack, mode, limit, found, begin,
-    count, splits, total, out,
+    x, xs, y, ys, e, last, same, ready, radius, reach, half, eps, axes, work, boxes, stack, mode, limit, unordered,
+    begin, count, splits, total, out,
 ):  # fmt: skip
     """Search examples e to last, each from its own root.
 
@@ -255,22 +257,22 @@ def search(
         used = descend(
             base + t_at * size, t_stride * size, targets, base, s_stride * size, sources,
             base + free * size, base + len(work) * size, radius, reach, half, eps, axes, boxes, stack,
-            mode, limit, ys[e], found, begin[rows:], count[rows:], out,
+            mode, limit, ys[e], unordered, begin[rows:], count[rows:], out,
         )  # fmt: skip
         if used < 0:
             return e, total, used
         if mode == SCAN:
             if total + used + 64 > len(out):
                 return e, total, MORE_OUT
-            total = _copy_rows(found, begin, count, targets, out, total, splits[ys[e] :])
+            total = _copy_rows(unordered, begin, count, targets, out, total, splits[ys[e] :])
         e += 1
     return e, total, 0
 
 
 @njit(nogil=True, cache=True, inner=True)
-def _copy_rows(found, begin, count, rows, out, total, splits):
+def _copy_rows(unordered, begin, count, rows, out, total, splits):
     """Copy rows from where they were found into their order; up to a vector behind them may be overwritten."""
-    source, to = address(found), address(out)
+    source, to = address(unordered), address(out)
     for i in range(rows):
         n, row = count[i], source + 4 * begin[i]
         copy_vector(row, to + 4 * total)
@@ -294,7 +296,7 @@ def halve_list(points, stride, count, left, left_stride, right, right_stride, ax
 
 @njit(nogil=True, cache=True)
 def count_inside(points, stride, count, low, high, axes):
-    """How many points of a list have low < x <= high in every dimension."""
+    """Count the points of a list with low < x <= high in every dimension."""
     total = 0
     for i in range(count):
         inside = True

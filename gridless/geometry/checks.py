@@ -1,4 +1,4 @@
-"""What searches refuse, before any kernel runs."""
+"""Checks of the arguments of searches, before any kernel runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from gridless.structures import MAX_EDGES, Cloud, Edges
 
-# What a kernel returns when it meets an edge that leaves its example.
+# A kernel returns this when it meets an edge that leaves its example.
 CROSSING = 1
 _FLOAT = struct.Struct("f")
 
@@ -106,9 +106,9 @@ def check_radius(what: str, radius: float, dtype: torch.dtype) -> float:
 
 def check_whole(what: str, name: str, value: Any, least: int = 1) -> int:
     """The value as an int, NumPy's too, and written as a float (2e3); refuse what is no whole number from `least`."""
-    given: Any = int(value) if isinstance(value, float | np.floating) and value.is_integer() else value
+    number: Any = int(value) if isinstance(value, float | np.floating) and value.is_integer() else value
     try:
-        whole = operator.index(given)
+        whole = operator.index(number)
     except TypeError:
         whole = least - 1
     if isinstance(value, bool) or whole < least:

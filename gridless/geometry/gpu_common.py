@@ -1,4 +1,4 @@
-"""What the GPU searches and samplers share: facts about a cloud read back once, and small Triton helpers."""
+"""Shared by the GPU searches and samplers: facts about a cloud read back once, and small Triton helpers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gridless.structures import Cloud
 
 
 class Facts(NamedTuple):
-    """What the host must know of a cloud to choose a kernel and its size."""
+    """Facts about a cloud by which the host chooses a kernel and its size."""
 
     smallest: int
     largest: int
@@ -65,7 +65,7 @@ def sizes(cloud: Cloud, what: str) -> tuple[int, int]:
 
 
 def alone(cloud: Cloud) -> bool:
-    """Whether the cloud is known to be one example without padding before anything is read."""
+    """True if the cloud is known to be one example without padding, before anything is read back."""
     return cloud.is_alone or (cloud.is_checked and cloud.splits.shape[0] == 2 and not cloud.padding)
 
 
@@ -231,13 +231,13 @@ def _sort_long(splits, values, ordered, rows, room, SHORT: tl.constexpr, ROWS: t
 def place_block(values, ordered, begin, count, BLOCK: tl.constexpr):
     """BLOCK values of a row go to the places that the number of smaller ones in the row says."""
     at = begin + tl.arange(0, BLOCK)
-    mine = tl.load(values + at, mask=at < count, other=0)
+    value = tl.load(values + at, mask=at < count, other=0)
     place = tl.zeros([BLOCK], tl.int32)
     for first in range(0, count, 16):
         for k in tl.static_range(16):
             other = tl.load(values + first + k, mask=first + k < count, other=0x7FFFFFFF)
-            place += (other < mine).to(tl.int32)
-    tl.store(ordered + place, mine, mask=at < count)
+            place += (other < value).to(tl.int32)
+    tl.store(ordered + place, value, mask=at < count)
 
 
 _PARTIAL_FACTS, _FACTS, _SORT_LONG = (Launcher(kernel, exact=True) for kernel in (_partial_facts, _facts, _sort_long))

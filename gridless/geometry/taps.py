@@ -32,7 +32,7 @@ def _offsets(taps: Taps) -> Offsets:
 
 
 def reach_of(taps: Taps) -> int:
-    """How many pixels the taps reach to each side."""
+    """Pixels that the taps reach to each side."""
     text = taps.removeprefix("cross") if isinstance(taps, str) else str(taps)
     if isinstance(taps, bool) or not text.isdigit() or int(text) % 2 == 0:
         raise ValueError(f"kernel must be an odd number such as 3, or a cross such as 'cross5', not {taps!r}")

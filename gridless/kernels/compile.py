@@ -1,7 +1,7 @@
 """`njit` for the CPU kernels: Numba's, with a disk cache that knows all files a kernel may be made of.
 
-Numba keeps a compiled function until the function's own file changes. What the function calls in other files, and the
-constants it takes from them, is compiled into it all the same; when only those change, Numba would run the old code.
+Numba keeps a compiled function until the function's own file changes. Functions and constants of other files are
+compiled into it, too; when only those change, Numba would run the old code.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if hasattr(os, "register_at_fork"):
         after_in_child=global_compiler_lock.release,
     )
 
-# Whether compiled kernels are kept on disk.
-_kept = True
+# False after the first kernel that could not be written to disk.
+_on_disk = True
 
 
 def njit(inner: bool = False, cache: bool = False, **options: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -63,13 +63,13 @@ def njit(inner: bool = False, cache: bool = False, **options: Any) -> Callable[[
 
 
 def _keep(dispatcher: Any) -> None:
-    """On disk, or where Numba finds no folder to write to, in memory alone."""
-    global _kept
+    """Cache on disk, or in memory alone if Numba finds no folder to write to."""
+    global _on_disk
     try:
         dispatcher.enable_caching()
     except RuntimeError as error:
-        if _kept:
-            _kept = False
+        if _on_disk:
+            _on_disk = False
             remedy = "install the package as .py files in a folder"
             if Path(inspect.getfile(dispatcher.py_func)).is_file():
                 remedy = "set NUMBA_CACHE_DIR to a folder that can be written to"
@@ -88,20 +88,20 @@ class _Inner(CPUDispatcher):
 
 @functools.cache
 def digest(module: str) -> str:
-    """Of the files of a module and of all it imports from its package, directly or not, as they are now."""
-    package, pending, found = module.partition(".")[0], [module], {}
+    """Digest of the files of a module and of all it imports from its package, directly or not."""
+    package, pending, digests = module.partition(".")[0], [module], {}
     while pending:
         name = pending.pop()
         # The package itself imports nearly everything, and holds nothing that a kernel is made of.
-        if name not in found and (name != package or name == module):
-            found[name], imported = _file(name)
+        if name not in digests and (name != package or name == module):
+            digests[name], imported = _file(name)
             pending += imported
-    return hashlib.sha256("".join(found[name] for name in sorted(found)).encode()).hexdigest()
+    return hashlib.sha256("".join(digests[name] for name in sorted(digests)).encode()).hexdigest()
 
 
 @functools.cache
 def _file(module: str) -> tuple[str, list[str]]:
-    """A digest of a module's file, and what the file imports from its package; nothing for what is no module."""
+    """A digest of a module's file, and the modules it imports from its package; empty for names of other things."""
     package, _, rest = module.partition(".")
     top = getattr(sys.modules.get(package), "__file__", None)
     if top is None:
@@ -128,19 +128,19 @@ def announce_compilation() -> None:
 
     class Listener(event.Listener):
         timer: threading.Timer | None = None
-        said = False
+        announced = False
         depth = 0
 
-        def say(self) -> None:
-            if not Listener.said:
-                Listener.said = True
-                once = ", once; the result is kept on disk" if _kept else ""
+        def announce(self) -> None:
+            if not Listener.announced:
+                Listener.announced = True
+                once = ", once; the result is kept on disk" if _on_disk else ""
                 print(f"gridless: compiling CPU kernels{once}", file=sys.stderr, flush=True)
 
         def on_start(self, event: Any) -> None:
             self.depth += 1
-            if self.depth == 1 and not Listener.said:
-                self.timer = threading.Timer(1.0, self.say)
+            if self.depth == 1 and not Listener.announced:
+                self.timer = threading.Timer(1.0, self.announce)
                 self.timer.daemon = True
                 self.timer.start()
 

@@ -20,11 +20,11 @@ from torch import Tensor
 
 INT32 = 2**31
 
-# Whether kernels may compile at the same time: Python 3.11 raises a SystemError where threads parse beside each other.
+# Kernels compile in parallel from Python 3.12 on: 3.11 raises a SystemError if two threads parse.
 TOGETHER = sys.version_info >= (3, 12)
 
-# Whether products are fused with sums is said at every launch: what Triton does by itself changes with 3.10. Kernels
-# whose results decide something have the bits of the reference.
+# Every launch says whether products are fused with sums, as the default changes with Triton 3.10. Kernels whose results
+# decide something need the bits of the reference.
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 FUSED: dict[str, Any] = {"enable_fp_fusion": True}
 
@@ -44,12 +44,12 @@ class Launch:
     Any other launch goes through Triton: the first, tensors that begin elsewhere, sizes beyond int32.
     """
 
-    __slots__ = ("_begun", "_compiled", "_constants", "_kernel", "_options")
+    __slots__ = ("_compilation", "_compiled", "_constants", "_kernel", "_options")
 
     def __init__(self, kernel: Any, constants: tuple, options: dict[str, Any]) -> None:
         self._kernel, self._constants, self._options = kernel, constants, options
         self._compiled: Any = None
-        self._begun: Future | None = None
+        self._compilation: Future | None = None
 
     def __call__(self, grid: tuple[int, int, int], tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> Any:
         """Launches the kernel, and returns it compiled where Triton did (None in its interpreter)."""
@@ -57,11 +57,11 @@ class Launch:
             return None
         if _compiling.pool is not None:
             return self._begin(_compiling.pool, tensors, sizes)
-        begun, self._begun = self._begun, None
-        if begun is not None:
+        compilation, self._compilation = self._compilation, None
+        if compilation is not None:
             # Triton then has it, or meets the same error itself.
             with suppress(Exception):
-                begun.result()
+                compilation.result()
         compiled = self._kernel[grid](*tensors, *sizes, *self._constants, **self._options)
         if is_simple([t.data_ptr() for t in tensors], sizes):
             self._compiled = compiled
@@ -79,9 +79,9 @@ class Launch:
         return True
 
     def _begin(self, pool: Executor, tensors: tuple[Tensor, ...], sizes: tuple[float, ...]) -> None:
-        if TOGETHER and self._compiled is None and self._begun is None:
+        if TOGETHER and self._compiled is None and self._compilation is None:
             arguments = (*(t.dtype for t in tensors), *sizes, *self._constants)
-            self._begun = pool.submit(_compile, self._kernel, tensors[0].device, arguments, self._options)
+            self._compilation = pool.submit(_compile, self._kernel, tensors[0].device, arguments, self._options)
 
 
 class Launcher:
@@ -128,12 +128,12 @@ class Launcher:
 
 
 def is_simple(pointers: list[int], sizes: tuple[float, ...]) -> bool:
-    """Whether tensors begin at multiples of 16 bytes, and 32 bits hold the sizes."""
+    """True if tensors begin at multiples of 16 bytes, and 32 bits hold the sizes."""
     return not reduce(or_, pointers) & 15 and max(sizes, default=0) < INT32
 
 
 def types_of(tensors: tuple[Tensor, ...]) -> tuple:
-    """What a kernel is compiled for: the device of the tensors, and the type of each."""
+    """Key of a compiled kernel: the device of the tensors, and the type of each."""
     return (tensors[0].device, *[t.dtype for t in tensors])
 
 

@@ -1,4 +1,4 @@
-"""What the files that emit LLVM vectors share."""
+"""Helpers of the files that emit LLVM vectors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ I64 = ir.IntType(64)
 
 
 def cpu_features() -> set[str]:
-    """What kernels are compiled for, such as "+avx512f"."""
+    """Features of the CPU that kernels are compiled for, such as "+avx512f"."""
     return set(str(cpu_target.target_context.codegen().magic_tuple()[2]).split(","))
 
 

@@ -33,7 +33,7 @@ def one_heap() -> None:
 
 @cache
 def _function(name: str) -> Any:
-    """Of the C library; None where there is none of that name."""
+    """The function of the C library, or None."""
     with suppress(OSError, TypeError, AttributeError):  # TypeError: Windows has no library of the process itself
         return getattr(ctypes.CDLL(None), name)
     return None

@@ -29,8 +29,8 @@ def run(
 
     Args:
         worker: `worker(**arguments)` is made once in each process, and called with a task.
-        arguments: what is pickled for it.
-        tasks: what is pickled for a call.
+        arguments: of the worker, pickled.
+        tasks: one for each call, pickled.
         workers: processes on this machine; 1 is this one.
         ray: the address of a Ray cluster instead, with as many actors as it has room for.
     """
@@ -39,9 +39,9 @@ def run(
     elif workers > 1:
         yield from _in_processes(worker, arguments, iter(tasks), workers)
     else:
-        made = worker(**arguments)
+        call = worker(**arguments)
         for task in tasks:
-            yield task, made(task)
+            yield task, call(task)
 
 
 def _in_processes(
@@ -59,8 +59,8 @@ def _in_processes(
                 yield future.result()
             busy |= {pool.submit(_do, task) for task in islice(tasks, len(done))}
     except BrokenProcessPool:
-        words = "most likely because memory ran out: start again with fewer (workers); what is done stays"
-        raise RuntimeError(f"one of {workers} processes was killed, {words}") from None
+        remedy = "Memory may have run out: start again with fewer workers; finished tasks stay."
+        raise RuntimeError(f"One of {workers} processes was killed. {remedy}") from None
     except BaseException:
         # Tasks that are under way are not waited for.
         for process in list((pool._processes or {}).values()):
@@ -76,8 +76,8 @@ def _try(context: Any) -> None:
     process.start()
     process.join()
     if process.exitcode:
-        words = 'in a script, call it below `if __name__ == "__main__":`, or use one process, workers=1'
-        raise RuntimeError(f"a process of its own could not begin, see above: {words}")
+        remedy = 'In a script, call it below `if __name__ == "__main__":`, or use one process, workers=1.'
+        raise RuntimeError(f"A process of its own could not begin, see above. {remedy}")
 
 
 def _nothing() -> None:
@@ -85,8 +85,10 @@ def _nothing() -> None:
 
 
 def _context() -> Any:
-    """Processes are forked from one that has imported torch and nothing else, whose memory they share: this process may
-    have threads, and then it is not forked safely."""
+    """The way to start processes: forks of one that has imported torch and nothing else, whose memory they share.
+
+    This process may have threads, and would not be forked safely.
+    """
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -95,24 +97,29 @@ def _context() -> Any:
 
 
 def connect(address: str) -> Any:
-    """The package Ray, connected to a cluster. That nobody listens is said at once: Ray itself tries for minutes."""
+    """The package Ray, connected to a cluster. A dead address is refused at once; Ray itself tries for minutes."""
     try:
         import ray  # type: ignore[import-not-found]
     except ImportError:
-        raise ImportError("--ray needs Ray: pip install ray") from None
+        raise ImportError("--ray: Ray is not installed. Run pip install ray.") from None
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not ray.is_initialized():
         try:
             if port.isdigit():
                 socket.create_connection((host.strip("[]"), int(port)), 10).close()
         except OSError as error:
-            raise ConnectionError(f"no Ray cluster at {address}: {error}: is it started (ray start --head)?") from None
-        ray.init(address, log_to_driver=False)
+            raise ConnectionError(f"no Ray cluster at {address}: {error}. Start it: ray start --head.") from None
+        try:
+            ray.init(address, log_to_driver=False)
+        except (ConnectionError, ValueError) as error:
+            remedy = "Start one (ray start --head), or give local to use the cores of this machine"
+            raise ConnectionError(f"--ray {address}: no Ray cluster was found there. {remedy}.") from error
     return ray
 
 
+# The worker of this process, and how to make it.
 _make: Any = None
-_made: Any = None
+_worker: Any = None
 
 
 def _begin(worker: Callable[..., Any], arguments: dict[str, Any]) -> None:
@@ -127,7 +134,7 @@ def _begin(worker: Callable[..., Any], arguments: dict[str, Any]) -> None:
 
 
 def _end_with_parent() -> None:
-    """A pool's processes do not notice that the one that began them was killed, and would wait for ever."""
+    """Ends this process with its parent: a pool's processes would wait for ever after the parent was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -135,10 +142,10 @@ def _end_with_parent() -> None:
 
 
 def _do(task: Any) -> tuple[Any, Any]:
-    global _made
-    # Here, where an error is that of a task and comes back.
-    _made = _made or _make()
-    return task, _made(task)
+    global _worker
+    # Made by the first task, so that an error comes back as that of a task.
+    _worker = _worker or _make()
+    return task, _worker(task)
 
 
 def _on_ray(
@@ -149,21 +156,21 @@ def _on_ray(
     on_gpu = str(arguments.get("device", "cpu")).startswith("cuda")
     kind = "GPU" if on_gpu else "CPU"
     many = max(1, int(ray.cluster_resources().get(kind, 1)))
-    # What is large is stored once.
-    kept = ray.put(arguments)
+    # Large arguments are stored once.
+    stored = ray.put(arguments)
 
     class Actor:
-        def __init__(self, given: dict[str, Any]) -> None:
-            self.given, self.made = given, None
+        def __init__(self, arguments: dict[str, Any]) -> None:
+            self.arguments, self.worker = arguments, None
 
         def do(self, task: Any) -> Any:
-            # Here, where an error is that of a task and comes back, and not that of an actor, which is tried again.
-            self.made = self.made or worker(**self.given)
-            return self.made(task)
+            # Made by the first task: an error then comes back as that of a task. A lost actor would be tried again.
+            self.worker = self.worker or worker(**self.arguments)
+            return self.worker(task)
 
     remote: Any = ray.remote(num_cpus=0 if on_gpu else 1, num_gpus=1 if on_gpu else 0)(Actor)
     waiting, busy = tasks[::-1], {}
-    idle = [remote.remote(kept) for _ in range(min(many, len(tasks)))]
+    idle = [remote.remote(stored) for _ in range(min(many, len(tasks)))]
     lost = 0
     while waiting or busy:
         while waiting and idle:
@@ -178,9 +185,9 @@ def _on_ray(
             if lost > 3 * many + 3:
                 raise
             waiting.append(task)
-            # Another in its place, unless there are others, which have room for it.
+            # A new actor replaces the last one; others would have room for the task.
             if not busy and not idle:
-                idle.append(remote.remote(kept))
+                idle.append(remote.remote(stored))
             continue
         idle.append(actor)
         yield task, result

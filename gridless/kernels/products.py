@@ -102,7 +102,7 @@ def add_product(typingctx, rows, width, c, c_at, c_row, a, a_at, a_row, a_step, 
     """c[rows x width vectors] += a b, see above; `rows` and `width` are literal numbers."""
     at = types.int64
     signature = types.none(rows, width, c, at, at, a, at, at, at, b, at, at, at)
-    return signature, lambda *how: _emit(*how, gathered=False)
+    return signature, lambda *arguments: _emit(*arguments, gathered=False)
 
 
 @intrinsic(prefer_literal=True)
@@ -112,7 +112,7 @@ def add_gathered(
     """The same, with the row index[index_at + k] of b at step k."""
     at = types.int64
     signature = types.none(rows, width, c, at, at, a, at, at, at, b, at, at, at, index, at)
-    return signature, lambda *how: _emit(*how, gathered=True)
+    return signature, lambda *arguments: _emit(*arguments, gathered=True)
 
 
 @njit(nogil=True, cache=True, inner=True)
@@ -121,18 +121,18 @@ def matmul(c, a, a_row, packed, rows, columns, steps, lane):
     for column in range(0, columns, 2 * lane):
         # Some steps at a time, so that their rows of b stay in the first-level cache while all rows of a pass.
         for k in range(0, steps, STEPS):
-            some = min(STEPS, steps - k)
+            step_count = min(STEPS, steps - k)
             # A step of 1 and a row of b of known length let LLVM count with one register.
             if column + 2 * lane <= columns:
                 b_at = column * steps + k * 2 * lane
                 for i in range(0, rows, BLOCK):
                     at, a_at = i * columns + column, i * a_row + k
-                    add_product(BLOCK, 2, c, at, columns, a, a_at, a_row, 1, packed, b_at, 2 * lane, some)
+                    add_product(BLOCK, 2, c, at, columns, a, a_at, a_row, 1, packed, b_at, 2 * lane, step_count)
             else:
                 b_at = column * steps + k * lane
                 for i in range(0, rows, BLOCK):
                     at, a_at = i * columns + column, i * a_row + k
-                    add_product(BLOCK, 1, c, at, columns, a, a_at, a_row, 1, packed, b_at, lane, some)
+                    add_product(BLOCK, 1, c, at, columns, a, a_at, a_row, 1, packed, b_at, lane, step_count)
 
 
 @njit(nogil=True, cache=True, inner=True)

@@ -1,4 +1,4 @@
-"""What stderr is told: errors and warnings as one line each, and how far a long job is, where it is a terminal."""
+"""Text on stderr: errors and warnings as one line each, and the progress of long jobs if it is a terminal."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ def shown(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in str(text))
 
 
-def say(who: str, words: object) -> None:
+def say(who: str, message: object) -> None:
     """An error or a warning, as one line."""
-    print(f"{who}: {shown(' '.join(str(words).split()))}", file=sys.stderr, flush=True)
+    print(f"{who}: {shown(' '.join(str(message).split()))}", file=sys.stderr, flush=True)
 
 
 def is_terminal(file: Any) -> bool:
-    """Whether it is one; in programs without standard output and error, such as those of a desktop, they are None."""
+    """True if a file is a terminal. Desktop programs have None for stdout and stderr."""
     return file is not None and file.isatty()
 
 
-def line(*words: str) -> Any:
+def line(*columns: str) -> Any:
     """An unstarted rich progress display on stderr, each task one line that ends with the given columns."""
     from rich.console import Console
     from rich.progress import (
@@ -41,27 +41,27 @@ def line(*words: str) -> Any:
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        # Where the terminal is narrow, the bar and the words give way.
+        # A narrow terminal shortens the bar and the description.
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeElapsedColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        *(TextColumn(word) for word in words),
+        *(TextColumn(column) for column in columns),
         console=Console(stderr=True),
         refresh_per_second=4,
-        # What is printed meanwhile goes above the line, but never to stderr in place of a file or pipe.
+        # Printed text goes above the line, but never to stderr in place of a file or pipe.
         redirect_stdout=is_terminal(sys.stdout),
     )
 
 
 @contextmanager
 def bar(what: str, total: int, shown: bool = True, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Show a job of `total` parts while the block runs; what is given is called with how many more are done."""
+    """Show a job of `total` parts while the block runs. The block calls the result with the parts just finished."""
     if not shown or not is_terminal(sys.stderr):
-        yield lambda more: None
+        yield lambda parts: None
         return
     with line() as display:
         task = display.add_task(what, total=total, completed=done)
-        yield lambda more: display.advance(task, more)
+        yield lambda parts: display.advance(task, parts)
 
 
 def track(items: Iterable[T], what: str, total: int | None = None, shown: bool = True) -> Iterator[T]:

@@ -78,11 +78,11 @@ class _Emit:
 
     def mask(self, conditions: list[Any]) -> Any:
         """One bit for each point of a block."""
-        builder, found = self.builder, I64(0)
+        builder, word = self.builder, I64(0)
         for part, condition in enumerate(conditions):
             bits = builder.zext(builder.bitcast(condition, ir.IntType(self.lanes)), I64)
-            found = builder.or_(found, builder.shl(bits, I64(part * self.lanes)))
-        return found
+            word = builder.or_(word, builder.shl(bits, I64(part * self.lanes)))
+        return word
 
     def largest(self, vectors: list[Any]) -> Any:
         """The largest of all lanes."""
@@ -114,9 +114,9 @@ def _squares(emit, x, coords, block, dim, point, own):
     start = emit.pointer(x, coords, builder.mul(builder.mul(block, I64(BLOCK)), dim))
 
     def step(d):
-        mine = emit.splat(builder.load(emit.pointer(point, own, d)))
+        coordinate = emit.splat(builder.load(emit.pointer(point, own, d)))
         axis = builder.gep(start, [builder.mul(d, I64(BLOCK))])
-        return [builder.fsub(emit.load(axis, part), mine) for part in range(emit.parts)]
+        return [builder.fsub(emit.load(axis, part), coordinate) for part in range(emit.parts)]
 
     return emit.over_axes(dim, step)
 
@@ -128,11 +128,11 @@ def lower(typingctx, x, block, dim, point, closest):
     def code(context, builder, signature, arguments):
         emit = _Emit(context, builder, x.dtype)
         coords, at, axes, own, distances = arguments
-        there = emit.pointer(closest, distances, builder.mul(at, I64(BLOCK)))
+        block = emit.pointer(closest, distances, builder.mul(at, I64(BLOCK)))
         values = []
         for part, total in enumerate(_squares(emit, x, coords, at, axes, point, own)):
-            values.append(emit.smaller(total, emit.load(there, part)))
-            emit.store(values[-1], there, part)
+            values.append(emit.smaller(total, emit.load(block, part)))
+            emit.store(values[-1], block, part)
         return emit.largest(values)
 
     return x.dtype(x, types.int64, types.int64, point, closest), code
@@ -144,10 +144,10 @@ def distances(typingctx, x, block, dim, point, bound, out):
 
     def code(context, builder, signature, arguments):
         emit = _Emit(context, builder, x.dtype)
-        coords, at, axes, own, limit, found = arguments
-        there, limits, inside = emit.pointer(out, found, I64(0)), emit.splat(limit), []
+        coords, at, axes, own, limit, place = arguments
+        block, limits, inside = emit.pointer(out, place, I64(0)), emit.splat(limit), []
         for part, total in enumerate(_squares(emit, x, coords, at, axes, point, own)):
-            emit.store(total, there, part)
+            emit.store(total, block, part)
             inside.append(builder.fcmp_ordered("<=", total, limits))
         return emit.mask(inside)
 
@@ -164,12 +164,13 @@ def _gaps(emit, low, high, lows, highs, block, dim, point, own):
     low_start, high_start = emit.pointer(low, lows, offset), emit.pointer(high, highs, offset)
 
     def step(d):
-        mine = emit.splat(builder.load(emit.pointer(point, own, d)))
+        coordinate = emit.splat(builder.load(emit.pointer(point, own, d)))
         shift = builder.mul(d, I64(BLOCK))
         below, above = builder.gep(low_start, [shift]), builder.gep(high_start, [shift])
         gaps = []
         for part in range(emit.parts):
-            left, right = builder.fsub(emit.load(below, part), mine), builder.fsub(mine, emit.load(above, part))
+            left = builder.fsub(emit.load(below, part), coordinate)
+            right = builder.fsub(coordinate, emit.load(above, part))
             gaps.append(emit.larger(emit.larger(left, right), emit.zeros()))
         return gaps
 
@@ -184,8 +185,8 @@ def touched(typingctx, low, high, block, dim, point, most):
         emit = _Emit(context, builder, low.dtype)
         lows, highs, at, axes, own, mosts = arguments
         gaps = _gaps(emit, low, high, lows, highs, at, axes, point, own)
-        there = emit.pointer(most, mosts, builder.mul(at, I64(BLOCK)))
-        return emit.mask([builder.fcmp_ordered("<", gap, emit.load(there, p)) for p, gap in enumerate(gaps)])
+        block = emit.pointer(most, mosts, builder.mul(at, I64(BLOCK)))
+        return emit.mask([builder.fcmp_ordered("<", gap, emit.load(block, p)) for p, gap in enumerate(gaps)])
 
     return types.uint64(low, high, types.int64, types.int64, point, most), code
 
@@ -223,10 +224,10 @@ def insert(typingctx, values, vectors, value):
         here = emit.pointer(values, array, builder.mul(v, I64(emit.lanes)))
         # Whole vectors are read, as they were written, and moved up by one place in registers: that does not wait
         # for memory. Vectors are written from the last to the first, so what moves up is still the old value.
-        mine, before_mine = emit.load(here, 0), emit.load(here, -1)
+        vector, vector_before = emit.load(here, 0), emit.load(here, -1)
         up = ir.Constant(ir.VectorType(I32, emit.lanes), list(range(emit.lanes - 1, 2 * emit.lanes - 1)))
-        moved = builder.shuffle_vector(before_mine, mine, up)
-        emit.store(emit.larger(moved, emit.smaller(mine, new)), here, 0)
+        moved = builder.shuffle_vector(vector_before, vector, up)
+        emit.store(emit.larger(moved, emit.smaller(vector, new)), here, 0)
         following = builder.sub(v, I64(1))
         v.add_incoming(following, builder.block)
         builder.cbranch(builder.icmp_signed(">", following, I64(0)), loop, after)
@@ -242,8 +243,8 @@ def largest(typingctx, values, block):
 
     def code(context, builder, signature, arguments):
         emit = _Emit(context, builder, values.dtype)
-        there = emit.pointer(values, arguments[0], builder.mul(arguments[1], I64(BLOCK)))
-        return emit.largest([emit.load(there, part) for part in range(emit.parts)])
+        block = emit.pointer(values, arguments[0], builder.mul(arguments[1], I64(BLOCK)))
+        return emit.largest([emit.load(block, part) for part in range(emit.parts)])
 
     return values.dtype(values, types.int64), code
 
@@ -253,9 +254,9 @@ def _compared(test: str):
     def compared(typingctx, values, block, bound):
         def code(context, builder, signature, arguments):
             emit = _Emit(context, builder, values.dtype)
-            there = emit.pointer(values, arguments[0], builder.mul(arguments[1], I64(BLOCK)))
+            block = emit.pointer(values, arguments[0], builder.mul(arguments[1], I64(BLOCK)))
             limit = emit.splat(arguments[2])
-            return emit.mask([builder.fcmp_ordered(test, emit.load(there, p), limit) for p in range(emit.parts)])
+            return emit.mask([builder.fcmp_ordered(test, emit.load(block, p), limit) for p in range(emit.parts)])
 
         return types.uint64(values, types.int64, values.dtype), code
 
@@ -273,8 +274,8 @@ def enough(typingctx, values, k):
 
     def code(context, builder, signature, arguments):
         emit = _Emit(context, builder, values.dtype)
-        there = emit.pointer(values, arguments[0], I64(0))
-        vectors = [emit.load(there, part) for part in range(emit.parts)]
+        block = emit.pointer(values, arguments[0], I64(0))
+        vectors = [emit.load(block, part) for part in range(emit.parts)]
         groups, bound = BLOCK, emit.largest(vectors)
         while groups > 8:
             groups //= 2

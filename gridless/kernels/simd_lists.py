@@ -21,7 +21,7 @@ from gridless.kernels.llvm import I32, I64, cpu_features, first_bit, float_type,
 
 
 def has_compress() -> bool:
-    """Whether kernels are compiled for a CPU that can pack the chosen lanes of a vector."""
+    """True if kernels are compiled for a CPU that can pack the chosen lanes of a vector."""
     return {"+avx512f", "+avx512vl"} <= cpu_features()
 
 
@@ -56,7 +56,7 @@ def _as_mask(builder: ir.IRBuilder, bits: ir.Value, width: int) -> ir.Value:
 
 @njit(nogil=True, cache=True)
 def address(array):
-    """Where an array's data begin, as a signed number."""
+    """Address of an array's data, as a signed number."""
     return np.int64(array.ctypes.data)
 
 
@@ -127,8 +127,8 @@ def plane_bounds(typingctx, at, vectors, like):
             builder.store(builder.select(builder.fcmp_ordered("<", x, a), x, a), low)
             builder.store(builder.select(builder.fcmp_ordered(">", x, b), x, b), high)
         ends = []
-        for kept, test in ((builder.load(low), "<"), (builder.load(high), ">")):
-            v, n = kept, width
+        for bound, test in ((builder.load(low), "<"), (builder.load(high), ">")):
+            v, n = bound, width
             while n > 1:
                 n //= 2
                 order = ir.Constant(ir.VectorType(I32, width), [(i % n) + n if i < n else i for i in range(width)])
@@ -348,7 +348,7 @@ def _scan_ball_for_target(at, stride, count, point, reach, out):
 
 @njit(nogil=True, cache=True, inner=True)
 def count_ball(at, stride, count, point, reach):
-    """How many points of a list are within reach of `point`."""
+    """Count the points of a list within reach of `point`."""
     size, total = size_of(reach), 0
     for first in range(0, count, 64 // size):
         total += _count_bits(ball_mask(at + first * size, stride, point, reach))

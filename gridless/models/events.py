@@ -128,7 +128,7 @@ class EventResNet(nn.Module):
         return self.head(self.trunk(geometry, memory), geometry, memory)
 
     def predictions(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
-        """Of a stream head: logits (S, classes) after every event of the last stream."""
+        """Logits (S, classes) of a stream head after every event of the last stream."""
         if not isinstance(self.head, StreamHead):
             raise ValueError("only a network with head='stream' predicts after every event")
         return self.head.predictions(self.trunk(geometry, memory), geometry, memory)
@@ -274,15 +274,15 @@ class StreamHead(nn.Module):
 
     def predictions(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
         """logits (S, classes) after every event."""
-        found: list[Tensor] = []
+        columns: list[Tensor] = []
         row: Tensor | None = None  # of the finer stream, for each event of the last
         means = cast(list[StreamMean], list(self.means))
         for mean, features in zip(reversed(means), reversed(levels[self.pooled :]), strict=True):
             values = mean(features, geometry, memory)
-            found.insert(0, values if row is None else _rows(values, row))
+            columns.insert(0, values if row is None else _rows(values, row))
             cause: Any = geometry[mean.stream].cause
             row = cause if row is None else cause[row]
-        return self.logits(self.dropout(self.norm(torch.cat(found, 1), geometry)))
+        return self.logits(self.dropout(self.norm(torch.cat(columns, 1), geometry)))
 
     def forward(self, levels: list[Tensor], geometry: Geometry, memory: Memory | None = None) -> Tensor:
         """logits (B, classes) after the last event; the bias alone before the first."""

@@ -25,13 +25,15 @@ ROOT2 = 2**0.5
 
 
 def _arguments(local: dict[str, Any]) -> dict[str, Any]:
-    """What a constructor was called with, from its first line's locals()."""
+    """Arguments of a constructor, from its first line's locals()."""
     return {name: value for name, value in local.items() if name not in ("self", "__class__")}
 
 
 def _given(model: Any, features: Any, geometry: Any) -> tuple[Tensor | None, Geometry]:
-    """What `model(geometry)` or `model(features, geometry)` was called with: features (S, in_channels) that are not
-    given are the rows `features` of the cloud, None where the network takes none."""
+    """Features and geometry of `model(geometry)` or `model(features, geometry)`.
+
+    Features (S, in_channels) default to the rows `features` of the cloud, or None if the network takes none.
+    """
     if geometry is None:
         features, geometry = None, features
     expect_geometry(geometry)
@@ -39,13 +41,13 @@ def _given(model: Any, features: Any, geometry: Any) -> tuple[Tensor | None, Geo
     if features is not None and not channels:
         raise ValueError(f"{kind}: this network was built for no features: build it with in_channels=")
     if features is None and channels and "features" not in cloud.rows:
-        words = "give model(features, geometry), or rows of the cloud, Cloud.of(xyz, features=...)"
-        raise ValueError(f"{kind}: this network was built for features (S, {channels}): {words}")
+        message = "give model(features, geometry), or rows of the cloud, Cloud.of(xyz, features=...)"
+        raise ValueError(f"{kind}: this network was built for features (S, {channels}): {message}")
     if channels and features is None:
         features = cloud.rows["features"]
     if features is not None and tuple(features.shape) != (len(cloud), channels):
-        words = f"({len(cloud)}, {channels}), not {shape_in_words(features)}"
-        raise ValueError(f"{kind}: features of these {len(cloud)} points must be {words}")
+        message = f"({len(cloud)}, {channels}), not {shape_in_words(features)}"
+        raise ValueError(f"{kind}: features of these {len(cloud)} points must be {message}")
     return features, geometry
 
 
@@ -305,8 +307,8 @@ class PointMaxNet(nn.Module):
                 coarse = plan.rejection_sample(plan.ball(cloud, cloud, spacing))
                 down, width, spacing = plan.nearest(cloud, coarse, neighbours), 2 * width, 2 * spacing
                 cloud, near = coarse, plan.nearest(coarse, coarse, neighbours)
-            told = up if level == 0 else None
-            self.levels.append(MaxLevel(down, near, width, neighbours, spacing, told, rates[:depth]))
+            level_up = up if level == 0 else None
+            self.levels.append(MaxLevel(down, near, width, neighbours, spacing, level_up, rates[:depth]))
             rates = rates[depth:]
         self.norm, self.lift = BatchNorm(width, cloud, momentum=0.1), Dense(width, lift, bias=False)
         self.pool = MaxPool(cloud)
@@ -402,7 +404,7 @@ class PointUNet(nn.Module):
         part = cloud.rows["part"]
         judged = (cloud.example < cloud.num_examples) & (part >= 0)
         logits = self(geometry).float()
-        # Which points count is not known when a graph is captured: the others are multiplied by zero.
+        # Points that do not count are multiplied by zero: a captured graph does not know their number.
         each = cross_entropy(logits, part.clamp(min=0), label_smoothing=smoothing, reduction="none")
         points = judged.sum().clamp(min=1)
         right = ((logits.argmax(1) == part) & judged).sum()
@@ -531,14 +533,14 @@ class PointUNetPlus(nn.Module):
 
     def _expected_iou(self, chance: Tensor, part: Tensor, judged: Tensor, cloud: Any, category: Tensor) -> Tensor:
         """The mean over shapes, and over the parts of each, of intersection over union, as the chances have it."""
-        there = (part[:, None] == torch.arange(chance.shape[1], device=part.device)) & judged[:, None]
+        is_part = (part[:, None] == torch.arange(chance.shape[1], device=part.device)) & judged[:, None]
         chance = torch.where(judged[:, None], chance, 0.0)
-        both = torch.where(there, chance, 0.0)
-        common, union = segment_mean(torch.cat([both, chance + there - both], 1), cloud.splits).chunk(2, 1)
+        both = torch.where(is_part, chance, 0.0)
+        common, union = segment_mean(torch.cat([both, chance + is_part - both], 1), cloud.splits).chunk(2, 1)
         # One point more in both: a part that is neither there nor expected counts 1.
         one = 1 / cloud.sizes[:, None].clamp(min=1)
-        mine: Any = self.allowed[category]  # type: ignore[index]
-        return (((common + one) / (union + one) * mine).sum(1) / mine.sum(1)).mean()
+        allowed: Any = self.allowed[category]  # type: ignore[index]
+        return (((common + one) / (union + one) * allowed).sum(1) / allowed.sum(1)).mean()
 
 
 # Sizes that are the defaults of their networks; the paper's large one has 769,992 parameters for 40 classes.

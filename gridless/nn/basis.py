@@ -31,7 +31,7 @@ class Monomials:
     def __post_init__(self) -> None:
         if self.dim < 1 or self.order < 0:
             raise ValueError(f"Monomials: dim must be at least 1 and order at least 0, not {self.dim} and {self.order}")
-        # Here, because torch.compile reads what is there, but cannot trace how it is made.
+        # The cached value is made here: torch.compile reads it, but cannot trace how it is made.
         _ = self._description
 
     @cached_property

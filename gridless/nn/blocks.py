@@ -169,8 +169,8 @@ class DropPath(nn.Module):
         if not self.training or not self.probability:
             return features
         cloud, keep = geometry[self.cloud], 1 - self.probability
-        kept = (torch.rand(cloud.num_examples, device=features.device) < keep).to(features.dtype) / keep
-        return features * kept[cloud.example.clamp(max=cloud.num_examples - 1)][:, None]
+        scale = (torch.rand(cloud.num_examples, device=features.device) < keep).to(features.dtype) / keep
+        return features * scale[cloud.example.clamp(max=cloud.num_examples - 1)][:, None]
 
     def extra_repr(self) -> str:
         return f"{self.cloud}, {self.probability}"

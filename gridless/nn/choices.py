@@ -59,7 +59,7 @@ class Choices:
         return choices if isinstance(choices, Choices) else cls(**(choices or {}))
 
     def changes(self) -> dict[str, Any]:
-        """What differs from the paper's choices, by name."""
+        """Choices that differ from the paper's, by name."""
         paper = Choices()
         return {name: value for name, value in asdict(self).items() if value != getattr(paper, name)}
 

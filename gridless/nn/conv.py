@@ -17,7 +17,7 @@ from gridless.structures import Geometry, expect_geometry
 
 
 class _Conv(nn.Module):
-    """What the convolutions share: where their edges are found, and the values of an edge."""
+    """Base of the convolutions: the names of their edges, and the values of an edge."""
 
     def __init__(
         self, edges: Name, channels: tuple[int, ...], basis: Basis | None, falloff: str | None, normalise: bool,
@@ -50,7 +50,7 @@ class _Conv(nn.Module):
         _LAYERS[self.edges.plan].add(self)
 
     def _fans(self) -> tuple[int, int]:
-        """How many numbers come in and go out, as the weight begins by them."""
+        """Fan-in and fan-out of the weight, for its initialisation."""
         raise NotImplementedError
 
     def reset_parameters(self) -> None:

@@ -28,7 +28,7 @@ from gridless.structures import Events, Geometry, expect_geometry
 
 Memory = dict[nn.Module, Any]
 
-# What an event still counts after three times its decay time: a cell of a grid that holds less is as good as empty.
+# Weight of an event after three times its decay time: a cell of a grid that holds less counts as empty.
 LEFT = 0.05
 
 # When the window of a stream begins that has had no event.
@@ -68,10 +68,10 @@ class EventConv(nn.Module):
         if not isinstance(temporal, int) or temporal < 1:
             raise ValueError(f"EventConv: temporal must be a whole number of decays, 1 or more, not {temporal!r}")
         self.near, self.decay_time, self.rates = near, float(decay_time), rates
-        taps, made = len(offsets(near.kernel)), partial(torch.empty, device=device, dtype=dtype)
-        self.weight = nn.Parameter(made(taps, temporal, in_channels, out_channels))
-        self.log_rate = nn.Parameter(made(1 if rates == "shared" else taps, temporal))
-        self.bias = nn.Parameter(made(out_channels)) if bias else None
+        taps, empty = len(offsets(near.kernel)), partial(torch.empty, device=device, dtype=dtype)
+        self.weight = nn.Parameter(empty(taps, temporal, in_channels, out_channels))
+        self.log_rate = nn.Parameter(empty(1 if rates == "shared" else taps, temporal))
+        self.bias = nn.Parameter(empty(out_channels)) if bias else None
         self.reset_parameters()
 
     @property
@@ -122,7 +122,7 @@ class PolarityConv(EventConv):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         taps, temporal, q, p = self.weight.shape
-        # As the authors, who count v among the input channels only.
+        # The authors count v among the input channels only.
         bound = math.sqrt(6 / (taps * (q * temporal + p)))
         nn.init.uniform_(self.weight, -bound, bound)
 
@@ -234,23 +234,23 @@ class VoxelMean(nn.Module):
         cell = self._cell(events, start, span)
         if memory is None:
             return voxel_mean(features, cell, math.prod(shape[:4])).view(shape)
-        mine = memory.get(self)
-        if mine is None:
+        state = memory.get(self)
+        if state is None:
             wide = torch.promote_types(features.dtype, torch.float32)
             total = features.new_zeros(math.prod(shape[:4]), shape[4], dtype=wide)
-            mine = VoxelMemory(total, torch.zeros(len(total), dtype=torch.int64, device=total.device), start)
-        kept = cell >= 0
-        count = mine.count + torch.bincount(cell[kept], minlength=len(mine.count))
-        total = mine.total.index_add(0, cell[kept], features[kept].to(mine.total.dtype))
+            state = VoxelMemory(total, torch.zeros(len(total), dtype=torch.int64, device=total.device), start)
+        inside = cell >= 0
+        count = state.count + torch.bincount(cell[inside], minlength=len(state.count))
+        total = state.total.index_add(0, cell[inside], features[inside].to(state.total.dtype))
         memory[self] = VoxelMemory(total, count, start)
         return (total / count.clamp(min=1)[:, None]).to(features.dtype).view(shape)
 
     def restart(self, memory: Memory) -> None:
         """Forget the window, and begin the next one where it ends."""
-        mine: VoxelMemory | None = memory.get(self)
-        if mine is not None and self.duration is not None:
-            nothing = torch.zeros_like(mine.total), torch.zeros_like(mine.count)
-            start = torch.where(mine.start == NEVER, NEVER, mine.start + self.duration)
+        state: VoxelMemory | None = memory.get(self)
+        if state is not None and self.duration is not None:
+            nothing = torch.zeros_like(state.total), torch.zeros_like(state.count)
+            start = torch.where(state.start == NEVER, NEVER, state.start + self.duration)
             memory[self] = VoxelMemory(*nothing, start)
 
     def _window(self, clock: Events, memory: Memory | None) -> tuple[Tensor, Tensor]:
@@ -260,10 +260,10 @@ class VoxelMean(nn.Module):
             return first, last - first + 1
         if self.duration is None:
             raise ValueError("the voxel head of this network waits for the end of the recording: give it a duration")
-        mine: VoxelMemory | None = None if memory is None else memory.get(self)
+        state: VoxelMemory | None = None if memory is None else memory.get(self)
         start = torch.where(clock.sizes > 0, _ends(clock)[0], NEVER)
-        if mine is not None:
-            start = torch.where(mine.start == NEVER, start, mine.start)
+        if state is not None:
+            start = torch.where(state.start == NEVER, start, state.start)
         return start, torch.full_like(start, self.duration)
 
     def _cell(self, events: Events, start: Tensor, span: Tensor) -> Tensor:
@@ -329,7 +329,7 @@ class LeakyCount(nn.Module):
             raise ValueError("LeakyCount: these events have no polarity: stream must be the plan's events")
         (height, width), count = self.grid, events.num_examples
         channels = 2 * len(self.decay_times)
-        # Nothing is copied from the host, so that a graph can be captured.
+        # Filled on the device: a captured graph may not copy from the host.
         rate = torch.cat([events.time.new_full((1,), 1 / t, dtype=torch.float64) for t in self.decay_times])
         before: CountMemory | None = None if memory is None else memory.get(self)
         now = _ends(events)[1]
@@ -366,12 +366,12 @@ def magnified(counts: Tensor) -> Tensor:
         at = torch.arange(length, device=counts.device)
         low = torch.where(side, at, length).amin(1).double()
         high = torch.where(side, at, -1).amax(1).double()
-        # Where no cell holds so much, the grid stays as it is.
+        # The grid stays as it is if no cell holds so much.
         low, high = torch.where(high < 0, 0.0, low), torch.where(high < 0, length - 1.0, high)
         size.append((high - low + 1) / length)
         places.append(((low + high) / 2, at - (length - 1) / 2))
     share = torch.maximum(*size)[:, None]
-    # As `grid_sample` counts: -1 and 1 are the outer sides of the first and the last cell.
+    # `grid_sample` puts -1 and 1 at the outer sides of the first and the last cell.
     across, down = ((2 * (middle[:, None] + share * at) + 1) / len(at) - 1 for middle, at in places)
     where = torch.stack(torch.broadcast_tensors(across[:, None, :], down[:, :, None]), 3)
     return functional.grid_sample(counts.permute(0, 3, 1, 2), where, align_corners=False).permute(0, 2, 3, 1)
@@ -382,9 +382,9 @@ def _ends(events: Events) -> tuple[Tensor, Tensor]:
     first, last = events.splits[:-1], events.splits[1:] - 1
     if not len(events):
         return torch.zeros_like(first), torch.zeros_like(last)
-    some = last >= first
+    any_event = last >= first
     limit = len(events) - 1
-    return tuple(torch.where(some, events.time[at.clamp(0, limit)], 0) for at in (first, last))  # type: ignore
+    return tuple(torch.where(any_event, events.time[at.clamp(0, limit)], 0) for at in (first, last))  # type: ignore
 
 
 class LeakyMean(nn.Module):

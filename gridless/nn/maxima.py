@@ -17,7 +17,7 @@ from gridless.structures import Geometry
 
 
 class Surroundings(nn.Module):
-    """Where the neighbours of a point lie: the maximum over its edges of a small network of each; geometry to (S', P).
+    """The maximum over the edges of a point of a small network of where each neighbour lies; geometry to (S', P).
 
     norm(dense(max over the neighbours j of point i of edge((x_j - x_i) / radius, x_j up, 1))), `edge` being three dense
     maps with GELU between them; a point without neighbours has 0 in place of the maximum. P is `channels`. `near` must
@@ -52,10 +52,10 @@ class Surroundings(nn.Module):
         each = torch.arange(self.count, device=coords.device)
         at = edges.splits[:-1, None] + torch.minimum(each, (edges.counts[:, None] - 1).clamp(min=0))
         source = edges.source[at.clamp(max=len(edges) - 1)].long()  # (S', count)
-        there = geometry[self.near.source].coords
-        up = [] if self.up is None else [there[:, self.up, None]]
-        told = self._wide(torch.cat([there / self.radius, *up, torch.ones_like(there[:, :1])], 1))
-        x = told[source] - self._wide(coords / self.radius)[:, None]
+        source_coords = geometry[self.near.source].coords
+        up = [] if self.up is None else [source_coords[:, self.up, None]]
+        encoded = self._wide(torch.cat([source_coords / self.radius, *up, torch.ones_like(source_coords[:, :1])], 1))
+        x = encoded[source] - self._wide(coords / self.radius)[:, None]
         y = self.edge(x.to(self.expand.weight.dtype)).max(1).values
         if self.near.source != self.near.target:
             # A point of the cloud itself has at least itself.
@@ -67,7 +67,7 @@ class Surroundings(nn.Module):
 
 
 class MaxBlock(nn.Module):
-    """What neighbours have more of: norm(max over j of dense(F)_j - dense(F)_i), (S, Q) to (S', P).
+    """norm(max over neighbours j of dense(F)_j - dense(F)_i), (S, Q) to (S', P).
 
     Q and P are `in_channels` and `out_channels`, the neighbours j of a target i along `edges`, which is a sample of
     their source or the source itself. The norm begins at `gain`.
@@ -109,7 +109,7 @@ class PointwiseBlock(nn.Module):
 
     def __init__(self, cloud: Name, channels: int, gain: float = 0.0) -> None:
         super().__init__()
-        # What comes has biases of its own, those of norms.
+        # The input has biases already, those of norms.
         self.expand, self.reduce = (Dense(a * channels, b * channels, bias=False) for a, b in ((1, 2), (2, 1)))
         self.norm = _norm(channels, cloud, gain)
 

@@ -74,7 +74,7 @@ class BatchNorm(_BatchNorm):
 
     @property
     def num_features(self) -> int:
-        """What is asked by those who put another layer in this one's place, such as torch's SyncBatchNorm."""
+        """Refused by TypeError: torch's SyncBatchNorm and others ask for it to put a layer in this one's place."""
         raise TypeError(
             "BatchNorm: a layer of torch, which knows neither padding nor relu, cannot take its place: call "
             "gl.nn.synchronise(model), and leave out sync_batchnorm=True and convert_sync_batchnorm"
@@ -109,7 +109,7 @@ class BatchNorm(_BatchNorm):
         return self.synchronised and torch.distributed.is_initialized()
 
     def _running(self) -> Running | None:
-        """What a batch moves, and how far at least."""
+        """Running statistics that a batch moves, and the momentum; None if it moves none."""
         if not self.track_running_stats or self.momentum == 0:
             return None
         return self.running_mean, self.running_var, self.num_batches_tracked, self.momentum or 0.0
@@ -147,7 +147,7 @@ class BatchNorm(_BatchNorm):
         super()._load_from_state_dict(*arguments)
 
     def _over_real_rows(self, x: Tensor, padded: Cloud | Events | None) -> Tensor:
-        """With the statistics of the rows that the splits count: how many they are stays on the device."""
+        """Normalised by the statistics of the rows that the splits count; their number stays on the device."""
         self._version = -1
         count = None if padded is None else padded.splits[-1]
         relu = self.relu == "before", self.relu == "after"
@@ -157,11 +157,11 @@ class BatchNorm(_BatchNorm):
         return batch_norm(*arguments)
 
     def _over_all_rows(self, x: Tensor, padded: Cloud | Events | None, momentum: float | None) -> Tensor:
-        """With the statistics of all rows in training, and with the running ones otherwise."""
+        """Normalised by the statistics of all rows in training, and by the running ones otherwise."""
         real = None
         if padded is not None:
             real = (torch.arange(x.shape[0], device=x.device) < padded.splits[-1])[:, None]
-            # For the gradient of the weight: zero times NaN is NaN.
+            # Padding is zeroed for the gradient of the weight, as zero times NaN is NaN.
             x = torch.where(real, x, 0.0) if torch.is_grad_enabled() else x
         x = x.relu() if self.relu == "before" else x
         running = self._running() if self.training else None
@@ -174,7 +174,7 @@ class BatchNorm(_BatchNorm):
             self.num_batches_tracked.add_(1)
             self._version = self.num_batches_tracked._version
         else:
-            # With a momentum of 1 zeros become the statistics of this batch.
+            # A momentum of 1 turns zeros into the statistics of this batch.
             mean, var = torch.zeros(2, self.channels, dtype=self.running_mean.dtype, device=x.device)
             y = self._normalised(x, mean, var, 1.0)
             reference.track(torch.stack([mean, mean, var]), reference.counted(x, None), running)

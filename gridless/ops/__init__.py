@@ -1,4 +1,4 @@
-"""What the network differentiates: each op is a folder with its contract, a reference and the fast backends.
+"""The differentiable operations: each is a folder with its contract, a reference and the fast backends.
 
 The ops are functions of this module: `gl.ops.point_conv(...)`. They hide the folders of the same names, which
 `from gridless.ops.point_conv import ...` still finds.

@@ -63,7 +63,7 @@ def operator(
 
 
 def traced(*inputs: Any) -> bool:
-    """Whether a graph of these inputs is being traced, the first of which is a tensor."""
+    """True while a graph of these inputs is traced; the first is a tensor."""
     if torch.compiler.is_compiling() or type(inputs[0]) not in (Tensor, Parameter):
         return True
     # A tracer (make_fx) would record the empty output, and not what fills it.
@@ -72,8 +72,7 @@ def traced(*inputs: Any) -> bool:
 
 
 def by_reference(x: Tensor) -> bool:
-    """Whether the reference is called as it is, so that torch differentiates it: it was asked for, and not for a graph
-    of x."""
+    """True if torch differentiates the reference itself: it was asked for, and no graph of x is traced."""
     return not traced(x) and is_forced("reference")
 
 
@@ -94,8 +93,8 @@ def eager(name: str, save: Save | None = None, backward: Callable | None = None,
 
         # Profiles and anomalies call it by the name of its class.
         methods = {"forward": run, "jvp": jvp, "backward": backward or _refuse_second}
-        made = {what: staticmethod(method) for what, method in methods.items()}
-        kind: Any = type(torch.autograd.Function)(name, (torch.autograd.Function,), made)  # type: ignore[call-arg]
+        static_methods = {what: staticmethod(method) for what, method in methods.items()}
+        kind: Any = type(torch.autograd.Function)(name, (torch.autograd.Function,), static_methods)  # type: ignore[call-arg]
         # What `Function.apply` does beside this is for torch.func's transforms, which are refused.
         apply: Callable = super(torch.autograd.Function, kind).apply  # type: ignore[misc]
 
@@ -134,7 +133,7 @@ REMEDY = "run under gl.use_backend('reference'), which torch differentiates"
 
 
 def _is_dual(x: Any) -> bool:
-    """Whether forward mode is differentiating along x, which a registered operator would do with zeros."""
+    """True if forward mode differentiates along x, which a registered operator would do with zeros."""
     return forward_ad._current_level >= 0 and isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from numbers import Number
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,22 @@ def tiles(
         grid: keep the first point of each cell of this size; the cells are those of the scene.
         rows: the names of the rows that are wanted; all by default.
     """
+    _check_arguments(source, size=size, halo=halo, grid=grid)
     return Tiles(Scene(source, None if rows is None else list(rows)), size, halo, grid)
+
+
+def _check_arguments(source: Any, **lengths: Any) -> None:
+    """Refuse arguments of another kind or in another order, before a file is read."""
+    if isinstance(source, Plan | nn.Module | Number):
+        message = f"tiles: the source must be a file, a folder, points or a cloud, not a {type(source).__name__}"
+        raise TypeError(f"{message}. The order is gl.tiles(source, size, halo=plan.reach()).")
+    for name, value in lengths.items():
+        if isinstance(value, Plan | nn.Module):
+            example = "gl.tiles(source, 50.0, halo=plan.reach()), then tile.run(plan)"
+            raise TypeError(f"tiles: {name} must be a length, not a {type(value).__name__}. Write {example}.")
+        if value is not None and not hasattr(value, "__float__"):
+            message = f"tiles: {name} must be a length, not {value!r:.80}"
+            raise TypeError(f"{message}. The order is gl.tiles(source, size, halo, grid).")
 
 
 class Tiles(Sequence):

@@ -8,6 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cache
+from html import escape
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
@@ -118,8 +119,11 @@ class Structure:
 
     def _changed(self, **changes: Any) -> Self:
         """The same structure with some fields replaced by values that are known to be right."""
-        new = self.made(**{n: getattr(self, n) for n, *_ in kinds(type(self))} | changes)
+        new = self.made(**self._fields() | changes)
         return new.trusted() if self.is_checked else new
+
+    def _fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name, *_ in kinds(type(self))}
 
     @classmethod
     def made(cls, **values: Any) -> Self:
@@ -148,7 +152,7 @@ class Structure:
         """The same structure on another device."""
         if isinstance(device, torch.dtype):
             name = type(self).__name__
-            raise TypeError(f"{name}.to takes a device, not {device}: make a {name} of tensors that were converted")
+            raise TypeError(f"{name}.to takes a device, not {device}. Make a {name} of tensors that were converted.")
         if self.device == torch.device(device):
             return self
         return self._map(lambda t: t.to(device, non_blocking=non_blocking))
@@ -220,19 +224,25 @@ class Structure:
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
 
-    def _words(self) -> list[str]:
-        """What it holds, for people."""
+    def _facts(self) -> list[str]:
+        """The parts of its `repr`: sizes, types and ranges."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
-        words = self._words()
-        for name, kind, _ in kinds(type(self)):
-            value = getattr(self, name)
-            if kind == "named rows" and value:
-                words.append(f"rows {value}")
-            elif name == "padding" and value:
-                words.append(f"{value:,} rows of padding")
-        return f"{type(self).__name__}({', '.join(words)}, {self.device})"
+        facts = self._facts()
+        rows = getattr(self, "rows", None)
+        if rows:
+            facts.append(f"rows {rows}")
+        return self._in_words(facts)
+
+    def _in_words(self, facts: list[str]) -> str:
+        padding = [f"{self.padding:,} rows of padding"] if self.padding else []
+        return f"{type(self).__name__}({', '.join([*facts, *padding])}, {self.device})"
+
+    def _repr_html_(self) -> str:
+        """A notebook shows one line of facts, and a table of the rows."""
+        rows = getattr(self, "rows", None)
+        return f"<pre>{escape(self._in_words(self._facts()))}</pre>" + (rows._repr_html_() if rows else "")
 
     def _readable(self) -> bool:
         """Whether values can be looked at without waiting for a GPU, and are there at all."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Number
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -154,6 +154,31 @@ class Cloud(Ragged):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.coords.detach()[: len(self) - self.padding].cpu().numpy(), dtype=dtype, copy=copy)
 
+    def to(self, device: torch.device | str | torch.dtype, non_blocking: bool = False) -> Self:
+        """The same cloud on another device, or with coordinates of another type: float32 or float64.
+
+        Rows keep their types. Gradients flow back to the coordinates.
+        """
+        if not isinstance(device, torch.dtype):
+            return super().to(device, non_blocking)
+        if device not in (torch.float32, torch.float64):
+            raise TypeError(f"Cloud.to: coordinates cannot be {device}. Give torch.float32, torch.float64 or a device.")
+        if device == self.coords.dtype:
+            return self
+        distance = None if self.distance is None else self.distance.to(device)
+        cloud = self.made(**{**self._fields(), "coords": self.coords.to(device), "distance": distance})
+        if self.is_alone:
+            cloud.__dict__["_alone"] = True
+        return cloud
+
+    def float(self) -> Self:
+        """The same cloud with coordinates float32; see `to`."""
+        return self.to(torch.float32)
+
+    def double(self) -> Self:
+        """The same cloud with coordinates float64; see `to`."""
+        return self.to(torch.float64)
+
     def to_pyg(self) -> Any:
         """A `Data` of PyG, or a `Batch` of several examples: pos, and the rows; `features` are x, `label` is y."""
         return to_pyg(self)
@@ -162,7 +187,7 @@ class Cloud(Ragged):
         """A `PointCloud` of Open3D, with the rows `rgb` and `normal`: it has no others."""
         return to_open3d(self)
 
-    def _words(self) -> list[str]:
+    def _facts(self) -> list[str]:
         many = [] if self.num_examples == 1 else [f"{self.num_examples:,} examples"]
         dtype = str(self.coords.dtype).removeprefix("torch.")
         words = [*many, f"{len(self) - self.padding:,} points in {self.dim}-D", dtype]

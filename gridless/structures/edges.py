@@ -72,7 +72,7 @@ class Edges(Structure):
         """Neighbours of each target (S')."""
         return self.splits.diff()
 
-    def _words(self) -> list[str]:
+    def _facts(self) -> list[str]:
         count = len(self) - self.padding
         words = [f"{count:,} edges from {self.num_source:,} sources to {self.num_target:,} targets"]
         if self._readable() and self.num_target:

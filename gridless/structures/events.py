@@ -158,7 +158,7 @@ class Events(Ragged):
         out["p"] = False if self.polarity is None else self.polarity[:end].cpu().numpy()
         return out
 
-    def _words(self) -> list[str]:
+    def _facts(self) -> list[str]:
         many = [] if self.num_examples == 1 else [f"{self.num_examples:,} recordings"]
         words = [*many, f"{len(self) - self.padding:,} events", f"{self.sensor[0]} x {self.sensor[1]} pixels"]
         if self._readable() and self.num_examples == 1 and not self.padding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,12 @@ class Rows(Mapping[str, Tensor]):
     def __repr__(self) -> str:
         return "{" + ", ".join(f"{name}: {shape_of(value)}" for name, value in self._values.items()) + "}"
 
+    def _repr_html_(self) -> str:
+        """A table for notebooks: a line for each row, with its shape, type and range."""
+        lines = [(name, *shape_of(value).rsplit(" ", 1), _range(value)) for name, value in self._values.items()]
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in line)}</tr>" for line in lines)
+        return f"<table><tr><th>row</th><th>shape</th><th>type</th><th>range</th></tr>{body}</table>"
+
     def __reduce__(self) -> tuple:
         # A tensor is pickled with all of its storage: the rows of a slice are copied.
         whole = {n: v.clone() if v.untyped_storage().nbytes() > v.nbytes else v for n, v in self._values.items()}
@@ -108,6 +115,16 @@ def _rows_again(values: dict[str, Tensor]) -> Rows:
 
 def _listed(rows: Rows) -> str:
     return ", ".join(rows) or "none"
+
+
+def _range(value: Tensor) -> str:
+    """Lowest and highest value, where they can be looked at without waiting for a GPU."""
+    if value.device.type != "cpu" or type(value) is not Tensor or not value.numel() or value.is_complex():
+        return ""
+    # torch finds no ends of unsigned numbers of two bytes and more.
+    known = value.detach().numpy() if value.dtype != torch.bfloat16 else value.detach().float().numpy()
+    low, high = known.min(), known.max()
+    return str(low) if low == high else f"{low:.6g} to {high:.6g}" if known.dtype.kind == "f" else f"{low} to {high}"
 
 
 def shape_of(value: Tensor) -> str:

@@ -98,7 +98,7 @@ class TapEdges(Structure):
 
         return self.cached("edges", make)
 
-    def _words(self) -> list[str]:
+    def _facts(self) -> list[str]:
         words = [f"{self.num_taps} taps from {self.num_source:,} sources to {self.num_target - self.padding:,} targets"]
         if self._readable():
             words.append(f"{int((self.table >= 0).sum()):,} edges")

@@ -199,7 +199,7 @@ def report(probability: Tensor, labels: Tensor, names: Sequence[str]) -> dict[st
 def _is_recording(file: Path) -> bool:
     """Whether a file whose suffix is of both kinds holds events."""
     from gridless.data import read_events
-    from gridless.data.folder import RECORDINGS
+    from gridless.data.listing import RECORDINGS
 
     if file.suffix.lower() not in RECORDINGS:
         return False

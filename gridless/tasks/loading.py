@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gridless.data.folder import Listing
+from gridless.data.listing import Listing
 from gridless.tasks import find
 from gridless.training.examples import TrainingSet
 from gridless.training.recipe import Recipe
@@ -134,7 +134,7 @@ def check_labels(numbers: Tensor | None, count: int | None, what: str, setting: 
 
 def check_kind(file: Path, recordings: bool) -> None:
     """Refuse a folder, a cloud if the weights are for `recordings`, and a recording if they are not."""
-    from gridless.data.folder import CLOUDS, RECORDINGS
+    from gridless.data.listing import CLOUDS, RECORDINGS
 
     if file.is_dir():
         raise ValueError(f"{file} is a folder, and these weights take files: give those in it, {file}/*")

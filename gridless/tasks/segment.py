@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gridless.data.prepare import Preparation, there, turned
+from gridless.data.prepare import Preparation, is_finite, turned
 from gridless.kernels.threads import in_threads
 from gridless.structures import Cloud, collate
 from gridless.tasks.base import Prediction
@@ -107,7 +107,7 @@ class LabelParts(LabelPoints):
         )
 
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
-        from gridless.data.folder import CLOUDS
+        from gridless.data.listing import CLOUDS
         from gridless.scenes.label import OUTPUTS
 
         out = Path(options.get("out") or "parts")
@@ -160,7 +160,7 @@ class LabelScenes(LabelPoints):
         return f"{figures['mean_iou']:.2%} mIoU, {points}"
 
     def check_files(self, files: Sequence[Path], options: Mapping[str, Any]) -> None:
-        from gridless.data.folder import CLOUDS
+        from gridless.data.listing import CLOUDS
         from gridless.scenes.label import OUTPUTS
 
         out = Path(options.get("out") or "parts")
@@ -197,7 +197,7 @@ def _scans(root: Path, split: str, points: int, options: dict[str, Any]) -> Trai
         scans.check_labels()
     whole = in_threads(scans.example, [(i,) for i in range(len(scans))])
     clouds = [
-        turned(Cloud.of(cloud, part=cloud.rows["label"])[there(cloud)][:points], how, f"scan {i}", ("part",))
+        turned(Cloud.of(cloud, part=cloud.rows["label"])[is_finite(cloud)][:points], how, f"scan {i}", ("part",))
         for i, cloud in enumerate(whole)
     ]
     labels = torch.zeros(len(clouds), dtype=torch.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gridless.data.files import check_below, write_whole
+from gridless.data.files import check_writable, write_whole
 from gridless.training.recipe import Recipe
 from gridless.training.step import Average
 
@@ -129,10 +128,7 @@ def check_folder(out: Path, resume: bool) -> None:
     """Refuse to write over a file or another run, where nothing can be written, and to go on where a run has ended or
     has no checkpoint."""
     last = last_checkpoint(out)
-    check_below(out)
-    there = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"nothing can be written in {there}: choose another folder (--out)")
+    check_writable(out, "--out")
     # The results are written last.
     if (out / "weights.safetensors").exists() and not (last.is_file() and not (out / "results.json").exists()):
         start = shlex.quote(f"start={out / 'weights'}")

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, 
 from torch import nn
 
 from gridless.augment.policy import Policy
-from gridless.data.folder import check_names
+from gridless.data.labels import check_names
 from gridless.tasks import TASKS, data_names, find, task_name
 from gridless.training.schedule import Cosine, Plateau
 

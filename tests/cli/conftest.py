@@ -1,8 +1,8 @@
-"""The way to the small run of the tests of training."""
+"""The way to helpers of other tests: the small run of training, and recordings of ROS."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[1] / "training"))
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("training", "data")]

@@ -55,6 +55,7 @@ def test_class_names_of_weights_do_not_steer_the_terminal(weights, capsys):
     assert EVIL in json.loads(line)["probabilities"], "programs get the name as it is"
 
 
+@pytest.mark.slow
 def test_names_of_folders_are_shown_escaped_before_training(tmp_path, capsys):
     for name in ("a\x1b[2J", "b"):
         (tmp_path / "data" / name).mkdir(parents=True)

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save
 from torch.utils.data import ConcatDataset, DataLoader, Subset
 
 import gridless as gl
@@ -219,7 +221,7 @@ def changed(change: str) -> Shapes:
 def test_examples_that_changed_are_noticed(tmp_path, change):
     made = gl.Precomputed(changed(""), tmp_path, plan(), shard=4)
     gl.Precomputed(changed(""), tmp_path, plan(), shard=4).verify()
-    words = r"000-00000.shard was made from another example [0-3] than the one that Shapes gives now: remove .*version="
+    words = r"000-00000.safetensors was made from another example [0-3] than the one that Shapes gives now: remove .*version="
     with pytest.raises(ValueError, match=words):
         gl.Precomputed(changed(change), tmp_path, plan(), shard=4)
     trusting = gl.Precomputed(changed(change), tmp_path, plan(), shard=4, check=False)
@@ -232,12 +234,12 @@ def test_examples_that_changed_are_noticed(tmp_path, change):
 
 def test_what_is_compared_is_what_was_kept_first(tmp_path):
     made = gl.Precomputed(shapes(), tmp_path, plan(), repeats=3, shard=4)
-    (made.folder / "000-00000.shard").unlink()
+    (made.folder / "000-00000.safetensors").unlink()
     data = shapes()
     data.labels[3] += 1
-    with pytest.raises(ValueError, match=r"001-00000.shard was made from another example 3"):
+    with pytest.raises(ValueError, match=r"001-00000.safetensors was made from another example 3"):
         gl.Precomputed(data, tmp_path, plan(), repeats=3, shard=4)
-    assert not (made.folder / "000-00000.shard").exists()
+    assert not (made.folder / "000-00000.safetensors").exists()
 
 
 def test_rounding_is_no_change(tmp_path):
@@ -264,20 +266,20 @@ def test_a_transform_without_a_stable_name_is_refused(tmp_path):
 
 def test_only_what_is_missing_is_made(tmp_path):
     first = gl.Precomputed(shapes(), tmp_path, plan(), shard=4)
-    stamps = {p.name: p.stat().st_mtime_ns for p in first.folder.glob("*.shard")}
-    (first.folder / "000-00001.shard").unlink()
-    left = f"000-00001.shard{files._MARK}{files._machine()}-999999999-0"
+    stamps = {p.name: p.stat().st_mtime_ns for p in first.folder.glob("*.safetensors")}
+    (first.folder / "000-00001.safetensors").unlink()
+    left = f"000-00001.safetensors{files._MARK}{files._machine()}-999999999-0"
     (first.folder / left).write_bytes(b"left by a killed process")
     second = gl.Precomputed(shapes(), tmp_path, plan(), shard=4)
     after = {p.name: p.stat().st_mtime_ns for p in second.folder.iterdir() if p.name != "about.json"}
     assert after.keys() == stamps.keys()
-    assert [n for n in stamps if stamps[n] != after[n]] == ["000-00001.shard"]
+    assert [n for n in stamps if stamps[n] != after[n]] == ["000-00001.safetensors"]
     assert_same(first[9][0], second[9][0])
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.5, 0.999])
 def test_a_truncated_file_is_refused_by_name(tmp_path, share):
-    path = gl.Precomputed(shapes(), tmp_path, plan()).folder / "000-00000.shard"
+    path = gl.Precomputed(shapes(), tmp_path, plan()).folder / "000-00000.safetensors"
     path.write_bytes(path.read_bytes()[: int(share * path.stat().st_size)])
     with pytest.raises(FormatError, match="000-00000"):
         gl.Precomputed(shapes(), tmp_path, plan())
@@ -285,9 +287,9 @@ def test_a_truncated_file_is_refused_by_name(tmp_path, share):
 
 def test_a_foreign_file_is_refused_by_name(tmp_path):
     first = gl.Precomputed(shapes(), tmp_path, plan(), shard=10)
-    path = first.folder / "000-00000.shard"
+    path = first.folder / "000-00000.safetensors"
     path.write_bytes(b"something else altogether")
-    with pytest.raises(FormatError, match="not a file of gridless"):
+    with pytest.raises(FormatError, match="000-00000"):
         gl.Precomputed(shapes(), tmp_path, plan(), shard=10)
     other = gl.Precomputed(shapes(), tmp_path, plan(), shard=10, seed=1)
     path.write_bytes((other.folder / path.name).read_bytes())
@@ -296,22 +298,30 @@ def test_a_foreign_file_is_refused_by_name(tmp_path):
 
 
 def header_of(file: bytes) -> dict:
-    length = int.from_bytes(file[32:40], "little")
-    return json.loads(file[40 : 40 + length])
+    return json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
 
 
 def with_header(file: bytes, header: dict) -> bytes:
-    """The file with another header, whose digest fits, as one who means harm would write it."""
-    length, text = int.from_bytes(file[32:40], "little"), json.dumps(header).encode()
-    begin = shards.MAGIC + shards._digest(text) + len(text).to_bytes(8, "little")
-    return begin + text + file[40 + length :]
+    """The file with another header."""
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + file[8 + int.from_bytes(file[:8], "little") :]
+
+
+def with_about(path: Path, about: object) -> None:
+    """Write other facts into a file, with a digest that fits, as one who means harm would."""
+    text = json.dumps(about)
+    with safe_open(path, "pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    digest = shards._digest(text, tensors)
+    path.write_bytes(save(tensors, {**metadata, "about": text, "digest": digest}))
 
 
 def test_a_flipped_bit_in_a_header_is_refused_by_name(tmp_path):
     data = gl.Precomputed(shapes(), tmp_path, plan())
-    path = data.folder / "000-00000.shard"
+    path = data.folder / "000-00000.safetensors"
     whole = path.read_bytes()
-    length = 40 + int.from_bytes(whole[32:40], "little")
+    # Blanks at the end of a header say nothing.
+    length = len(whole[: 8 + int.from_bytes(whole[:8], "little")].rstrip())
     for place in range(0, 8 * length, 8 * length // 150):
         flipped = bytearray(whole)
         flipped[place // 8] ^= 1 << place % 8
@@ -321,37 +331,38 @@ def test_a_flipped_bit_in_a_header_is_refused_by_name(tmp_path):
 
 
 @pytest.mark.parametrize("harm", [
-    ["|O", [10], 0], ["<U9", [10], 0], ["V8", [10], 0], ["<f4,|O", [10], 0], ["<i4", [10**12], 0], ["<i4", [-1], 0],
-    ["<i4", [2**40, 2**40], 0], ["<i4", [10], 2**62], ["<i4", [10], -64], ["<i4", "ten", 0], ["<i4", [10]], None, 7,
+    {"dtype": "O"}, {"dtype": "F64"}, {"dtype": "I32"}, {"shape": [10**12]}, {"shape": [-1]}, {"shape": "ten"},
+    {"shape": [2**40, 2**40]}, {"data_offsets": [2**62, 2**62 + 1]}, {"data_offsets": [-64, 0]}, {"data_offsets": 7},
 ])  # fmt: skip
 def test_a_header_that_means_harm_is_refused_by_name(tmp_path, harm):
     data = gl.Precomputed(shapes(), tmp_path, plan())
-    path = data.folder / "000-00000.shard"
+    path = data.folder / "000-00000.safetensors"
     header = header_of(path.read_bytes())
-    header["arrays"]["0/X0/coords"] = harm
+    header["0/X0/coords"] |= harm
     path.write_bytes(with_header(path.read_bytes(), header))
     with pytest.raises(FormatError, match="000-00000"):
         shards.Shard(path, data.key)
 
 
-def test_nothing_but_the_documented_error_comes_of_a_damaged_header(tmp_path):
-    """Any value of the header replaced by any other: refused when opened, or when the example is read, or harmless."""
+def test_nothing_but_the_documented_error_comes_of_damaged_facts(tmp_path):
+    """Any fact replaced by any other: refused when opened, or when the example is read, or harmless."""
     data = gl.Precomputed(shapes(), tmp_path, plan())
-    path = data.folder / "000-00000.shard"
+    path = data.folder / "000-00000.safetensors"
     whole = path.read_bytes()
     choose = random.Random(0)
     values = [None, True, -1, 0, 1, 3, 2**63, 10**400, 0.5, float("nan"), "", "leaf", "|O", [], {}, [[]], {"tuple": []}]
     refused = 0
     for _ in range(300):
-        header = header_of(whole)
-        at, key = header, "key"
+        about = json.loads(header_of(whole)["__metadata__"]["about"])
+        at, key = about, "key"
         while True:
             key = choose.choice(list(at) if isinstance(at, dict) else range(len(at)))
             if not isinstance(at[key], dict | list) or not at[key] or choose.random() < 0.3:
                 break
             at = at[key]
         at[key] = choose.choice(values)
-        path.write_bytes(with_header(whole, header))
+        path.write_bytes(whole)
+        with_about(path, about)
         try:
             shard = shards.Shard(path, data.key)
             for i in range(min(len(shard), 10)):
@@ -359,6 +370,24 @@ def test_nothing_but_the_documented_error_comes_of_a_damaged_header(tmp_path):
         except FormatError as error:
             refused += "000-00000" in str(error)
     assert refused > 150
+
+
+def test_rows_outside_the_file_are_refused_by_name(tmp_path):
+    data = gl.Precomputed(shapes(), tmp_path, plan())
+    path = data.folder / "000-00000.safetensors"
+    with safe_open(path, "pt") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    tensors["@0/X0/coords"][3] = 10**6
+    path.write_bytes(save(tensors, metadata))
+    with pytest.raises(FormatError, match="000-00000.*example 2 is damaged"):
+        shards.Shard(path, data.key)[2]
+
+
+def test_files_of_an_older_release_are_passed_over(tmp_path):
+    first = gl.Precomputed(shapes(), tmp_path, plan())
+    assert first.about["files"] == shards.FORMAT
+    (first.folder / "000-00000.shard").write_bytes(b"gridless shard 4")
+    assert_same(gl.Precomputed(shapes(), tmp_path, plan())[0][0], first[0][0])
 
 
 @pytest.mark.slow
@@ -369,7 +398,7 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, num_w
     whole = gl.Precomputed(shapes(), tmp_path / "whole", plan(), shard=4)
 
     def full_at_last(path: Path, key: str, examples: list, origin: list) -> None:
-        if path.name == "000-00002.shard":
+        if path.name == "000-00002.safetensors":
             with files.whole_file(path) as file:
                 file.write(b"the first bytes")
                 raise OSError(errno.ENOSPC, "No space left on device")
@@ -380,7 +409,7 @@ def test_a_full_disk_loses_nothing_that_was_written(tmp_path, monkeypatch, num_w
         with pytest.raises(OSError, match="2 of 3 files are complete"):
             gl.Precomputed(shapes(), tmp_path, plan(), shard=4, num_workers=num_workers)
     folder = tmp_path / whole.key
-    assert sorted(p.name for p in folder.iterdir()) == ["000-00000.shard", "000-00001.shard", "about.json"]
+    assert sorted(p.name for p in folder.iterdir()) == ["000-00000.safetensors", "000-00001.safetensors", "about.json"]
     again = gl.Precomputed(shapes(), tmp_path, plan(), shard=4)
     assert_same(again[9][0], whole[9][0])
 
@@ -394,7 +423,7 @@ def test_an_interrupt_leaves_nothing_half_written(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         gl.Precomputed(Interrupted(10, points=40), tmp_path, plan(), shard=4)
-    assert sorted(p.name for p in tmp_path.glob("*/*")) == ["000-00000.shard", "about.json"]
+    assert sorted(p.name for p in tmp_path.glob("*/*")) == ["000-00000.safetensors", "about.json"]
 
 
 @pytest.mark.slow
@@ -409,11 +438,11 @@ def test_a_killed_run_leaves_only_whole_files(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(gl.__file__).parents[1])}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
-    while len(list(tmp_path.glob("*/*.shard"))) < 3 and time.monotonic() < deadline and process.poll() is None:
+    while len(list(tmp_path.glob("*/*.safetensors"))) < 3 and time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    found = sorted(tmp_path.glob("*/*.shard"))
+    found = sorted(tmp_path.glob("*/*.safetensors"))
     assert 3 <= len(found) < 500
     key = found[0].parent.name
     assert all(len(shards.Shard(path, key)) == 8 for path in found)
@@ -489,11 +518,11 @@ def test_the_augmentations_of_joined_data_sets_are_part_of_the_key(tmp_path):
 def test_arrays_that_are_damaged_are_found_by_verify(tmp_path):
     data = gl.Precomputed(shapes(), tmp_path, plan())
     data.verify()
-    path = next(data.folder.glob("*.shard"))
+    path = next(data.folder.glob("*.safetensors"))
     whole = bytearray(path.read_bytes())
     whole[-200] ^= 1
     path.write_bytes(whole)
-    with pytest.raises(FormatError, match=f"{path.name}: its arrays are damaged: remove it"):
+    with pytest.raises(FormatError, match=f"{path.name}: its arrays are damaged"):
         gl.Precomputed(shapes(), tmp_path, plan()).verify()
 
 
@@ -543,9 +572,16 @@ def test_a_label_that_is_there_later_only_is_refused_by_name(tmp_path):
         gl.Precomputed(Given((torch.rand(9, 3), None), (torch.rand(9, 3), torch.tensor(1))), tmp_path, plan())
 
 
+def test_half_precision_is_stored_to_the_bit(tmp_path):
+    values = torch.arange(6, dtype=torch.bfloat16) / 3
+    stored = gl.Precomputed(Given((torch.rand(9, 3), values)), tmp_path, plan())[0][1]
+    assert stored.dtype == torch.bfloat16
+    assert torch.equal(stored, values)
+
+
 def test_types_that_cannot_be_stored_are_refused_by_name(tmp_path):
-    with pytest.raises(TypeError, match=r"'1/' is torch.bfloat16, which cannot be stored: convert it"):
-        gl.Precomputed(Given((torch.rand(9, 3), torch.ones(2, dtype=torch.bfloat16))), tmp_path, plan())
+    with pytest.raises(TypeError, match=r"'1/' is torch.complex128"):
+        gl.Precomputed(Given((torch.rand(9, 3), torch.ones(2, dtype=torch.complex128))), tmp_path, plan())
 
 
 def test_lists_of_an_example_and_its_label_are_taken(tmp_path):
@@ -568,7 +604,7 @@ def test_a_process_that_is_killed_leaves_what_is_complete(tmp_path):
         RuntimeError, match=r"one of 1 processes was killed, .* fewer \(num_workers\); .* complete stay"
     ):
         gl.Precomputed(data, tmp_path, plan(), shard=2, num_workers=1)
-    assert len(list(tmp_path.glob("*/*.shard"))) == 2
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 2
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def test_memory_that_is_too_small_grows(monkeypatch):
 def test_memory_that_an_unusual_cloud_needed_is_not_kept():
     def unusual() -> list[bool]:
         lines = plan._lines_at_once()
-        return [memory.unusual for memory in lines.kept.__dict__.values()] if lines else []
+        return [memory.unusual for memory in lines.memories.__dict__.values()] if lines else []
 
     plan = network()
     assert len(plan(scattered(2200, 3) * 0.01)["N00"]) == 2200**2

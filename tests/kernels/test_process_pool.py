@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -160,7 +161,7 @@ def plan() -> gl.Plan:
 def test_precomputed_files_of_a_cluster_are_those_of_one_machine(cluster, tmp_path):
     here = gl.Precomputed(Points(), tmp_path / "here", plan(), shard=5)
     there = gl.Precomputed(Points(), tmp_path / "there", plan(), shard=5, ray=cluster.address)
-    names = [sorted(p.name for p in files.folder.glob("*.shard")) for files in (here, there)]
+    names = [sorted(p.name for p in files.folder.glob("*.safetensors")) for files in (here, there)]
     assert names[0] == names[1]
     for name in names[0]:
         assert (here.folder / name).read_bytes() == (there.folder / name).read_bytes()
@@ -236,6 +237,16 @@ def test_an_address_where_nobody_listens_is_said_at_once(address, monkeypatch):
     monkeypatch.setattr(pytest.importorskip("ray"), "is_initialized", lambda: False)
     with pytest.raises(ConnectionError, match=r"1\]?:1: .*ray start"):
         list(run(Powers, {"base": 2}, [1], ray=address))
+
+
+@pytest.mark.parametrize("error", [ConnectionError("Could not find"), ValueError("Invalid address format")])
+def test_an_address_without_a_cluster_is_said_with_the_remedy(error, monkeypatch):
+    def init(address, **_):
+        raise error
+
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
+    with pytest.raises(ConnectionError, match=r"^--ray auto: .*local"):
+        list(run(Powers, {"base": 2}, [1], ray="auto"))
 
 
 def test_without_ray_the_package_is_named(monkeypatch):

@@ -24,7 +24,7 @@ SIX = GaussianBumps(((0.1, 0.2, 0.3), (0, 0, 0), (-0.4, 0, 0.2), (0, 0.5, 0), (0
 
 @pytest.fixture
 def gluon(monkeypatch):
-    """The Gluon kernels, however few rows there are; a list to which every call adds whether they took it."""
+    """Gluon kernels for any number of rows. The list gains a boolean for each convolution: did a Gluon kernel run?"""
     from gridless.ops.point_conv import gpu
     from gridless.ops.point_conv.gpu import dense, gluon, tiles
 
@@ -42,31 +42,26 @@ def gluon(monkeypatch):
         monkeypatch.setattr(gluon, "_runs_on", lambda device: True)
     elif not torch.cuda.is_available() or not gluon._runs_on(torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("no device, or no Triton, for these kernels")
-    used = []
+    used, choose = [], gluon.forward
 
-    def recorded(choose, took):
-        def chosen(*given):
-            run = choose(*given)
-            if run is None:
-                used.append(False)
-                return None
+    def recorded(*choice):
+        run = choose(*choice)
+        if run is None:
+            used.append(False)
+            return None
 
-            def launched(*given):
-                result = run(*given)
-                used.append(took(result))
-                return result
+        def launched(*tensors):
+            used.append(run(*tensors))
+            return used[-1]
 
-            return launched
+        return launched
 
-        return chosen
-
-    monkeypatch.setattr(gluon, "forward", recorded(gluon.forward, bool))
-    monkeypatch.setattr(gluon, "backward", recorded(gluon.backward, lambda parts: parts is not None))
-    # Chosen anew at every call.
+    monkeypatch.setattr(gluon, "forward", recorded)
+    # No cache: a kernel is chosen at every call.
     for name in ("forward", "backward"):
         monkeypatch.setattr(dense, name, getattr(dense, name).__wrapped__)
-    monkeypatch.setattr(tiles, "few_rows", lambda *given: False)
-    monkeypatch.setattr(tiles, "busy", lambda *given: 1.0)
+    monkeypatch.setattr(tiles, "few_rows", lambda *sizes: False)
+    monkeypatch.setattr(tiles, "busy", lambda *sizes: 1.0)
     monkeypatch.setattr(gpu, "_precision", lambda: "tf32")
     with gl.use_backend("gpu"):
         yield used
@@ -86,7 +81,7 @@ def edges_of(counts, source, sources):
     return both_ways(Edges(splits, source.int(), sources))
 
 
-def given(q, p, basis, sources=40, targets=20, dtype=torch.float32):
+def layer(q, p, basis, sources=40, targets=20, dtype=torch.float32):
     tensors, edges, basis = problem("cpu", dtype, sources, targets, basis.dim, q, p, basis)
     return [t.to(DEVICE) for t in tensors], both_ways(edges), basis
 
@@ -98,36 +93,45 @@ def with_gradients(tensors, edges, basis, *settings):
     return [out.detach(), *torch.autograd.grad(out, tensors[:3], along(out))]
 
 
-def assert_like_reference(tensors, edges, basis, falloff="linear", normalise=True, tolerance=TOLERANCE):
-    found = with_gradients(tensors, edges, basis, falloff, normalise, "gather_first")
+def assert_like_reference(
+    tensors, edges, basis, falloff="linear", normalise=True, tolerance=TOLERANCE, run=with_gradients
+):
+    results = run(tensors, edges, basis, falloff, normalise, "gather_first")
     with gl.use_backend("reference"):
-        expected = with_gradients(doubled(tensors), edges, basis, falloff, normalise, "gather_first")
-    assert_near(found, expected, tolerance)
+        expected = run(doubled(tensors), edges, basis, falloff, normalise, "gather_first")
+    assert_near(results, expected, tolerance)
+
+
+def values(tensors, edges, basis, *settings):
+    """The result alone: narrow layers have Triton's gradients."""
+    return [apply(tensors, edges, basis, *settings)]
 
 
 FOUR, FIVE = Monomials(3, 1), GaussianBumps(SIX.centres[:5], SIX.width)
-BOTH = [(32, 32, Monomials(3, 2)), (32, 32, SIX), (64, 64, Monomials(3, 1)), (64, 32, FIVE), (32, 64, Monomials(3, 1))]
-ONE_WAY = [(32, 16, SIX), (16, 32, Monomials(3, 1))]
+SIZES = [
+    (32, 32, Monomials(3, 2)), (32, 32, SIX), (64, 64, Monomials(3, 1)), (64, 32, FIVE), (32, 64, Monomials(3, 1)),
+    (32, 16, SIX), (16, 32, Monomials(3, 1)),
+]  # fmt: skip
 
 
-def check_every_size(gluon, q, p, basis):
-    assert_like_reference(*given(q, p, basis))
-    assert gluon == [q in (32, 64), (q, p, basis) in BOTH]
+def check_every_size(gluon, q, p, basis, run=with_gradients):
+    assert_like_reference(*layer(q, p, basis), run=run)
+    assert gluon == [q in (32, 64)]
 
 
 def check_weight(monkeypatch, dtype, q, p, basis, falloff="linear", normalise=True, sources=40, targets=20):
     """The gradient of the weight alone, of a wide layer, as if it had many rows."""
     from gridless.ops.point_conv.gpu import gluon as module
 
-    took, weight, tile = [], module.weight, module.gluon_weight_tile
+    parts, weight, tile = [], module.weight, module.gluon_weight_tile
     monkeypatch.setattr(module, "gluon_weight_tile", lambda *sizes: tile(*sizes[:-2], 1_000_000, 1_000_000))
 
     def noted(choice):
         run = weight(choice)
-        return lambda *given: took.append(run(*given)) or took[-1]
+        return lambda *tensors: parts.append(run(*tensors)) or parts[-1]
 
     monkeypatch.setattr(module, "weight", noted)
-    tensors, edges, basis = given(q, p, basis, sources, targets, dtype)
+    tensors, edges, basis = layer(q, p, basis, sources, targets, dtype)
     gradients = []
     for backend in ("gpu", "reference"):
         tensors = tensors if backend == "gpu" else doubled(tensors)
@@ -135,11 +139,11 @@ def check_weight(monkeypatch, dtype, q, p, basis, falloff="linear", normalise=Tr
         with gl.use_backend(backend):
             out = apply(alone, edges, basis, falloff, normalise, "gather_first")
             gradients += torch.autograd.grad(out, alone[1], along(out))
-    found, expected = gradients
-    assert [parts is not None for parts in took] == [True]
-    assert found.dtype == dtype
-    assert found.isfinite().all()
-    assert (found.double() - expected).norm() < HALF[dtype] * expected.norm()
+    gradient, expected = gradients
+    assert [part is not None for part in parts] == [True]
+    assert gradient.dtype == dtype
+    assert gradient.isfinite().all()
+    assert (gradient.double() - expected).norm() < HALF[dtype] * expected.norm()
 
 
 def wide_whatever_the_rows(monkeypatch):
@@ -161,13 +165,13 @@ def check_wide(
 ):  # fmt: skip
     """All of a layer: strip by strip, forward, and back to the features."""
     wide_whatever_the_rows(monkeypatch)
-    assert_like_reference(*given(q, p, basis, sources, targets, dtype), falloff, normalise, tolerance=HALF[dtype])
+    assert_like_reference(*layer(q, p, basis, sources, targets, dtype), falloff, normalise, tolerance=HALF[dtype])
     assert gluon == [True, True]
 
 
-def check_settings(gluon, falloff, normalise):
-    assert_like_reference(*given(32, 32, Monomials(3, 1)), falloff, normalise)
-    assert gluon == [True, True]
+def check_settings(gluon, falloff, normalise, run=with_gradients):
+    assert_like_reference(*layer(32, 32, Monomials(3, 1)), falloff, normalise, run=run)
+    assert gluon == [True]
 
 
 def check_duplicates_and_uneven_neighbourhoods(gluon, sources):
@@ -178,41 +182,43 @@ def check_duplicates_and_uneven_neighbourhoods(gluon, sources):
     counts = torch.tensor([0, 1, 3, 0, 7, 40, 2, 0, 0, 5, 1, 1, 9, 0, 2, 4, 30, 1, 0])
     edges = edges_of(counts, torch.randint(sources, (int(counts.sum()),)), sources)
     tensors = [torch.randn(sources, 32), torch.randn(4, 32, 32), torch.randn(32), x, y]
-    assert_like_reference([t.to(DEVICE) for t in tensors], edges, Monomials(3, 1))
-    assert gluon == [True, True]
+    assert_like_reference([t.to(DEVICE) for t in tensors], edges, Monomials(3, 1), run=values)
+    assert gluon == [True]
 
 
 def check_what_is_not_finite(gluon, monkeypatch):
     """Coordinates that are not finite spoil their own rows, and those alone, as in the Triton kernels."""
     from gridless.ops.point_conv.gpu import gluon as module
 
-    (features, weight, bias, x, y), edges, basis = given(32, 32, Monomials(3, 1))
+    (features, weight, bias, x, y), edges, basis = layer(32, 32, Monomials(3, 1))
     x[3, 1], x[5, 0], y[2, 2], y[-1] = torch.nan, torch.inf, -torch.inf, torch.inf
     tensors = (features, weight, bias, x, y)
-    found = with_gradients(tensors, edges, basis)
-    assert gluon == [True, True]
+    result = apply(tensors, edges, basis)
+    assert gluon == [True]
     monkeypatch.setattr(module, "GLUON", False)
-    expected = with_gradients(tensors, edges, basis)
-    assert gluon == [True, True]
-    assert 0 < found[0].isnan().any(1).sum() < len(y)
-    assert torch.equal(found[0][-1], bias)
-    for a, b in zip(found, expected):
-        assert torch.equal(a.isnan(), b.isnan())
-        torch.testing.assert_close(a, b, rtol=TOLERANCE, atol=10 * TOLERANCE, equal_nan=True)
+    expected = apply(tensors, edges, basis)
+    assert gluon == [True]
+    assert 0 < result.isnan().any(1).sum() < len(y)
+    assert torch.equal(result[-1], bias)
+    assert torch.equal(result.isnan(), expected.isnan())
+    torch.testing.assert_close(result, expected, rtol=TOLERANCE, atol=10 * TOLERANCE, equal_nan=True)
 
 
 def check_only_what_is_asked_for(gluon):
-    tensors, edges, basis = given(32, 32, Monomials(3, 1))
+    tensors, edges, basis = layer(32, 32, Monomials(3, 1))
     whole = with_gradients(tensors, edges, basis)
     direction = along(whole[0])
     for i in (0, 1):
         alone = [t.detach().clone().requires_grad_(j == i) for j, t in enumerate(tensors)]
         (gradient,) = torch.autograd.grad(apply(alone, edges, basis), alone[i], direction)
         torch.testing.assert_close(gradient, whole[1 + i], rtol=TOLERANCE, atol=10 * TOLERANCE)
-    assert gluon == [True] * 6
+    # Three results, and the gradient of the features alone.
+    assert gluon == [True] * 4
 
 
-def check_several_tiles_of_one_program(gluon, monkeypatch, basis=FOUR, q=32, p=32, dtype=torch.float32):
+def check_several_tiles_of_one_program(
+    gluon, monkeypatch, basis=FOUR, q=32, p=32, dtype=torch.float32, run=values, normalise=True
+):  # fmt: skip
     """Three tiles of targets and of sources, the middle one without edges, the last incomplete."""
     from gridless.ops.point_conv.gpu import gluon as module
 
@@ -226,36 +232,33 @@ def check_several_tiles_of_one_program(gluon, monkeypatch, basis=FOUR, q=32, p=3
     tensors = [torch.randn(384, q).to(dtype), torch.randn(basis.size, q, p).to(dtype), torch.rand(p).to(dtype)]
     tensors += [torch.rand(n, 3) * RADIUS for n in (384, 270)]
     tolerance = max(HALF[dtype], 3e-5)
-    assert_like_reference([t.to(DEVICE) for t in tensors], edges, basis, tolerance=tolerance)
-    assert gluon == [True, True]
+    tensors = [t.to(DEVICE) for t in tensors]
+    assert_like_reference(tensors, edges, basis, "linear", normalise, tolerance, run)
+    assert gluon == [True] * (1 if run is values else 2)
 
 
 if INTERPRET:
     # One of each, and few of them: interpreted kernels take their time.
 
-    @pytest.mark.parametrize(("q", "p", "basis"), [*BOTH[1:3], ONE_WAY[0]], ids=str)
+    @pytest.mark.parametrize(("q", "p", "basis"), [SIZES[2], SIZES[5]], ids=str)
     def test_interpreted_sizes(gluon, q, p, basis):
-        check_every_size(gluon, q, p, basis)
+        check_every_size(gluon, q, p, basis, values)
 
     @pytest.mark.parametrize(("falloff", "normalise"), SETTINGS[1:3])
     def test_interpreted_settings(gluon, falloff, normalise):
-        check_settings(gluon, falloff, normalise)
+        check_settings(gluon, falloff, normalise, values)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
     def test_interpreted_wide_layers(gluon, monkeypatch, dtype):
-        check_wide(gluon, monkeypatch, dtype, SIX)
-
-    @pytest.mark.parametrize(("dtype", "normalise"), [(torch.float32, False), (torch.float16, True)])
-    def test_interpreted_layers_of_128_channels(gluon, monkeypatch, dtype, normalise):
-        check_wide(gluon, monkeypatch, dtype, SIX, "linear", normalise, q=64, p=128)
+        check_wide(gluon, monkeypatch, dtype, SIX, sources=12, targets=10)
 
     @pytest.mark.parametrize(("dtype", "normalise"), [(torch.float32, True), (torch.float16, False)])
     def test_interpreted_weight_of_wide_layers(gluon, monkeypatch, dtype, normalise):
-        check_weight(monkeypatch, dtype, 64, 64, SIX, "linear", normalise)
+        check_weight(monkeypatch, dtype, 64, 64, SIX, "linear", normalise, sources=12, targets=10)
 
     def test_interpreted_half_precision(gluon):
-        assert_like_reference(*given(32, 32, SIX, dtype=torch.float16), tolerance=HALF[torch.float16])
-        assert gluon == [True, True]
+        assert_like_reference(*layer(32, 32, SIX, dtype=torch.float16), tolerance=HALF[torch.float16])
+        assert gluon == [True]
 
     def test_interpreted_duplicates_and_uneven_neighbourhoods(gluon):
         check_duplicates_and_uneven_neighbourhoods(gluon, 130)
@@ -266,17 +269,17 @@ if INTERPRET:
     def test_interpreted_tiles_of_one_program(gluon, monkeypatch):
         check_several_tiles_of_one_program(gluon, monkeypatch)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-    def test_interpreted_pairs_of_tiles_of_one_program(gluon, monkeypatch, dtype):
+    @pytest.mark.parametrize(("dtype", "normalise"), [(torch.float32, False), (torch.float16, True)])
+    def test_interpreted_layers_of_128_channels(gluon, monkeypatch, dtype, normalise):
         wide_whatever_the_rows(monkeypatch)
-        check_several_tiles_of_one_program(gluon, monkeypatch, SIX, 64, 128, dtype)
+        check_several_tiles_of_one_program(gluon, monkeypatch, SIX, 64, 128, dtype, with_gradients, normalise)
 
     def test_interpreted_gradients_alone(gluon):
         check_only_what_is_asked_for(gluon)
 
 else:
 
-    @pytest.mark.parametrize(("q", "p", "basis"), BOTH + ONE_WAY, ids=str)
+    @pytest.mark.parametrize(("q", "p", "basis"), SIZES, ids=str)
     def test_values_and_gradients_are_those_of_the_reference(gluon, q, p, basis):
         check_every_size(gluon, q, p, basis)
 
@@ -306,7 +309,7 @@ else:
         tensors = [torch.randn(sources, 32), torch.randn(10, 32, 32), torch.randn(32)]
         tensors += [torch.rand(n, 3) * RADIUS for n in (sources, targets)]
         assert_like_reference([t.to(DEVICE) for t in tensors], edges, Monomials(3, 2))
-        assert gluon == [True, True]
+        assert gluon == [True]
 
     def test_coordinates_that_are_not_finite(gluon, monkeypatch):
         check_what_is_not_finite(gluon, monkeypatch)
@@ -318,23 +321,23 @@ else:
         check_only_what_is_asked_for(gluon)
 
     def test_two_runs_give_the_same_bits(gluon):
-        tensors = given(32, 32, Monomials(3, 2), 3000, 2000)
+        tensors = layer(32, 32, Monomials(3, 2), 3000, 2000)
         for a, b in zip(with_gradients(*tensors), with_gradients(*tensors)):
             assert torch.equal(a, b)
 
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize(("q", "p", "basis"), BOTH + ONE_WAY[:1], ids=str)
+    @pytest.mark.parametrize(("q", "p", "basis"), SIZES[:-1], ids=str)
     def test_half_precision(gluon, dtype, q, p, basis):
-        assert_like_reference(*given(q, p, basis, dtype=dtype), tolerance=HALF[dtype])
-        assert gluon == [True, (q, p, basis) in BOTH]
+        assert_like_reference(*layer(q, p, basis, dtype=dtype), tolerance=HALF[dtype])
+        assert gluon == [True]
 
     @pytest.mark.parametrize("channels", [32, 128])
     def test_sums_beyond_the_range_of_float16_are_divided_first(gluon, monkeypatch, channels):
         wide_whatever_the_rows(monkeypatch)
-        (features, weight, bias, x, y), edges, basis = given(channels, channels, Monomials(3, 1), dtype=torch.float16)
+        (features, weight, bias, x, y), edges, basis = layer(channels, channels, Monomials(3, 1), dtype=torch.float16)
         features, weight = features.abs() * 5000, weight / 5000
         assert_like_reference((features, weight, bias, x, y), edges, basis, tolerance=HALF[torch.float16])
-        assert gluon == [True, True]
+        assert gluon == [True] * (1 if channels == 32 else 2)
 
     @pytest.mark.parametrize("dtype", list(HALF))
     @pytest.mark.parametrize(("falloff", "normalise"), SETTINGS)
@@ -355,19 +358,19 @@ else:
     @pytest.mark.parametrize("dtype", list(HALF))
     def test_several_pairs_of_tiles_of_one_program(gluon, monkeypatch, dtype):
         wide_whatever_the_rows(monkeypatch)
-        check_several_tiles_of_one_program(gluon, monkeypatch, Monomials(3, 2), 128, 128, dtype)
+        check_several_tiles_of_one_program(gluon, monkeypatch, Monomials(3, 2), 128, 128, dtype, with_gradients)
 
     def test_two_runs_of_128_channels_give_the_same_bits(gluon, monkeypatch):
         wide_whatever_the_rows(monkeypatch)
-        tensors = given(128, 128, Monomials(3, 2), 3000, 2000)
+        tensors = layer(128, 128, Monomials(3, 2), 3000, 2000)
         for a, b in zip(with_gradients(*tensors), with_gradients(*tensors)):
             assert torch.equal(a, b)
 
     def test_full_precision_and_other_dimensions_go_to_the_triton_kernels(gluon, monkeypatch):
         from gridless.ops.point_conv import gpu
 
-        with_gradients(*given(32, 32, Monomials(2, 2)))
-        assert gluon == [False, False]
+        with_gradients(*layer(32, 32, Monomials(2, 2)))
+        assert gluon == [False]
         monkeypatch.setattr(gpu, "_precision", lambda: "tf32x3")
-        with_gradients(*given(32, 32, Monomials(3, 2)))
-        assert gluon == [False, False]
+        with_gradients(*layer(32, 32, Monomials(3, 2)))
+        assert gluon == [False]

@@ -35,13 +35,13 @@ def rows_of(tile):
 @pytest.mark.parametrize(
     ("size", "forward", "backward"),
     [
-        ((4, 64, 64, 32_768, 9), GLUON, GLUON),
-        ((10, 32, 32, 131_072, 10), GLUON, GLUON),
-        ((10, 32, 32, 131_072, 40), 32, GLUON),
+        ((4, 64, 64, 32_768, 9), GLUON, 64),
+        ((10, 32, 32, 131_072, 10), GLUON, 32),
+        ((10, 32, 32, 131_072, 40), 32, 32),
         ((10, 32, 32, 24_000, 40), SMALL, SMALL),
         ((10, 32, 32, 1_000, 10), SMALL, SMALL),
-        ((4, 64, 64, 32_768, 20), GLUON, GLUON),
-        ((4, 64, 64, 32_768, 30), SMALL, GLUON),
+        ((4, 64, 64, 32_768, 20), GLUON, 64),
+        ((4, 64, 64, 32_768, 30), SMALL, 64),
         ((4, 32, 16, 100_000, 10), GLUON, 32),
         ((10, 16, 16, 200_000, 10), 32, 32),
         ((10, 32, 64, 100_000, 10), GLUON, None),
@@ -59,8 +59,7 @@ def test_tiles(tiles, size, forward, backward):
     given = (*shape, rows, rows * each, HERE)
     fused = tiles.fused_tile(torch.float32, *given)
     assert rows_of((fused and tiles.gluon_tile(torch.float32, *given)) or fused) == forward
-    fused = tiles.fused_backward_tile(torch.float32, *given)
-    assert rows_of((fused and tiles.gluon_backward_tile(*given)) or fused) == backward
+    assert rows_of(tiles.fused_backward_tile(torch.float32, *given)) == backward
 
 
 # terms, channels, width, rows, edges per row.
@@ -95,20 +94,15 @@ def test_sums_strip_by_strip_where_rows_are_short(tiles, dtype, each, wide):
 
 
 def test_every_size_that_gluon_takes_fits_in_shared_memory(tiles):
-    """227 KB, of which the driver takes one: Theta, and backward 128 rows of the features and of 32 sums per term."""
+    """227 KB, of which the driver takes one, hold Theta."""
     taken = 0
-    dtype = torch.float32
     for terms in range(1, 33):
         for channels in (16, 32, 64, 128):
             for width in (16, 32, 64, 128):
                 given = (terms, channels, width, 1_000_000, 10_000_000, HERE)
-                theta = terms * channels * width * 4
-                if tiles.gluon_tile(dtype, *given):
-                    assert theta <= 226 << 10
-                if tiles.gluon_backward_tile(*given):
+                if tiles.gluon_tile(torch.float32, *given):
                     taken += 1
-                    assert tiles.fused_backward_tile(dtype, *given)
-                    assert theta + 128 * 4 * (channels + 32 * terms) <= 226 << 10
+                    assert terms * channels * width * 4 <= 226 << 10
     assert taken > 15
 
 
@@ -193,16 +187,14 @@ def test_rounded_sizes_decide_as_the_sizes_themselves(tiles, dtype):
         for _ in range(300):
             rows = int(2 ** (17 * torch.rand((), generator=generator)))
             edges = int(rows * 40 * torch.rand((), generator=generator) ** 2) + rows
-            found = -(-rows // tiles.BLOCK) * tiles.BLOCK
-            rounded = found, found * -(-edges // rows)
-            for name, with_dtype, *more in (
-                ("fused_tile", True, HERE), ("fused_backward_tile", True, HERE), ("wide_backward_tiles", True),
-                ("gluon_tile", True, HERE), ("gluon_backward_tile", False, HERE), ("gluon_weight_tile", True),
-                ("gluon_wide_tile", True),
+            whole = -(-rows // tiles.BLOCK) * tiles.BLOCK
+            rounded = whole, whole * -(-edges // rows)
+            for name, *more in (
+                ("fused_tile", HERE), ("fused_backward_tile", HERE), ("wide_backward_tiles",),
+                ("gluon_tile", HERE), ("gluon_weight_tile",), ("gluon_wide_tile",),
             ):  # fmt: skip
-                given = ((dtype,) if with_dtype else ()) + (terms, channels, width)
-                choose = getattr(tiles, name)
-                assert choose(*given, rows, edges, *more) == choose(*given, *rounded, *more), (name, rows, edges)
+                shape, choose = (dtype, terms, channels, width), getattr(tiles, name)
+                assert choose(*shape, rows, edges, *more) == choose(*shape, *rounded, *more), (name, rows, edges)
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 999, 24_320])
@@ -324,14 +316,13 @@ def test_gluon_is_asked_only_where_it_is_on_and_products_may_round(monkeypatch, 
 
     asked = []
     monkeypatch.setattr(gluon, "forward", lambda choice, has_bias: asked.append("forward"))
-    monkeypatch.setattr(gluon, "backward", lambda choice, need_features: asked.append("backward"))
     for on, precision, dtype in product((False, True), ("tf32", "tf32x3"), (torch.float32, torch.float16)):
         asked.clear()
         monkeypatch.setattr(gluon, "GLUON", on)
         monkeypatch.setattr(gpu, "_precision", lambda precision=precision: precision)
         convolve(dtype, needs=(True, True, False, False, False))
         rounds = precision == "tf32" or dtype == torch.float16
-        assert asked == (["forward", "backward"] if on and rounds else [])
+        assert asked == (["forward"] if on and rounds else [])
 
 
 @pytest.mark.parametrize(("kilobytes", "terms"), [(227, 16), (163, 16), (99, 12), (64, 8)])
@@ -340,5 +331,5 @@ def test_terms_that_shared_memory_holds(tiles, monkeypatch, kilobytes, terms):
     for m in range(1, tiles.GROUP + 1):
         for dtype in (torch.float32, torch.bfloat16):
             _, tile = tiles.wide_backward_tiles(dtype, m, 64, 64, 1 << 20, 4 << 20)
-            found = tiles.have_room(m * tile.rows * tile.strip, dtype, HERE)
-            assert found == (m <= terms or dtype == torch.bfloat16)
+            fits = tiles.have_room(m * tile.rows * tile.strip, dtype, HERE)
+            assert fits == (m <= terms or dtype == torch.bfloat16)

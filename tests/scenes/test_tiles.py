@@ -403,3 +403,16 @@ def test_a_truncated_laz_is_refused(cut, tmp_path):
     (tmp_path / "a.laz").write_bytes(data[: int(cut * len(data))])
     with pytest.raises(gl.data.FormatError, match=r"a\.laz"):
         gl.tiles(tmp_path / "a.laz", 5.0)
+
+
+@pytest.mark.parametrize(("arguments", "error"), [
+    (("city.laz", network_plan()), "size must be a length, not a Plan"),
+    (("city.laz", 5.0, network_plan()), "halo must be a length, not a Plan"),
+    ((network_plan(), 5.0), "not a Plan"),
+    ((5.0, "city.laz"), "not a float"),
+    (("city.laz", "50"), "size must be a length, not '50'"),
+    (("city.laz", 5.0, 1.0, ["rgb"]), r"grid must be a length, not \['rgb'\]"),
+])  # fmt: skip
+def test_arguments_of_another_kind_or_order_are_named(arguments, error):
+    with pytest.raises(TypeError, match=f"tiles: .*{error}"):
+        gl.tiles(*arguments)

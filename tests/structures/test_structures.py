@@ -645,9 +645,53 @@ def test_reprs_say_what_is_inside():
     assert repr(nothing) == "Cloud(0 points in 3-D, float32, cpu)"
 
 
-def test_structures_move_to_devices_and_refuse_types():
-    with pytest.raises(TypeError, match=r"Cloud.to takes a device, not torch.float64: make a Cloud of tensors"):
-        gl.Cloud.of(torch.zeros(2, 3)).to(torch.float64)
+def test_structures_refuse_types_that_they_cannot_have():
+    with pytest.raises(TypeError, match=r"Cloud.to: .*float16"):
+        gl.Cloud.of(torch.zeros(2, 3)).to(torch.float16)
+    events = gl.Events.of({"x": [1], "y": [0], "t": [5], "p": [1]}, sensor=(4, 3))
+    with pytest.raises(TypeError, match=r"Events.to .*float64"):
+        events.to(torch.float64)
+
+
+def test_coordinates_become_another_type_and_rows_keep_theirs():
+    x = torch.rand(5, 3, dtype=torch.float64, requires_grad=True)
+    cloud = gl.Cloud.of(x, gps_time=torch.rand(5, dtype=torch.float64), directions=())
+    for narrow in (cloud.float(), cloud.to(torch.float32)):
+        assert narrow.coords.dtype == torch.float32
+        assert narrow.rows["gps_time"].dtype == torch.float64
+        assert torch.equal(narrow.coords, x.float())
+        narrow.check()
+    cloud.float().coords.sum().backward()
+    assert x.grad.eq(1).all()
+    wide = cloud.float().double()
+    assert wide.coords.dtype == torch.float64
+    assert wide.double() is wide
+    assert gl.Cloud.of(torch.rand(4, 3)).double().is_alone
+
+
+def test_conversion_keeps_what_a_sample_knows_and_looks_at_points_again():
+    x = gl.Cloud.of(torch.rand(4, 3))
+    wide = x.sampled(torch.tensor([0, 2]), torch.tensor([0, 2]), distance=torch.rand(4)).double()
+    assert wide.distance.dtype == torch.float64
+    assert wide.parent_index.tolist() == [0, 2]
+    assert wide.num_parent == 4
+    far = gl.Cloud.of(torch.tensor([[1e300, 0.0], [0.0, 0.0]], dtype=torch.float64))
+    far.check()
+    with pytest.raises(ValueError, match="not finite"):
+        far.float().check()
+
+
+def test_notebooks_show_rows_as_a_table():
+    rgb = torch.tensor([[0, 7, 0], [9, 0, 0]], dtype=torch.uint16)
+    cloud = gl.Cloud.of(torch.rand(2, 3), rgb=rgb, **{"a<b": torch.tensor([0.5, 0.25])}, none=torch.zeros(2, 0))
+    page = cloud._repr_html_()
+    assert "<td>rgb</td><td>(2, 3)</td><td>uint16</td><td>0 to 9</td>" in page
+    assert "<td>a&lt;b</td><td>(2,)</td><td>float32</td><td>0.25 to 0.5</td>" in page
+    assert "<td>none</td><td>(2, 0)</td><td>float32</td><td></td>" in page
+    assert page.startswith("<pre>Cloud(2 points in 3-D")
+    assert "rgb" not in page.split("</pre>")[0]
+    assert "<table>" not in gl.Cloud.of(torch.rand(2, 3))._repr_html_()
+    assert gl.Edges(torch.tensor([0, 1]), torch.tensor([0]), 1)._repr_html_().startswith("<pre>Edges(1 edges")
 
 
 def test_the_points_of_a_cloud_are_dense_also_where_a_gradient_goes_to_them(backend, device):

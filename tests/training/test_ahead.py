@@ -113,11 +113,11 @@ def test_precompute_makes_what_train_then_reads(tmp_path, capsys):
     made = json.loads(captured.out)
     assert captured.err == ""
     assert (made["examples"], made["repeats"]) == (28, 2)
-    files = sorted((tmp_path / "cache").rglob("*.shard"))
+    files = sorted((tmp_path / "cache").rglob("*.safetensors"))
     stamps = [path.stat().st_mtime_ns for path in files]
     assert len(files) == 2
     train(tmp_path / "run", *where, "--geometry", "offline")
-    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "cache").rglob("*.shard"))] == stamps
+    assert [path.stat().st_mtime_ns for path in sorted((tmp_path / "cache").rglob("*.safetensors"))] == stamps
 
 
 def test_another_augmentation_seed_or_data_is_another_folder(recipe, clouds, tmp_path):

@@ -15,8 +15,9 @@ import gridless as gl
 import gridless.data.prepare
 import gridless.data.readers.events
 from gridless.cli.main import main
-from gridless.data.folder import held_out, listing
+from gridless.data.listing import listing
 from gridless.data.prepare import Preparation, joined, padded, prepare, turned
+from gridless.data.sessions import held_out
 from gridless.tasks import find
 from gridless.tasks.clouds import describe_clouds, preparation
 from gridless.tasks.labelled import write_parts

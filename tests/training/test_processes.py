@@ -158,7 +158,7 @@ def test_two_processes_that_read_files_reach_the_loss_of_one(recipe, tmp_path):
 def test_lightnings_ddp_as_it_is_reads_files_of_unequal_sizes(tmp_path):
     folder = tmp_path / "two"
     in_two_processes(PLAIN, folder)
-    files = sorted(folder.glob("*/*.shard"))
+    files = sorted(folder.glob("*/*.safetensors"))
     assert len(files) == 5
     assert len({file.stat().st_size for file in files}) == 5
     ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]

@@ -31,7 +31,7 @@ def run_of_rows(indptr: Tensor, shape: list[int]) -> Tensor:
 
 
 def is_plain(src: Tensor, indptr: Tensor) -> bool:
-    """Whether torch.segment_reduce takes these: floats, and runs along the first dimension."""
+    """True if torch.segment_reduce takes these: floats, and runs along the first dimension."""
     return indptr.dim() == 1 and src.is_floating_point() and src.numel() > 0 and indptr.numel() > 1
 
 

@@ -18,7 +18,7 @@ import torch
 from gridless.data import splits
 from gridless.data.base import Examples, Steps
 from gridless.data.errors import FormatError
-from gridless.data.prepare import check_length, there
+from gridless.data.prepare import check_length, is_finite
 from gridless.data.readers.clouds import read_cloud
 from gridless.data.readers.clouds.lidar import label_files
 from gridless.geometry import grid_sample
@@ -112,7 +112,7 @@ class SemanticKITTI(Examples):
         cloud = self._pack[i] if self._pack else self._aligned(i)
         if self.grid is None:
             return cloud
-        rows = there(cloud).nonzero()[:, 0]
+        rows = is_finite(cloud).nonzero()[:, 0]
         sample = grid_sample(cloud[rows], self.grid)
         return sample._changed(parent_index=rows[sample.parent_index], num_parent=len(cloud))
 
@@ -162,7 +162,7 @@ def _scan(file: Path) -> Cloud:
     rows: dict[str, Any] = dict(cloud.rows)
     raw = rows.pop("label", None)
     label = torch.full((len(cloud),), -1) if raw is None else torch.from_numpy(numbers_of(raw.numpy(), file))
-    return Cloud.of(cloud.coords, **rows, label=label.where(there(cloud), -1))
+    return Cloud.of(cloud.coords, **rows, label=label.where(is_finite(cloud), -1))
 
 
 def _poses(folder: Path) -> np.ndarray:

@@ -20,8 +20,8 @@ from torch import Tensor
 from gridless.geometry.bisection import (
     COUNT,
     FILL,
-    MORE_FOUND,
     MORE_OUT,
+    MORE_ROWS,
     MORE_WORK,
     SCAN,
     count_inside,
@@ -57,7 +57,7 @@ class Scratch:
     work: np.ndarray = field(init=False)
     boxes: np.ndarray = field(init=False)
     stack: np.ndarray = field(init=False)
-    found: np.ndarray = field(default_factory=lambda: np.empty(1 << 17, np.int32))
+    unordered: np.ndarray = field(default_factory=lambda: np.empty(1 << 17, np.int32))
     rows: np.ndarray = field(default_factory=lambda: np.empty((2, 1 << 11), np.int64))
 
     def __post_init__(self) -> None:
@@ -74,26 +74,26 @@ class Scratch:
 
     @property
     def unusual(self) -> bool:
-        """What an unusual search needed is not kept."""
-        return self.work.nbytes + self.found.nbytes > 1 << 24
+        """True for memory that an unusual search needed, which the next search does not reuse."""
+        return self.work.nbytes + self.unordered.nbytes > 1 << 24
 
     def grow(self, what: int) -> None:
         if what == MORE_WORK:
             self.work = np.empty(2 * len(self.work), self.dtype)
             self.resize_stack(2 * len(self.stack))
-        elif what == MORE_FOUND:
-            self.found = np.empty(2 * len(self.found), np.int32)
+        elif what == MORE_ROWS:
+            self.unordered = np.empty(2 * len(self.unordered), np.int32)
 
 
-_kept = threading.local()
+_memories = threading.local()
 
 
 def scratch(dtype: np.dtype) -> Scratch:
     """The memory of this thread."""
-    kept = _kept.__dict__.setdefault(dtype.char, None)
-    if kept is None or kept.unusual:
-        kept = _kept.__dict__[dtype.char] = Scratch(dtype)
-    return kept
+    memory = _memories.__dict__.setdefault(dtype.char, None)
+    if memory is None or memory.unusual:
+        memory = _memories.__dict__[dtype.char] = Scratch(dtype)
+    return memory
 
 
 @dataclass
@@ -120,7 +120,7 @@ class _Task:
         while True:
             first, total, short = search(
                 self.x, self.xs, self.y, self.ys, first, last, self.same, False, *self.numbers, self.axes,
-                rooms.work, rooms.boxes, rooms.stack, SCAN, 0, rooms.found, rooms.rows[0], rooms.rows[1],
+                rooms.work, rooms.boxes, rooms.stack, SCAN, 0, rooms.unordered, rooms.rows[0], rooms.rows[1],
                 splits, total, out,
             )  # fmt: skip
             if not short:
@@ -142,7 +142,7 @@ class _Task:
         while first < last:
             first, _, short = search(
                 self.x, self.xs, self.y, self.ys, first, last, self.same, False, *self.numbers, self.axes,
-                rooms.work, rooms.boxes, rooms.stack, mode, self.most, rooms.found, begin, count,
+                rooms.work, rooms.boxes, rooms.stack, mode, self.most, rooms.unordered, begin, count,
                 _NONE, 0, out,
             )  # fmt: skip
             rooms.grow(short)
@@ -156,7 +156,7 @@ class _Task:
             part.place(self, rooms.work)
             done, _, short = search(
                 self.x, splits[0], self.y, splits[1], 0, 1, False, True, *self.numbers, self.axes,
-                rooms.work, rooms.boxes, rooms.stack, mode, self.most, rooms.found, begin, count,
+                rooms.work, rooms.boxes, rooms.stack, mode, self.most, rooms.unordered, begin, count,
                 _NONE, 0, out,
             )  # fmt: skip
             rooms.grow(short)
@@ -210,18 +210,18 @@ def _largest(splits: np.ndarray) -> int:
 def _scanned(task: _Task, splits: np.ndarray) -> np.ndarray | None:
     """Search once. The ends of the rows are written to `splits`."""
     ys, cuts = task.ys, cut_examples(task.ys) if len(task.ys) > 2 else [(0, 1)]
-    found = in_threads(task.scan, [(a, b, splits[1:]) for a, b in cuts])
-    if any(out is None for out in found):
+    parts = in_threads(task.scan, [(a, b, splits[1:]) for a, b in cuts])
+    if any(out is None for out in parts):
         return None
-    total = sum(map(len, found))
+    total = sum(map(len, parts))
     check_edge_count("ball", total)
     before = 0
-    for (a, b), out in zip(cuts, found, strict=True):
+    for (a, b), out in zip(cuts, parts, strict=True):
         if before:
             splits[1 + ys[a] : 1 + ys[b]] += before
         before += len(out)
     splits[1 + ys[-1] :] = total
-    return found[0] if len(found) == 1 else np.concatenate(found)
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _walk(task: _Task, splits: np.ndarray) -> Callable[[int, np.ndarray], object]:
@@ -318,9 +318,9 @@ def _cut(task: _Task, e: int) -> list[_BallPart]:
     dim, dtype = task.x.shape[1], task.x.dtype
 
     def whole(x: np.ndarray, splits: np.ndarray) -> _List:
-        made = _List.empty(int(splits[e + 1] - splits[e]), dim + 1, dtype)
-        write_list(x, splits[e], splits[e + 1], made.points, made.stride)
-        return made
+        lists = _List.empty(int(splits[e + 1] - splits[e]), dim + 1, dtype)
+        write_list(x, splits[e], splits[e + 1], lists.points, lists.stride)
+        return lists
 
     infinite = np.full(dim, np.inf, dtype)
     target = None if task.same else whole(task.y, task.ys)

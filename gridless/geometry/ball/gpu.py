@@ -45,13 +45,13 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
         counts, bits = test_pairs(source, target, radius, most_source, most_target)
         splits = counts.cumsum(0)
         wanted = splits if limit is None else counts.clamp(max=limit).cumsum(0)
-        total, kept = _totals(splits, wanted, limit)
-        found = fill(source, target, splits, bits, total, most_target)
+        total, limited_total = _totals(splits, wanted, limit)
+        neighbours = fill(source, target, splits, bits, total, most_target)
     else:
-        splits, wanted, found, kept = grid_gpu.ball(source, target, radius, limit)
+        splits, wanted, neighbours, limited_total = grid_gpu.ball(source, target, radius, limit)
     if limit is None:
-        return splits, found
-    return wanted, keep_nearest(source, target, splits, found, limit, kept)
+        return splits, neighbours
+    return wanted, keep_nearest(source, target, splits, neighbours, limit, limited_total)
 
 
 @cache
@@ -70,9 +70,9 @@ def _compile_once(device: torch.device, dtype: torch.dtype, dim: int) -> None:
 
 def _totals(splits: Tensor, wanted: Tensor, limit: int | None) -> tuple[int, int]:
     """The number of edges, and of those within the limit: the one read-back of a search."""
-    total, kept = [int(splits[-1])] * 2 if limit is None else torch.stack([splits[-1], wanted[-1]]).tolist()
+    total, limited_total = [int(splits[-1])] * 2 if limit is None else torch.stack([splits[-1], wanted[-1]]).tolist()
     check_edge_count("ball", total)
-    return total, kept
+    return total, limited_total
 
 
 def test_pairs(
@@ -93,29 +93,31 @@ def test_pairs(
 
 def fill(source: Cloud, target: Cloud, splits: Tensor, bits: Tensor, room: int, most_target: int) -> Tensor:
     """The first `room` edges."""
-    found = torch.empty(room, dtype=torch.int32, device=splits.device)
+    neighbours = torch.empty(room, dtype=torch.int32, device=splits.device)
     if room:
         blocks = cdiv(most_target, _FILL_ROWS)
-        tensors = (source.splits, target.splits, splits, bits, found)
+        tensors = (source.splits, target.splits, splits, bits, neighbours)
         _EXPAND((source.num_examples * blocks, 1, 1), tensors, (len(target), room, blocks), (_FILL_ROWS,), 1)
-    return found
+    return neighbours
 
 
-def keep_nearest(source: Cloud, target: Cloud, splits: Tensor, found: Tensor, limit: int, kept: int) -> Tensor:
+def keep_nearest(
+    source: Cloud, target: Cloud, splits: Tensor, neighbours: Tensor, limit: int, limited_total: int
+) -> Tensor:
     """The `limit` nearest sources of every row of a search, of equally near ones the first; order unchanged."""
-    total = len(found)
-    if kept == total:
-        return found
-    device = found.device
+    total = len(neighbours)
+    if limited_total == total:
+        return neighbours
+    device = neighbours.device
     row = torch.searchsorted(splits[1:], torch.arange(total, device=device), right=True, out_int32=True)
     distance = torch.empty(total, dtype=source.coords.dtype, device=device)
     keep = torch.empty(total, dtype=torch.int32, device=device)
-    chosen = torch.empty(kept, dtype=torch.int32, device=device)
+    chosen = torch.empty(limited_total, dtype=torch.int32, device=device)
     grid = (cdiv(total, _BLOCK), 1, 1)
-    _MEASURE(grid, (source.coords, target.coords, found, row, distance), (total,), (source.dim, _BLOCK))
+    _MEASURE(grid, (source.coords, target.coords, neighbours, row, distance), (total,), (source.dim, _BLOCK))
     _RANK(grid, (splits, row, distance, keep), (total, limit), (_BLOCK,))
     at = torch.cumsum(keep, 0)
-    _CHOOSE(grid, (found, keep, at, chosen), (total,), (_BLOCK,))
+    _CHOOSE(grid, (neighbours, keep, at, chosen), (total,), (_BLOCK,))
     return chosen
 
 
@@ -175,7 +177,7 @@ def _test_word(near, size, point, reach, ROWS: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["targets", "room", "blocks"])
-def _expand(source_splits, target_splits, splits, bits, found, targets, room, blocks, ROWS: tl.constexpr):
+def _expand(source_splits, target_splits, splits, bits, neighbours, targets, room, blocks, ROWS: tl.constexpr):
     """A row per thread: walk its words, and write the source of every one."""
     example = tl.program_id(0) // blocks
     first = tl.load(target_splits + example)
@@ -197,20 +199,20 @@ def _expand(source_splits, target_splits, splits, bits, found, targets, room, bl
             out += tl.where(word + 1 < words, targets, 0)
             following = tl.load(out, mask=inside, other=0)
             for _ in range(0, tl.max(count_bits(hits), 0)):
-                some = hits != 0
-                tl.store(found + at, name + lowest_bit(hits), mask=some & (at < room))
-                at += some.to(tl.int32)
+                has_bit = hits != 0
+                tl.store(neighbours + at, name + lowest_bit(hits), mask=has_bit & (at < room))
+                at += has_bit.to(tl.int32)
                 hits = hits & (hits - 1)
             name += 32
 
 
 @triton.jit(do_not_specialize=["total"])
-def _measure(source, target, found, row, distance, total, D: tl.constexpr, BLOCK: tl.constexpr):
+def _measure(source, target, neighbours, row, distance, total, D: tl.constexpr, BLOCK: tl.constexpr):
     """The squared distance of every edge."""
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = edge < total
     i = tl.load(row + edge, mask=ok, other=0).to(tl.int64)
-    j = tl.load(found + edge, mask=ok, other=0).to(tl.int64)
+    j = tl.load(neighbours + edge, mask=ok, other=0).to(tl.int64)
     point = load_point(target, i, ok, D)
     tl.store(distance + edge, squared_to(source, j * D, ok, 1, point, D), mask=ok)
 
@@ -223,20 +225,22 @@ def _rank(splits, row, distance, keep, total, limit, BLOCK: tl.constexpr):
     i = tl.load(row + edge, mask=ok, other=0)
     start = tl.load(splits + i, mask=ok, other=0)
     count = (tl.load(splits + i + 1, mask=ok, other=0) - start).to(tl.int32)
-    mine = tl.load(distance + edge, mask=ok, other=0.0)
+    own_distance = tl.load(distance + edge, mask=ok, other=0.0)
     before = tl.zeros([BLOCK], tl.int32)
     for k in range(0, tl.max(count, 0)):
         other = tl.load(distance + start + k, mask=ok & (k < count), other=float("inf"))
-        nearer = (other < mine) | ((other == mine) & (start + k < edge))
+        nearer = (other < own_distance) | ((other == own_distance) & (start + k < edge))
         before += (nearer & (k < count)).to(tl.int32)
     tl.store(keep + edge, (before < limit).to(tl.int32), mask=ok)
 
 
 @triton.jit(do_not_specialize=["total"])
-def _choose(found, keep, at, chosen, total, BLOCK: tl.constexpr):
+def _choose(neighbours, keep, at, chosen, total, BLOCK: tl.constexpr):
     edge = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     take = tl.load(keep + edge, mask=edge < total, other=0) > 0
-    tl.store(chosen + tl.load(at + edge, mask=take, other=1) - 1, tl.load(found + edge, mask=take, other=0), mask=take)
+    tl.store(
+        chosen + tl.load(at + edge, mask=take, other=1) - 1, tl.load(neighbours + edge, mask=take, other=0), mask=take
+    )
 
 
 _TEST, _EXPAND, _MEASURE, _RANK, _CHOOSE = (

@@ -58,15 +58,15 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
     """splits, splits within the limit, all sources found in ascending order, and how many the limit leaves."""
     totals = torch.empty(4, dtype=torch.int64, device=target.device)
     grid = begin(source, target, radius, limit, totals)
-    total, kept, longest, infinite = totals.tolist()
+    total, limited_total, longest, infinite = totals.tolist()
     check_points(infinite, source, target)
     check_edge_count("ball", total)
-    splits, found = fill(grid, total, longest)
+    splits, neighbours = fill(grid, total, longest)
     wanted = splits
     if limit is not None:
         wanted = torch.zeros_like(splits)
         torch.cumsum(splits.diff().clamp(max=limit), 0, out=wanted[1:])
-    return splits, wanted, found, kept
+    return splits, wanted, neighbours, limited_total
 
 
 def check_points(infinite: int, source: Cloud, target: Cloud) -> None:
@@ -122,10 +122,10 @@ def fill(grid: Grid, room: int, longest: int) -> tuple[Tensor, Tensor]:
         torch.cumsum(_edges(grid), 0, out=splits[1:])
     else:
         splits = torch.empty(targets + 1, dtype=torch.int64, device=device)
-    found, ordered = (torch.empty(room, dtype=torch.int32, device=device) for _ in range(2))
-    _search(grid, splits, found, ordered, room, True)
+    neighbours, ordered = (torch.empty(room, dtype=torch.int32, device=device) for _ in range(2))
+    _search(grid, splits, neighbours, ordered, room, True)
     if longest > common.SHORT:
-        ordered = common.sort_long(splits, found, ordered, longest)
+        ordered = common.sort_long(splits, neighbours, ordered, longest)
     return splits, ordered
 
 
@@ -135,16 +135,18 @@ def count(source: Cloud, target: Cloud, radius: float) -> Tensor:
 
 
 def _edges(grid: Grid) -> Tensor:
-    """Of each target."""
+    """Number of edges of each target (S') int32, a view of the work space."""
     return grid.work[2 * len(grid.source) :][: len(grid.target)]
 
 
-def _search(grid: Grid, numbers: Tensor, found: Tensor, ordered: Tensor, most: int, fill: bool) -> None:
+def _search(grid: Grid, numbers: Tensor, neighbours: Tensor, ordered: Tensor, most: int, fill: bool) -> None:
     """Count, with totals as `numbers`, of each row up to `most`; or find that many edges, with splits as `numbers`."""
     source, target = grid.source, grid.target
     tensors = (source.coords, source.splits, target.coords, target.splits, grid.table, grid.work, grid.index)
     warps = (cdiv(len(target), _TARGETS), 1, 1)
-    _SEARCH(warps, (*tensors, grid.coords, numbers, found, ordered), (*grid.sizes, most), (*grid.constants, fill), 1)
+    _SEARCH(
+        warps, (*tensors, grid.coords, numbers, neighbours, ordered), (*grid.sizes, most), (*grid.constants, fill), 1
+    )
 
 
 @triton.jit
@@ -162,7 +164,7 @@ def _low(coords, axis: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def _column(example, cx, cy):
-    """Where in a table without end a column of cells has its own zero."""
+    """Offset of a column of cells in an endless table."""
     mixed = ((cx * 73856093) ^ (cy * 19349663) ^ (example * 83492791)).to(tl.uint32, bitcast=True)
     mixed = (mixed ^ (mixed >> 15)) * 739982445
     return (mixed ^ (mixed >> 13)).to(tl.int32, bitcast=True)
@@ -212,11 +214,11 @@ def _count(
 def _place(coords, table, work, index, placed, totals, rows, before, look, D: tl.constexpr, BLOCK: tl.constexpr):
     """Points in the order of the table; with `look`, whether they are finite."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = tl.load(work + row, mask=row < rows, other=-1)
-    ok = there >= 0
-    place = there & 0xFFFFFF
+    cell = tl.load(work + row, mask=row < rows, other=-1)
+    ok = cell >= 0
+    place = cell & 0xFFFFFF
     at = tl.load(table + before - 1 + place, mask=ok, other=0) + tl.load(work + rows + row, mask=ok, other=0)
-    tl.store(index + at, row << 4 | there >> 24, mask=ok)
+    tl.store(index + at, row << 4 | cell >> 24, mask=ok)
     for k in tl.static_range(D):
         x = tl.load(coords + row * D + k, mask=ok, other=0.0)
         tl.store(placed + at.to(tl.int64) * D + k, x, mask=ok)
@@ -235,7 +237,7 @@ def _look(totals, point, D: tl.constexpr):
 
 @triton.jit
 def _run(ends, example, cx, cy, z_first, z_last, mask, placed_points, met):
-    """Where the sources begin and stop that a target meets in a column, and the last bits of the column."""
+    """First and last source that a target meets in a column, and the last bits of the column."""
     column = _column(example, cx, cy)
     first = (column + z_first) & mask
     last = (column + z_last) & mask
@@ -250,12 +252,12 @@ def _sort_rows(values, ordered, start, count, BLOCK: tl.constexpr):
     """Sort the rows that begin at `start`: up to 8 values of each at once, longer ones row by row."""
     k = tl.arange(0, 8)[None, :]
     few = tl.where(count <= 8, count, 0)
-    mine = tl.load(values + start[:, None] + k, mask=k < few[:, None], other=0x7FFFFFFF)
+    value = tl.load(values + start[:, None] + k, mask=k < few[:, None], other=0x7FFFFFFF)
     place = tl.zeros([BLOCK, 8], tl.int32)
     for i in tl.static_range(8):
         other = tl.load(values + start + i, mask=i < few, other=0x7FFFFFFF)
-        place += (other[:, None] < mine).to(tl.int32)
-    tl.store(ordered + start[:, None] + place, mine, mask=k < few[:, None])
+        place += (other[:, None] < value).to(tl.int32)
+    tl.store(ordered + start[:, None] + place, value, mask=k < few[:, None])
     if tl.max(count, 0) > 8:
         lane = tl.arange(0, BLOCK)
         for row in range(0, BLOCK):
@@ -277,7 +279,7 @@ def _search_kernel(
     index,
     placed,
     numbers,
-    found,
+    neighbours,
     ordered,
     rows,
     points,
@@ -373,11 +375,11 @@ def _search_kernel(
                     squared = squared + apart * apart
                 # Not one of another column or example.
                 j = entry >> 4
-                mine = ((entry & 15).to(tl.int32) == column) & (j >= begin_row) & (j < end_row)
-                hit = here & mine & (squared <= within)
+                in_column = ((entry & 15).to(tl.int32) == column) & (j >= begin_row) & (j < end_row)
+                hit = here & in_column & (squared <= within)
                 if FILL:
                     # Too many edges for 32 bits have places past the end.
-                    tl.store(found + place, j.to(tl.int32), mask=hit & (place.to(tl.uint32, bitcast=True) < most))
+                    tl.store(neighbours + place, j.to(tl.int32), mask=hit & (place.to(tl.uint32, bitcast=True) < most))
                     place += hit.to(tl.int32)
                 else:
                     total += hit.to(tl.int32)
@@ -387,7 +389,7 @@ def _search_kernel(
     if FILL:
         tl.debug_barrier()
         fits = (start >= 0) & (start + count <= most)
-        _sort_rows(found, ordered, start, tl.where(fits & (count <= SHORT), count, 0), BLOCK)
+        _sort_rows(neighbours, ordered, start, tl.where(fits & (count <= SHORT), count, 0), BLOCK)
     else:
         if look > 0:
             _look(numbers, point, D)

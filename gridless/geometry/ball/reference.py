@@ -24,7 +24,7 @@ def squared_distance(source: Tensor, target: Tensor) -> Tensor:
 def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tuple[Tensor, Tensor]:
     reach = squared_radius(radius, source.coords.dtype)
     counts = torch.zeros(len(target), dtype=torch.int64, device=target.device)
-    found, total = [], 0
+    parts, total = [], 0
     starts, ends = source.splits.tolist(), target.splits.tolist()
     for a, b, first, last in zip(starts, starts[1:], ends, ends[1:], strict=False):
         step = max(_CHUNK // max(b - a, 1), 1)
@@ -37,9 +37,9 @@ def ball(source: Cloud, target: Cloud, radius: float, limit: int | None) -> tupl
             counts[low:high] = inside.sum(1)
             total += int(inside.sum())
             check_edge_count("ball", total)
-            found.append(inside.nonzero()[:, 1] + a)
+            parts.append(inside.nonzero()[:, 1] + a)
     splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    index = torch.cat(found) if found else counts.new_zeros(0)
+    index = torch.cat(parts) if parts else counts.new_zeros(0)
     return splits, index.int()
 
 

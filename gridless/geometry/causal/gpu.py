@@ -54,7 +54,7 @@ def tap_table(offsets: tuple[tuple[int, int], ...], device: torch.device) -> Ten
 
 
 def _find(link: Link, window: int) -> tuple[Tensor, Tensor]:
-    """Of every (target, tap): where its edges begin in the source's runs (int64), and how many there are (int32)."""
+    """First edge in the source's runs (int64) and number of edges (int32) of every (target, tap)."""
     source, target, taps = link.source, link.target, len(link.offsets)
     rows = len(target) * taps
     first = torch.zeros(rows, dtype=torch.int64, device=target.device)

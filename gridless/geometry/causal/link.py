@@ -1,4 +1,4 @@
-"""Which events of one stream those of another see."""
+"""A link: two streams, and the events of one that those of the other see."""
 
 from __future__ import annotations
 

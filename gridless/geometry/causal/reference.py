@@ -24,7 +24,7 @@ def by_pixel(events: Events) -> tuple[Tensor, Tensor]:
 
 
 def seen(link: Link, tap: int) -> Tensor:
-    """Which sources each target sees at a tap, all history: (S', S) bool."""
+    """Mask of the sources that each target sees at a tap, all history: (S', S) bool."""
     source, target = link.source, link.target
     wanted = target.pixel * link.stride + torch.tensor(link.offsets[tap], device=target.device)
     same_pixel = (wanted[:, None] == source.pixel[None]).all(2)

@@ -31,7 +31,7 @@ _FIRST, _MOST = 1 << 17, 1 << 22
 
 
 @njit(nogil=True, cache=True)
-def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, wholes, sources, sizes):
+def _run(x, lines, settings, axes, work, boxes, stack, unordered, rows, coords, wholes, sources, sizes):
     """Run `lines` (operation, cloud, cloud or edges) on the points x; clouds and edges are numbered by their lines.
 
     Results follow one another: in `wholes` the splits of the points and of each search, and the rows and the splits of
@@ -52,7 +52,7 @@ def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, whol
     for line in range(len(lines)):
         samples += lines[line, 0]
     size_wholes, size_sources, size_coords = 1, len(lines) + samples + 1, 2 * len(lines) + 1
-    # Of the points and of each line: its first row in `coords` or `sources`, where its splits begin, and its points.
+    # For the points and each line: first row in `coords` or `sources`, offset of the splits, number of points.
     begins, count = np.empty((len(lines) + 1, 3), np.int64), np.empty(1, np.int64)
     used_coords, used_wholes, used_sources = 0, 2, 0
     begins[0, 0], begins[0, 1], begins[0, 2] = 0, 0, n
@@ -69,8 +69,8 @@ def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, whol
             target_splits = wholes[begins[b, 1] : begins[b, 1] + 2]
             _, total, short = search(
                 source, splits, target, target_splits, zero, one, a == b, zero > one, settings[line, 0],
-                settings[line, 1], settings[line, 2], settings[line, 3], axes, work, boxes, stack, scan, zero, found,
-                rows[0], rows[1], wholes[used_wholes + 1 :], zero, sources[used_sources:],
+                settings[line, 1], settings[line, 2], settings[line, 3], axes, work, boxes, stack, scan, zero,
+                unordered, rows[0], rows[1], wholes[used_wholes + 1 :], zero, sources[used_sources:],
             )  # fmt: skip
             if short:
                 return short, wholes[:0], sources[:0], coords[:0]
@@ -79,15 +79,15 @@ def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, whol
             size_wholes, size_sources = size_wholes + 1, size_sources + 1
             used_wholes, used_sources = used_wholes + targets + 1, used_sources + total
         else:
-            kept = wholes[used_wholes : used_wholes + points]
+            own_rows = wholes[used_wholes : used_wholes + points]
             over_edges(
                 source, splits, zero, one, wholes[begins[b, 1] :], sources[begins[b, 0] :], coords[0, :0],
-                np.zeros(points, np.bool_), kept, count,
+                np.zeros(points, np.bool_), own_rows, count,
             )  # fmt: skip
             left = count[0]
             for k in range(left):
                 for d in range(dim):
-                    coords[used_coords + k, d] = source[kept[k], d]
+                    coords[used_coords + k, d] = source[own_rows[k], d]
             begins[line + 1, 0], begins[line + 1, 1], begins[line + 1, 2] = used_coords, used_wholes + left, left
             sizes[size_wholes], sizes[size_wholes + 1], sizes[size_coords] = left, 2, left
             size_wholes, size_coords = size_wholes + 2, size_coords + 1
@@ -97,10 +97,10 @@ def _run(x, lines, settings, axes, work, boxes, stack, found, rows, coords, whol
 
 
 class _ChainMemory:
-    """Where the lines of a chain write in one thread until it is known how much they give, kept for its next cloud."""
+    """Buffers of one thread for results whose sizes are not known yet; the next cloud reuses them."""
 
     def __init__(self, chain: PointChain, dtype: torch.dtype, points: int) -> None:
-        # Of each line: radius, its square, 1/2 and the margin for rounding, in the dtype of the points.
+        # For each line: radius, its square, 1/2 and the margin for rounding, in the dtype of the points.
         settings = np.array([numbers(check_radius("ball", radius, dtype), dtype) for radius in chain.radii])
         # Every line gives at most as many points, and as many splits and rows of points, as there are points, and two.
         room = len(chain.lines) * (points + 2) + 2
@@ -116,13 +116,13 @@ class _ChainMemory:
         self.edges *= 2 if short == MORE_OUT else 1
         self.space.grow(short)
         space, sources = self.space, np.empty(self.edges, np.int32)
-        scratches = space.work, space.boxes, space.stack, space.found, space.rows
+        scratches = space.work, space.boxes, space.stack, space.unordered, space.rows
         self.arguments = *self.lines, *scratches, *self.results, sources, self.sizes
         self.unusual = space.unusual
 
 
 class _Line(NamedTuple):
-    """What a line gives: the first of its pieces of `wholes`, and its piece of `sources` or `coords`."""
+    """Results of a line: the first of its pieces of `wholes`, and its piece of `sources` or `coords`."""
 
     name: str
     operation: int
@@ -142,7 +142,7 @@ class PointChain:
     ends: tuple[int, int, int]  # of the pieces of `wholes`, `sources` and `coords`, numbered one after the other
     radii: list[float]
     table: np.ndarray  # of each line: operation, cloud, and a cloud or edges, by their lines; 0 is the first
-    kept: threading.local = field(default_factory=threading.local)  # memory by the dtype of the points
+    memories: threading.local = field(default_factory=threading.local)  # memory by the dtype of the points
 
     @classmethod
     def of(cls, steps: Mapping[str, tuple[str, Sequence[str], Mapping[str, Any]]]) -> PointChain | None:
@@ -165,24 +165,24 @@ class PointChain:
         ends = wholes, wholes + pieces[_SEARCH], wholes + sum(pieces)
         return cls(first, dim, lines, ends, radii, np.array(table)) if lines else None
 
-    def run(self, given: Tensor | Cloud) -> dict[str, Any]:
-        """The cloud of the points that are given, and what the lines give, by name.
+    def run(self, source: Tensor | Cloud) -> dict[str, Any]:
+        """The cloud of the points and the results of the lines, by name.
 
-        Nothing where this is not for such points: then lines are run one by one, and say what is wrong.
+        Empty for other points: the lines are then run one by one, and say what is wrong.
         """
-        points = given.coords if isinstance(given, Cloud) else given
+        points = source.coords if isinstance(source, Cloud) else source
         count, dim = points.shape
         if not 0 < count <= SMALL or dim != self.dim or points.requires_grad or not backends.on_cpu(points):
             return {}
-        if isinstance(given, Cloud) and (given.splits.shape[0] != 2 or given.padding):
+        if isinstance(source, Cloud) and (source.splits.shape[0] != 2 or source.padding):
             return {}
-        kept: dict[Any, _ChainMemory] = self.kept.__dict__
-        memory = kept.get(points.dtype)
+        memories: dict[Any, _ChainMemory] = self.memories.__dict__
+        memory = memories.get(points.dtype)
         if memory is None or memory.points < count or memory.unusual:
             if points.dtype not in (torch.float32, torch.float64):
                 return {}
-            memory = kept[points.dtype] = _ChainMemory(self, points.dtype, count)
-        points = points.contiguous() if isinstance(given, Cloud) else points.detach().contiguous()
+            memory = memories[points.dtype] = _ChainMemory(self, points.dtype, count)
+        points = points.contiguous() if isinstance(source, Cloud) else points.detach().contiguous()
         x = points.numpy()
         while True:
             short, wholes, sources, coords = _run(x, *memory.arguments)
@@ -194,16 +194,16 @@ class PointChain:
         # All lines have pieces of the same three tensors.
         sizes, (first, second, _) = memory.sizes.tolist(), self.ends
         split, tensor = torch.unsafe_split_with_sizes, torch.from_numpy
-        whole, source = split(tensor(wholes), sizes[:first]), split(tensor(sources), sizes[first:second])
+        whole, columns = split(tensor(wholes), sizes[:first]), split(tensor(sources), sizes[first:second])
         sampled = split(tensor(coords), sizes[second:])
-        cloud = given if isinstance(given, Cloud) else Cloud.made(coords=points, splits=whole[0])
+        cloud = source if isinstance(source, Cloud) else Cloud.made(coords=points, splits=whole[0])
         rows, directions = cloud.rows, cloud.directions
         values: dict[str, Any] = {self.first: cloud.trusted()}
         counts = {self.first: count}
         for name, operation, of, at, piece, symmetric in self.lines:
             if operation == _SEARCH:
                 values[name] = Edges.made(
-                    splits=whole[at], source=source[piece], num_source=counts[of], symmetric=symmetric, _checked=True
+                    splits=whole[at], source=columns[piece], num_source=counts[of], symmetric=symmetric, _checked=True
                 )
             else:
                 counts[name] = sizes[second + piece]

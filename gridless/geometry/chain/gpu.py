@@ -35,7 +35,7 @@ def _more(now: float, before: float) -> float:
 
 
 class Room(NamedTuple):
-    """How many edges or samples there may be, and how many samples the largest example may have."""
+    """Capacity of a line: edges or samples of the batch, and samples of the largest example."""
 
     size: int
     most: int
@@ -64,7 +64,7 @@ class GpuChain:
         return cls(chain.first, names, lines, chain.radii, known)
 
     def run(self, cloud: Cloud) -> dict[str, Any]:
-        """What the lines give by name; nothing where they have to be run one by one."""
+        """Results of the lines by name; empty if the lines have to be run one by one."""
         last, needed = self.needed.get(cloud.device, (0, []))
         # A guess from a much smaller cloud might be for more memory than there is.
         if not 0 < len(cloud) <= 2 * last or cloud.padding or cloud.coords.requires_grad:
@@ -76,17 +76,17 @@ class GpuChain:
             Room(min(int(1.25 * size * len(cloud)) + _SPARE, MAX_EDGES), int(1.25 * most * largest) + _SPARE)
             for size, most in needed
         ]
-        made = self._at_once(cloud, largest, rooms)
-        return {} if made is None else dict(zip(self.names, made[1:], strict=True))
+        results = self._at_once(cloud, largest, rooms)
+        return {} if results is None else dict(zip(self.names, results[1:], strict=True))
 
     def remember(self, values: Mapping[str, Any]) -> None:
         """The sizes of all results, however they were found, in those of the cloud."""
         cloud = values[self.first]
         if len(cloud):
             largest = common.sizes(cloud, "plan")[1]
-            made = [values[name] for name in self.names]
-            most = [common.sizes(x, "plan")[1] if isinstance(x, Cloud) else 0 for x in made]
-            now = [(len(x) / len(cloud), m / largest) for x, m in zip(made, most, strict=True)]
+            results = [values[name] for name in self.names]
+            most = [common.sizes(x, "plan")[1] if isinstance(x, Cloud) else 0 for x in results]
+            now = [(len(x) / len(cloud), m / largest) for x, m in zip(results, most, strict=True)]
             _, before = self.needed.get(cloud.device, (0, now))
             needed = [(_more(*size), _more(*most)) for size, most in (zip(*line) for line in zip(now, before))]
             self.needed[cloud.device] = len(cloud), needed
@@ -94,7 +94,7 @@ class GpuChain:
     def _at_once(self, cloud: Cloud, most: int, rooms: list[Room]) -> list[Any] | None:
         """The cloud, whose largest example has `most` points, and what each line gives; None where there is no room."""
         # Samples are clouds with padding of a size that only the device knows; edges have the rows of those.
-        made: list[Any] = [cloud]
+        results: list[Any] = [cloud]
         known: dict[int, rejection.Collected] = {}
         largest = [most]
         # Long rows are sorted by a kernel of their own, which is left out where there are none by far.
@@ -104,29 +104,29 @@ class GpuChain:
         grids: list[int] = []
         each = zip(self.lines, rooms, totals.unbind(0), strict=True)
         for line, ((sample, a, b), (room, most), total) in enumerate(each, 1):
-            source, target = made[a], made[b]
+            source, target = results[a], results[b]
             largest.append(most)
             if sample:
-                kept = rejection.decide(source, target)
-                at, splits = rejection.number(source, kept, total, room, most)
-                known[line] = rejection.gather(source, kept, at, splits, room)
-                made.append(Cloud.made(coords=known[line].coords, splits=splits).trusted())
+                marks = rejection.decide(source, target)
+                at, splits = rejection.number(source, marks, total, room, most)
+                known[line] = rejection.gather(source, marks, at, splits, room)
+                results.append(Cloud.made(coords=known[line].coords, splits=splits).trusted())
                 continue
             if line in self.rows_of:
                 splits = known[b].row_splits
-                found = rejection.take(made[self.rows_of[line]], known[b], room)
+                neighbours = rejection.take(results[self.rows_of[line]], known[b], room)
             else:
                 radius = check_radius("ball", self.radii[line - 1], cloud.coords.dtype)
                 if largest[a] <= all_pairs.ALL_PAIRS:
                     counts, bits = all_pairs.test_pairs(source, target, radius, largest[a], largest[b])
                     splits = counts.cumsum(0)
                     ends[line - 1] = splits[-1:]
-                    found = all_pairs.fill(source, target, splits, bits, room, largest[b])
+                    neighbours = all_pairs.fill(source, target, splits, bits, room, largest[b])
                 else:
                     grids.append(line - 1)
-                    begun = grid_gpu.begin(source, target, radius, None, total)
-                    splits, found = grid_gpu.fill(begun, room, longest)
-            made.append(Edges.made(splits=splits, source=found, num_source=0))
+                    grid = grid_gpu.begin(source, target, radius, None, total)
+                    splits, neighbours = grid_gpu.fill(grid, room, longest)
+            results.append(Edges.made(splits=splits, source=neighbours, num_source=0))
         if ends:
             numbers = torch.cat([totals.view(-1), *ends.values()]).tolist()
             sizes = [numbers[4 * n : 4 * n + 4] for n in range(len(rooms))]
@@ -136,15 +136,15 @@ class GpuChain:
             sizes = totals.tolist()
         searched = [sizes[n] for n in grids]
         grid_gpu.check_points(max((size[3] for size in searched), default=0), cloud, cloud)
-        # A number of its own: another thread may run the same plan.
-        found = self.longest = max((size[2] for size in searched), default=0)
-        return self._cut(made, known, rooms, sizes) if found <= longest else None
+        # A local number, as another thread may run the same plan.
+        longest_row = self.longest = max((size[2] for size in searched), default=0)
+        return self._cut(results, known, rooms, sizes) if longest_row <= longest else None
 
     def _cut(
-        self, made: list[Any], known: dict[int, rejection.Collected], rooms: list[Room], sizes: list[list[int]]
+        self, results: list[Any], known: dict[int, rejection.Collected], rooms: list[Room], sizes: list[list[int]]
     ) -> list[Any] | None:
         """The results in the sizes that they have."""
-        cut = made[:1]
+        cut = results[:1]
         for line, ((sample, a, b), room, size) in enumerate(zip(self.lines, rooms, sizes, strict=True), 1):
             if sample:
                 edges, count = divmod(size[0], 1 << 32)
@@ -156,11 +156,11 @@ class GpuChain:
             total = known[b].edges if line in self.rows_of else size[0]
             if total > room.size:
                 return None
-            found = made[line].source.narrow(0, 0, total)
+            neighbours = results[line].source.narrow(0, 0, total)
             if line in self.rows_of:
-                cut.append(rejection.edges_of_samples(cut[self.rows_of[line]], known[b], found))
+                cut.append(rejection.edges_of_samples(cut[self.rows_of[line]], known[b], neighbours))
             else:
-                splits = made[line].splits if b == 0 else made[line].splits.narrow(0, 0, len(cut[b]) + 1)
-                edges = Edges.made(splits=splits, source=found, num_source=len(cut[a]), symmetric=a == b)
+                splits = results[line].splits if b == 0 else results[line].splits.narrow(0, 0, len(cut[b]) + 1)
+                edges = Edges.made(splits=splits, source=neighbours, num_source=len(cut[a]), symmetric=a == b)
                 cut.append(edges.trusted())
         return cut

@@ -125,7 +125,7 @@ def sample_sizes(cloud: Cloud, size: Size, what: str) -> Tensor:
 def check_size(size: Size, what: str) -> int | float | Sequence[int] | Tensor:
     """The size, NumPy's as Python's; refuse what no cloud can give so many samples of."""
     if isinstance(size, np.floating):
-        # As it is written: float32's 0.3 is a little more, and of ten points would be four.
+        # The decimal text counts: float32's 0.3 is a little more than 0.3, and would give 4 of 10 points.
         size = float(str(size))
     elif isinstance(size, np.generic | np.ndarray):
         size = size.tolist()

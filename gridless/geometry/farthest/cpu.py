@@ -24,14 +24,14 @@ _SMALL = 2048
 def _exact(coords, splits, e0, e1, ends, start, taken):
     for e in range(e0, e1):
         first, last = splits[e], splits[e + 1]
-        mine = taken[ends[e] : ends[e + 1]]
-        if len(mine) == 0:
+        samples = taken[ends[e] : ends[e + 1]]
+        if len(samples) == 0:
             continue
         if last - first <= _SMALL:
-            _scan(coords[first:last], start, mine)
+            _scan(coords[first:last], start, samples)
         else:
-            _in_boxes(coords[first:last], start, mine)
-        mine += first
+            _in_boxes(coords[first:last], start, samples)
+        samples += first
 
 
 @njit(nogil=True, cache=True)
@@ -101,7 +101,7 @@ def _in_boxes(coords, start, taken):
                 group_most[g] = largest(most, g)
         at = _farthest(closest, most, group_most, row)
         if closest[at] == 0:
-            # Nothing is left but copies of what was taken, which are taken in index order.
+            # All points that are left are copies of samples: they follow in index order.
             _take_rest(closest, row, n, taken, s + 1)
             return
 
@@ -122,7 +122,7 @@ def _take_rest(closest, row, n, taken, first):
 
 @njit(nogil=True, cache=True)
 def _farthest(closest, most, group_most, row):
-    """Where the largest distance is; of equal ones, that of the smallest row."""
+    """Index of the largest distance; among equal ones, that of the smallest row."""
     best = largest(group_most, 0)
     for t in range(1, len(group_most) // BLOCK):
         best = max(best, largest(group_most, t))

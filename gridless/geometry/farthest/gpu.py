@@ -66,10 +66,10 @@ def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: 
     if near is None and (share := _share(cloud, largest)):
         _take_together(cloud, splits, taken, start, largest, share)
         return taken
-    closest, kept, kept_splits = _begin(cloud, near, reject)
+    closest, seeds, seed_splits = _begin(cloud, near, reject)
     block = min(block, 4096)
     edges = (cloud.splits, cloud.splits) if near is None else (near.splits, near.source)
-    tensors = (cloud.coords, cloud.splits, splits, *edges, kept, kept_splits, closest, taken)
+    tensors = (cloud.coords, cloud.splits, splits, *edges, seeds, seed_splits, closest, taken)
     constants = (cloud.dim, block, near is not None)
     _IN_MEMORY((cloud.num_examples, 1, 1), tensors, (start,), constants, min(max(block // 256, 1), 16))
     return taken
@@ -119,13 +119,13 @@ def _in_rounds(cloud: Cloud, splits: Tensor, size: int, start: int, largest: int
         # Programs wait for each other: all of them must run.
         launch_cooperative_grid=programs > 1,
     )
-    found = torch.sort(distance, descending=True, stable=True).indices
+    order = torch.sort(distance, descending=True, stable=True).indices
     if cloud.num_examples == 1:
-        return found[:size]
-    found = found[torch.sort(cloud.example[found], stable=True).indices]
+        return order[:size]
+    order = order[torch.sort(cloud.example[order], stable=True).indices]
     at = torch.arange(size, device=device)
     example = torch.searchsorted(splits[1:], at, right=True)
-    return found[cloud.splits[example] + at - splits[example]]
+    return order[cloud.splits[example] + at - splits[example]]
 
 
 def _programs(cloud: Cloud) -> int:
@@ -139,8 +139,8 @@ def _programs(cloud: Cloud) -> int:
 def _spatial_order(cloud: Cloud) -> Tensor:
     """The rows of each example along a Morton curve. A few points far away do not make its cells larger."""
     rows = len(cloud)
-    some = torch.sort(cloud.coords[:: max(rows // 4096, 1)], 0).values
-    low, high = some[len(some) // 50], some[-1 - len(some) // 50]
+    sorted_coords = torch.sort(cloud.coords[:: max(rows // 4096, 1)], 0).values
+    low, high = sorted_coords[len(sorted_coords) // 50], sorted_coords[-1 - len(sorted_coords) // 50]
     span = (high - low).max()
     key = torch.empty(rows, dtype=torch.int64, device=cloud.device)
     box = torch.cat([low - span / 2, span[None]])
@@ -182,8 +182,8 @@ def _begin(cloud: Cloud, near: Edges | None, reject: bool) -> tuple[Tensor, Tens
         check_within_examples(cloud, near)
     if near is not None and reject:
         rows = rejecting_rows(cloud, near, None)
-        kept = decide(cloud, rows)
-        return squared_to_sample(cloud, rows, kept), *collect(cloud, kept)[:2]
+        marks = decide(cloud, rows)
+        return squared_to_sample(cloud, rows, marks), *collect(cloud, marks)[:2]
     closest = torch.full((len(cloud),), torch.inf, dtype=cloud.coords.dtype, device=cloud.device)
     return closest, torch.zeros_like(cloud.splits), torch.zeros_like(cloud.splits)
 
@@ -342,17 +342,17 @@ def _rounds(
         target = programs
         _wait(arrived, target)
         every = tl.arange(0, BLOCKS)
-        there = every < blocks
-        low = _load_all(state + (1 + D) * memory, memory, every, there, D)
-        high = _load_all(state + (1 + 2 * D) * memory, memory, every, there, D)
+        exists = every < blocks
+        low = _load_all(state + (1 + D) * memory, memory, every, exists, D)
+        high = _load_all(state + (1 + 2 * D) * memory, memory, every, exists, D)
         own = program + tl.arange(0, OWN) * programs
         have = points * 0
         bound = tl.max(low[0], 0) * 0 + float("inf")
         going = points > 0
         while going:
-            # Which candidates are taken.
-            best = tl.load(state + every, mask=there, other=-2.0)
-            least = tl.load(places + every, mask=there, other=0)
+            # Choose the candidates that become samples.
+            best = tl.load(state + every, mask=exists, other=-2.0)
+            least = tl.load(places + every, mask=exists, other=0)
             most = tl.max(best, 0)
             if have + 1 < size:
                 bound = tl.minimum(bound, most * WAIT)
@@ -364,8 +364,8 @@ def _rounds(
             left = tl.sum(pending, 0)
             while left > 0:
                 b = tl.min(tl.where(pending > 0, own, 0x7FFFFFFF), 0)
-                mine = tl.load(state + b)
-                before = (best > mine) | ((best == mine) & (least < tl.load(places + b)))
+                own_best = tl.load(state + b)
+                before = (best > own_best) | ((best == own_best) & (least < tl.load(places + b)))
                 apart = _box_distance(_load_all(state + memory, memory, b, b >= 0, D), low, high, D)
                 alone = tl.max((before & (apart < best)).to(tl.int32), 0) == 0
                 takes = tl.where((own == b) & alone, 1, takes)
@@ -380,7 +380,7 @@ def _rounds(
                     tl.store(new + k * rows + slot, candidate[k], mask=takes > 0)
             target += programs
             _wait(arrived, target)
-            # What they lower.
+            # Lower the distances to the new samples.
             until = tl.load(added)
             for tile in range(program, blocks, programs * TOGETHER):
                 block = tile + group * programs
@@ -438,8 +438,8 @@ def _together(coords, splits, taken_splits, taken, best, arrived, start, D: tl.c
         closest = tl.where(lane == current, -1.0, closest)
         # Bits of distances ascend as they do; 0 is below all of them, for what was taken.
         rank = tl.where(closest >= 0, closest.to(tl.int32, bitcast=True) + 1, 0).to(tl.int64)
-        mine = tl.max((rank << 32) | (0x7FFFFFFF - lane), 0)
-        tl.atomic_max(best + out + k, mine, sem="release")
+        key = tl.max((rank << 32) | (0x7FFFFFFF - lane), 0)
+        tl.atomic_max(best + out + k, key, sem="release")
         count = tl.atomic_add(arrived + out + k, 1, sem="acq_rel") + 1
         while count < programs:
             count = tl.atomic_add(arrived + out + k, 0, sem="acquire")
@@ -453,7 +453,7 @@ def _in_memory(
     taken_splits,
     near_splits,
     near,
-    kept,
+    seeds,
     kept_splits,
     closest,
     taken,
@@ -471,10 +471,10 @@ def _in_memory(
     already = tl.minimum(tl.load(kept_splits + example + 1) - begin, size)
     lane = tl.arange(0, BLOCK)
     for at in range(0, already, BLOCK):
-        mine = tl.load(kept + begin + at + lane, mask=at + lane < already, other=0)
-        tl.store(taken + out + at + lane, mine, mask=at + lane < already)
+        seed = tl.load(seeds + begin + at + lane, mask=at + lane < already, other=0)
+        tl.store(taken + out + at + lane, seed, mask=at + lane < already)
         gone = tl.full([BLOCK], -1.0, coords.dtype.element_ty)
-        tl.store(closest + mine, gone, mask=at + lane < already)
+        tl.store(closest + seed, gone, mask=at + lane < already)
     tl.debug_barrier()
     current = first + start
     for k in range(already, size):

@@ -17,12 +17,12 @@ def sample(cloud: Cloud, sizes: Tensor, start: int, near: Edges | None, reject: 
     for first, last, size in zip(splits, splits[1:], sizes.tolist(), strict=False):
         # Infinite where no sample was met, -1 where taken.
         closest = torch.full((len(coords),), torch.inf, dtype=coords.dtype, device=cloud.device)
-        mine = reject_example(coords, first, last, near, None, closest)[:size] if reject else []
-        closest[mine] = -1
-        while len(mine) < size:
-            mine.append(first + (_argmax(closest[first:last]) if mine else start))
-            _lower(closest, coords, mine[-1], near, slice(first, last))
-        taken += mine
+        samples = reject_example(coords, first, last, near, None, closest)[:size] if reject else []
+        closest[samples] = -1
+        while len(samples) < size:
+            samples.append(first + (_argmax(closest[first:last]) if samples else start))
+            _lower(closest, coords, samples[-1], near, slice(first, last))
+        taken += samples
     return torch.tensor(taken, dtype=torch.int64, device=cloud.device)
 
 

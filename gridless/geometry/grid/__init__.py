@@ -55,27 +55,27 @@ def grid_sample(
     if begin is not None and (begin.shape != (cloud.dim,) or not begin.isfinite().all()):
         raise ValueError(f"grid_sample: origin must be {cloud.dim} finite numbers, not {origin!r}")
     x, end = cloud.coords.detach(), len(cloud) - cloud.padding
-    # By a tensor: what a GPU divides by a number, torch multiplies by its reciprocal, and borders move.
+    # The divisor is a tensor: on a GPU torch multiplies by the reciprocal of a number, and borders move.
     number = _placed(x[:end], begin).div_(x.new_full((), cell, dtype=torch.float64)).floor_()
     if end and float(number.abs().max()) >= _FAR:
         raise ValueError(f"grid_sample: cells of {cell:g} are too small to be counted: take larger ones")
     number = number.long()
-    kept, inverse, splits = backends.implementation(reference, x.device).group(number, cloud.splits)
+    chosen, inverse, splits = backends.implementation(reference, x.device).group(number, cloud.splits)
     if keep == "nearest" and end:
         squares = (_placed(x[:end], begin) - (number.double() + 0.5) * cell).square_()
         # Axis by axis: sums of torch are rounded differently on a GPU, and points may be equally near.
         closest = functools.reduce(torch.add, squares.unbind(1)).argsort(stable=True)
         order = closest[inverse[closest].argsort(stable=True)]
-        kept = order[_begins(inverse[order])]
+        chosen = order[_begins(inverse[order])]
         # In index order again: cells change places within their example.
-        kept, places = kept.sort()
+        chosen, places = chosen.sort()
         inverse = places.argsort()[inverse]
-    sample = cloud.sampled(kept, splits)
+    sample = cloud.sampled(chosen, splits)
     ways = {name: "mean" if keep == "mean" and v.is_floating_point() else "kept" for name, v in cloud.rows.items()}
     ways |= dict(rows or {})
     if not end or (keep != "mean" and set(ways.values()) <= {"kept"}):
         return sample if keep != "mean" else sample._changed(parent_index=None, num_parent=0)
-    order, sizes = inverse.argsort(stable=True), torch.bincount(inverse, minlength=len(kept))
+    order, sizes = inverse.argsort(stable=True), torch.bincount(inverse, minlength=len(chosen))
     reduced = {
         name: sample.rows[name] if way == "kept" else _REDUCE[way](cloud.rows[name][:end], order, inverse, sizes)
         for name, way in ways.items()
@@ -113,14 +113,15 @@ def _check_rows(cloud: Cloud, rows: Mapping[str, str]) -> None:
 
 
 def _begins(values: Tensor) -> Tensor:
-    """Where the runs of equal values begin (S) bool."""
+    """Mask of the first value of each run of equal values (S) bool."""
     return torch.cat([values.new_ones(min(len(values), 1), dtype=torch.bool), values[1:] != values[:-1]])
 
 
 def _mean(values: Tensor, order: Tensor, inverse: Tensor, sizes: Tensor) -> Tensor:
     """The mean of each cell, its points added in index order."""
     if not values.is_floating_point():
-        # From a number near them: beyond 2^53 float64 leaves whole numbers out. An even one, so that halves go to even.
+        # Averages are relative to a number near them, as float64 skips whole numbers beyond 2^53. It is even, so that
+        # halves are rounded to even.
         base = values[order[sizes.cumsum(0) - sizes]].long() & -2
         apart = _mean((values.long() - base[inverse]).double(), order, inverse, sizes)
         return (base + apart.round().long()).to(values.dtype)

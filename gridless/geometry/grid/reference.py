@@ -21,5 +21,5 @@ def group(numbers: Tensor, splits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
                 first.append(i)
             inverse.append(place[rows[i]])
         ends.append(len(first))
-    made = (torch.tensor(values, dtype=torch.int64, device=numbers.device) for values in (first, inverse, ends))
-    return tuple(made)  # type: ignore[return-value]
+    tensors = (torch.tensor(values, dtype=torch.int64, device=numbers.device) for values in (first, inverse, ends))
+    return tuple(tensors)  # type: ignore[return-value]

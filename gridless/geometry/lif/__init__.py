@@ -17,7 +17,7 @@ __all__ = ["LIFMemory", "Rule", "decay_tables", "lif", "lif_step"]
 
 
 class LIFMemory(NamedTuple):
-    """What a stream leaves behind: potential (B, H', W') float32 and the time (B, H', W') int64 it was true at."""
+    """State of a stream: potential (B, H', W') float32, and the time (B, H', W') int64 it was true at."""
 
     potential: Tensor
     time: Tensor

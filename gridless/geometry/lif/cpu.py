@@ -32,8 +32,8 @@ def fire(events: Events, rule: Rule, potential: Tensor, time: Tensor) -> tuple[T
 
 
 def _joined(parts: list[np.ndarray], counts: list[int]) -> Tensor:
-    kept = [part[:n] for part, n in zip(parts, counts, strict=True)]
-    return torch.from_numpy(np.concatenate(kept) if kept else np.empty(0, np.int64))
+    filled = [part[:n] for part, n in zip(parts, counts, strict=True)]
+    return torch.from_numpy(np.concatenate(filled) if filled else np.empty(0, np.int64))
 
 
 @njit(nogil=True, cache=True)

@@ -44,25 +44,25 @@ def _plant(coords):
 
 
 @njit(nogil=True, cache=True, inline="always")
-def _gather(x, row, b, n, dim, point, last, best, kept, scratch, near, far, count, tie, tie_row):
+def _gather(x, row, b, n, dim, point, last, best, vectors, scratch, near, far, count, tie, tie_row):
     """Candidates of one block, those not above the k-th distance so far (best[last]), go to `near` and `far`.
 
     Those at the distance `tie` from row `tie_row` on are left out: there are k before them.
     """
-    found = distances(x, b, dim, point, best[last], scratch)
+    bits = distances(x, b, dim, point, best[last], scratch)
     if (b + 1) * BLOCK > n:
-        found &= (np.uint64(1) << np.uint64(n - b * BLOCK)) - np.uint64(1)
+        bits &= (np.uint64(1) << np.uint64(n - b * BLOCK)) - np.uint64(1)
     elif count == 0:
         # The first block: no more of it than is needed.
-        found &= within(scratch, 0, enough(scratch, last + 1 - 64 // x.itemsize))
-    while found:
-        lane = first_bit(found)
-        found &= found - np.uint64(1)
+        bits &= within(scratch, 0, enough(scratch, last + 1 - 64 // x.itemsize))
+    while bits:
+        lane = first_bit(bits)
+        bits &= bits - np.uint64(1)
         d2 = scratch[lane]
         if d2 <= best[last] and (d2 != tie or row[b * BLOCK + lane] < tie_row):
             near[count], far[count] = row[b * BLOCK + lane], d2
             count += 1
-            insert(best, kept, d2)
+            insert(best, vectors, d2)
     return count
 
 
@@ -87,7 +87,7 @@ def _cut(near, far, count, bound, k):
 
 @njit(nogil=True, cache=True, inner=True)
 def _untied(boxes, t, dim, point, bits, tie, tie_row):
-    """Of the boxes `bits` of a block those that hold something nearer than `tie`, or a row before `tie_row`."""
+    """Mask of the boxes `bits` of a block that hold something nearer than `tie`, or a row before `tie_row`."""
     low, high, least = boxes
     tied = bits & ~reached(low, high, t, dim, point, np.nextafter(tie, type(tie)(-1)))
     while tied:
@@ -158,9 +158,9 @@ def _rows(tree, n, target, at_home, i0, i1, k, reach, first, splits, out):
     x, row, boxes, groups = tree
     dim = target.shape[1]
     lanes = 64 // x.itemsize
-    kept = (k + lanes - 1) // lanes
+    vectors = (k + lanes - 1) // lanes
     # The distances of the nearest so far, ascending, behind a vector of -inf; best[last] is the k-th.
-    best, scratch, point = aligned((kept + 1) * lanes, x), aligned(BLOCK, x), aligned(dim, x)
+    best, scratch, point = aligned((vectors + 1) * lanes, x), aligned(BLOCK, x), aligned(dim, x)
     best[:lanes] = -np.inf
     last = lanes + k - 1
     near, far = np.empty(2 * k + 4 * BLOCK, np.int32), np.empty(2 * k + 4 * BLOCK, x.dtype)
@@ -172,9 +172,9 @@ def _rows(tree, n, target, at_home, i0, i1, k, reach, first, splits, out):
         most_steps *= 2
     looked = 0
     for i in range(i0, i1):
-        mine = np.int64(row[i]) if at_home else i
+        target_row = np.int64(row[i]) if at_home else i
         for d in range(dim):
-            point[d] = target[mine, d]
+            point[d] = target[target_row, d]
         best[lanes:] = reach
         home = i // BLOCK if at_home else _home(boxes, groups, dim, n, point)
         count, steps, tie, tie_row = 0, 0, -reach, n
@@ -182,7 +182,7 @@ def _rows(tree, n, target, at_home, i0, i1, k, reach, first, splits, out):
         while count < k and steps < most_steps:
             b = home ^ steps
             if b < block_count:
-                count = _gather(x, row, b, n, dim, point, last, best, kept, scratch, near, far, count, tie, tie_row)
+                count = _gather(x, row, b, n, dim, point, last, best, vectors, scratch, near, far, count, tie, tie_row)
             steps += 1
         looked += steps
         for t in range((group_count + BLOCK - 1) // BLOCK):
@@ -204,7 +204,9 @@ def _rows(tree, n, target, at_home, i0, i1, k, reach, first, splits, out):
                     if (b ^ home) < steps:
                         continue
                     looked += 1
-                    count = _gather(x, row, b, n, dim, point, last, best, kept, scratch, near, far, count, tie, tie_row)
+                    count = _gather(
+                        x, row, b, n, dim, point, last, best, vectors, scratch, near, far, count, tie, tie_row
+                    )
                     if count + BLOCK > len(near):
                         # Many are as far as the k-th: from now on only those of smaller rows are candidates.
                         tie_row, tie, count = _cut(near, far, count, best[last], k), best[last], k
@@ -213,9 +215,9 @@ def _rows(tree, n, target, at_home, i0, i1, k, reach, first, splits, out):
         if count > k:
             _cut(near, far, count, best[last], k)
         # No more than were counted, should the points have changed since.
-        for c in range(min(count, splits[mine + 1] - splits[mine])):
+        for c in range(min(count, splits[target_row + 1] - splits[target_row])):
             _mark(words, summary, near[c])
-        _list(words, summary, first, out, splits[mine])
+        _list(words, summary, first, out, splits[target_row])
     return looked
 
 
@@ -225,8 +227,8 @@ def _examples(source, ss, target, ts, at_home, e0, e1, k, reach, splits, out):
         n = ss[e + 1] - ss[e]
         if n > 0 and ts[e + 1] > ts[e]:
             tree = _plant(source[ss[e] : ss[e + 1]])
-            there, rows = target[ts[e] : ts[e + 1]], splits[ts[e] :]
-            _rows(tree, n, there, at_home, 0, len(there), min(k, n), reach, ss[e], rows, out)
+            points, rows = target[ts[e] : ts[e + 1]], splits[ts[e] :]
+            _rows(tree, n, points, at_home, 0, len(points), min(k, n), reach, ss[e], rows, out)
 
 
 def search(source: Cloud, target: Cloud, k: int) -> tuple[Tensor, Tensor]:
@@ -240,7 +242,7 @@ def search(source: Cloud, target: Cloud, k: int) -> tuple[Tensor, Tensor]:
 
 
 def fill(source: Cloud, target: Cloud, k: int, reach: float, splits: np.ndarray) -> np.ndarray:
-    """Of the sources whose squared distance is not above `reach` the k nearest, where `splits` has counted them."""
+    """The k nearest sources with a squared distance of at most `reach`; `splits` has counted them."""
     x, y = source.coords.detach().contiguous().numpy(), target.coords.detach().contiguous().numpy()
     ss, ts = source.splits.numpy(), target.splits.numpy()
     # Zeros: should the points have changed since they were counted, every entry is still a row.

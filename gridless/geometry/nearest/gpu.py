@@ -34,14 +34,14 @@ def search(source: Cloud, target: Cloud, k: int) -> tuple[Tensor, Tensor]:
     least, most = common.sizes(source, "nearest: source")
     _, most_target = common.sizes(target, "nearest: target")
     splits, total = _splits(source, target, min(k, most), least)
-    found = torch.empty(total, dtype=torch.int32, device=target.device)
+    neighbours = torch.empty(total, dtype=torch.int32, device=target.device)
     if total == 0:
-        return splits, found
+        return splits, neighbours
     if most <= ON_CHIP:
-        _select_all(source, target, k, splits, found, most, most_target)
+        _select_all(source, target, k, splits, neighbours, most, most_target)
     else:
-        _grow(source, target, min(k, most), splits, found)
-    return splits, found
+        _grow(source, target, min(k, most), splits, neighbours)
+    return splits, neighbours
 
 
 def _splits(source: Cloud, target: Cloud, k: int, least: int) -> tuple[Tensor, int]:
@@ -57,7 +57,7 @@ def _splits(source: Cloud, target: Cloud, k: int, least: int) -> tuple[Tensor, i
 
 
 def _select_all(
-    source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor, most: int, most_target: int
+    source: Cloud, target: Cloud, k: int, splits: Tensor, neighbours: Tensor, most: int, most_target: int
 ) -> None:
     double = source.coords.dtype == torch.float64
     block = max(power_of_two(most), 32)
@@ -65,11 +65,11 @@ def _select_all(
     # Few warps to a target: they wait for each other each time they count.
     rows, warps = max(_OF_WARP // words, 1), max(words // _OF_WARP, 1)
     blocks = cdiv(most_target, rows)
-    tensors = (source.coords, source.splits, target.coords, target.splits, splits, found)
+    tensors = (source.coords, source.splits, target.coords, target.splits, splits, neighbours)
     _SELECT((source.num_examples * blocks, 1, 1), tensors, (k, blocks), (source.dim, rows, block, double), warps)
 
 
-def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor) -> None:
+def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, neighbours: Tensor) -> None:
     """Search balls, larger and larger, until every target has found what it needs."""
     device = target.device
     end = len(target) - target.padding
@@ -77,11 +77,11 @@ def _grow(source: Cloud, target: Cloud, k: int, splits: Tensor, found: Tensor) -
     rest = Cloud.made(coords=target.coords[:end], splits=target.splits).trusted()
     radius = _first_radius(source, rest, k)
     while len(row):
-        full, kept_splits, near, kept = grid_gpu.ball(source, rest, radius, k)
-        near = ball_gpu.keep_nearest(source, rest, full, near, k, kept)
-        counts = kept_splits.diff()
+        full, limited_splits, near, limited_total = grid_gpu.ball(source, rest, radius, k)
+        near = ball_gpu.keep_nearest(source, rest, full, near, k, limited_total)
+        counts = limited_splits.diff()
         done = counts == splits[row + 1] - splits[row]
-        tensors = (kept_splits, near, done, row, splits, found)
+        tensors = (limited_splits, near, done, row, splits, neighbours)
         _PLACE((cdiv(len(row), _BLOCK), 1, 1), tensors, (len(row),), (_BLOCK,))
         left = ~done
         before = torch.cat([left.new_zeros(1, dtype=torch.int64), left.cumsum(0)])
@@ -129,7 +129,7 @@ def _select(
     target,
     target_splits,
     splits,
-    found,
+    neighbours,
     k,
     blocks,
     D: tl.constexpr,
@@ -148,15 +148,15 @@ def _select(
         begin = tl.load(source_splits + example)
         size = (tl.load(source_splits + example + 1) - begin).to(tl.int32)
         lane = tl.arange(0, BLOCK)[None, :]
-        some = lane < size
+        exists = lane < size
         point = load_point(target, row[:, None], inside[:, None], D)
-        d2 = squared_to(source, (begin + lane) * D, some, 1, point, D)
+        d2 = squared_to(source, (begin + lane) * D, exists, 1, point, D)
         if DOUBLE:
-            value = tl.where(some, d2.to(tl.int64, bitcast=True), 0x7FFFFFFFFFFFFFFF)
+            value = tl.where(exists, d2.to(tl.int64, bitcast=True), 0x7FFFFFFFFFFFFFFF)
             one = tl.full([ROWS], 1, tl.int64)
             bit = 62
         else:
-            value = tl.where(some, d2.to(tl.int32, bitcast=True), 0x7FFFFFFF)
+            value = tl.where(exists, d2.to(tl.int32, bitcast=True), 0x7FFFFFFF)
             one = tl.full([ROWS], 1, tl.int32)
             bit = 30
         # The largest number that fewer than k distances are below is the k-th smallest of them; a number that has k
@@ -170,19 +170,19 @@ def _select(
             undecided &= below != k
             bit -= 1
         less = value < last[:, None]
-        keep = some & less
+        keep = exists & less
         if tl.max(undecided.to(tl.int32), 0) > 0:
-            equal = (some & (value == last[:, None])).to(tl.int32)
+            equal = (exists & (value == last[:, None])).to(tl.int32)
             wanted = k - tl.sum(less.to(tl.int32), 1)
             keep |= (equal > 0) & (tl.cumsum(equal, 1) <= wanted[:, None])
         place = tl.cumsum(keep.to(tl.int32), 1) - 1
-        out = found + tl.load(splits + row, mask=inside, other=0)[:, None] + place
+        out = neighbours + tl.load(splits + row, mask=inside, other=0)[:, None] + place
         name = begin.to(tl.int32) + lane + tl.zeros([ROWS, BLOCK], tl.int32)
         tl.store(out, name, mask=keep & inside[:, None])
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _place(near_splits, near, done, row, splits, found, rows, BLOCK: tl.constexpr):
+def _place(near_splits, near, done, row, splits, neighbours, rows, BLOCK: tl.constexpr):
     """Copy the rows that are done to where they belong."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = at < rows
@@ -191,7 +191,7 @@ def _place(near_splits, near, done, row, splits, found, rows, BLOCK: tl.constexp
     count = tl.load(near_splits + at + 1, mask=ready, other=0) - start
     out = tl.load(splits + tl.load(row + at, mask=ready, other=0), mask=ready, other=0)
     for k in range(0, tl.max(count, 0)):
-        tl.store(found + out + k, tl.load(near + start + k, mask=k < count, other=0), mask=k < count)
+        tl.store(neighbours + out + k, tl.load(near + start + k, mask=k < count, other=0), mask=k < count)
 
 
 _SELECT, _PLACE = Launcher(_select, exact=True), Launcher(_place, exact=True)

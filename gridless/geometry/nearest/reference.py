@@ -14,7 +14,7 @@ _CHUNK = 1 << 22
 
 def search(source: Cloud, target: Cloud, k: int) -> tuple[Tensor, Tensor]:
     counts = torch.zeros(len(target), dtype=torch.int64, device=target.device)
-    found = []
+    parts = []
     starts, ends = source.splits.tolist(), target.splits.tolist()
     for a, b, first, last in zip(starts, starts[1:], ends, ends[1:], strict=False):
         counts[first:last] = min(k, b - a)
@@ -25,7 +25,7 @@ def search(source: Cloud, target: Cloud, k: int) -> tuple[Tensor, Tensor]:
             )
             # A stable sort leaves equal distances in index order.
             order = distance.argsort(dim=1, stable=True)[:, :k]
-            found.append(order.sort(dim=1).values.flatten() + a)
+            parts.append(order.sort(dim=1).values.flatten() + a)
     splits = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    index = torch.cat(found) if found else counts.new_zeros(0)
+    index = torch.cat(parts) if parts else counts.new_zeros(0)
     return splits, index.int()

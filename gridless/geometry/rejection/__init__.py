@@ -56,7 +56,7 @@ def ball_of_samples(near: Edges, sample: Cloud) -> Edges:
 
 
 def doubtful_depth(near: Edges, depth: Tensor, known: float, radius: float) -> float:
-    """How deep inside a part of a scene its rejection samples may differ from those of the whole scene.
+    """Depth up to which the rejection samples of a part of a scene may differ from those of the whole scene.
 
     The points of the part are in the order that they have in the scene. Nothing is known of those whose `depth`, the
     distance to where the part ends, is at most `known`; neighbours of others may be missing up to known + radius. A

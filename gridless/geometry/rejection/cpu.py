@@ -22,8 +22,8 @@ _FAR = float(1 << 40)
 
 
 @njit(nogil=True, cache=True)
-def over_edges(coords, splits, e0, e1, rows, source, closest, rejected, kept, counts):
-    """Examples e0 to e1; the samples of an example are written to `kept` from its first row on."""
+def over_edges(coords, splits, e0, e1, rows, source, closest, rejected, samples, counts):
+    """Examples e0 to e1; the samples of an example are written to `samples` from its first row on."""
     measure = len(closest) > 0
     for e in range(e0, e1):
         first, last = splits[e], splits[e + 1]
@@ -31,7 +31,7 @@ def over_edges(coords, splits, e0, e1, rows, source, closest, rejected, kept, co
         for i in range(first, last):
             if rejected[i]:
                 continue
-            kept[first + count] = i
+            samples[first + count] = i
             count += 1
             for at in range(rows[i], rows[i + 1]):
                 j = source[at]
@@ -123,7 +123,7 @@ def _reject(coords, begin, row, i, reach, first, last, rejected, closest):
 
 
 @njit(nogil=True, cache=True, inner=True)
-def _one_in_grid(coords, radius, reach, closest, kept):
+def _one_in_grid(coords, radius, reach, closest, samples):
     n, dim = coords.shape
     cell, shape = np.empty((n, 3), np.int64), np.empty(3, np.int64)
     _cells(coords, radius, cell, shape)
@@ -146,7 +146,7 @@ def _one_in_grid(coords, radius, reach, closest, kept):
     for i in range(n):
         if rejected[i]:
             continue
-        kept[count] = i
+        samples[count] = i
         count += 1
         cx, cy, cz = cell[i, 0], cell[i, 1], cell[i, 2]
         for x in range(cx - 1, cx + 2):
@@ -163,42 +163,42 @@ def _one_in_grid(coords, radius, reach, closest, kept):
 
 
 @njit(nogil=True, cache=True)
-def _in_grid(coords, splits, e0, e1, radius, reach, closest, kept, counts):
+def _in_grid(coords, splits, e0, e1, radius, reach, closest, samples, counts):
     """Samples of examples e0 to e1, without edges: a kept point rejects what it finds in the cells around it."""
     for e in range(e0, e1):
         first, last = splits[e], splits[e + 1]
         if last > first:
-            mine = kept[first:last]
+            own_samples = samples[first:last]
             distances = closest[first:last] if len(closest) else closest
-            counts[e] = _one_in_grid(coords[first:last], radius, reach, distances, mine)
-            mine[: counts[e]] += first
+            counts[e] = _one_in_grid(coords[first:last], radius, reach, distances, own_samples)
+            own_samples[: counts[e]] += first
 
 
 @njit(nogil=True, cache=True)
-def _compact(kept, splits, counts, ends, out):
+def _compact(samples, splits, counts, ends, out):
     for e in range(len(counts)):
         for k in range(counts[e]):
-            out[ends[e] + k] = kept[splits[e] + k]
+            out[ends[e] + k] = samples[splits[e] + k]
 
 
 def sample(cloud: Cloud, near: Edges | None, radius: float | None, distance: bool) -> Cloud:
     coords, splits = cloud.coords.detach().contiguous().numpy(), cloud.splits.numpy()
     closest = np.full(len(coords) if distance else 0, np.inf, coords.dtype)
-    kept = np.empty(len(coords), np.int64)
+    samples = np.empty(len(coords), np.int64)
     counts = np.zeros(cloud.num_examples, np.int64)
     cuts = cut_examples(splits)
     if near is not None:
         rejected = np.zeros(len(coords), np.bool_)
         edges = near.splits.numpy(), near.source.numpy()
-        jobs = [(coords, splits, a, b, *edges, closest, rejected, kept, counts) for a, b in cuts]
+        jobs = [(coords, splits, a, b, *edges, closest, rejected, samples, counts) for a, b in cuts]
         refuse_crossing(in_threads(over_edges, jobs))
     else:
         reach = coords.dtype.type(squared_radius(radius or 0, cloud.coords.dtype))
-        in_threads(_in_grid, [(coords, splits, a, b, radius, reach, closest, kept, counts) for a, b in cuts])
+        in_threads(_in_grid, [(coords, splits, a, b, radius, reach, closest, samples, counts) for a, b in cuts])
     ends = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=ends[1:])
     index = np.empty(ends[-1], np.int64)
-    _compact(kept, splits, counts, ends, index)
+    _compact(samples, splits, counts, ends, index)
     closest[splits[-1] :] = 0
     far = torch.from_numpy(closest).sqrt() if distance else None
     return cloud.sampled(torch.from_numpy(index), torch.from_numpy(ends), far)

@@ -27,15 +27,15 @@ from gridless.structures import Cloud, Edges
 
 _BLOCK = 128
 
-# Under this name a sample keeps what it was sampled by: a weak reference to the edges, and `Collected`.
+# Cache key of a sample: a weak reference to the edges that it was sampled by, and `Collected`.
 SAMPLED_BY = "sampled by"
 
 
 def sample(cloud: Cloud, near: Edges | None, radius: float | None, distance: bool) -> Cloud:
     rows = rejecting_rows(cloud, near, radius)
-    kept = decide(cloud, rows)
-    to_sample = squared_to_sample(cloud, rows, kept).sqrt() if distance else None
-    return sampled(cloud, rows if rows is near else None, collect(cloud, kept), to_sample)
+    marks = decide(cloud, rows)
+    to_sample = squared_to_sample(cloud, rows, marks).sqrt() if distance else None
+    return sampled(cloud, rows if rows is near else None, collect(cloud, marks), to_sample)
 
 
 def sampled(cloud: Cloud, near: Edges | None, known: Collected, distance: Tensor | None = None) -> Cloud:
@@ -71,16 +71,16 @@ def check_within_examples(cloud: Cloud, near: Edges) -> None:
 
 
 def decide(cloud: Cloud, rows: Edges) -> Tensor:
-    """For every point that is kept, 1 and 2^32 times the edges of its row, else 0 (S) int64."""
+    """1 + 2^32 times the edges of its row for every point that is kept, else 0: (S) int64."""
     points, end, device = len(cloud), len(cloud) - cloud.padding, cloud.device
     # Then a ticket counter and the state of every point, from a multiple of 16 bytes on.
     begin = points + points % 2
     memory = torch.zeros(begin + points // 2 + 1, dtype=torch.int64, device=device)
-    kept, state = memory[:points], memory[begin:].view(torch.int32)
+    marks, state = memory[:points], memory[begin:].view(torch.int32)
     if end:
-        tensors = (rows.splits, rows.source, cloud.splits, kept, state)
+        tensors = (rows.splits, rows.source, cloud.splits, marks, state)
         _DECIDE((cdiv(end, 32), 1, 1), tensors, (points, cloud.num_examples, len(rows.source)), (32, 8), 1)
-    return kept
+    return marks
 
 
 class Collected(NamedTuple):
@@ -100,47 +100,47 @@ class Collected(NamedTuple):
         return Collected(index[:samples], splits, coords[:samples], place[:points], row_splits[: samples + 1])
 
 
-def collect(cloud: Cloud, kept: Tensor) -> Collected:
+def collect(cloud: Cloud, marks: Tensor) -> Collected:
     """The samples that `decide` found; one read-back."""
     totals = torch.empty(3, dtype=torch.int64, device=cloud.device)
-    at, splits = number(cloud, kept, totals)
+    at, splits = number(cloud, marks, totals)
     last, smallest, largest = totals.tolist()
     edges, total = divmod(last, 1 << 32)
-    return gather(cloud, kept, at, splits, total)._replace(edges=edges, sizes=(smallest, largest))
+    return gather(cloud, marks, at, splits, total)._replace(edges=edges, sizes=(smallest, largest))
 
 
 def number(
-    cloud: Cloud, kept: Tensor, totals: Tensor, room: int = INT32 - 1, most: int = INT32 - 1
+    cloud: Cloud, marks: Tensor, totals: Tensor, room: int = INT32 - 1, most: int = INT32 - 1
 ) -> tuple[Tensor, Tensor]:
-    """The cumulative sum of `kept`, and the splits of the samples (B + 1).
+    """The cumulative sum of `marks`, and the splits of the samples (B + 1).
 
     These are zeros where there are more than `room` samples, or where an example has more than `most`. totals (3) get
     the last of the sums, and the sizes of the smallest and of the largest example.
     """
-    at = torch.cumsum(kept, 0)
+    at = torch.cumsum(marks, 0)
     splits = torch.empty(cloud.num_examples + 1, dtype=torch.int64, device=cloud.device)
     _SAMPLE_SPLITS((1, 1, 1), (cloud.splits, at, splits, totals), (cloud.num_examples, room, most), (1024,))
     return at, splits
 
 
-def gather(cloud: Cloud, kept: Tensor, at: Tensor, splits: Tensor, total: int) -> Collected:
+def gather(cloud: Cloud, marks: Tensor, at: Tensor, splits: Tensor, total: int) -> Collected:
     """The first `total` samples; edges and sizes are not known."""
     device = cloud.device
     index = torch.empty(total, dtype=torch.int64, device=device)
     row_splits = torch.empty(total + 1, dtype=torch.int64, device=device)
     coords = torch.empty((total, cloud.dim), dtype=cloud.coords.dtype, device=device)
     place = torch.empty(len(cloud), dtype=torch.int32, device=device)
-    tensors = (cloud.coords, kept, at, index, coords, place, row_splits)
+    tensors = (cloud.coords, marks, at, index, coords, place, row_splits)
     _COLLECT((cdiv(len(cloud) + 1, 256), 1, 1), tensors, (len(cloud), total), (cloud.dim, 256))
     return Collected(index, splits, coords, place, row_splits)
 
 
-def squared_to_sample(cloud: Cloud, rows: Edges, kept: Tensor) -> Tensor:
+def squared_to_sample(cloud: Cloud, rows: Edges, marks: Tensor) -> Tensor:
     """The squared distance of every point to the closest sample that rejects it; 0 for samples and padding."""
     result = torch.zeros(len(cloud), dtype=cloud.coords.dtype, device=cloud.device)
     end = len(cloud) - cloud.padding
     if end:
-        tensors = (cloud.coords, rows.splits, rows.source, kept, result)
+        tensors = (cloud.coords, rows.splits, rows.source, marks, result)
         _CLOSEST((cdiv(end, _BLOCK), 1, 1), tensors, (end,), (cloud.dim, _BLOCK))
     return result
 
@@ -174,21 +174,21 @@ def _samples_near(near: Edges, known: Collected) -> Edges:
     if not rows:
         return Edges.made(splits=near.splits, source=near.source, num_source=len(known.index)).trusted()
     counts = torch.empty(rows + 1, dtype=torch.int64, device=device)
-    found = torch.empty(known.edges, dtype=torch.int32, device=device)
+    neighbours = torch.empty(known.edges, dtype=torch.int32, device=device)
     grid, tensors = (cdiv(rows, _BLOCK), 1, 1), (near.splits, near.source, known.place)
     with current(device):
-        _SAMPLES_NEAR(grid, (*tensors, counts, found), (rows,), (_BLOCK, False))
+        _SAMPLES_NEAR(grid, (*tensors, counts, neighbours), (rows,), (_BLOCK, False))
         splits = torch.cumsum(counts, 0)
-        _SAMPLES_NEAR(grid, (*tensors, splits, found), (rows,), (_BLOCK, True))
-    return Edges.made(splits=splits, source=found, num_source=len(known.index)).trusted()
+        _SAMPLES_NEAR(grid, (*tensors, splits, neighbours), (rows,), (_BLOCK, True))
+    return Edges.made(splits=splits, source=neighbours, num_source=len(known.index)).trusted()
 
 
 @triton.jit(do_not_specialize=["points", "examples", "room"])
 def _decide(
-    splits, source, cloud_splits, kept, state, points, examples, room, ROWS: tl.constexpr, WINDOW: tl.constexpr
+    splits, source, cloud_splits, marks, state, points, examples, room, ROWS: tl.constexpr, WINDOW: tl.constexpr
 ):
     """state: 0 undecided, 1 kept, 2 rejected; before it the number of blocks that have begun."""
-    # Where there was no room for the edges, nothing is kept.
+    # No point is kept if there was no room for the edges.
     end = tl.where(tl.load(splits + points) <= room, tl.load(cloud_splits + examples), 0)
     block = tl.atomic_add(state, 1)
     state = state + 1
@@ -214,7 +214,7 @@ def _decide(
         keep = (waiting > 0) & clear & (done > 0)
         reject = (waiting > 0) & (some_kept > 0)
         tl.store(state + row, tl.where(keep, 1, 2), mask=keep | reject)
-        tl.store(kept + row, (stop - first) << 32 | 1, mask=keep)
+        tl.store(marks + row, (stop - first) << 32 | 1, mask=keep)
         waiting = tl.where(keep | reject, 0, waiting)
         at = tl.where(clear, at + WINDOW, at)
         left = tl.max(waiting, 0)
@@ -250,10 +250,10 @@ def _before(cloud_splits, at, e, examples):
 
 
 @triton.jit(do_not_specialize=["rows", "room"])
-def _collect(coords, kept, at, index, sampled, place, row_splits, rows, room, D: tl.constexpr, BLOCK: tl.constexpr):
+def _collect(coords, marks, at, index, sampled, place, row_splits, rows, room, D: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = row < rows
-    take = tl.load(kept + row, mask=ok, other=0) > 0
+    take = tl.load(marks + row, mask=ok, other=0) > 0
     here = tl.load(at + row, mask=take, other=0)
     number = (here & 0xFFFFFFFF) - 1
     tl.store(place + row, number.to(tl.int32), mask=ok)
@@ -266,17 +266,17 @@ def _collect(coords, kept, at, index, sampled, place, row_splits, rows, room, D:
 
 
 @triton.jit(do_not_specialize=["end"])
-def _closest(coords, splits, source, kept, result, end, D: tl.constexpr, BLOCK: tl.constexpr):
+def _closest(coords, splits, source, marks, result, end, D: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     ok = row < end
-    rejected = ok & (tl.load(kept + row, mask=ok, other=1) == 0)
+    rejected = ok & (tl.load(marks + row, mask=ok, other=1) == 0)
     point = load_point(coords, row, ok, D)
     start = tl.load(splits + row, mask=ok, other=0)
     count = tl.where(rejected, (tl.load(splits + row + 1, mask=ok, other=0) - start).to(tl.int32), 0)
     best = tl.where(rejected, float("inf"), 0.0).to(result.dtype.element_ty)
     for k in range(0, tl.max(count, 0)):
         j = tl.load(source + start + k, mask=k < count, other=0).to(tl.int64)
-        sample = (k < count) & (tl.load(kept + j, mask=k < count, other=0) > 0)
+        sample = (k < count) & (tl.load(marks + j, mask=k < count, other=0) > 0)
         d2 = squared_to(coords, j * D, sample, 1, point, D)
         best = tl.where(sample, tl.minimum(best, d2), best)
     tl.store(result + row, best, mask=ok)
@@ -291,12 +291,12 @@ def _take(splits, source, index, sample_splits, row_splits, taken, examples, roo
     out = tl.load(row_splits + row, mask=ok, other=0)
     count = (tl.load(row_splits + row + 1, mask=ok, other=0) - out).to(tl.int32)
     for k in range(0, tl.max(count, 0)):
-        some = (k < count) & (out + k < room)
-        tl.store(taken + out + k, tl.load(source + first + k, mask=some, other=0), mask=some)
+        exists = (k < count) & (out + k < room)
+        tl.store(taken + out + k, tl.load(source + first + k, mask=exists, other=0), mask=exists)
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _samples_near_kernel(splits, source, place, counts, found, rows, BLOCK: tl.constexpr, FILL: tl.constexpr):
+def _samples_near_kernel(splits, source, place, counts, neighbours, rows, BLOCK: tl.constexpr, FILL: tl.constexpr):
     """Count the samples in each row, after a 0; or, with their splits, write them."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = row < rows
@@ -309,7 +309,7 @@ def _samples_near_kernel(splits, source, place, counts, found, rows, BLOCK: tl.c
         j = tl.load(source + at + k, mask=k < count, other=0)
         number = tl.load(place + j, mask=k < count, other=-1)
         if FILL:
-            tl.store(found + total, number, mask=number >= 0)
+            tl.store(neighbours + total, number, mask=number >= 0)
         total += (number >= 0).to(tl.int64)
     if not FILL:
         tl.store(counts + row, 0, mask=row == 0)

@@ -15,13 +15,13 @@ from gridless.structures import Cloud, Edges
 def sample(cloud: Cloud, near: Edges | None, radius: float | None, distance: bool) -> Cloud:
     coords, splits = cloud.coords.detach(), cloud.splits.tolist()
     closest = torch.full((len(cloud),), torch.inf, dtype=coords.dtype, device=cloud.device)
-    kept: list[int] = []
+    samples: list[int] = []
     ends = [0]
     for first, last in pairwise(splits):
-        kept += sample_example(coords, first, last, near, radius, closest)
-        ends.append(len(kept))
+        samples += sample_example(coords, first, last, near, radius, closest)
+        ends.append(len(samples))
     closest[splits[-1] :] = 0
-    index = torch.tensor(kept, dtype=torch.int64, device=cloud.device)
+    index = torch.tensor(samples, dtype=torch.int64, device=cloud.device)
     return cloud.sampled(index, torch.tensor(ends, device=cloud.device), closest.sqrt() if distance else None)
 
 
@@ -38,11 +38,11 @@ def sample_example(
 ) -> list[int]:
     """The samples among rows first to last; lowers `closest`, the squared distances, at all they reject."""
     rejected = torch.zeros(len(coords), dtype=torch.bool, device=coords.device)
-    kept = []
+    samples = []
     for i in range(first, last):
         if rejected[i]:
             continue
-        kept.append(i)
+        samples.append(i)
         if near is not None:
             j = neighbours(near, i, first, last)
             d2 = squared_distance(coords[j], coords[i : i + 1])[0]
@@ -53,7 +53,7 @@ def sample_example(
         rejected[j] = True
         closest[j] = torch.minimum(closest[j], d2)
         closest[i] = 0
-    return kept
+    return samples
 
 
 def ball_of_samples(near: Edges, sample: Cloud) -> Edges:
@@ -74,14 +74,14 @@ def doubtful_depth(rows: Edges, depth: Tensor, known: float, radius: float) -> f
         return none.index_add(0, target, (state[source] & earlier).int()) > 0
 
     here, whole = depth > known, depth > known + radius
-    before = kept, rejected = whole, torch.zeros_like(whole)
+    before = is_kept, is_rejected = whole, torch.zeros_like(whole)
     # Each depends on earlier ones only, so that this converges to one answer from any start; a GPU
     # is asked every fourth time.
     for turn in count(1):
-        kept, rejected = whole & ~any_earlier(~rejected), here & any_earlier(kept)
+        is_kept, is_rejected = whole & ~any_earlier(~is_rejected), here & any_earlier(is_kept)
         if turn % 4 == 0:
-            if torch.equal(torch.stack(before), torch.stack((kept, rejected))):
+            if torch.equal(torch.stack(before), torch.stack((is_kept, is_rejected))):
                 break
-            before = kept, rejected
-    doubtful = depth[~(kept | rejected)]
+            before = is_kept, is_rejected
+    doubtful = depth[~(is_kept | is_rejected)]
     return float(doubtful.max()) if len(doubtful) else known

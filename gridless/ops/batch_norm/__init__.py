@@ -46,12 +46,12 @@ def batch_norm(
     if (weight is None) != (bias is None):
         raise ValueError("batch_norm: give both weight and bias, or neither")
     _check_numbers(x, ("count", count), ("the number of batches", running and running[2]))
-    kept = () if running is None else (("the running mean", running[0]), ("the running variance", running[1]))
-    for name, value in (("weight", weight), ("bias", bias), *kept):
+    running_values = () if running is None else (("the running mean", running[0]), ("the running variance", running[1]))
+    for name, value in (("weight", weight), ("bias", bias), *running_values):
         if value is not None and (value.shape != x.shape[1:] or value.device != x.device):
-            found = f"{tuple(value.shape)} on {value.device}"
-            raise ValueError(f"batch_norm: {name} must be ({x.shape[1]},) on {x.device}, not {found}")
-    for name, value in kept:
+            actual = f"{tuple(value.shape)} on {value.device}"
+            raise ValueError(f"batch_norm: {name} must be ({x.shape[1]},) on {x.device}, not {actual}")
+    for name, value in running_values:
         if not value.is_contiguous():
             raise ValueError(f"batch_norm: {name} is written, and must be contiguous: pass .contiguous()")
     if by_reference(x):
@@ -66,8 +66,8 @@ def batch_norm(
 def _check_numbers(x: Tensor, *named: tuple[str, Tensor | None]) -> None:
     for name, value in named:
         if value is not None and (value.ndim != 0 or value.dtype != torch.int64 or value.device != x.device):
-            found = f"{value.dtype} {tuple(value.shape)} on {value.device}"
-            raise ValueError(f"batch_norm: {name} must be one int64 on {x.device}, not {found}")
+            actual = f"{value.dtype} {tuple(value.shape)} on {value.device}"
+            raise ValueError(f"batch_norm: {name} must be one int64 on {x.device}, not {actual}")
 
 
 def _dense(*parameters: Tensor | None) -> list[Tensor | None]:

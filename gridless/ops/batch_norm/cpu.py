@@ -28,7 +28,7 @@ def forward(
         scale.fill_(eps**-0.5)
         return torch.zeros_like(x), statistics
     z = x[:real].relu() if before else x[:real]
-    # With a momentum of 1 the running statistics are those of this batch.
+    # A momentum of 1 makes the running statistics those of this batch.
     w, b = _wide(wide, weight, bias)
     y, _, inverse = torch.native_batch_norm(z, w, b, mean, unbiased, True, 1.0, eps)
     scale.copy_(inverse)

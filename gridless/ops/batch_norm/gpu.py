@@ -42,13 +42,13 @@ def forward(
     # The last number is what this batch weighs in the running statistics.
     parts = torch.empty(2 * grid[0] * channels + 1, dtype=wide, device=x.device)
     double, counted, affine = wide == torch.float64, count is not None, weight is not None
-    # What a kernel does not read, it is given something else for.
+    # Any tensor stands for those that a kernel does not read.
     number = count if counted else parts
-    kept = (parts,) * 3 if running is None else running[:3]
+    running_tensors = (parts,) * 3 if running is None else running[:3]
     momentum = 0.0 if running is None else running[3]
     constants = channels, counted, before, running is not None, tall, block, double
-    _MOMENTS(grid, (x, number, parts, kept[2]), (rows, grid[0], momentum), constants, WARPS)
-    tensors = x, y, number, parts, statistics, weight if affine else parts, bias if affine else parts, *kept
+    _MOMENTS(grid, (x, number, parts, running_tensors[2]), (rows, grid[0], momentum), constants, WARPS)
+    tensors = x, y, number, parts, statistics, weight if affine else parts, bias if affine else parts, *running_tensors
     constants = channels, counted, before, after, affine, running is not None, PROGRAMS, tall, block, double
     _APPLY(grid, tensors, (rows, grid[0], eps), constants, WARPS)
     return y, statistics
@@ -92,7 +92,7 @@ def _launch(rows: int, channels: int) -> tuple[int, int, tuple[int, int, int]]:
 
 @triton.jit
 def _real(count, rows, COUNTED: tl.constexpr):
-    """How many rows count."""
+    """Number of rows that count."""
     n = rows
     if COUNTED:
         n = tl.minimum(tl.load(count), rows).to(rows.dtype)
@@ -127,7 +127,7 @@ def _affine(weight, bias, c, inside, AFFINE: tl.constexpr, WIDE: tl.constexpr):
 
 @triton.jit
 def _parts(parts, programs, c, inside, channels, PARTS: tl.constexpr):
-    """Both parts of every program, (PARTS, channels of the tile)."""
+    """Two sums of every program, each (PARTS, channels of the tile)."""
     p = tl.arange(0, PARTS)[:, None]
     ok = (p < programs) & inside[None, :]
     at = p * channels + c[None, :]
@@ -151,7 +151,7 @@ def _moments(
     """Mean, and sum of squares about it, of the rows of each program; the first one says what the batch weighs."""
     wide: tl.constexpr = tl.float64 if DOUBLE else tl.float32
     if TRACK:
-        # Here, as the second launch counts the batch.
+        # The weight of the batch is made here, as the second launch counts the batch.
         weighs = tl.maximum(1.0 / (tl.load(batches) + 1).to(wide), tl.full([], momentum, wide))
         tl.store(parts + 2 * programs * channels, weighs, tl.program_id(0) + tl.program_id(1) == 0)
     n = _real(count, rows, COUNTED)

@@ -77,7 +77,7 @@ def track(statistics: Tensor, count: Tensor, running: Running | None) -> None:
 
 
 def counted(x: Tensor, count: Tensor | None) -> Tensor:
-    """How many rows of x count, () int64: all of them where nothing else is said."""
+    """Number of rows of x that count, () int64; all of them without `count`."""
     return torch.full((), x.shape[0], dtype=torch.int64, device=x.device) if count is None else count
 
 

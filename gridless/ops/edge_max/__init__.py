@@ -35,10 +35,10 @@ def edge_max(features: Tensor, edges: Edges) -> Tensor:
     if by_reference(features):
         return reference.forward(features, edges.splits, edges.source)[0]
     refuse_transforms("edge_max")
-    given = edges.splits, edges.source
-    # Without a gradient nobody reads these.
-    back = transposed(edges) if features.requires_grad and torch.is_grad_enabled() else given
-    return _max(features, *given, *back)[0]
+    rows = edges.splits, edges.source
+    # Only the gradient reads the transposed edges.
+    back = transposed(edges) if features.requires_grad and torch.is_grad_enabled() else rows
+    return _max(features, *rows, *back)[0]
 
 
 def _fake_backward(grad, row, back_splits, back_source):  # type: ignore[no-untyped-def]

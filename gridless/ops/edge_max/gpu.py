@@ -92,9 +92,9 @@ def _collect(
         ok = on[:, None] & inside
         # The gradient is read whether it is this row's or not: to know that first would mean to wait twice.
         x = tl.load(grad + at, ok, other=0.0).to(wide)
-        mine = tl.load(row + at, ok, other=-1) == j[:, None]
+        is_row = tl.load(row + at, ok, other=-1) == j[:, None]
         # Repeats of an edge stand side by side.
-        sums += tl.where(mine & (i != before)[:, None], x, 0.0)
+        sums += tl.where(is_row & (i != before)[:, None], x, 0.0)
         before = i
     out = j.to(tl.int64)[:, None] * channels + c[None, :]
     tl.store(total + out, sums.to(total.dtype.element_ty), (j < rows)[:, None] & inside)

@@ -40,7 +40,7 @@ __all__ = ["EventMemory", "event_conv", "event_conv_step", "event_gather", "even
 
 
 class EventMemory(NamedTuple):
-    """What a convolution remembers of a stream: trace (B H W, U, V, Q) of every source pixel, as of time (B H W) int64.
+    """State of a convolution along a stream: trace (B H W, U, V, Q) of every source pixel, at time (B H W) int64.
 
     Taps that no target pixel uses (at a stride, or at a border) stay 0.
     """

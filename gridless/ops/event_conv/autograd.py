@@ -206,7 +206,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _eager = eager("event_conv", _save, _differentiate)(_forward)
 
 
-# Under torch.compile: operators of tensors and plain numbers, which make the neighbourhoods anew.
+# Operators for torch.compile: they take tensors and plain numbers, and make the neighbourhoods anew.
 
 
 def _parts(link: Link, anywhere: bool) -> tuple:
@@ -242,9 +242,9 @@ def _near(
 
 
 def _fake_backward(grad, features, weight, rate, *rest):  # type: ignore[no-untyped-def]
-    wants, found = rest[-2], (features, weight, rate)
-    made = [x.new_empty(x.shape) if want else grad.new_empty(0) for x, want in zip(found, wants, strict=False)]
-    return *made, grad.new_empty(grad.shape[1] if wants[3] else 0)
+    wants, inputs = rest[-2], (features, weight, rate)
+    gradients = [x.new_empty(x.shape) if want else grad.new_empty(0) for x, want in zip(inputs, wants, strict=False)]
+    return *gradients, grad.new_empty(grad.shape[1] if wants[3] else 0)
 
 
 def _backward_flops(grad, features, weight, rate, *rest, **_):  # type: ignore[no-untyped-def]
@@ -253,7 +253,7 @@ def _backward_flops(grad, features, weight, rate, *rest, **_):  # type: ignore[n
 
 
 def _product(targets: int, weight: Sequence[int] | None) -> int:
-    """Of A Theta: what torch counts of layers, products of matrices."""
+    """Floating-point operations of A Theta: like torch, only products of matrices count."""
     return 0 if weight is None else 2 * targets * math.prod(weight)
 
 
@@ -264,11 +264,11 @@ def _product(targets: int, weight: Sequence[int] | None) -> int:
     schema=f"(Tensor grad, Tensor features, Tensor? weight, Tensor rate, {_NEAR}, bool[] wanted, str backend) -> "
     "(Tensor, Tensor, Tensor, Tensor)",
 )
-def _traced_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    features, weight, rate, *near, wanted, backend = given
-    found = _backward(grad, features, weight, rate, _near(*near), _module(backend, grad), tuple(wanted))
+def _traced_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    features, weight, rate, *near, wanted, backend = arguments
+    gradients = _backward(grad, features, weight, rate, _near(*near), _module(backend, grad), tuple(wanted))
     # Operators return tensors: an empty one stands for a gradient that is not needed.
-    return tuple(x if want and x is not None else grad.new_empty(0) for x, want in zip(found, wanted, strict=True))
+    return tuple(x if want and x is not None else grad.new_empty(0) for x, want in zip(gradients, wanted, strict=True))
 
 
 def _fake(features, weight, rate, bias, pixel, time, splits, target_pixel, *rest):  # type: ignore[no-untyped-def]
@@ -283,9 +283,9 @@ def _save_traced(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 def _differentiate_traced(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     wanted = list(ctx.needs_input_grad[:4])
-    given: Any = (*ctx.saved_tensors, *ctx.rest, wanted, ctx.backend)
-    found = _traced_backward(grad, *given)
-    return *(x if want else None for x, want in zip(found, wanted, strict=True)), *(None,) * 11
+    arguments: Any = (*ctx.saved_tensors, *ctx.rest, wanted, ctx.backend)
+    gradients = _traced_backward(grad, *arguments)
+    return *(x if want else None for x, want in zip(gradients, wanted, strict=True)), *(None,) * 11
 
 
 def _flops(features, weight, *rest, out_shape, **_):  # type: ignore[no-untyped-def]
@@ -300,6 +300,6 @@ def _flops(features, weight, *rest, out_shape, **_):  # type: ignore[no-untyped-
     flops=_flops,
     schema=f"(Tensor features, Tensor? weight, Tensor rate, Tensor? bias, {_NEAR}, str backend) -> Tensor",
 )
-def _traced(features: Tensor, *given: Any) -> Tensor:
-    weight, rate, bias, *near, backend = given
+def _traced(features: Tensor, *arguments: Any) -> Tensor:
+    weight, rate, bias, *near, backend = arguments
     return _forward(features, weight, rate, bias, _near(*near), _module(backend, features))

@@ -69,7 +69,7 @@ def scan_step(
 
 def _zero_padding(gathered: Tensor, link: Link) -> None:
     if link.target.padding:
-        # By the splits: `padding` is that of the first of the batches that fill one place.
+        # The splits say what is padding: `padding` belongs to the first of the batches that fill one place.
         gathered[int(link.target.splits[-1]) :] = 0
 
 
@@ -126,7 +126,7 @@ def _gather(
 ):  # fmt: skip
     channels, temporal = features.shape[1], rate.shape[1]
     state = np.empty((temporal, channels), rate.dtype)
-    # What meets a state, in order: events of the source (their rows) and of the target (the complement of theirs).
+    # Events that meet a state, in order: rows of the source, and complements of the rows of the target.
     step = np.empty(longest, np.int64)
     age = np.empty(longest, rate.dtype)
     factor = np.empty((temporal, longest), rate.dtype)

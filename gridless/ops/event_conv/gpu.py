@@ -30,7 +30,7 @@ from gridless.structures import Events
 # Lanes of a program, and of a warp.
 _ELEMENTS = 256
 _PER_WARP = 256
-# With so many programs of the backward walk the device is busy: then a program takes several taps.
+# Programs of the backward walk that keep the device busy; with more, a program takes several taps.
 _ENOUGH = 4096
 # Programs that clear rows of no pixel: of a padded batch those are a tenth.
 _STRAYS = 1024
@@ -137,7 +137,7 @@ def _grids(link: Link) -> tuple[int, int, int, int, int]:
 
 
 class _Shape(NamedTuple):
-    """Of a program, powers of two: temporal taps, channels, pixels, warps. And blocks of channels."""
+    """Temporal taps, channels, pixels and warps of a program, powers of two; and blocks of channels."""
 
     vs: int
     lanes: int
@@ -327,7 +327,7 @@ def _scatter(
         cell = tl.where(fits, (p // (WIDTH * HEIGHT) * GRID_HEIGHT + y // STRIDE) * GRID_WIDTH + x // STRIDE, 0)
         begin = tl.load(t_splits + cell, fits, other=0).to(tl.int32)
         t = tl.load(t_splits + cell + 1, fits, other=0).to(tl.int32) - 1
-        # Without targets there is nothing to do.
+        # Rows without targets are skipped.
         s = tl.where(t >= begin, s_last, first - 1)
         row = tl.load(s_row + s, s >= first, other=0)
         until = tl.load(t_until + t, t >= begin, other=0)
@@ -343,10 +343,10 @@ def _scatter(
             now = tl.where(takes, tl.load(t_time + t, takes, other=0), tl.load(s_time + s, gives, other=0))
             i = tl.load(t_row + t, takes, other=0)
             at_row = (row.to(tl.int64) * CHANNELS)[:, None] + channel[None, :]
-            mine = gives[:, None] & ok_channel[None, :]
-            f = tl.load(features + at_row, mine, other=0.0)
+            is_given = gives[:, None] & ok_channel[None, :]
+            f = tl.load(features + at_row, is_given, other=0.0)
             if WANTED:
-                sofar = tl.load(share + at_row, mine, other=0.0)
+                sofar = tl.load(share + at_row, is_given, other=0.0)
             at_grad = ((i.to(tl.int64) * tap_count + u) * (TEMPORAL * CHANNELS))[:, None, None] + lane
             value = tl.load(grad + at_grad, takes[:, None, None] & ok, other=0.0)
             t = t - takes.to(tl.int32)
@@ -359,7 +359,7 @@ def _scatter(
             state_now = state * factor
             turned += tl.where(gives[:, None, None], slope_now * f[:, None, :], 0.0)
             if WANTED:
-                tl.store(share + at_row, sofar + tl.sum(state_now, 1), mine)
+                tl.store(share + at_row, sofar + tl.sum(state_now, 1), is_given)
             slope = tl.where(takes[:, None, None], slope_now, slope)
             state = tl.where(takes[:, None, None], state_now + value, state)
             at = tl.where(takes, now, at)

@@ -1,4 +1,4 @@
-"""What the kernels of the event convolution are given, and what they give."""
+"""Contract of the kernels of the event convolution: arguments and results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gridless.structures import Edges, Events
 
 @dataclass(frozen=True)
 class Neighbourhoods:
-    """Which events each target sees: two streams, and the taps that are meant."""
+    """The events that each target sees: two streams and some of the taps."""
 
     link: Link
     decay_time: float
@@ -22,7 +22,7 @@ class Neighbourhoods:
 
 
 class EventConvBackend(Protocol):
-    """What `cpu.py` and `gpu.py` provide; the reference has `scan_step`, and torch differentiates its `gather`."""
+    """Functions of `cpu.py` and `gpu.py`; the reference has `scan_step`, and torch differentiates its `gather`."""
 
     def gather(self, features: Tensor, rate: Tensor, near: Neighbourhoods) -> Tensor:
         """A as a matrix (S', U V Q)."""
@@ -31,8 +31,8 @@ class EventConvBackend(Protocol):
     def scatter(
         self, grad: Tensor, features: Tensor, rate: Tensor, near: Neighbourhoods, wanted: bool, total: Tensor | None
     ) -> tuple[Tensor | None, Tensor]:
-        """From the gradient of that matrix those of the features, if `wanted` (added to `total`, where that is given),
-        and of the rate."""
+        """Gradients of the features, if `wanted` (added to `total` if there is one), and of the rate, from that of the
+        matrix."""
         ...
 
     def scan_step(

@@ -107,7 +107,7 @@ def transform_while_updating(
 
 
 def _used(link: Link) -> Tensor:
-    """Whether some target pixel has source pixel (H W) at tap u: (H W, U) bool."""
+    """Mask of the (source pixel, tap) pairs that some target pixel uses: (H W, U) bool."""
     (width, height), (columns, rows) = link.source.sensor, link.target.sensor
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     used = []

@@ -37,7 +37,7 @@ def _sums(values: Tensor, rate: Tensor, time: Tensor, example: Tensor) -> Tensor
     inside = _decay(rate, time[:, :, None] - time[:, None], seen) @ values
     if blocks == 1:
         return inside.flatten(1, 2)[:, :rows]
-    # What the last event of each block sees of all blocks before it.
+    # Sums that the last event of each block sees of all blocks before it.
     ends = _sums(inside[:, :, -1], rate, time[:, -1], example[:, -1])
     before = functional.pad(ends, (0, 0, 1, 0))[:, :-1, None]  # (V, blocks, 1, C)
     first = functional.pad(time[:-1, -1], (1, 0))[:, None]

@@ -63,16 +63,16 @@ def point_conv(
     derivatives use `gl.use_backend("reference")`.
     """
     if not isinstance(features, Tensor):
-        words = "a cloud without features is convolved by featureless_conv"
+        remedy = "a cloud without features is convolved by featureless_conv"
         raise TypeError(
-            f"point_conv: features must be a tensor (points, channels), not {type(features).__name__}: {words}"
+            f"point_conv: features must be a tensor (points, channels), not {type(features).__name__}: {remedy}"
         )
     backend = backends.backend_for(edges.device)
     if backend != "reference":
         refuse_transforms("point_conv")
     features, weight, bias = _autocast(edges.device.type, features, weight, bias)
-    given = source_coords, target_coords, radius, basis, falloff, normalise
-    near = _neighbours(edges, *given, *(() if backend == "reference" else (features, weight, source_coords)))
+    arguments = source_coords, target_coords, radius, basis, falloff, normalise
+    near = _neighbours(edges, *arguments, *(() if backend == "reference" else (features, weight, source_coords)))
     _check_features(features, weight, bias, edges, basis)
     transform_first = _transforms_first(order, weight.shape, near)
     if backend == "reference":
@@ -107,8 +107,8 @@ def featureless_conv(
     backend = backends.backend_for(edges.device)
     if backend != "reference":
         refuse_transforms("featureless_conv")
-    given = source_coords, target_coords, radius, basis, falloff, normalise
-    near = _neighbours(edges, *given, *(() if backend == "reference" else (source_coords,)))
+    arguments = source_coords, target_coords, radius, basis, falloff, normalise
+    near = _neighbours(edges, *arguments, *(() if backend == "reference" else (source_coords,)))
     if weight.ndim != 2 or weight.shape[0] != basis.size:
         raise ValueError(
             f"featureless_conv: weight must be (basis.size = {basis.size}, out channels), not {tuple(weight.shape)}"
@@ -178,7 +178,7 @@ def cheaper_order(num_edges: int, num_source: int, num_target: int, in_channels:
 def _autocast(
     device: str, features: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Under autocast, features and parameters in its dtype; coordinates keep theirs."""
+    """Features and parameters in the dtype of autocast; coordinates keep theirs."""
     if not torch.is_autocast_enabled(device) or not features.is_floating_point() or features.dtype == torch.float64:
         return features, weight, bias
     dtype = torch.get_autocast_dtype(device)
@@ -223,19 +223,19 @@ def _check(
 
 def _check_features(features: Tensor, weight: Tensor, bias: Tensor | None, edges: Edges, basis: Basis) -> None:
     # Each is read once: this runs at every call.
-    given, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
+    shape, theta, dtype, device = features.shape, weight.shape, features.dtype, edges.device
     if dtype not in FLOATS:
         raise TypeError(f"point_conv: features must be floating point, not {dtype}: use .float()")
-    if len(given) != 2 or given[0] != edges.num_source:
+    if len(shape) != 2 or shape[0] != edges.num_source:
         raise ValueError(
             f"point_conv: the edges have {edges.num_source} sources, so features must be "
             f"({edges.num_source}, channels), not {shape_in_words(features)}"
         )
     known = len(theta) in (2, 3) and theta[0] == basis.size
-    if not known or theta[1] != given[1]:
-        words = f"features have {given[1]} channels, and the layer takes {theta[1]}: " if known else ""
+    if not known or theta[1] != shape[1]:
+        reason = f"features have {shape[1]} channels, and the layer takes {theta[1]}: " if known else ""
         raise ValueError(
-            f"point_conv: {words}weight must be (basis.size = {basis.size}, in channels = {given[1]}, "
+            f"point_conv: {reason}weight must be (basis.size = {basis.size}, in channels = {shape[1]}, "
             f"out channels), or without the last if depthwise, not {tuple(theta)}"
         )
     if weight.dtype != dtype:
@@ -274,14 +274,14 @@ def _neighbours(
     edges: Edges, source_coords: Tensor, target_coords: Tensor, radius: float, basis: Basis, falloff: str | None,
     normalise: bool, *sources: Tensor,
 ) -> Neighbours:  # fmt: skip
-    """What a backend is given, with the transposed edges where the gradient of one of `sources` will walk them.
+    """Arguments of a backend; with the transposed edges if the gradient of one of `sources` will walk them.
 
-    Made once for equal arguments, which all layers over the same edges have: checks take longer than a small kernel.
+    Layers over the same edges share one object: checks take longer than a small kernel.
     """
     settings = radius, basis.description(), basis.dim, falloff, normalise
     compiling = torch.compiler.is_compiling()
-    kept: list[Any] = [None] if compiling else edges.cached("neighbours", lambda: [None])
-    known = kept[0]
+    cache: list[Any] = [None] if compiling else edges.cached("neighbours", lambda: [None])
+    known = cache[0]
     if known and known[0] is source_coords and known[1] is target_coords and known[2] == settings:
         near: Neighbours = known[3]
     else:
@@ -291,10 +291,11 @@ def _neighbours(
     if near.back_splits is None and torch.is_grad_enabled() and any(t.requires_grad for t in sources):
         ends = near.source_coords, near.target_coords
         near, known = Neighbours(near.splits, near.source, *transposed(edges), *ends, near.function), None
-    # Kept: no copy of coordinates, which would be an old one some day, and nothing that autograd holds on to.
-    mine = near.source_coords is source_coords and near.target_coords is target_coords
-    if known is None and mine and not (source_coords.requires_grad or target_coords.requires_grad):
-        kept[0] = source_coords, target_coords, settings, near
+    # Cache only if the coordinates were not copied (a copy could go stale) and need no gradient (would keep the graph
+    # alive).
+    is_uncopied = near.source_coords is source_coords and near.target_coords is target_coords
+    if known is None and is_uncopied and not (source_coords.requires_grad or target_coords.requires_grad):
+        cache[0] = source_coords, target_coords, settings, near
     return near
 
 

@@ -1,4 +1,4 @@
-"""What a backend of the point convolution is given, and what it provides."""
+"""Contract of a backend of the point convolution: arguments and functions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gridless.ops.point_conv.edge_function import EdgeFunction
 
-# Of features, weight and bias, and of the coordinates of sources and targets.
+# Gradients of features, weight and bias; and of the coordinates of sources and targets.
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 CoordGradients = tuple[Tensor | None, Tensor | None]
 
@@ -29,8 +29,8 @@ class Neighbours:
     source_coords: Tensor  # (S, D)
     target_coords: Tensor  # (S', D)
     function: EdgeFunction
-    # What a backend worked out of these, for its next call.
-    kept: dict[Any, Any] = field(default_factory=dict)
+    # Cache of a backend, for its next call.
+    cache: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def back(self) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,7 @@ class Neighbours:
 
 
 class PointConvBackend(Protocol):
-    """What `cpu/` and `gpu/` provide.
+    """Functions of `cpu/` and `gpu/`.
 
     Features are (S, Q), weights (M, Q, P), or (M, C) depthwise: Theta(m) is then the diagonal matrix of row m, and all
     of this holds as it is. Edge values are made on the fly and never stored; sums are kept in the compute dtype:
@@ -87,5 +87,5 @@ class PointConvBackend(Protocol):
     def edge_sums_backward(
         self, grad: Tensor, sums: Tensor, inverse: Tensor, near: Neighbours, need_source: bool, need_target: bool
     ) -> CoordGradients:
-        """As `conv_coords_backward`, with c_m = grad[i, m] of the sums (S', M), so that D_i = <grad[i], sums[i]>."""
+        """`conv_coords_backward` with c_m = grad[i, m] of the sums (S', M), so that D_i = <grad[i], sums[i]>."""
         ...

@@ -28,15 +28,15 @@ _NEEDS = "bool need_source, bool need_target, str backend) -> (Tensor, Tensor)"
 
 
 def _flat(near: Neighbours) -> tuple:
-    """As arguments of an operator; the dimension of the function is that of the coordinates."""
+    """Neighbours as arguments of an operator; the dimension of the function is that of the coordinates."""
     kind, table, width, _, radius, falloff, normalise = near.function
     edges = near.splits, near.source, near.back_splits, near.back_source
     ends = near.source_coords, near.target_coords
     return *edges, *ends, kind, list(table), width, radius, falloff, normalise
 
 
-def _near(given: Sequence[Any]) -> Neighbours:
-    splits, source, back_splits, back_source, *ends, kind, table, width, radius, falloff, normalise = given
+def _near(numbers: Sequence[Any]) -> Neighbours:
+    splits, source, back_splits, back_source, *ends, kind, table, width, radius, falloff, normalise = numbers
     function = EdgeFunction(kind, tuple(table), width, ends[0].shape[1], radius, falloff, normalise)
     return Neighbours(splits, source, back_splits, back_source, ends[0], ends[1], function)
 
@@ -60,7 +60,7 @@ def conv(
     if traced(features):
         return _traced_conv(features, weight, bias, *_flat(near), transform_first, backend)[0]
     ends = near.source_coords, near.target_coords
-    # What nobody differentiates by is no input of the autograd function: each takes a microsecond.
+    # Inputs that need no gradient are not passed to the autograd function (saves 1 us each).
     if not (ends[0].requires_grad or ends[1].requires_grad or forward_ad._current_level >= 0):
         ends = None, None
     return _eager_conv(features, weight, bias, *ends, near, transform_first, backend)
@@ -118,7 +118,7 @@ def _fake_backward(grad: Tensor, features: Tensor, weight: Tensor, *rest: Any) -
 
 
 def _backward_flops(grad, features, weight, inverse, splits, source, *rest, **_):  # type: ignore[no-untyped-def]
-    """Of B and of each product with it; and, for coordinates, of all <grad[i], F[j] Theta(m)>."""
+    """Floating-point operations of B and each product with it; for coordinates, of all <grad[i], F[j] Theta(m)>."""
     (terms, channels, *wide), needs = weight, rest[-2]
     product, total = math.prod(wide) * channels, 0
     if needs[0] or needs[1]:
@@ -135,8 +135,8 @@ def _backward_flops(grad, features, weight, inverse, splits, source, *rest, **_)
     schema=f"(Tensor grad, Tensor features, Tensor weight, Tensor inverse, {_NEAR}, bool[] needs, str backend) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _traced_backward(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    features, weight, inverse, *near, needs, backend = given
+def _traced_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    features, weight, inverse, *near, needs, backend = arguments
     grads = _backward(grad, features, weight, *near[4:6], inverse, _near(near), needs, backend)
     return tuple(grad.new_empty(0) if x is None else x for x in grads)
 
@@ -160,13 +160,13 @@ def _differentiate_traced(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tu
     needs = [*need[:3], *need[7:9]]
     if grad is None or not any(needs):
         return (None,) * 17
-    found = _traced_backward(grad, *ctx.saved_tensors, *ctx.numbers, needs, ctx.backend)
-    grads = [x if need else None for x, need in zip(found, needs, strict=True)]
+    gradients = _traced_backward(grad, *ctx.saved_tensors, *ctx.numbers, needs, ctx.backend)
+    grads = [x if need else None for x, need in zip(gradients, needs, strict=True)]
     return *grads[:3], None, None, None, None, *grads[3:], *(None,) * 8
 
 
 def _flops(features, weight, bias, splits, source, *rest, **_):  # type: ignore[no-untyped-def]
-    """Of both products, in the order that is taken; Theta(m) of a depthwise convolution is diagonal."""
+    """Floating-point operations of both products, in the order taken; a depthwise Theta(m) is diagonal."""
     (terms, channels, *wide), transform_first = weight, rest[-2]
     rows, gathered = (features[0], *wide) if transform_first else (splits[0] - 1, channels)
     return 2 * terms * (source[0] * gathered + rows * channels * math.prod(wide))
@@ -181,30 +181,30 @@ def _flops(features, weight, bias, splits, source, *rest, **_):  # type: ignore[
     schema=f"(Tensor features, Tensor weight, Tensor? bias, {_NEAR}, bool transform_first, str backend) "
     "-> (Tensor, Tensor)",
 )
-def _traced_conv(features: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    weight, bias, *near, transform_first, backend = given
+def _traced_conv(features: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    weight, bias, *near, transform_first, backend = arguments
     return _forward(features, weight, bias, near[4], near[5], _near(near), transform_first, backend)
 
 
 # The sums of the edge values.
 
 
-def _fake_coords(*given: Any) -> tuple[Tensor, ...]:
-    *_, source_coords, target_coords, _, _, _, _, _, _, need_source, need_target, _ = given
+def _fake_coords(*arguments: Any) -> tuple[Tensor, ...]:
+    *_, source_coords, target_coords, _, _, _, _, _, _, need_source, need_target, _ = arguments
     needs = ((source_coords, need_source), (target_coords, need_target))
     return tuple(torch.empty_like(x) if need else x.new_empty(0) for x, need in needs)
 
 
 @operator("edge_sums_backward", _fake_coords, schema=f"(Tensor grad, Tensor sums, Tensor inverse, {_NEAR}, {_NEEDS}")
-def _edge_sums_backward(grad: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    sums, inverse, *near, need_source, need_target, backend = given
+def _edge_sums_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    sums, inverse, *near, need_source, need_target, backend = arguments
     module = _on(backend, grad)
     grads = module.edge_sums_backward(grad.contiguous(), sums, inverse, _near(near), need_source, need_target)
     return _filled(grad, grads)
 
 
-def _fake_sums(*given: Any) -> tuple[Tensor, Tensor]:
-    *_, target_coords, _, table, _, _, _, normalise, _ = given
+def _fake_sums(*arguments: Any) -> tuple[Tensor, Tensor]:
+    *_, target_coords, _, table, _, _, _, normalise, _ = arguments
     targets, dim = target_coords.shape
     return target_coords.new_empty(targets, len(table) // dim), target_coords.new_empty(targets if normalise else 0)
 
@@ -230,6 +230,6 @@ def edge_sums(near: Neighbours, backend: str) -> Tensor:
 
 
 @operator("edge_sums", _fake_sums, _save_sums, _backward_sums, schema=f"({_NEAR}, str backend) -> (Tensor, Tensor)")
-def _edge_sums(splits: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    *near, backend = splits, *given
+def _edge_sums(splits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    *near, backend = splits, *arguments
     return _on(backend, splits).edge_sums(_near(near))

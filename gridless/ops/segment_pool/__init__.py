@@ -25,8 +25,8 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def segment_max(features: Tensor, splits: Tensor) -> Tensor:
     """The largest feature of each example: features (S, C), splits (B + 1) to (B, C)."""
     _check(features, splits, "segment_max")
-    found = reference.segment_max(features.contiguous(), splits) if by_reference(features) else _max(features, splits)
-    return found[0]
+    maxima = reference.segment_max(features.contiguous(), splits) if by_reference(features) else _max(features, splits)
+    return maxima[0]
 
 
 def segment_mean(features: Tensor, splits: Tensor) -> Tensor:

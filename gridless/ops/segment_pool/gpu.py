@@ -61,7 +61,7 @@ def _launch(shape: tuple[int, int], slices: int) -> tuple[tuple[int, int, int], 
 
 @triton.jit
 def _range(splits, example, slices):
-    """Of an example, or of a slice of it, the first row and the row behind the last."""
+    """First row of an example, or of a slice of it, and the row behind the last."""
     first = tl.load(splits + example)
     last = tl.load(splits + example + 1)
     step = (last - first + slices - 1) // slices

@@ -87,6 +87,6 @@ def _spread(values: Tensor, cell: Tensor, count: Tensor) -> Tensor:
     """The transpose of the mean: row s gets values[cell[s]] / count[cell[s]], or 0."""
     if not len(values):
         return values.new_zeros(len(cell), values.shape[1])
-    mine = (cell >= 0) & (cell < len(values))
-    at = torch.where(mine, cell, 0)
-    return torch.where(mine[:, None], over(values.index_select(0, at), count.index_select(0, at)), 0.0)
+    inside = (cell >= 0) & (cell < len(values))
+    at = torch.where(inside, cell, 0)
+    return torch.where(inside[:, None], over(values.index_select(0, at), count.index_select(0, at)), 0.0)

@@ -10,11 +10,11 @@ LONG = 4096
 
 
 def voxel_mean(features: Tensor, cell: Tensor, cells: int) -> tuple[Tensor, Tensor]:
-    kept = cell >= 0
-    at = cell[kept].long()
+    inside = cell >= 0
+    at = cell[inside].long()
     count = torch.bincount(at, minlength=cells)
     long = cells > 0 and int(count.max()) >= LONG
     wide = torch.promote_types(features.dtype, torch.float64 if long else torch.float32)
     total = torch.zeros(cells, features.shape[1], dtype=wide, device=features.device)
-    total = total.index_add(0, at, features[kept].to(wide))
+    total = total.index_add(0, at, features[inside].to(wide))
     return (total / count.clamp(min=1)[:, None]).to(features.dtype), count

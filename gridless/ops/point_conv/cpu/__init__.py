@@ -204,11 +204,11 @@ def _backward(
             matmul(result, tile, stride, turned, rows, q_channels, steps, lane)
             _copy(result, d_features, t, end)
         if d_weight.shape[0] > 0:
-            # What a source that nobody sees has for features is zero, though it be NaN: its row of B is.
+            # A source without edges counts as zero even if its features are NaN: its row of B is zero.
             for r in range(end - t):
-                some = splits[t + r] < splits[t + r + 1]
+                has_edges = splits[t + r] < splits[t + r + 1]
                 for c in range(q_channels):
-                    seen[r, c] = f[t + r, c] if some else 0
+                    seen[r, c] = f[t + r, c] if has_edges else 0
             matmul_transposed(d_weight, seen, 0, q_channels, tile, stride, q_channels, steps, end - t, lane)
 
 

@@ -32,7 +32,7 @@ def conv_coords_backward(
         )
     compute = numpy_dtype(features)
     g, f, theta = wide(grad, compute), wide(features, compute), wide_weight(weight, compute)
-    # Of a target, H = dF' Theta(m)^T, so that c_m = <H_m, F_j>; of a source, F Theta(m), so that c_m = <that, dF'_i>.
+    # H = dF' Theta(m)^T of a target, so that c_m = <H_m, F_j>; F Theta(m) of a source, so that c_m = <that, dF'_i>.
     if weight.ndim == 2:
         to_q = to_p = theta.ravel()
     else:
@@ -132,19 +132,20 @@ def _gradients(
     vector, total = np.empty(dim, dtype), np.empty(dim, dtype)
     steps = row_features.shape[1]
     rows_in = np.zeros((height, steps), dtype)
-    made = np.empty((height, size * channels), dtype)
+    transformed = np.empty((height, size * channels), dtype)
     for t in range(first, last, height):
         stop = min(t + height, last)
         if depthwise:
             for r in range(stop - t):
                 for n in range(size * channels):
-                    made[r, n] = row_features[t + r, n % channels] * packed[n]
+                    transformed[r, n] = row_features[t + r, n % channels] * packed[n]
         elif len(packed) > 0:
             for i in range(t, stop):
                 for j in range(steps):
                     rows_in[i - t, j] = row_features[i, j]
-            made[:] = 0
-            matmul(made, rows_in, steps, packed, (stop - t + BLOCK - 1) // BLOCK * BLOCK, size * channels, steps, lane)
+            transformed[:] = 0
+            whole = (stop - t + BLOCK - 1) // BLOCK * BLOCK
+            matmul(transformed, rows_in, steps, packed, whole, size * channels, steps, lane)
         i = t
         while i < stop:
             end = run_of_rows(splits, i, stop, capacity)
@@ -156,7 +157,7 @@ def _gradients(
                     j = column[start + e]
                     for m in range(size):
                         if len(packed) > 0:
-                            c[e, m] = _dot(made[r - t, m * channels : (m + 1) * channels], column_features[j])
+                            c[e, m] = _dot(transformed[r - t, m * channels : (m + 1) * channels], column_features[j])
                         else:
                             c[e, m] = row_features[r, m] if by_target else column_features[j, m]
                 _row_gradient(

@@ -1,4 +1,4 @@
-"""How the CPU convolution lays out its operands: whole vectors, tiles that stay in cache, a run of rows per thread."""
+"""Layout of the operands of the CPU convolution: whole vectors, tiles that stay in cache, a run of rows per thread."""
 
 from __future__ import annotations
 

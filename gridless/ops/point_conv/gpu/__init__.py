@@ -96,7 +96,7 @@ def _dense_backward(
         parts = None if chosen.weight is None else chosen.weight(rows, inverse, grad, features, weight)
         if parts is not None or not need_weight:
             totals = _totals(parts, weight, bias_parts, grad)
-            # What the parts took is free for the gradient of the features.
+            # The memory of the parts is free for the gradient of the features.
             del parts
             d_features = None
             if chosen.features is not None:
@@ -118,7 +118,7 @@ def _dense_backward(
 
 
 def _sizes(rows: EdgeRows, shape: torch.Size, out: Tensor) -> tuple:
-    """What decides the kernels of a convolution by matrices, beside types and channels."""
+    """Sizes and settings that decide the kernels of a convolution by matrices, beside types and channels."""
     index = rows.index(max(shape[1], shape[2]))
     return rows.blocks, rows.degree, index, out.device, _precision(), gluon.GLUON
 
@@ -181,8 +181,8 @@ def edge_sums(near: Neighbours) -> tuple[Tensor, Tensor]:
         return sums, inverse
     rows = rows_of(near, False)
     for base, size in rows.groups():
-        how = (count,), sums.dtype, 4, function.dim, base, size
-        rows.launch(_SUMS, (cdiv(count, 32), 1, 1), (*rows.tensors, inverse, sums), *how, T=32, K=8)
+        arguments = (count,), sums.dtype, 4, function.dim, base, size
+        rows.launch(_SUMS, (cdiv(count, 32), 1, 1), (*rows.tensors, inverse, sums), *arguments, T=32, K=8)
     return sums, inverse
 
 
@@ -211,38 +211,39 @@ def _chunks(rows: EdgeRows, inverse: Tensor, features: Tensor) -> Iterator[tuple
         last = min(first + step, rows.count)
         grid = cdiv(last - first, tile.rows), cdiv(channels, block), 1
         for group in rows.groups():
-            how = (first, last), features.dtype, tile.warps, channels, *group
-            rows.launch(_GATHER, grid, tensors, *how, C=channels, **tile.strips(block))
+            arguments = (first, last), features.dtype, tile.warps, channels, *group
+            rows.launch(_GATHER, grid, tensors, *arguments, C=channels, **tile.strips(block))
         yield first, last, buffer if last - first == len(buffer) else buffer[: last - first]
 
 
 def _coords(
-    rows: EdgeRows, inverse: Tensor, mine: Tensor, weight: Tensor, theirs: Tensor, along: Tensor, out: Tensor
-) -> None:
-    """Gradients of the rows' coordinates: coefficients are products of (mine weight) and theirs.
+    rows: EdgeRows, inverse: Tensor, row_values: Tensor, weight: Tensor, column_values: Tensor, along: Tensor,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """Gradients of the rows' coordinates: coefficients are products of (row_values weight) and column_values.
 
-    The weight is a matrix (channels of mine, M C), or the factors (M, C) of a depthwise convolution.
+    The weight is a matrix (channels of row_values, M C), or the factors (M, C) of a depthwise convolution.
     """
-    terms, channels = rows.kind.function.size, theirs.shape[1]
-    step = max(CHUNK // (terms * channels * mine.element_size()) // 128, 1) * 128
+    terms, channels = rows.kind.function.size, column_values.shape[1]
+    step = max(CHUNK // (terms * channels * row_values.element_size()) // 128, 1) * 128
     block = min(64, max(4, power_of_two(channels)))
     for first in range(0, rows.count, step):
         last = min(first + step, rows.count)
-        some = mine[first:last]
-        transformed = some[:, None] * weight if weight.shape == (terms, channels) else some @ weight
-        tile = gather_tile(theirs.dtype, block)
+        part = row_values[first:last]
+        transformed = part[:, None] * weight if weight.shape == (terms, channels) else part @ weight
+        tile = gather_tile(column_values.dtype, block)
         grid = (cdiv(last - first, tile.rows), 1, 1)
         for base, size in rows.groups():
-            tensors = (transformed, theirs, *rows.tensors, inverse, along, out)
-            how: Any = (first, last), theirs.dtype, tile.warps, channels, base, size
-            rows.launch(_COORDS, grid, tensors, *how, C=channels, FEATURES=True, T=tile.rows, CB=block)
+            tensors = (transformed, column_values, *rows.tensors, inverse, along, out)
+            arguments: Any = (first, last), column_values.dtype, tile.warps, channels, base, size
+            rows.launch(_COORDS, grid, tensors, *arguments, C=channels, FEATURES=True, T=tile.rows, CB=block)
 
 
 def _coords_featureless(rows: EdgeRows, inverse: Tensor, grad: Tensor, along: Tensor, out: Tensor) -> None:
     tensors = (grad, grad, *rows.tensors, inverse, along, out)
     for base, size in rows.groups():
-        grid, how = (cdiv(rows.count, 32), 1, 1), ((0, rows.count), grad.dtype, 1, grad.shape[1], base, size)
-        rows.launch(_COORDS, grid, tensors, *how, C=1, FEATURES=False, T=32, CB=1)
+        grid, arguments = (cdiv(rows.count, 32), 1, 1), ((0, rows.count), grad.dtype, 1, grad.shape[1], base, size)
+        rows.launch(_COORDS, grid, tensors, *arguments, C=1, FEATURES=False, T=32, CB=1)
 
 
 def _depthwise(
@@ -257,15 +258,15 @@ def _depthwise(
     programs = min(tiles, max(side_by_side(features.device, tile) // across, 1)) if need_weight else tiles
     dtype = compute_dtype(features.dtype)
     parts = features.new_empty(programs if need_weight else 0, terms, channels, dtype=dtype)
-    # What several launches add up, they add up in the dtype of the sums.
+    # Several launches add up in the dtype of the sums.
     sums = out if out is None or terms <= GROUP else out.to(dtype)
     written = parts if sums is None else sums
     tensors = (features, *rows.tensors, inverse, weight, weight if other is None else other, written, parts)
     flags: Any = {"HAS_BIAS": other is not None and not rows.kind.flip, "NEED_OUT": out is not None}
     flags |= {"NEED_W": need_weight, "C": channels}
     for base, size in rows.groups():
-        how = (rows.count, tiles), features.dtype, tile.warps, channels, base, size
-        rows.launch(_DEPTHWISE, (programs, across, 1), tensors, *how, **flags, **tile.strips(block))
+        arguments = (rows.count, tiles), features.dtype, tile.warps, channels, base, size
+        rows.launch(_DEPTHWISE, (programs, across, 1), tensors, *arguments, **flags, **tile.strips(block))
     if out is not None and sums is not None and sums is not out:
         out.copy_(sums)
     return parts if need_weight else None
@@ -280,20 +281,20 @@ def _transform_first(
     step = min(width, max(16, TRANSFORMED // per_channel // 16 * 16))
     for column in range(0, width, step):
         part = weight[:, :, column : column + step]
-        some = part.shape[2]
-        transformed = features @ part.transpose(0, 1).reshape(channels, terms * some)  # (S, M * some)
-        block = min(64, max(4, power_of_two(some)))
+        part_width = part.shape[2]
+        transformed = features @ part.transpose(0, 1).reshape(channels, terms * part_width)  # (S, M * part_width)
+        block = min(64, max(4, power_of_two(part_width)))
         tile = gather_tile(features.dtype, block)
         tensors = (transformed, *rows.tensors, inverse, features if bias is None else bias, out)
         rows.launch(
-            _CONTRACT, (cdiv(rows.count, tile.rows), cdiv(some, block), 1), tensors, (rows.count, column),
-            features.dtype, tile.warps, terms * some, T=tile.rows, CB=block, HAS_BIAS=bias is not None, WIDTH=some,
-            STRIDE=width,
+            _CONTRACT, (cdiv(rows.count, tile.rows), cdiv(part_width, block), 1), tensors, (rows.count, column),
+            features.dtype, tile.warps, terms * part_width, T=tile.rows, CB=block, HAS_BIAS=bias is not None,
+            WIDTH=part_width, STRIDE=width,
         )  # fmt: skip
 
 
 def _precision() -> str:
-    """How kernels multiply float32 matrices: as torch's products are told to."""
+    """Precision of products of float32 matrices: that of torch's."""
     if torch.version.hip is not None:
         return "ieee"
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"

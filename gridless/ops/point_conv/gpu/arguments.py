@@ -1,4 +1,4 @@
-"""What the kernels are told of an edge function, and of how many rows and edges there are."""
+"""Constants of the kernels: the edge function, and the integer type for rows and edges."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def scale(radius: float) -> tuple[float, float]:
 
 @lru_cache(1024)
 def terms(function: EdgeFunction, base: int, size: int) -> dict[str, Any]:
-    """So many terms from `base` on."""
+    """Constants of `size` terms of the edge function, from `base` on."""
     rows = function.table[base * function.dim : (base + size) * function.dim]
     numbers = tuple(int(x) for x in rows) if function.kind == MONOMIALS else rows
     return {"M": size, "KIND": function.kind, "TABLE": numbers, "SHARP": -0.5 / function.width**2}
 
 
 def widest(rows: int, columns: int, edges: int) -> int:
-    """How many numbers for each row or column 32 bits address, beside every edge; 0 where there are too many edges."""
+    """Most numbers per row or column that 32 bits can address; 0 if there are too many edges."""
     return 0 if edges + (1 << 24) >= 1 << 31 else ((1 << 31) - 1) // max(rows, columns, 1)

@@ -43,7 +43,7 @@ class Backward(NamedTuple):
     both: Callable[..., Tensor] | None
     # parts(rows, inverse, grad, features, weight), or None where the launch is refused after all.
     weight: Callable[..., Tensor | None] | None
-    # As `forward`.
+    # run(rows, inverse, grad, weight, None, d_features), as `forward` returns it.
     features: Callable[..., None] | None
 
 
@@ -99,7 +99,7 @@ def backward(
         numbers = narrow.rows * (dot_block(channels) + 2 * terms * dot_block(width))
         narrow = narrow if have_room(numbers, dtype, device) else None
     if need_weight and narrow is not None:
-        return Backward(_both(choice, narrow, need_features, with_gluon), None, None)
+        return Backward(_both(choice, narrow, need_features), None, None)
     wide = wide_backward_tiles(dtype, terms, channels, width, *sizes)
     along = wide and wide[0]
     if narrow is not None:
@@ -112,9 +112,8 @@ def backward(
     )
 
 
-def _both(choice: Choice, tile: LaunchTile, need_features: bool, with_gluon: bool) -> Callable[..., Tensor]:
+def _both(choice: Choice, tile: LaunchTile, need_features: bool) -> Callable[..., Tensor]:
     kind, dtype, terms, channels, width, *_ = choice
-    faster = gluon.backward(choice, need_features) if with_gluon and choice.rounds else None
     launch = prepared(
         _FUSED_BACKWARD, kind, dtype, choice.device, choice.index, tile.warps, Q=channels, P=width,
         QB=dot_block(channels), PRECISION=choice.precision, NEED_F=need_features, **tile.strips(dot_block(width)),
@@ -124,8 +123,6 @@ def _both(choice: Choice, tile: LaunchTile, need_features: bool, with_gluon: boo
     def run(
         rows: EdgeRows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None
     ) -> Tensor:
-        if faster is not None and (parts := faster(rows, inverse, grad, features, weight, d_features)) is not None:
-            return parts
         tiles = cdiv(rows.count, tile.rows)
         programs = min(tiles, most)
         parts = torch.empty(programs, terms, channels, width, dtype=torch.float32, device=grad.device)

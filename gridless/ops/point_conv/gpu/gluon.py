@@ -1,4 +1,4 @@
-"""Where the Gluon kernels of the point convolution run in place of the Triton kernels, which compute the same."""
+"""Launches of the Gluon kernels of the point convolution, which replace Triton kernels on some devices and sizes."""
 
 # pyright: reportArgumentType=false, reportCallIssue=false
 
@@ -23,7 +23,6 @@ from gridless.ops.point_conv.edge_function import EdgeFunction
 from gridless.ops.point_conv.gpu.arguments import terms
 from gridless.ops.point_conv.gpu.rows import Choice, EdgeRows
 from gridless.ops.point_conv.gpu.tiles import (
-    gluon_backward_tile,
     gluon_tile,
     gluon_weight_tile,
     gluon_wide_tile,
@@ -85,33 +84,6 @@ def forward(choice: Choice, has_bias: bool) -> Callable[..., bool] | None:
     return run
 
 
-def backward(choice: Choice, need_features: bool) -> Callable[..., Tensor | None] | None:
-    """run(rows, inverse, grad, features, weight, d_features) writes the gradient of the features where there is one,
-    and returns parts (parts, M, Q, P) whose sum is the weight's gradient; None, and wrote nothing, where the launch is
-    refused. None where no kernel suits."""
-    if not _suits(choice):
-        return None
-    _, _, terms, channels, width, count, edges, _, device, _ = choice
-    tile = gluon_backward_tile(terms, channels, width, count, edges, device)
-    if tile is None:
-        return None
-    tall, most = tile.rows, processors(device)
-    constants = (channels, width, *_function(choice.kind.function), need_features)
-    launch = _GluonLaunch(choice, gluon_kernels, "backward_kernel", constants, tile.warps)
-
-    def run(
-        rows: EdgeRows, inverse: Tensor, grad: Tensor, features: Tensor, weight: Tensor, d_features: Tensor | None
-    ) -> Tensor | None:
-        tiles = cdiv(rows.count, tall)
-        programs = min(tiles, most)
-        parts = torch.empty(programs, terms, channels, width, dtype=torch.float32, device=grad.device)
-        written = features if d_features is None else d_features
-        tensors = (grad, features, *rows.tensors, inverse, weight, written, parts)
-        return parts if launch(programs, tensors, (rows.count, tiles, rows.scale[0])) else None
-
-    return run
-
-
 def weight(choice: Choice) -> Callable[..., Tensor | None] | None:
     """run(rows, inverse, grad, features, weight) returns parts (parts, M, Q, P) whose sum is the gradient of a wide
     layer's weight, or None where the launch is refused. None where no kernel suits."""
@@ -137,7 +109,7 @@ def weight(choice: Choice) -> Callable[..., Tensor | None] | None:
 
 
 def _suits(choice: Choice) -> bool:
-    """Whether types, dimensions and the device are those of the kernels; sizes are left to the tiles."""
+    """True if the kernels exist for these types, dimensions and device; the tiles check the sizes."""
     if gluon_kernels is None or not _runs_on(choice.device) or choice.index is not tl.int32:
         return False
     kind = choice.kind
@@ -152,8 +124,8 @@ def _runs_on(device: torch.device) -> bool:
 
 
 def _function(function: EdgeFunction) -> tuple:
-    told = terms(function, 0, function.size)
-    return *(told[name] for name in ("M", "KIND", "TABLE", "SHARP")), function.falloff, function.normalise
+    constants = terms(function, 0, function.size)
+    return *(constants[name] for name in ("M", "KIND", "TABLE", "SHARP")), function.falloff, function.normalise
 
 
 @cache

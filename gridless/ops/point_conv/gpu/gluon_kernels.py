@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     warpgroup_mma,
@@ -50,26 +49,16 @@ def _packed(bits):
 def _tile(rows, channels, bits=32):
     """16 rows in a warp, and 16 bytes of each 64 of a row in a lane."""
     n = _loaded(bits)
-    mine = [[0, b] for b in _bases(1, n) + _bases(4 * n, channels)]
+    registers = [[0, b] for b in _bases(1, n) + _bases(4 * n, channels)]
     warps = [[b, 0] for b in _bases(16, rows)]
     lanes = [[0, n], [0, 2 * n], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout([*mine, [8, 0]], lanes, warps, [], [rows, channels])
+    return gl.DistributedLinearLayout([*registers, [8, 0]], lanes, warps, [], [rows, channels])
 
 
 @gluon.constexpr_function
 def _warp_lanes(warps):
     """32 numbers in each of so many warps."""
     return gl.DistributedLinearLayout([], [[b] for b in _bases(1, 32)], [[0]] * len(_bases(1, warps)), [], [32])
-
-
-@gluon.constexpr_function
-def _across(columns, bits):
-    """128 rows in shared memory, to be read along and across."""
-    if bits == 16:
-        return gl.NVMMASharedLayout(_swizzle(columns, bits), bits)
-    # 16-byte pieces of a row change places with the row's last two bits: neither rows nor columns meet a bank twice.
-    rows = [[1, 16], [2, 8], [4, 0], [8, 0], [16, 0], [32, 0], [64, 0]]
-    return gl.SharedLinearLayout([[0, b] for b in _bases(1, columns)] + rows)
 
 
 @gluon.constexpr_function
@@ -111,7 +100,7 @@ def _fetch(X, lines):
 
 @gluon.jit
 def _begin(ROW_X, SPLITS, COLS, tile, last, T: gl.constexpr, TILE: gl.constexpr):
-    """What the walk of a tile begins with: first and last edge, coordinates and first two columns of each row, and the
+    """First loads of the walk of a tile: first and last edge, coordinates and first two columns of each row, and the
     most edges of a row of each warp."""
     row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, TILE))
     live = row < last
@@ -120,9 +109,9 @@ def _begin(ROW_X, SPLITS, COLS, tile, last, T: gl.constexpr, TILE: gl.constexpr)
     x = _load_point(ROW_X, row, live, 3)
     col = gl.load(COLS + first, mask=first < end, other=0)
     then = gl.load(COLS + first + 1, mask=first + 1 < end, other=0)
-    mine = tile * T + _own_rows(T, T // 16)
-    before = gl.load(SPLITS + mine, mask=mine < last, other=0)
-    most = gl.max((gl.load(SPLITS + mine + 1, mask=mine < last, other=0) - before).to(gl.int32), axis=0)
+    own_row = tile * T + _own_rows(T, T // 16)
+    before = gl.load(SPLITS + own_row, mask=own_row < last, other=0)
+    most = gl.max((gl.load(SPLITS + own_row + 1, mask=own_row < last, other=0) - before).to(gl.int32), axis=0)
     return first, end, x, col, then, most
 
 
@@ -157,13 +146,13 @@ def _add(
 
 @gluon.jit
 def _walk(
-    F, COL_X, COLS, INVERSE, begun, scale, C: gl.constexpr, STRIDE: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr,
-    TABLE: gl.constexpr, SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
-    T: gl.constexpr, TILE: gl.constexpr,
+    F, COL_X, COLS, INVERSE, first_loads, scale, C: gl.constexpr, STRIDE: gl.constexpr, M: gl.constexpr,
+    KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr,
+    FLIP: gl.constexpr, T: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Sums over the edges of each row of w p_m F, a tile (T, C) per term, and W of the rows. Rows of F are STRIDE
     numbers apart. With FLIP the sums are divided by the W of the columns."""
-    first, end, x, col, then, most = begun
+    first, end, x, col, then, most = first_loads
     S: gl.constexpr = NORMALISE and FLIP
     acc = ()
     for _ in gl.static_range(M):
@@ -196,7 +185,7 @@ def _room(N: gl.constexpr, P: gl.constexpr, C: gl.constexpr, TYPE: gl.constexpr)
 
 @gluon.jit
 def _keep(
-    THETA, kept, FIRST: gl.constexpr, M: gl.constexpr, NEXT: gl.constexpr, P: gl.constexpr, C: gl.constexpr,
+    THETA, copies, FIRST: gl.constexpr, M: gl.constexpr, NEXT: gl.constexpr, P: gl.constexpr, C: gl.constexpr,
     DOWN: gl.constexpr, ALONG: gl.constexpr,
 ):  # fmt: skip
     """Copies of M matrices (P, C), NEXT apart, in shared memory, from FIRST on; channels in the order of the product.
@@ -205,7 +194,7 @@ def _keep(
     channel = _channel(gl.arange(0, C, layout=gl.SliceLayout(0, COPIES)), THETA.dtype.element_ty.primitive_bitwidth)
     at = THETA + gl.arange(0, P, layout=gl.SliceLayout(1, COPIES))[:, None] * DOWN + channel[None, :] * ALONG
     for m in gl.static_range(M):
-        kept.index(FIRST + m).store(gl.load(at + m * NEXT))
+        copies.index(FIRST + m).store(gl.load(at + m * NEXT))
 
 
 @gluon.jit
@@ -263,7 +252,7 @@ def forward_kernel(
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, P, 256 // BITS])
     LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, _packed(BITS))
     pid = gl.program_id(0)
-    begun = _begin(ROW_X, SPLITS, COLS, pid, last, T, TILE)
+    first_loads = _begin(ROW_X, SPLITS, COLS, pid, last, T, TILE)
     theta = _room(C // L * M, P, L, TYPE)
     for j in gl.static_range(C // L):
         if FLIP:
@@ -278,11 +267,11 @@ def forward_kernel(
         total = gl.zeros([T], gl.float32, layout=gl.SliceLayout(1, TILE))
         for strip in range(0, C // L):
             acc, total = _walk(
-                F + strip * L, COL_X, COLS, INVERSE, begun, scale,
+                F + strip * L, COL_X, COLS, INVERSE, first_loads, scale,
                 L, C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, T, TILE,
             )  # fmt: skip
             following = tile + gl.num_programs(0) if strip + 1 == C // L else tile
-            begun = _begin(ROW_X, SPLITS, COLS, following, last, T, TILE)
+            first_loads = _begin(ROW_X, SPLITS, COLS, following, last, T, TILE)
             if BEFORE:
                 acc = _divided(acc, _invert(total), M)
             out = _product(acc, theta, strip * M, out, M, T, L, TYPE, LEFT)
@@ -304,73 +293,3 @@ def _divided(acc, inverse, M: gl.constexpr):
     for m in gl.static_range(M):
         new = new + (acc[m] * inverse[:, None],)
     return new
-
-
-@gluon.jit(do_not_specialize=["last", "tiles"])
-def backward_kernel(
-    GRAD, F, ROW_X, COL_X, SPLITS, COLS, INVERSE, THETA, D_F, PARTS, last, tiles, scale,
-    Q: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
-    FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, NEED_F: gl.constexpr,
-):  # fmt: skip
-    """B = N^T dF' of tiles of 128 sources, one after the other and 32 of the P channels at a time; from it
-    dF = B Theta^T, and F^T B is added up. Eight warps: each gathers B of its 16 sources, multiplies it by Theta^T, and
-    leaves it in shared memory, from where all add F^T B, each a piece of every term's, to what they keep in registers.
-
-    PARTS (programs, M, Q, P) float32: each program's share of the weight's gradient.
-    """
-    T: gl.constexpr = 128
-    C: gl.constexpr = 32
-    PASSES: gl.constexpr = P // C
-    TYPE: gl.constexpr = F.dtype.element_ty
-    BITS: gl.constexpr = TYPE.primitive_bitwidth
-    TILE: gl.constexpr = _tile(T, C, BITS)
-    READ: gl.constexpr = _tile(T, Q, BITS)
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, Q, 256 // BITS])
-    LEFT: gl.constexpr = gl.DotOperandLayout(0, MMA, _packed(BITS))
-    SHARE: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[2, 4], instr_shape=[16, 8])
-    A: gl.constexpr = gl.DotOperandLayout(0, SHARE, _packed(BITS))
-    B: gl.constexpr = gl.DotOperandLayout(1, SHARE, _packed(BITS))
-    pid = gl.program_id(0)
-    begun = _begin(ROW_X, SPLITS, COLS, pid, last, T, TILE)
-    share = ()
-    kept = ()
-    if NEED_F:
-        theta = _room(PASSES * M, Q, C, TYPE)
-        for j in gl.static_range(PASSES):
-            _keep(THETA + j * C, theta, j * M, M, Q * P, Q, C, P, 1)
-    kept_f = gl.allocate_shared_memory(TYPE, [T, Q], _across(Q, BITS))
-    for _ in gl.static_range(M):
-        kept = kept + (gl.allocate_shared_memory(TYPE, [T, C], _across(C, BITS)),)
-    for _ in gl.static_range(PASSES * M):
-        share = share + (gl.zeros([Q, C], gl.float32, layout=SHARE),)
-    _arrive()
-    for tile in range(pid, tiles, gl.num_programs(0)):
-        source = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, READ))
-        at = source[:, None] * Q + gl.arange(0, Q, layout=gl.SliceLayout(0, READ))[None, :]
-        kept_f.store(gl.load(F + at, mask=(source < last)[:, None], other=0.0))
-        d_f = gl.zeros([T, Q], gl.float32, layout=MMA)
-        new = ()
-        for j in gl.static_range(PASSES):
-            acc, _total = _walk(
-                GRAD + j * C, COL_X, COLS, INVERSE, begun, scale,
-                C, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, T, TILE,
-            )  # fmt: skip
-            if j == PASSES - 1:
-                begun = _begin(ROW_X, SPLITS, COLS, tile + gl.num_programs(0), last, T, TILE)
-            for m in gl.static_range(M):
-                kept[m].store(acc[m].to(TYPE))
-            if NEED_F:
-                d_f = _product(acc, theta, j * M, d_f, M, T, C, TYPE, LEFT)
-            f = kept_f.permute([1, 0]).load(A)
-            for m in gl.static_range(M):
-                new = new + (mma_v2(f, kept[m].load(B), share[j * M + m], input_precision="tf32"),)
-        share = new
-        if NEED_F:
-            row = tile * T + gl.arange(0, T, layout=gl.SliceLayout(1, MMA))
-            column = gl.arange(0, Q, layout=gl.SliceLayout(0, MMA))
-            gl.store(D_F + row[:, None] * Q + column[None, :], d_f.to(TYPE), mask=(row < last)[:, None])
-    q = gl.arange(0, Q, layout=gl.SliceLayout(1, SHARE))
-    p = gl.arange(0, C, layout=gl.SliceLayout(0, SHARE))
-    for i in gl.static_range(PASSES * M):
-        to = PARTS + (pid * M + i % M) * Q * P + (i // M) * C
-        gl.store(to + q[:, None] * P + p[None, :], share[i])

@@ -1,7 +1,7 @@
-"""What Gluon kernels with warps of two kinds share: some walk over edges, and others multiply what they find.
+"""Helpers of Gluon kernels with warps of two kinds: walkers sum over edges, multipliers use the sums.
 
-Twice four warps walk, each over 64 rows and 16 channels at a time, and leave their sums in shared memory. They and
-those that multiply wait for each other only where sums find no room, or products no sums.
+Two groups of four warps walk, each over 64 rows and 16 channels at a time, and leave their sums in shared memory.
+Walkers wait if there is no room for sums, multipliers if there are no sums.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _copy = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_
 def _strip(bits):
     """64 rows and 16 channels: a row and 8 channels to a lane of four warps, as the lanes of a row make the values of
     its edges each for itself. What a warp writes to shared memory at a time meets each bank once."""
-    mine, lane = ([[0, 1], [0, 2], [0, 4]], [0, 8]) if bits == 16 else ([[0, 1], [0, 2], [0, 8]], [0, 4])
+    registers, lane = ([[0, 1], [0, 2], [0, 4]], [0, 8]) if bits == 16 else ([[0, 1], [0, 2], [0, 8]], [0, 4])
     lanes = [[1, 0], [2, 0], [4, 0], [8, 0], lane]
-    return gl.DistributedLinearLayout(mine, lanes, [[16, 0], [32, 0]], [], [64, 16])
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, 16])
 
 
 @gluon.constexpr_function
@@ -100,9 +100,9 @@ def _spans(SPLITS, tile, last, TILE: gl.constexpr):
     row = tile * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, TILE))
     first = gl.load(SPLITS + row, mask=row < last, other=0).to(gl.int32)
     end = gl.load(SPLITS + row + 1, mask=row < last, other=0).to(gl.int32)
-    mine = tile * 64 + _own_rows(64, 4)
-    low = gl.load(SPLITS + mine, mask=mine < last, other=0).to(gl.int32)
-    high = gl.load(SPLITS + mine + 1, mask=mine < last, other=0).to(gl.int32)
+    own_row = tile * 64 + _own_rows(64, 4)
+    low = gl.load(SPLITS + own_row, mask=own_row < last, other=0).to(gl.int32)
+    high = gl.load(SPLITS + own_row + 1, mask=own_row < last, other=0).to(gl.int32)
     return row, first, end, low, high
 
 
@@ -118,10 +118,10 @@ def _columns(COLS, spans):
 
 @gluon.jit
 def _begin(
-    F, ROW_X, COL_X, INVERSE, found, STRIDE: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr
+    F, ROW_X, COL_X, INVERSE, columns, STRIDE: gl.constexpr, SHARED: gl.constexpr, TILE: gl.constexpr
 ):  # fmt: skip
     """Coordinates of the rows, and their first two edges."""
-    row, first, end, col, then, _third, _fourth, _most = found
+    row, first, end, col, then, _third, _fourth, _most = columns
     x = _load_point(ROW_X, row, first < end, 3)
     near, f = _load_edge(F, COL_X, INVERSE, col, first < end, 16, STRIDE, SHARED, TILE)
     then_near, then_f = _load_edge(F, COL_X, INVERSE, then, first + 1 < end, 16, STRIDE, SHARED, TILE)
@@ -130,14 +130,15 @@ def _begin(
 
 @gluon.jit
 def _walk(
-    F, COL_X, COLS, INVERSE, found, begun, scale, STRIDE: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr,
+    F, COL_X, COLS, INVERSE, columns, first_loads, scale, STRIDE: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr,
     TABLE: gl.constexpr, SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr,
     TILE: gl.constexpr,
 ):  # fmt: skip
-    """As in `gluon_kernels`, with two edges on their way; each warp goes as far as its own rows."""
+    """Sums over the edges of each row of w p_m F, (64, 16) per term, and W of the rows, with two edges on their way.
+    Each warp stops at the last edge of its own rows."""
     SHARED: gl.constexpr = NORMALISE and FLIP
-    _row, first, end, _col, _then, third, fourth, most = found
-    x, near, f, then_near, then_f = begun
+    _row, first, end, _col, _then, third, fourth, most = columns
+    x, near, f, then_near, then_f = first_loads
     acc = ()
     for _ in gl.static_range(M):
         acc = acc + (gl.zeros([64, 16], gl.float32, layout=TILE),)

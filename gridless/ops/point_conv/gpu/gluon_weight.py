@@ -33,7 +33,7 @@ from gridless.ops.point_conv.gpu.gluon_walk import (
 
 @gluon.constexpr_function
 def _copied(channels, half):
-    """How features of 64 rows are copied: 16 bytes of a row; or, transposed, 4 rows of 8 channels, a number each."""
+    """Layout of a copy of features of 64 rows: 16 bytes of a row; transposed, 4 rows of 8 channels, a number each."""
     if half:
         return gl.BlockedLayout([1, 8], [256 // channels, channels // 8], [4, 1], [1, 0])
     rest = [[0, b] for b in _bases(4, 64)] + [[b, 0] for b in _bases(8, channels)]
@@ -52,7 +52,7 @@ def _room_of_rows(N: gl.constexpr, TYPE: gl.constexpr, DEEP: gl.constexpr):
 
 @gluon.jit
 def _walker(
-    GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept, full, empty, strip, group, last, pairs, groups, scale,
+    GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, buffers, full, empty, strip, group, last, pairs, groups, scale,
     WHICH: gl.constexpr, P: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr,
     SHARP: gl.constexpr, FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, DEEP: gl.constexpr,
 ):  # fmt: skip
@@ -61,24 +61,25 @@ def _walker(
     TYPE: gl.constexpr = GRAD.dtype.element_ty
     TILE: gl.constexpr = _strip(TYPE.primitive_bitwidth)
     grad = GRAD + strip * 16
-    found = _columns(COLS, _spans(SPLITS, group * 2 + WHICH, last, TILE))
+    columns = _columns(COLS, _spans(SPLITS, group * 2 + WHICH, last, TILE))
     spans = _spans(SPLITS, _pair(1, group, groups) * 2 + WHICH, last, TILE)
-    begun = _begin(grad, ROW_X, COL_X, INVERSE, found, P, NORMALISE, TILE)
+    first_loads = _begin(grad, ROW_X, COL_X, INVERSE, columns, P, NORMALISE, TILE)
     for turn in range(0, (pairs + groups - 1) // groups):
         following = _columns(COLS, spans)
         spans = _spans(SPLITS, _pair(turn + 2, group, groups) * 2 + WHICH, last, TILE)
         acc, _total = _walk(
-            grad, COL_X, COLS, INVERSE, found, begun, scale, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, True, TILE
+            grad, COL_X, COLS, INVERSE, columns, first_loads, scale, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE,
+            True, TILE,
         )  # fmt: skip
-        found = following
-        begun = _begin(grad, ROW_X, COL_X, INVERSE, found, P, NORMALISE, TILE)
+        columns = following
+        first_loads = _begin(grad, ROW_X, COL_X, INVERSE, columns, P, NORMALISE, TILE)
         slot = turn % DEEP
         mbarrier.wait(empty.index(slot), (turn // DEEP + 1) % 2)
         for i in gl.static_range(_batches(M)):
             sums = _together(acc, _first(M, i), _size(M, i), TYPE)
             if TYPE.primitive_bitwidth == 32:
                 sums = gl.permute(sums, (1, 0))
-            kept[i].index(slot).store(sums)
+            buffers[i].index(slot).store(sums)
         _arrive()
         mbarrier.arrive(full.index(slot), count=1)
 
@@ -99,7 +100,7 @@ def _ask(F, buffer, tile, last, Q: gl.constexpr):
 
 @gluon.jit
 def _multiplier(
-    F, PARTS, kept, kept_f, full, empty, strip, group, last, pairs, groups, Q: gl.constexpr, P: gl.constexpr,
+    F, PARTS, buffers, features, full, empty, strip, group, last, pairs, groups, Q: gl.constexpr, P: gl.constexpr,
     M: gl.constexpr, DEEP: gl.constexpr,
 ):  # fmt: skip
     """Four warps: F^T B of what the walkers leave, and the copies of F for it."""
@@ -108,21 +109,21 @@ def _multiplier(
     share = ()
     for i in gl.static_range(_batches(M)):
         share = share + (gl.zeros([Q, 16 * _size(M, i)], gl.float32, layout=_result(16 * _size(M, i), BITS)),)
-    _ask(F, kept_f.index(0), group * 2, last, Q)
+    _ask(F, features.index(0), group * 2, last, Q)
     for turn in range(0, (pairs + groups - 1) // groups):
         # A zero that the compiler does not know: it would work out all operands before the loop, and keep them.
         zero = turn >> 30
         slot = turn % DEEP + zero
         for which in gl.static_range(2):
             following = _pair(turn, group, groups) * 2 + 1 if which == 0 else _pair(turn + 1, group, groups) * 2
-            _ask(F, kept_f.index(1 - which), following, last, Q)
+            _ask(F, features.index(1 - which), following, last, Q)
             mbarrier.wait(full[which].index(slot), turn // DEEP % 2)
             async_copy.wait_group(1)
             _arrive()
             new = ()
             for i in gl.static_range(_batches(M)):
-                b = kept[which][i].index(slot)
-                f = kept_f.index(which + zero)
+                b = buffers[which][i].index(slot)
+                f = features.index(which + zero)
                 if HALF:
                     new = new + (warpgroup_mma(f.permute((1, 0)), b, share[i], is_async=True),)
                 else:
@@ -155,21 +156,21 @@ def weight_kernel(
     TYPE: gl.constexpr = F.dtype.element_ty
     strip = gl.program_id(0) % (P // 16)
     group = gl.program_id(0) // (P // 16)
-    kept_f = _room_of_rows(Q, TYPE, 2)
-    kept = ()
+    features = _room_of_rows(Q, TYPE, 2)
+    buffers = ()
     for _ in gl.static_range(2):
-        mine = ()
+        parts = ()
         for i in gl.static_range(_batches(M)):
-            mine = mine + (_room_of_rows(16 * _size(M, i), TYPE, DEEP),)
-        kept = kept + (mine,)
+            parts = parts + (_room_of_rows(16 * _size(M, i), TYPE, DEEP),)
+        buffers = buffers + (parts,)
     full, empty = _signals(DEEP)
     _arrive()
     gl.warp_specialize(
         [
-            (_multiplier, (F, PARTS, kept, kept_f, full, empty, strip, group, last, pairs, groups, Q, P, M, DEEP)),
-            (_walker, (GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept[0], full[0], empty[0], strip, group, last,
+            (_multiplier, (F, PARTS, buffers, features, full, empty, strip, group, last, pairs, groups, Q, P, M, DEEP)),
+            (_walker, (GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, buffers[0], full[0], empty[0], strip, group, last,
                        pairs, groups, scale, 0, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, DEEP)),
-            (_walker, (GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept[1], full[1], empty[1], strip, group, last,
+            (_walker, (GRAD, ROW_X, COL_X, SPLITS, COLS, INVERSE, buffers[1], full[1], empty[1], strip, group, last,
                        pairs, groups, scale, 1, P, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, DEEP)),
         ],
         [4, 4],

@@ -41,7 +41,7 @@ def _copied(columns, bits):
 
 @gluon.jit
 def _chosen(first, a, b):
-    """Of two equally long tuples: the first, or the second."""
+    """a if `first`, else b, element by element of two equally long tuples."""
     new = ()
     for i in gl.static_range(len(a)):
         new = new + (gl.where(first, a[i], b[i]),)
@@ -50,7 +50,7 @@ def _chosen(first, a, b):
 
 @gluon.jit
 def _walker(
-    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept, full, empty, last, pairs, scale, WHICH: gl.constexpr,
+    F, ROW_X, COL_X, SPLITS, COLS, INVERSE, buffers, full, empty, last, pairs, scale, WHICH: gl.constexpr,
     C: gl.constexpr, M: gl.constexpr, KIND: gl.constexpr, TABLE: gl.constexpr, SHARP: gl.constexpr,
     FALLOFF: gl.constexpr, NORMALISE: gl.constexpr, FLIP: gl.constexpr, DEEP: gl.constexpr,
 ):  # fmt: skip
@@ -62,20 +62,20 @@ def _walker(
     SHARED: gl.constexpr = NORMALISE and FLIP
     group = gl.program_id(0)
     groups = gl.num_programs(0)
-    found = _columns(COLS, _spans(SPLITS, group * 2 + WHICH, last, TILE))
+    columns = _columns(COLS, _spans(SPLITS, group * 2 + WHICH, last, TILE))
     following = _columns(COLS, _spans(SPLITS, _pair(1, group, groups) * 2 + WHICH, last, TILE))
     spans = _spans(SPLITS, _pair(2, group, groups) * 2 + WHICH, last, TILE)
-    begun = _begin(F, ROW_X, COL_X, INVERSE, found, C, SHARED, TILE)
+    first_loads = _begin(F, ROW_X, COL_X, INVERSE, columns, C, SHARED, TILE)
     for step in range(0, (pairs + groups - 1) // groups * STRIPS):
         strip = step % STRIPS
-        row = found[0]
+        row = columns[0]
         acc, total = _walk(
-            F + strip * 16, COL_X, COLS, INVERSE, found, begun, scale,
+            F + strip * 16, COL_X, COLS, INVERSE, columns, first_loads, scale,
             C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, TILE,
         )  # fmt: skip
         done = strip == STRIPS - 1
-        found = _chosen(done, following, found)
-        begun = _begin(F + (step + 1) % STRIPS * 16, ROW_X, COL_X, INVERSE, found, C, SHARED, TILE)
+        columns = _chosen(done, following, columns)
+        first_loads = _begin(F + (step + 1) % STRIPS * 16, ROW_X, COL_X, INVERSE, columns, C, SHARED, TILE)
         if done:
             following = _columns(COLS, spans)
             spans = _spans(SPLITS, _pair(step // STRIPS + 3, group, groups) * 2 + WHICH, last, TILE)
@@ -87,7 +87,7 @@ def _walker(
         slot = step % DEEP
         mbarrier.wait(empty.index(slot), (step // DEEP + 1) % 2)
         for i in gl.static_range(_batches(M)):
-            kept[i].index(slot).store(_together(acc, _first(M, i), _size(M, i), TYPE))
+            buffers[i].index(slot).store(_together(acc, _first(M, i), _size(M, i), TYPE))
         _arrive()
         mbarrier.arrive(full.index(slot), count=1)
 
@@ -123,7 +123,7 @@ def _copy_strip(
 
 @gluon.jit
 def _multiplier(
-    THETA, BIAS, OUT, kept, theta, full, empty, last, pairs, C: gl.constexpr, P: gl.constexpr, M: gl.constexpr,
+    THETA, BIAS, OUT, buffers, theta, full, empty, last, pairs, C: gl.constexpr, P: gl.constexpr, M: gl.constexpr,
     HAS_BIAS: gl.constexpr, ALONG: gl.constexpr, DEEP: gl.constexpr,
 ):  # fmt: skip
     """Four warps: what the walkers leave, times Theta."""
@@ -153,7 +153,7 @@ def _multiplier(
                 product = out[which]
                 for i in gl.static_range(_batches(M)):
                     right = theta[i].index(slot).permute((1, 0)) if ALONG else theta[i].index(slot)
-                    product = warpgroup_mma(kept[which][i].index(slot), right, product, is_async=True)
+                    product = warpgroup_mma(buffers[which][i].index(slot), right, product, is_async=True)
                 new = new + (product,)
             out = _finished(new, 2)
             _barrier()
@@ -190,21 +190,21 @@ def wide_kernel(
             theta = theta + (_room(DEEP, P, 16 * _size(M, i), TYPE),)
         else:
             theta = theta + (_room(DEEP, 16 * _size(M, i), P, TYPE),)
-    kept = ()
+    buffers = ()
     for _ in gl.static_range(2):
-        mine = ()
+        parts = ()
         for i in gl.static_range(_batches(M)):
-            mine = mine + (_room(DEEP, 64, 16 * _size(M, i), TYPE),)
-        kept = kept + (mine,)
+            parts = parts + (_room(DEEP, 64, 16 * _size(M, i), TYPE),)
+        buffers = buffers + (parts,)
     full, empty = _signals(DEEP)
     _arrive()
     gl.warp_specialize(
         [
-            (_multiplier, (THETA, BIAS, OUT, kept, theta, full, empty, last, pairs, C, P, M, HAS_BIAS, ALONG,
+            (_multiplier, (THETA, BIAS, OUT, buffers, theta, full, empty, last, pairs, C, P, M, HAS_BIAS, ALONG,
                            DEEP)),
-            (_walker, (F, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept[0], full[0], empty[0], last, pairs, scale, 0,
+            (_walker, (F, ROW_X, COL_X, SPLITS, COLS, INVERSE, buffers[0], full[0], empty[0], last, pairs, scale, 0,
                        C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DEEP)),
-            (_walker, (F, ROW_X, COL_X, SPLITS, COLS, INVERSE, kept[1], full[1], empty[1], last, pairs, scale, 1,
+            (_walker, (F, ROW_X, COL_X, SPLITS, COLS, INVERSE, buffers[1], full[1], empty[1], last, pairs, scale, 1,
                        C, M, KIND, TABLE, SHARP, FALLOFF, NORMALISE, FLIP, DEEP)),
         ],
         [4, 4],

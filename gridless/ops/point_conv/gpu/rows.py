@@ -22,13 +22,13 @@ TYPES = {
     torch.float32: tl.float32,
     torch.float64: tl.float64,
 }
-# Whether kernels are compiled for CUDA, and not interpreted.
+# True if kernels are compiled for CUDA, False if they are interpreted.
 _COMPILED = torch.version.cuda is not None and not interpreting()
 
 
 class RowKind:
-    """What decides kernels over rows, whatever the sizes. Rows that are alike have one such object, by which caches
-    find what they keep: to compare its numbers would take as long as to launch a kernel."""
+    """Cache key of kernels over rows, without sizes. Rows that are alike share one object, as a comparison of its
+    numbers would take as long as a launch."""
 
     def __init__(self, function: EdgeFunction, flip: bool, coords: torch.dtype) -> None:
         self.function, self.flip, self.coords = function, flip, coords
@@ -38,7 +38,7 @@ _kind = lru_cache(4096)(RowKind)
 
 
 class Choice(NamedTuple):
-    """What decides a kernel that multiplies sums by matrices: beside the kind of rows, types, channels and sizes."""
+    """Cache key of a kernel that multiplies sums by matrices: kind of rows, types, channels and sizes."""
 
     kind: RowKind
     dtype: torch.dtype
@@ -53,7 +53,7 @@ class Choice(NamedTuple):
 
     @property
     def rounds(self) -> bool:
-        """Whether factors of products have no more than 11 bits."""
+        """True if factors of products have at most 11 bits."""
         return self.dtype.itemsize == 2 or self.precision == "tf32"
 
 
@@ -62,12 +62,12 @@ class EdgeRows:
 
     def __init__(self, near: Neighbours, flip: bool) -> None:
         ends = (near.target_coords, near.source_coords)
-        mine, theirs = reversed(ends) if flip else ends
+        row_coords, column_coords = reversed(ends) if flip else ends
         splits, columns = near.back if flip else (near.splits, near.source)
-        self.tensors = (mine, theirs, splits, columns)
-        self.kind = _kind(near.function, flip, mine.dtype)
+        self.tensors = (row_coords, column_coords, splits, columns)
+        self.kind = _kind(near.function, flip, row_coords.dtype)
         self.scale = scale(near.function.radius)
-        self.count, self.columns, self.edges = mine.shape[0], theirs.shape[0], columns.shape[0]
+        self.count, self.columns, self.edges = row_coords.shape[0], column_coords.shape[0], columns.shape[0]
         # Sizes as kernels are chosen by them: in a training they are then the same again and again.
         self.blocks = cdiv(self.count, BLOCK)
         self.degree = cdiv(self.edges, max(self.count, 1))
@@ -87,15 +87,15 @@ class EdgeRows:
         dtype: torch.dtype, warps: int, width: int, base: int = 0, size: int | None = None, **more: Any,
     ) -> None:  # fmt: skip
         """A kernel for features of this dtype, that addresses `width` numbers per row; otherwise as `prepared`."""
-        how = self.kind, dtype, tensors[0].device, self.index(width), warps, None, base, size
-        prepared(launcher, *how, **more)(grid, tensors, (*sizes, *self.scale))
+        arguments = self.kind, dtype, tensors[0].device, self.index(width), warps, None, base, size
+        prepared(launcher, *arguments, **more)(grid, tensors, (*sizes, *self.scale))
 
 
 def rows_of(near: Neighbours, flip: bool) -> EdgeRows:
-    """Made once, for all layers over the same edges."""
-    rows = near.kept.get(flip)
+    """The rows of the neighbours, made once for all layers over the same edges."""
+    rows = near.cache.get(flip)
     if rows is None:
-        rows = near.kept[flip] = EdgeRows(near, flip)
+        rows = near.cache[flip] = EdgeRows(near, flip)
     return rows
 
 
@@ -106,10 +106,10 @@ def prepared(
 ) -> Launch:  # fmt: skip
     """A kernel for features of this dtype, with all of its constants: it sums `size` terms (all) from `base` on, and
     `more` are the constants that the rows do not know. The types of all tensors follow from these."""
-    function, made = kind.function, TYPES[compute_dtype(dtype)]
+    function, sums_type = kind.function, TYPES[compute_dtype(dtype)]
     size = function.size if size is None else size
     # W beside the sums takes a line of PTX, which is written for float32.
-    constants = {"D": function.dim, "DTYPE": made, "TOTAL": _COMPILED and made is tl.float32, "INDEX": index}
+    constants = {"D": function.dim, "DTYPE": sums_type, "TOTAL": _COMPILED and sums_type is tl.float32, "INDEX": index}
     constants |= {"FALLOFF": function.falloff, "NORMALISE": function.normalise, "FLIP": kind.flip}
     constants |= {"TERMS": function.size, "BASE": base} | more | terms(function, base, size)
     return launcher.of((device, dtype, kind.coords), launcher.ordered(constants), warps, registers)

@@ -1,4 +1,4 @@
-"""How the GPU kernels of the point convolution are cut. Measured on an H200: benchmarks/NOTES.md."""
+"""Tile sizes of the GPU kernels of the point convolution. Measured on an H200: benchmarks/NOTES.md."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ LONG, LONG_HALF, LONG_BACKWARD = 18, 10, 8
 
 
 class LaunchTile(NamedTuple):
-    """How a kernel is cut: rows of a program, edges of each that are loaded together, warps, programs side by side on a
-    multiprocessor, channels of a strip, and whether the next edges are loaded before these are used."""
+    """Size of a program: rows, edges of each that are loaded together, warps, programs side by side on a
+    multiprocessor, channels of a strip, and `ahead`: the next edges are loaded before these are used."""
 
     rows: int
     unroll: int
@@ -35,12 +35,12 @@ class LaunchTile(NamedTuple):
     ahead: bool = False
 
     def strips(self, channels: int) -> dict[str, int]:
-        """How the kernels are told of so many channels."""
+        """Constants of a kernel for so many channels."""
         width = min(self.strip, channels)
         return {"J": channels // width, "L": width, "T": self.rows, "U": self.unroll, "AHEAD": self.ahead}
 
 
-# What the Gluon kernels are written for.
+# The only tile that the Gluon kernels are written for.
 GLUON_TILE = LaunchTile(128, 1, 8)
 
 
@@ -99,7 +99,7 @@ def wide_backward_tiles(
 def fused_backward_tile(
     dtype: torch.dtype, terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
 ) -> LaunchTile | None:
-    """As `fused_tile`; the weight's gradient has to fit beside the sums."""
+    """The tile of the kernel of both gradients, or None: the weight's has to fit beside the sums."""
     sums = terms * dot_block(width)
     shares = sums * dot_block(channels)
     if dtype == torch.float64 or terms > GROUP or sums > HELD or shares > 16384 or dot_block(channels) > 64:
@@ -114,25 +114,25 @@ def fused_backward_tile(
 
 
 def have_room(numbers: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether shared memory has room for so many numbers that products take from there: those of float32; those of half
-    precision come from registers."""
+    """True if shared memory holds so many numbers of float32, which products take from there; half precision comes from
+    registers."""
     return dtype.itemsize == 2 or numbers * dtype.itemsize <= shared_memory(device)
 
 
 def _small_tile(channels: int) -> LaunchTile:
-    """Where all programs run at once, time is the longest row's edges, one after the other: few rows wait for each
+    """The tile for few rows: if all programs run at once, the longest row decides the time. Few rows wait for each
     other, and four edges of each are in flight while the next four are on their way."""
     return LaunchTile(16, 4, 2 if dot_block(channels) == 16 else 4, strip=32, ahead=True)
 
 
 def few_rows(rows: int, edges: int, tile: LaunchTile, device: torch.device) -> bool:
-    """Whether the tiles fit at once; long rows are few up to about four times as many. `edges` may be 0 where that has
-    not been measured."""
+    """True if the tiles fit at once; long rows count as few up to about four times as many. `edges` is 0 for sizes that
+    have not been measured."""
     return fit_at_once(rows, tile, device) or (edges > 15 * rows and rows <= 256 * processors(device))
 
 
 def fit_at_once(rows: int, tile: LaunchTile, device: torch.device) -> bool:
-    """Whether there are no more tiles than the device runs side by side."""
+    """True if the device runs all tiles side by side."""
     return cdiv(rows, tile.rows) <= side_by_side(device, tile)
 
 
@@ -146,18 +146,6 @@ def gluon_tile(
     if not suits or edges > 24 * rows or busy(rows, GLUON_TILE, device) < least:
         return None
     return GLUON_TILE._replace(strip=channels if held else 32)
-
-
-def gluon_backward_tile(
-    terms: int, channels: int, width: int, rows: int, edges: int, device: torch.device
-) -> LaunchTile | None:
-    """As `gluon_tile`. Registers of a lane: sums of 32 channels, and its parts of both gradients."""
-    registers = terms * 16 + terms * channels * width // 256 + channels // 2
-    fits = registers <= 216 and terms * width <= HELD and terms * channels * width <= 16384
-    suits = channels in (32, 64) and width in (32, 64) and fits
-    # Small tiles are better, where there are any.
-    few = few_rows(rows, edges if channels == 32 else 0, GLUON_TILE, device)
-    return GLUON_TILE if suits and not few and busy(rows, GLUON_TILE, device) >= 0.75 else None
 
 
 def gluon_weight_tile(
@@ -213,7 +201,7 @@ def dot_block(channels: int) -> int:
 
 @cache
 def side_by_side(device: torch.device, tile: LaunchTile) -> int:
-    """As many as run side by side, in round numbers."""
+    """Programs that run side by side, in round numbers."""
     return processors(device) if device.type == "cpu" else max(processors(device) * tile.beside // 32, 1) * 32
 
 

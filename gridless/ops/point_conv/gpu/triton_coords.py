@@ -95,9 +95,9 @@ def coords_kernel(
     for block in range(0, C, CB):
         channel = block + tl.arange(0, CB)
         wanted = channel < C
-        # What does not depend on the channels is counted with the first of them.
+        # Terms that do not depend on the channels count with the first block of them.
         once = tl.where(tl.full([T], block, tl.int32) == 0, 1.0, 0.0).to(DTYPE)
-        mine = ()
+        row_values = ()
         for m in tl.static_range(M):
             if FEATURES:
                 at = ((row - first).to(tl.int64) * TERMS + BASE + m)[:, None] * C + channel[None, :]
@@ -106,7 +106,7 @@ def coords_kernel(
                 r = tl.zeros([T], DTYPE)
             else:
                 r = tl.load(R + row.to(tl.int64) * TERMS + BASE + m, mask=live, other=0.0).to(DTYPE)
-            mine = mine + (r,)
+            row_values = row_values + (r,)
         for k in range(0, tl.max(end - begin)):
             on = begin + k < end
             col = tl.load(COLS + begin + k, mask=on, other=0).to(INDEX)
@@ -124,11 +124,11 @@ def coords_kernel(
                 bend = bend + (tl.zeros([T], DTYPE),)
             for m in tl.static_range(M):
                 if FEATURES:
-                    c = tl.sum(mine[m] * f, axis=1)
+                    c = tl.sum(row_values[m] * f, axis=1)
                 elif FLIP:
                     c = tl.load(R + col * TERMS + BASE + m, mask=on, other=0.0).to(DTYPE)
                 else:
-                    c = mine[m]
+                    c = row_values[m]
                 value += c * _value(v, one, m, KIND, TABLE, SHARP, D)
                 new = ()
                 for d in tl.static_range(D):

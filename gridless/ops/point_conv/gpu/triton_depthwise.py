@@ -47,19 +47,19 @@ def depthwise_kernel(
             channel = start + j * L + tl.arange(0, L)
             inside = channel < C
             at = row.to(tl.int64)[:, None] * C + channel[None, :]
-            there = live[:, None] & inside[None, :]
+            valid = live[:, None] & inside[None, :]
             if NEED_OUT:
                 out = tl.zeros([T, L], DTYPE)
                 # Loaded once for each row: lanes then have what they need, without an exchange between them.
                 here = THETA + BASE * C + channel[None, :] + tl.zeros([T, 1], tl.int32)
                 for m in tl.static_range(M):
-                    out += acc[m * J + j] * tl.load(here + m * C, mask=there).to(DTYPE)
+                    out += acc[m * J + j] * tl.load(here + m * C, mask=valid).to(DTYPE)
                 out = out * inverse[:, None]
                 if BASE > 0:
-                    out += tl.load(OUT + at, mask=there, other=0.0)
+                    out += tl.load(OUT + at, mask=valid, other=0.0)
                 elif HAS_BIAS:
                     out += tl.load(OTHER + channel, mask=inside, other=0.0).to(DTYPE)[None, :]
-                tl.store(OUT + at, out, mask=there)
+                tl.store(OUT + at, out, mask=valid)
             if NEED_W:
                 f = tl.load(OTHER + at, mask=seen[:, None] & inside[None, :], other=0.0).to(DTYPE)
                 for m in tl.static_range(M):

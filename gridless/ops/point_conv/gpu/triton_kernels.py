@@ -233,9 +233,9 @@ def gather_kernel(
     for j in tl.static_range(J):
         channel = start + j * L + tl.arange(0, L)
         at = (row - first).to(tl.int64)[:, None] * (TERMS * C) + channel[None, :]
-        there = live[:, None] & (channel < C)[None, :]
+        valid = live[:, None] & (channel < C)[None, :]
         for m in tl.static_range(M):
-            tl.store(OUT + at + (BASE + m) * C, acc[m * J + j] * inverse[:, None], mask=there)
+            tl.store(OUT + at + (BASE + m) * C, acc[m * J + j] * inverse[:, None], mask=valid)
 
 
 @triton.jit(do_not_specialize=["last"])
@@ -364,8 +364,8 @@ def fused_backward_kernel(
             False,
         )  # fmt: skip
         at = row.to(tl.int64)[:, None] * Q + q[None, :]
-        there = live[:, None] & (q[None, :] < Q)
-        f = tl.trans(tl.load(F + at, mask=there, other=0.0))
+        valid = live[:, None] & (q[None, :] < Q)
+        f = tl.trans(tl.load(F + at, mask=valid, other=0.0))
         new = ()
         for i in tl.static_range(M * J):
             new = new + (tl.dot(f, acc[i].to(f.dtype), share[i], input_precision=PRECISION),)
@@ -379,7 +379,7 @@ def fused_backward_kernel(
                     theta = tl.load(THETA + m * Q * P + q[:, None] * P + p[None, :], mask=inside, other=0.0)
                     sums = acc[m * J + j].to(theta.dtype)
                     d_f = tl.dot(sums, tl.trans(theta), d_f, input_precision=PRECISION)
-            tl.store(D_F + at, d_f, mask=there)
+            tl.store(D_F + at, d_f, mask=valid)
     for j in tl.static_range(J):
         p = j * L + tl.arange(0, L)
         inside = (q[:, None] < Q) & (p[None, :] < P)
