@@ -303,13 +303,13 @@ def layers(options: Any, results: Results) -> None:
         for precision in PRECISIONS:
             for channels in options.channels:
                 name = f"{side * 100:g} cm, {channels}, {precision}"
-                if results.has("layers", name) or results.late():
+                if results.has("rows", name) or results.late():
                     continue
                 given = precision, channels, spconv, rate, options.repeats
                 # Memory follows from the number of voxels: three scans say it.
                 found = [cell(at, *given, memory=n < 3) for n, at in enumerate(sites)]
                 rows[name] = over_scans(found) | {"scans": len(found)}
-                results.put("layers", rows[name], name)
+                results.put("rows", rows[name], name)
                 show(name, rows[name])
     for what in ("forward", "both", "anew", "MiB", "indices") if spconv is not None else ():
         ratios = [row[f"{what} ratio"] for row in rows.values()] or [0.0]
@@ -772,7 +772,9 @@ class Results:
     def __init__(self, path: str, seconds: float) -> None:
         self.path, self.end = Path(path), time.monotonic() + seconds
         known = json.loads(self.path.read_text()) if self.path.exists() else {}
-        self.values: dict[str, Any] = {} if "rows" in known else known
+        # Files of one scan were written before rows said how many there were.
+        is_old = any("scans" not in row for row in known.get("rows", {}).values())
+        self.values: dict[str, Any] = {} if is_old else known
         self.values["machine"] = machine()
 
     def has(self, part: str, name: str) -> bool:
