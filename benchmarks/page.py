@@ -269,8 +269,10 @@ def taps(r: dict[str, Any]) -> Made:
                 )
         for key, words in (("forward", "forward"), ("both", "with gradients")):
             rows.append([f"{name}, {words}, as a CUDA graph", "ms", row[f"ours captured {key}"], "", ""])
+    scans = max(row.get("scans", 1) for row in r["taps"]["rows"].values())
+    where = "scan 0 of SemanticKITTI's sequence 00" if scans == 1 else f"{scans} scans of SemanticKITTI (medians)"
     words = (
-        "`TapConv` beside spconv 2.3.8's `SubMConv3d`, 27 taps, on scan 0 of SemanticKITTI's sequence 00, voxels of 5 "
+        f"`TapConv` beside spconv 2.3.8's `SubMConv3d`, 27 taps, on {where}, voxels of 5 "
         "or 10 cm, 32 to 256 channels. Eager, indices kept unless said. Both sides have the named precision: TF32 by "
         "`SPCONV_ALLOW_TF32`. IEEE float32 of ours is three products of TF32, with an error under 7e-7."
     )
