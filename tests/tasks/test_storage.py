@@ -142,7 +142,7 @@ def test_a_pack_that_the_user_made_is_data(tmp_path: Path):
 
 def test_a_folder_where_nothing_can_be_written_is_named(recordings: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError, match="packs|file"):
+    with pytest.raises(NotADirectoryError, match=r"packs|file"):
         loaded(load_recipe("own-recordings"), recordings, "disk", folder=tmp_path / "file" / "packs")
     with pytest.raises(ValueError, match="'tape'"):
         Storage("tape")
