@@ -496,11 +496,11 @@ TABLES: dict[Any, dict[str, tuple[str, ...]]] = {
 
 CARDS = """# Shipped weights
 
-One card for each of the weights that come with the package. `gl.load(NAME)` loads them. The recipe is in the JSON file beside
-the weights, the training log in the CSV file. Cards are made by `python benchmarks/page.py`.
+One card for each of the weights that come with the package. `gl.load(NAME)` loads them. The recipe is in the JSON file
+beside the weights, the training log in the CSV file. Cards are made by `python benchmarks/page.py`.
 
-*Official test* is the official test split, which was not available during development. *Held out* is the same recipe on training
-examples that it did not see; the shipped weights may have seen them.
+*Official test* is the official test split, which was not available during development. *Held out* is the same recipe on
+training examples that it did not see; the shipped weights may have seen them.
 """
 # name in a recipe -> (title, terms)
 DATA = {
