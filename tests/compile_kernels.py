@@ -21,6 +21,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,6 +86,18 @@ class _Device:
         return 0
 
 
+class _AtOnce(Executor):
+    """Runs what is submitted before `submit` returns."""
+
+    def __init__(self, *_: Any) -> None:
+        """Takes the arguments of other executors."""
+
+    def submit(self, work: Callable, /, *arguments: Any, **options: Any) -> Future:
+        future: Future = Future()
+        future.set_result(work(*arguments, **options))
+        return future
+
+
 # What the host reads back from a kernel before it launches the next.
 
 
@@ -134,16 +147,20 @@ READ_BACK: dict[str, Callable[..., None]] = {
 
 
 @contextmanager
-def noted() -> Iterator[dict[tuple, Launch]]:
-    """Launches inside the block are noted, one of each kind, and read-backs find plausible numbers."""
+def noted(ahead: dict[tuple, Launch] | None = None) -> Iterator[dict[tuple, Launch]]:
+    """Launches inside the block are noted, one of each kind, and read-backs find plausible numbers.
+
+    With `ahead` kernels also compile ahead, at once, which is noted there.
+    """
     launches: dict[tuple, Launch] = {}
 
     def note(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         launch = Launch(self, tuple(map(_small, arguments)), {k: _small(v) for k, v in options.items()})
         binder = self.device_caches[GLUON][-1]
         _, specialization, rest = binder(*arguments, **options)
-        launches.setdefault((launch.name, str(specialization), str(rest)), launch)
-        if launch.name in READ_BACK:
+        begun = ahead if warmup and ahead is not None else launches
+        begun.setdefault((launch.name, str(specialization), str(rest)), launch)
+        if launch.name in READ_BACK and not warmup:
             READ_BACK[launch.name](*arguments)
 
     def product(*factors: Tensor, out: Tensor | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
@@ -158,7 +175,8 @@ def noted() -> Iterator[dict[tuple, Launch]]:
     with ExitStack() as patches:
         for owner, name, value in (
             (JITFunction, "run", note),
-            (launching, "TOGETHER", False),
+            (launching, "TOGETHER", ahead is not None),
+            (launching, "ThreadPoolExecutor", _AtOnce),
             (backends, "interpreting", lambda: True),  # CPU tensors are taken
             (torch.version, "cuda", "12.8"),
             (torch, "mm", product),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import reduce
@@ -160,6 +160,26 @@ def compiling_ahead() -> Iterator[None]:
     finally:
         _compiling.pool.shutdown(wait=False)
         _compiling.pool = None
+
+
+def is_compiling_ahead() -> bool:
+    """True inside `compiling_ahead`, where nothing is launched: what kernels write must not be read."""
+    return _compiling.pool is not None
+
+
+_begun: set[tuple] = set()
+
+
+def compile_once(key: tuple, begin: Callable[[], None]) -> None:
+    """Calls `begin` inside `compiling_ahead` at the first call with this key, unless a graph is captured.
+
+    Best effort: if it fails, the real launch reports the error.
+    """
+    if key in _begun or not TOGETHER or is_compiling_ahead() or torch.cuda.is_current_stream_capturing():
+        return
+    _begun.add(key)
+    with suppress(Exception), compiling_ahead():
+        begin()
 
 
 def cdiv(a: int, b: int) -> int:

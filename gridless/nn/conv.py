@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
+from gridless.kernels.launch import compile_once
 from gridless.nn.basis import Basis, Monomials
 from gridless.ops.point_conv import FALLOFFS, ORDERS, compile_ahead, featureless_conv, point_conv
 from gridless.plan import Name
@@ -43,11 +43,11 @@ class Convolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(self.basis.size, *channels, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(channels[-1], device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
-        _LAYERS[edges.plan].add(self)
+        LAYERS[edges.plan].add(self)
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        _LAYERS[self.edges.plan].add(self)
+        LAYERS[self.edges.plan].add(self)
 
     def _fans(self) -> tuple[int, int]:
         """Fan-in and fan-out of the weight, for its initialisation."""
@@ -59,15 +59,18 @@ class Convolution(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
-    def compile_ahead(self, geometry: Geometry) -> None:
-        """Tells what this layer will launch, see `gridless.ops.point_conv.compile_ahead`."""
+    def compile_ahead(self, geometry: Geometry, needs_features: bool = True) -> None:
+        """Tells what this layer will launch, see `gridless.ops.point_conv.compile_ahead`.
+
+        `needs_features`: whether its features get a gradient.
+        """
 
     def _geometry(self, geometry: Geometry) -> tuple:
         expect_geometry(geometry)
         edges = self.edges
         source, target = geometry[edges.source].coords, geometry[edges.target].coords
         if source.is_cuda and not torch.compiler.is_compiling():
-            _compile_once(edges.plan, geometry, source.device)
+            compile_layers_once(edges.plan, geometry, self.weight)
         return geometry[edges], source, target, self.radius, self.basis, self.falloff, self.normalise
 
     def _values_repr(self) -> str:
@@ -111,8 +114,10 @@ class PointConv(Convolution):
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         return point_conv(features, self.weight, self.bias, *self._geometry(geometry), order=self.order)
 
-    def compile_ahead(self, geometry: Geometry) -> None:
-        compile_ahead(self.weight, self.bias, *self._geometry(geometry), order=self.order)
+    def compile_ahead(self, geometry: Geometry, needs_features: bool = True) -> None:
+        compile_ahead(
+            self.weight, self.bias, *self._geometry(geometry), order=self.order, needs_features=needs_features
+        )
 
     def extra_repr(self) -> str:
         return f"{self.edges}, {self.in_channels}, {self.out_channels}, {self._values_repr()}"
@@ -146,8 +151,8 @@ class DepthwiseConv(Convolution):
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         return point_conv(features, self.weight, self.bias, *self._geometry(geometry))
 
-    def compile_ahead(self, geometry: Geometry) -> None:
-        compile_ahead(self.weight, self.bias, *self._geometry(geometry))
+    def compile_ahead(self, geometry: Geometry, needs_features: bool = True) -> None:
+        compile_ahead(self.weight, self.bias, *self._geometry(geometry), needs_features=needs_features)
 
     def extra_repr(self) -> str:
         return f"{self.edges}, {self.channels}, {self._values_repr()}"
@@ -185,27 +190,25 @@ class FeaturelessConv(Convolution):
         return f"{self.edges}, {self.out_channels}, {self._values_repr()}"
 
 
-# The layers of each plan, and what was compiled for them: the first that runs on a GPU knows the sizes of all.
-_LAYERS: defaultdict[str, WeakSet[Convolution]] = defaultdict(WeakSet)
-_compiled: set[tuple] = set()
+# The layers of each plan: the first that runs on a GPU knows the sizes of all.
+LAYERS: defaultdict[str, WeakSet[Any]] = defaultdict(WeakSet)
 
 
-def _compile_once(plan: str, geometry: Geometry, device: torch.device) -> None:
-    """The kernels of all layers of a plan begin to compile together, when the first of them runs."""
-    key = plan, device, torch.is_grad_enabled(), torch.is_autocast_enabled(device.type)
-    if key not in _compiled:
-        _compiled.add(key)
-        # A guess that fails costs time alone: whatever is wrong is said by the launch itself.
-        with suppress(Exception):
-            _compile_layers(plan, geometry, device)
+def compile_layers_once(plan: str, geometry: Geometry, weight: Tensor, *settings: Any, fixed: Any = None) -> None:
+    """The kernels of all layers of a plan begin to compile together, when the first of them runs.
+
+    `weight` is that of the first, and `settings` what else decides its kernels. Features of the layer `fixed` get no
+    gradient.
+    """
+    device = weight.device
+    autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+    key = plan, device, weight.dtype, torch.is_grad_enabled(), autocast, *settings
+    compile_once(key, lambda: compile_layers(plan, geometry, device, fixed))
 
 
-def _compile_layers(plan: str, geometry: Geometry, device: torch.device) -> None:
-    from gridless.kernels.launch import compiling_ahead
-
-    layers = [layer for layer in _LAYERS[plan] if layer.edges in geometry and layer.weight.device == device]
-    # In the order in which they run, nearly: that of the lines of the plan.
+def compile_layers(plan: str, geometry: Geometry, device: torch.device, fixed: Any = None) -> None:
+    """Inside `compiling_ahead`: tells what the layers of a plan will launch, nearly in the order of its lines."""
+    layers = [layer for layer in LAYERS[plan] if layer.edges in geometry and layer.weight.device == device]
     layers.sort(key=lambda layer: list(geometry).index(layer.edges))
-    with compiling_ahead():
-        for layer in layers:
-            layer.compile_ahead(geometry)
+    for layer in layers:
+        layer.compile_ahead(geometry, layer is not fixed)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gridless.ops.tap_conv import tap_conv
+from gridless.nn.conv import LAYERS, compile_layers_once
+from gridless.ops.tap_conv import compile_ahead, tap_conv
 from gridless.plan import Name
 from gridless.structures import Geometry, expect_geometry
 
@@ -32,6 +33,11 @@ class TapConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
+        LAYERS[edges.plan].add(self)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        LAYERS[self.edges.plan].add(self)
 
     def reset_parameters(self) -> None:
         bound = (6 / (self.edges.num_taps * (self.in_channels + self.out_channels))) ** 0.5
@@ -41,7 +47,16 @@ class TapConv(nn.Module):
 
     def forward(self, features: Tensor, geometry: Geometry) -> Tensor:
         expect_geometry(geometry)
+        if features.is_cuda and not torch.compiler.is_compiling():
+            precision = torch.backends.cuda.matmul.fp32_precision
+            fixed = None if features.requires_grad else self
+            compile_layers_once(self.edges.plan, geometry, self.weight, precision, fixed=fixed)
         return tap_conv(features, self.weight, self.bias, geometry[self.edges])
+
+    def compile_ahead(self, geometry: Geometry, needs_features: bool = True) -> None:
+        """Tells what this layer will launch, see `gridless.ops.tap_conv.compile_ahead`."""
+        needs = needs_features, self.weight.requires_grad
+        compile_ahead(self.weight, self.bias is not None, geometry[self.edges].symmetric, needs)
 
     def extra_repr(self) -> str:
         return f"{self.edges}, {self.in_channels}, {self.out_channels}, bias={self.bias is not None}"

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 import gridless as gl
 from gridless.kernels import launch as launching
-from gridless.kernels.launch import Launch, Launcher, cdiv, compiling_ahead, power_of_two
+from gridless.kernels.launch import Launch, Launcher, cdiv, compile_once, compiling_ahead, power_of_two
 from gridless.nn import conv
 
 
@@ -149,6 +149,37 @@ def test_a_python_that_cannot_parse_in_threads_compiles_at_the_launch(monkeypatc
     assert len(kernel.through_triton) == 1
 
 
+@pytest.fixture
+def begun(monkeypatch):
+    """Keys that were begun: those of the test alone."""
+    monkeypatch.setattr(launching, "TOGETHER", True)
+    monkeypatch.setattr(launching, "_begun", set())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return launching._begun
+
+
+def test_what_compiles_once_begins_once_for_each_key_and_may_fail(begun):
+    calls = []
+
+    def begin() -> None:
+        calls.append(launching.is_compiling_ahead())
+        compile_once(("inside",), begin)
+        raise ValueError("a guess that fails")
+
+    for key in ("a", "a", "b"):
+        compile_once((key,), begin)
+    assert calls == [True, True]
+    assert not launching.is_compiling_ahead()
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_nothing_begins_under_capture_or_in_a_python_that_cannot(begun, monkeypatch, together):
+    monkeypatch.setattr(launching, "TOGETHER", together)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: together)
+    compile_once(("a",), lambda: pytest.fail("begun"))
+    assert not begun
+
+
 def test_the_first_layer_of_a_plan_knows_what_all_of_them_launch(monkeypatch):
     plan = gl.Plan()
     cloud = plan.points()
@@ -171,7 +202,8 @@ def test_the_first_layer_of_a_plan_knows_what_all_of_them_launch(monkeypatch):
     monkeypatch.setattr(Launch, "__call__", note)
     monkeypatch.setattr(gl.backends, "interpreting", lambda: True)  # CPU tensors are taken
     with gl.use_backend("gpu"):
-        conv._compile_layers(near.plan, geometry, torch.device("cpu"))
+        with compiling_ahead():
+            conv.compile_layers(near.plan, geometry, torch.device("cpu"))
         features = stem(geometry)
         wide(alone(same(features, geometry), geometry), geometry).sum().backward()
     # The first layer has its own kernel, and compiles it meanwhile.

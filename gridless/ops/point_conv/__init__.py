@@ -138,6 +138,7 @@ def compile_ahead(
     falloff: str | None = "linear",
     normalise: bool = True,
     order: str | None = None,
+    needs_features: bool = True,
 ) -> None:
     """Inside `compiling_ahead`: what `point_conv` will launch on the GPU, and its gradients where they are on."""
     function = _check(edges, source_coords, target_coords, radius, basis, falloff, normalise)
@@ -159,7 +160,7 @@ def compile_ahead(
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
         out, inverse = gpu.conv(features, like, added, near, _transforms_first(order, weight.shape, near))
         if backward:
-            gpu.conv_backward(out, features, like, inverse, near, True, True, bias is not None)
+            gpu.conv_backward(out, features, like, inverse, near, needs_features, True, bias is not None)
 
 
 def cheaper_order(num_edges: int, num_source: int, num_target: int, in_channels: int, out_channels: int) -> str:

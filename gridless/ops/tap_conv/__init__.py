@@ -43,6 +43,33 @@ def tap_conv(features: Tensor, weight: Tensor, bias: Tensor | None, edges: TapEd
     return registered.conv(features, weight, bias, edges, backend)
 
 
+def compile_ahead(weight: Tensor, has_bias: bool, symmetric: bool, needs: tuple[bool, bool]) -> None:
+    """Inside `compiling_ahead`: begins to compile what `tap_conv` will launch on the GPU. Sizes of edges do not count.
+
+    weight           (T, Q, P): only its type, shape and device are read
+    has_bias         whether there is a bias
+    symmetric        that of the edges
+    needs            whether features and weight get gradients, where gradients are on
+    """
+    device, dtype = weight.device, weight.dtype
+    if backends.backend_for(device) != "gpu":
+        return
+    gpu: registered.Backend = backends.module_of(__name__, "gpu", device)
+    if torch.is_autocast_enabled(device.type) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device.type)
+    # One number serves all places.
+    like = torch.empty((), dtype=dtype, device=device).expand(weight.shape)
+    # One target without sources. Nothing counts the pairs.
+    table = torch.full((1, len(like)), -1, dtype=torch.int32, device=device)
+    edges = TapEdges.made(table=table, num_source=1, symmetric=symmetric)
+    edges.cached("number of pairs", lambda: 0)
+    backward = torch.is_grad_enabled()
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        out = gpu.conv(like[0, :, :1].t(), like, like[0, 0] if has_bias else None, edges)
+        if backward and any(needs):
+            gpu.conv_backward(out, like[0, :, :1].t(), like, edges, *needs, False)
+
+
 def _autocast(
     device: str, features: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:

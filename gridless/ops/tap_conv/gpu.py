@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gridless.kernels.launch import INT32, Launcher, cdiv, power_of_two
+from gridless.kernels.launch import INT32, Launcher, cdiv, is_compiling_ahead, power_of_two
 from gridless.structures.tap_edges import Pairs, TapEdges
 
 # Taps of a group at most: their set is a key of 64 bits.
@@ -191,7 +191,7 @@ def _make_tiles(edges: TapEdges, block: int, groups: int) -> tuple[Group, ...]:
     grid = (tiles, groups, 1)
     _COUNT(grid, (ordered, counts), (rows,), (groups, share, block), 2)
     ends = counts.cumsum(1)
-    if table.is_cuda and torch.cuda.is_current_stream_capturing():
+    if is_compiling_ahead() or (table.is_cuda and torch.cuda.is_current_stream_capturing()):
         entries = tiles * taps
     else:
         entries, pairs = ends[:, -1].tolist()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gridless.compat.spconv.core import ConvAlgo
 from gridless.compat.spconv.pytorch import ops
 from gridless.compat.spconv.pytorch.core import IndiceData, SparseConvTensor, by_axes, expand_nd
-from gridless.compat.spconv.pytorch.functional import convolve
+from gridless.compat.spconv.pytorch.functional import LAYERS, convolve
 from gridless.compat.spconv.pytorch.modules import SparseConvolutionBase
 
 # One number for all axes, or one for each.
@@ -92,6 +92,11 @@ class SparseConvolution(SparseConvolutionBase):
         if bias:
             self.bias = nn.Parameter(torch.empty(out_channels, device=device, dtype=dtype))
         self.reset_parameters()
+        LAYERS.add(self)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        LAYERS.add(self)
 
     def reset_parameters(self) -> None:
         """Draws weight and bias from -b to b, b = 1 / sqrt(C_in taps), as torch's convolutions do."""
@@ -124,7 +129,7 @@ class SparseConvolution(SparseConvolutionBase):
         taps, sites, shape = data.taps, data.out_indices, data.out_spatial_shape
         if self.inverse:
             taps, sites, shape = taps.transpose(), data.indices, data.spatial_shape
-        out = x.replace_feature(convolve(x.features, self.weight, self.bias, taps))
+        out = x.replace_feature(convolve(x.features, self.weight, self.bias, taps, self))
         out.indices, out.spatial_shape, out.indice_dict = sites, list(shape), dict(x.indice_dict)
         if is_new and self.indice_key is not None:
             out.indice_dict[self.indice_key] = data
