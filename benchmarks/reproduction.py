@@ -313,7 +313,8 @@ def orders(r: Results) -> str:
     columns = ["layer", "order", "multiply-adds, millions", "ours, ms", "ours, MiB", "sparse products, ms", "MiB"]
     rows = [[row["layer"], row["order"] + (", chosen" if row["cheaper"] else ""), row["multiply_adds"] / 1e6, row["ms"],
              row["mib"], row["torch_ms"], row["torch_mib"]] for row in r["orders"]["rows"]]  # fmt: skip
-    return f"## Table 1\n\nForward pass. *Chosen*: the order that the layer takes. MiB: memory beyond inputs and result.\n\n{table(columns, rows)}"
+    words = "Forward pass. *Chosen*: the order that the layer takes. MiB: memory beyond inputs and result."
+    return f"## Table 1\n\n{words}\n\n{table(columns, rows)}"
 
 
 def operator(r: Results) -> str:
@@ -400,8 +401,8 @@ def ablations() -> str:
         keys = ("samples", "neighbours", "neighbours_cv", "points_without_a_sample")
         rows = [[row["data"], row["sampler"], *(row[key] for key in keys)] for row in r["edge_counts"]["rows"]]
         columns = ["", "sampler", "samples", "neighbours", "coefficient of variation", "points without a sample"]
-        words = "`python benchmarks/edge_counts.py`. Every sampler keeps the same number of samples. Neighbours are samples\n"
-        words += "within twice the radius. A lower coefficient of variation means more even neighbourhoods."
+        words = "`python benchmarks/edge_counts.py`. Every sampler keeps the same number of samples. Neighbours are\n"
+        words += "samples within twice the radius. A lower coefficient of variation means more even neighbourhoods."
         parts.append(f"## Evenness of samples\n\n{words}\n\n{table(columns, rows)}")
         parts.append("![Neighbours of a sample](images/edge_counts.png)\n")
     parts.append("Next: [Reproduction](reproduction.md), or [Making it fast](tutorials/fast.md).\n")
