@@ -66,7 +66,7 @@
     const uniform = (name) => gl.getUniformLocation(program, name);
     const [turn, scale, size] = ["turn", "scale", "size"].map(uniform), pixel = new Uint8Array(4);
     // Points get smaller where there are many.
-    const fine = Math.max(0.35, Math.min(1, Math.sqrt(60000 / count)));
+    const fine = (shown) => Math.max(0.35, Math.min(1, Math.sqrt(60000 / shown)));
     let part = count;
     return (look, w, h, ratio, moving) => {
       const before = performance.now();
@@ -74,8 +74,8 @@
       gl.clear(gl.COLOR_BUFFER_BIT | gl.DEPTH_BUFFER_BIT);
       gl.uniform4f(turn, Math.cos(look.turn), Math.sin(look.turn), Math.cos(look.tilt), Math.sin(look.tilt));
       gl.uniform2f(scale, 2 * look.scale / w, 2 * look.scale / h);
-      gl.uniform1f(size, 0.7 * ratio * fine * Math.sqrt(look.zoom));
       const shown = moving ? part : count;
+      gl.uniform1f(size, 0.7 * ratio * fine(shown) * Math.sqrt(look.zoom));
       gl.drawArrays(gl.POINTS, 0, shown);
       if (!moving) return;
       // Reading a pixel waits until all is drawn.
@@ -157,7 +157,12 @@
       // All points are drawn once the cloud is at rest.
       if (fast && quick) rest = setTimeout(() => draw(), 150);
     };
-    const spin = () => { if (moving) { if (seen) { look.turn += 0.004; draw(true); } requestAnimationFrame(spin); } };
+    const spin = () => {
+      // Where not all points are drawn in time, the cloud rests, and shows them all.
+      if (!moving || Number(canvas.dataset.drawn) < count) return;
+      if (seen) { look.turn += 0.004; draw(true); }
+      requestAnimationFrame(spin);
+    };
     const zoom = (factor) => { look.zoom = Math.max(0.05, Math.min(200, look.zoom * factor)); draw(true); };
     const fingers = new Map();
     canvas.addEventListener("pointerdown", (e) => { moving = false; fingers.set(e.pointerId, e); canvas.setPointerCapture(e.pointerId); });
