@@ -8,7 +8,7 @@ from html import escape
 from statistics import median
 
 # Pixels: the height of a lane, the widths of names, of the axis and of the number behind it.
-LANE, NAMES, AXIS, NUMBERS = 24, 350, 430, 110
+LANE, NAMES, AXIS, NUMBERS = 24, 400, 400, 130
 TOP, BOTTOM = 34, 30
 TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
 OURS, THEIRS, INK, SOFT, LINE = "#3178c6", "#d1382c", "#1c2430", "#4d5866", "#d9dee5"

@@ -266,7 +266,7 @@ def _points(page: Page, shapes: Trained) -> None:
               Legend([entry("sample", RED), entry("a few neighbourhoods", ORANGE), entry("other points", BLUE)])),
         image(figure, f"{kept} of {total} points, taken at random and by rejection: no two samples are neighbours, and "
               "no point is left without one.",
-              Legend([entry("point", BLUE), entry("sample and its ball", RED), entry("point outside all", (0, 0, 0))])),
+              Legend([entry("point", BLUE), entry("sample and its ball", RED), entry("in no ball", (0, 0, 0))])),
     )  # fmt: skip
     page.row(
         image(_curve(shapes), "Accuracy by epoch."),

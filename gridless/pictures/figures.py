@@ -88,7 +88,9 @@ def image(pixels: np.ndarray, title: str = "") -> Any:
 
 def sampling(points: np.ndarray, samples: dict[str, np.ndarray], radius: float) -> Any:
     """The paper's picture of sampling: a 2-D cloud, samples in red, and their balls; points outside all are marked."""
-    figure = _figure(5 * len(samples), 5)
+    figure = _figure(5 * len(samples), 5.5)
+    # Where axes are off, the layout leaves no room for titles.
+    figure.get_layout_engine().set(rect=(0, 0, 1, 0.94))
     for at, (title, kept) in enumerate(samples.items()):
         axes = figure.add_subplot(1, len(samples), at + 1)
         chosen = points[kept]
