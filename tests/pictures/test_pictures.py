@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from browser import CHROMIUM
+from browser import CHROMIUM, Browser
 
 import gridless as gl
 from gridless.pictures import Picture, show
@@ -148,6 +148,27 @@ def test_a_view_fits_most_points_and_not_the_outliers(tmp_path):
     # A cloud without outliers is shown whole, flat ones as well.
     for whole in (torch.rand(1000, 3), torch.rand(1000, 2), torch.rand(1000, 3) * torch.tensor([1.0, 1.0, 0.0])):
         assert np.abs(scaled(show(whole).points()[0])).max() <= 1 + 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_a_browser_draws_many_points_by_webgl(tmp_path):
+    path = show(torch.rand(100_000, 3), max_points=100_000).save(tmp_path / "many.html")
+    software = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
+    with Browser(path.as_uri(), tmp_path / "browser", *software) as page:
+        page.wait("document.readyState == 'complete' && document.querySelector('canvas').dataset.by")
+        kind = page.value("document.querySelector('canvas').dataset.by")
+        assert page.value("document.querySelector('canvas').width") > 100
+        inked = """(() => {
+          const from = document.querySelector("canvas"), to = document.createElement("canvas");
+          [to.width, to.height] = [from.width, from.height];
+          const pen = to.getContext("2d");
+          pen.drawImage(from, 0, 0);
+          return pen.getImageData(0, 0, to.width, to.height).data.filter((v, i) => i % 4 == 3 && v).length;
+        })()"""
+        assert page.wait(inked) > 1000
+        assert not page.complaints
+    assert kind == "webgl"
 
 
 def test_nothing_and_points_that_are_not_finite_are_mentioned(tmp_path):
