@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from gridless.pictures.colours import row_colours, row_legend
-from gridless.pictures.drawing import MARK, MOST, SUFFIXES, UP, VIEWS, Diagram, Picture, Triangles
+from gridless.pictures.drawing import MARK, UP, VIEWS, Diagram, Picture, Triangles  # noqa: F401
 from gridless.pictures.reading import read
 from gridless.plan import Plan
 from gridless.structures import Cloud, Edges, Events
 
-__all__ = ["MARK", "MOST", "SUFFIXES", "UP", "VIEWS", "Diagram", "Picture", "Triangles", "read", "show"]
+__all__ = ["Diagram", "Picture", "show"]
 
 VIEWERS = ("page", "rerun")
 
