@@ -17,16 +17,18 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+import charts  # noqa: E402
 import reproduction  # noqa: E402
 
-# Results that other pages tell of.
+# Results that are on other pages.
 ELSEWHERE = {"official"}
 
 HEAD = """# Benchmarks
 
-Made by `python benchmarks/page.py` from `benchmarks/results/*.json`; nothing here is typed by hand. Each script checks
-its results before it times anything; peers are of the same run. *Ratio* is the best peer's time over ours, or our rate
-over the best peer's: above 1 we are faster. What was predicted, what happened, and why, is in `benchmarks/NOTES.md`.
+`python benchmarks/page.py` makes this page from `benchmarks/results/*.json`; nothing here is typed by hand. Each script
+checks its results before it times anything; peers were measured in the same run. *Ratio* is the best peer's time over
+ours, or our rate over the best peer's: above 1 we are faster. What was predicted, what happened, and why, is in
+`benchmarks/NOTES.md`.
 Shipped weights have [cards](models.md).
 
 Figures from the two-core machine were taken while other work ran on it, most of them as the CPU time of the process:
@@ -556,18 +558,86 @@ def cards() -> str:
     return "\n".join([CARDS, *(card(name, about) for name, about in found.items())])
 
 
-def benchmarks() -> str:
+# A chart with more lanes than this has a lane for each kind of row.
+LANES = 16
+
+
+def compared(columns: list[str], rows: list[list[Any]]) -> list[tuple[str, float]]:
+    """Names and ratios of the rows that have a peer."""
+    if columns != COLUMNS:
+        return []
+    return [(str(row[0]), row[4]) for row in rows if isinstance(row[4], float) and math.isfinite(row[4])]
+
+
+def lanes(found: list[tuple[str, float]]) -> list[charts.Lane]:
+    """A lane for each row, or, of many, for each kind: what stands behind the last comma of a name."""
+    if len(found) <= LANES:
+        return [(name, [ratio]) for name, ratio in found]
+    kinds: dict[str, list[float]] = {}
+    for name, ratio in found:
+        first, _, kind = name.rpartition(", ")
+        if kind in ("peak memory", "geometry made anew", "indices made anew", "eager", "captured", "ahead"):
+            kind = f"{first.rpartition(', ')[2]}, {kind}"
+        kinds.setdefault(kind, []).append(ratio)
+    return list(kinds.items())
+
+
+def slug(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def tables() -> tuple[list[tuple[Any, Made]], dict[str, str]]:
+    """Every table with its scripts, and the charts: name of a file to SVG."""
     files = {path.stem: path for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))}
     results = {name: json.loads(path.read_text()) for name, path in files.items()}
-    parts, said = [HEAD], set()
-    for make, scripts in TABLES.items():
-        title, words, columns, rows = make(results)
-        made = " and ".join(f"`benchmarks/{script}.py`" for script in scripts)
-        parts.append(f"## {title}\n\nBy {made}. {words}\n\n{table(columns, rows)}")
-        said.update(*scripts.values())
-    if left := sorted(files.keys() - said - ELSEWHERE):
-        raise ValueError(f"no table tells of {left}: write one, and name it in TABLES")
+    made = [(scripts, make(results)) for make, scripts in TABLES.items()]
+    named = {name for scripts, _ in made for group in scripts.values() for name in group}
+    if left := sorted(files.keys() - named - ELSEWHERE):
+        raise ValueError(f"no table shows {left}: write one, and name it in TABLES")
+    with_peers = {title: compared(columns, rows) for _, (title, _, columns, rows) in made}
+    with_peers = {title: found for title, found in with_peers.items() if found}
+    overview = [(title, [ratio for _, ratio in found]) for title, found in with_peers.items()]
+    svg = {"overview.svg": charts.ratios(overview, "All comparisons, by table")}
+    svg |= {f"{slug(title)}.svg": charts.ratios(lanes(found), title) for title, found in with_peers.items()}
+    return made, svg
+
+
+def benchmarks() -> str:
+    made, svg = tables()
+    parts = [HEAD, CHARTS]
+    for _, (title, *_) in made:
+        if f"{slug(title)}.svg" in svg:
+            parts.append(f"**{title}**\n\n![{title}: ratios]({IMAGES}/{slug(title)}.svg)\n")
+    parts.append("## Tables\n")
+    for scripts, (title, words, columns, rows) in made:
+        by = " and ".join(f"`benchmarks/{script}.py`" for script in scripts)
+        parts.append(f"### {title}\n\nBy {by}. {words}\n\n{table(columns, rows)}")
     return "\n".join(parts)
+
+
+# Where charts are, as pages link them.
+IMAGES = "images/benchmarks"
+CHARTS = f"""## Ratios
+
+Every comparison of the tables below, ours beside the best peer of the same run. Right of 1, in blue, gridless is
+better; left of it, in red, the peer. A dot is one row of a table, the black line their median.
+
+![All comparisons]({IMAGES}/overview.svg)
+"""
+
+
+def write_charts() -> None:
+    """Write the charts that changed: a server that watches the files does not build for ever."""
+    folder = DOCS / IMAGES
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in tables()[1].items():
+        if not (folder / name).is_file() or (folder / name).read_text() != text:
+            (folder / name).write_text(text)
+
+
+def on_pre_build(**_: Any) -> None:
+    """The hook of mkdocs: the charts are as new as the results."""
+    write_charts()
 
 
 PAGES = {"benchmarks.md": benchmarks, "models.md": cards, **reproduction.PAGES}
@@ -579,5 +649,6 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 if __name__ == "__main__":
+    write_charts()
     for name, made in PAGES.items():
         (DOCS / name).write_text(made())

@@ -23,7 +23,7 @@ from gridless.cli.options import in_options
 from gridless.kernels.progress import shown
 from gridless.live.overload import Buffered, Overload
 from gridless.live.packets import Prediction
-from gridless.live.view import Kind, Page, Terminal
+from gridless.live.view import Kind, Page, Rerun, Terminal
 from gridless.structures import Events
 
 # Seconds that a recording waits for a browser to show it.
@@ -73,7 +73,7 @@ def stream(
     topic: Annotated[str | None, typer.Option(help="Of a recording of ROS, where several topics have events.")] = None,
     jump: Annotated[float, typer.Option(min=0, help="Seconds by which the times of a socket may jump.")] = 10.0,
     view: Annotated[
-        Kind | None, typer.Option(help="Show events, prediction, rate and lag meanwhile: on a local page, or here.")
+        Kind | None, typer.Option(help="Show events, prediction, rate and lag: on a local page, here, or in Rerun.")
     ] = None,
     view_port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any that is free.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No throughput and latency on standard error.")] = False,
@@ -105,10 +105,11 @@ def stream(
     raw = _source(source, fit, repairs, packet, realtime, options, engine)
     packets: Iterable[Any] = Buffered(raw, overload, lag=1e-3 * lag) if live else raw
     meter = Meter(quiet or view is Kind.terminal, lambda: _counts(packets, raw))
-    viewer: Page | Terminal | None = None
+    viewer: Page | Terminal | Rerun | None = None
     if view is not None:
         about = engine.sensor, names, meter
-        viewer = Page(*about, view_port) if view is Kind.page else Terminal(*about)
+        kinds = {Kind.page: Page, Kind.rerun: Rerun}
+        viewer = kinds[view](*about, view_port) if view in kinds else Terminal(*about)
         viewer.open(0.0 if live and not realtime else PATIENCE)
     # Where the terminal shows the view, lines would go through it.
     tell = _ignore if view is Kind.terminal and sys.stdout.isatty() else partial(_print, names)

@@ -1,4 +1,4 @@
-"""What `gridless stream --view` shows while it runs, on a local page or in the terminal.
+"""What `gridless stream --view` shows while it runs: on a local page, in the terminal, or in Rerun.
 
 The thread that runs the network only notes what came; another makes the pictures.
 """
@@ -40,6 +40,7 @@ def script(value: Any) -> str:
 class Kind(StrEnum):
     page = "page"
     terminal = "terminal"
+    rerun = "rerun"
 
 
 class View:
@@ -237,3 +238,49 @@ class Terminal(View):
         lines.append(f"{answer}\x1b[K")
         lines.append(f"{picture['seconds']:.2f} s, {picture['events']:,} events, {picture['rate']:,.0f}/s{lag}\x1b[K")
         return lines
+
+
+class Rerun(View):
+    """The same in the Rerun viewer, on the timeline `time`: `events`, `probability`, `rate` and `lag`.
+
+    Without a display the pictures are served to a viewer that is started elsewhere.
+
+    Args:
+        sensor: width and height.
+        names: of the classes.
+        meter: tells time and lag, as `gridless stream` measures them.
+        port: where the viewer listens, or where pictures are served; 0: Rerun's own, 9876.
+        recording: a `rerun.RecordingStream` to log to instead of a viewer.
+    """
+
+    def __init__(
+        self, sensor: tuple[int, int], names: list[str], meter: Any, port: int = 0, recording: Any = None
+    ) -> None:
+        from gridless.pictures.rerun_viewer import NAME, has_display, load_rerun, log_names
+
+        self._rerun = load_rerun()
+        self._recording = self._rerun.RecordingStream(f"{NAME} stream") if recording is None else recording
+        self.url = ""
+        if recording is None and has_display():
+            self._recording.spawn(port=port or 9876)
+        elif recording is None:
+            self.url = self._recording.serve_grpc(grpc_port=port or None)
+        super().__init__(sensor, names, meter)
+        log_names(self._recording, self.names)
+
+    def open(self, seconds: float) -> None:
+        if self.url:
+            print(f"view: rerun {self.url}", file=sys.stderr, flush=True)
+
+    def show(self, picture: dict[str, Any]) -> None:
+        self._recording.set_time("time", duration=picture["seconds"])
+        # OFF is dark, ON is bright, and grey is between them.
+        change = picture["on"].astype(np.int64) - picture["off"]
+        self._recording.log("events", self._rerun.Image((128 + 42 * change).clip(0, 255).astype(np.uint8)))
+        if picture["probabilities"]:
+            self._recording.log("probability", self._rerun.Scalars(picture["probabilities"]))
+        self._recording.log("rate", self._rerun.Scalars(picture["rate"]))
+        if picture["lag"] is not None:
+            self._recording.log("lag", self._rerun.Scalars(picture["lag"]))
+        if picture["ended"]:
+            self._recording.flush()
