@@ -283,12 +283,12 @@ def taps(r: dict[str, Any]) -> Made:
         )
     rows.append(["SparseUNet, first step from an empty cache", "s", r["taps"]["first"]["ours"]["first s"], "", ""])
     words = (
-        "`TapConv` beside spconv 2.3.8's `SubMConv3d`, 27 taps, voxels of 5 or 10 cm, 32 to 256 channels: medians over 22 "
-        "scans of SemanticKITTI where a row says so, else scan 0 of sequence 00. Eager, indices kept unless said. Both "
-        "sides have the named precision: TF32 by `SPCONV_ALLOW_TF32`; IEEE float32 of ours is three products of TF32, with "
-        "an error under 7e-7. The network has the widths and depths of Pointcept's SpUNet-v1m1, with indices made anew "
-        "(6 scans). Where indices are made anew, narrow layers are slower than spconv's: the search waits for the host. "
-        "spconv-triton 1.0.0 had not tuned its first layer after 25 s."
+        "`TapConv` beside spconv 2.3.8's `SubMConv3d`, 27 taps, voxels of 5 or 10 cm, 32 to 256 channels: medians over "
+        "22 scans of SemanticKITTI where a row says so, else scan 0 of sequence 00. Eager, indices kept unless said. Both "
+        "sides have the named precision: TF32 by `SPCONV_ALLOW_TF32`; IEEE float32 of ours is three products of TF32, "
+        "with an error under 7e-7. The network has the widths and depths of Pointcept's SpUNet-v1m1, with indices made "
+        "anew (6 scans). Narrow layers whose indices are made anew are slower than spconv's: the search waits for the "
+        "host. spconv-triton 1.0.0 had not tuned its first layer after 25 s."
     )
     return "Voxels", f"{words} {origin(r['taps'])}", COLUMNS, rows
 
@@ -307,7 +307,7 @@ def plain(r: dict[str, Any]) -> Made:
         figures = {who: row[key] for who, row in by_what[what].items()}
         rows.append([words, unit, *best(figures.pop("gridless"), figures, False)])
     words = (
-        "What a plain loop gets: eager code, public names, PyTorch's default precision, IEEE float32. PyG and `index_add` "
+        "A plain loop: eager code, public names, PyTorch's default precision, IEEE float32. PyG and `index_add` "
         "compute the same function. PointNet++ and DGCNN are torch-geometric's layers over our searches."
     )
     return "Plain eager code", f"{words} {origin(r['plain'])}", COLUMNS, rows
