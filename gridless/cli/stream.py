@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,7 +68,7 @@ def stream(
     view_port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any that is free.")] = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="No throughput and latency on standard error.")] = False,
 ) -> int:
-    """Predictions as JSON lines on standard output: time in microseconds, class, probability.
+    """Predictions as JSON lines on standard output: time in microseconds, class and probability, or x and y.
 
     Throughput, latency per packet and lag are shown on standard error; they count from the first packet on, when all is
     compiled and loaded. Nothing is dropped without being counted. A socket goes on whatever it is sent, and counts the
@@ -88,7 +89,9 @@ def stream(
     _check_source(source, repairs, crop, topic)
     model: Any = load(weights)
     engine = engine_of(model)
-    names = class_names(model, task_of(model).classes(model.config) or 0)
+    task = task_of(model)
+    names = class_names(model, task.classes(model.config) or 0)
+    answers = partial(task.live, names=names)
     live = realtime or _is_live(source)
     options = {"jump": int(min(jump, 1e12) * 1e6), "idle": idle} if _is_live(source) else {"topic": topic}
     fit = _fit(engine.sensor, crop, pool, repair or [])
@@ -108,19 +111,19 @@ def stream(
         for events in packets:
             if isinstance(events, NewStream):
                 if engine.events_seen:
-                    tell([Prediction(engine.time, engine.predict())], names, final=False)
+                    tell([Prediction(engine.time, engine.predict())], answers, final=False)
                 engine.reset()
                 meter.restart()
                 continue
             begin = time.perf_counter()
             predictions = list(engine.push(events))
-            tell(predictions, names, final=True)
+            tell(predictions, answers, final=True)
             meter.tick(events, begin, getattr(packets, "received", None))
             if viewer is not None:
                 viewer.add(events, predictions[-1].logits if predictions else None)
         if engine.events_seen:
             last = engine.predict()
-            tell([Prediction(engine.time, last)], names, final=False)
+            tell([Prediction(engine.time, last)], answers, final=False)
             if viewer is not None:
                 viewer.add(None, last)
         elif not quiet:
@@ -209,19 +212,16 @@ def _counts(*sources: Any) -> dict[str, int]:
     return {k: getattr(s, k) for s in sources for k in names if hasattr(s, k)}
 
 
-def _ignore(predictions: list[Prediction], names: list[str], final: bool) -> None:
+def _ignore(predictions: list[Prediction], answers: Callable[..., Any], final: bool) -> None:
     pass
 
 
-def _print(predictions: list[Prediction], names: list[str], final: bool) -> None:
+def _print(predictions: list[Prediction], answers: Callable[..., Any], final: bool) -> None:
     """A line for each, all in one go: one by one they would cost more than the network."""
     if not predictions:
         return
-    shares, best = torch.stack([p.logits for p in predictions]).softmax(1).max(1)
-    lines = [
-        json.dumps({"time": p.time, "class": names[k], "probability": round(share, 6), "final": final})
-        for p, k, share in zip(predictions, best.tolist(), shares.tolist(), strict=True)
-    ]
+    records = answers(torch.stack([p.logits for p in predictions]))
+    lines = (json.dumps({"time": p.time, **r, "final": final}) for p, r in zip(predictions, records, strict=True))
     print("\n".join(lines), flush=True)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gridless.live.operation import Operation
 from gridless.live.operations.add import both, whole
 from gridless.live.rows import Row
-from gridless.live.values import PixelIndex, Unknown
+from gridless.live.values import PixelIndex
 
 
 def multiply(r: Any, a: Any, b: Any) -> Any:
@@ -21,9 +21,9 @@ def multiply(r: Any, a: Any, b: Any) -> Any:
     return both(r, "multiply", a, b)
 
 
-def divide(r: Any, a: Any, b: Any) -> Row:
+def divide(r: Any, a: Any, b: Any) -> Any:
     if isinstance(b, Row):
-        raise Unknown(f"{r.name} (a division by a value)")
+        return NotImplemented
     # Torch divides by 0, Python does not.
     return both(r, "multiply", a, 1 / b if isinstance(b, Tensor) or b else math.copysign(math.inf, b))
 

@@ -1,0 +1,130 @@
+"""A network that follows one object event by event: a position after every event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gridless.nn.blocks import Dense
+from gridless.nn.events import Last, LeakySum, Memory, PolarityConv, polarity_features
+from gridless.plan import Plan
+from gridless.structures import Geometry
+
+# Pixels that are 1 inside the network.
+SCALE = 8.0
+# Added to sums that something is divided by: before the first event of a kind they are 0.
+LEAST = 1e-3
+
+
+class Moments(nn.Module):
+    """Where the events so far were, weighted: (S, C) to (S, C K) weights and (S, 2 C K) mean positions about a centre.
+
+    Each weight w_c >= 0 of an event is summed with leaky sums of K decays, together with w_c x and w_c y:
+
+        weight_ck = log(1 + sum w_c),  position_ck = (sum w_c x, sum w_c y) / sum w_c
+    """
+
+    def __init__(self, stream: Any, weights: int, decay_times: Sequence[float]) -> None:
+        super().__init__()
+        self.size = weights * len(decay_times)
+        self.sums = LeakySum(stream, decay_times)
+
+    def forward(self, weights: Tensor, x: Tensor, y: Tensor, geometry: Geometry, memory: Memory | None) -> Any:
+        """weights (S, C), x and y (S, 1) to the logarithms of the sums (S, C K), and means x and y (S, C K) each."""
+        sums = self.sums(torch.cat([weights, weights * x, weights * y], 1), geometry, memory)
+        total = sums[:, : self.size]
+        least = total + LEAST
+        return total.log1p(), sums[:, self.size : 2 * self.size] / least, sums[:, 2 * self.size :] / least
+
+
+class EventTracker(nn.Module):
+    """The position (x, y) of one object, in pixels, after every event.
+
+    1. A first guess, from the mean positions of OFF and of ON events at several decays.
+    2. Each event gets `weights` between 0 and 1, from where it lies relative to the guess at that time, its polarity,
+       and what happened at the pixels around it (an event convolution of `channels`).
+    3. The answer is the guess, moved by a perceptron of the mean positions with these weights, relative to the guess.
+
+    `model(geometry)` is the position (B, 2) after the last event of each recording, `answers(geometry)` that after each
+    event (S, 2). Memory is constant: sums, and the traces of the convolution, one set for each pixel.
+
+    Args:
+        sensor: (width, height) of the camera.
+        width: of the perceptron that weighs an event.
+        weights: how many weights an event gets.
+        channels: of the event convolution.
+        kernel: the side of its window of pixels.
+        hidden: of the perceptron that moves the guess.
+        decay_times: with which the sums begin, in microseconds; the decays are learned.
+        trace_time: the decay time of the convolution, in microseconds.
+    """
+
+    task = "track"
+    middle: Tensor
+    place: Tensor
+    average: Tensor
+
+    def __init__(
+        self,
+        sensor: tuple[int, int],
+        width: int = 32,
+        weights: int = 12,
+        channels: int = 8,
+        kernel: int = 3,
+        hidden: int = 48,
+        decay_times: Sequence[float] = (3_000.0, 12_000.0, 50_000.0, 200_000.0),
+        trace_time: float = 10_000.0,
+    ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        super().__init__()
+        lists = {"sensor": list(map(int, sensor)), "decay_times": list(map(float, decay_times))}
+        self.config: dict[str, Any] = {"model": "EventTracker", **arguments, **lists}
+        plan, decays = Plan(), len(decay_times)
+        self.plan, self.columns = plan, int(sensor[0])
+        self.camera = camera = plan.events(sensor)
+        self.conv = PolarityConv(plan.causal(camera, camera, kernel, 1), channels, 3, trace_time, rates="shared")
+        self.guess = Moments(camera, 2, decay_times)
+        self.move = nn.Sequential(Dense(6 * decays, 32), nn.ReLU(), Dense(32, 2))
+        self.weigh = nn.Sequential(Dense(4 + channels, width), nn.ReLU(), Dense(width, weights), nn.Sigmoid())
+        self.moments = Moments(camera, weights, decay_times)
+        self.correct = nn.Sequential(Dense(3 * weights * decays, hidden), nn.ReLU(), Dense(hidden, 32), nn.ReLU())
+        self.shift = Dense(32, 2)
+        self.last = Last(camera)
+        y, x = torch.meshgrid(*(torch.arange(float(side)) for side in reversed(sensor)), indexing="ij")
+        middle = (torch.tensor([float(side) for side in sensor]) - 1) / 2
+        self.register_buffer("middle", middle, persistent=False)
+        self.register_buffer("place", (torch.stack([x, y], 2).flatten(0, 1) - middle) / SCALE, persistent=False)
+        # The average of the means of one decay: a guess to begin with.
+        average = torch.zeros(2 * decays)
+        average[[decays // 2, decays + decays // 2]] = 0.5
+        self.register_buffer("average", average[:, None], persistent=False)
+        for parameter in (*self.move[2].parameters(), *self.shift.parameters()):
+            nn.init.zeros_(parameter)
+
+    def positions(self, geometry: Geometry, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
+        """The guess and the answer after each event, (S, 2) each, about the middle in units of `SCALE` pixels."""
+        events = geometry[self.camera]
+        polarity = polarity_features(events, self.place.dtype)
+        number = events.pixel[:, 1].long() * self.columns + events.pixel[:, 0].long()
+        place = functional.embedding(number, self.place)
+        x, y = place[:, :1], place[:, 1:]
+        total, mean_x, mean_y = self.guess(polarity, x, y, geometry, memory)
+        start_x, start_y = mean_x @ self.average, mean_y @ self.average
+        seen = torch.cat([total, mean_x - start_x, mean_y - start_y], 1)
+        guess = torch.cat([start_x, start_y], 1) + self.move(seen)
+        around = self.conv(geometry, memory).relu()
+        weights = self.weigh(torch.cat([place - guess, polarity, around], 1))
+        total, mean_x, mean_y = self.moments(weights, x, y, geometry, memory)
+        seen = torch.cat([total, mean_x - guess[:, :1], mean_y - guess[:, 1:]], 1)
+        return guess, guess + self.shift(self.correct(seen))
+
+    def answers(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        """The position (S, 2) after each event, in pixels."""
+        return self.positions(geometry, memory)[1] * SCALE + self.middle
+
+    def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        return self.last(self.answers(geometry, memory), geometry, memory, self.middle)
