@@ -41,13 +41,46 @@ class Moments(nn.Module):
         return total.log1p(), sums[:, self.size : 2 * self.size] / least, sums[:, 2 * self.size :] / least
 
 
+class Refinement(nn.Module):
+    """A better position from a guess: each event is weighed, and the guess moved by where the weights are.
+
+    Arguments are those of `EventTracker`.
+    """
+
+    def __init__(
+        self, stream: Any, width: int, weights: int, channels: int, hidden: int, decay_times: Sequence[float]
+    ) -> None:
+        super().__init__()
+        self.weigh = nn.Sequential(Dense(4 + channels, width), nn.ReLU(), Dense(width, weights), nn.Sigmoid())
+        self.moments = Moments(stream, weights, decay_times)
+        inputs = 3 * weights * len(decay_times)
+        self.move = nn.Sequential(Dense(inputs, hidden), nn.ReLU(), Dense(hidden, 32), nn.ReLU(), still(32))
+
+    def forward(
+        self, guess: Tensor, place: Tensor, polarity: Tensor, around: Tensor, geometry: Geometry, memory: Memory | None
+    ) -> Tensor:
+        """guess, place and polarity (S, 2) and around (S, channels) of each event to a position (S, 2)."""
+        weights = self.weigh(torch.cat([place - guess, polarity, around], 1))
+        total, mean_x, mean_y = self.moments(weights, place[:, :1], place[:, 1:], geometry, memory)
+        return guess + self.move(torch.cat([total, mean_x - guess[:, :1], mean_y - guess[:, 1:]], 1))
+
+
+def still(channels: int) -> nn.Module:
+    """The last layer of what moves a guess: at first not at all."""
+    layer = Dense(channels, 2)
+    nn.init.zeros_(layer.weight)  # type: ignore[arg-type]
+    return layer
+
+
 class EventTracker(nn.Module):
     """The position (x, y) of one object, in pixels, after every event.
 
     1. A first guess, from the mean positions of OFF and of ON events at several decays.
     2. Each event gets `weights` between 0 and 1, from where it lies relative to the guess at that time, its polarity,
        and what happened at the pixels around it (an event convolution of `channels`).
-    3. The answer is the guess, moved by a perceptron of the mean positions with these weights, relative to the guess.
+    3. The guess is moved by a perceptron of the mean positions with these weights, relative to the guess.
+
+    Steps 2 and 3 are repeated `rounds` times.
 
     `model(geometry)` is the position (B, 2) after the last event of each recording, `answers(geometry)` that after each
     event (S, 2). Memory is constant: sums, and the traces of the convolution, one set for each pixel.
@@ -59,6 +92,7 @@ class EventTracker(nn.Module):
         channels: of the event convolution.
         kernel: the side of its window of pixels.
         hidden: of the perceptron that moves the guess.
+        rounds: how often the guess is moved.
         decay_times: with which the sums begin, in microseconds; the decays are learned.
         trace_time: the decay time of the convolution, in microseconds.
     """
@@ -76,6 +110,7 @@ class EventTracker(nn.Module):
         channels: int = 8,
         kernel: int = 3,
         hidden: int = 48,
+        rounds: int = 1,
         decay_times: Sequence[float] = (3_000.0, 12_000.0, 50_000.0, 200_000.0),
         trace_time: float = 10_000.0,
     ) -> None:
@@ -88,11 +123,9 @@ class EventTracker(nn.Module):
         self.camera = camera = plan.events(sensor)
         self.conv = PolarityConv(plan.causal(camera, camera, kernel, 1), channels, 3, trace_time, rates="shared")
         self.guess = Moments(camera, 2, decay_times)
-        self.move = nn.Sequential(Dense(6 * decays, 32), nn.ReLU(), Dense(32, 2))
-        self.weigh = nn.Sequential(Dense(4 + channels, width), nn.ReLU(), Dense(width, weights), nn.Sigmoid())
-        self.moments = Moments(camera, weights, decay_times)
-        self.correct = nn.Sequential(Dense(3 * weights * decays, hidden), nn.ReLU(), Dense(hidden, 32), nn.ReLU())
-        self.shift = Dense(32, 2)
+        self.move = nn.Sequential(Dense(6 * decays, 32), nn.ReLU(), still(32))
+        sizes = (width, weights, channels, hidden, decay_times)
+        self.rounds = nn.ModuleList(Refinement(camera, *sizes) for _ in range(rounds))
         self.last = Last(camera)
         y, x = torch.meshgrid(*(torch.arange(float(side)) for side in reversed(sensor)), indexing="ij")
         middle = (torch.tensor([float(side) for side in sensor]) - 1) / 2
@@ -102,11 +135,9 @@ class EventTracker(nn.Module):
         average = torch.zeros(2 * decays)
         average[[decays // 2, decays + decays // 2]] = 0.5
         self.register_buffer("average", average[:, None], persistent=False)
-        for parameter in (*self.move[2].parameters(), *self.shift.parameters()):
-            nn.init.zeros_(parameter)
 
-    def positions(self, geometry: Geometry, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
-        """The guess and the answer after each event, (S, 2) each, about the middle in units of `SCALE` pixels."""
+    def answers(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
+        """The position (S, 2) after each event, in pixels."""
         events = geometry[self.camera]
         polarity = polarity_features(events, self.place.dtype)
         number = events.pixel[:, 1].long() * self.columns + events.pixel[:, 0].long()
@@ -117,14 +148,9 @@ class EventTracker(nn.Module):
         seen = torch.cat([total, mean_x - start_x, mean_y - start_y], 1)
         guess = torch.cat([start_x, start_y], 1) + self.move(seen)
         around = self.conv(geometry, memory).relu()
-        weights = self.weigh(torch.cat([place - guess, polarity, around], 1))
-        total, mean_x, mean_y = self.moments(weights, x, y, geometry, memory)
-        seen = torch.cat([total, mean_x - guess[:, :1], mean_y - guess[:, 1:]], 1)
-        return guess, guess + self.shift(self.correct(seen))
-
-    def answers(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
-        """The position (S, 2) after each event, in pixels."""
-        return self.positions(geometry, memory)[1] * SCALE + self.middle
+        for refine in self.rounds:
+            guess = refine(guess, place, polarity, around, geometry, memory)
+        return guess * SCALE + self.middle
 
     def forward(self, geometry: Geometry, memory: Memory | None = None) -> Tensor:
         return self.last(self.answers(geometry, memory), geometry, memory, self.middle)

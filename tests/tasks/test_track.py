@@ -45,9 +45,9 @@ def blobs(**settings):
 def tracker(seed: int = 0) -> EventTracker:
     """A network whose answers depend on all of its parts."""
     torch.manual_seed(seed)
-    model = EventTracker(SENSOR, width=16, weights=6, channels=4, hidden=24)
-    for parameter in (*model.move[2].parameters(), *model.shift.parameters()):
-        torch.nn.init.normal_(parameter, std=0.1)
+    model = EventTracker(SENSOR, width=16, weights=6, channels=4, hidden=24, rounds=2)
+    for layer in (model.move[-1], *(refine.move[-1] for refine in model.rounds)):
+        torch.nn.init.normal_(layer.weight, std=0.1)
     return model.eval()
 
 

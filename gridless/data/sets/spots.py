@@ -113,7 +113,7 @@ class Spots(Tracks):
             rows = slice(ends[i], ends[i + 1])
             xy = parts["truth"][rows].astype(np.float64) / 256 + self.centre
             time = parts["truth_time"][rows].astype(np.float64)
-            self.recordings.append(archive.events([i]))
+            self.recordings.append(archive.events([int(i)]))
             self.positions.append(torch.from_numpy(np.column_stack([time, xy])))
             self.filtered.append(torch.from_numpy(parts["baseline"][rows].astype(np.float64) / 256 + self.centre))
             self.names.append("{}-{}".format(*parts["recording"][i]))
