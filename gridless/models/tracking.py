@@ -18,27 +18,30 @@ from gridless.structures import Geometry
 SCALE = 8.0
 # Added to sums that something is divided by: before the first event of a kind they are 0.
 LEAST = 1e-3
+# Events per millisecond that count one half of what any number of them counts.
+HALF = 4.0
 
 
 class Moments(nn.Module):
-    """Where the events so far were, weighted: (S, C) to (S, C K) weights and (S, 2 C K) mean positions about a centre.
+    """How many events there were of late, and where: K leaky sums of each weight w_c >= 0 of the events.
 
-    Each weight w_c >= 0 of an event is summed with leaky sums of K decays, together with w_c x and w_c y:
+        activity_ck = sum w_c / (sum w_c + HALF / rate_k),  position_ck = (sum w_c x, sum w_c y) / sum w_c
 
-        weight_ck = log(1 + sum w_c),  position_ck = (sum w_c x, sum w_c y) / sum w_c
+    Quotients, as exported C computes them many times as fast as logarithms.
     """
 
     def __init__(self, stream: Any, weights: int, decay_times: Sequence[float]) -> None:
         super().__init__()
-        self.size = weights * len(decay_times)
+        self.weights, self.size = weights, weights * len(decay_times)
         self.sums = LeakySum(stream, decay_times)
 
     def forward(self, weights: Tensor, x: Tensor, y: Tensor, geometry: Geometry, memory: Memory | None) -> Any:
-        """weights (S, C), x and y (S, 1) to the logarithms of the sums (S, C K), and means x and y (S, C K) each."""
+        """weights (S, C), x and y (S, 1) to the activity and the mean x and y, (S, C K) each."""
         sums = self.sums(torch.cat([weights, weights * x, weights * y], 1), geometry, memory)
         total = sums[:, : self.size]
         least = total + LEAST
-        return total.log1p(), sums[:, self.size : 2 * self.size] / least, sums[:, 2 * self.size :] / least
+        half = (HALF * (-self.sums.log_rate).exp()).repeat(self.weights)
+        return total / (total + half), sums[:, self.size : 2 * self.size] / least, sums[:, 2 * self.size :] / least
 
 
 class Refinement(nn.Module):
@@ -51,7 +54,7 @@ class Refinement(nn.Module):
         self, stream: Any, width: int, weights: int, channels: int, hidden: int, decay_times: Sequence[float]
     ) -> None:
         super().__init__()
-        self.weigh = nn.Sequential(Dense(4 + channels, width), nn.ReLU(), Dense(width, weights), nn.Sigmoid())
+        self.weigh = nn.Sequential(Dense(4 + channels, width), nn.ReLU(), Dense(width, weights))
         self.moments = Moments(stream, weights, decay_times)
         inputs = 3 * weights * len(decay_times)
         self.move = nn.Sequential(Dense(inputs, hidden), nn.ReLU(), Dense(hidden, 32), nn.ReLU(), still(32))
@@ -61,6 +64,8 @@ class Refinement(nn.Module):
     ) -> Tensor:
         """guess, place and polarity (S, 2) and around (S, channels) of each event to a position (S, 2)."""
         weights = self.weigh(torch.cat([place - guess, polarity, around], 1))
+        # From 0 to 1, as a sigmoid, without an exponential.
+        weights = 0.5 * weights / (weights.abs() + 1) + 0.5
         total, mean_x, mean_y = self.moments(weights, place[:, :1], place[:, 1:], geometry, memory)
         return guess + self.move(torch.cat([total, mean_x - guess[:, :1], mean_y - guess[:, 1:]], 1))
 

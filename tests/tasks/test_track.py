@@ -75,6 +75,8 @@ def test_the_figure_is_the_root_mean_square_distance_at_the_known_times(run):
         engine, errors = gl.stream(model), []
         at = torch.searchsorted(events.time, positions[:, 0].long(), right=True)
         for a, b, (_, x, y) in zip([0, *at.tolist()], at.tolist(), positions.tolist(), strict=False):
+            if b == 0:
+                continue
             engine(events[a:b])
             answer = engine.predict()
             errors.append((answer[0] - x) ** 2 + (answer[1] - y) ** 2)
@@ -273,7 +275,7 @@ def test_spots_are_split_by_recording_never_inside_one(tmp_path):
     events, positions = whole[0]
     assert positions.tolist() == [[60, 26, 26]]
     assert whole.filtered[0].tolist() == [[24.5, 24.5]]
-    assert events.time.tolist() == [0, 100]
+    assert events.time.tolist() == [100, 200]
     seen = []
     for fold in range(5):
         fit, valid = (gl.data.Spots(root, split, fold) for split in ("fit", "validation"))
