@@ -79,12 +79,14 @@ class LeakySums(Operation):
             f"    double left[{count}];",
             f"    for (k = 0; k < {count}; k++) left[k] = decay(constants.value[{rate} + k] * age);",
             f"    {time} = e[i].time;",
-            f"    for (j = 0; j < {channels}; j++)",
+            f"    for (j = 0; j < {channels}; j++) {{",
+            f"        double *restrict sum = {total} + j * {count}, value = {x}[i * {channels} + j];",
+            f"        float *restrict to = {out} + i * {row.channels} + j * {count};",
             f"        for (k = 0; k < {count}; k++) {{",
-            f"            at = j * {count} + k;",
-            f"            {total}[at] = {total}[at] * left[k] + (double){x}[i * {channels} + j];",
-            f"            {out}[i * {row.channels} + at] = (float){total}[at];",
+            "            sum[k] = sum[k] * left[k] + value;",
+            "            to[k] = (float)sum[k];",
             "        }",
+            "    }",
             "}",
         ]
 
