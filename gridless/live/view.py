@@ -48,7 +48,7 @@ class View:
 
     Subclasses write `show(picture)`. A picture is a dict: `time` and `seconds` of the sensor, `events` so far, `rate`
     per second, `lag` in milliseconds or None, `probabilities` or None, `on` and `off` (H, W) uint8: events since the
-    last picture.
+    last picture. Without `names` of classes the network tracks: `point` is then (x, y) on the picture, or None.
     """
 
     def __init__(self, sensor: tuple[int, int], names: list[str], meter: Any) -> None:
@@ -102,7 +102,10 @@ class View:
             self._last = int(events.time[-1])
         self._events += fresh
         off, on = counts.clip(max=255).astype(np.uint8).reshape(2, height, width)
-        probabilities = None if self._logits is None else self._logits.softmax(0).tolist()
+        answer = self._logits
+        probabilities = answer.softmax(0).tolist() if answer is not None and self.names else None
+        # The middle of the first of `pool` pixels is not that of the pixel that they become.
+        point = ((answer + 0.5) / self.pool - 0.5).tolist() if answer is not None and not self.names else None
         return {
             "time": self._last,
             "seconds": self.meter.sensor,
@@ -110,6 +113,7 @@ class View:
             "rate": fresh / max(seconds, 1e-9),
             "lag": None if self.meter.offset is None else 1e3 * self.meter.lag,
             "probabilities": probabilities,
+            "point": point,
             "on": on,
             "off": off,
         }
@@ -234,6 +238,8 @@ class Terminal(View):
         if picture["probabilities"]:
             best = int(np.argmax(picture["probabilities"]))
             answer = f"{self.names[best]} {100 * picture['probabilities'][best]:.1f} %"
+        if picture["point"]:
+            answer = "x {:.1f}, y {:.1f}".format(*picture["point"])
         lag = "" if picture["lag"] is None else f", lag {picture['lag']:.1f} ms"
         lines.append(f"{answer}\x1b[K")
         lines.append(f"{picture['seconds']:.2f} s, {picture['events']:,} events, {picture['rate']:,.0f}/s{lag}\x1b[K")
